@@ -39,7 +39,7 @@ from specdecode.drafters.eagle import DraftHead, FeatureReuse
 from specdecode.drafters.semi_autoregressive import SemiAutoregressiveHead
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.finite import NotFiniteError
-from specdecode.generate import GenerateResult, generate
+from specdecode.generate import GenerateResult, custom_generate, generate
 from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import DecodeResult, DecodeRun, decode
 from specdecode.roles import (
@@ -120,6 +120,7 @@ __all__ = [
     "Verifier",
     "WindowedVerifier",
     "apply_guidance",
+    "custom_generate",
     "decode",
     "decode_queue",
     "generate",

@@ -1,34 +1,42 @@
 """One call for a plain language model: text goes on as in transformers' `generate`, in fewer passes.
 
-Belongs here: which players a word stands for, checks of a user's arguments, and padding the result. Does not belong
-here: any of the players.
+Belongs here: the two calls, which players a word stands for, and checks of a user's arguments. Does not belong here:
+any of the players, and what transformers' arguments mean (`conventions.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from specdecode.checks import check_counts, is_integer
+from specdecode.conventions import Wishes, check, read, through_transformers
+from specdecode.criteria import CriteriaRun
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.draft_model import MOST_WAITING, DraftModelDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.kernels.build import KERNELS
 from specdecode.kernels.linears import served_linears
-from specdecode.loop import decode
-from specdecode.roles import Drafter
+from specdecode.loop import DecodeResult, DecodeRun
+from specdecode.roles import DecodeState, Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import DecodeTrace
+from specdecode.verifiers.processed import ProcessedVerifier, Scores, Texts
+
+if TYPE_CHECKING:
+    from specdecode.targets.transformers import TransformersTarget
 
 Method = Literal["ar", "jacobi", "prompt-lookup"]
 
 _DRAFT_LENGTHS = {"jacobi": 8, "prompt-lookup": 8, "draft-model": 4}
+_MAX_NEW_TOKENS = 128
+"""Where neither the call nor the model says how many."""
 
 
 @dataclass
@@ -40,11 +48,35 @@ class GenerateResult:
             ones are filled up with the pad token.
         lengths: [B] int64, new tokens of each row, its end of sequence included.
         trace: passes, accepted tokens and seconds.
+        scores: where `output_scores` is asked for, for each of the N tokens its processed logits [B, V] float32, as
+            transformers has them; a row that has ended says the pad token for certain. Else None.
+        logits: where `output_logits` is asked for, the same before processors. Else None.
     """
 
     sequences: Tensor
     lengths: Tensor
     trace: DecodeTrace
+    scores: tuple[Tensor, ...] | None = None
+    logits: tuple[Tensor, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _Players:
+    """Who drafts, and how passes are computed: the arguments of both calls that transformers does not know."""
+
+    method: str
+    draft_model: Any
+    draft_length: int | None
+    generator: torch.Generator | Sequence[torch.Generator] | None
+    kernels: str
+
+    def __post_init__(self) -> None:
+        if self.kernels not in KERNELS:
+            raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}")
+        if self.draft_length is not None:
+            check_counts(draft_length=self.draft_length)
+            if self.method == "ar":
+                raise ValueError(f"draft_length goes with a method that drafts, got {self.draft_length} with 'ar'")
 
 
 def generate(
@@ -54,21 +86,23 @@ def generate(
     attention_mask: Tensor | None = None,
     method: Method | None = None,
     draft_model: Any = None,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    max_new_tokens: int | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
     generator: torch.Generator | Sequence[torch.Generator] | None = None,
-    eos_token_id: int | Sequence[int] | None = None,
+    eos_token_id: int | Sequence[int] | Tensor | None = None,
     pad_token_id: int | None = None,
     draft_length: int | None = None,
     kernels: Literal["auto", "plain"] = "auto",
+    streamer: Any = None,
+    tokenizer: Any = None,
+    **settings: Any,
 ) -> GenerateResult:
     """Continue a batch of prompts. Every method is exact: greedy tokens equal those of plain decoding, and sampled
-    tokens
-    have the same distribution.
+    tokens have the same distribution.
 
-    Of the model's `generation_config` only the tokens that end and pad a row are read, no penalties or processors.
+    What a call leaves open is as the model's `generation_config` says, penalties and sampling included.
 
     Args:
         model: a causal language model of transformers, in evaluation mode; see `TransformersTarget` for which.
@@ -78,8 +112,9 @@ def generate(
             until the model agrees with them; "ar" decodes plainly. None: the draft model if there is one, else
             "prompt-lookup".
         draft_model: a smaller model with the same tokenizer. Its vocabulary may be a few tokens larger or smaller.
-        max_new_tokens: of a row, at most.
-        temperature, top_k, top_p: see `SamplingConfig`; temperature 0 is greedy.
+        max_new_tokens: of a row, at most; None: as the model's `generation_config` or `max_length`, else 128.
+        temperature: 0 is greedy; None: as `do_sample` and `generation_config` say, which usually is greedy.
+        top_k, top_p: filters at a `temperature`, see `SamplingConfig`; None: the model's own, else none.
         generator: one for all rows, or one per row, which makes a row's tokens independent of its batch; None: torch's
             default generator.
         eos_token_id: a row ends after this token, or any of these; None: the model's own; an empty list: none does.
@@ -88,76 +123,241 @@ def generate(
         kernels: "auto": on a CPU, linear layers of few rows, and whole passes of models with Llama's layers, run in
             this package's kernels, where calling the modules would compute the same. The model is as before
             afterwards. "plain": the model's own modules alone.
+        streamer: transformers' `BaseStreamer`; is given the prompts, then every token in order, once all rows have it.
+        tokenizer: of the model; `stop_strings` need it.
+        settings: other arguments of transformers' `generate`: `generation_config`, `logits_processor`,
+            `stopping_criteria`, `prefix_allowed_tokens_fn`, and any setting of a `GenerationConfig`, such as
+            `repetition_penalty`, `no_repeat_ngram_size`, `stop_strings` or `output_scores`.
 
     Raises:
         ValueError: an argument that cannot be served, by name.
     """
     # Imported here: `specdecode` must not wait for transformers.
-    from specdecode.targets.llama_pass import llama_pass
-    from specdecode.targets.transformers import TransformersTarget
+    from specdecode.targets.transformers import check_model, left_padded
 
-    name = _method(method, draft_model)
-    if kernels not in KERNELS:
-        raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, got {kernels!r}")
+    players = _Players(_method(method, draft_model), draft_model, draft_length, generator, kernels)
+    check_model(model)
     _check_ids(input_ids)
-    check_counts(max_new_tokens=max_new_tokens)
-    if draft_length is not None:
-        check_counts(draft_length=draft_length)
-        if name == "ar":
-            raise ValueError(f"draft_length goes with a method that drafts, got {draft_length} with method 'ar'")
-    length = _DRAFT_LENGTHS.get(name, 0) if draft_length is None else draft_length
-    streams = _streams(generator, input_ids)
-    sampling = SamplingConfig(temperature, top_k, top_p)
-    target = TransformersTarget(
-        model, input_ids, attention_mask, max_new_tokens=max_new_tokens, max_draft_nodes=length + 1
-    )
-    size = target.vocab_size
+    left_padded(attention_mask, *input_ids.shape)
+    size, own = int(model.config.get_text_config().vocab_size), model.generation_config
     if int(input_ids.min()) < 0 or int(input_ids.max()) >= size:
         raise ValueError(f"input_ids must lie in [0, {size}), the model's vocabulary")
-    own = getattr(model, "generation_config", None)
-    ends = _tokens("eos_token_id", getattr(own, "eos_token_id", None) if eos_token_id is None else eos_token_id, size)
-    pads = _tokens("pad_token_id", getattr(own, "pad_token_id", None) if pad_token_id is None else pad_token_id, size)
-    sizer = FixedDraftSize(DraftSize(length + 1, length))
-    drafter: Drafter | None = None
-    smaller: TransformersTarget | None = None
-    if name == "jacobi":
-        drafter = JacobiDrafter(target.vocab_size, sizer)
-    elif name == "prompt-lookup":
-        drafter = PromptLookupDrafter(input_ids, sizer, attention_mask)
-    elif name == "draft-model":
-        try:
-            smaller = TransformersTarget(
-                draft_model,
-                input_ids,
-                attention_mask,
-                max_new_tokens=max_new_tokens,
-                max_draft_nodes=MOST_WAITING + 2,
-                vocab_size=size,
-            )
-        except ValueError as error:
-            raise ValueError(f"draft_model: {error}") from error
-        drafter = DraftModelDrafter(smaller, sizer)
+    _check_streamer(streamer)
+    asked = settings.get("generation_config")
+    if max_new_tokens is not None:
+        check_counts(max_new_tokens=max_new_tokens)
+        settings["max_new_tokens"] = max_new_tokens
+    elif all(_said(name, settings, asked, own) is None for name in ("max_new_tokens", "max_length")):
+        settings["max_new_tokens"] = _MAX_NEW_TOKENS
+    settings |= _sampling(temperature, top_k, top_p, asked, own)
+    given = _said("eos_token_id", {}, asked, own) if eos_token_id is None else eos_token_id
+    ends = _tokens("eos_token_id", given, size, none=-1)
+    given = _said("pad_token_id", {}, asked, own) if pad_token_id is None else pad_token_id
+    settings |= {
+        "eos_token_id": ends or None,
+        "pad_token_id": [*_tokens("pad_token_id", given, size, none=-1), *ends, 0][0],
+        "attention_mask": torch.ones_like(input_ids) if attention_mask is None else attention_mask,
+        "return_dict_in_generate": True,  # which here says that scores may be kept
+    }
 
+    def decode(
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> GenerateResult:
+        mask = check(generation_config, model_kwargs)
+        wishes = read(input_ids, logits_processor, stopping_criteria, generation_config)
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
+        return _continue(model, input_ids, mask, wishes, players, streamer)
+
+    result: GenerateResult = through_transformers(model, input_ids, decode, settings, tokenizer)
+    return result
+
+
+def custom_generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    *,
+    method: Method | None = None,
+    draft_model: Any = None,
+    draft_length: int | None = None,
+    generator: torch.Generator | Sequence[torch.Generator] | None = None,
+    kernels: Literal["auto", "plain"] = "auto",
+    stream_to: Any = None,
+    **model_kwargs: Any,
+) -> Any:
+    """The decoding method for transformers: `model.generate(..., custom_generate=specdecode.custom_generate)`.
+
+    transformers calls it with everything prepared. `method`, `draft_model`, `draft_length`, `generator`, `kernels` and
+    `stream_to` may be given to `model.generate`, which hands them on; they mean what they mean in `generate`.
+
+    Args:
+        model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, model_kwargs: of
+            transformers.
+        streamer: of transformers, which has put the prompts. It gives none to a callable (checked in 5.24).
+        stream_to: a streamer that is given the prompts, too.
+
+    Returns:
+        [B, T + N] int64; with `return_dict_in_generate` transformers' `GenerateDecoderOnlyOutput`, without a cache.
+
+    Raises:
+        ValueError: what cannot be decoded here, by name.
+    """
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+    from specdecode.targets.transformers import check_model
+
+    lookup = getattr(generation_config, "prompt_lookup_num_tokens", None)
+    if lookup is not None and method is None and draft_model is None:
+        method, draft_length = "prompt-lookup", lookup if draft_length is None else draft_length
+    players = _Players(_method(method, draft_model), draft_model, draft_length, generator, kernels)
+    check_model(model)
+    _check_streamer(stream_to)
+    mask = check(generation_config, model_kwargs, synced_gpus)
+    _check_ids(input_ids)
+    wishes = read(input_ids, logits_processor, stopping_criteria, generation_config)
+    if stream_to is not None:
+        stream_to.put(input_ids.cpu())
+    result = _continue(model, input_ids, mask, wishes, players, streamer if stream_to is None else stream_to)
+    if not generation_config.return_dict_in_generate:
+        return result.sequences
+    return GenerateDecoderOnlyOutput(sequences=result.sequences, scores=result.scores, logits=result.logits)
+
+
+def _continue(
+    model: Any, input_ids: Tensor, mask: Tensor | None, wishes: Wishes, players: _Players, streamer: Any
+) -> GenerateResult:
+    """Decode as it is wished for, by these players."""
+    from specdecode.targets.llama_pass import llama_pass
+    from specdecode.targets.processed import ProcessedTarget
+    from specdecode.targets.transformers import TransformersTarget
+
+    max_new_tokens, name = wishes.max_new_tokens, players.method
+    length = _DRAFT_LENGTHS.get(name, 0) if players.draft_length is None else players.draft_length
+    texts, scores = Texts(input_ids, wishes.pad_token), None
+    streams = _streams(players.generator, input_ids)
+    sizes: dict[str, int] = {"max_new_tokens": max_new_tokens, "max_draft_nodes": length + 1}
+    settings: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "sampling": wishes.sampling,
+        "streams": streams,
+        "stop_token": wishes.stop_tokens,
+    }
+    if wishes.processors is None and not (wishes.keep_scores or wishes.keep_logits):
+        target = TransformersTarget(model, input_ids, mask, **sizes)
+    else:
+        scores = Scores(wishes.pad_token, wishes.sampling) if wishes.keep_scores or wishes.keep_logits else None
+        verifier = ProcessedVerifier(wishes.processors or _as_they_are, texts, scores)
+        target = ProcessedTarget(model, input_ids, mask, verifier=verifier, **sizes)
+        settings["verifier"] = verifier
+    smaller = _draft_target(players.draft_model, input_ids, mask, max_new_tokens, target.vocab_size)
+    settings["drafter"] = _drafter(name, target, smaller, input_ids, mask, length)
+    on_step = None if streamer is None else _Stream(streamer, wishes.pad_token).step
     try:
         with ExitStack() as serving:
-            for each in [target, smaller] if kernels == "auto" else ():
+            for each in [target, smaller] if players.kernels == "auto" else ():
                 if each is not None:
                     serving.enter_context(served_linears(each.model))
                     each.fast = llama_pass(each.model, input_ids.shape[1] + max_new_tokens + each.max_draft_nodes)
-            result = decode(
-                target,
-                max_new_tokens=max_new_tokens,
-                sampling=sampling,
-                streams=streams,
-                drafter=drafter,
-                stop_token=ends,
-            )
+            run: DecodeRun
+            if wishes.criteria is None:
+                run = DecodeRun(target, **settings)
+            else:
+                kept = scores if wishes.keep_scores else None
+                run = CriteriaRun(target, criteria=wishes.criteria, texts=texts, scores=kept, **settings)
+            result = run.finish(on_step)
     except MemoryError as error:
         raise ValueError(f"max_new_tokens must leave room in memory, got {max_new_tokens}: {error}") from error
-    pad = [*pads, *ends, 0][0]
+    if streamer is not None:
+        streamer.end()
+    return _padded(result, input_ids, wishes, scores)
+
+
+def _padded(result: DecodeResult, input_ids: Tensor, wishes: Wishes, scores: Scores | None) -> GenerateResult:
+    """The prompts and what was decoded, filled up with the pad token."""
     new = result.tokens[:, : int(result.lengths.max())]
     is_over = torch.arange(new.shape[1], device=new.device) >= result.lengths[:, None]
-    return GenerateResult(torch.cat([input_ids, new.masked_fill(is_over, pad)], 1), result.lengths, result.trace)
+    sequences = torch.cat([input_ids, new.masked_fill(is_over, wishes.pad_token)], 1)
+    padded = GenerateResult(sequences, result.lengths, result.trace)
+    if scores is not None:
+        scores.cut(result.lengths.tolist())
+        padded = replace(
+            padded,
+            scores=tuple(scores.scores) if wishes.keep_scores else None,
+            logits=tuple(scores.logits) if wishes.keep_logits else None,
+        )
+    return padded
+
+
+def _drafter(
+    name: str,
+    target: TransformersTarget,
+    smaller: TransformersTarget | None,
+    input_ids: Tensor,
+    mask: Tensor | None,
+    length: int,
+) -> Drafter | None:
+    """The drafter that a method stands for."""
+    sizer = FixedDraftSize(DraftSize(length + 1, length))
+    if smaller is not None:
+        return DraftModelDrafter(smaller, sizer)
+    if name == "jacobi":
+        return JacobiDrafter(target.vocab_size, sizer)
+    return PromptLookupDrafter(input_ids, sizer, mask) if name == "prompt-lookup" else None
+
+
+def _draft_target(
+    draft_model: Any, input_ids: Tensor, mask: Tensor | None, max_new_tokens: int, vocab_size: int
+) -> TransformersTarget | None:
+    """The draft model over the same prompts; None where there is none. Raises ValueError, naming it."""
+    from specdecode.targets.transformers import TransformersTarget
+
+    if draft_model is None:
+        return None
+    try:
+        return TransformersTarget(
+            draft_model,
+            input_ids,
+            mask,
+            max_new_tokens=max_new_tokens,
+            max_draft_nodes=MOST_WAITING + 2,
+            vocab_size=vocab_size,
+        )
+    except ValueError as error:
+        raise ValueError(f"draft_model: {error}") from error
+
+
+class _Stream:
+    """Gives a streamer the tokens that all rows have, one place after the other, as plain decoding does."""
+
+    def __init__(self, streamer: Any, pad_token: int) -> None:
+        self._streamer, self._pad_token = streamer, pad_token
+        self._given = 0
+
+    def step(self, step: int, state: DecodeState) -> None:
+        """See `DecodeRun.finish`."""
+        lengths = state.lengths.tolist()
+        known = [length if goes_on else None for length, goes_on in zip(lengths, state.active.tolist(), strict=True)]
+        until = min((length for length in known if length is not None), default=max(lengths))
+        tokens = state.tokens.cpu()
+        for place in range(self._given, until):
+            is_over = torch.tensor([place >= length for length in lengths])
+            self._streamer.put(tokens[:, place].masked_fill(is_over, self._pad_token))
+        self._given = max(self._given, until)
+
+
+def _as_they_are(texts: Tensor, logits: Tensor) -> Tensor:
+    """No processor."""
+    return logits
 
 
 def _method(method: str | None, draft_model: Any) -> str:
@@ -180,6 +380,36 @@ def _check_ids(input_ids: object) -> None:
         )
 
 
+def _check_streamer(streamer: Any) -> None:
+    """Raises ValueError for what cannot be given tokens."""
+    if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+        raise ValueError(f"streamer must have put and end, as transformers' BaseStreamer, got {streamer!r:.80}")
+
+
+def _said(name: str, settings: dict[str, Any], *configs: Any) -> Any:
+    """A setting, of the call or of the first configuration that has it."""
+    said = [settings.get(name), *(getattr(config, name, None) for config in configs)]
+    return next((value for value in said if value is not None), None)
+
+
+def _sampling(
+    temperature: float | None, top_k: int | None, top_p: float | None, *configs: Any
+) -> dict[str, float | int | bool | None]:
+    """Temperature and filters in the words of `generate`. Raises ValueError for a number out of range."""
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    given = {name: value for name, value in given.items() if value is not None}
+    SamplingConfig(**given)  # type: ignore[arg-type]
+    if temperature == 0:
+        return {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+    if temperature is None:
+        return given
+    usual = {"top_k": 0, "top_p": 1.0}
+    filters = {name: _said(name, given, *configs) for name in usual}
+    return {"do_sample": True, "temperature": temperature} | {
+        name: usual[name] if value is None else value for name, value in filters.items()
+    }
+
+
 def _streams(generator: torch.Generator | Sequence[torch.Generator] | None, input_ids: Tensor) -> RandomStreams:
     """One random stream per row. Raises ValueError for another number of generators, or none at all."""
     batch_size = len(input_ids)
@@ -193,11 +423,14 @@ def _streams(generator: torch.Generator | Sequence[torch.Generator] | None, inpu
     return RandomStreams.from_generators(generators, input_ids.device)
 
 
-def _tokens(name: str, tokens: int | Sequence[int] | Tensor | None, vocab_size: int) -> list[int]:
-    """Tokens as a list. Raises ValueError, with the argument's name, for one outside the vocabulary."""
+def _tokens(name: str, tokens: Any, vocab_size: int, none: int) -> list[int]:
+    """Tokens as a list, without `none`, which transformers takes for no token.
+
+    Raises ValueError, with the argument's name, for one outside the vocabulary.
+    """
     given = tokens.tolist() if isinstance(tokens, Tensor) else tokens
     listed = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
     for token in listed:
-        if not is_integer(token) or not 0 <= token < vocab_size:
+        if not is_integer(token) or not (0 <= token < vocab_size or token == none):
             raise ValueError(f"{name} must lie in [0, {vocab_size}), the model's vocabulary, got {token!r}")
-    return listed
+    return [token for token in listed if token != none]

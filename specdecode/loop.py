@@ -81,6 +81,7 @@ class DecodeRun:
         state: Where every row stands.
         steps: Passes since the prefill.
         stops: [s] int64, tokens that end a row; None for none.
+        may_stop: Whether rows may end before `max_new_tokens`.
         watch: Notes logits that are not finite.
 
     Raises:
@@ -107,6 +108,7 @@ class DecodeRun:
         if streams.batch_size != batch_size:
             raise ValueError(f"streams must hold one stream per row: {streams.batch_size} streams, {batch_size} rows")
         self.stops = stop_tokens(stop_token, target.vocab_size, device)
+        self.may_stop = self.stops is not None
         self.trace = DecodeTrace(batch_size, device) if trace is None else trace
         if self.trace.batch_size != batch_size:
             raise ValueError(
@@ -147,8 +149,7 @@ class DecodeRun:
         with self.trace.phase("decode"):
             # The slowest row gains at most the number that `step` returns, so for some time no row needs a look.
             # Only a stop token can end rows earlier.
-            may_stop = self.stops is not None
-            slowest_needs = _slowest_needs(self.state) if may_stop else self.state.max_new_tokens - 1
+            slowest_needs = _slowest_needs(self.state) if self.may_stop else self.state.max_new_tokens - 1
             while slowest_needs > 0:
                 gained = self.step()
                 if not gained:
@@ -156,7 +157,7 @@ class DecodeRun:
                 slowest_needs -= gained
                 if on_step is not None:
                     on_step(self.steps, self.state)
-                if slowest_needs <= 0 or may_stop:
+                if slowest_needs <= 0 or self.may_stop:
                     slowest_needs = _slowest_needs(self.state)
         self.watch.check()
         return DecodeResult(self.state.tokens, self.state.lengths, self.trace)
@@ -257,7 +258,7 @@ class DecodeRun:
         else:
             going_on, stays = state.active, accepted * state.active
             kept = stays if next_tokens is None else stays + going_on
-            tokens = _new_tokens(tree, path, stays, next_tokens)
+            tokens = new_tokens(tree, path, stays, next_tokens)
             emitted, active = self._write(tokens, kept)
             lengths = state.lengths + emitted
             active, newest, state.least_room = active & (lengths < state.max_new_tokens), None, None
@@ -343,7 +344,7 @@ def _path(tree: TokenTree, path: Tensor) -> Tensor | None:
     return None if tree.is_chain else path
 
 
-def _new_tokens(tree: TokenTree, path: Tensor | None, accepted: Tensor, next_tokens: Tensor | None) -> Tensor:
+def new_tokens(tree: TokenTree, path: Tensor | None, accepted: Tensor, next_tokens: Tensor | None) -> Tensor:
     """[B, k]: the accepted tokens of a path, then the next one, if there is one; what follows means nothing."""
     drafted = tree.tokens[:, 1:] if path is None else tree.tokens.gather(1, path[:, 1:])
     if next_tokens is None:

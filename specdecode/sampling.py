@@ -103,6 +103,13 @@ def logits_to_probabilities(logits: Tensor, config: SamplingConfig) -> Tensor:
     logits = logits if logits.dtype == torch.float32 else logits.float()  # which would be a call, too
     if config.is_greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    return filtered(logits, config).softmax(-1)
+
+
+def filtered(logits: Tensor, config: SamplingConfig) -> Tensor:
+    """Logits [..., V] float32 behind temperature and filters, minus infinity at filtered tokens; greedy: unchanged."""
+    if config.is_greedy:
+        return logits
     if config.temperature != 1:
         logits = logits / config.temperature
     if 0 < config.top_k < logits.shape[-1]:
@@ -115,7 +122,7 @@ def logits_to_probabilities(logits: Tensor, config: SamplingConfig) -> Tensor:
         dropped = torch.zeros_like(order, dtype=torch.bool)
         dropped[..., 1:] = cumulative[..., :-1] > config.top_p  # a token goes if those before it already exceed top_p
         logits = logits.masked_fill(torch.zeros_like(dropped).scatter_(-1, order, dropped), -math.inf)
-    return logits.softmax(-1)
+    return logits
 
 
 def largest(values: Tensor) -> Tensor:

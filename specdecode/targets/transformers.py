@@ -102,8 +102,7 @@ class TransformersTarget:
         kv_cache: StaticKVCache | None = None,
         longest_prompt: int | None = None,
     ) -> None:
-        if not callable(model) or not hasattr(getattr(model, "config", None), "get_text_config"):
-            raise ValueError(f"model must be a causal language model of transformers, got {model!r:.80}")
+        check_model(model, decoder)
         prompt = inputs_embeds if input_ids is None else input_ids
         if prompt is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("give the prompts as input_ids or as inputs_embeds, one of them")
@@ -117,12 +116,11 @@ class TransformersTarget:
             raise ValueError(f"prompts must come in {self.rows_per_sequence} rows a sequence, got {num_rows} rows")
         self.model = model
         self._config = model.config.get_text_config()
-        _check_model(model, self._config, decoder)
         self._longest_to_come = longest_prompt or 0
         longest = max(self._longest_to_come, length)
         _check_rotation(model, self._config, length, longest + max_new_tokens + max_draft_nodes)
         self._layer_kinds = _layer_kinds(model, self._config)
-        self._attention_mask = _left_padded(attention_mask, num_rows, length)
+        self._attention_mask = left_padded(attention_mask, num_rows, length)
         if position_ids is None:
             counted = torch.ones(num_rows, length, device=prompt.device).long()
             counted = counted if self._attention_mask is None else self._attention_mask.long()
@@ -562,8 +560,15 @@ def _kind(static: StaticKVCache) -> tuple[int, int, int, torch.dtype, torch.devi
     return static.batch_size, static.num_heads, static.head_dim, static.dtype, static.device
 
 
-def _check_model(model: Any, config: Any, decoder: Callable[..., Any] | None) -> None:
-    """Raises ValueError, with the reason, for an architecture that cannot judge tokens in trees."""
+def check_model(model: Any, decoder: Callable[..., Any] | None = None) -> None:
+    """Raises ValueError, with the reason, for an architecture that cannot judge tokens in trees, and what is no model.
+
+    Args:
+        model, decoder: see `TransformersTarget`.
+    """
+    if not callable(model) or not hasattr(getattr(model, "config", None), "get_text_config"):
+        raise ValueError(f"model must be a causal language model of transformers, got {repr(model)[:80]}")
+    config = model.config.get_text_config()
     name, served = type(model).__name__, decoder or model
     reasons = {
         "it is an encoder-decoder": bool(getattr(config, "is_encoder_decoder", False)),
@@ -615,7 +620,7 @@ def _layer_kinds(model: Any, config: Any) -> tuple[str, ...]:
     return ("full_attention",) if getattr(config, "sliding_window", None) is None else ("sliding_attention",)
 
 
-def _left_padded(attention_mask: Tensor | None, num_rows: int, length: int) -> Tensor | None:
+def left_padded(attention_mask: Tensor | None, num_rows: int, length: int) -> Tensor | None:
     """[R, T] bool; None where nothing is padded. Waits for the device, once a batch.
 
     Raises:

@@ -251,7 +251,7 @@ def judge_chain(
     if weights is not None:
         # Behind the last draft token nothing can be rejected; its weight is not used.
         taken = torch.minimum(taken, weights[accepted.clamp(max=length - 1)][:, None] * last)
-    left = torch.where(rejected, _residual(last, taken), last)  # a race needs no normalisation
+    left = torch.where(rejected, residual(last, taken), last)  # a race needs no normalisation
     noise = streams.exponential(Tag.TARGET, state.lengths + accepted, left.shape[-1])
     return Verdict(chain_path(tree), accepted, sample(left, noise), relaxed)
 
@@ -314,10 +314,10 @@ def multi_round_walk(
                         target = torch.where(exists[:, None], relax(own, drawn_from), own)
                         passes = by_itself | (compared < target.gather(1, token)[:, 0])
                     lent = lent | (tested & passes & ~by_itself)
-                    own = torch.where((tested & ~passes)[:, None], _normalised(_residual(own, drawn_from)), own)
+                    own = torch.where((tested & ~passes)[:, None], _normalised(residual(own, drawn_from)), own)
                 chosen = torch.where(tested & passes, child, chosen)
                 found = found | (tested & passes)
-                left = _normalised(_residual(target, drawn_from))
+                left = _normalised(residual(target, drawn_from))
                 target = torch.where((tested & ~passes)[:, None], left, target)
         # Rows without an accepted child end here, with a draw from what is left; at the last level all rows do.
         ends = descending & ~found
@@ -338,7 +338,7 @@ def multi_round_walk(
     return Verdict(torch.stack(path, dim=1), accepted, next_tokens, relaxed)
 
 
-def _residual(target: Tensor, drawn_from: Tensor) -> Tensor:
+def residual(target: Tensor, drawn_from: Tensor) -> Tensor:
     """[B, V]: max(p - q, 0), not normalised; p where nothing is left, since p equals q up to rounding then."""
     remainder = (target - drawn_from).clamp(min=0)
     return torch.where((remainder > 0).any(-1, keepdim=True), remainder, target)

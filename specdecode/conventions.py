@@ -1,0 +1,222 @@
+"""The arguments of transformers' `generate`, as the core decodes by them.
+
+Belongs here: reading what `generate` has prepared (its configuration, processors and criteria), and the refusal, by
+name, of what cannot be decoded this way. Does not belong here: decoding (`generate.py`), and transformers' own merging
+of a call's arguments with the model's `generation_config`, which is done by `model.generate` itself.
+
+transformers is imported within functions: the core must not wait for it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdecode.criteria import Criteria
+from specdecode.sampling import SamplingConfig
+from specdecode.verifiers.processed import Processors
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,), "num_beam_groups": (1,), "penalty_alpha": (0,), "dola_layers": (), "constraints": (),
+    "force_words_ids": (), "assistant_early_exit": (), "assistant_ensemble_weight": (1,), "speculation_type": (),
+    "use_mtp": (False,), "output_attentions": (False,), "output_hidden_states": (False,), "token_healing": (False,),
+}  # fmt: skip
+"""Settings of `generate` that this core cannot honour, and the values at which they do nothing, beside None."""
+
+_HARMLESS = ("use_cache", "logits_to_keep", "return_dict")
+"""What `generate` hands on to the model's forward and what decoding here decides by itself."""
+
+_STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
+"""Processors that count on rows of one length, since they remember the last text."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How a call wants its rows decoded.
+
+    Args:
+        max_new_tokens: of a row, at most.
+        sampling: temperature and filters, applied behind `processors`.
+        processors: change logits by the text so far; None: nothing does.
+        stop_tokens: end a row.
+        criteria: end rows, too; None: nothing else does.
+        pad_token: fills up rows that ended.
+        keep_scores, keep_logits: whether the logits of every token are wanted, processed or as they were.
+    """
+
+    max_new_tokens: int
+    sampling: SamplingConfig
+    processors: Processors | None
+    stop_tokens: list[int]
+    criteria: Criteria | None
+    pad_token: int
+    keep_scores: bool
+    keep_logits: bool
+
+
+def read(
+    input_ids: Tensor, logits_processor: Sequence[Any], stopping_criteria: Sequence[Any], generation_config: Any
+) -> Wishes:
+    """What transformers' `generate` has prepared for its decoding method.
+
+    Args:
+        input_ids: [B, T] int64.
+        logits_processor: a `LogitsProcessorList`, temperature and filters included.
+        stopping_criteria: a `StoppingCriteriaList` with the greatest length and the tokens that end a row.
+        generation_config: of the call, merged with the model's.
+
+    Raises:
+        ValueError: no length, or a processor that cannot serve a batch, by name.
+    """
+    from transformers import StoppingCriteriaList
+    from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+    keep_scores = bool(generation_config.return_dict_in_generate and generation_config.output_scores)
+    keep_logits = bool(generation_config.return_dict_in_generate and generation_config.output_logits)
+    for processor in logits_processor:
+        if type(processor).__name__ in _STATEFUL and len(input_ids) > 1:
+            raise ValueError(
+                f"{type(processor).__name__} keeps a state for rows of one length; decode its rows one by one"
+            )
+    sampling, processors = _peel(logits_processor)
+    if not generation_config.do_sample:
+        sampling = SamplingConfig(temperature=0)
+    stops: list[int] = []
+    others, lengths = StoppingCriteriaList(), []
+    for criterion in stopping_criteria:
+        if type(criterion) is MaxLengthCriteria:
+            lengths.append(int(criterion.max_length) - input_ids.shape[1])
+        elif type(criterion) is EosTokenCriteria:
+            stops += criterion.eos_token_id.flatten().tolist()
+        else:
+            others.append(criterion)
+    if not lengths or min(lengths) < 1:
+        raise ValueError("max_new_tokens must be at least 1, or max_length greater than the prompts are long")
+    pads = [generation_config.pad_token_id, *stops, 0]
+    return Wishes(
+        max_new_tokens=min(lengths),
+        sampling=sampling,
+        processors=_chained(processors) if processors else None,
+        stop_tokens=[token for token in dict.fromkeys(stops) if token >= 0],  # -1 stands for none
+        criteria=_asked(others) if others else None,
+        pad_token=next(int(token) for token in pads if token is not None and int(token) >= 0),
+        keep_scores=keep_scores,
+        keep_logits=keep_logits,
+    )
+
+
+def _peel(processors: Sequence[Any]) -> tuple[SamplingConfig, list[Any]]:
+    """Temperature, top-k and top-p where they are the last in this order, as a `SamplingConfig`, and the others."""
+    from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    left, found = list(processors), {}
+    for kind, name in (
+        (TopPLogitsWarper, "top_p"),
+        (TopKLogitsWarper, "top_k"),
+        (TemperatureLogitsWarper, "temperature"),
+    ):
+        if left and type(left[-1]) is kind and getattr(left[-1], "min_tokens_to_keep", 1) == 1:
+            found[name] = getattr(left.pop(), name)
+    return SamplingConfig(**found), left
+
+
+def _chained(processors: list[Any]) -> Processors:
+    from transformers import LogitsProcessorList
+
+    chained: Processors = LogitsProcessorList(processors)
+    return chained
+
+
+def _asked(criteria: Any) -> Criteria:
+    """transformers' list of criteria; one that answers for the whole batch answers for every row."""
+
+    def asked(texts: Tensor, scores: tuple[Tensor, ...] | None) -> Tensor:
+        holds: Tensor = criteria(texts, scores)
+        return holds.expand(len(texts))
+
+    return asked
+
+
+def check(generation_config: Any, model_kwargs: Mapping[str, Any], synced_gpus: Any = None) -> Tensor | None:
+    """The attention mask among what `generate` hands on to the model.
+
+    Args:
+        generation_config: of the call, merged with the model's.
+        model_kwargs: everything that is meant for the model's forward.
+        synced_gpus: see `generate`.
+
+    Raises:
+        ValueError: what cannot be decoded here, by name.
+    """
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(generation_config, name, None)
+        if value is not None and value not in neutral:
+            raise ValueError(f"{name} is {value!r}, which specdecode cannot honour; use model.generate without it")
+    if synced_gpus:
+        raise ValueError("synced_gpus cannot be honoured: rows of several machines do not step together here")
+    left = {name: value for name, value in model_kwargs.items() if value is not None and name not in _HARMLESS}
+    mask, positions = left.pop("attention_mask", None), left.pop("position_ids", None)
+    for name in ("cache", "past_key_values"):
+        given = left.pop(name, None)
+        if given is not None and (getattr(given, "_is_user_defined", False) or int(given.get_seq_length()) > 0):
+            raise ValueError(f"{name} cannot be given: keys and values lie in a cache of specdecode; leave it out")
+    if positions is not None and not _is_counted(positions, mask):
+        raise ValueError("position_ids cannot be given: positions are counted from the first token of each prompt")
+    if left:
+        raise ValueError(f"{', '.join(left)} cannot be given: specdecode.generate continues text alone")
+    return mask
+
+
+def _is_counted(positions: Tensor, mask: Tensor | None) -> bool:
+    """Whether positions [B or 1, T] are those that every token of a left-padded prompt has by itself."""
+    if mask is None:
+        return torch.equal(positions, torch.arange(positions.shape[-1], device=positions.device).expand_as(positions))
+    return positions.shape == mask.shape and bool((positions == mask.long().cumsum(1) - 1)[mask.bool()].all())
+
+
+def through_transformers(
+    model: Any, input_ids: Tensor, decode: Callable[..., Any], arguments: Mapping[str, Any], tokenizer: Any = None
+) -> Any:
+    """Let `model.generate` merge a call's arguments with the model's own, and decode by `decode`.
+
+    Args:
+        model: of transformers.
+        input_ids: [B, T] int64.
+        decode: in the place of transformers' decoding methods.
+        arguments: of `generate`; settings in a `generation_config` among them count less than others.
+        tokenizer: for `stop_strings`. A callable in transformers is not given it, so these become a criterion here.
+
+    Raises:
+        ValueError: an argument that transformers or this core refuses, by name.
+    """
+    from transformers import GenerationConfig, StoppingCriteriaList
+    from transformers.generation.stopping_criteria import StopStringCriteria
+
+    own = arguments.get("generation_config")
+    if own is not None and not isinstance(own, GenerationConfig):
+        raise ValueError(f"generation_config must be a GenerationConfig of transformers, got a {type(own).__name__}")
+    settings = {} if own is None else _settings(own)
+    settings |= {name: value for name, value in arguments.items() if name != "generation_config"}
+    strings = settings.pop("stop_strings", getattr(model.generation_config, "stop_strings", None))
+    if strings:
+        if tokenizer is None:
+            raise ValueError("stop_strings need the model's tokenizer; give it as tokenizer")
+        criteria = StoppingCriteriaList(settings.get("stopping_criteria") or [])
+        settings["stopping_criteria"] = StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, strings)])
+        settings["stop_strings"] = None
+    return model.generate(input_ids, custom_generate=decode, **settings)
+
+
+def _settings(generation_config: Any) -> dict[str, Any]:
+    """What a `GenerationConfig` says."""
+    said = copy.deepcopy(vars(generation_config))
+    return {
+        name: value
+        for name, value in said.items()
+        if value is not None and not name.startswith("_") and name != "transformers_version"
+    }

@@ -1,0 +1,582 @@
+"""The arguments of transformers' `generate` do here what they do there, whatever was drafted."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import language_models
+import pytest
+import tokenizers
+import torch
+from language_models import PAD, VOCAB_SIZE, ragged_prompts
+from synthetic import chi_square_p_value
+from torch import Tensor
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+import specdecode
+from specdecode.sampling import SamplingConfig, logits_to_probabilities
+from specdecode.verifiers import processed
+from specdecode.verifiers.processed import ProcessedVerifier, Texts
+
+METHODS = ("ar", "jacobi", "prompt-lookup", "draft-model")
+END = 7
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 1.7},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "bad_words_ids": {"bad_words_ids": [[11], [3, 4], [29, 29]]},
+    "suppress_tokens": {"suppress_tokens": list(range(0, VOCAB_SIZE, 3))},
+    "begin_suppress_tokens": {"begin_suppress_tokens": list(range(0, VOCAB_SIZE, 2))},
+    "min_new_tokens": {"min_new_tokens": 9, "eos_token_id": list(range(1, VOCAB_SIZE, 2))},
+    "forced_eos_token_id": {"forced_eos_token_id": END},
+    "sequence_bias": {"sequence_bias": {(5,): 9.0, (5, 6): 30.0}},
+    "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (3, 2.5), "eos_token_id": END},
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 2.5},
+    "renormalize_logits": {"renormalize_logits": True, "repetition_penalty": 1.7},
+}
+
+
+def speculate(model: PreTrainedModel, method: str, prompts: tuple[Tensor, Tensor], **options: Any) -> Any:
+    if method == "draft-model":
+        options["draft_model"] = language_models.disturbed(model, 0.02)
+    else:
+        options["method"] = method
+    return specdecode.generate(model, prompts[0], attention_mask=prompts[1], **{"pad_token_id": PAD, **options})
+
+
+def theirs(model: PreTrainedModel, prompts: tuple[Tensor, Tensor], count: int = 16, **options: Any) -> Any:
+    options = {"pad_token_id": PAD, "eos_token_id": [-1], "do_sample": False, **options}
+    return model.generate(prompts[0], attention_mask=prompts[1], max_new_tokens=count, **options)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_greedy_tokens_under_every_setting_are_those_of_transformers(name: str) -> None:
+    model, prompts, settings = language_models.make("llama"), ragged_prompts(2), SETTINGS[name]
+    wanted = theirs(model, prompts, **settings)
+    assert not torch.equal(wanted, theirs(model, prompts)), "the setting must matter here"
+    passes = {}
+    for method in METHODS:
+        result = speculate(model, method, prompts, max_new_tokens=16, **settings)
+        assert torch.equal(result.sequences, wanted), method
+        passes[method] = result.trace.target_passes
+    assert passes["draft-model"] <= passes["ar"]
+
+
+def test_a_setting_counts_wherever_it_stands() -> None:
+    model, prompts = language_models.make("qwen3"), ragged_prompts(2)
+    wanted = theirs(model, prompts, repetition_penalty=1.7)
+    options: dict[str, Any] = {"attention_mask": prompts[1], "max_new_tokens": 16, "pad_token_id": PAD}
+    for config in (GenerationConfig(repetition_penalty=1.7), GenerationConfig(repetition_penalty=1.7, do_sample=True)):
+        given = specdecode.generate(model, prompts[0], generation_config=config, temperature=0, **options)
+        assert torch.equal(given.sequences, wanted)
+    other = GenerationConfig(repetition_penalty=2.5, max_new_tokens=16, pad_token_id=PAD)
+    model.generation_config.repetition_penalty = 1.7  # of the model: was ignored once
+    assert torch.equal(specdecode.generate(model, prompts[0], **options).sequences, wanted)
+    given = specdecode.generate(model, prompts[0], attention_mask=prompts[1], generation_config=other)
+    assert torch.equal(given.sequences, theirs(model, prompts, repetition_penalty=2.5))
+    given = specdecode.generate(model, prompts[0], repetition_penalty=1.0, **options)
+    assert torch.equal(given.sequences, theirs(model, prompts, repetition_penalty=1.0))
+
+
+def test_lengths_come_from_the_call_then_the_model() -> None:
+    model, prompts = language_models.make("llama"), ragged_prompts(2)
+    count = lambda **options: specdecode.generate(model, prompts[0], **options).lengths.tolist()  # noqa: E731
+    assert count(max_length=14) == [5] * 3 and count(max_length=14, max_new_tokens=3) == [3] * 3
+    assert count(generation_config=GenerationConfig(max_new_tokens=4)) == [4] * 3
+    model.generation_config.max_new_tokens = 6
+    assert count() == [6] * 3 and count(max_new_tokens=2) == [2] * 3
+
+
+class Recorded(LogitsProcessor):
+    """Remembers every text that it was shown, and forbids what it says by a rule that depends on all of it."""
+
+    def __init__(self) -> None:
+        self.texts: list[list[int]] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.texts += input_ids.tolist()
+        shift = input_ids.sum(1, keepdim=True) % 5
+        return scores.masked_fill((torch.arange(scores.shape[1]) + shift) % 5 == 0, -torch.inf)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_processor_sees_each_text_of_plain_decoding_once_and_no_other(method: str) -> None:
+    model = language_models.make("gemma3")
+    for row in range(3):
+        ids, mask = (part[row : row + 1] for part in ragged_prompts(2))
+        mine, their = Recorded(), Recorded()
+        wanted = theirs(model, (ids, mask), logits_processor=LogitsProcessorList([their]))
+        result = speculate(model, method, (ids, mask), max_new_tokens=16, logits_processor=[mine])
+        assert torch.equal(result.sequences, wanted) and mine.texts == their.texts
+    batch = ragged_prompts(2)
+    wanted = theirs(model, batch, logits_processor=LogitsProcessorList([Recorded()]))
+    assert torch.equal(
+        speculate(model, method, batch, max_new_tokens=16, logits_processor=[Recorded()]).sequences, wanted
+    )
+
+
+def test_a_processor_may_depend_on_the_row_and_refuse_impossible_texts() -> None:
+    """A grammar of each row's own, which knows no way on from a text that it forbids."""
+    model, prompts = language_models.make("llama"), ragged_prompts(2)
+
+    def allowed(row: int, text: Tensor) -> list[int]:
+        new = [token for token in text[9:].tolist() if token != PAD]
+        for earlier, token in zip([int(text[8]), *new], new, strict=False):
+            assert (token - earlier) % 7 == row + 1, "drafted, but never said"
+        last = int(new[-1] if new else text[8])
+        return [token for token in range(VOCAB_SIZE) if (token - last) % 7 == row + 1 and token != PAD]
+
+    wanted = theirs(model, prompts, prefix_allowed_tokens_fn=allowed)
+    for method in METHODS:
+        result = speculate(model, method, prompts, max_new_tokens=16, prefix_allowed_tokens_fn=allowed)
+        assert torch.equal(result.sequences, wanted), method
+
+
+class _AllAtOnce(ProcessedVerifier):
+    """A fault: every drafted place sees the text before the draft."""
+
+    def _processed(self, logits: Tensor, tokens: Tensor, counts: list[int], rows: list[int]) -> Tensor:
+        least = getattr(self, "_least", None) or list(counts)
+        self._least = [min(pair) if pair[1] - pair[0] < 9 else pair[1] for pair in zip(least, counts, strict=True)]
+        return super()._processed(logits, tokens, self._least, rows)
+
+
+class _OneTooFew(Texts):
+    """A fault: the newest token is not in the text."""
+
+    def of(self, tokens: Tensor, counts: Any, rows: Any) -> Any:
+        for texts, members in super().of(tokens, counts, rows):
+            yield texts[:, :-1], members
+
+
+@pytest.mark.parametrize("fault", [_AllAtOnce, _OneTooFew])
+def test_texts_that_are_wrong_are_noticed(fault: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompts = language_models.make("llama"), ragged_prompts(2)
+    monkeypatch.setitem(specdecode.generate.__globals__, fault.__mro__[1].__name__, fault)
+    result = speculate(model, "prompt-lookup", prompts, max_new_tokens=16, no_repeat_ngram_size=2)
+    assert not torch.equal(result.sequences, theirs(model, prompts, no_repeat_ngram_size=2))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sampling
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_processors_the_verifier_is_the_exact_one(method: str) -> None:
+    """Draw for draw, where scores are wanted and nothing else."""
+    model, prompts = language_models.make("qwen3"), ragged_prompts(2)
+
+    def draw(**options: Any) -> Tensor:
+        seeds = [torch.Generator().manual_seed(seed) for seed in (1, 2, 3)]
+        options = {"temperature": 1.0, "max_new_tokens": 14, "generator": seeds, **options}
+        sequences: Tensor = speculate(model, method, prompts, **options).sequences
+        return sequences
+
+    assert torch.equal(draw(), draw(output_scores=True))
+    assert torch.equal(
+        draw(temperature=0.7, top_k=9, top_p=0.9), draw(temperature=0.7, top_k=9, top_p=0.9, output_scores=True)
+    )
+
+
+SMALL, LENGTH, DRAWS = 5, 3, 4_000
+
+
+@torch.no_grad()
+def true_distribution(model: PreTrainedModel, prompt: Tensor, processors: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """[V ** LENGTH] float64, from passes without a cache and processors text by text."""
+    product = torch.ones(1, dtype=torch.float64)
+    for place in range(LENGTH):
+        texts = torch.tensor(list(itertools.product(range(SMALL), repeat=place)), dtype=torch.int64)
+        ids = torch.cat([prompt.expand(len(texts), -1), texts], 1)
+        logits = model(ids, use_cache=False).logits[:, -1].float()
+        each = logits_to_probabilities(processors(ids, logits), SamplingConfig(1.0)).double()
+        product = (product[:, None] * each / each.sum(1, keepdim=True)).flatten()
+    return product
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_sampled_tokens_have_the_processed_distribution(method: str) -> None:
+    from transformers.generation.logits_process import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
+    from transformers.generation.logits_process import TemperatureLogitsWarper as Temperature
+
+    sizes: dict[str, Any] = {"vocab_size": SMALL, "num_hidden_layers": 1, "dtype": torch.float32}
+    model, prompt = language_models.make("gemma3", **sizes), torch.tensor([1, 3, 2, 1, 3, 4, 1])
+    prompts = prompt.expand(DRAWS, -1), torch.ones(DRAWS, len(prompt), dtype=torch.int64)
+    settings: dict[str, Any] = {"repetition_penalty": 2.5, "min_p": 0.05}
+    result = speculate(
+        model,
+        method,
+        prompts,
+        max_new_tokens=LENGTH,
+        temperature=1.5,
+        generator=torch.Generator().manual_seed(0),
+        draft_length=2,
+        **settings,
+    )
+
+    def expected(penalty: float) -> Tensor:
+        chain = [RepetitionPenaltyLogitsProcessor(penalty), Temperature(1.5), MinPLogitsWarper(0.05)]
+        return true_distribution(model, prompt, LogitsProcessorList(chain))
+
+    tokens = result.sequences[:, len(prompt) :]
+    assert result.trace.mean_accepted_length > 0.05
+    assert chi_square_p_value(tokens, expected(2.5), SMALL) > 1e-3
+    assert chi_square_p_value(tokens, expected(1.0), SMALL) < 1e-6, "the test would notice"
+
+
+def test_sampling_is_as_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompts, seen = language_models.make("llama"), ragged_prompts(2), []
+    decode = specdecode.generate.__globals__["_continue"]
+
+    def noted(*given: Any) -> Any:
+        seen.append((given[3].sampling, given[3].processors is not None))
+        return decode(*given)
+
+    monkeypatch.setitem(specdecode.generate.__globals__, "_continue", noted)
+    call = lambda **options: specdecode.generate(model, prompts[0], max_new_tokens=2, **options)  # noqa: E731
+    call()
+    call(temperature=0.5)
+    call(temperature=0.5, top_k=3, top_p=0.8)
+    call(do_sample=True)  # with transformers' own default of 50 tokens
+    call(generation_config=GenerationConfig(do_sample=True, temperature=0.9, top_k=7))
+    call(temperature=0.5, generation_config=GenerationConfig(do_sample=True, temperature=0.9, top_k=7))
+    call(temperature=0, generation_config=GenerationConfig(do_sample=True, temperature=0.9, top_k=7))
+    call(temperature=0.5, top_k=3, min_p=0.1)
+    greedy, no_filter = SamplingConfig(0), SamplingConfig(0.5)
+    assert seen == [
+        (greedy, False),
+        (no_filter, False),
+        (SamplingConfig(0.5, 3, 0.8), False),
+        (SamplingConfig(1.0, min(50, VOCAB_SIZE + 2)), False),
+        (SamplingConfig(0.9, 7), False),
+        (SamplingConfig(0.5, 7), False),
+        (greedy, False),
+        (SamplingConfig(), True),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The end of a row
+
+
+class Sums(StoppingCriteria):
+    """Ends a row where its newest tokens add up to a multiple; remembers every text that it was shown."""
+
+    def __init__(self, multiple: int = 6) -> None:
+        self.multiple = multiple
+        self.texts: list[list[int]] = []
+
+    def __call__(self, input_ids: Tensor, scores: Any, **others: Any) -> Tensor:
+        self.texts += input_ids.tolist()
+        return input_ids[:, -2:].sum(1) % self.multiple == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_criterion_ends_a_row_in_the_middle_of_a_draft(method: str) -> None:
+    model, prompts = language_models.make("llama"), ragged_prompts(2)
+    ended = set()
+    for multiple in (3, 6, 11, 1):
+        for row in range(3):
+            one = prompts[0][row : row + 1], prompts[1][row : row + 1]
+            mine, their = Sums(multiple), Sums(multiple)
+            wanted = theirs(model, one, stopping_criteria=StoppingCriteriaList([their]))
+            result = speculate(model, method, one, max_new_tokens=16, stopping_criteria=[mine])
+            assert torch.equal(result.sequences, wanted) and mine.texts == their.texts
+            assert result.trace.tokens == result.lengths[0]
+            ended.add(int(result.lengths[0]))
+        wanted = theirs(model, prompts, stopping_criteria=StoppingCriteriaList([Sums(multiple)]), eos_token_id=END)
+        result = speculate(
+            model, method, prompts, max_new_tokens=16, stopping_criteria=[Sums(multiple)], eos_token_id=END
+        )
+        assert torch.equal(result.sequences, wanted)
+    assert len(ended) > 3 and 1 in ended
+
+
+def test_a_criterion_may_read_scores_and_answer_for_all_rows() -> None:
+    model, prompts = language_models.make("llama"), ragged_prompts(2)
+
+    class Sure(StoppingCriteria):
+        def __call__(self, input_ids: Tensor, scores: Any, **others: Any) -> Any:
+            assert len(scores) == input_ids.shape[1] - 9
+            return torch.tensor(bool(scores[-1].softmax(-1).max() > 0.9999) or len(scores) == 6)
+
+    options: dict[str, Any] = {"output_scores": True, "stopping_criteria": StoppingCriteriaList([Sure()])}
+    one = prompts[0][:1], prompts[1][:1]
+    wanted = theirs(model, one, **options, return_dict_in_generate=True)
+    result = speculate(model, "prompt-lookup", one, max_new_tokens=16, **options)
+    assert torch.equal(result.sequences, wanted.sequences) and len(result.scores) == len(wanted.scores)
+
+
+WORDS = [chr(97 + number % 26) * (1 + number // 26) for number in range(VOCAB_SIZE)]
+
+
+def letters() -> PreTrainedTokenizerFast:
+    """A tokenizer of one letter or two for each token."""
+    model = tokenizers.models.BPE(vocab={word: number for number, word in enumerate(WORDS)}, merges=[])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def test_stop_strings_end_rows() -> None:
+    model, prompts, tokenizer = language_models.make("llama"), ragged_prompts(2), letters()
+    text = theirs(model, prompts)[:, 9:].tolist()
+    strings = [
+        "".join(WORDS[token] for token in row[place : place + 2]) for row, place in zip(text, (2, 6, 9), strict=True)
+    ]
+    wanted = theirs(model, prompts, stop_strings=strings, tokenizer=tokenizer, eos_token_id=END)
+    assert wanted.shape[1] < 9 + 16
+    for method in METHODS:
+        result = speculate(
+            model, method, prompts, max_new_tokens=16, stop_strings=strings, tokenizer=tokenizer, eos_token_id=END
+        )
+        assert torch.equal(result.sequences, wanted)
+    model.generation_config.stop_strings = strings
+    with pytest.raises(ValueError, match="stop_strings need the model's tokenizer"):
+        specdecode.generate(model, prompts[0])
+
+
+class Puts:
+    """A streamer that remembers."""
+
+    def __init__(self) -> None:
+        self.given: list[list[int]] = []
+        self.ended = 0
+
+    def put(self, value: Tensor) -> None:
+        self.given.append(value.tolist())
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_streamer_is_given_what_plain_decoding_gives_it(method: str) -> None:
+    model, prompts = language_models.make("llama"), ragged_prompts(1)
+    ends = [int(language_models.by_generate(model, prompts, 14, [])[0, 9 + 3]), END]
+    for batch in (prompts, tuple(part[:1] for part in prompts)):
+        mine, their = Puts(), Puts()
+        theirs(model, batch, 14, streamer=their, eos_token_id=ends)
+        speculate(model, method, batch, max_new_tokens=14, streamer=mine, eos_token_id=ends)
+        assert mine.given == their.given and mine.ended == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scores
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_are_those_of_transformers(method: str, sampled: bool) -> None:
+    model, prompts = language_models.make("llama"), ragged_prompts(2)
+    settings: dict[str, Any] = {"repetition_penalty": 1.3, "output_scores": True, "output_logits": True}
+    drawn = {"temperature": 0.8, "top_k": 9, "top_p": 0.9} if sampled else {}
+    generator = torch.Generator().manual_seed(0)
+    result = speculate(
+        model, method, prompts, max_new_tokens=12, generator=generator, eos_token_id=END, **settings, **drawn
+    )
+    # What transformers says of the very same texts, plainly decoded.
+    forced = result.sequences
+
+    class Forced(LogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            return torch.full_like(scores, -torch.inf).scatter(1, forced[:, input_ids.shape[1], None], 0.0)
+
+    kept: list[Tensor] = []
+
+    class Kept(LogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            kept.append(scores.clone())
+            return scores
+
+    from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    warpers = [TemperatureLogitsWarper(0.8), TopKLogitsWarper(9), TopPLogitsWarper(0.9)] if sampled else []
+    count = forced.shape[1] - 9
+    output = theirs(
+        model,
+        prompts,
+        count,
+        logits_processor=LogitsProcessorList([*warpers, Kept(), Forced()]),
+        return_dict_in_generate=True,
+        output_logits=True,
+        repetition_penalty=1.3,
+    )
+    assert torch.equal(output.sequences, forced) and len(result.scores) == len(result.logits) == count
+    for place in range(count):
+        for row in range(3):
+            if place < result.lengths[row]:
+                torch.testing.assert_close(result.scores[place][row], kept[place][row], rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(result.logits[place][row], output.logits[place][row], rtol=1e-4, atol=1e-4)
+            else:
+                assert result.scores[place][row].softmax(0)[PAD] == 1, "a row that ended says the pad token"
+
+
+def test_without_a_wish_there_are_no_scores() -> None:
+    result = specdecode.generate(language_models.make("llama"), ragged_prompts()[0], max_new_tokens=2)
+    assert result.scores is None and result.logits is None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# `custom_generate`
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"repetition_penalty": 1.7},
+        {"eos_token_id": [END, 20, 21], "min_new_tokens": 3},
+        {"no_repeat_ngram_size": 2, "stopping_criteria": StoppingCriteriaList([Sums(11)]), "eos_token_id": END},
+        {"cache_implementation": "static"},
+        {"num_return_sequences": 1, "max_length": 30},
+        {"use_cache": False},
+    ],
+    ids=lambda settings: ",".join(settings) or "none",
+)
+def test_a_user_of_transformers_changes_one_argument(settings: dict[str, Any]) -> None:
+    model, prompts = language_models.make("qwen3"), ragged_prompts(2)
+    wanted = theirs(model, prompts, **settings)
+    for players in (
+        {},
+        {"method": "jacobi"},
+        {"draft_model": language_models.disturbed(model, 0.02), "draft_length": 3},
+    ):
+        mine = theirs(model, prompts, **settings, custom_generate=specdecode.custom_generate, **players)
+        assert torch.equal(mine, wanted)
+
+
+def test_custom_generate_returns_what_generate_returns() -> None:
+    model, prompts = language_models.make("llama"), ragged_prompts(2)
+    options: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    wanted = theirs(model, prompts, **options)
+    mine = theirs(model, prompts, **options, custom_generate=specdecode.custom_generate)
+    assert type(mine) is type(wanted) and torch.equal(mine.sequences, wanted.sequences)
+    for name in ("scores", "logits"):
+        for ours, other in zip(mine[name], wanted[name], strict=True):
+            torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-4)
+    scores = [model.compute_transition_scores(each.sequences, each.scores) for each in (mine, wanted)]
+    torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-4)
+    puts = Puts()
+    theirs(model, prompts, custom_generate=specdecode.custom_generate, stream_to=puts)
+    assert puts.given[0] == prompts[0].tolist() and len(puts.given) == 17 and puts.ended == 1
+    seeds = lambda: torch.Generator().manual_seed(3)  # noqa: E731
+    sampled: dict[str, Any] = {"custom_generate": specdecode.custom_generate, "do_sample": True, "temperature": 1.5}
+    several = [
+        theirs(model, prompts, **sampled, num_return_sequences=2, generator=seeds(), method=method)
+        for method in ("ar", "prompt-lookup")
+    ]
+    assert several[0].shape[0] == 6 and torch.equal(*several)
+    lookup = theirs(model, prompts, custom_generate=specdecode.custom_generate, prompt_lookup_num_tokens=3)
+    assert torch.equal(lookup, theirs(model, prompts))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_beams": 2}, "num_beams is 2, which specdecode cannot honour"),
+        ({"output_attentions": True}, "output_attentions is True"),
+        ({"output_hidden_states": True}, "output_hidden_states is True"),
+        ({"inputs_embeds": torch.zeros(3, 9, 32)}, "inputs_embeds"),
+        ({"position_ids": torch.ones(3, 9, dtype=torch.int64)}, "position_ids cannot be given"),
+        ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor keeps a state"),
+        ({"speculation_type": "dflash"}, "speculation_type is 'dflash'"),
+        ({"frobnicate": 3}, "frobnicate"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        specdecode.generate(model, input_ids, attention_mask=mask, max_new_tokens=3, **settings)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        theirs(model, (input_ids, mask), 3, custom_generate=specdecode.custom_generate, **settings)
+
+
+def test_other_arguments_that_mean_nothing_here_are_named() -> None:
+    model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
+    with pytest.raises(ValueError, match=r"(cache|past_key_values) cannot be given"):
+        specdecode.generate(model, input_ids, max_new_tokens=2, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="generation_config must be a GenerationConfig of transformers, got a dict"):
+        specdecode.generate(model, input_ids, generation_config={"do_sample": True})
+    with pytest.raises(ValueError, match="streamer must have put and end"):
+        specdecode.generate(model, input_ids, streamer=print)
+    with pytest.raises(ValueError, match="streamer must have put and end"):
+        theirs(model, (input_ids, mask), custom_generate=specdecode.custom_generate, stream_to=print)
+    with pytest.raises(ValueError, match="ProcessedVerifier judges chains only"):
+        from specdecode.tree import TokenTree
+
+        tree = TokenTree.from_parents(
+            torch.ones(1, 3, dtype=torch.int64), torch.tensor([[-1, 0, 0]]), torch.ones(1, 3).bool(), 1, 2
+        )
+        draft = specdecode.Draft(tree)
+        ProcessedVerifier(lambda texts, logits: logits, Texts(input_ids, 0)).accept(draft, None, None)  # type: ignore[arg-type]
+
+
+def test_guidance_works_for_one_row() -> None:
+    model, prompts = language_models.make("llama"), tuple(part[:1] for part in ragged_prompts(2))
+    wanted = theirs(model, prompts, guidance_scale=1.5)
+    assert not torch.equal(wanted, theirs(model, prompts))
+    assert torch.equal(
+        speculate(model, "prompt-lookup", prompts, max_new_tokens=16, guidance_scale=1.5).sequences, wanted
+    )
+
+
+def test_texts_of_rows_of_several_lengths() -> None:
+    texts = Texts(torch.tensor([[1], [2], [3]]), PAD)
+    tokens = torch.tensor([[4, 5, 6], [7, 8, 9], [10, 11, 12]])
+    given = [(found.tolist(), rows) for found, rows in texts.of(tokens, [2, 1, 2], [0, 1, 2])]
+    assert given == [([[1, 4], [2, 7], [3, 10]], [1]), ([[1, 4, 5], [2, 7, PAD], [3, 10, 11]], [0, 2])]
+    assert processed.Scores(PAD, SamplingConfig(0)).scores == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The folder for the hub
+
+FOLDER = Path(specdecode.__file__).parent / "hub"
+
+
+@pytest.fixture
+def modules_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers copies remote code to a folder and imports it from there."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_a_folder_does_the_same(modules_cache: None) -> None:
+    model, prompts, tokenizer = language_models.make("llama"), ragged_prompts(2), letters()
+    remote: dict[str, Any] = {"custom_generate": str(FOLDER), "trust_remote_code": True}
+    assert torch.equal(theirs(model, prompts, **remote), theirs(model, prompts))
+    small = language_models.disturbed(model, 0.02)
+    settings: dict[str, Any] = {"repetition_penalty": 1.7, "eos_token_id": END}
+    wanted = theirs(model, prompts, **settings)
+    puts, their = Puts(), Puts()
+    mine = theirs(model, prompts, **remote, **settings, assistant_model=small, streamer=puts)
+    theirs(model, prompts, **settings, streamer=their)
+    assert torch.equal(mine, wanted) and puts.given == their.given
+    text = wanted[0, 9:].tolist()
+    stop = "".join(WORDS[token] for token in text[3:5])
+    ended = theirs(model, prompts, **settings, stop_strings=stop, tokenizer=tokenizer)
+    mine = theirs(model, prompts, **remote, **settings, stop_strings=stop, tokenizer=tokenizer)
+    assert torch.equal(mine, ended) and ended.shape[1] <= wanted.shape[1]
+    configured = GenerationConfig(repetition_penalty=1.7, max_new_tokens=16, pad_token_id=PAD, eos_token_id=END)
+    mine = model.generate(prompts[0], attention_mask=prompts[1], generation_config=configured, **remote)
+    assert torch.equal(mine, wanted)
+
+
+def test_a_folder_runs_only_where_it_is_trusted(modules_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda prompt: "n")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        theirs(language_models.make("llama"), ragged_prompts(), custom_generate=str(FOLDER))

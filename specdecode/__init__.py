@@ -6,9 +6,11 @@ the four players yourself; `README.md` says what each must promise. To read the 
 1. `roles.py`, `tree.py`: the four roles, and the tokens they exchange. `sampling.py`: from logits to tokens.
 2. `loop.py`: propose, judge, keep. `skipping.py`: VVS's skipped steps. `continuous.py`: rows for new requests.
 3. `verifiers/exact.py`, then one file per other rule: `annealed`, `grouped`, `lantern`, `loose`, `windowed`.
-4. `drafters/jacobi.py`, `drafters/draft_model.py`, `drafters/eagle.py`, and their variants. `draft_size.py`: how much.
+4. `drafters/jacobi.py`, `drafters/draft_model.py`, `drafters/eagle.py`, and their variants. `draft_size.py` and
+   `match_sizes.py`: how much.
 5. `kv_cache.py`, `targets/transformers.py`: models. `compilation.py` and `kernels/`: faster forward passes.
-6. `trace.py`, `finite.py`, `ragged.py`, `checks.py`: records and helpers. `parallel/`: ParallelVLM's own loop.
+6. `generate.py`, `conventions.py`, `criteria.py`, `verifiers/processed.py`: the habits of transformers' `generate`.
+7. `trace.py`, `finite.py`, `ragged.py`, `checks.py`: records and helpers. `parallel/`: ParallelVLM's own loop.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -42,6 +44,7 @@ from specdecode.finite import NotFiniteError
 from specdecode.generate import GenerateResult, custom_generate, generate
 from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import DecodeResult, DecodeRun, decode
+from specdecode.match_sizes import MatchDraftSize
 from specdecode.roles import (
     DecodeState,
     Draft,
@@ -98,6 +101,7 @@ __all__ = [
     "KnownTokensDrafter",
     "LanternVerifier",
     "LooseVerifier",
+    "MatchDraftSize",
     "NotFiniteError",
     "PromptLookupDrafter",
     "RandomStreams",

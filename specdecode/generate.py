@@ -24,6 +24,7 @@ from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.kernels.build import KERNELS
 from specdecode.kernels.linears import served_linears
 from specdecode.loop import DecodeResult, DecodeRun
+from specdecode.match_sizes import MatchDraftSize
 from specdecode.roles import DecodeState, Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import DecodeTrace
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 Method = Literal["ar", "jacobi", "prompt-lookup"]
 
-_DRAFT_LENGTHS = {"jacobi": 8, "prompt-lookup": 8, "draft-model": 4}
+_DRAFT_LENGTHS = {"jacobi": 8, "prompt-lookup": 16, "draft-model": 4}
+"""Where the call does not say; prompt lookup drafts at most so many."""
 _MAX_NEW_TOKENS = 128
 """Where neither the call nor the model says how many."""
 
@@ -119,7 +121,8 @@ def generate(
             default generator.
         eos_token_id: a row ends after this token, or any of these; None: the model's own; an empty list: none does.
         pad_token_id: fills up rows that ended; None: the model's own, else the first that ends a row, else 0.
-        draft_length: tokens drafted in a step (Jacobi: the window); None: 8 without a draft model, 4 with one.
+        draft_length: tokens drafted in a step (Jacobi: the window); None: up to 16 by prompt lookup, as many as pay by
+            what was accepted and what passes take, which changes no token; else 8 by Jacobi, 4 by a draft model.
         kernels: "auto": on a CPU, linear layers of few rows, and whole passes of models with Llama's layers, run in
             this package's kernels, where calling the modules would compute the same. The model is as before
             afterwards. "plain": the model's own modules alone.
@@ -260,7 +263,16 @@ def _continue(
         target = ProcessedTarget(model, input_ids, mask, verifier=verifier, **sizes)
         settings["verifier"] = verifier
     smaller = _draft_target(players.draft_model, input_ids, mask, max_new_tokens, target.vocab_size)
-    settings["drafter"] = _drafter(name, target, smaller, input_ids, mask, length)
+    sizer = FixedDraftSize(DraftSize(length + 1, length))
+    drafter: Drafter | None = None
+    if smaller is not None:
+        drafter = DraftModelDrafter(smaller, sizer)
+    elif name == "jacobi":
+        drafter = JacobiDrafter(target.vocab_size, sizer)
+    elif name == "prompt-lookup":
+        chosen = MatchDraftSize(length) if players.draft_length is None else sizer
+        drafter = PromptLookupDrafter(input_ids, chosen, mask)
+    settings["drafter"] = drafter
     on_step = None if streamer is None else _Stream(streamer, wishes.pad_token).step
     try:
         with ExitStack() as serving:
@@ -296,23 +308,6 @@ def _padded(result: DecodeResult, input_ids: Tensor, wishes: Wishes, scores: Sco
             logits=tuple(scores.logits) if wishes.keep_logits else None,
         )
     return padded
-
-
-def _drafter(
-    name: str,
-    target: TransformersTarget,
-    smaller: TransformersTarget | None,
-    input_ids: Tensor,
-    mask: Tensor | None,
-    length: int,
-) -> Drafter | None:
-    """The drafter that a method stands for."""
-    sizer = FixedDraftSize(DraftSize(length + 1, length))
-    if smaller is not None:
-        return DraftModelDrafter(smaller, sizer)
-    if name == "jacobi":
-        return JacobiDrafter(target.vocab_size, sizer)
-    return PromptLookupDrafter(input_ids, sizer, mask) if name == "prompt-lookup" else None
 
 
 def _draft_target(

@@ -19,6 +19,7 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.checks import check_counts
 from specdecode.draft_size import DraftSize, DraftSizer
+from specdecode.match_sizes import MatchDraftSize
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.tree import TokenTree
 
@@ -28,17 +29,24 @@ class PromptLookupDrafter(Drafter):
 
     Args:
         prompt: [B, T] int64, padded on the left; T may be 0.
-        sizer: its depth is the length of the chain.
+        sizer: its depth is the length of the chain; or one that chooses it by how many tokens matched. On other devices
+            than a CPU that one is not asked, since it would wait: the longest chain is drafted.
         attention_mask: [B, T] bool or int64, 0 at padding; None: nothing is padded.
-        max_ngram_size: the most tokens of a suffix.
+        max_ngram_size: the most tokens of a suffix; None: 3, or as many as make a difference to the sizer.
 
     Raises:
         ValueError: `max_ngram_size` < 1, or a mask of another shape than the prompt.
     """
 
     def __init__(
-        self, prompt: Tensor, sizer: DraftSizer, attention_mask: Tensor | None = None, max_ngram_size: int = 3
+        self,
+        prompt: Tensor,
+        sizer: DraftSizer | MatchDraftSize,
+        attention_mask: Tensor | None = None,
+        max_ngram_size: int | None = None,
     ) -> None:
+        if max_ngram_size is None:
+            max_ngram_size = sizer.matched if isinstance(sizer, MatchDraftSize) else 3
         check_counts(max_ngram_size=max_ngram_size)
         if attention_mask is not None and attention_mask.shape != prompt.shape:
             raise ValueError(
@@ -54,26 +62,52 @@ class PromptLookupDrafter(Drafter):
         """Nothing to prepare. Raises ValueError for a prompt of other rows than are decoded."""
         if len(self.prompt) != len(state.tokens):
             raise ValueError(f"prompt must have the target's {len(state.tokens)} rows, got {len(self.prompt)}")
+        if isinstance(self.sizer, MatchDraftSize):
+            self.sizer.start()
 
     def propose(self, state: DecodeState) -> Draft:
         """A chain behind each row's newest token."""
-        self._size = self.sizer.choose()
         root = state.last_tokens()[:, None]
+        if isinstance(self.sizer, MatchDraftSize):
+            return self._matched(root, state, self.sizer)
+        self._size = self.sizer.choose()
         if self._size.depth < 1:
             return Draft(TokenTree.chain(root))
-        row = torch.cat([self.prompt, state.tokens], 1)  # [B, S]
-        last = self.prompt.shape[1] + state.lengths[:, None] - 1  # [B, 1] place of the newest token
-        occurrence, found = self._last_occurrence(row, last)
-        places = torch.arange(self._size.depth, device=row.device)
+        return self._copied(root, state, self._size.depth, *self._last_occurrence(state))
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        """Only the sizer learns."""
+        if not isinstance(self.sizer, MatchDraftSize):
+            self.sizer.observe(self._size, verdict.accepted, draft.tree.valid[:, 0])
+        elif draft.tree.device.type == "cpu":
+            self.sizer.observe(self._match, draft.tree.valid[:, 1:].sum(1), verdict.accepted)
+
+    def _matched(self, root: Tensor, state: DecodeState, sizer: MatchDraftSize) -> Draft:
+        """A chain as long as the sizer says."""
+        occurrence, self._match = self._last_occurrence(state)
+        depth = sizer.longest
+        if root.device.type == "cpu":
+            depth = sizer.choose(self._match[state.active].tolist())
+            room = state.max_new_tokens - 1 - state.lengths[state.active]
+            depth = min(depth, int(room.max())) if len(room) else 0
+            sizer.begin(depth)
+        return self._copied(root, state, depth, occurrence, self._match) if depth else Draft(TokenTree.chain(root))
+
+    def _copied(self, root: Tensor, state: DecodeState, depth: int, occurrence: Tensor, match: Tensor) -> Draft:
+        """What followed `occurrence` [B, 1] in each row, as far as `match` [B] tokens before it are those before the
+        end."""
+        row, last = self._rows(state)
+        found = (match > 0)[:, None]
+        places = torch.arange(depth, device=row.device)
         tokens = row.gather(1, occurrence + 1 + places % (last - occurrence))  # [B, depth]
         valid = (found & state.active[:, None]).expand_as(tokens)
         depth = ragged.columns_needed(valid)
         chain = TokenTree.chain(torch.cat([root, tokens[:, :depth]], 1))
         return Draft(chain.clip(torch.where(found[:, 0], depth, 0)))
 
-    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
-        """Only the sizer learns."""
-        self.sizer.observe(self._size, verdict.accepted, draft.tree.valid[:, 0])
+    def _rows(self, state: DecodeState) -> tuple[Tensor, Tensor]:
+        """[B, S]: the rows, and the place of each one's newest token, [B, 1]."""
+        return torch.cat([self.prompt, state.tokens], 1), self.prompt.shape[1] + state.lengths[:, None] - 1
 
     def replace_rows(self, rows: Tensor, other: PromptLookupDrafter) -> None:
         """See `specdecode.roles.RowReplacing`."""
@@ -82,8 +116,9 @@ class PromptLookupDrafter(Drafter):
         mine, theirs = (F.pad(each, (length - each.shape[1], 0), value=-1) for each in (mine, theirs))
         self.prompt = ragged.put_rows(mine, rows, theirs)
 
-    def _last_occurrence(self, row: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the suffix that ends at `last` [B, 1] ended before: [B, 1] int64, and whether it did, [B, 1] bool."""
+    def _last_occurrence(self, state: DecodeState) -> tuple[Tensor, Tensor]:
+        """Where the suffix of each row ended before, [B, 1] int64, and how many tokens match there, [B] int64."""
+        row, last = self._rows(state)
         place = torch.arange(row.shape[1], device=row.device)
         alike = place < last  # [B, S]
         length = torch.zeros_like(row)  # how many tokens up to each place equal those up to `last`
@@ -93,5 +128,5 @@ class PromptLookupDrafter(Drafter):
             length = length + alike
         # The longest, and of several the latest.
         best = (length * row.shape[1] + place).argmax(1, keepdim=True)
-        found = length.gather(1, best) > 0
-        return torch.where(found, best, last - 1), found
+        match = length.gather(1, best)
+        return torch.where(match > 0, best, last - 1), match[:, 0]

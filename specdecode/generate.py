@@ -248,7 +248,7 @@ def _continue(
     length = _DRAFT_LENGTHS.get(name, 0) if players.draft_length is None else players.draft_length
     texts, scores = Texts(input_ids, wishes.pad_token), None
     streams = _streams(players.generator, input_ids)
-    sizes: dict[str, int] = {"max_new_tokens": max_new_tokens, "max_draft_nodes": length + 1}
+    sizes: dict[str, Any] = {"max_new_tokens": max_new_tokens, "max_draft_nodes": length + 1}
     settings: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "sampling": wishes.sampling,
@@ -387,9 +387,7 @@ def _said(name: str, settings: dict[str, Any], *configs: Any) -> Any:
     return next((value for value in said if value is not None), None)
 
 
-def _sampling(
-    temperature: float | None, top_k: int | None, top_p: float | None, *configs: Any
-) -> dict[str, float | int | bool | None]:
+def _sampling(temperature: float | None, top_k: int | None, top_p: float | None, *configs: Any) -> dict[str, Any]:
     """Temperature and filters in the words of `generate`. Raises ValueError for a number out of range."""
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     given = {name: value for name, value in given.items() if value is not None}

@@ -258,7 +258,7 @@ class DecodeRun:
         else:
             going_on, stays = state.active, accepted * state.active
             kept = stays if next_tokens is None else stays + going_on
-            tokens = _new_tokens(tree, path, stays, next_tokens)
+            tokens = new_tokens(tree, path, stays, next_tokens)
             emitted, active = self._write(tokens, kept)
             lengths = state.lengths + emitted
             active, newest, state.least_room = active & (lengths < state.max_new_tokens), None, None
@@ -344,7 +344,7 @@ def _path(tree: TokenTree, path: Tensor) -> Tensor | None:
     return None if tree.is_chain else path
 
 
-def _new_tokens(tree: TokenTree, path: Tensor | None, accepted: Tensor, next_tokens: Tensor | None) -> Tensor:
+def new_tokens(tree: TokenTree, path: Tensor | None, accepted: Tensor, next_tokens: Tensor | None) -> Tensor:
     """[B, k]: the accepted tokens of a path, then the next one, if there is one; what follows means nothing."""
     drafted = tree.tokens[:, 1:] if path is None else tree.tokens.gather(1, path[:, 1:])
     if next_tokens is None:

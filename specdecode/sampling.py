@@ -100,19 +100,14 @@ def logits_to_probabilities(logits: Tensor, config: SamplingConfig) -> Tensor:
     Returns:
         [..., V] float32, each row summing to one; exactly 0 at filtered tokens.
     """
+    logits = logits if logits.dtype == torch.float32 else logits.float()  # which would be a call, too
     if config.is_greedy:
-        logits = _in_float32(logits)
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     return filtered(logits, config).softmax(-1)
 
 
-def _in_float32(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float32 else logits.float()  # which would be a call, too
-
-
 def filtered(logits: Tensor, config: SamplingConfig) -> Tensor:
     """Logits [..., V] float32 behind temperature and filters, minus infinity at filtered tokens; greedy: unchanged."""
-    logits = _in_float32(logits)
     if config.is_greedy:
         return logits
     if config.temperature != 1:

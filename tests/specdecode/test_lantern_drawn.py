@@ -380,6 +380,6 @@ def test_there_is_no_cliff_behind_zero() -> None:
 
 def test_fault_the_rest_is_taken_from_the_targets_own_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rejected child replaced from max(p - q, 0) instead of max(p' - q, 0)."""
-    residual, relaxed = exact._residual, relaxed_target(P[None], Q[None], SUMS, delta=0.15)[0]
-    monkeypatch.setattr(exact, "_residual", lambda target, drawn_from: residual(P.expand_as(target), drawn_from))
+    residual, relaxed = exact.residual, relaxed_target(P[None], Q[None], SUMS, delta=0.15)[0]
+    monkeypatch.setattr(exact, "residual", lambda target, drawn_from: residual(P.expand_as(target), drawn_from))
     assert fits(one_node("siblings", {"delta": 0.15}, P, Q)[0], relaxed) < 1e-6

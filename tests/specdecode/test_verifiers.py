@@ -304,7 +304,7 @@ def test_fault_confidences_used_as_probabilities() -> None:
 
 @pytest.mark.usefixtures("torch_lines")
 def test_fault_residual_replaced_by_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "_residual", lambda target, drawn_from: target)
+    monkeypatch.setattr(exact, "residual", lambda target, drawn_from: target)
     assert chi_square_p_value(markov_drafter(CHAIN, "sampled"), draws=DRAWS_FOR_FAULTS) < 1e-9
 
 
@@ -324,7 +324,7 @@ def test_fault_the_end_of_a_chain_taken_for_a_rejection(monkeypatch: pytest.Monk
         rows = torch.arange(draft.tree.batch_size)
         last, drawn_from = target[rows, verdict.accepted], draft.probabilities[rows, verdict.path[:, -1]]  # type: ignore[index]
         noise = state.streams.exponential(Tag.TARGET, state.lengths + verdict.accepted, VOCAB_SIZE)
-        wrong = exact.sample(exact._residual(last, drawn_from), noise)
+        wrong = exact.sample(exact.residual(last, drawn_from), noise)
         at_end = verdict.accepted == draft.tree.max_depth
         return replace(verdict, next_tokens=torch.where(at_end, wrong, verdict.next_tokens))
 

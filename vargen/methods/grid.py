@@ -45,8 +45,8 @@ class GridMethodConfig(ImageMethodConfig):
         return (NO_DRAFT,)
 
     def max_draft_nodes(self, num_tokens: int) -> int:
-        """Room for a stand-in in every row of a grid up to four times as high as wide; all other tokens lie in the slots
-        of their places."""
+        """Room for a stand-in in every row of a grid up to four times as high as wide; other tokens lie in the slots of
+        their places."""
         return 2 * math.isqrt(num_tokens)
 
     @abstractmethod

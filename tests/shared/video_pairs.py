@@ -15,8 +15,9 @@ from scenes.models.architectures import TextModelConfig, VideoLLMConfig, VisionM
 from vargen.drafters.video_head import KINDS
 from vargen.drafters.video_head_folder import new_video_head, save_video_head
 from vargen.jobs.cases import VideoCase
+from vargen.models.video_llms.frames import VideoFrames
 
-SIZE, FRAMES = 64, 8
+SIZE, FRAMES = 64, 4
 
 
 def build_pair(folder: Path, architecture: str) -> None:
@@ -52,8 +53,9 @@ def qwen_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cases() -> list[VideoCase]:
-    """Two videos."""
-    return scene_video_cases(2, "heldout", FRAMES, SIZE)
+    """Two videos, of which every other frame is shown."""
+    stories = scene_video_cases(2, "heldout", 2 * FRAMES, SIZE)
+    return [VideoCase(VideoFrames.from_frames(story.frames.frames[1::2]), story.truth) for story in stories]
 
 
 @pytest.fixture(scope="session")

@@ -62,15 +62,18 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         for opens in (2, 3, 4, 5, 6)
         for guesses in (1, 2, 4)
     },
-    **{f"vvs-rows, {looks} looks": ("vvs-rows", {"looks": looks}) for looks in (2, 3)},
+    **{
+        f"vvs-rows, {looks} looks at whole rows": ("vvs-rows", {"opens_after": 16, "guesses": 15, "looks": looks})
+        for looks in (2, 3)
+    },
     **{
         f"vvs-rows {opens}, {guesses} guesses, {looks} looks": (
             "vvs-rows",
             {"opens_after": opens, "guesses": guesses, "looks": looks},
         )
         for opens in (3, 4, 5, 6, 8)
-        for guesses in (2, 3, 4)
-        for looks in (2, 3)
+        for guesses in (1, 2, 3, 4)
+        for looks in (1, 2, 3)
     },
 }
 """By label, the method and its settings."""

@@ -1,18 +1,19 @@
 """What methods share that draw rows of the picture's grid side by side: no draft, room for stand-ins, fitting windows.
 
-Belongs here: what does not depend on when a row begins. Does not belong here: a method (one file each), and the orders
-themselves (`specdecode.places`, `specdecode.lines_in_flight`).
+Belongs here: what does not depend on how a row goes on once it has begun. Does not belong here: a method (one file
+each), and the orders themselves (`specdecode.places`, `specdecode.lines_in_flight`).
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from vargen.base.bounds import MAX_DRAFT
 from vargen.base.errors import UserError
-from vargen.methods.base import Components, ImageMethodConfig, Method
+from vargen.methods.base import AUTO, Auto, Components, ImageMethodConfig, Method, Suggestions
 
 if TYPE_CHECKING:
     from specdecode.draft_size import DraftSize
@@ -27,11 +28,11 @@ class GridMethodConfig(ImageMethodConfig):
     first.
 
     Attributes:
-        opening_setting: which setting says how many tokens the row above has when a row begins.
+        opening_setting: which setting says how many tokens the row above has when a row opens.
     """
 
     exact: ClassVar[bool] = False
-    opening_setting: ClassVar[str] = "window"
+    opening_setting: ClassVar[str]
 
     def _flag(self, field: str) -> None:
         """Refuse a field that is neither true nor false."""
@@ -55,10 +56,47 @@ class GridMethodConfig(ImageMethodConfig):
 
     def _players(self, components: Components) -> Method:
         lines, field = components.grid_lines(), self.opening_setting
-        given, columns = getattr(self, field), lines.line_length
-        if isinstance(given, int) and given > columns:
+        given = getattr(self, field)
+        if given != AUTO and given > lines.line_length:
             raise UserError(
-                f"{self.name}.{field} must be between 1 and {columns}, the tokens of a row of this model's grid, got "
-                f"{given}"
+                f"{self.name}.{field} must be between 1 and {lines.line_length}, the tokens of a row of this model's "
+                f"grid, got {given}"
             )
         return Method(order=self._order(lines))
+
+
+@dataclass(frozen=True)
+class GuessingRowsConfig(GridMethodConfig):
+    """Settings of a method whose rows have guesses.
+
+    Args:
+        opens_after: tokens that the row above has when a row opens, at most those of a row; "auto" is 5.
+        guesses: tokens guessed ahead in every row. A row guesses no further than the row above is known.
+    """
+
+    draft_settings: ClassVar[tuple[str, ...]] = ("opens_after", "guesses")
+    opening_setting: ClassVar[str] = "opens_after"
+    usual_opening: ClassVar[int] = 5
+
+    opens_after: int | Auto = AUTO
+    guesses: int = 2
+
+    def __post_init__(self) -> None:
+        self._size("opens_after")
+        self._number("guesses", 1, MAX_DRAFT, whole=True)
+
+    def _opening(self, columns: int) -> int:
+        """After how many tokens of a row of `columns` the next one opens."""
+        return min(self.usual_opening, columns) if self.opens_after == AUTO else self.opens_after
+
+    def resolved(self, num_tokens: int) -> Self:
+        """See `ImageMethodConfig.resolved`."""
+        return replace(self, opens_after=self._opening(math.isqrt(num_tokens)))
+
+    @classmethod
+    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+        """When rows open, and how far they guess."""
+        return {
+            "opens_after": suggest.integer("opens_after", 1, 16, log=True),
+            "guesses": suggest.integer("guesses", 1, 16, log=True),
+        }

@@ -31,6 +31,7 @@ class ZipARConfig(GridMethodConfig):
     name: ClassVar[str] = "zipar"
     summary: ClassVar[str] = "rows of the grid side by side, each a window of tokens behind the row above; no drafter"
     draft_settings: ClassVar[tuple[str, ...]] = ("window", "adaptive")
+    opening_setting: ClassVar[str] = "window"
 
     window: int = 4
     adaptive: bool = False

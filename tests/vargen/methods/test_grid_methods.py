@@ -53,7 +53,7 @@ def test_zipar_takes_the_passes_of_the_formula_whatever_the_batch(tiny_pipeline:
         ("zipar", {"window": GRID}),
         ("zipar", {"window": GRID, "adaptive": True}),
         ("pjd", {"opens_after": GRID, "guesses": 3}),
-        ("pjd", {}),  # a row opens after 8 tokens, or after all that it has
+        ("pjd", {}),  # a row opens after 5 tokens, or after all that it has
         ("vvs-rows", {"looks": GRID}),
     ],
     ids=str,
@@ -112,7 +112,7 @@ def test_janus_draws_the_same_pictures_in_any_batch_and_stream(name: str) -> Non
         ),
         ("pjd", {"guesses": 0}, "pjd.guesses must be at least 1, got 0"),
         ("vvs-rows", {"looks": 0}, "vvs-rows.looks must be at least 1, got 0"),
-        ("vvs-rows", {"opens_after": 0}, "vvs-rows.opens_after must be at least 1, got 0"),
+        ("vvs-rows", {"opens_after": 0}, 'vvs-rows.opens_after must be an integer of at least 1 or "auto", got 0'),
         (
             "vvs-rows",
             {"opens_after": GRID + 1},

@@ -89,24 +89,29 @@ def put_rows(values: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     return values.index_copy(0, rows, others.to(values.dtype))
 
 
+def _can_look(tensor: Tensor) -> bool:
+    """Whether to read a number costs nothing: on a CPU, in eager code."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def columns_needed(mask: Tensor) -> int:
-    """How many first columns of bool [B, C] contain every True; on other devices than a CPU all, without a wait."""
-    if mask.device.type != "cpu":
+    """How many first columns of bool [B, C] contain every True; all of them where a look would cost a wait."""
+    if not _can_look(mask):
         return mask.shape[1]
     columns = mask.any(0).nonzero()
     return int(columns[-1]) + 1 if len(columns) else 0
 
 
 def at_most(counts: Tensor, bound: int) -> int:
-    """The greatest of int64 [B]; on other devices than a CPU its known upper bound, without a wait."""
-    return bound if counts.device.type != "cpu" else int(counts.max())
+    """The greatest of int64 [B]; its known upper bound where a look would cost a wait."""
+    return int(counts.max()) if _can_look(counts) else bound
 
 
 def surely_none(flags: Tensor) -> bool:
-    """Whether no flag is set; on other devices than a CPU False, without a wait."""
-    return flags.device.type == "cpu" and not bool(flags.any())
+    """Whether no flag is set; False where a look would cost a wait."""
+    return _can_look(flags) and not bool(flags.any())
 
 
 def surely_all(flags: Tensor) -> bool:
-    """Whether every flag is set; on other devices than a CPU False, without a wait."""
-    return flags.device.type == "cpu" and bool(flags.all())
+    """Whether every flag is set; False where a look would cost a wait."""
+    return _can_look(flags) and bool(flags.all())

@@ -1,4 +1,4 @@
-"""Tiny models of families that draw token by token, in the files that their authors publish, and tokenizers for them."""
+"""Tiny models of families that draw token by token, in their authors' files, and tokenizers for them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,24 @@ def golden_folder(name: str, folder: Path) -> Path:
 
 
 CODES = 24
-WORDS = ["<unk>", "<s>", "a", "dog", "cat", "runs", "red", "rain", "on", "sand", "Generate", "an", "image", ".", ":"]
+WORDS = [
+    "<unk>",
+    "<s>",
+    "<|endoftext|>",
+    "a",
+    "dog",
+    "cat",
+    "runs",
+    "red",
+    "rain",
+    "on",
+    "sand",
+    "Generate",
+    "an",
+    "image",
+    ".",
+    ":",
+]
 PROMPTS = ["a dog", "a red cat runs on sand", "the dog runs on sand"]
 TINY = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -41,8 +41,8 @@ def load_model(
         **kwargs: for `from_pretrained`, such as dtype, device_map, quantization_config, attn_implementation, revision.
 
     Raises:
-        UserError: the model cannot be loaded, is of another family, or has pickled or missing weights; or remote code is
-            asked for.
+        UserError: the model cannot be loaded, is of another family, or has pickled or missing weights; or code of a
+            repository is to be run.
     """
     refuse_remote_code(kwargs)
     check_family(source, model_type, **kwargs)

@@ -312,7 +312,7 @@ def test_emu3_5s_words_are_read_from_its_own_file(tmp_path: Path) -> None:
     assert tokenizer is not None and len(tokenizer) == len(words) + 3 + 205 + 3
     read = tokenizer("abc abcc dog bcé12<|extra_200|>", add_special_tokens=False)["input_ids"]
     rank = {word: number for number, word in enumerate(words)}
-    text = [b"abc", b" ", b"ab", b"c", b"c", b" dog", b" ", b"bc", b"\xc3\xa9", b"1", b"2"]
+    text = [b"abc", b" ", b"abc", b"c", b" dog", b" ", b"bc", b"\xc3\xa9", b"1", b"2"]
     assert read == [*(rank[each] for each in text), len(words) + 3 + 200]
     (tmp_path / "emu3.tiktoken").write_text("no words")
     refused("tokenizer: .*emu3.tiktoken cannot be read", load_tokenizer, tmp_path, TOKEN_IMAGE_FAMILIES["emu3_5"])
@@ -358,13 +358,7 @@ def test_another_vocabulary_is_refused(pipeline: TokenImagePipeline) -> None:
     if family.codes.behind_text:
         tokenizer = token_image_models.tiny_tokenizer(family)
         tokenizer.add_tokens(["another"])
-        refused(
-            "tokenizer must have .* tokens, because the codes",
-            TokenImagePipeline,
-            pipeline.model,
-            tokenizer,
-            family=family,
-        )
+        refused("model must have the 24 codes", TokenImagePipeline, pipeline.model, tokenizer, family=family)
     published = {name: number for name, number in family.marks.items() if number is not None}
     if published:
         moved = replace(family, marks={**family.marks, next(iter(published)): 1})

@@ -37,6 +37,16 @@ class CosmosDecoder(nn.Module):
         super().__init__()
         self.script, self.path = script, path
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights; pipelines of diffusers ask."""
+        return next((weight.dtype for weight in self.parameters()), torch.float32)
+
+    @property
+    def device(self) -> torch.device:
+        """Of its weights; pipelines of diffusers ask."""
+        return next((weight.device for weight in self.parameters()), torch.device("cpu"))
+
     @torch.no_grad()
     def forward(self, codes: Tensor) -> Tensor:
         """fp32 [1, 3, 16 h, 16 w] of codes [1, h, w]. Raises UserError if the program is another one."""

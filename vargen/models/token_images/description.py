@@ -30,7 +30,7 @@ class CodeIds:
         first: id of code 0, the others behind it; "last": the codes are the last ids of the vocabulary; "named": each
             code has its name in `vocabulary_map` of config.json.
         count: how many; None: those of the model's own codebook.
-        behind_text: the tokenizer knows all ids before the first code, and no other.
+        behind_text: the codes follow the tokens that the tokenizer knows; `first` stands where there is none.
     """
 
     first: int | Literal["last", "named"]
@@ -116,7 +116,8 @@ class Sizes:
                 raise UserError(f"ratio must be that of a size of this model, got {ratio!r}: {self}")
             return nearest
         rows, columns = grid_of_ratio(ratio, area, self.pixels_a_code * self.unit)
-        while self.most_codes and rows * columns * self.unit**2 > self.most_codes:  # rounded up on both sides
+        most = None if self.most_codes is None else min(self.most_codes * self.pixels_a_code**2, area)
+        while most is not None and rows * columns * (self.unit * self.pixels_a_code) ** 2 > most:  # both rounded up
             rows, columns = (rows - 1, columns) if rows > columns else (rows, columns - 1)
         return rows * self.unit, columns * self.unit
 
@@ -237,5 +238,5 @@ class TokenImageFamily:
 
     def row_ends(self, grid: Grid) -> range:
         """Their places among these tokens."""
-        rows, columns = grid
+        columns = grid[1]
         return range(columns, self.num_tokens(grid), columns + 1) if self.row_end is not None else range(0)

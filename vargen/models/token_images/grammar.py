@@ -82,12 +82,7 @@ def vocabulary_of(family: TokenImageFamily, model: Any, tokenizer: Any = None) -
         UserError: the model or the tokenizer has other tokens than the family.
     """
     marks = {name: _id_of_mark(family, name, model, tokenizer) for name in family.marks}
-    codes = _ids_of_codes(family, model, marks)
-    if tokenizer is not None and family.codes.behind_text and len(tokenizer) != int(codes[0]):
-        raise UserError(
-            f"tokenizer must have {int(codes[0]):,} tokens, because the codes of {family.title} lie behind them, got "
-            f"{len(tokenizer):,}; load the tokenizer that came with the model"
-        )
+    codes = _ids_of_codes(family, model, marks, tokenizer)
     return ImageVocabulary(
         ids=torch.tensor(codes if family.row_end is None else [*codes, marks[family.row_end]]),
         has_mark=family.row_end is not None,
@@ -96,7 +91,7 @@ def vocabulary_of(family: TokenImageFamily, model: Any, tokenizer: Any = None) -
     )
 
 
-def _ids_of_codes(family: TokenImageFamily, model: Any, marks: dict[str, int | None]) -> list[int]:
+def _ids_of_codes(family: TokenImageFamily, model: Any, marks: dict[str, int | None], tokenizer: Any) -> list[int]:
     first, count = family.codes.first, family.codes.count
     vocab_size = int(model.config.get_text_config().vocab_size)
     if first == "named":
@@ -109,11 +104,14 @@ def _ids_of_codes(family: TokenImageFamily, model: Any, marks: dict[str, int | N
             )
         return [named[code] for code in range(count)]
     assert count is not None
-    first = vocab_size - count if first == "last" else first
+    if first == "last":
+        first = vocab_size - count
+    if family.codes.behind_text and tokenizer is not None:
+        first = len(tokenizer)
     if first <= 0 or first + count > vocab_size:
         raise UserError(
-            f"model must have the {count:,} codes of {family.title} in its vocabulary, which has {vocab_size:,} tokens; "
-            f"name a model of this family, such as {family.example}"
+            f"model must have the {count:,} codes of {family.title} from number {first:,} of its vocabulary on, and has "
+            f"{vocab_size:,} tokens; name a model of this family, such as {family.example}, with its own tokenizer"
         )
     return [*range(first, first + count)]
 

@@ -144,8 +144,8 @@ def _file(source: str | os.PathLike[str], name: str, kwargs: dict[str, Any]) -> 
 
 
 def _with_norms_per_shard(model_class: Any) -> Any:
-    """A class of transformers' Chameleon whose norms of queries and keys have the shape in which Meta's layout has them:
-    [shards, head_dim], with which loading fills them wherever `from_pretrained` puts them."""
+    """A class of transformers' Chameleon whose norms of queries and keys are [shards, head_dim], as in the files, so
+    that `from_pretrained` fills them wherever it puts them."""
 
     def init(self: Any, config: Any) -> None:
         model_class.__init__(self, config)

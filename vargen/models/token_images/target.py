@@ -118,7 +118,7 @@ class TokenImageTarget(GuidedTarget):
         return self._with_ends_of_rows(self.combine(self._run_places(tokens, placed), places), places)
 
     def combine(self, output: TargetOutput, places: Tensor | None = None) -> TargetOutput:
-        """Guided logits, and the hidden states [B, n, rows * dim] of all rows of a picture, the conditional one's first.
+        """Guided logits, and the hidden states [B, n, rows * dim] of all rows of a picture, the conditional one first.
 
         Args:
             output: of all rows, [rows * B, n, ...].

@@ -115,7 +115,7 @@ class DecodeRun:
                 f"trace must be of the target's batch size {batch_size}, got one of {self.trace.batch_size}"
             )
         self.target, self.drafter = target, drafter
-        self.trace.forced = None if drafter is None else drafter.forced
+        self.trace.forced = getattr(drafter, "forced", None)  # a drafter that knows tokens beforehand says so
         self.verifier = ExactVerifier() if verifier is None else verifier
         self._part = self.trace.phase if profile else _untimed
 

@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities
-from specdecode.trace import Forced
 from specdecode.tree import TokenTree
 
 
@@ -243,9 +242,6 @@ class Drafter(Protocol):
     def skipping(self) -> SkippingDrafter | None:
         """This drafter as one that can skip verification; None (which subclasses inherit) where it cannot."""
         return None
-
-    forced: Forced | None = None
-    """Tokens that it knows beforehand; None (which subclasses inherit): none."""
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """Begin a new batch, with the output of the prompts, and the first token of each row in `state`."""

@@ -110,7 +110,7 @@ def _ids_of_codes(family: TokenImageFamily, model: Any, marks: dict[str, int | N
         first = len(tokenizer)
     if first <= 0 or first + count > vocab_size:
         raise UserError(
-            f"model must have the {count:,} codes of {family.title} from number {first:,} of its vocabulary on, and has "
+            f"model must have the {count:,} codes of {family.title} from number {first:,} of its vocabulary on, of "
             f"{vocab_size:,} tokens; name a model of this family, such as {family.example}, with its own tokenizer"
         )
     return [*range(first, first + count)]

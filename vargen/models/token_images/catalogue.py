@@ -57,14 +57,11 @@ def find_family(
     """
     if isinstance(family, TokenImageFamily):
         return family
-    name = config.get(FAMILY_KEY) if family is None else family
-    if name is not None:
-        if name not in TOKEN_IMAGE_FAMILIES:
-            known = ", ".join(TOKEN_IMAGE_FAMILIES)
-            raise UserError(
-                f"family must be one of {known}, got {name!r}{did_you_mean(str(name), TOKEN_IMAGE_FAMILIES)}"
-            )
-        return TOKEN_IMAGE_FAMILIES[name]
+    if family is not None:
+        if family not in TOKEN_IMAGE_FAMILIES:
+            known, close = ", ".join(TOKEN_IMAGE_FAMILIES), did_you_mean(family, TOKEN_IMAGE_FAMILIES)
+            raise UserError(f"family must be one of {known}, got {family!r}{close}")
+        return TOKEN_IMAGE_FAMILIES[family]
     check_not_refused(config, place)
     found = recognised(config)
     if len(found) == 1:

@@ -232,7 +232,7 @@ class LlamaGenTarget:
             Guided logits [B, n, V] and hidden states [B, n, dim].
         """
         cache = self.kv_cache
-        both = (placed.positions, placed.slots, placed.visible)
+        both: tuple[Tensor, ...] = (placed.positions, placed.slots, placed.visible)
         if self.is_guided and len(placed.slots) > 1:
             both = tuple(torch.cat((each, each)) for each in both)
         positions, slots, visible = both

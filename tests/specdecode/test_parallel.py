@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,15 +17,18 @@ from synthetic import MarkovTarget, random_table
 from torch import Tensor
 
 import specdecode.parallel.loop
+import specdecode.parallel.one_process
 from specdecode.loop import decode
 from specdecode.parallel import (
     DraftChannel,
+    DraftLength,
     DraftOrder,
     DraftRequest,
     InTurnChannel,
     ParallelResult,
     Round,
     Rounds,
+    RoundSeconds,
     ThreadChannel,
     Window,
     WindowDrafter,
@@ -264,19 +270,73 @@ def test_faults_of_the_targets_side_are_noticed(monkeypatch: pytest.MonkeyPatch,
 
 
 class Slow(MarkovTarget):
-    """Takes its time for every pass."""
+    """Works before every pass: sleeps, or moves a clock."""
 
-    def __init__(self, table: Tensor, seconds: Callable[[], float], length: int = LENGTH) -> None:
+    def __init__(self, table: Tensor, work: Callable[[], None], length: int = LENGTH) -> None:
         super().__init__(table, PROMPT, length)
-        self.seconds = seconds
+        self.work = work
 
     def prefill(self) -> TargetOutput:
-        time.sleep(self.seconds())
+        self.work()
         return super().prefill()
 
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
-        time.sleep(self.seconds())
+        self.work()
         return super().forward(tokens, mask, depths)
+
+
+class TwoClocks:
+    """A clock a thread. It moves by work alone, and to the time at which a message that it waits for was sent."""
+
+    def __init__(self) -> None:
+        self._now: dict[int, float] = {}
+
+    def now(self) -> float:
+        return self._now.get(threading.get_ident(), 0.0)
+
+    def work(self, seconds: float) -> None:
+        self._now[threading.get_ident()] = self.now() + seconds
+
+    def wait_for(self, moment: float) -> None:
+        self._now[threading.get_ident()] = max(self.now(), moment)
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> TwoClocks:
+    """Both sides read these clocks, and every message of `ThreadChannel` takes the time of its sender along."""
+    clocks, channels = TwoClocks(), specdecode.parallel.one_process
+
+    class Thread(ThreadPoolExecutor):
+        def submit(self, work: Any, /, *arguments: Any) -> Any:  # type: ignore[override]
+            sent = clocks.now()
+
+            def timed() -> tuple[Any, float]:
+                clocks.wait_for(sent)
+                return work(*arguments), clocks.now()
+
+            future = super().submit(timed)
+
+            def result() -> Any:
+                answer, answered = future.result()
+                clocks.wait_for(answered)
+                return answer
+
+            return SimpleNamespace(result=result)
+
+    class Numbers(channels._Numbers):
+        def __init__(self, numbers: Tensor) -> None:
+            super().__init__(numbers)
+            self.sent = clocks.now()
+
+        def here(self) -> Tensor:
+            clocks.wait_for(self.sent)
+            return super().here()
+
+    monkeypatch.setattr(channels, "ThreadPoolExecutor", Thread)
+    monkeypatch.setattr(channels, "_Numbers", Numbers)
+    for module in ("loop", "drafter", "draft_length"):
+        monkeypatch.setattr(f"specdecode.parallel.{module}.time", SimpleNamespace(perf_counter=clocks.now))
+    return clocks
 
 
 def test_a_hundred_timings_give_one_result() -> None:
@@ -287,44 +347,36 @@ def test_a_hundred_timings_give_one_result() -> None:
     scale = [1e-3, 1e-3]
 
     def source(prompt: Any, hint: Any) -> MarkovTarget:
-        return Slow(CLOSE_TABLE, lambda: scale[0] * dice.random(), length)
+        return Slow(CLOSE_TABLE, lambda: time.sleep(scale[0] * dice.random()), length)
 
     with ThreadChannel(source) as channel:
         for _ in range(100):
             scale[:] = dice.choice([(1e-3, 0), (0, 2e-3), (5e-4, 1e-3)])
-            target = Slow(TABLE, lambda: scale[1] * dice.random(), length)
+            target = Slow(TABLE, lambda: time.sleep(scale[1] * dice.random()), length)
             result = parallel(channel, SAMPLED, target=target, max_new_tokens=length, draft_length=3)
             assert torch.equal(result.tokens, wanted.tokens)
             assert result.account.rounds == wanted.account.rounds
 
 
-@pytest.mark.parametrize(("target_seconds", "draft_seconds"), [(0.060, 0.015), (0.030, 0.015)])
-def test_a_full_round_takes_as_long_as_the_slower_side(target_seconds: float, draft_seconds: float) -> None:
-    draft_length, length = 4, 29
-    slower = max(target_seconds, draft_length * draft_seconds)
-
-    def source(prompt: Any, hint: Any) -> MarkovTarget:
-        return Slow(TABLE, lambda: draft_seconds, length)
-
-    target = Slow(TABLE, lambda: target_seconds, length)
-    with ThreadChannel(source) as channel:
-        account = parallel(channel, target=target, max_new_tokens=length, draft_length=draft_length).account
-    full = [
+@pytest.mark.parametrize(("target", "draft"), [(6.0, 1.5), (3.0, 1.5), (9.0, 1.5)])
+@pytest.mark.parametrize("table", [TABLE, CLOSE_TABLE], ids=["same", "close"])
+def test_a_round_takes_as_long_as_the_slower_side(
+    clocks: TwoClocks, table: Tensor, target: float, draft: float
+) -> None:
+    with ThreadChannel(lambda prompt, hint: Slow(table, lambda: clocks.work(draft))) as channel:
+        account = parallel(channel, target=Slow(TABLE, lambda: clocks.work(target))).account
+    matches = [True] * LENGTH if table is TABLE else right_guesses(GREEDY)
+    costs = Costs(target, draft, target_prefill=target, draft_prefill=draft)
+    assert account == simulate_parallel(matches, costs, 4)
+    full = {
         each.target + each.waiting
         for each, what in zip(account.seconds, account.rounds, strict=True)
-        if what.fed == what.drafted == draft_length
-    ]
-    assert len(full) >= 5
-    # A busy machine makes rounds longer, never shorter; some round is left alone.
-    assert slower <= min(full) < 0.9 * (target_seconds + draft_length * draft_seconds)
-    # Sums over the whole row; the prefill's pass is one of the target's.
-    assert account.target_seconds >= len(account.rounds) * target_seconds
-    assert account.drafter_seconds >= account.drafted * draft_seconds
-    if draft_length * draft_seconds > 1.5 * target_seconds:
-        assert account.waiting_seconds > 0.5 * len(full) * (draft_length * draft_seconds - target_seconds)
+        if what.drafted == 4
+    }
+    assert full == {max(target, 4 * draft)}
 
 
-def test_the_draft_length_is_the_ratio_of_measured_times() -> None:
+def test_the_draft_length_is_the_ratio_of_measured_times(clocks: TwoClocks) -> None:
     assert [draft_length_of(*each) for each in ((0.420, 0.078), (0.420, 0.0466), (5.9, 1.0), (1.0, 3.0))] == [
         5,
         9,
@@ -334,45 +386,42 @@ def test_the_draft_length_is_the_ratio_of_measured_times() -> None:
     for seconds in ((0.0, 1.0), (1.0, -1.0)):
         with pytest.raises(ValueError, match="seconds must be positive"):
             draft_length_of(*seconds)
-    target = Slow(TABLE, lambda: 0.060)
-    channel = InTurnChannel(lambda prompt, hint: Slow(CLOSE_TABLE, lambda: 0.015, 5))
-    measured = measure_draft_length(target, channel, repeats=2)
-    assert measured.tokens in (3, 4) and measured.target_seconds >= 0.060 and measured.draft_seconds >= 0.015
+    target = Slow(TABLE, lambda: clocks.work(6.0))
+    channel = InTurnChannel(lambda prompt, hint: Slow(CLOSE_TABLE, lambda: clocks.work(1.5), 5))
+    assert measure_draft_length(target, channel, repeats=2) == DraftLength(4, 6.0, 1.5)
     # Both can be used as if nothing had been.
-    assert torch.equal(
-        parallel(InTurnChannel(source_of()), target=target, draft_length=measured.tokens).tokens, plain(GREEDY)
-    )
+    assert torch.equal(parallel(InTurnChannel(source_of()), target=target, draft_length=4).tokens, plain(GREEDY))
 
 
 class Early(MarkovTarget):
     """Gives a hint in the middle of its prefill."""
 
-    def __init__(self, give: Callable[[Tensor], None], seconds: float = 0.0) -> None:
+    def __init__(self, give: Callable[[Tensor], None], work: Callable[[], None] = lambda: None) -> None:
         super().__init__(TABLE, PROMPT, LENGTH)
-        self.give, self.seconds = give, seconds
+        self.give, self.work = give, work
 
     def prefill(self) -> TargetOutput:
-        time.sleep(self.seconds / 2)
+        self.work()
         self.give(torch.tensor([4, 2]))
-        time.sleep(self.seconds / 2)
+        self.work()
         return super().prefill()
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-def test_the_hint_reaches_the_drafter_while_the_target_is_prefilling(threaded: bool) -> None:
+def test_the_hint_reaches_the_drafter_while_the_target_is_prefilling(threaded: bool, clocks: TwoClocks) -> None:
     seen: list[Any] = []
 
     def source(prompt: Any, hint: Callable[[], Tensor | None]) -> MarkovTarget:
         numbers = hint()
         seen.append((prompt, None if numbers is None else numbers.tolist()))
-        return Slow(CLOSE_TABLE, lambda: 0.002)
+        return Slow(CLOSE_TABLE, lambda: clocks.work(2))
 
     channel = ThreadChannel(source) if threaded else InTurnChannel(source)
-    result = parallel(channel, target=Early(channel.hint, 0.4), prompt="a video")
+    result = parallel(channel, target=Early(channel.hint, lambda: clocks.work(20)), prompt="a video")
     assert seen == [("a video", [4, 2])] and torch.equal(result.tokens, plain(GREEDY))
     if threaded:  # prefill and startup tokens are hidden in the target's prefill
-        first = result.account.seconds[0]
-        assert first.waiting < 0.1 and 0.008 <= first.drafter < 0.2, "waiting for the hint is not work"
+        wanted = RoundSeconds(target=40, drafter=4 * 2, waiting=0)
+        assert result.account.seconds[0] == wanted, "waiting for the hint is not work"
     parallel(channel, prompt="another")
     assert seen[-1] == ("another", None), "no hint was given"
     if isinstance(channel, ThreadChannel):

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -167,12 +166,10 @@ def test_a_process_serves_rows_and_its_death_is_told() -> None:
         pid = channel.pid
         for sampling in SAMPLINGS:
             check(parallel(channel, sampling), sampling)
-        began = time.perf_counter()
         with pytest.raises(DrafterError, match="the drafter's process ended: killed by SIGKILL"):
             parallel(channel, prompt="dies")
         with pytest.raises(DrafterError, match="killed by SIGKILL"):
             parallel(channel)
-        assert time.perf_counter() - began < 100, "no timeout was waited for"
     assert not is_alive(pid) and not multiprocessing.active_children()
 
 

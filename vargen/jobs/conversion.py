@@ -203,11 +203,10 @@ def convert_vqgan(config: ConvertVqganConfig) -> dict[str, Any]:
     from vargen.models.token_images.convert import read_vqgan
     from vargen.models.vqgan import load_vqgan
 
-    with own_folder(config.output):
-        check_new_folder(Path(config.output), config.overwrite)
-        vqvae = load_vqgan(read_vqgan(config.checkpoint), config.checkpoint)
-        with atomic_folder(Path(config.output)) as folder:
-            vqvae.save_pretrained(folder)
+    check_new_folder(Path(config.output), config.overwrite)
+    vqvae = load_vqgan(read_vqgan(config.checkpoint), config.checkpoint)
+    with atomic_folder(Path(config.output)) as folder:
+        vqvae.save_pretrained(folder)
     return {
         "output": config.output,
         "num_codes": vqvae.config["num_vq_embeddings"],
@@ -226,18 +225,19 @@ def convert_anole(config: ConvertAnoleConfig) -> dict[str, Any]:
         UserError: a file is missing, truncated or of the wrong kind.
     """
     from vargen.models.model_folder import check_new_folder
+    from vargen.models.token_images.anole import ANOLE
     from vargen.models.token_images.convert import convert_meta_chameleon, read_meta_chameleon
+    from vargen.models.token_images.loading import save_family_model
     from vargen.models.vqgan import load_vqgan
 
-    with own_folder(config.output):
-        check_new_folder(Path(config.output), config.overwrite)
-        found = read_meta_chameleon(config.checkpoint)
-        vqvae = load_vqgan(found.vqgan, config.checkpoint)
-        model = convert_meta_chameleon(found, _torch_dtype(config.dtype))
-        with atomic_folder(Path(config.output)) as folder:
-            model.save_pretrained(folder)
-            found.tokenizer.save_pretrained(folder)
-            vqvae.save_pretrained(folder / "vqvae")
+    check_new_folder(Path(config.output), config.overwrite)
+    found = read_meta_chameleon(config.checkpoint)
+    vqvae = load_vqgan(found.vqgan, config.checkpoint)
+    model = convert_meta_chameleon(found, _torch_dtype(config.dtype))
+    with atomic_folder(Path(config.output)) as folder:
+        save_family_model(model, ANOLE, folder)
+        found.tokenizer.save_pretrained(folder)
+        vqvae.save_pretrained(folder / "vqvae")
     return {
         "output": config.output,
         "num_layers": found.config.num_hidden_layers,

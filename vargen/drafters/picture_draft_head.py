@@ -300,11 +300,11 @@ class PictureDraftHead(ABC):
 
     def _rows(self, features: Tensor) -> Tensor:
         """Features [B, n, F] as rows [2B, n, dim] (or [B, n, dim] without guidance), the conditional half first."""
-        return features if self._halves == 1 else torch.cat(features.chunk(2, dim=-1))
+        return features if self._halves == 1 else torch.cat(features.chunk(self._halves, dim=-1))
 
     def _side_by_side(self, hidden_states: Tensor) -> Tensor:
         """Rows [2B, n, dim] as features [B, n, F]; the inverse of `_rows`."""
-        return hidden_states if self._halves == 1 else torch.cat(hidden_states.chunk(2), dim=-1)
+        return hidden_states if self._halves == 1 else torch.cat(hidden_states.chunk(self._halves), dim=-1)
 
     def _both(self, value: Tensor) -> Tensor:
         """The same values for both halves; what all rows share stays as it is."""

@@ -20,6 +20,7 @@ from token_image_models import CODES, GRIDS, PROMPTS
 from torch import Tensor
 
 from vargen.base.errors import UserError
+from vargen.drafters.chameleon_head import ChameleonHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import describe_model
 from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES, find_family
@@ -90,6 +91,18 @@ def test_draft_heads_draft_for_every_family(pipeline: TokenImagePipeline, tmp_pa
     eagle = resolve_method("eagle", {"drafter": head, "total_tokens": 8, "depth": 3, "tree_top_k": 2})
     plain = draw(pipeline, PROMPTS, GRIDS[0], temperature=0, method="ar")
     assert torch.equal(draw(pipeline, PROMPTS, GRIDS[0], temperature=0, method=eagle).tokens, plain.tokens)
+
+
+@pytest.mark.parametrize("name", ["anole", "lumina_mgpt"])
+def test_heads_of_lantern_draft_for_chameleons(name: str, tmp_path: Any) -> None:
+    pipeline = build(name)
+    torch.manual_seed(0)
+    head = ChameleonHead(16, 2, intermediate_size=20, vocab_size=pipeline.model.config.vocab_size)
+    head.save_pretrained(tmp_path / "head")
+    eagle = resolve_method("eagle", {"drafter": str(tmp_path / "head"), "total_tokens": 8, "depth": 3, "tree_top_k": 2})
+    plain = draw(pipeline, PROMPTS, GRIDS[0], temperature=0, method="ar")
+    fast = draw(pipeline, PROMPTS, GRIDS[0], temperature=0, method=eagle)
+    assert torch.equal(fast.tokens, plain.tokens) and fast.trace.drafted > 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
@@ -25,23 +24,10 @@ from vargen.models.finite import check_weights
 from vargen.models.model_folder import check_component_folder
 from vargen.models.token_images.convert import read_vqgan
 from vargen.models.token_images.cosmos import CosmosDecoder, load_cosmos_decoder
+from vargen.models.token_images.description import TokenImageFamily
 
 
-class PixelFamily(Protocol):
-    """A description of a family, as far as it matters here."""
-
-    @property
-    def title(self) -> str:
-        """In messages."""
-        ...
-
-    @property
-    def pixels(self) -> Any:
-        """With `network`, "vqvae" or "torchscript", and `published`, what its authors ship."""
-        ...
-
-
-def load_pixels(path: str | os.PathLike[str], family: PixelFamily, dtype: torch.dtype | None = None) -> nn.Module:
+def load_pixels(path: str | os.PathLike[str], family: TokenImageFamily, dtype: torch.dtype | None = None) -> nn.Module:
     """The network that makes pictures of a family's codes, in eval mode.
 
     Args:

@@ -46,6 +46,10 @@ class TokenImageTarget(GuidedTarget):
         max_draft_nodes: nodes of the largest tree `forward` will be given, the root included.
         longest_prompt: T of the longest prompt that may take a row's place; None: none is longer than these.
 
+    Attributes:
+        prompt_ids: [R, T] int64, the prompts of all rows.
+        ids: [V] int64, the vocabulary's name of each token that is drawn.
+
     Raises:
         ValueError: the shapes do not belong together, or the model cannot be served; see `TransformersTarget`.
     """
@@ -83,6 +87,7 @@ class TokenImageTarget(GuidedTarget):
             self._scales = torch.tensor(scales, device=device)
             self._scale = self._scales[0]
         ids, embed = vocabulary.ids.to(device), model.get_input_embeddings()
+        self.prompt_ids, self.ids = input_ids, ids
         with torch.no_grad():
             embeds = embed(input_ids)
         codes = ids[:-1] if self._has_mark else ids

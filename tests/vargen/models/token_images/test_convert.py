@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, ChameleonConfig, ChameleonForConditional
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.models.token_images.convert import norms_per_head, read_vqgan
+from vargen.models.token_images.loading import load_family_model
 
 DIM, HEADS, KV_HEADS, WIDTH, LAYERS = 32, 4, 2, 48, 2
 HEAD_DIM = DIM // HEADS
@@ -154,6 +155,10 @@ def test_metas_layout_gives_the_same_logits(anole, tmp_path, vqgan_weights, fuse
     torch.testing.assert_close(found, meta_forward(meta_weights(False), tokens, swin_norm), atol=1e-4, rtol=1e-4)
     assert (model.config.bos_token_id, model.config.vocabulary_map["<image>"]) == (0, 15)
     assert model.config.vocabulary_map["IMGIMGCZ"] == 6
+
+    loaded, family = load_family_model(output)  # its norms are for every head already
+    assert family.name == "anole"
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in loaded.state_dict().items())
 
     tokenizer = AutoTokenizer.from_pretrained(output)
     assert tokenizer("a red cube<reserved08706>", add_special_tokens=False)["input_ids"] == [16, 17, 18, 14]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vargen.base.errors import UserError
+from vargen.models.token_images.anole import ANOLE
 from vargen.models.token_images.cosmos import LEVELS
+from vargen.models.token_images.description import Pixels
 from vargen.models.token_images.pixels import code_vectors, decode_codes, intensities, load_pixels
 from vargen.models.vqgan import load_vqgan
 
@@ -24,16 +25,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")  # of
 GOLDENS = ("emu35_tiny", "lumina_mgpt_tiny", "movq_tiny")
 
 
-@dataclass(frozen=True)
-class Family:
-    """What `load_pixels` reads of a description."""
-
-    pixels: Any
-    title: str = "Anyone"
-
-
-VQGAN = Family(SimpleNamespace(network="vqvae", published="vqgan.ckpt"))
-COSMOS = Family(SimpleNamespace(network="torchscript", published="decoder.jit"))
+VQGAN = replace(ANOLE, title="Anyone", pixels=Pixels("vqvae", published="vqgan.ckpt"))
+COSMOS = replace(ANOLE, title="Anyone", pixels=Pixels("torchscript", published="decoder.jit"))
+OWN = replace(ANOLE, title="Anyone", pixels=Pixels("own"))
 
 
 def published(description: dict[str, Any], fill_by_rule) -> dict[str, Tensor]:
@@ -129,7 +123,7 @@ def test_what_is_no_pixel_tokenizer_is_refused(tmp_path, golden, fill_by_rule) -
     with pytest.raises(UserError, match="lookup_from_codebook"):
         load_pixels(tmp_path / "vqvae", VQGAN)
     with pytest.raises(UserError, match="Anyone, whose model makes its own pixels"):
-        load_pixels(tmp_path / "vqvae", Family(SimpleNamespace(network="own", published="")))
+        load_pixels(tmp_path / "vqvae", OWN)
 
 
 # Intensities ----------------------------------------------------------------------------------------------------------

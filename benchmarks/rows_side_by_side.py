@@ -9,6 +9,8 @@ caption or its scene implies one, because that is what these methods lose first.
 decoding over the same captions and seeds, with its 95 % interval over captions. Passes and rows fed are per picture;
 plain decoding takes 256 and feeds 255 rows. Every batch is kept in runs/rows_side_by_side as soon as it is through, so
 the same command goes on after a kill, and more captions continue fewer. Batches of other weights are made anew.
+With --sheet it also draws the first captions whose number of objects plain decoding gets right and the first label
+gets wrong, by every label: a sheet of what breaks, not of what is usual.
 Writes benchmarks/results/rows_side_by_side.json.
 """
 
@@ -22,6 +24,7 @@ from typing import Any
 
 import torch
 from judged_prompts import judge_images
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from metrics.bootstrap import percentile_interval
@@ -35,13 +38,15 @@ from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.models.model_folder import weights_fingerprint
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.runs.files import append_jsonl, read_jsonl
+from vargen.runs.files import append_jsonl, read_jsonl, save_image_atomic
 
 RESULTS = Path(__file__).resolve().parent / "results"
 KEPT = Path(__file__).resolve().parent.parent / "runs" / "rows_side_by_side" / "batches.jsonl"
 BATCH = 20
 DRAWS = 1000
 """Bootstrap draws of an interval."""
+SHOWN = 8
+"""Captions on the sheet."""
 NUMBERS = ("object_count", "count")
 """The judge's kinds that are about how many objects there are."""
 
@@ -155,6 +160,32 @@ def table(rows: list[dict[str, Any]]) -> str:
     return markdown_table(head, cells)
 
 
+def broken(batches: list[dict[str, Any]], plain: list[dict[str, Any]]) -> list[int]:
+    """Captions whose number of objects plain decoding gets right and these batches get wrong."""
+    both = zip(*([each[2:] for batch in given for each in batch["judged"]] for given in (batches, plain)), strict=True)
+    return [number for number, (ours, theirs) in enumerate(both) if ours[0] < theirs[0]]
+
+
+def draw_sheet(
+    pipeline: LlamaGenPipeline, labels: list[str], cases: list[PromptCase], numbers: list[int]
+) -> Image.Image:
+    """Pictures of these captions, a row for each label; their seeds are those that were judged."""
+    side, margin = 96, 150
+    sheet = Image.new("RGB", (margin + side * len(numbers), side * len(labels)), (255, 255, 255))
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(10)
+    for row, label in enumerate(labels):
+        name, settings = SETTINGS[label]
+        images = pipeline(
+            [cases[number].caption.text for number in numbers],
+            method=resolve_method(name, settings),
+            generator=[torch.Generator().manual_seed(number) for number in numbers],
+        ).images
+        draw.text((2, row * side + side // 2), label, fill=(0, 0, 0), font=font)
+        for column, image in enumerate(images):
+            sheet.paste(image.resize((side - 2, side - 2)), (margin + column * side, row * side))
+    return sheet
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--labels", default=",".join(SETTINGS), help="which settings; a comma and no space between")
@@ -162,6 +193,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of the batches that are through")
     parser.add_argument("--output", type=Path, default=RESULTS / "rows_side_by_side.json")
+    parser.add_argument("--sheet", type=Path, help="PNG to draw, see above")
     parser.add_argument("--list", action="store_true", help="say what there is, and stop")
     arguments = parser.parse_args()
     if arguments.list:
@@ -210,6 +242,10 @@ def main() -> None:
     ]
     record = {"benchmark": "rows_side_by_side", "model": folder.name, **identity, "rows": rows}
     write_result(arguments.output, {**record, "prompts": arguments.prompts})
+    if arguments.sheet is not None:
+        numbers = broken(measured[wanted[0]], measured["plain"])[:SHOWN]
+        save_image_atomic(draw_sheet(pipeline, [*measured], cases, numbers), arguments.sheet)
+        print("\n".join(f"{number}: {cases[number].caption.text}" for number in numbers))
     print(table(rows), f"written to {arguments.output}", sep="\n\n")
 
 

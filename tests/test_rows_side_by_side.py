@@ -75,3 +75,9 @@ def test_a_killed_run_goes_on(module: ModuleType, monkeypatch: pytest.MonkeyPatc
     rows = json.loads(output.read_text())["rows"]
     assert [row["label"] for row in rows] == ["plain", "zipar 4", "pjd 5, 2 guesses"]
     assert all(row["pictures"] == 4 for row in rows)
+
+
+def test_the_sheet_shows_what_breaks(module: ModuleType) -> None:
+    plain, rows = [batch([2, 2], [1, 0], 256), batch([2, 2], [1, 1], 256)], [batch([2, 2], [1, 1], 76)] * 2
+    assert module.broken(rows, plain) == []
+    assert module.broken([batch([2, 2], [0, 1], 76), batch([2, 2], [1, 0], 76)], plain) == [0, 3]

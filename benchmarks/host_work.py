@@ -112,6 +112,7 @@ def marked_kernels() -> Iterator[None]:
             with record_function(f"kernel {name}"):
                 return kernel(*given)
 
+        call.argtypes = kernel.argtypes  # type: ignore[attr-defined]
         return call
 
     for name, kernel in functions.items():

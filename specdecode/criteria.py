@@ -60,7 +60,7 @@ class CriteriaRun(DecodeRun):
         # The last token that stays is now the one behind the accepted ones.
         last = (kept - 1).clamp(min=0)
         result = super()._append(tree, path, last, tokens.gather(1, last[:, None])[:, 0], counts)
-        self.state.active = self.state.active & ~ended
+        self.state.active, self.state.least_room = self.state.active & ~ended, None
         return result
 
     def _cut(self, tokens: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -65,7 +65,7 @@ ORDERS: list[Order] = [
 
 
 @pytest.mark.parametrize("guidance_scale", [5.0, 1.0], ids=["guided", "unguided"])
-@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("order", ORDERS)
 def test_every_token_is_that_of_full_forward_passes(model: Any, order: Any, guidance_scale: float) -> None:
     ids, mask = janus_models.prompts()
 

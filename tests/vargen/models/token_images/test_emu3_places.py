@@ -94,7 +94,7 @@ def tokens_of(model: Any, requests: list[int], scale: float, order: Order | None
 
 
 @pytest.mark.parametrize("scale", [3.0, 1.0], ids=["guided", "unguided"])
-@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("order", ORDERS)
 def test_every_token_is_that_of_full_forward_passes(model: Any, order: Any, scale: float) -> None:
     together = tokens_of(model, [0, 1, 2], scale, order)
     for request in range(3):
@@ -104,7 +104,7 @@ def test_every_token_is_that_of_full_forward_passes(model: Any, order: Any, scal
         assert together[request] == expected["tokens"] == tokens_of(model, [request], scale, order)[0]
 
 
-@pytest.mark.parametrize("order", [StaggeredLines(LINES, COLUMNS), LinesInFlight(LINES, COLUMNS, guesses=2)], ids=str)
+@pytest.mark.parametrize("order", [StaggeredLines(LINES, COLUMNS), LinesInFlight(LINES, COLUMNS, guesses=2)])
 def test_a_window_of_a_whole_row_is_plain_decoding(model: Any, order: Order) -> None:
     assert tokens_of(model, [0, 1, 2], 3.0, order) == tokens_of(model, [0, 1, 2], 3.0, None)
 

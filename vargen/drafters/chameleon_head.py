@@ -165,7 +165,8 @@ def project(attention: Attention, hidden_states: Tensor, rotary: Tensor) -> tupl
     Channels i and i + D / 2 are turned together.
     """
     query_key, value = attention.split_heads(attention.to_qkv(hidden_states))
+    norm: nn.Module = attention.norm  # type: ignore[assignment]  # set by the head
     cosine, sine = rotary.unbind(-1)
-    first, second = attention.norm(query_key).float().chunk(2, -1)
+    first, second = norm(query_key).float().chunk(2, -1)
     turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
     return attention.by_head(turned.to(value.dtype), value)

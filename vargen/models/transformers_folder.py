@@ -101,7 +101,7 @@ def refuse_remote_code(arguments: Mapping[str, Any]) -> None:
         raise UserError("trust_remote_code cannot be used: no code of a repository is run here; leave it out")
 
 
-def check_family(source: str | os.PathLike[str], model_type: str, **kwargs: Any) -> None:
+def check_family(source: str | os.PathLike[str], model_type: str | None, **kwargs: Any) -> None:
     """Refuse a model of another family, and other files. Raises UserError."""
     found = read_family(source, **kwargs)
     if found != model_type:

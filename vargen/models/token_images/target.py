@@ -70,7 +70,8 @@ class TokenImageTarget(GuidedTarget):
     ) -> None:
         device = prompts[0][0].device
         self.set_guidance(guidance_scale, device)
-        self._image_scale = None if guidance is None else guidance.image_scale
+        # The scale of the picture's row; only guidance with such a row reads it.
+        self._image_scale = 1.0 if guidance is None or guidance.image_scale is None else guidance.image_scale
         if self.is_guided:
             if len(prompts) == 1 or any(len(ids) != len(prompts[0][0]) for ids, _ in prompts):
                 raise ValueError("negative_input_ids must be given for every prompt where guidance is on")

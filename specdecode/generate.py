@@ -276,8 +276,8 @@ def _continue(
     on_step = None if streamer is None else _Stream(streamer, wishes.pad_token).step
     try:
         with ExitStack() as serving:
-            for each in [target, smaller] if players.kernels == "auto" else ():
-                if each is not None:
+            for each in (target, smaller):
+                if each is not None and players.kernels == "auto" and input_ids.device.type == "cpu":
                     serving.enter_context(served_linears(each.model))
                     each.fast = llama_pass(each.model, input_ids.shape[1] + max_new_tokens + each.max_draft_nodes)
             run: DecodeRun

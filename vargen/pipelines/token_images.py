@@ -299,7 +299,9 @@ class TokenImagePipeline(TokenImages):
         self, temperature: float | None, top_k: int | None, top_p: float | None, guidance_scale: float
     ) -> SamplingConfig:
         asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        own: dict[str, Any] = {name: getattr(self.family, name) if value is None else value for name, value in asked.items()}
+        own: dict[str, Any] = {
+            name: getattr(self.family, name) if value is None else value for name, value in asked.items()
+        }
         return check_sampling(**own, guidance_scale=guidance_scale)
 
     def encode_prompt(

@@ -264,7 +264,7 @@ def test_codes_become_pictures_and_a_saved_pipeline_draws_them_again(tmp_path: P
     assert [*map(Image.Image.tobytes, repeated.images)] == [*map(Image.Image.tobytes, drawn.images)]
     for wrong, match in (
         ({}, "model must name each of its 8192 codes"),  # as the published one has
-        ({"family": "simplear"}, "model must have the 64,000 codes of SimpleAR|is none|cannot be"),
+        ({"family": "simplear"}, "holds a model of type 'chameleon', where one of type 'qwen2' is needed"),
         ({"family": family, "trust_remote_code": True}, "trust_remote_code cannot be used: no code of a repository"),
     ):
         refused(match, TokenImagePipeline.from_pretrained, tmp_path, **wrong)

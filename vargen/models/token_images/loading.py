@@ -62,7 +62,9 @@ def load_family_model(
         config = model_class.config_class(**entries)
     as_stored = found.repair is not None and FAMILY_KEY not in raw
     loaded_class = _with_norms_per_shard(model_class) if as_stored else model_class
-    model = load_model(source, loaded_class, raw.get("model_type"), absent=found.absent, config=config, **kwargs)
+    of_class = model_class.config_class.model_type  # where transformers saved it
+    model_type = of_class if raw.get("model_type") == of_class else found.model_type
+    model = load_model(source, loaded_class, model_type, absent=found.absent, config=config, **kwargs)
     if as_stored:
         _norms_per_head(model)
         model.__class__ = model_class

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from judged_prompts import judge_images
+from judge_report import judge_images
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 

@@ -68,7 +68,8 @@ SAMPLED_CHAIN = {"tree": CHAIN, "depth": 4, "children": "sampled"}
 SKIPPING = {"window": 16, "initial_guess": "repeat", "max_skip": 4}
 PRESETS = (
     "eagle-chain", "eagle-tree", "jacobi-wide", "lantern-tree", "likeness-balanced", "likeness-fast",
-    "likeness-quality", "scd-wide", "vvs-jacobi-wide", "vvs-paper-dynamic", "vvs-paper-uniform",
+    "likeness-quality", "rows-fast", "rows-quality", "scd-wide", "vvs-jacobi-wide", "vvs-paper-dynamic",
+    "vvs-paper-uniform",
 )  # fmt: skip
 STUDIED = (
     "eagle-sampled-9", "eagle-sampled-25", "eagle-sampled-57", "likeness-sampled-9", "likeness-sampled-25",
@@ -123,7 +124,15 @@ IMAGE_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "shallow behind a skip": {**SMALL_TREE, "truncate": False, "depth_behind_skip": 1},
         "late": {**SMALL_TREE, "interval": 2, "min_tokens": 100},
     },
-    "zipar": {"4": {"window": 4}, "2": {"window": 2}},
+    "zipar": {"4": {"window": 4}, "2": {"window": 2}, "3, adaptive": {"window": 3, "adaptive": True}},
+    "pjd": {
+        "5, 2 guesses": {"opens_after": 5, "guesses": 2},
+        "4, 1 guess, adaptive": {"opens_after": 4, "guesses": 1, "adaptive": True},
+    },
+    "vvs-rows": {
+        "5, 2 guesses, 2 looks": {"opens_after": 5, "guesses": 2, "looks": 2},
+        "whole rows, 3 looks": {"opens_after": 16, "guesses": 15, "looks": 3},
+    },
     "coolsd": {
         "4": {"draft_length": 4},
         "4, warmer": {"draft_length": 4, "delta": 1.5, "decay": 0.1},

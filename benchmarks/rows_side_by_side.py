@@ -29,6 +29,7 @@ from torch import Tensor
 
 from metrics.bootstrap import percentile_interval
 from metrics.provenance import write_result
+from metrics.quality import figure
 from metrics.tables import markdown_table
 from scenes.cases import PromptCase, sample_prompts
 from scenes.judge.claim_checks import Verdict
@@ -126,8 +127,7 @@ def figures(batches: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[
         every = torch.arange(len(ours))
         told[name] = float(right.sum() / made.sum())
         told[f"{name}_judged"] = int(made.sum())
-        told[f"{name}_against_plain"] = over(every)
-        told[f"{name}_interval"] = percentile_interval(len(ours), over, DRAWS)
+        told[f"{name}_against_plain"] = figure(over(every), percentile_interval(len(ours), over, DRAWS))
     for name in ("passes", "rows_fed"):
         values = [value for batch in batches for value in batch[name]]
         told[name] = sum(values) / len(values)
@@ -140,8 +140,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     """In percent and percentage points."""
 
     def change(row: dict[str, Any], name: str) -> str:
-        low, high = (100 * bound for bound in row[f"{name}_interval"])
-        return f"{100 * row[f'{name}_against_plain']:+.1f} ({low:+.1f} to {high:+.1f})"
+        told = row[f"{name}_against_plain"]
+        low, high = (100 * bound for bound in told["interval"])
+        return f"{100 * told['value']:+.1f} ({low:+.1f} to {high:+.1f})"
 
     cells = [
         (
@@ -183,7 +184,7 @@ def draw_sheet(
         draw.text((2, row * side + side // 2), label, fill=(0, 0, 0), font=font)
         for column, image in enumerate(images):
             sheet.paste(image.resize((side - 2, side - 2)), (margin + column * side, row * side))
-    return sheet
+    return sheet.quantize(128)
 
 
 def main() -> None:

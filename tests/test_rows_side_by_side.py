@@ -43,13 +43,13 @@ def test_differences_are_over_the_same_captions(module: ModuleType) -> None:
     rows = [batch([1, 1], [1, 0], 64), batch([2, 2], [0, 1], 64)]
     told = module.figures(rows, plain)
     assert (told["pictures"], told["claims_judged"], told["numbers_judged"]) == (4, 8, 4)
-    assert told["claims"] == 6 / 8 and told["claims_against_plain"] == pytest.approx(6 / 8 - 7 / 8)
-    assert told["numbers"] == 2 / 4 and told["numbers_against_plain"] == pytest.approx(2 / 4 - 3 / 4)
-    low, high = told["numbers_interval"]
+    assert told["claims"] == 6 / 8 and told["claims_against_plain"]["value"] == pytest.approx(6 / 8 - 7 / 8)
+    assert told["numbers"] == 2 / 4 and told["numbers_against_plain"]["value"] == pytest.approx(2 / 4 - 3 / 4)
+    low, high = told["numbers_against_plain"]["interval"]
     assert -1 < low < -0.2 < high <= 0
     assert (told["passes"], told["fewer_passes"], told["rows_fed"], told["unverified"]) == (64, 4, 300, 0.25)
     same = module.figures(plain, plain)
-    assert list(same["claims_interval"]) == list(same["numbers_interval"]) == [0, 0]
+    assert list(same["claims_against_plain"]["interval"]) == [0, 0]
 
 
 def test_a_killed_run_goes_on(module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -272,7 +272,6 @@ def test_a_drafter_starts_from_layers_of_its_target(tmp_path: Path) -> None:
     [
         ({"question_share": 1.5}, "question_share"),
         ({"grounding_weight": -1}, "grounding_weight"),
-        ({"depth": 3}, "depth"),
         ({"kept_shares": (0.0,)}, "kept_shares"),
         ({"kept_choices": ("best",)}, "kept_choices"),
         ({"frame_counts": (7,)}, "frame_counts"),

@@ -550,7 +550,6 @@ def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path
         ({"draft_length": 0}, "draft_length"),
         ({"feature_noise": -1.0}, "feature_noise"),
         ({"decoded_videos": 65}, "decoded_videos"),
-        ({"depth": 3}, "depth"),
         ({"compile": True}, "compile"),
         ({"videos": 0}, "videos"),
         ({"questions": "asked.txt"}, "questions.*belongs to a folder"),

@@ -123,6 +123,7 @@ STEPS: dict[str, Step] = {
     "greedy_equality": Step(_script("greedy_equality")),
     "evaluation": _evaluation("evaluation_scenes", 1000, EVALUATED),
     "evaluation_rest": _evaluation("evaluation_scenes_rest", 1000, REST),
+    "evaluation_lantern": _evaluation("evaluation_lantern", 1000, "benchmarks/methods/lantern-chain.yaml,ar"),
     "vvs_studies": Step(_script("vvs_studies")),
     "host_work": Step(_script("host_work"), timed=True),
     "bench_picks": _bench("bench_picks", "--methods", PICKS, "--num_prompts", "24"),

@@ -115,7 +115,7 @@ def llamagen_target(model: LlamaGenTransformer, batch: int, guided: bool, most_t
     target = LlamaGenTarget(model, embeds, guidance_scale=scale, max_draft_nodes=most_tokens)
     target.prefill()
     target.kv_cache.advance(length)  # what the slots hold does not matter to the clock
-    target._most_committed += length
+    target.kv_cache.expect(length)
     return target
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdecode.in_graph import in_graph
 from specdecode.kernels.build import library
 
 
@@ -40,7 +41,7 @@ def serves(*tensors: Tensor) -> bool:
     The functions below need kernels, so they are called after this one.
     """
     global _found
-    if torch.compiler.is_compiling():
+    if in_graph():
         return False
     for each in tensors:
         if each.device.type != "cpu" or (

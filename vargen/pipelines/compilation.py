@@ -1,7 +1,7 @@
 """`pipeline.compile()`: forward passes of a pipeline's models as compiled code, for every family.
 
 Belongs here: whether there is a compiler, where its code is kept between runs, and how long it worked. Does not belong
-here: passes, buckets and graphs (`specdecode.compilation`), and which parts of a family compile (`components/`).
+here: passes, buckets and graphs (`specdecode.static_step`), and which parts of a family compile (`components/`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vargen.models.options import COMPILE_BUCKET
 from vargen.pipelines.reuse import Reuse
 
 if TYPE_CHECKING:
-    from specdecode.compilation import PassCompiler
+    from specdecode.static_step import StepCompiler
 
 COMPILED = "compile"
 """The phase of a trace for compiling; its seconds are not in "decode" or another phase."""
@@ -65,17 +65,17 @@ class CompilablePipeline:
             self.reuse.compiler = None
             return self
         check_compiler(getattr(self, "_execution_device", torch.device("cpu")), backend)
-        from specdecode.compilation import PassCompiler  # torch's compiler takes a second to import
+        from specdecode.static_step import StepCompiler  # torch's compiler takes a second to import
 
         try:
-            self.reuse.compiler = PassCompiler(backend, bucket, on_compiled)
+            self.reuse.compiler = StepCompiler(backend, bucket, on_compiled)
         except ValueError as error:
             raise UserError(f"compile_{error}") from error
         return self
 
 
 @contextmanager
-def compile_time_apart(compiler: PassCompiler | None, trace: DecodeTrace, phase: str) -> Iterator[None]:
+def compile_time_apart(compiler: StepCompiler | None, trace: DecodeTrace, phase: str) -> Iterator[None]:
     """Move the seconds that a block of one phase spends on compiling to a phase of their own."""
     before = 0.0 if compiler is None else compiler.seconds
     yield

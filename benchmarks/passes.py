@@ -37,9 +37,9 @@ from typing import Any
 
 import torch
 from arithmetic import flops_per_second
+from specdecode.compilation import PassCompiler
 
 from metrics.provenance import provenance, write_result
-from specdecode.compilation import PassCompiler
 from specdecode.kernels.build import why_not
 from specdecode.kernels.quantized import quantize_linears
 from vargen.base.resources import find_model

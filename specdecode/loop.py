@@ -82,7 +82,7 @@ class DecodeRun:
             the device at every part, so a profiled run does not measure speed.
 
         compiler: Makes steps into graphs; None: they run eagerly. With one, ends by stop tokens are seen some steps
-            late, which changes no token. Not with `profile`.
+            late, which changes no token. A profiled run is not made into graphs.
 
     Attributes:
         state: Where every row stands.
@@ -130,7 +130,7 @@ class DecodeRun:
         self.trace.forced = getattr(drafter, "forced", None)  # a drafter that knows tokens beforehand says so
         self.verifier = ExactVerifier() if verifier is None else verifier
         self._part = self.trace.phase if profile else _untimed
-        self.compiler = compiler
+        self.compiler = None if profile else compiler
 
         sizes = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
         check_room("tokens", 8 * batch_size * (max_new_tokens + 1), sizes, device)
@@ -145,6 +145,8 @@ class DecodeRun:
         self._skipped = self._no_tokens  # taken unverified before this step, which only `SkippingRun` does
         self.watch = FiniteWatch(batch_size, device)
         self.steps = 0
+        self.in_place: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Within it tensors may be replaced: where steps are graphs, they are copied back to where graphs look."""
 
     def finish(self, on_step: OnStep | None = None) -> DecodeResult:
         """Start, and step until every row is finished. The trace times the phases "prefill" and "decode".
@@ -335,16 +337,17 @@ class DecodeRun:
         Raises:
             ValueError: A player that cannot, by name; see `specdecode.roles.RowReplacing`.
         """
-        for player, theirs in zip(self.players, other.players, strict=True):
-            if player is not None:
-                replace_rows(player, rows, theirs)
-        state = self.state
-        self._buffer[rows] = other._buffer
-        state.lengths = state.lengths.index_copy(0, rows, other.state.lengths)
-        state.active = state.active.index_copy(0, rows, other.state.active)
-        state.newest = state.least_room = None
-        state.streams = state.streams.with_rows(rows, other.state.streams)
-        self.watch.replace_rows(rows, other.watch)
+        with self.in_place():
+            for player, theirs in zip(self.players, other.players, strict=True):
+                if player is not None:
+                    replace_rows(player, rows, theirs)
+            state = self.state
+            self._buffer[rows] = other._buffer
+            state.lengths = state.lengths.index_copy(0, rows, other.state.lengths)
+            state.active = state.active.index_copy(0, rows, other.state.active)
+            state.newest = state.least_room = None
+            state.streams = state.streams.with_rows(rows, other.state.streams)
+            self.watch.replace_rows(rows, other.watch)
         self.trace.add_passes(other.trace)
 
 

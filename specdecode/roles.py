@@ -300,8 +300,8 @@ class Schedule(Protocol):
         ...
 
     def prepare(self) -> Hashable:
-        """What the host can know about the next step beforehand, such as whether any row may skip."""
-        ...
+        """What the host knows beforehand about the next step, which may then be another graph: here nothing."""
+        return None
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
         """Which tokens of a draft to take unverified; None where the host knows that no row skips.

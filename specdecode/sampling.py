@@ -60,6 +60,10 @@ class SamplingConfig:
         """Whether the most probable token is always taken."""
         return self.temperature == 0
 
+    def tempered(self, logits: Tensor) -> Tensor:
+        """Logits divided by the temperature; as they are where it is 0."""
+        return logits if self.temperature in (0, 1) else logits / self.temperature
+
 
 @dataclass(frozen=True)
 class SamplingInGraph(SamplingConfig):
@@ -74,6 +78,10 @@ class SamplingInGraph(SamplingConfig):
     def is_greedy(self) -> bool:
         """No."""
         return False
+
+    def tempered(self, logits: Tensor) -> Tensor:
+        """Logits divided by the temperature."""
+        return logits / self.temperature
 
     @classmethod
     def of(cls, config: SamplingConfig, device: torch.device) -> SamplingInGraph:
@@ -132,8 +140,7 @@ def filtered(logits: Tensor, config: SamplingConfig) -> Tensor:
     """Logits [..., V] float32 behind temperature and filters, minus infinity at filtered tokens; greedy: unchanged."""
     if config.is_greedy:
         return logits
-    if isinstance(config, SamplingInGraph) or config.temperature != 1:
-        logits = logits / config.temperature
+    logits = config.tempered(logits)
     if 0 < config.top_k < logits.shape[-1]:
         smallest_kept = logits.topk(config.top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
         logits = logits.masked_fill(logits < smallest_kept, -math.inf)

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import torch
@@ -176,6 +177,7 @@ class StaticStep:
         if not state.sampling.is_greedy:
             state.sampling = SamplingInGraph.of(state.sampling, device)
         self._caches = [each for each in _objects(run) if isinstance(each, StaticKVCache)]
+        run.in_place = self._in_place
         self._homes: dict[tuple[Any, ...], Tensor] = {}
         self._states: dict[Hashable, int] = {}
         self._state: int | None = None
@@ -201,15 +203,19 @@ class StaticStep:
             run.trace.collect()
         return kind.gained
 
-    def replace_rows(self, rows: Tensor, other: DecodeRun) -> None:
-        """See `DecodeRun.replace_rows`; whatever is replaced stays where it was."""
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """See `DecodeRun.in_place`."""
+        streams = self.run.state.streams
         before = {(id(owner), name): value for owner, name, value in _attributes(self.run)}
-        self.run.replace_rows(rows, other)
+        yield
+        streams.keys.copy_(self.run.state.streams.keys)
+        self.run.state.streams = streams
         for owner, name, value in list(_attributes(self.run)):
             home = before.get((id(owner), name))
-            if isinstance(home, Tensor) and home is not value and isinstance(value, Tensor):
-                if (home.shape, home.dtype) == (value.shape, value.dtype):
-                    setattr(owner, name, home.copy_(value))
+            is_other = isinstance(value, Tensor) and home is not value
+            if is_other and isinstance(home, Tensor) and (home.shape, home.dtype) == (value.shape, value.dtype):
+                setattr(owner, name, home.copy_(value))
         self._state = None
 
     def _run(self, kind: _Kind) -> None:
@@ -244,9 +250,11 @@ class StaticStep:
             cache.slots_in_graph, cache.most_new = cache.max_length, 0
         with as_in_graph():
             gained = self.run.perform()
+        owners = {id(owner) for owner, _ in before.values()}  # what is made in a step and kept is made once
         slots, homes = [], {each.untyped_storage().data_ptr() for each in self._homes.values()}
         for owner, name, value in list(_attributes(self.run)):
-            if not isinstance(value, Tensor) or before.get((id(owner), name), (owner, None))[1] is value:
+            is_other = before.get((id(owner), name), (owner, None))[1] is not value
+            if not (isinstance(value, Tensor) and is_other and id(owner) in owners) or _is_frozen(owner):
                 continue
             overlaps = value.untyped_storage().data_ptr() in homes
             key = id(owner), name, value.shape, value.dtype
@@ -282,6 +290,11 @@ class StaticStep:
             names = [f"{state[i - 2]}.{state[i - 1]}" for i in where] or ["number of attributes"]
             raise ValueError(f"compile: {names[0]} is another at every step, so steps are no graph; leave it out")
         return self._states.setdefault(state, len(self._states))
+
+
+def _is_frozen(owner: Any) -> bool:
+    """Whether attributes cannot be replaced."""
+    return is_dataclass(owner) and type(owner).__dataclass_params__.frozen
 
 
 def _what(value: Any) -> Hashable:

@@ -137,12 +137,7 @@ class FastPass:
 
 def visible(attention_mask: Tensor | None, num_sequences: int) -> Tensor | None:
     """A mask [B or 1, 1, n, S] in the form of `NewTokens.mask`; None for other masks, and in compiled code."""
-    if (
-        in_graph()
-        or attention_mask is None
-        or attention_mask.dtype != torch.bool
-        or attention_mask.ndim != 4
-    ):
+    if in_graph() or attention_mask is None or attention_mask.dtype != torch.bool or attention_mask.ndim != 4:
         return None
     if attention_mask.shape[0] not in (1, num_sequences) or attention_mask.shape[1] != 1:
         return None

@@ -33,8 +33,8 @@ from specdecode.targets.arguments import cache_name, takes
 from specdecode.targets.grouped_attention import GROUPED_ATTENTION
 
 if TYPE_CHECKING:
-    from specdecode.static_step import StepCompiler
     from specdecode.places import Places
+    from specdecode.static_step import StepCompiler
     from specdecode.targets.llama_pass import LlamaPass
 
 _WINDOWS = {"full_attention": False, "sliding_attention": True}

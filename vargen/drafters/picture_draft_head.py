@@ -26,7 +26,6 @@ from vargen.models.kept_caches import KeptCaches
 from vargen.models.offloading import move_offloaded
 from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
 
-
 PairNetwork = EagleHead | ChameleonHead
 """The networks over pairs of token and feature."""
 

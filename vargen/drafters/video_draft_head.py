@@ -20,7 +20,7 @@ from specdecode.drafters.semi_autoregressive import SemiAutoregressiveDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.roles import TargetOutput
-from specdecode.targets.transformers import SlotCache
+from specdecode.targets.transformers import SlotCache, reach
 from vargen.drafters.video_head import DrafterRows, TargetStates, VideoHead
 from vargen.models.video_llms.target import SeenPrompt, VideoTarget
 

@@ -9,7 +9,6 @@ the rows of a batch skip independently without an extra pass.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import replace
 
 import torch
@@ -17,11 +16,11 @@ from torch import Tensor
 
 from specdecode.in_graph import in_graph
 from specdecode.ragged import take
-from specdecode.roles import DecodeState, Draft, RowReplacing, Selection
+from specdecode.roles import DecodeState, Draft, RowReplacing, Schedule, Selection
 from vargen.methods.vvs.selector import Selector, confidence_of, path_vectors
 
 
-class _SkippingSchedule:
+class _SkippingSchedule(Schedule):
     """What all schedules share; this one keeps nothing about rows.
 
     Args:
@@ -43,10 +42,6 @@ class _SkippingSchedule:
 
     def start(self, state: DecodeState) -> None:
         """A new batch begins."""
-
-    def prepare(self) -> Hashable:
-        """The host knows nothing beforehand."""
-        return None
 
     def replace_rows(self, rows: Tensor, other: RowReplacing) -> None:
         """See `specdecode.roles.RowReplacing`."""

@@ -23,8 +23,8 @@ from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
 
 if TYPE_CHECKING:
-    from specdecode.static_step import StepCompiler
     from specdecode.places import Places
+    from specdecode.static_step import StepCompiler
 
 
 @dataclass

@@ -37,9 +37,9 @@ from typing import Any
 
 import torch
 from arithmetic import flops_per_second
+from specdecode.compilation import PassCompiler
 
 from metrics.provenance import provenance, write_result
-from specdecode.compilation import PassCompiler
 from specdecode.kernels.build import why_not
 from specdecode.kernels.quantized import quantize_linears
 from vargen.base.resources import find_model
@@ -115,7 +115,7 @@ def llamagen_target(model: LlamaGenTransformer, batch: int, guided: bool, most_t
     target = LlamaGenTarget(model, embeds, guidance_scale=scale, max_draft_nodes=most_tokens)
     target.prefill()
     target.kv_cache.advance(length)  # what the slots hold does not matter to the clock
-    target._most_committed += length
+    target.kv_cache.expect(length)
     return target
 
 

@@ -101,16 +101,21 @@ def decode_queue(
     places: list[_Occupied | None] = [_Occupied(request, begun, 0) for request in range(num_rows)]
     following = num_rows
     _report(on_step, run, places)
+    step, look = run.steps_taken()
     # Tokens that the row nearest to its end needs. A row that has just started may have stopped already.
     soonest = 0 if run.stops is not None else run.state.max_new_tokens - 1
     while any(places):
         with run.trace.phase("decode"):
             while soonest > 0:
-                soonest -= run.step()
+                soonest -= step()
                 _report(on_step, run, places)
                 if run.stops is not None:
                     break
-            active = run.state.active.tolist()
+            seen = look(run.state.active) if run.stops is not None else run.state.active
+            if seen is None:
+                soonest = 1
+                continue
+            active = seen.tolist()
         finished = [row for row, place in enumerate(places) if place is not None and not active[row]]
         if finished:
             for given in _given(run, places, finished, clock.now()):
@@ -122,8 +127,9 @@ def decode_queue(
             if requests:
                 following = requests.stop
                 _refill(run, start_run, finished[: len(requests)], requests, places, clock.now())
+                look.forget()
             run.trace.forget_steps(min((place.first_step for place in places if place), default=0))
-        soonest = 0 if finished and run.stops is not None else _soonest(run.state)
+        soonest = int(not finished) if run.stops is not None else _soonest(run.state)
 
 
 class _Clock:

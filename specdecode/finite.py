@@ -38,16 +38,18 @@ class FiniteWatch:
     def __init__(self, batch_size: int, device: torch.device) -> None:
         self._never = torch.iinfo(torch.int64).max
         self._first = torch.full((batch_size,), self._never, dtype=torch.int64, device=device)
+        self.step: int | Tensor = -1  # of the last look; int64 [] where the host does not count
 
-    def look(self, step: int, logits: Tensor, nodes: Tensor, rows: Tensor | None = None) -> None:
-        """Note rows whose logits [B, n, V] are not finite at nodes that count: `nodes` [B or 1, n] bool, of `rows` [B]
-        bool (None: all)."""
+    def look(self, logits: Tensor, nodes: Tensor, rows: Tensor | None = None) -> None:
+        """Note rows whose logits [B, n, V] of the next step are not finite at nodes that count: `nodes` [B or 1, n]
+        bool, of `rows` [B] bool (None: all)."""
+        self.step += 1
         if judging.serves(logits) and judging.all_finite(logits):
             return  # as nearly always
         largest = logits.amax(-1)  # NaN wins, then +inf; -inf only where nothing is left to draw
         wrong = (~largest.isfinite() & nodes).any(1)
         wrong = wrong if rows is None else wrong & rows
-        self._first = torch.where(wrong, self._first.clamp(max=step), self._first)
+        self._first = torch.where(wrong, self._first.clamp(max=self.step), self._first)
 
     def replace_rows(self, rows: Tensor, other: FiniteWatch) -> None:
         """Take over another watch's notes of k rows for `rows` [k]."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from specdecode.checks import check_counts, check_room
+from specdecode.in_graph import in_graph
 
 
 class StaticKVCache:
@@ -31,6 +32,9 @@ class StaticKVCache:
         keys, values: one view `[B, H, S, D]` per layer.
         lengths: int64 `[B]`, the committed tokens of each row.
         starts: int64 `[B]` or None; slots below a row's start are padding that no new token sees (left-padded prompts).
+        most_kept: how many tokens commits since the beginning may have kept, as the host knows.
+        most_new: how many tokens a pass in a graph fed at most.
+        slots_in_graph: what `reach` says in a graph.
         max_length: S, the slots of a row. Leave room for the longest draft beyond the longest sequence.
 
     Args:
@@ -41,6 +45,8 @@ class StaticKVCache:
         ValueError: a size is not a positive integer.
         MemoryError: the device's whole memory is too small; nothing was allocated.
     """
+
+    in_no_graph = ("most_committed", "most_to_come", "most_kept", "most_new", "slots_in_graph")
 
     def __init__(
         self,
@@ -81,7 +87,8 @@ class StaticKVCache:
 
         self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)
         self.starts: Tensor | None = None
-        self._is_pinned = False
+        self.most_kept, self.most_new, self.slots_in_graph = 0, 0, max_length
+        self.expect_from(0)
         self._row_offsets = torch.arange(batch_size, device=device)[:, None] * max_length  # [B, 1]
         self._slot_index = torch.arange(max_length, device=device)  # [S]
 
@@ -101,14 +108,31 @@ class StaticKVCache:
         """Forget everything: all lengths zero, no padding. Old keys and values stay where they are, unseen."""
         self.lengths.zero_()
         self.starts = None
+        self.expect_from(0)
+
+    def expect_from(self, length: int, most: int | None = None) -> None:
+        """No row has more committed tokens than `length`, nor will have more than `most`; None: than there are slots.
+
+        Exact counts are on the device. This bound is on the host, and spares every pass the empty end of the cache."""
+        self.most_committed, self.most_to_come = length, self.max_length if most is None else most
+
+    def expect(self, num_kept: int) -> None:
+        """A commit keeps at most so many tokens of every row. Graphs count nothing: see `specdecode.static_step`."""
+        if not torch.compiler.is_compiling():
+            self.most_kept += num_kept
+            self.most_committed = min(self.most_committed + num_kept, self.most_to_come)
+
+    def reach(self, num_new: int) -> int:
+        """How many slots attention reads in a pass over so many new tokens; in a graph, as its maker has set it."""
+        if in_graph():
+            if not torch.compiler.is_compiling():
+                self.most_new = max(self.most_new, num_new)
+            return self.slots_in_graph
+        return min(self.most_committed + num_new, self.max_length)
 
     def new_slots(self, num_tokens: int) -> Tensor:
         """The slots `length .. length + num_tokens - 1` of every row, int64 `[B, num_tokens]`."""
         return self.lengths[:, None] + self._slot_index[:num_tokens]
-
-    def first_slots(self, length: int) -> Tensor:
-        """The first `length` slots, int64 `[length]`, at most all there are."""
-        return self._slot_index[:length]
 
     def flatten_slots(self, slots: Tensor) -> Tensor:
         """Slots `[B, n]` of each row as indices `[B * n]` into all rows laid end to end.
@@ -192,16 +216,6 @@ class StaticKVCache:
         places = torch.where(relative < 0, relative, depths.gather(1, relative.clamp(0, depths.shape[1] - 1)))
         return depths[:, :, None] - places[:, None, :]
 
-    def pin(self) -> None:
-        """Prepare for compiled passes: addresses stay, which captured graphs rely on, and `starts` exist, so that one
-        graph serves rows with and without padding."""
-        if self.starts is None:
-            self.starts = torch.zeros_like(self.lengths)
-        if not self._is_pinned:
-            for fixed in (*self._key_rows, *self._value_rows, self.lengths):
-                torch._dynamo.mark_static_address(fixed, guard=False)
-            self._is_pinned = True
-
     def advance(self, counts: Tensor | int) -> None:
         """Commit the first `counts` (`[B]`, or one number) tokens of the last forward; negative ones are taken back."""
         self.lengths.add_(counts)
@@ -244,6 +258,7 @@ class StaticKVCache:
         sources = (other._row_offsets + other._slot_index[:num_slots]).flatten()
         self._rows.index_copy_(2, targets, other._rows.index_select(2, sources).to(self.dtype))
         self.lengths.index_copy_(0, rows, other.lengths)
+        self.most_committed = max(self.most_committed, other.most_committed)
         if self.starts is not None or other.starts is not None:
             mine, theirs = (torch.zeros_like(c.lengths) if c.starts is None else c.starts for c in (self, other))
             self.starts = mine.index_copy(0, rows, theirs)

@@ -173,7 +173,7 @@ class FlightRun(DecodeRun):
         with self._part("target"):
             output = self._placed.forward_places(tokens, placed)
         with self._part("verify"):
-            self.watch.look(self.steps, output.logits, real & state.active[:, None])
+            self.watch.look(output.logits, real & state.active[:, None])
             drawn = self._by_place(placed.positions + 1, self._draw(output, placed.positions + 1), real)
             self._judge(what, drawn)
         with self._part("draft"):

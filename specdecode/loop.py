@@ -11,10 +11,11 @@ token ends a row, it knows a step before which no row can be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,9 +25,12 @@ from specdecode.finite import FiniteWatch
 from specdecode.kernels import judging
 from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, Verifier, replace_rows
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
-from specdecode.trace import DecodeTrace
+from specdecode.trace import DecodeTrace, StepLog
 from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import ExactVerifier
+
+if TYPE_CHECKING:
+    from specdecode.static_step import StepCompiler
 
 OnStep = Callable[[int, DecodeState], None]
 
@@ -77,6 +81,9 @@ class DecodeRun:
         profile: Also time "draft", "target", "verify" and "commit", which are parts of the phase "decode". Waits for
             the device at every part, so a profiled run does not measure speed.
 
+        compiler: Makes steps into graphs; None: they run eagerly. With one, ends by stop tokens are seen some steps
+            late, which changes no token. A profiled run is not made into graphs.
+
     Attributes:
         state: Where every row stands.
         steps: Passes since the prefill.
@@ -90,6 +97,9 @@ class DecodeRun:
         MemoryError: The device's whole memory is too small for so many tokens.
     """
 
+    in_no_graph = ("steps", "trace", "compiler")
+    """Attributes that no graph reads, see `specdecode.static_step`; players may name theirs likewise."""
+
     def __init__(
         self,
         target: Target,
@@ -102,6 +112,7 @@ class DecodeRun:
         stop_token: int | Sequence[int] | None = None,
         trace: DecodeTrace | None = None,
         profile: bool = False,
+        compiler: StepCompiler | None = None,
     ) -> None:
         batch_size, device = target.batch_size, target.device
         check_counts(max_new_tokens=max_new_tokens)
@@ -114,10 +125,12 @@ class DecodeRun:
             raise ValueError(
                 f"trace must be of the target's batch size {batch_size}, got one of {self.trace.batch_size}"
             )
+        self.log: DecodeTrace | StepLog = self.trace
         self.target, self.drafter = target, drafter
         self.trace.forced = getattr(drafter, "forced", None)  # a drafter that knows tokens beforehand says so
         self.verifier = ExactVerifier() if verifier is None else verifier
         self._part = self.trace.phase if profile else _untimed
+        self.compiler = None if profile else compiler
 
         sizes = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
         check_room("tokens", 8 * batch_size * (max_new_tokens + 1), sizes, device)
@@ -132,6 +145,8 @@ class DecodeRun:
         self._skipped = self._no_tokens  # taken unverified before this step, which only `SkippingRun` does
         self.watch = FiniteWatch(batch_size, device)
         self.steps = 0
+        self.in_place: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Within it tensors may be replaced: where steps are graphs, they are copied back to where graphs look."""
 
     def finish(self, on_step: OnStep | None = None) -> DecodeResult:
         """Start, and step until every row is finished. The trace times the phases "prefill" and "decode".
@@ -149,16 +164,20 @@ class DecodeRun:
         with self.trace.phase("decode"):
             # The slowest row gains at most the number that `step` returns, so for some time no row needs a look.
             # Only a stop token can end rows earlier.
-            slowest_needs = _slowest_needs(self.state) if self.may_stop else self.state.max_new_tokens - 1
+            slowest_needs = int(needs(self.state)) if self.may_stop else self.state.max_new_tokens - 1
+            step, look = self.steps_taken()
             while slowest_needs > 0:
-                gained = self.step()
+                gained = step()
                 if not gained:
                     break
                 slowest_needs -= gained
                 if on_step is not None:
                     on_step(self.steps, self.state)
-                if slowest_needs <= 0 or self.may_stop:
-                    slowest_needs = _slowest_needs(self.state)
+                if self.may_stop:
+                    seen = look(needs(self.state))
+                    slowest_needs = 1 if seen is None else int(seen)
+                elif slowest_needs <= 0:
+                    slowest_needs = int(needs(self.state))
         self.watch.check()
         return DecodeResult(self.state.tokens, self.state.lengths, self.trace)
 
@@ -175,7 +194,7 @@ class DecodeRun:
             self.trace.record_prefill()
             if self.drafter is not None and state.max_new_tokens > 1:
                 self.drafter.start(prompt, state)
-        self.watch.look(0, prompt.logits[:, -1:], every_row[:, None], every_row)
+        self.watch.look(prompt.logits[:, -1:], every_row[:, None], every_row)
 
     @torch.no_grad()
     def step(self) -> int:
@@ -185,12 +204,31 @@ class DecodeRun:
             The most tokens that any row can have gained; 0: every row had ended, and no pass was made.
         """
         self.steps += 1
+        self.prepare()
+        return self.perform()
+
+    def steps_taken(self) -> tuple[Callable[[], int], Look]:
+        """`step` of a run that has started, as a graph where there is a compiler, and how the host sees its rows end.
+
+        Raises:
+            ValueError: Its steps cannot be graphs, see `specdecode.static_step.StaticStep`.
+        """
+        if self.compiler is None:
+            return self.step, Look(0)
+        return self.compiler.step_of(self), Look(_LATE)
+
+    def prepare(self) -> Hashable:
+        """What the host decides about the next step, which may then be another graph: nothing here."""
+        return None
+
+    def perform(self) -> int:
+        """`step` without what the host counts and decides, see `specdecode.static_step`."""
         with self._part("draft"):
             draft = self._propose()
         with self._part("target"):
             output = self._feed(draft.tree)
         with self._part("verify"):
-            self.watch.look(self.steps, output.logits, draft.tree.valid, self.state.active)
+            self.watch.look(output.logits, draft.tree.valid, self.state.active)
             verdict = self.verifier.accept(draft, output, self.state)
         with self._part("commit"):
             verdict = self._keep(draft.tree, verdict)
@@ -210,11 +248,11 @@ class DecodeRun:
 
     def _keep(self, tree: TokenTree, verdict: Verdict) -> Verdict:
         """Append, commit and record what stays. Returns the verdict, in which finished rows accept nothing."""
-        counts = self.trace.next_counts()
+        counts = self.log.next_counts()
         accepted, kept = self._append(tree, _path(tree, verdict.path), verdict.accepted, verdict.next_tokens, counts)
         verdict = replace(verdict, accepted=accepted)
         self._commit(tree, verdict, kept)
-        self.trace.record_counts(counts, verdict.relaxed)
+        self.log.record_counts(counts, verdict.relaxed)
         return verdict
 
     def _commit(self, tree: TokenTree, verdict: Verdict, kept: Tensor) -> None:
@@ -299,16 +337,17 @@ class DecodeRun:
         Raises:
             ValueError: A player that cannot, by name; see `specdecode.roles.RowReplacing`.
         """
-        for player, theirs in zip(self.players, other.players, strict=True):
-            if player is not None:
-                replace_rows(player, rows, theirs)
-        state = self.state
-        self._buffer[rows] = other._buffer
-        state.lengths = state.lengths.index_copy(0, rows, other.state.lengths)
-        state.active = state.active.index_copy(0, rows, other.state.active)
-        state.newest = state.least_room = None
-        state.streams = state.streams.with_rows(rows, other.state.streams)
-        self.watch.replace_rows(rows, other.watch)
+        with self.in_place():
+            for player, theirs in zip(self.players, other.players, strict=True):
+                if player is not None:
+                    replace_rows(player, rows, theirs)
+            state = self.state
+            self._buffer[rows] = other._buffer
+            state.lengths = state.lengths.index_copy(0, rows, other.state.lengths)
+            state.active = state.active.index_copy(0, rows, other.state.active)
+            state.newest = state.least_room = None
+            state.streams = state.streams.with_rows(rows, other.state.streams)
+            self.watch.replace_rows(rows, other.watch)
         self.trace.add_passes(other.trace)
 
 
@@ -353,6 +392,43 @@ def new_tokens(tree: TokenTree, path: Tensor | None, accepted: Tensor, next_toke
     return torch.cat([drafted, following], dim=1).scatter(1, accepted[:, None], following)
 
 
-def _slowest_needs(state: DecodeState) -> int:
-    """Tokens the slowest unfinished row still needs; 0 when all are finished. Waits for the device."""
-    return int(torch.where(state.active, state.max_new_tokens - state.lengths, 0).max())
+def needs(state: DecodeState) -> Tensor:
+    """Tokens the slowest unfinished row still needs, int64 []; 0 when all are finished."""
+    return torch.where(state.active, state.max_new_tokens - state.lengths, 0).max()
+
+
+class Look:
+    """Numbers of a device that the host reads some calls late, so that it does not wait.
+
+    Args:
+        late: After how many further calls; 0: at once.
+    """
+
+    def __init__(self, late: int) -> None:
+        self._late = late
+        self._seen: deque[tuple[Tensor, Any]] = deque()
+
+    def __call__(self, numbers: Tensor) -> Tensor | None:
+        """What was given `late` calls ago, on the CPU; None where there was no such call."""
+        if not self._late:
+            return numbers
+        copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
+        copy.copy_(numbers, non_blocking=True)
+        event = torch.cuda.Event() if numbers.is_cuda else None
+        if event is not None:
+            event.record()
+        self._seen.append((copy, event))
+        if len(self._seen) <= self._late:
+            return None
+        copy, event = self._seen.popleft()
+        if event is not None:
+            event.synchronize()
+        return copy
+
+    def forget(self) -> None:
+        """What was given before does not count any more."""
+        self._seen.clear()
+
+
+_LATE = 3
+"""Steps after which the host reads what a graph has computed."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from specdecode.in_graph import in_graph
 from specdecode.kernels import judging
 
 
@@ -56,7 +57,7 @@ def constant(make: Callable[..., Made]) -> Callable[..., Made]:
 
     @functools.wraps(make)
     def get(*sizes: Any) -> Made:
-        eager = sizes[-1].type == "cpu" and not torch.compiler.is_compiling()
+        eager = sizes[-1].type == "cpu" and not in_graph()
         return kept(*sizes) if eager else make(*sizes)
 
     return get
@@ -91,7 +92,7 @@ def put_rows(values: Tensor, rows: Tensor, others: Tensor) -> Tensor:
 
 def _can_look(tensor: Tensor) -> bool:
     """Whether to read a number costs nothing: on a CPU, in eager code."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    return tensor.device.type == "cpu" and not in_graph()
 
 
 def columns_needed(mask: Tensor) -> int:

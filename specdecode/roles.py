@@ -23,6 +23,7 @@ forward pass. The newest token of a row is always "drawn but not fed": it is the
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, Self
 
@@ -52,7 +53,7 @@ class TargetOutput:
 
     def probabilities(self, sampling: SamplingConfig) -> Tensor:
         """[B, n, V] float32: the distributions that tokens are drawn from. Computed once; do not write to it."""
-        if self._drawn_from is None or self._drawn_from[0] != sampling:
+        if self._drawn_from is None or self._drawn_from[0] is not sampling:
             self._drawn_from = sampling, logits_to_probabilities(self.logits, sampling)
         return self._drawn_from[1]
 
@@ -297,6 +298,10 @@ class Schedule(Protocol):
     def start(self, state: DecodeState) -> None:
         """Begin a new batch, with the first token of each row in `state`, and forget what was counted before."""
         ...
+
+    def prepare(self) -> Hashable:
+        """What the host knows beforehand about the next step, which may then be another graph: here nothing."""
+        return None
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
         """Which tokens of a draft to take unverified; None where the host knows that no row skips.

@@ -17,11 +17,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specdecode.in_graph import in_graph
 from specdecode.kernels import judging
 from specdecode.kernels.judging import Ahead
 
@@ -57,6 +59,34 @@ class SamplingConfig:
     def is_greedy(self) -> bool:
         """Whether the most probable token is always taken."""
         return self.temperature == 0
+
+    def tempered(self, logits: Tensor) -> Tensor:
+        """Logits divided by the temperature; as they are where it is 0."""
+        return logits if self.temperature in (0, 1) else logits / self.temperature
+
+
+@dataclass(frozen=True)
+class SamplingInGraph(SamplingConfig):
+    """The same, with the temperature, which is not 0, as a float32 tensor []: one graph serves all temperatures."""
+
+    temperature: Any = None
+
+    def __post_init__(self) -> None:
+        """Nothing to check."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """No."""
+        return False
+
+    def tempered(self, logits: Tensor) -> Tensor:
+        """Logits divided by the temperature."""
+        return logits / self.temperature
+
+    @classmethod
+    def of(cls, config: SamplingConfig, device: torch.device) -> SamplingInGraph:
+        """A configuration that is not greedy, for graphs."""
+        return cls(torch.tensor(float(config.temperature), device=device), config.top_k, config.top_p)
 
 
 def _is_real(value: object) -> bool:
@@ -110,8 +140,7 @@ def filtered(logits: Tensor, config: SamplingConfig) -> Tensor:
     """Logits [..., V] float32 behind temperature and filters, minus infinity at filtered tokens; greedy: unchanged."""
     if config.is_greedy:
         return logits
-    if config.temperature != 1:
-        logits = logits / config.temperature
+    logits = config.tempered(logits)
     if 0 < config.top_k < logits.shape[-1]:
         smallest_kept = logits.topk(config.top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
         logits = logits.masked_fill(logits < smallest_kept, -math.inf)
@@ -132,7 +161,7 @@ def largest(values: Tensor) -> Tensor:
     """
     if judging.serves(values):
         return judging.largest(values)
-    if values.device.type != "cpu" or torch.compiler.is_compiling():
+    if values.device.type != "cpu" or in_graph():
         return values.argmax(-1)
     return torch.from_numpy(np.asarray(values.detach().numpy().argmax(-1)))
 
@@ -261,7 +290,6 @@ class RandomStreams:
         self._elements: dict[int, Tensor] = {}
         # By tag, kind of number and size.
         self._ahead: dict[tuple[int, str, int | None], Ahead] = {}
-        self._compiled: Callable[[Callable[..., Tensor]], Callable[..., Tensor]] | None = None
 
     @classmethod
     def from_generators(
@@ -310,40 +338,33 @@ class RandomStreams:
 
     def part(self, first: int, last: int) -> RandomStreams:
         """The streams `first` to `last - 1`."""
-        return self._with_keys(self.keys[first:last])
+        return RandomStreams(self.keys[first:last])
 
     def with_rows(self, rows: Tensor, other: RandomStreams) -> RandomStreams:
         """These streams with those of `rows` [k] int64 replaced by another's k streams."""
-        return self._with_keys(self.keys.index_copy(0, rows, other.keys))
-
-    def _with_keys(self, keys: Tensor) -> RandomStreams:
-        streams = RandomStreams(keys)
-        streams.compile(self._compiled)
-        return streams
-
-    def compile(self, compiled: Callable[[Callable[..., Tensor]], Callable[..., Tensor]] | None) -> None:
-        """Make numbers on a GPU by `compiled` forms of the functions that make them, which are one kernel instead of a
-        dozen; None: eagerly. On a CPU nothing changes."""
-        self._compiled = compiled
+        return RandomStreams(self.keys.index_copy(0, rows, other.keys))
 
     def _key_of(self, tag: int) -> Tensor:
         """[B] int64."""
-        if tag not in self._tag_keys:
+        if in_graph() or tag not in self._tag_keys:
             # Two scrambles, so that neither small seeds nor small tags lie near one another in the state space.
             tag_keys = _scramble_(self.keys + _signed(_ADVANCE)) + _signed((tag + 1) * _MULTIPLY_2)
-            self._tag_keys[tag] = _scramble_(tag_keys)
+            tag_keys = _scramble_(tag_keys)
+            if in_graph():
+                return tag_keys
+            self._tag_keys[tag] = tag_keys
         return self._tag_keys[tag]
 
     def _steps(self, size: int) -> Tensor:
         """[size] int64, the offset of each element of a counter."""
-        if size not in self._elements:
-            steps = torch.arange(1, size + 1, dtype=torch.int64, device=self.keys.device)
-            self._elements[size] = steps * _signed(_ADVANCE)
+        if in_graph() or size not in self._elements:
+            steps = torch.arange(1, size + 1, dtype=torch.int64, device=self.keys.device) * _signed(_ADVANCE)
+            if in_graph():
+                return steps
+            self._elements[size] = steps
         return self._elements[size]
 
     def _draw(self, numbers: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None) -> Tensor:
-        if self._compiled is not None and self.keys.device.type != "cpu":
-            numbers = self._compiled(numbers)
         return numbers(self._key_of(tag), counters, self._steps(size or 1), size)
 
     def uniform(self, tag: int, counters: Tensor, size: int | None = None) -> Tensor:
@@ -408,7 +429,7 @@ class RandomStreams:
     ) -> Tensor:
         """Numbers of a tag and counters. On a CPU, revisited ones are made ahead for the next counters and kept: a call
         costs ten times as much as the numbers of one position."""
-        on_cpu = self.keys.device.type == "cpu" and not torch.compiler.is_compiling()
+        on_cpu = self.keys.device.type == "cpu" and not in_graph()
         if not revisited or not on_cpu or not counters.numel():
             return self._draw(numbers, tag, counters, size)
         ahead = self._made_ahead(numbers, tag, counters, size, _covers)

@@ -11,6 +11,7 @@ Source: VVS (arXiv 2511.13587), where the layout is called "post verification".
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,8 +70,9 @@ class SkippingRun(DecodeRun):
             )
         self.schedule, self._skipping = schedule, skipping
         # What the last skipped step left for the verification step behind it: see `_skip`.
-        self._draft: Draft
+        self._draft: Draft | None = None
         self._pending: PendingChain | None = None
+        self._output: TargetOutput | None = None
 
     @property
     def players(self) -> tuple[object, ...]:
@@ -83,16 +85,20 @@ class SkippingRun(DecodeRun):
         super().start()
         self.schedule.start(self.state)
 
-    @torch.no_grad()
-    def step(self) -> int:
+    def prepare(self) -> Hashable:
+        """Let the schedule decide what the host can know: whether any row may skip."""
+        return self.schedule.prepare()
+
+    def perform(self) -> int:
         """Perhaps a skipped step, then a verification step. Returns what `DecodeRun.step` does, for both."""
         with self._part("draft"):
             self._skip()
-        if self.stops is not None and not bool(self.state.active.any()):
-            self.steps += 1
+        if self.stops is not None and ragged.surely_none(self.state.active):
             self.trace.record_unverified(self._skipped)
             return 0
-        return super().step() + (0 if self._pending is None else self._pending.max_length)
+        gained = super().perform() + (0 if self._pending is None else self._pending.max_length)
+        self._draft = self._pending = self._output = None
+        return gained
 
     def _skip(self) -> None:
         """Draft; take tokens unverified where the schedule says so, and draft again behind them.
@@ -118,6 +124,7 @@ class SkippingRun(DecodeRun):
 
     def _propose(self) -> Draft:
         """The draft that the skipped step left."""
+        assert self._draft is not None
         return self._draft
 
     def _feed(self, tree: TokenTree) -> TargetOutput:
@@ -136,6 +143,7 @@ class SkippingRun(DecodeRun):
 
     def _observe(self, draft: Draft, output: TargetOutput, verdict: Verdict) -> None:
         if self._pending is not None:
+            assert self._output is not None
             self._skipping.observe_pending(self._output, self._pending.counts, self.state)
         super()._observe(draft, output, verdict)
 

@@ -92,6 +92,54 @@ class TokenOrigin(IntEnum):
     """Drafted and taken in a skipped step."""
 
 
+class StepLog:
+    """Steps as graphs record them: in tensors that stay where they are, and nothing is read or counted by the host.
+
+    Args:
+        batch_size: Rows of every record.
+        depth: The most levels of a draft.
+        device: Of the records.
+
+    Attributes:
+        count: Steps that were recorded since the last `take`; the caller counts.
+    """
+
+    in_no_graph = ("count", "_relaxes")
+
+    def __init__(self, batch_size: int, depth: int, device: torch.device) -> None:
+        self.count = 0
+        self._next = torch.zeros(len(_COUNTS), batch_size, dtype=torch.int64, device=device)
+        self._counts = self._next.new_zeros(_STEPS_AT_ONCE, *self._next.shape)
+        self._relaxed = torch.zeros(_STEPS_AT_ONCE, batch_size, depth, dtype=torch.bool, device=device)
+        self._place = self._next.new_zeros(1)
+        self._relaxes = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for another step."""
+        return self.count == len(self._counts)
+
+    def next_counts(self) -> Tensor:
+        """See `DecodeTrace.next_counts`."""
+        return self._next
+
+    def record_counts(self, counts: Tensor, relaxed: Tensor | None) -> None:
+        """See `DecodeTrace.record_counts`."""
+        self._counts.index_copy_(0, self._place, counts[None])
+        if relaxed is not None:
+            self._relaxes = True
+            relaxed = functional.pad(relaxed, (0, self._relaxed.shape[2] - relaxed.shape[1]))
+            self._relaxed.index_copy_(0, self._place, relaxed[None])
+        self._place.add_(1)
+
+    def take(self) -> list[_Kept]:
+        """The records since the last call, oldest first; the log is empty then. Does not wait for the device."""
+        number, self.count = self.count, 0
+        counts, relaxed = self._counts[:number].clone(), self._relaxed[:number].clone()
+        self._place.zero_(), self._relaxed.zero_()
+        return [_Kept(*each, None) for each in zip(counts, relaxed if self._relaxes else [None] * number, strict=True)]
+
+
 class DecodeTrace:
     """Collects step records as tensors, and seconds by phase. Reading a number waits for the device, once.
 
@@ -108,7 +156,8 @@ class DecodeTrace:
         self.device = torch.device(device)
         self.target_passes = 0
         self.phase_seconds: dict[str, float] = {}
-        self._steps: list[_Kept] = []
+        self._kept: list[_Kept] = []
+        self._log: StepLog | None = None
         self._room: list[Tensor] = []
         self._first_tokens = 0
         self._num_forgotten = 0
@@ -149,7 +198,7 @@ class DecodeTrace:
     ) -> None:
         """A verification step whose `next_counts` have been written; the others are fields of a `StepRecord`."""
         self.target_passes += 1
-        self._steps.append(_Kept(counts, relaxed, fed, by_place))
+        self._kept.append(_Kept(counts, relaxed, fed, by_place))
         self._columns = self._origins = None
 
     def record_unverified(self, skipped: Tensor) -> None:
@@ -169,6 +218,20 @@ class DecodeTrace:
             self._room = [*torch.empty(shape, dtype=torch.int64, device=self.device)]
         return self._room.pop()
 
+    def log_on_device(self, depth: int) -> StepLog:
+        """From now on steps are recorded by graphs, in the log that is returned, of drafts of at most so many levels.
+
+        The caller counts the steps and passes; whoever reads this trace reads what was logged."""
+        self._log = StepLog(self.batch_size, depth, self.device)
+        return self._log
+
+    def collect(self) -> list[_Kept]:
+        """The steps that are not forgotten, with those that are still in the log. Does not wait for the device."""
+        if self._log is not None and self._log.count:
+            self._kept += self._log.take()
+            self._columns = self._origins = None
+        return self._kept
+
     def add_passes(self, other: DecodeTrace) -> None:
         """Add another run's passes and seconds, when its rows replace rows here."""
         self.target_passes += other.target_passes
@@ -178,22 +241,22 @@ class DecodeTrace:
     @property
     def recorded_steps(self) -> int:
         """How many steps have been recorded, forgotten ones included."""
-        return self._num_forgotten + len(self._steps)
+        return self._num_forgotten + len(self.collect())
 
     def forget_steps(self, before: int) -> None:
         """Free the steps before number `before`; their passes still count."""
-        dropped = max(before - self._num_forgotten, 0)
+        dropped = min(max(before - self._num_forgotten, 0), len(self.collect()))
         if dropped:
-            del self._steps[:dropped]
+            del self._kept[:dropped]
             self._num_forgotten += dropped
             self._columns = self._origins = None
 
     def since(self, step: int) -> DecodeTrace:
         """The same rows from step number `step` on, as if their prefill came just before. Without seconds."""
         trace = DecodeTrace(self.batch_size, self.device)
-        trace._steps = self._steps[max(step - self._num_forgotten, 0) :]
+        trace._kept = self.collect()[max(step - self._num_forgotten, 0) :]
         trace._first_tokens, trace.forced = 1, self.forced
-        trace.target_passes = 1 + len(trace._steps)
+        trace.target_passes = 1 + len(trace._kept)
         return trace
 
     def of_row(self, row: int) -> DecodeTrace:
@@ -202,19 +265,20 @@ class DecodeTrace:
         trace.phase_seconds, trace._first_tokens, trace.forced = self.phase_seconds, self._first_tokens, self.forced
         trace.target_passes = self.row_passes[row]
         took_part = (self._column("active") + self._column("skipped"))[:, row] > 0
-        for step, took in zip(self._steps, took_part.tolist(), strict=True):
+        for step, took in zip(self.collect(), took_part.tolist(), strict=True):
             if took:
                 relaxed = None if step.relaxed is None else step.relaxed[row : row + 1]
                 fed = step.fed[row : row + 1] if isinstance(step.fed, Tensor) else step.fed
                 by_place = None if step.by_place is None else step.by_place[row : row + 1]
-                trace._steps.append(_Kept(step.counts[:, row : row + 1], relaxed, fed, by_place))
+                trace._kept.append(_Kept(step.counts[:, row : row + 1], relaxed, fed, by_place))
         return trace
 
     def _column(self, name: str) -> Tensor:
         """[steps, B] on the CPU."""
+        steps = self.collect()
         if self._columns is None:
             nothing = torch.zeros(0, len(_COUNTS), self.batch_size, dtype=torch.int64)
-            columns = torch.stack([step.counts for step in self._steps]).cpu() if self._steps else nothing
+            columns = torch.stack([step.counts for step in steps]).cpu() if steps else nothing
             self._columns = dict(zip(_COUNTS, columns.unbind(1), strict=True))
         return self._columns[name]
 
@@ -243,7 +307,7 @@ class DecodeTrace:
     def rows_fed(self) -> list[int]:
         """Token rows of each row that went through the target's layers after the prompt; guidance counts once."""
         usual = 1 + self._column("drafted") + self._column("skipped")
-        for number, step in enumerate(self._steps):
+        for number, step in enumerate(self.collect()):
             if step.fed is not None:
                 usual[number] = step.fed
         return (usual * self._column("active")).sum(0).tolist()
@@ -276,9 +340,10 @@ class DecodeTrace:
     @property
     def token_origins(self) -> list[list[TokenOrigin]]:
         """The origin of each token of each row, in order."""
+        by_place = any(step.by_place is not None for step in self.collect())
         if self._origins is not None:
             return self._origins
-        if any(step.by_place is not None for step in self._steps):
+        if by_place:
             self._origins = [
                 [TokenOrigin(max(origin, 0)) for origin in row] for row in self._added_by_place().amax(0).tolist()
             ]  # the first token is the target's
@@ -303,7 +368,7 @@ class DecodeTrace:
 
         They do not rise from token to token where several lines of a grid are drawn side by side.
         """
-        if any(step.by_place is not None for step in self._steps):
+        if any(step.by_place is not None for step in self.collect()):
             numbers = self._column("active").cumsum(0)[..., None]  # [steps, B, 1]
             return ((self._added_by_place() >= 0) * numbers).amax(0).tolist()
         rows = [[0] * self._first_tokens for _ in range(self.batch_size)]
@@ -316,7 +381,7 @@ class DecodeTrace:
 
     def _added_by_place(self) -> Tensor:
         """[steps, B, N] int8 on the CPU, see `StepRecord.by_place`."""
-        return torch.stack([step.by_place for step in self._steps if step.by_place is not None]).cpu()
+        return torch.stack([step.by_place for step in self.collect() if step.by_place is not None]).cpu()
 
     @property
     def steps(self) -> list[dict[str, list[Any]]]:
@@ -327,7 +392,7 @@ class DecodeTrace:
                 **{name: column[number] for name, column in columns.items()},
                 "relaxed": [] if step.relaxed is None else step.relaxed.tolist(),
             }
-            for number, step in enumerate(self._steps)
+            for number, step in enumerate(self.collect())
         ]
 
     @property

@@ -277,9 +277,7 @@ def _draw_children(
 
 def _log_probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     """Log-probabilities for ranking, at the sampling temperature; filters change no ranks and are left out."""
-    if sampling.temperature not in (0, 1):
-        logits = logits / sampling.temperature
-    return logits.log_softmax(-1)
+    return sampling.tempered(logits).log_softmax(-1)
 
 
 def _without_earlier(probabilities: Tensor, choices: Tensor, rank: Tensor) -> Tensor:

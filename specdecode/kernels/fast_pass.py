@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from specdecode.in_graph import in_graph
 from specdecode.kernels.build import library
 from specdecode.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, fits_pass
 from specdecode.kernels.quantized import Int4Linear, Int8Linear
@@ -110,7 +111,7 @@ class FastPass:
             is_prompt: Whether to check the modules again.
             options: The keyword arguments of `decoder_pass`.
         """
-        if not fits_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry):
+        if in_graph() or not fits_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry):
             return None
         if is_prompt or self._checked is None or self._checked[0] is not head:
             self.check(head)
@@ -136,12 +137,7 @@ class FastPass:
 
 def visible(attention_mask: Tensor | None, num_sequences: int) -> Tensor | None:
     """A mask [B or 1, 1, n, S] in the form of `NewTokens.mask`; None for other masks, and in compiled code."""
-    if (
-        torch.compiler.is_compiling()
-        or attention_mask is None
-        or attention_mask.dtype != torch.bool
-        or attention_mask.ndim != 4
-    ):
+    if in_graph() or attention_mask is None or attention_mask.dtype != torch.bool or attention_mask.ndim != 4:
         return None
     if attention_mask.shape[0] not in (1, num_sequences) or attention_mask.shape[1] != 1:
         return None

@@ -8,12 +8,14 @@ the same bits.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from specdecode.in_graph import in_graph
 from specdecode.kernels.build import library
 
 
@@ -39,15 +41,16 @@ def serves(*tensors: Tensor) -> bool:
 
     The functions below need kernels, so they are called after this one.
     """
-    global _found
-    if torch.compiler.is_compiling():
+    global _found, _choice
+    if in_graph():
         return False
     for each in tensors:
         if each.device.type != "cpu" or (
             each.is_floating_point() and (each.dtype != torch.float32 or each.stride(-1) != 1)
         ):
             return False
-    _found = library()
+    if (choice := os.environ.get("VARGEN_KERNELS", "")) != _choice:  # to look the library up takes as long as a kernel
+        _found, _choice = library(), choice
     return _found is not None
 
 
@@ -251,6 +254,7 @@ def _call(name: str, *given: Tensor | int | None) -> int:
 
 
 _found: ctypes.CDLL | None = None
-"""The library as `serves` found it last: to look it up takes as long as a kernel."""
+_choice: str | None = None
+"""The library as `serves` found it last, and for which choice of kernels."""
 _OUTSIDE = -2
 """What kernels say of a token or a node that is none."""

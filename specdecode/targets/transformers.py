@@ -26,14 +26,15 @@ from transformers import Cache
 
 from specdecode import ragged
 from specdecode.checks import check_counts
+from specdecode.in_graph import in_graph
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
 from specdecode.targets.arguments import cache_name, takes
 from specdecode.targets.grouped_attention import GROUPED_ATTENTION
 
 if TYPE_CHECKING:
-    from specdecode.compilation import PassCompiler
     from specdecode.places import Places
+    from specdecode.static_step import StepCompiler
     from specdecode.targets.llama_pass import LlamaPass
 
 _WINDOWS = {"full_attention": False, "sliding_attention": True}
@@ -71,7 +72,7 @@ class TransformersTarget:
         longest_prompt: T of the longest prompt that may later take a row; None: none is longer than these.
 
     Attributes:
-        compiler: compiles `forward`, see `compile`; None: it runs eagerly.
+        compiler: makes steps with this target into graphs, see `compile`; None: they run eagerly.
         fast: passes over new tokens in the kernels, see `specdecode.targets.llama_pass`; None: the model's own.
         kv_cache: None before the first prefill if none was given.
         feature_layers: the decoder layers, by transformers' numbers, after which `hidden_states` are taken, side by
@@ -83,6 +84,7 @@ class TransformersTarget:
     """
 
     rows_per_sequence = 1
+    in_no_graph = ("compiler", "prompt_length", "_longest_to_come", "_attention_mask", "_position_ids", "_prompt")
 
     def __init__(
         self,
@@ -140,14 +142,11 @@ class TransformersTarget:
         # Now, not within a compiled pass.
         self._cache_name = cache_name(model if decoder is None or output_head is None else decoder)
         self.feature_layers: tuple[int, ...] = ()
-        self.compiler: PassCompiler | None = None
+        self.compiler: StepCompiler | None = None
         self.fast: LlamaPass | None = None
         self.max_new_tokens, self.max_draft_nodes = max_new_tokens, max_draft_nodes
         self._num_rows = num_rows
         self._cache = SlotCache(type(model).__name__, int(self._config.num_hidden_layers), num_rows, kv_cache)
-        # No row can have committed more than this many tokens. Counts of tokens live on the device; this number lives
-        # on the host, grows by the most a commit can keep, and spares every step the empty end of the cache.
-        self._most_committed = self._max_committed = 0
         self._num_new = 0  # tokens of the last forward
         self.prompt_length = length
         # [R]: where the tokens after the prompt begin. Of one number, until rows are given to other prompts.
@@ -159,6 +158,11 @@ class TransformersTarget:
         return max(self._longest_to_come, self.prompt_length)
 
     @property
+    def _most_to_come(self) -> int:
+        """The most committed tokens of a row."""
+        return self.longest_prompt + self.max_new_tokens - 1
+
+    @property
     def prompt_mask(self) -> Tensor | None:
         """[R, T] bool, False at padding; None where nothing is padded."""
         return self._attention_mask
@@ -168,18 +172,13 @@ class TransformersTarget:
         """Where keys and values lie."""
         return self._cache.static
 
-    def compile(self, compiler: PassCompiler | None, kv_cache: StaticKVCache | None = None) -> None:
-        """Compile `forward` from the next prefill on.
+    def compile(self, compiler: StepCompiler | None, kv_cache: StaticKVCache | None = None) -> None:
+        """Make steps with this target into graphs, from the next prefill on.
 
         Args:
-            compiler: None: `forward` runs eagerly.
-            kv_cache: of an earlier batch, used again if it fits, since captured graphs write to fixed addresses.
-
-        Raises:
-            ValueError: a draft is wider than the compiler's buckets.
+            compiler: None: they run eagerly.
+            kv_cache: of an earlier batch, used again if it fits, so that graphs of its sizes do.
         """
-        if compiler is not None:
-            compiler.check_width(self.max_draft_nodes)
         self.compiler = compiler
         self._cache.offered = kv_cache
 
@@ -187,8 +186,7 @@ class TransformersTarget:
         """Empty the cache for prompts of at most so many tokens, whose last tokens lie in the same slot."""
         self.prompt_length = prompt_length
         self._prompt_lengths = torch.full((self._num_rows,), prompt_length, device=self.device)
-        self._max_committed = self.longest_prompt + self.max_new_tokens - 1
-        num_slots = self._max_committed + self.max_draft_nodes
+        num_slots = self._most_to_come + self.max_draft_nodes
         if self.compiler is not None:
             num_slots = self.compiler.round_up(num_slots)  # so that prompts of similar lengths share a graph
         self._cache.start_prompt(prompt_length, num_slots)
@@ -196,7 +194,8 @@ class TransformersTarget:
     def finish_prompt(self, starts: Tensor | None) -> None:
         """End the prompts. Slots of row b before `starts[b]`, [R] int64, are empty; None: no slots are."""
         self._cache.finish_prompt(starts)
-        self._most_committed, self._num_new = self.prompt_length, 0
+        self._cache.allocated().expect_from(self.prompt_length, self._most_to_come)
+        self._num_new = 0
 
     @torch.no_grad()
     def prefill(self) -> TargetOutput:
@@ -222,13 +221,7 @@ class TransformersTarget:
         Raises:
             ValueError: more tokens than `max_draft_nodes`, for which the cache has room.
         """
-        static, length = self._cache.allocated(), self._length_with(tokens.shape[1])
-        if self.compiler is None:
-            return self._pass(tokens, mask, depths, static.first_slots(length))
-        output: TargetOutput = self.compiler.run(
-            "target", self, type(self)._pass, tokens, mask, depths, kv_cache=static, length=length
-        )
-        return output
+        return self.combine(self._run_new(tokens, mask, depths, self._length_with(tokens.shape[1])))
 
     @torch.no_grad()
     def hidden_states_of(self, tokens: Tensor) -> Tensor:
@@ -252,7 +245,7 @@ class TransformersTarget:
         probe.prefill()
         half = (self.max_new_tokens - 1) // 2
         probe._cache.allocated().advance(half)  # the content of the slots does not change the time
-        probe._most_committed += half
+        probe._cache.allocated().expect(half)
         return probe
 
     def _length_with(self, num_new: int) -> int:
@@ -260,17 +253,7 @@ class TransformersTarget:
         if num_new > self.max_draft_nodes:
             raise ValueError(f"tokens must be at most max_draft_nodes ({self.max_draft_nodes}) per row, got {num_new}")
         self._num_new = num_new
-        lengths = self._cache.allocated().lengths
-        return ragged.at_most(lengths, self._most_committed) + num_new
-
-    def _pass(self, tokens: Tensor, mask: Tensor, depths: Tensor, reach: Tensor) -> TargetOutput:
-        """`forward` over tensors alone, for compilers.
-
-        Args:
-            tokens, mask, depths: of `forward`.
-            reach: [S] int64, the slots that attention reads.
-        """
-        return self.combine(self._run_new(tokens, mask, depths, reach.shape[0]))
+        return reach(self._cache.allocated(), num_new)
 
     def check_places(self, num_slots: int) -> None:
         """See `specdecode.places.PlacedTarget`. Raises ValueError for layers that attend through a window, too."""
@@ -297,7 +280,7 @@ class TransformersTarget:
             self._for_all_rows(each) if len(each) > 1 else each.expand(num_rows, *each.shape[1:])
             for each in (placed.positions, placed.slots, placed.visible)
         )
-        kv_length = ragged.at_most(static.lengths, self._most_committed) + visible.shape[2]
+        kv_length = reach(static, visible.shape[2])
         self._cache.start_slots(static.lengths[:, None] + slots, kv_length)
         masks = self._masks(static, visible, positions, kv_length)
         return self.run(self._inputs(self._for_all_rows(tokens)), masks, self._positions(positions))
@@ -315,7 +298,7 @@ class TransformersTarget:
         static = self._cache.allocated()
         self._cache.start_tokens(tokens.shape[1], kv_length)
         places = (static.lengths - self._prompt_lengths)[:, None] + depths  # [R, n]
-        if self.fast is not None and not last_only:
+        if self.fast is not None and not last_only and not in_graph():
             fed = tokens.clamp(max=self._own_vocab_size - 1)
             logits = self.fast.logits(fed, mask, self._positions(places), static)
             if logits is not None:
@@ -331,7 +314,7 @@ class TransformersTarget:
         else:
             static.keep(self._for_all_rows(node_indices), counts)
         num_kept = self._num_new if node_indices is None else node_indices.shape[1]
-        self._most_committed = min(self._most_committed + num_kept, self._max_committed)
+        static.expect(num_kept)
 
     def replace_rows(self, rows: Tensor, other: TransformersTarget) -> None:
         """See `specdecode.roles.RowReplacing`.
@@ -350,7 +333,6 @@ class TransformersTarget:
         self._cache.allocated().replace_rows(rows, other._cache.allocated(), other.prompt_length)
         self._prompt_lengths.index_copy_(0, rows, other._prompt_lengths)
         self._onward_from = self._onward_from.index_copy(0, rows, other._onward_from)
-        self._most_committed = max(self._most_committed, other._most_committed)
 
     def _positions(self, places: Tensor) -> Tensor:
         """Position ids [R, n] or [A, R, n] of places [R, n] after the prompt."""
@@ -473,7 +455,8 @@ class SlotCache(Cache):
         self._is_prompt = False
         static = self.allocated()
         static.advance(self._end)
-        static.starts = starts
+        # Always there, so that one graph serves rows with and without padding.
+        static.starts = torch.zeros_like(static.lengths) if starts is None else starts
 
     def start_tokens(self, num_new: int, kv_length: int | None, num_fed: int | None = None) -> None:
         """Prepare for new tokens.
@@ -557,6 +540,11 @@ class SlotCache(Cache):
                 f"{list(value.shape)} on {key.device}; one cache holds layers alike, here with {static.num_heads} "
                 f"heads of {static.head_dim} on {static.device}"
             )
+
+
+def reach(static: StaticKVCache, num_new: int) -> int:
+    """`StaticKVCache.reach`, as near as a look at the lengths tells where that costs nothing."""
+    return min(ragged.at_most(static.lengths, static.max_length) + num_new, static.reach(num_new))
 
 
 def _kind(static: StaticKVCache) -> tuple[int, int, int, torch.dtype, torch.device]:

@@ -11,7 +11,7 @@ from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
 from specdecode.loop import DecodeResult
-from specdecode.roles import DecodeState, Draft, Selection, TargetOutput, Verdict
+from specdecode.roles import DecodeState, Draft, Schedule, Selection, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
 from specdecode.skipping import PendingChain, new_run
 from specdecode.trace import TokenOrigin
@@ -46,7 +46,7 @@ class SkippingMarkovDrafter(MarkovDrafter):
         assert self.waiting is None, "what was skipped comes first"
 
 
-class Pattern:
+class Pattern(Schedule):
     """Skips as a list says: for each step, per row, how many tokens of the first leaf path to take; None: nobody."""
 
     def __init__(self, steps: list[list[int] | None]) -> None:
@@ -224,7 +224,7 @@ def skip_in_every_second_row(children: str, draws: int = DRAWS) -> tuple[DecodeR
     drafter = TwoFacedDrafter(DRAFTED_FROM[0], prompts, [-1, 0, 0, 1], children)  # type: ignore[arg-type]
     drafter.tables = DRAFTED_FROM
 
-    class EverySecondRowOnce:
+    class EverySecondRowOnce(Schedule):
         def start(self, state: DecodeState) -> None:
             self.due = True
 

@@ -11,7 +11,7 @@ halves are fed the same tokens, and the guided logits choose.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,6 @@ from vargen.drafters.eagle_head import EagleHead
 from vargen.models.kept_caches import KeptCaches
 from vargen.models.offloading import move_offloaded
 from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
-
-if TYPE_CHECKING:
-    from specdecode.compilation import PassCompiler
-
 
 PairNetwork = EagleHead | ChameleonHead
 """The networks over pairs of token and feature."""
@@ -82,9 +78,9 @@ class PictureDraftHead(ABC):
             and the expanded nodes of the next tree.
         caches: of earlier batches, to be used again; None: the head makes a new one.
 
-    Attributes:
-        compiler: compiles `forward`, see `compile`; None: it runs eagerly.
     """
+
+    in_no_graph = ("_prefix_length", "_longest_prefix")
 
     def __init__(
         self,
@@ -117,13 +113,7 @@ class PictureDraftHead(ABC):
             device=target.device,
             dtype=drafter.dtype,
         )
-        self.compiler: PassCompiler | None = None
-        self._most_committed = 0
         self._num_new = 0
-
-    def compile(self, compiler: PassCompiler | None) -> None:
-        """From now on `forward` is compiled code; None: it runs eagerly. Where our own kernels serve, they still do."""
-        self.compiler = None if self.drafter.fast_pass.serves(self.kv_cache) else compiler
 
     def features(self, output: TargetOutput) -> Tensor:
         """[B, n, F]: features of the target's halves side by side, F = dim or 2 dim."""
@@ -179,7 +169,8 @@ class PictureDraftHead(ABC):
         features = self.features(prompt)  # [B, T, F]
         cache, length = self.kv_cache, self._prefix_length
         cache.reset()
-        self._most_committed = self._num_new = 0
+        cache.starts = torch.zeros_like(cache.lengths)  # also without padding: one graph serves both
+        self._num_new = 0
         if length > 0:
             rows = self._rows(features[:, :length])  # [2B, T - 1, dim]
             mask = self.condition_mask()
@@ -199,7 +190,7 @@ class PictureDraftHead(ABC):
                 kv_length=length,
             )
             cache.advance(length)
-            self._most_committed = length
+        cache.expect_from(length, self._longest_prefix + self._last_position + 1)
         self.drafter.fast_pass.check(self.output_head()[0])
         return features[:, -1:]
 
@@ -207,13 +198,8 @@ class PictureDraftHead(ABC):
         """Guess what follows new pairs; see `DraftHead.forward`."""
         cache, num_new = self.kv_cache, mask.shape[2]
         self._num_new = num_new
-        length = self._most_committed + num_new
         new = tokens, features, mask, depths
-        if self.compiler is None:
-            found = self._fast_pass(*new) or self._pass(*new, cache.first_slots(length))
-        else:
-            found = self.compiler.run("drafter", self, PictureDraftHead._pass, *new, kv_cache=cache, length=length)
-        return DraftHeadOutput(*found)
+        return DraftHeadOutput(*(self._fast_pass(*new) or self._pass(*new, cache.reach(num_new))))
 
     def _fast_pass(
         self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor
@@ -244,18 +230,18 @@ class PictureDraftHead(ABC):
         return self.guided_logits(self._rows(states)) if logits is None else logits, states
 
     def _pass(
-        self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor, reach: Tensor
+        self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor, kv_length: int
     ) -> tuple[Tensor, Tensor]:
-        """`forward` over tensors alone, for compilers.
+        """`forward` by the modules.
 
         Args:
             tokens, features, mask, depths: of `forward`.
-            reach: [S] int64, the slots that attention reads.
+            kv_length: how many slots attention reads.
 
         Returns:
             Guided logits [B, q, V], and features [B, q, F].
         """
-        cache, num_new, kv_length = self.kv_cache, mask.shape[2], reach.shape[0]
+        cache, num_new = self.kv_cache, mask.shape[2]
         before = num_new - tokens.shape[1]  # new pairs that earlier passes fed
         tokens = self.names(torch.cat([tokens] * self._halves))
         mask, depths = (self._both(value) for value in (mask, depths))
@@ -288,15 +274,13 @@ class PictureDraftHead(ABC):
     def advance(self, counts: Tensor) -> None:
         """The first `counts[b]` new pairs of row b join the sequence."""
         self.kv_cache.advance(torch.cat([counts] * self._halves))
-        most = self._longest_prefix + self._last_position + 1
-        self._most_committed = min(self._most_committed + self._num_new, most)
+        self.kv_cache.expect(self._num_new)
 
     def replace_rows(self, rows: Tensor, other: PictureDraftHead) -> None:
         """See `specdecode.roles.RowReplacing`."""
         rows = torch.cat([rows + half * self._batch_size for half in range(self._halves)])
         self.kv_cache.replace_rows(rows, other.kv_cache, other._prefix_length)
         self._picture_starts.index_copy_(0, rows, other._picture_starts)
-        self._most_committed = max(self._most_committed, other._most_committed)
 
     def _rows(self, features: Tensor) -> Tensor:
         """Features [B, n, F] as rows [2B, n, dim] (or [B, n, dim] without guidance), the conditional half first."""

@@ -19,9 +19,8 @@ from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.semi_autoregressive import SemiAutoregressiveDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
-from specdecode.ragged import at_most
 from specdecode.roles import TargetOutput
-from specdecode.targets.transformers import SlotCache
+from specdecode.targets.transformers import SlotCache, reach
 from vargen.drafters.video_head import DrafterRows, TargetStates, VideoHead
 from vargen.models.video_llms.target import SeenPrompt, VideoTarget
 
@@ -87,7 +86,8 @@ class VideoDraftHead:
             self._run(rows.inputs, rows.positions, None, lengths[row])
         starts = torch.tensor([self._end - length for length in lengths], device=self.target.device)
         self._cache.finish_prompt(starts)
-        self._most_committed, self._num_new = self._end, 0  # as in `TransformersTarget`
+        self._cache.allocated().expect_from(self._end)
+        self._num_new = 0
         scenes = [rows.scene for rows in fed if rows.scene is not None]
         self._scene = torch.cat(scenes) if scenes else None
         after = lengths if config.compact else [request.next_position for request in self.target.requests]
@@ -118,7 +118,7 @@ class VideoDraftHead:
         """
         num_pairs, num_new = tokens.shape[1], mask.shape[2]
         static = self._cache.allocated()
-        kv_length = min(at_most(static.lengths, self._most_committed) + num_new, static.max_length)
+        kv_length = reach(static, num_new)
         self._num_new = num_new
         self._cache.start_tokens(num_new, kv_length, num_pairs)
         positions = self._first_positions + static.lengths[:, None] - self._end + depths  # [B, q]
@@ -136,7 +136,7 @@ class VideoDraftHead:
     def advance(self, counts: Tensor) -> None:
         """The first `counts[b]` new rows of each sequence stay."""
         self._cache.allocated().advance(counts)
-        self._most_committed += self._num_new
+        self._cache.allocated().expect(self._num_new)
 
     def _run(self, rows: Tensor, positions: Tensor, mask: Tensor | None, num_keys: int) -> Tensor:
         """Outputs [B, q, dim] of new rows [B, q, dim]; mask [B, 1, q, S]."""

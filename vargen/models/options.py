@@ -48,10 +48,10 @@ class ModelOptions:
             TorchAoConfig, where "quant_type" names a configuration of torchao and further fields are its own.
         draft_quantization: int8, int8-dynamic or int4, of the drafter; exact methods draw the same pictures with it.
         attn_implementation: "sdpa" or "eager"; null for transformers' choice.
-        compile: compile the passes of the model and its drafter for faster passes. Each width of a draft takes seconds
-            to minutes once, kept in a cache for later runs. Needs a C++ compiler, or Triton on a GPU. Pictures can
-            differ where two tokens are about equally likely. Models that answer about videos have no compiled passes.
-        compile_bucket: attention of compiled passes reads keys in multiples of this many tokens.
+        compile: make every decoding step one compiled graph. Each method takes seconds to minutes once, kept in a cache
+            for later runs. Needs a C++ compiler, or Triton on a GPU. Pictures can differ where two tokens are about
+            equally likely. Models that answer about videos have no compiled steps.
+        compile_bucket: attention of compiled steps reads keys in multiples of this many tokens.
         family: family of a model whose config.json fits several, such as anole; null where it says which.
         tokenizer: folder of the text tokenizer, or its name on the hub, where it does not lie beside the model.
         vqvae: folder or file of what makes pictures of codes, where it does not lie in "vqvae" beside the model.

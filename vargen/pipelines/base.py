@@ -124,7 +124,6 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline
         """Tokens int64 [B, N] of a request, under a progress bar that counts the tokens of the slowest picture."""
         with trace.phase("encode_prompt"), refusals():
             target, players = request.start(range(request.count), ONLY)
-        self.reuse.compile_draws(request.streams)
         with (
             self.reuse.in_use(),
             compile_time_apart(self.reuse.compiler, trace, "decode"),
@@ -145,6 +144,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline
                 sampling=request.sampling,
                 streams=request.streams,
                 trace=trace,
+                compiler=target.compiler,
                 **vars(players),
             )
             return run.finish(on_step).tokens

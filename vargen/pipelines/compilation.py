@@ -1,7 +1,7 @@
-"""`pipeline.compile()`: forward passes of a pipeline's models as compiled code, for every family.
+"""`pipeline.compile()`: decoding steps as graphs, for every family.
 
 Belongs here: whether there is a compiler, where its code is kept between runs, and how long it worked. Does not belong
-here: passes, buckets and graphs (`specdecode.compilation`), and which parts of a family compile (`components/`).
+here: steps, buckets and graphs (`specdecode.static_step`), and where a family's own kernels are faster (its target).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from vargen.models.options import COMPILE_BUCKET
 from vargen.pipelines.reuse import Reuse
 
 if TYPE_CHECKING:
-    from specdecode.compilation import PassCompiler
+    from specdecode.static_step import StepCompiler
 
 COMPILED = "compile"
 """The phase of a trace for compiling; its seconds are not in "decode" or another phase."""
 
 
 class CompilablePipeline:
-    """A pipeline whose forward passes can be compiled."""
+    """A pipeline whose decoding steps can be graphs."""
 
     reuse: Reuse
 
@@ -37,23 +37,23 @@ class CompilablePipeline:
         self,
         backend: str | Callable[..., Any] | None = "inductor",
         bucket: int = COMPILE_BUCKET,
-        on_compiled: Callable[[str, int, float], None] | None = None,
+        on_compiled: Callable[[int, float], None] | None = None,
     ) -> Self:
-        """Compile forward passes of the target and of what drafts (a draft head, a draft model), from the next call on.
+        """Make every decoding step one graph, from the next call on: drafting, the target's pass, verdict, bookkeeping.
 
-        Each width is compiled when it first comes up, which takes from some seconds to minutes. A width is the number
-        of tokens that a method feeds at once, times the pictures of a batch. The trace has compiling as a phase of its
-        own. Code is kept for the next run under `$VARGEN_CACHE`, or where `TORCHINDUCTOR_CACHE_DIR` says. On CUDA
-        forward passes are captured as graphs.
+        Each kind of step is compiled when it first comes up, which takes from some seconds to minutes. Kinds differ by
+        the method, the pictures of a batch, and how many keys attention reads. The trace has compiling as a phase of
+        its own. Code is kept for the next run under `$VARGEN_CACHE`, or where `TORCHINDUCTOR_CACHE_DIR` says. On CUDA a
+        step is captured and replayed, so the host does next to nothing.
 
         Compiled code adds numbers in another order. So a token may differ where two are about as likely, as it may
         between two machines.
 
         Args:
-            backend: of `torch.compile`; None: eager passes again.
+            backend: of `torch.compile`; None: eager steps again.
             bucket: attention reads a batch's keys in multiples of so many tokens.
-            on_compiled: called as `on_compiled(name, width, seconds)` after each forward pass that was compiled: name
-                is "target" (a draft model's too) or "drafter" for a draft head, width the tokens for each picture.
+            on_compiled: called as `on_compiled(most_tokens, seconds)` after each step that was compiled: how many
+                tokens a picture gains by it at most, and how long compiling took.
 
         Returns:
             The pipeline.
@@ -65,17 +65,17 @@ class CompilablePipeline:
             self.reuse.compiler = None
             return self
         check_compiler(getattr(self, "_execution_device", torch.device("cpu")), backend)
-        from specdecode.compilation import PassCompiler  # torch's compiler takes a second to import
+        from specdecode.static_step import StepCompiler  # torch's compiler takes a second to import
 
         try:
-            self.reuse.compiler = PassCompiler(backend, bucket, on_compiled)
+            self.reuse.compiler = StepCompiler(backend, bucket, on_compiled)
         except ValueError as error:
             raise UserError(f"compile_{error}") from error
         return self
 
 
 @contextmanager
-def compile_time_apart(compiler: PassCompiler | None, trace: DecodeTrace, phase: str) -> Iterator[None]:
+def compile_time_apart(compiler: StepCompiler | None, trace: DecodeTrace, phase: str) -> Iterator[None]:
     """Move the seconds that a block of one phase spends on compiling to a phase of their own."""
     before = 0.0 if compiler is None else compiler.seconds
     yield

@@ -138,14 +138,15 @@ def load_pipeline(
     if options.compile:
         pipeline.compile(bucket=options.compile_bucket, on_compiled=None if quiet else _tell)
         if not quiet and model.family == "llamagen" and device == "cpu" and why_not() is None:
-            what = "LlamaGen's passes stay in vargen's own kernels on this CPU, which are faster than compiled code"
+            what = "LlamaGen's steps stay in vargen's own kernels on this CPU, which are faster than compiled code"
             print(f"compile: {what}; VARGEN_KERNELS=plain has them compiled", file=sys.stderr)
     return pipeline, device if "device_map" not in arguments else str(pipeline.device), dtype
 
 
-def _tell(name: str, width: int, seconds: float) -> None:
+def _tell(most_tokens: int, seconds: float) -> None:
     """Print a line to standard error, above a progress bar where there is one."""
-    tqdm.write(f"compiling passes of the {name} over {width} token{'s' * (width > 1)}: {seconds:.0f} s", sys.stderr)
+    tokens = f"{most_tokens} token{'s' * (most_tokens > 1)}"
+    tqdm.write(f"compiling a decoding step of at most {tokens}: {seconds:.0f} s", sys.stderr)
 
 
 @contextmanager

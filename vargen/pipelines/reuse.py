@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from specdecode.kernels.quantized import quantization_of
-from specdecode.sampling import RandomStreams
 from vargen.base.errors import UserError
 from vargen.models.kept_caches import KeptCaches
 from vargen.models.offloading import has_hooks
 from vargen.models.quantization import quantize_layers
-from vargen.pipelines.arguments import refusals
 from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
 
 if TYPE_CHECKING:
-    from specdecode.compilation import PassCompiler
+    from specdecode.static_step import StepCompiler
     from specdecode.targets.transformers import TransformersTarget
 
 
@@ -52,7 +50,7 @@ class Reuse:
         models: draft heads and draft models that methods named, by folder.
         neighbours: the nearest codes [V, k] of each code, by k.
         draft_sizes: measured costs, and what each draft size turned out to be worth.
-        compiler: compiles forward passes; None: they run eagerly.
+        compiler: makes steps into graphs; None: they run eagerly.
         draft_quantization: of the layers of networks that draft, see `QuantizablePipeline`; None: as they are.
     """
 
@@ -60,7 +58,7 @@ class Reuse:
     models: dict[str, Any] = field(default_factory=dict)
     neighbours: dict[int, Tensor] = field(default_factory=dict)
     draft_sizes: MeasuredDraftSizes = field(default_factory=MeasuredDraftSizes)
-    compiler: PassCompiler | None = None
+    compiler: StepCompiler | None = None
     draft_quantization: str | None = None
 
     @contextmanager
@@ -76,18 +74,22 @@ class Reuse:
             self.memory = own
 
     def compile(self, target: Any, **arguments: Any) -> None:
-        """Compile the forward passes of a target, where the pipeline's are; `arguments` are for its `compile`. Raises
-        UserError where a draft is wider than a bucket, or accelerate's hooks move parts of the model."""
+        """Make steps with a target into graphs, where the pipeline's are to be; `arguments` are for its `compile`.
+        Raises UserError as `check_parts`."""
+        if self.compiler is not None:
+            self.check_parts(target)
+            target.compile(self.compiler, **arguments)
+
+    def check_parts(self, target: Any) -> None:
+        """Raises UserError where steps are to be graphs and accelerate's hooks move parts of a target or a head."""
         if self.compiler is None:
             return
         parts = (getattr(target, name, None) for name in ("transformer", "model", "drafter"))
         if any(isinstance(part, nn.Module) and has_hooks(part) for part in parts):
             raise UserError(
                 "compile: parts of this model come to their device only as they are called (enable_model_cpu_offload, "
-                "or a device_map of several devices), which compiled passes cannot; leave one of the two out"
+                "or a device_map of several devices), which compiled steps cannot; leave one of the two out"
             )
-        with refusals():
-            target.compile(self.compiler, **arguments)
 
     def compile_in_place(self, target: TransformersTarget, role: str) -> None:
         """As `compile`, on the cache of the last batch where it fits: captured graphs write to fixed addresses.
@@ -100,10 +102,6 @@ class Reuse:
         last = getattr(self.memory, role)
         self.compile(target, kv_cache=None if last is None else last.kv_cache)
         setattr(self.memory, role, target)
-
-    def compile_draws(self, streams: RandomStreams) -> None:
-        """Let compiled code make random numbers, where the pipeline's forward passes are compiled."""
-        streams.compile(None if self.compiler is None else self.compiler.function)
 
     def quantize_drafts(self, *layers: nn.Module) -> None:
         """Quantize linear layers of a network that drafts, where the pipeline's are to be."""

@@ -85,7 +85,6 @@ def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, con
     with refusals():
         longest_prompt = request.longest_prompt()
     reuse, streams, count = pipeline.reuse, request.streams, request.count
-    reuse.compile_draws(streams)
     size = min(batch_size, count)
     continuous = continuous and not request.offloaded
 
@@ -108,6 +107,7 @@ def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, con
                 sampling=request.sampling,
                 streams=streams.part(asked.start, asked.stop),
                 trace=own,
+                compiler=target.compiler,
                 **vars(players),
             )
 

@@ -101,7 +101,8 @@ def test_logits_that_are_not_finite_are_noted(either: Any, wrong: float | None, 
 
     def noted() -> list[int | None]:
         watch = FiniteWatch(3, torch.device("cpu"))
-        watch.look(4, logits, torch.ones(3, 2, dtype=torch.bool), torch.tensor([True, True, False]))
+        watch.step = 3
+        watch.look(logits, torch.ones(3, 2, dtype=torch.bool), torch.tensor([True, True, False]))
         return watch.first_steps()
 
     torch_lines, kernels = either(noted)

@@ -136,7 +136,7 @@ def test_a_model_that_offers_no_grid_is_refused_by_name() -> None:
             method.build(components)
 
 
-def test_compiled_passes_are_refused(tiny_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_are_refused(tiny_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     start = LlamaGenTarget.__init__
 
     def compiled(target: LlamaGenTarget, *given: Any, **named: Any) -> None:
@@ -145,7 +145,7 @@ def test_compiled_passes_are_refused(tiny_pipeline: LlamaGenPipeline, monkeypatc
 
     monkeypatch.setattr(LlamaGenTarget, "__init__", compiled)
     for method in METHODS.values():
-        with pytest.raises(UserError, match="compile: passes over places of the grid are not compiled"):
+        with pytest.raises(UserError, match="compile: steps over places of the grid are no graphs"):
             tiny_pipeline(**arguments([0], method))
 
 

@@ -14,12 +14,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from specdecode.in_graph import in_graph
 from specdecode.ragged import take
-from specdecode.roles import DecodeState, Draft, RowReplacing, Selection
+from specdecode.roles import DecodeState, Draft, RowReplacing, Schedule, Selection
 from vargen.methods.vvs.selector import Selector, confidence_of, path_vectors
 
 
-class _SkippingSchedule:
+class _SkippingSchedule(Schedule):
     """What all schedules share; this one keeps nothing about rows.
 
     Args:
@@ -60,27 +61,36 @@ class UniformSchedule(_SkippingSchedule):
         ValueError: a number is out of range.
     """
 
+    in_no_graph = ("_verified", "_due")
+
     def __init__(self, interval: int, selector: Selector, min_tokens: int = 5) -> None:
         super().__init__(selector, min_tokens)
         if interval < 2:
             raise ValueError(f"interval must be 2 or more (2 skips every other iteration), got {interval}")
         self.interval = interval
         self._verified: list[int] = []  # by row, on the host: knowing that no row skips needs no wait for the device
+        self._due: list[bool] = []
 
     def start(self, state: DecodeState) -> None:
         """A new batch begins."""
         self._verified = [0] * len(state.lengths)
+        self._is_due = torch.zeros_like(state.active)  # [B]
+
+    def prepare(self) -> bool:
+        """Whether any row is due. Counts a verification step for every row."""
+        due = [verified > 0 and verified % (self.interval - 1) == 0 for verified in self._verified]
+        self._verified = [verified + 1 for verified in self._verified]
+        if any(due) and due != self._due:
+            self._is_due.copy_(torch.tensor(due), non_blocking=True)
+            self._due = due
+        self._any_due = any(due)
+        return self._any_due
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
         """Asked before every forward pass of the target; see `specdecode.roles.Schedule`."""
-        due = [verified > 0 and verified % (self.interval - 1) == 0 for verified in self._verified]
-        self._verified = [verified + 1 for verified in self._verified]
-        if not any(due):
+        if not self._any_due:
             return None
-        rows = state.lengths > self.min_tokens
-        if not all(due):
-            rows = rows & torch.tensor(due, device=rows.device)
-        return _only(self.selector(draft, state), rows)
+        return _only(self.selector(draft, state), (state.lengths > self.min_tokens) & self._is_due)
 
     def replace_rows(self, rows: Tensor, other: UniformSchedule) -> None:  # type: ignore[override]
         """See `specdecode.roles.RowReplacing`."""
@@ -128,10 +138,11 @@ class DynamicSchedule(_SkippingSchedule):
         self.path_stride = path_stride
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
-        """Asked before every forward pass of the target; waits for the device, to know whether any row skips."""
+        """Asked before every forward pass of the target; eagerly it waits for the device, to know whether any row
+        skips. In a graph a second draft is always made."""
         alike = self._similarity(draft) > self.threshold
         skipping = alike & (state.lengths > self.min_tokens) & state.active
-        if not bool(skipping.any()):
+        if not in_graph() and not bool(skipping.any()):
             return None
         return _only(self.selector(draft, state), skipping)
 
@@ -205,12 +216,13 @@ class LikenessSchedule(_SkippingSchedule):
         self.min_count = min_count
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
-        """Asked before every forward pass of the target; waits for the device, to know whether any row skips."""
+        """Asked before every forward pass of the target; eagerly it waits for the device, to know whether any row
+        skips. In a graph a second draft is always made."""
         selection = self.selector(draft, state)
         alike = path_likeness(draft, selection.path, self.codebook) >= self.threshold  # [B, depth]
         counts = torch.minimum(alike.cumprod(1).sum(1), selection.counts)
         skipping = (counts >= self.min_count) & (state.lengths > self.min_tokens) & state.active
-        if not bool(skipping.any()):
+        if not in_graph() and not bool(skipping.any()):
             return None
         return _only(replace(selection, counts=counts), skipping)
 

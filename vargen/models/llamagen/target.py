@@ -23,8 +23,8 @@ from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
 
 if TYPE_CHECKING:
-    from specdecode.compilation import PassCompiler
     from specdecode.places import Places
+    from specdecode.static_step import StepCompiler
 
 
 @dataclass
@@ -56,7 +56,7 @@ class LlamaGenTarget:
         prompt_only: the target only fills rows of another one: it is prefilled, never stepped, and has no more room.
 
     Attributes:
-        compiler: compiles `forward`, see `compile`; None: it runs eagerly.
+        compiler: makes steps with this target into graphs, see `compile`; None: they run eagerly.
         feature_layers: numbers of the blocks after which `hidden_states` are taken; none for the final ones alone. A
             head that reads several layers sets it before the prefill.
 
@@ -89,7 +89,7 @@ class LlamaGenTarget:
         self.is_guided = guidance_scale > 1
         """Whether the unconditional half is computed."""
         self.feature_layers: tuple[int, ...] = ()
-        self.compiler: PassCompiler | None = None
+        self.compiler: StepCompiler | None = None
         self._batch_size = batch_size
         self.condition_length = condition_length
         self.longest_condition = max(longest_condition or 0, condition_length)
@@ -116,23 +116,15 @@ class LlamaGenTarget:
                 f"kv_cache must fit {condition_embeds.shape[0]} rows of {num_slots} slots of this transformer"
             )
         self.kv_cache = kv_cache
-        # No row has committed more tokens than this. Exact counts are on the device; this number is on the host, grows
-        # by the most that a commit can keep, and spares every step the empty end of the cache.
-        self._most_committed = 0
         self._max_draft_nodes = max_draft_nodes
         self.prompt_only = prompt_only
         self._num_new = 0  # tokens of the last forward
 
-    def compile(self, compiler: PassCompiler | None) -> None:
-        """From now on `forward` is compiled code; None: it runs eagerly.
+    def compile(self, compiler: StepCompiler | None) -> None:
+        """Steps with this target are graphs; None: they run eagerly.
 
-        Passes that the project's own kernels serve still run there, since one call of theirs is faster.
-
-        Raises:
-            ValueError: a draft is wider than the compiler's buckets.
+        So they do where the project's own kernels serve its passes: few calls of theirs are faster than a graph.
         """
-        if compiler is not None:
-            compiler.check_width(self._max_draft_nodes)
         self.compiler = None if self.transformer.fast_pass.serves(self.kv_cache) else compiler
 
     def rewind(self, counts: Tensor) -> None:
@@ -169,6 +161,7 @@ class LlamaGenTarget:
         cache, mask = self.kv_cache, self.condition_mask
         length = self.condition_length
         cache.reset()
+        cache.starts = torch.zeros_like(cache.lengths)  # also without padding: one graph serves both
         if mask is None:
             mask = torch.ones(1, length, dtype=torch.bool, device=self.device)
         else:
@@ -185,7 +178,8 @@ class LlamaGenTarget:
             feature_layers=self.feature_layers,
         )
         cache.advance(length)
-        self._most_committed = length
+        # A row never holds more than its condition and all image tokens but the last.
+        cache.expect_from(length, self.longest_condition + self.transformer.num_image_tokens - 1)
         return self._split(self.guided(output.logits), output.features)
 
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> LlamaGenTargetOutput:
@@ -206,15 +200,8 @@ class LlamaGenTarget:
         num_new = self._num_new = tokens.shape[1]
         if num_new > self._max_draft_nodes:
             raise ValueError(f"tokens must be at most max_draft_nodes ({self._max_draft_nodes}) per row, got {num_new}")
-        length = self._most_committed + num_new
-        if self.compiler is None:
-            fast = self._fast_pass(tokens, mask, depths)
-            logits, hidden_states = fast or self._pass(tokens, mask, depths, cache.first_slots(length))
-        else:
-            logits, hidden_states = self.compiler.run(
-                "target", self, LlamaGenTarget._pass, tokens, mask, depths, kv_cache=cache, length=length
-            )
-        return self._split(logits, hidden_states)
+        fast = self._fast_pass(tokens, mask, depths)
+        return self._split(*(fast or self._pass(tokens, mask, depths, cache.reach(num_new))))
 
     def check_places(self, num_slots: int) -> None:
         """See `specdecode.places.PlacedTarget`."""
@@ -256,7 +243,7 @@ class LlamaGenTarget:
             features, logits = fast
             assert logits is not None
             return self._split(logits, features)
-        kv_length = self._most_committed + visible.shape[2]
+        kv_length = cache.reach(visible.shape[2])
         output = self.transformer(
             input_ids=torch.cat((tokens, tokens)) if self.is_guided else tokens,
             positions=positions,
@@ -291,12 +278,12 @@ class LlamaGenTarget:
         assert logits is not None
         return logits, features
 
-    def _pass(self, tokens: Tensor, mask: Tensor, depths: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
-        """`forward` over tensors alone, for compilers.
+    def _pass(self, tokens: Tensor, mask: Tensor, depths: Tensor, kv_length: int) -> tuple[Tensor, Tensor]:
+        """`forward` by the modules.
 
         Args:
             tokens, mask, depths: of `forward`.
-            reach: [S] int64, the slots that attention reads.
+            kv_length: how many slots attention reads.
 
         Returns:
             Guided logits [B, n, V], and the hidden states [2B, n, dim] of both halves (or [B, n, dim] of the one).
@@ -307,7 +294,6 @@ class LlamaGenTarget:
         # A token's position in the picture is the number of committed image tokens plus its depth. A finished row has
         # all tokens but the last committed, so that its padding (depth 0) also has a position in the picture.
         positions = depths + (cache.lengths - self._picture_starts)[:, None]  # [2B, n]
-        kv_length = reach.shape[0]
         output = self.transformer(
             input_ids=tokens,
             positions=positions,
@@ -333,9 +319,7 @@ class LlamaGenTarget:
             self.kv_cache.advance(counts)
         else:
             self.kv_cache.keep(torch.cat((node_indices, node_indices)) if self.is_guided else node_indices, counts)
-        # A row never holds more than its condition and all image tokens but the last.
-        most = self.longest_condition + self.transformer.num_image_tokens - 1
-        self._most_committed = min(self._most_committed + num_kept, most)
+        self.kv_cache.expect(num_kept)
 
     def replace_rows(self, rows: Tensor, other: LlamaGenTarget) -> None:
         """See `specdecode.roles.RowReplacing`. The guidance is this target's. Raises ValueError for a condition longer
@@ -349,7 +333,8 @@ class LlamaGenTarget:
             rows = torch.cat((rows, rows + self.batch_size))
         self.kv_cache.replace_rows(rows, other.kv_cache, other.condition_length)
         self._picture_starts.index_copy_(0, rows, other._picture_starts)
-        self._most_committed = max(self._most_committed, other._most_committed)
+
+    in_no_graph = ("compiler", "condition_length", "longest_condition", "condition_mask", "_condition_embeds")
 
     @torch.no_grad()
     def half_way(self, max_draft_nodes: int) -> LlamaGenTarget:
@@ -360,11 +345,10 @@ class LlamaGenTarget:
         target = LlamaGenTarget(
             transformer, embeds, guidance_scale=self.guidance_scale, max_draft_nodes=max_draft_nodes
         )
-        target.compile(self.compiler)
         target.prefill()
         half = transformer.num_image_tokens // 2
         target.kv_cache.advance(half)  # times do not depend on the contents of slots
-        target._most_committed += half
+        target.kv_cache.expect(half)
         return target
 
     def guided(self, logits: Tensor) -> Tensor:

@@ -110,11 +110,12 @@ class TokenImageTarget(GuidedTarget):
         output = super().prefill()
         return self._with_ends_of_rows(output, torch.zeros(self.batch_size, 1, device=self.device).long())
 
-    def _pass(self, tokens: Tensor, mask: Tensor, depths: Tensor, reach: Tensor) -> TargetOutput:
-        """See `TransformersTarget._pass`."""
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        """See `TransformersTarget.forward`."""
         committed = (self._cache.allocated().lengths - self._prompt_lengths)[: self.batch_size, None]
         places = (committed + depths + 1).clamp(max=len(self.known_tokens) - 1)
-        output = self.combine(self._run_new(tokens, mask, depths, reach.shape[0]), places)
+        output = self.combine(self._run_new(tokens, mask, depths, self._length_with(tokens.shape[1])), places)
         return self._with_ends_of_rows(output, places)
 
     @torch.no_grad()

@@ -72,7 +72,7 @@ class ModelComponents(ABC):
     @property
     @abstractmethod
     def target(self) -> Any:
-        """The model, fed with the prompts; its `compiler` is None where passes run eagerly or in our own kernels."""
+        """The model, fed with the prompts; its `compiler` is None where steps run eagerly."""
 
     @abstractmethod
     def _pass_geometry(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class ModelComponents(ABC):
         """The rows of the grid.
 
         Raises:
-            UserError: the family offers no grid, or forward passes are compiled: passes over places are not.
+            UserError: the family offers no grid, or steps are to be graphs: those over places are not.
         """
         lines = self._lines()
         if lines is None:
@@ -111,7 +111,7 @@ class ModelComponents(ABC):
                 f"jacobi or scd"
             )
         if self.target.compiler is not None:
-            raise UserError("compile: passes over places of the grid are not compiled; leave it out or use jacobi")
+            raise UserError("compile: steps over places of the grid are no graphs; leave it out or use jacobi")
         return lines
 
     def _lines(self) -> Lines | None:

@@ -53,8 +53,8 @@ class MeasuredDraftSizes:
         Args:
             geometry: all that costs depend on beside the machine, such as the model's sizes and the rows of a batch.
             probe: gives a target of this geometry in the middle of a picture, with room for so many nodes.
-            compiled: whether its forward passes are compiled. The size is then the middle one, because compiling each
-                width takes longer than the best size gains.
+            compiled: whether steps are graphs. The size is then the middle one, because compiling each width takes
+                longer than the best size gains.
         """
         if len(sizes) == 1 or compiled:
             return FixedDraftSize(sizes[len(sizes) // 2])

@@ -129,7 +129,7 @@ class LlamaGenComponents(ModelComponents):
         self.reuse.quantize_drafts(drafter.attn, drafter.ff)
         caches = None if self.joins else self.reuse.memory.caches
         head = LlamaGenDraftHead(drafter, self.target, most_new_pairs, caches)
-        self.reuse.compile(head)
+        self.reuse.check_parts(head)
         return LoadedDrafter(head, head.kind, head.draft_once, head.acceptance_rates)
 
     def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:

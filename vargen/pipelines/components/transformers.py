@@ -73,7 +73,7 @@ class TransformersComponents(ModelComponents):
             head = TransformersDraftHead(drafter, self.target, most_new_pairs, caches)
         self.reuse.quantize_drafts(drafter.attn, drafter.ff)
         if not self.joins:
-            self.reuse.compile(head)
+            self.reuse.check_parts(head)
         return LoadedDrafter(head, head.kind, head.draft_once, head.acceptance_rates)
 
     def _probe(self, num_tokens: int) -> TransformersTarget:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdecode.roles import DecodeState, Draft
+from specdecode.roles import DecodeState, Draft, Selection
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag
 from specdecode.tree import TokenTree
 from vargen.methods.vvs.feature_cache import FeatureCache
@@ -235,10 +235,16 @@ def simple_draft(tokens: list[list[int]]) -> Draft:
     return Draft(TokenTree.from_parents(torch.tensor(tokens), torch.tensor([[-1, 0, 0]]).expand(len(tokens), -1)))
 
 
+def asked(schedule: UniformSchedule, draft: Draft, lengths: list[int]) -> Selection | None:
+    """What a schedule takes at one step."""
+    schedule.prepare()
+    return schedule.select(draft, state_of(lengths))
+
+
 def skipped_before(schedule: UniformSchedule, steps: int, length: int = 20) -> list[bool]:
     draft = simple_draft([[0, 1, 2]])
     schedule.start(state_of([length]))
-    selections = [schedule.select(draft, state_of([length])) for _ in range(steps)]
+    selections = [asked(schedule, draft, [length]) for _ in range(steps)]
     return [selection is not None and bool(selection.counts[0] > 0) for selection in selections]
 
 
@@ -256,12 +262,12 @@ def test_uniform_schedules_skip_one_iteration_of_i() -> None:
 def test_rows_that_begin_later_skip_later() -> None:
     schedule, joining = UniformSchedule(3, PathSelector()), UniformSchedule(3, PathSelector())
     schedule.start(state_of([20, 20]))
-    assert schedule.select(simple_draft([[0, 1, 2]] * 2), state_of([20, 20])) is None
+    assert asked(schedule, simple_draft([[0, 1, 2]] * 2), [20, 20]) is None
     joining.start(state_of([20]))
     schedule.replace_rows(torch.tensor([1]), joining)
     skipped = []
     for _ in range(6):
-        selection = schedule.select(simple_draft([[0, 1, 2]] * 2), state_of([20, 20]))
+        selection = asked(schedule, simple_draft([[0, 1, 2]] * 2), [20, 20])
         skipped.append([False, False] if selection is None else (selection.counts > 0).tolist())
     assert [row[0] for row in skipped[:5]] == skipped_before(UniformSchedule(3, PathSelector()), 6)[1:]
     assert [row[1] for row in skipped] == skipped_before(UniformSchedule(3, PathSelector()), 6)

@@ -14,7 +14,7 @@ from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import DecodeResult
-from specdecode.roles import DecodeState, Draft, Selection
+from specdecode.roles import DecodeState, Draft, Schedule, Selection
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.skipping import new_run
 from vargen.drafters.eagle_head import EagleHead
@@ -36,7 +36,7 @@ SHAPES = {
 
 
 @dataclass
-class Pattern:
+class Pattern(Schedule):
     """Skips whole paths as a list of rows by step says."""
 
     steps: list[list[bool]]
@@ -220,7 +220,7 @@ def test_nobody_drafts_again_where_nobody_skipped(drafting_pipeline: LlamaGenPip
     plain = run(drafting_pipeline, None)
 
     @dataclass
-    class TakesNothing:
+    class TakesNothing(Schedule):
         def start(self, state: DecodeState) -> None:
             pass
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import COUPLINGS, JacobiDrafter
-from specdecode.roles import DecodeState, Draft, Selection, TargetOutput, Verdict
+from specdecode.roles import DecodeState, Draft, Schedule, Selection, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.skipping import new_run
 from specdecode.trace import TokenOrigin
@@ -36,7 +36,7 @@ def make(pipeline: LlamaGenPipeline, method: str, options: dict[str, Any], **kwa
 
 
 @dataclass
-class Pattern:
+class Pattern(Schedule):
     """Takes as many guesses as a list of rows by step says."""
 
     steps: list[list[int]]

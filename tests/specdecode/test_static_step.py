@@ -1,0 +1,217 @@
+"""Steps as graphs: the tokens of eager steps, few graphs, every tensor where it was, and no number that is asked for.
+
+Graphs run as they are, see `counted_graphs`; machine code is tried once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import language_models
+import pytest
+import torch
+from counted_graphs import CountedGraphs
+from language_models import VOCAB_SIZE, ragged_prompts
+
+from specdecode.continuous import decode_queue
+from specdecode.draft_size import AdaptiveDraftSize, DraftSize, FixedDraftSize, StepCosts
+from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+from specdecode.drafters.jacobi import JacobiDrafter
+from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.loop import DecodeResult, DecodeRun, Look, decode
+from specdecode.roles import DecodeState, Draft, Drafter
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.static_step import StepCompiler
+from specdecode.targets.transformers import TransformersTarget
+
+SAMPLED = SamplingConfig(temperature=0.9, top_k=20, top_p=0.95)
+GREEDY = SamplingConfig(temperature=0)
+TREE = StaticTree.from_child_counts("3 / 2 1 / 1")
+NEW = 20
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    """Graphs are kept by function, whoever has them compiled."""
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return language_models.make("qwen3", num_hidden_layers=1)
+
+
+def target_of(model: Any, seed: int = 0, length: int = 9, rows: slice = slice(None)) -> TransformersTarget:
+    prompts, mask = ragged_prompts(seed, length)
+    return TransformersTarget(model, prompts[rows], mask[rows], max_new_tokens=NEW, max_draft_nodes=8, longest_prompt=9)
+
+
+def window(coupling: str = "target", **settings: Any) -> JacobiDrafter:
+    return JacobiDrafter(VOCAB_SIZE, FixedDraftSize(DraftSize(4, 3)), coupling=coupling, **settings)
+
+
+def run(
+    target: TransformersTarget,
+    compiler: StepCompiler | None,
+    drafter: Drafter | None = None,
+    sampling: SamplingConfig = SAMPLED,
+    seed: int = 0,
+    **settings: Any,
+) -> DecodeResult:
+    streams = RandomStreams.from_seeds(range(seed, seed + target.batch_size))
+    settings |= {"sampling": sampling, "streams": streams, "drafter": drafter, "compiler": compiler}
+    return decode(target, max_new_tokens=NEW, **settings)
+
+
+def same(one: DecodeResult, other: DecodeResult) -> None:
+    """Tokens, and what the trace says of them."""
+    assert torch.equal(one.tokens, other.tokens) and torch.equal(one.lengths, other.lengths)
+    assert one.trace.token_passes == other.trace.token_passes
+    assert one.trace.token_origins == other.trace.token_origins
+
+
+DRAFTERS: dict[str, Callable[[Any], Drafter | None]] = {
+    "plain": lambda model: None,
+    "target": lambda model: window(),
+    "gumbel": lambda model: window("gumbel"),
+    "maximal": lambda model: window("maximal", keep_overlap=0.2),
+    "smaller model's trees": lambda model: DraftModelTreeDrafter(
+        target_of(language_models.disturbed(model, 0.02)), TREE
+    ),
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_one_graph_draws_the_tokens_of_eager_steps(model: Any, drafter: str) -> None:
+    """It serves other prompts, of another length, seeds and temperatures, and rows that end."""
+    counted = CountedGraphs()
+    compiler = StepCompiler(counted, 64)
+    same(*(run(target_of(model), each, DRAFTERS[drafter](model)) for each in (None, compiler)))
+    assert counted.graphs == compiler.num_compiled == 1 and not counted.faults
+    for sampling in (SAMPLED, SamplingConfig(0.5, 20, 0.95), SamplingConfig(1.0, 20, 0.95)):
+        before = len(counted.faults)
+        other = [run(target_of(model, 5, 7), each, DRAFTERS[drafter](model), sampling, 9) for each in (None, compiler)]
+        same(*other)
+        assert counted.graphs == 1
+        assert all("lie elsewhere" in fault for fault in counted.faults[before:]), "once, since it is another batch"
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_greedy(model: Any, rows: int) -> None:
+    compiler, part = StepCompiler(counted := CountedGraphs(), 64), slice(rows)
+    same(*(run(target_of(model, rows=part), each, window(), GREEDY) for each in (None, compiler)))
+    assert counted.graphs == 1 and not counted.faults
+
+
+def test_attention_reads_whole_buckets(model: Any) -> None:
+    counted = CountedGraphs()
+    same(*(run(target_of(model), each, window()) for each in (None, StepCompiler(counted, 8))))
+    assert 1 < counted.graphs <= 4 and not counted.faults
+
+
+def test_layers_with_windows_and_two_kinds_of_masks() -> None:
+    model, counted = language_models.make("gemma3", num_hidden_layers=2), CountedGraphs()
+    same(*(run(target_of(model), each, window()) for each in (None, StepCompiler(counted, 64))))
+    assert counted.graphs == 1 and not counted.faults
+
+
+def test_ends_by_stop_tokens_are_seen_late_and_change_nothing(model: Any) -> None:
+    counted = CountedGraphs()
+    drawn = run(target_of(model), None, window()).tokens
+    stops = [int(drawn[0, 8]), int(drawn[1, 5]), int(drawn[2, 6])]
+    eager, late = (
+        run(target_of(model), each, window(), stop_token=stops) for each in (None, StepCompiler(counted, 64))
+    )
+    same(eager, late)
+    assert int(eager.lengths.max()) < NEW and not counted.faults
+    assert eager.trace.target_passes < late.trace.target_passes <= eager.trace.target_passes + 3
+    assert eager.trace.row_passes == late.trace.row_passes
+
+
+def test_what_the_host_reads_is_some_calls_old() -> None:
+    look, number = Look(2), torch.tensor(0)
+    seen = [None if (found := look(number.add_(1))) is None else int(found) for _ in range(4)]
+    assert seen == [None, None, 1, 2]
+    look.forget()
+    assert look(number) is None
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("drafter", ["target", "maximal"])
+def test_rows_are_replaced_where_they_lie(model: Any, drafter: str, stops: bool) -> None:
+    """Seven requests through three rows."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(1, VOCAB_SIZE, (7, 6), generator=generator)
+    stop_token = int(run(target_of(model), None).tokens[0, 4]) if stops else None
+
+    def drawn(compiler: StepCompiler | None) -> dict[int, Any]:
+        def start_run(requests: range, joins: bool) -> DecodeRun:
+            chosen = prompts[requests.start : requests.stop]
+            return DecodeRun(
+                TransformersTarget(model, chosen, max_new_tokens=NEW, max_draft_nodes=8),
+                max_new_tokens=NEW,
+                sampling=SAMPLED,
+                streams=RandomStreams.from_seeds(list(requests)),
+                drafter=DRAFTERS[drafter](model),
+                stop_token=stop_token,
+                compiler=compiler,
+            )
+
+        return {row.request: row for row in decode_queue(start_run, 7, 3)}
+
+    counted = CountedGraphs()
+    eager, compiled = drawn(None), drawn(StepCompiler(counted, 64))
+    for request, row in eager.items():
+        assert torch.equal(row.tokens, compiled[request].tokens), request
+        assert row.trace.accepted_lengths == compiled[request].trace.accepted_lengths
+    assert counted.graphs <= 2 and not counted.faults, "the step behind a replacement may be another graph"
+
+
+class _Asks(JacobiDrafter):
+    """A planted fault: it asks the device."""
+
+    def propose(self, state: DecodeState) -> Draft:
+        assert int(state.lengths.max()) >= 0
+        return super().propose(state)
+
+
+class _Counts(JacobiDrafter):
+    """A planted fault: the host counts, and the graph depends on it."""
+
+    count = 0
+
+    def propose(self, state: DecodeState) -> Draft:
+        self.count += 1
+        return super().propose(state)
+
+
+def test_planted_faults_are_seen(model: Any) -> None:
+    def decoded(drafter: type[JacobiDrafter]) -> None:
+        faulty = drafter(VOCAB_SIZE, FixedDraftSize(DraftSize(4, 3)))
+        run(target_of(model), StepCompiler(counted, 64), faulty)
+
+    counted = CountedGraphs()
+    with pytest.raises(Exception, match=r"(?i)data.dependent|_local_scalar_dense|\.item"):
+        decoded(_Asks)
+    try:
+        decoded(_Counts)
+        assert counted.graphs > 4
+    except ValueError as error:
+        assert "count" in str(error)
+
+
+def test_what_is_no_graph_is_refused_by_name(model: Any) -> None:
+    compiler = StepCompiler("eager", 64)
+    with pytest.raises(ValueError, match="bucket must be at least 2 slots, got 1"):
+        StepCompiler("eager", 1)
+    sizer = AdaptiveDraftSize([DraftSize(2, 1), DraftSize(4, 3)], StepCosts((1,), (1.0,)))
+    with pytest.raises(ValueError, match="compile: AdaptiveDraftSize chooses sizes by what was accepted; use a fixed"):
+        run(target_of(model), compiler, JacobiDrafter(VOCAB_SIZE, sizer, coupling="target"))
+
+
+def test_machine_code_draws_the_same(model: Any) -> None:
+    """With torch's own compiler."""
+    compiler = StepCompiler("inductor", 64)
+    same(*(run(target_of(model), each, window("gumbel")) for each in (None, compiler)))
+    assert compiler.num_compiled == 1

@@ -72,14 +72,19 @@ class PairHead(ModelMixin, ConfigMixin):
         )
         self.apply(initialise)
 
-    def start_from_features(self) -> None:
+    def start_from_features(self, embedding_scale: float | None = None) -> None:
         """Untrained weights that guess the last feature again, and use the last layer's state alone.
 
         Neighbouring features resemble each other, so this start saves most of the training.
+
+        Args:
+            embedding_scale: the token's embedding is added to the guess, times this; None: by random weights.
         """
         dim = self.config.dim
         with torch.no_grad():
             self.fc.weight[:, dim:].copy_(torch.eye(dim))
+            if embedding_scale is not None:
+                self.fc.weight[:, :dim].copy_(torch.eye(dim) * embedding_scale)
             if self.feature_layers:
                 self.fuse.weight.zero_()
                 self.fuse.weight[:, -dim:].copy_(torch.eye(dim))

@@ -175,7 +175,8 @@ def time_ways(arguments: argparse.Namespace, process: int) -> None:
     model, tokenizer = load(arguments.model, getattr(torch, arguments.dtype))
     assistant = assistant_of(model)
     done = {_key(row) for row in read_jsonl(arguments.rows)}
-    names = list(WAYS)[process % len(WAYS) :] + list(WAYS)[: process % len(WAYS)]
+    first = process % len(arguments.ways)
+    names = arguments.ways[first:] + arguments.ways[:first]
     for item, prompts in _items(arguments, tokenizer):
         for way in names:
             row = {**item, "way": way, "process": process}
@@ -193,7 +194,7 @@ def count_ways(arguments: argparse.Namespace) -> None:
     assistant = assistant_of(model)
     done = {_key(row) for row in read_jsonl(arguments.rows)}
     for item, prompts in _items(arguments, tokenizer):
-        for way in WAYS:
+        for way in arguments.ways:
             row = {**item, "way": way, "process": None}
             if _key(row) not in done and not _refused(way, item["batch_size"]):
                 append_jsonl(arguments.rows, {**row, **count(way, model, assistant, prompts, item["temperature"])})
@@ -299,6 +300,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=0, help="fresh processes in which seconds are measured")
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), metavar="WAY")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=int, help="of torch; as many as there are cores if not given")
     parser.add_argument("--model", help="a folder or a name of transformers instead of the package's file")

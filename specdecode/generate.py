@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from specdecode.checks import check_counts, is_integer
 from specdecode.conventions import Wishes, check, read, through_transformers
 from specdecode.criteria import CriteriaRun
-from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.draft_model import MOST_WAITING, DraftModelDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
@@ -62,17 +62,41 @@ class GenerateResult:
     logits: tuple[Tensor, ...] | None = None
 
 
+class DrafterMaker(Protocol):
+    """A trained network that drafts for one model. It makes the drafter of every call.
+
+    Attributes:
+        draft_length: tokens drafted in a step where the call does not say.
+    """
+
+    @property
+    def draft_length(self) -> int: ...
+
+    def __call__(self, target: TransformersTarget, sizer: DraftSizer, sampling: SamplingConfig) -> Drafter:
+        """A drafter of chains for the prompts of a target, which has not been prefilled.
+
+        It may set the target's `feature_layers`. Raises ValueError if it drafts for another model.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class _Players:
     """Who drafts, and how passes are computed: the arguments of both calls that transformers does not know."""
 
     method: str
     draft_model: Any
+    drafter: Any
     draft_length: int | None
     generator: torch.Generator | Sequence[torch.Generator] | None
     kernels: str
 
     def __post_init__(self) -> None:
+        if self.drafter is not None and not (callable(self.drafter) and hasattr(self.drafter, "draft_length")):
+            raise ValueError(
+                f"drafter must be a trained head for this model, as vargen's load_text_drafter gives it, got "
+                f"{self.drafter!r:.80}"
+            )
         if self.kernels not in KERNELS:
             raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}")
         if self.draft_length is not None:
@@ -88,6 +112,7 @@ def generate(
     attention_mask: Tensor | None = None,
     method: Method | None = None,
     draft_model: Any = None,
+    drafter: DrafterMaker | None = None,
     max_new_tokens: int | None = None,
     temperature: float | None = None,
     top_k: int | None = None,
@@ -111,9 +136,10 @@ def generate(
         input_ids: [B, T] int64, padded on the left.
         attention_mask: [B, T] bool or int64, 0 at padding; None: nothing is padded.
         method: "prompt-lookup" copies what followed the newest tokens before; "jacobi" redraws a window of guesses
-            until the model agrees with them; "ar" decodes plainly. None: the draft model if there is one, else
-            "prompt-lookup".
+            until the model agrees with them; "ar" decodes plainly. None: the drafter or draft model if there is one,
+            else "prompt-lookup".
         draft_model: a smaller model with the same tokenizer. Its vocabulary may be a few tokens larger or smaller.
+        drafter: a head that was trained for this model.
         max_new_tokens: of a row, at most; None: as the model's `generation_config` or `max_length`, else 128.
         temperature: 0 is greedy; None: as `do_sample` and `generation_config` say, which usually is greedy.
         top_k, top_p: filters at a `temperature`, see `SamplingConfig`; None: the model's own, else none.
@@ -122,7 +148,8 @@ def generate(
         eos_token_id: a row ends after this token, or any of these; None: the model's own; an empty list: none does.
         pad_token_id: fills up rows that ended; None: the model's own, else the first that ends a row, else 0.
         draft_length: tokens drafted in a step (Jacobi: the window); None: up to 16 by prompt lookup, as many as pay by
-            what was accepted and what passes take, which changes no token; else 8 by Jacobi, 4 by a draft model.
+            what was accepted and what passes take, which changes no token; else 8 by Jacobi, 4 by a draft model, and
+            as many as a drafter says.
         kernels: "auto": on a CPU, linear layers of few rows, and whole passes of models with Llama's layers, run in
             this package's kernels, where calling the modules would compute the same. The model is as before
             afterwards. "plain": the model's own modules alone.
@@ -138,7 +165,7 @@ def generate(
     # Imported here: `specdecode` must not wait for transformers.
     from specdecode.targets.transformers import check_model, left_padded
 
-    players = _Players(_method(method, draft_model), draft_model, draft_length, generator, kernels)
+    players = _Players(_method(method, draft_model, drafter), draft_model, drafter, draft_length, generator, kernels)
     check_model(model)
     _check_ids(input_ids)
     left_padded(attention_mask, *input_ids.shape)
@@ -192,6 +219,7 @@ def custom_generate(
     *,
     method: Method | None = None,
     draft_model: Any = None,
+    drafter: DrafterMaker | None = None,
     draft_length: int | None = None,
     generator: torch.Generator | Sequence[torch.Generator] | None = None,
     kernels: Literal["auto", "plain"] = "auto",
@@ -200,8 +228,9 @@ def custom_generate(
 ) -> Any:
     """The decoding method for transformers: `model.generate(..., custom_generate=specdecode.custom_generate)`.
 
-    transformers calls it with everything prepared. `method`, `draft_model`, `draft_length`, `generator`, `kernels` and
-    `stream_to` may be given to `model.generate`, which hands them on; they mean what they mean in `generate`.
+    transformers calls it with everything prepared. `method`, `draft_model`, `drafter`, `draft_length`, `generator`,
+    `kernels` and `stream_to` may be given to `model.generate`, which hands them on; they mean what they mean in
+    `generate`.
 
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, model_kwargs: of
@@ -220,9 +249,9 @@ def custom_generate(
     from specdecode.targets.transformers import check_model
 
     lookup = getattr(generation_config, "prompt_lookup_num_tokens", None)
-    if lookup is not None and method is None and draft_model is None:
+    if lookup is not None and method is None and draft_model is None and drafter is None:
         method, draft_length = "prompt-lookup", lookup if draft_length is None else draft_length
-    players = _Players(_method(method, draft_model), draft_model, draft_length, generator, kernels)
+    players = _Players(_method(method, draft_model, drafter), draft_model, drafter, draft_length, generator, kernels)
     check_model(model)
     _check_streamer(stream_to)
     mask = check(generation_config, model_kwargs, synced_gpus)
@@ -245,7 +274,8 @@ def _continue(
     from specdecode.targets.transformers import TransformersTarget
 
     max_new_tokens, name = wishes.max_new_tokens, players.method
-    length = _DRAFT_LENGTHS.get(name, 0) if players.draft_length is None else players.draft_length
+    usual = players.drafter.draft_length if name == "drafter" else _DRAFT_LENGTHS.get(name, 0)
+    length = usual if players.draft_length is None else players.draft_length
     texts, scores = Texts(input_ids, wishes.pad_token), None
     streams = _streams(players.generator, input_ids)
     sizes: dict[str, Any] = {"max_new_tokens": max_new_tokens, "max_draft_nodes": length + 1}
@@ -267,6 +297,8 @@ def _continue(
     drafter: Drafter | None = None
     if smaller is not None:
         drafter = DraftModelDrafter(smaller, sizer)
+    elif name == "drafter":
+        drafter = players.drafter(target, sizer, wishes.sampling)
     elif name == "jacobi":
         drafter = JacobiDrafter(target.vocab_size, sizer)
     elif name == "prompt-lookup":
@@ -355,13 +387,17 @@ def _as_they_are(texts: Tensor, logits: Tensor) -> Tensor:
     return logits
 
 
-def _method(method: str | None, draft_model: Any) -> str:
+def _method(method: str | None, draft_model: Any, drafter: Any) -> str:
     """The method that is meant. Raises ValueError for an unknown one, or two."""
     if method is not None and method not in get_args(Method):
         raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
-    if method is not None and draft_model is not None:
-        raise ValueError(f"draft_model is a method of its own; leave out method={method!r}, or draft_model")
-    return method or ("prompt-lookup" if draft_model is None else "draft-model")
+    given = {"draft_model": draft_model, "drafter": drafter}
+    own = [name for name, player in given.items() if player is not None]
+    if method is not None and own:
+        raise ValueError(f"{own[0]} is a method of its own; leave out method={method!r}, or {own[0]}")
+    if len(own) > 1:
+        raise ValueError("draft_model and drafter both draft; leave out one of them")
+    return method or (own[0].replace("_", "-") if own else "prompt-lookup")
 
 
 def _check_ids(input_ids: object) -> None:

@@ -10,6 +10,7 @@ module must be transformers' own, without hooks, adapters, quantization or compi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,17 +48,26 @@ class LlamaPass:
             layers, geometry, rotary, embedding.detach(), norm_out=decoder.norm.weight.detach(), head=head.detach()
         )
 
-    def logits(self, tokens: Tensor, mask: Tensor, positions: Tensor, kv_cache: StaticKVCache) -> Tensor | None:
-        """Logits float32 [R, n, V] of new tokens, whose keys and values are written to the cache behind its rows.
+    def run(
+        self,
+        tokens: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        kv_cache: StaticKVCache,
+        feature_layers: Sequence[int] = (),
+    ) -> tuple[Tensor, Tensor] | None:
+        """One pass over new tokens, whose keys and values are written to the cache behind its rows.
 
         Args:
             tokens: [R, n] int64.
             mask: [R, n, n] bool, which new tokens each sees.
             positions: [R, n] int64.
             kv_cache: of the model's layers.
+            feature_layers: numbers of layers, rising, the last one at the end.
 
         Returns:
-            None where the cache does not fit the kernels; nothing was written.
+            Hidden states [R, n, F] after `feature_layers`, side by side, the last ones normed; and logits float32
+            [R, n, V]. None where the cache does not fit the kernels; nothing was written.
         """
         if not fits_pass(self._dtype, kv_cache.keys[0], self._weights.geometry):
             return None
@@ -65,8 +75,10 @@ class LlamaPass:
         new = NewTokens(
             positions, mask, tokens=tokens, lengths=lengths, starts=kv_cache.starts, origins=lengths
         )  # the lengths are in the positions already
-        output = decoder_pass(self._weights, new, kv_cache.keys, kv_cache.values)
-        return None if output is None else output[1]
+        output = decoder_pass(self._weights, new, kv_cache.keys, kv_cache.values, kept_layers=feature_layers)
+        if output is None or output[1] is None:
+            return None
+        return output[0], output[1]
 
 
 def llama_pass(model: Any, num_positions: int) -> LlamaPass | None:

@@ -76,8 +76,8 @@ class TransformersTarget:
         fast: passes over new tokens in the kernels, see `specdecode.targets.llama_pass`; None: the model's own.
         kv_cache: None before the first prefill if none was given.
         feature_layers: the decoder layers, by transformers' numbers, after which `hidden_states` are taken, side by
-            side; the last one's is normed. Empty for the final states alone. Needs a `decoder` that takes
-            `output_hidden_states`, and must be set before the prefill.
+            side; the last one's is normed. Empty for the final states alone, and without a `decoder` for none. Must be
+            set before the prefill.
 
     Raises:
         ValueError: an architecture that is not supported, by name; or arguments that do not belong together.
@@ -168,6 +168,11 @@ class TransformersTarget:
         return self._attention_mask
 
     @property
+    def prompt_ids(self) -> Tensor | None:
+        """[R, T] int64; None where the prompts are embeddings."""
+        return self._prompt.get("input_ids")
+
+    @property
     def kv_cache(self) -> StaticKVCache | None:
         """Where keys and values lie."""
         return self._cache.static
@@ -202,8 +207,8 @@ class TransformersTarget:
         """Feed the prompts to an empty cache.
 
         Returns:
-            Logits [B, 1, V] of the first token. Where there is a `decoder`, hidden states [B, T, dim] of the prompts,
-            without meaning at padding; else None.
+            Logits [B, 1, V] of the first token. Where there is a `decoder`, or there are `feature_layers`, hidden
+            states [B, T, F] of the prompts, without meaning at padding; else None.
 
         Raises:
             ValueError: layers whose keys and values do not fit one cache, or a `kv_cache` that does not fit.
@@ -300,9 +305,10 @@ class TransformersTarget:
         places = (static.lengths - self._prompt_lengths)[:, None] + depths  # [R, n]
         if self.fast is not None and not last_only and not in_graph():
             fed = tokens.clamp(max=self._own_vocab_size - 1)
-            logits = self.fast.logits(fed, mask, self._positions(places), static)
-            if logits is not None:
-                return TargetOutput(self._fitted(logits))
+            found = self.fast.run(fed, mask, self._positions(places), static, self.feature_layers)
+            if found is not None:
+                states, logits = found
+                return TargetOutput(self._fitted(logits), states if self.feature_layers else None)
         masks = self._masks(static, mask, depths, kv_length)
         return self.run(self._inputs(tokens), masks, self._positions(places), last_only)
 
@@ -354,22 +360,33 @@ class TransformersTarget:
             last_only: logits of the last token only.
 
         Returns:
-            Logits [R, n or 1, V], and hidden states [R, n, F] where there is a `decoder`; F = dim for each layer.
+            Logits [R, n or 1, V]; and hidden states [R, n, F] where there is a `decoder`, or there are
+            `feature_layers`. F = dim for each layer.
+
+        Raises:
+            ValueError: the model gives no hidden states of its layers.
         """
         arguments = {"attention_mask": mask, "position_ids": positions, self._cache_name: self._cache}
-        hidden_states = None
+        if self.feature_layers:
+            arguments["output_hidden_states"] = True
         if self.decoder is None or self.output_head is None:
             kept = {"logits_to_keep": 1} if last_only and takes(self.model, "logits_to_keep") else {}
-            logits = self.model(**inputs, **arguments, **kept, use_cache=True).logits
-            logits = logits[:, -1:] if last_only else logits
-        else:
-            depths = {"output_hidden_states": True} if self.feature_layers else {}
-            output = self.decoder(**inputs, **arguments, **depths, use_cache=True)
-            hidden_states = features = output.last_hidden_state
-            if self.feature_layers:
-                features = torch.cat([output.hidden_states[layer] for layer in self.feature_layers], dim=-1)
-            return TargetOutput(self.logits(hidden_states[:, -1:] if last_only else hidden_states), features)
-        return TargetOutput(self._fitted(logits), hidden_states)
+            output = self.model(**inputs, **arguments, **kept, use_cache=True)
+            logits = output.logits[:, -1:] if last_only else output.logits
+            return TargetOutput(self._fitted(logits), self._features(output))
+        output = self.decoder(**inputs, **arguments, use_cache=True)
+        hidden_states = output.last_hidden_state
+        features = self._features(output) if self.feature_layers else hidden_states
+        return TargetOutput(self.logits(hidden_states[:, -1:] if last_only else hidden_states), features)
+
+    def _features(self, output: Any) -> Tensor | None:
+        """[R, n, F]: hidden states after `feature_layers`, side by side; None where there are no such layers."""
+        if not self.feature_layers:
+            return None
+        states = getattr(output, "hidden_states", None)
+        if states is None or len(states) <= self.feature_layers[-1]:
+            raise ValueError(f"{type(self.model).__name__} gives no hidden states of its layers, which a head reads")
+        return torch.cat([states[layer] for layer in self.feature_layers], dim=-1)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """Logits [R, n, V] float32 of hidden states [R, n, dim], guessed ones too. Needs a `decoder`."""

@@ -20,6 +20,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from specdecode.sampling import SamplingConfig, logits_to_probabilities
+
 VOCAB_SIZE, PAD = 48, 0
 WINDOW = 5  # shorter than every prompt
 
@@ -134,3 +136,15 @@ def by_generate(model: PreTrainedModel, prompts: tuple[Tensor, Tensor], count: i
     )
     assert isinstance(output, Tensor)
     return output
+
+
+@torch.no_grad()
+def true_distribution(model: PreTrainedModel, prompt: Tensor, sampling: SamplingConfig, length: int) -> Tensor:
+    """[V ** length] float64: of all continuations of a prompt [T], from passes without a cache."""
+    sequences = torch.cartesian_prod(*[torch.arange(model.config.get_text_config().vocab_size)] * length)
+    ids = torch.cat([prompt.expand(len(sequences), -1), sequences], 1)
+    logits = model(ids, use_cache=False).logits[:, len(prompt) - 1 : -1]
+    each = logits_to_probabilities(logits, sampling).double()
+    each = each / each.sum(-1, keepdim=True)
+    product = each.gather(2, sequences[..., None])[..., 0].prod(1)
+    return product / product.sum()  # rows of one batch round the same prefix differently

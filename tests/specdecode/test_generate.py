@@ -9,13 +9,13 @@ from typing import Any
 import language_models
 import pytest
 import torch
-from language_models import PAD, ragged_prompts
+from language_models import PAD, ragged_prompts, true_distribution
 from synthetic import chi_square_p_value
 from torch import Tensor
 from transformers import PreTrainedModel
 
 import specdecode
-from specdecode.sampling import SamplingConfig, logits_to_probabilities
+from specdecode.sampling import SamplingConfig
 
 ARCHITECTURES = ("llama", "qwen3", "gemma3")
 METHODS = ("ar", "jacobi", "prompt-lookup", "draft-model")
@@ -80,18 +80,6 @@ def test_the_models_own_tokens_end_and_pad_rows() -> None:
 VOCAB, LENGTH, DRAWS = 5, 4, 8_000
 
 
-@torch.no_grad()
-def true_distribution(model: PreTrainedModel, prompt: Tensor, sampling: SamplingConfig) -> Tensor:
-    """[V ** LENGTH] float64, from passes without a cache."""
-    sequences = torch.cartesian_prod(*[torch.arange(VOCAB)] * LENGTH)
-    ids = torch.cat([prompt.expand(len(sequences), -1), sequences], 1)
-    logits = model(ids, use_cache=False).logits[:, len(prompt) - 1 : -1]
-    each = logits_to_probabilities(logits, sampling).double()
-    each = each / each.sum(-1, keepdim=True)
-    product = each.gather(2, sequences[..., None])[..., 0].prod(1)
-    return product / product.sum()  # rows of one batch round the same prefix differently
-
-
 @pytest.mark.parametrize("sampling", [SamplingConfig(1.5), SamplingConfig(2.0, 4, 0.9)], ids=str)
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_sampled_tokens_are_distributed_as_the_model_says(method: str, sampling: SamplingConfig) -> None:
@@ -109,11 +97,11 @@ def test_sampled_tokens_are_distributed_as_the_model_says(method: str, sampling:
         generator=torch.Generator().manual_seed(0),
         draft_length=3,
     )
-    expected, tokens = true_distribution(model, prompt, sampling), result.sequences[:, len(prompt) :]
+    expected, tokens = true_distribution(model, prompt, sampling, LENGTH), result.sequences[:, len(prompt) :]
     assert result.trace.mean_accepted_length > 0.05
     assert chi_square_p_value(tokens, expected, VOCAB) > 1e-3
     # The test would notice: of a model that is a little different it says no.
-    other = true_distribution(language_models.disturbed(model, 0.1), prompt, sampling)
+    other = true_distribution(language_models.disturbed(model, 0.1), prompt, sampling, LENGTH)
     assert chi_square_p_value(tokens, other, VOCAB) < 1e-6
 
 

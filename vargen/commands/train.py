@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -11,6 +12,9 @@ from vargen.base.resources import find_config
 from vargen.commands.arguments import HelpFormatter, parse
 from vargen.jobs.training import load_trainer, recipes, train
 
+_TASKS = {"pictures": "drafter", "videos": "video-drafter", "text": "drafter-text"}
+"""The recipes of `vargen train drafter --task TASK`."""
+
 
 def run(arguments: Sequence[str]) -> int:
     """Train until the configured end; the same command resumes a run that was stopped."""
@@ -18,11 +22,11 @@ def run(arguments: Sequence[str]) -> int:
     if name in ("-h", "--help"):
         print(_usage())
         return 0
+    name, rest = _of_task(name, list(arguments[1:]))
     known = recipes()
     if name not in known:
         one_of = f"choose one of: {', '.join(known)}{did_you_mean(name, known)}"
         raise UserError(f"{name!r} cannot be trained; {one_of}")
-    rest = list(arguments[1:])
     if not any(argument == "--config" or argument.startswith("--config=") for argument in rest):
         rest = ["--config", str(find_config(f"train/{name}")), *rest]
 
@@ -43,6 +47,21 @@ def run(arguments: Sequence[str]) -> int:
         return 128 + signal_number
     print(f"training of the {name} is over: {result}")
     return 0
+
+
+def _of_task(name: str, rest: list[str]) -> tuple[str, list[str]]:
+    """The recipe that `drafter --task TASK` means, and the other arguments. Raises UserError for an unknown task."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--task")
+    try:
+        found, others = parser.parse_known_args(rest if name == "drafter" else [])
+    except argparse.ArgumentError as error:
+        raise UserError(f"--task must be one of {', '.join(_TASKS)}") from error
+    if found.task is None:
+        return name, rest
+    if found.task not in _TASKS:
+        raise UserError(f"--task must be one of {', '.join(_TASKS)}, got {found.task!r}")
+    return _TASKS[found.task], others
 
 
 def _usage() -> str:

@@ -1,7 +1,8 @@
-"""The EAGLE head for models that draw image tokens: one decoder layer over pairs of token and target feature.
+"""EAGLE heads: one decoder layer over pairs of token and target feature.
 
-Belongs here: the network, which is the same for every family. Does not belong here: its cache, guidance and part in the
-decode loop (`picture_draft_head.py`), and reading published LANTERN heads (`convert_draft_head.py`).
+Belongs here: the layer, and the head for models that draw image tokens, which is the same for every family. Does not
+belong here: the head for text (`text_head.py`), caches, guidance and the part in the decode loop
+(`picture_draft_head.py`), and reading published LANTERN heads (`convert_draft_head.py`).
 
 Depths. The head may read the target's states after several layers, low, middle and last, as EAGLE-3 does (Li et al.
 2025, arXiv 2503.01840, section 3.1); `fuse` makes one feature of them. The head's own guesses are of the last state
@@ -16,6 +17,7 @@ token 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,74 +34,60 @@ if TYPE_CHECKING:
     from specdecode.kv_cache import StaticKVCache
 
 
-class EagleHead(ModelMixin, ConfigMixin):
-    """Guesses the target's next hidden state from a token and the hidden state before it.
+class PairHead(ModelMixin, ConfigMixin):
+    """The network of every head here; a subclass has a constructor with its settings.
 
-    Args:
-        dim: width of the target's hidden states, and of the head.
-        num_attention_heads: heads; `dim / num_attention_heads` must be a multiple of 4.
-        intermediate_size: width of the feed-forward layer.
-        vocab_size: entries of the image tokenizer's codebook, as the target has.
-        grid_size: side of the token grid, as the target has. No weight depends on it.
-        norm_eps: epsilon of the one RMSNorm.
-        rope_base: base of the rotary frequencies, as the target has.
-        attend_to_padding: whether padding before the text is fed and seen. Published LANTERN heads were trained this
-            way, and need prompts in full length. Heads trained here see the text alone.
-        acceptance_rate, sampled_acceptance_rate: how often the target accepted the head's likeliest token, and a token
-            drawn from its distribution, when training ended; for choosing draft sizes. None if not measured. No weight
-            depends on them.
-        condition_rotary: what rotary embedding does to pairs of the condition, as in the target.
-        position_scale: factor on rows and columns of rotary embedding, as in the target.
+    Attributes:
+        token_embedding: gives embeddings [B, n, dim] of tokens [B, n].
+        rotary_rows: gives rotary embeddings of positions, see `RotaryTable`.
         feature_layers: numbers of the target's layers after which it reads hidden states, rising, the last layer at
-            the end. None: it reads the final states alone, and has nothing to fuse.
-
-    Raises:
-        ValueError: the sizes do not fit each other, `condition_rotary` is unknown, or `feature_layers` do not rise.
+            the end. Empty: it reads the final states alone, and has nothing to fuse.
     """
 
     if TYPE_CHECKING:
         config: Any
+        token_embedding: Any
+        rotary_rows: Any
 
-    @register_to_config
-    def __init__(
-        self,
-        dim: int = 1280,
-        num_attention_heads: int = 20,
-        intermediate_size: int = 3584,
-        vocab_size: int = 16384,
-        grid_size: int = 16,
-        norm_eps: float = 1e-6,
-        rope_base: float = 10000.0,
-        attend_to_padding: bool = False,
-        acceptance_rate: float | None = None,
-        sampled_acceptance_rate: float | None = None,
-        condition_rotary: str = "zero",
-        position_scale: float = 1.0,
-        feature_layers: list[int] | None = None,
+    def build(
+        self, dim: int, num_heads: int, intermediate_size: int, norm_eps: float, feature_layers: Sequence[int] | None
     ) -> None:
-        super().__init__()
-        check_heads(dim, num_attention_heads, condition_rotary)
+        """Make the layer. Raises ValueError if `feature_layers` do not rise, or are fewer than two."""
         if feature_layers is not None and (
             len(feature_layers) < 2 or sorted({0, *feature_layers})[1:] != [*feature_layers]
         ):
             raise ValueError(f"feature_layers must be two layers or more, from 1 on, rising, got {feature_layers}.")
-        self.head_dim = dim // num_attention_heads
-        self.num_image_tokens = grid_size**2
-        self.token_embedding = nn.Embedding(vocab_size, dim)
+        self.head_dim = dim // num_heads
         self.feature_layers: tuple[int, ...] = tuple(feature_layers or ())
         if self.feature_layers:
             self.fuse = nn.Linear(len(self.feature_layers) * dim, dim, bias=False)
         self.fc = nn.Linear(2 * dim, dim)
-        self.attn = Attention(dim, num_attention_heads, num_attention_heads, layer_index=0, dropout=0.0)
+        self.attn = Attention(dim, num_heads, num_heads, layer_index=0, dropout=0.0)
         self.norm2 = RMSNorm(dim, norm_eps)
         self.ff = FeedForward(dim, intermediate_size, dropout=0.0)
-        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary, position_scale)
         self.fast_pass = FastPass(
             self,
             [(None, self.attn, self.norm2, self.ff)],
-            Geometry(num_attention_heads, num_attention_heads, self.head_dim, intermediate_size, norm_eps),
+            Geometry(num_heads, num_heads, self.head_dim, intermediate_size, norm_eps),
         )
         self.apply(initialise)
+
+    def start_from_features(self, embedding_scale: float | None = None) -> None:
+        """Untrained weights that guess the last feature again, and use the last layer's state alone.
+
+        Neighbouring features resemble each other, so this start saves most of the training.
+
+        Args:
+            embedding_scale: the token's embedding is added to the guess, times this; None: by random weights.
+        """
+        dim = self.config.dim
+        with torch.no_grad():
+            self.fc.weight[:, dim:].copy_(torch.eye(dim))
+            if embedding_scale is not None:
+                self.fc.weight[:, :dim].copy_(torch.eye(dim) * embedding_scale)
+            if self.feature_layers:
+                self.fuse.weight.zero_()
+                self.fuse.weight[:, -dim:].copy_(torch.eye(dim))
 
     def fused(self, states: Tensor) -> Tensor:
         """Features `[..., dim]` of the target's states `[..., k dim]` after the k layers of `feature_layers`.
@@ -155,3 +143,53 @@ class EagleHead(ModelMixin, ConfigMixin):
             hidden_states, self.rotary_rows(positions), attention_mask, kv_cache, slots, kv_length
         )
         return hidden_states + self.ff(self.norm2(hidden_states))
+
+
+class EagleHead(PairHead):
+    """Guesses the target's next hidden state from a token and the hidden state before it.
+
+    Args:
+        dim: width of the target's hidden states, and of the head.
+        num_attention_heads: heads; `dim / num_attention_heads` must be a multiple of 4.
+        intermediate_size: width of the feed-forward layer.
+        vocab_size: entries of the image tokenizer's codebook, as the target has.
+        grid_size: side of the token grid, as the target has. No weight depends on it.
+        norm_eps: epsilon of the one RMSNorm.
+        rope_base: base of the rotary frequencies, as the target has.
+        attend_to_padding: whether padding before the text is fed and seen. Published LANTERN heads were trained this
+            way, and need prompts in full length. Heads trained here see the text alone.
+        acceptance_rate, sampled_acceptance_rate: how often the target accepted the head's likeliest token, and a token
+            drawn from its distribution, when training ended; for choosing draft sizes. None if not measured. No weight
+            depends on them.
+        condition_rotary: what rotary embedding does to pairs of the condition, as in the target.
+        position_scale: factor on rows and columns of rotary embedding, as in the target.
+        feature_layers: numbers of the target's layers after which it reads hidden states, rising, the last layer at
+            the end. None: it reads the final states alone, and has nothing to fuse.
+
+    Raises:
+        ValueError: the sizes do not fit each other, `condition_rotary` is unknown, or `feature_layers` do not rise.
+    """
+
+    @register_to_config
+    def __init__(
+        self,
+        dim: int = 1280,
+        num_attention_heads: int = 20,
+        intermediate_size: int = 3584,
+        vocab_size: int = 16384,
+        grid_size: int = 16,
+        norm_eps: float = 1e-6,
+        rope_base: float = 10000.0,
+        attend_to_padding: bool = False,
+        acceptance_rate: float | None = None,
+        sampled_acceptance_rate: float | None = None,
+        condition_rotary: str = "zero",
+        position_scale: float = 1.0,
+        feature_layers: list[int] | None = None,
+    ) -> None:
+        super().__init__()
+        check_heads(dim, num_attention_heads, condition_rotary)
+        self.num_image_tokens = grid_size**2
+        self.token_embedding = nn.Embedding(vocab_size, dim)
+        self.build(dim, num_attention_heads, intermediate_size, norm_eps, feature_layers)
+        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary, position_scale)

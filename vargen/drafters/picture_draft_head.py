@@ -2,7 +2,7 @@
 
 Belongs here: how pairs become a forward pass of a head's network, for every family. Does not belong here: how trees
 grow (`specdecode.drafters.eagle`), the network and its training, and what depends on the target
-(`llamagen_draft_head.py`, `transformers_draft_head.py`, `chameleon_draft_head.py`).
+(`llamagen_draft_head.py`, `transformers_draft_head.py`, `chameleon_draft_head.py`, `text_draft_head.py`).
 
 A guided target needs a guided head: the features of both halves lie side by side, `[conditional | unconditional]`, both
 halves are fed the same tokens, and the guided logits choose.
@@ -21,12 +21,12 @@ from specdecode.kernels.native import NewTokens
 from specdecode.roles import Target, TargetOutput
 from vargen.base.errors import UserError
 from vargen.drafters.chameleon_head import ChameleonHead
-from vargen.drafters.eagle_head import EagleHead
+from vargen.drafters.eagle_head import PairHead
 from vargen.models.kept_caches import KeptCaches
 from vargen.models.offloading import move_offloaded
 from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
 
-PairNetwork = EagleHead | ChameleonHead
+PairNetwork = PairHead | ChameleonHead
 """The networks over pairs of token and feature."""
 
 _SLOTS = 128

@@ -3,10 +3,8 @@
 Belongs here: writing and reading a folder of `config.json` and `model.safetensors`. Does not belong here: the network
 (`video_head.py`), and where shipped folders lie.
 
-A head reads its target's hidden states. So its settings keep, beside the target's sizes, a few of these states for a
-fixed text without a video: after the final layer, and after the layer that stands for the video. The code that feeds
-the head computes them. Other weights or another layer give other numbers; another dtype changes them by a few
-hundredths at most, and quantization by a tenth.
+A head's settings keep, beside the target's sizes, a few of its hidden states (`target_states.py`): after the final
+layer, and after the layer that stands for the video. The code that feeds the head computes them.
 """
 
 from __future__ import annotations
@@ -21,10 +19,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from specdecode.kernels.linears import serve_linears
-from specdecode.kernels.quantized import quantization_of
+from vargen.drafters.target_states import are_alike, fixed_tokens, sample_states
 from vargen.drafters.video_head import VideoHead, VideoHeadConfig
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import refuse_pickled
@@ -33,9 +30,6 @@ from vargen.models.video_llms.request import VideoRequest
 from vargen.models.video_llms.target import VideoTarget
 
 WEIGHTS_NAME = "model.safetensors"
-_NUM_TOKENS, _LAST_TOKENS, _CHANNELS = 12, 4, 16  # not the first tokens: their states hardly differ by layer
-# Relative distances that are accepted: for another dtype, and for layers rounded to integers (0.03 to 0.11).
-_MOST_DIFFERENT, _MOST_DIFFERENT_ROUNDED = 0.1, 0.3
 
 
 @torch.no_grad()
@@ -48,14 +42,14 @@ def describe_target(model: Any, layers: Sequence[int] = ()) -> dict[str, Any]:
     """
     text = model.config.get_text_config()
     device = model.get_input_embeddings().weight.device
-    tokens = (torch.arange(1, _NUM_TOKENS + 1, device=device) * int(text.vocab_size) // (_NUM_TOKENS + 1))[None]
+    tokens = fixed_tokens(int(text.vocab_size), device)
     axes = architecture_of(model).num_axes
     request = VideoRequest(
         input_ids=tokens,
         inputs_embeds=model.get_input_embeddings()(tokens),
-        position_ids=torch.arange(_NUM_TOKENS, device=device).expand(axes, 1, -1),
-        is_visual=torch.zeros(_NUM_TOKENS, dtype=torch.bool, device=device),
-        next_position=_NUM_TOKENS,
+        position_ids=torch.arange(tokens.shape[1], device=device).expand(axes, 1, -1),
+        is_visual=torch.zeros(tokens.shape[1], dtype=torch.bool, device=device),
+        next_position=tokens.shape[1],
     )
     target = VideoTarget(model, request, capture_layers=layers)
     target.prefill()
@@ -66,16 +60,10 @@ def describe_target(model: Any, layers: Sequence[int] = ()) -> dict[str, Any]:
         "num_hidden_layers": int(text.num_hidden_layers),
         "vocab_size": int(text.vocab_size),
         "features": {
-            "final": _sample(seen.hidden_states),
-            **{str(each): _sample(seen.captured[each]) for each in layers},
+            "final": sample_states(seen.hidden_states),
+            **{str(each): sample_states(seen.captured[each]) for each in layers},
         },
     }
-
-
-def _sample(states: Tensor) -> list[float]:
-    """A few numbers of hidden states [T, dim]."""
-    channels = torch.arange(_CHANNELS, device=states.device) * states.shape[1] // _CHANNELS
-    return [round(value, 4) for value in states[-_LAST_TOKENS:, channels].float().flatten().tolist()]
 
 
 def check_target(config: VideoHeadConfig, model: Any) -> None:
@@ -91,11 +79,8 @@ def check_target(config: VideoHeadConfig, model: Any) -> None:
             raise ValueError(
                 f"drafter was trained for another target: {name} {known.get(name)!r}, this one has {own!r}; {remedy}"
             )
-    is_rounded = quantization_of(model) is not None or getattr(model, "is_quantized", False)
-    most = _MOST_DIFFERENT_ROUNDED if is_rounded else _MOST_DIFFERENT
     for name, wanted in describe_target(model, layers)["features"].items():
-        stored = torch.tensor(known["features"].get(name, []))
-        if len(stored) != len(wanted) or (stored - torch.tensor(wanted)).norm() > most * stored.norm():
+        if not are_alike(known["features"].get(name, []), wanted, model):
             which = "final hidden states" if name == "final" else f"hidden states after {name} layers"
             raise ValueError(f"drafter was trained on other features: the target's {which} are not those; {remedy}")
 

@@ -29,6 +29,13 @@ OWN_RECIPES = {
         "VideoDrafterTrainingConfig",
         "train_video_drafter",
     ),
+    "drafter-text": Recipe(
+        95,
+        "an EAGLE drafter for a causal language model, on its own answers; also `drafter --task text`",
+        "vargen.training.text_drafter",
+        "TextDrafterTrainingConfig",
+        "train_text_drafter",
+    ),
 }
 """What vargen itself trains, for any model and on any data; a world adds its own recipes (`vargen.base.world`)."""
 

@@ -145,17 +145,10 @@ def teacher_of(pipeline: Any) -> Teacher:
 
 
 def _initialised(drafter: EagleHead, embeddings: Tensor) -> EagleHead:
-    """The head with the target's token embeddings, guessing that the next feature is the last one.
-
-    Neighbouring features resemble each other, so this start saves most of the training.
-    """
-    dim = drafter.config.dim
+    """The head with the target's token embeddings, see `PairHead.start_from_features`."""
+    drafter.start_from_features()
     with torch.no_grad():
         drafter.token_embedding.weight.copy_(embeddings)
-        drafter.fc.weight[:, dim:].copy_(torch.eye(dim))
-        if drafter.feature_layers:  # at first it uses the last layer's state alone
-            drafter.fuse.weight.zero_()
-            drafter.fuse.weight[:, -dim:].copy_(torch.eye(dim))
     return drafter
 
 

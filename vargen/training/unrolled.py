@@ -1,11 +1,12 @@
-"""Guesses of an EAGLE head several levels deep, at all places of a picture at once.
+"""Guesses of an EAGLE head several levels deep, at all places of a picture or a text at once.
 
 EAGLE-3's training-time test (Li et al. 2025, arXiv 2503.01840, section 3.2). A node at level k of a draft reads its
 parent's guess in place of a feature. It sees its k - 1 ancestors in the draft with the features that they read, and all
 earlier tokens with the target's features. So level k at place t attends to level 1 up to place t - k + 1, and to level
 i at place t - k + i for 1 < i <= k, exactly as in drafting.
 
-Belongs here: the forward pass through the network's parts. Does not belong here: losses and inputs (`drafter.py`).
+Belongs here: the forward pass through the network's parts. Does not belong here: losses and inputs (`drafter.py`,
+`text_drafter.py`).
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vargen.drafters.eagle_head import EagleHead
+from vargen.drafters.eagle_head import PairHead
 
 _CHUNK = 96  # queries at once; as in `scenes.training.transformer_pass`
 
 
 def guesses_by_level(
-    drafter: EagleHead, tokens: Tensor, features: Tensor, positions: Tensor, valid: Tensor, first: int, levels: int
+    drafter: PairHead, tokens: Tensor, features: Tensor, positions: Tensor, valid: Tensor, first: int, levels: int
 ) -> list[Tensor]:
     """The head's hidden states after each pair, for each level.
 

@@ -1,0 +1,151 @@
+"""A head for text changes no token of any model, drawn ones keep their distribution, and another model is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import language_models
+import pytest
+import torch
+from language_models import PAD, ragged_prompts, true_distribution
+from synthetic import chi_square_p_value
+from transformers import PreTrainedModel
+
+import specdecode
+from specdecode.sampling import SamplingConfig
+from vargen.base.errors import UserError
+from vargen.drafters.target_states import are_alike
+from vargen.drafters.text_draft_head import TextDrafter, describe_states, load_text_drafter
+from vargen.drafters.text_head import TextHead
+
+
+def head_of(
+    model: PreTrainedModel, layers: list[int] | None = None, tokens: int | None = 40, seed: int = 0
+) -> TextHead:
+    """A head with random weights, which guesses well enough to be accepted now and then."""
+    torch.manual_seed(seed)
+    config = model.config.get_text_config()
+    head = TextHead(
+        dim=config.hidden_size,
+        num_attention_heads=4,
+        intermediate_size=48,
+        vocab_size=config.vocab_size,
+        draft_vocab_size=tokens,
+        feature_layers=layers,
+    )
+    head.start_from_features(1.0)
+    return torch.nn.Module.to(head, model.dtype).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("architecture", language_models.ARCHITECTURES)
+def test_greedy_tokens_are_those_of_transformers(architecture: str) -> None:
+    model, prompts = language_models.make(architecture), ragged_prompts(2)
+    wanted = language_models.by_generate(model, prompts, 24, [])
+    accepted = 0
+    for layers, tokens, length in (([1, 2, 3], 40, None), ([1, 3], None, 1), (None, 40, 7)):
+        drafter = TextDrafter(head_of(model, layers, tokens), model)
+        result = specdecode.generate(
+            model, prompts[0], attention_mask=prompts[1], drafter=drafter, max_new_tokens=24, draft_length=length,
+            pad_token_id=PAD,
+        )  # fmt: skip
+        assert torch.equal(result.sequences, wanted)
+        accepted += sum(map(sum, result.trace.accepted_lengths))
+    assert accepted > 5, "drafting must have been of use here"
+
+
+def test_the_kernels_and_the_modules_draft_alike() -> None:
+    model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(3)
+    drafter = TextDrafter(head_of(model, [1, 2, 3]), model)
+    passes = []
+    for kernels in ("auto", "plain"):
+        if kernels == "plain":
+            drafter.network.fast_pass.run = lambda *given, **named: None  # type: ignore[method-assign]
+        result = specdecode.generate(
+            model, prompts[0], attention_mask=prompts[1], drafter=drafter, max_new_tokens=20, kernels=kernels,
+            pad_token_id=PAD,
+        )  # fmt: skip
+        passes.append((result.sequences.tolist(), result.trace.accepted_lengths))
+    assert passes[0] == passes[1]
+
+
+def test_processors_and_ends_count_with_a_head_as_without() -> None:
+    model, prompts = language_models.make("qwen3"), ragged_prompts(1)
+    drafter = TextDrafter(head_of(model, [1, 2, 3]), model)
+    end = int(language_models.by_generate(model, prompts, 14, [])[1, 9 + 4])
+    options: dict[str, Any] = {
+        "attention_mask": prompts[1], "max_new_tokens": 14, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2,
+        "eos_token_id": [end], "pad_token_id": PAD, "do_sample": False,
+    }  # fmt: skip
+    theirs = model.generate(prompts[0], **options)
+    ours = model.generate(prompts[0], **options, custom_generate=specdecode.custom_generate, drafter=drafter)
+    assert torch.equal(theirs, ours)
+
+
+VOCAB, LENGTH, DRAWS = 5, 4, 8_000
+
+
+@pytest.mark.parametrize("tokens", [None, 3])
+def test_sampled_tokens_are_distributed_as_the_model_says(tokens: int | None) -> None:
+    """Also where only some tokens are drafted, so that others always come from the model."""
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "num_hidden_layers": 1, "dtype": torch.float32}
+    model, prompt = language_models.make("gemma3", **sizes), torch.tensor([1, 3, 2, 1, 3, 4, 1])
+    drafter = TextDrafter(head_of(model, None, tokens), model)
+    result = specdecode.generate(
+        model,
+        prompt.expand(DRAWS, -1),
+        drafter=drafter,
+        max_new_tokens=LENGTH,
+        temperature=1.5,
+        top_k=0,
+        top_p=1.0,
+        generator=torch.Generator().manual_seed(0),
+        draft_length=3,
+    )
+    assert result.trace.mean_accepted_length > 0.05
+    expected = true_distribution(model, prompt, SamplingConfig(1.5), LENGTH)
+    assert chi_square_p_value(result.sequences[:, len(prompt) :], expected, VOCAB) > 1e-3
+    other = true_distribution(language_models.disturbed(model, 0.1), prompt, SamplingConfig(1.5), LENGTH)
+    assert chi_square_p_value(result.sequences[:, len(prompt) :], other, VOCAB) < 1e-6
+
+
+def test_a_folder_keeps_a_head_and_its_model_is_recognised(tmp_path: Path) -> None:
+    model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(4)
+    head = head_of(model, [1, 2, 3], 30)
+    head.choose_tokens(torch.arange(17, 47))
+    head.register_to_config(target_states=describe_states(model, (1, 2, 3)))
+    head.save_pretrained(tmp_path)
+    options: dict[str, Any] = {"attention_mask": prompts[1], "max_new_tokens": 16, "pad_token_id": PAD}
+    before = specdecode.generate(model, prompts[0], drafter=TextDrafter(head, model), **options)
+    loaded = load_text_drafter(tmp_path, model)
+    assert loaded.network.draft_ids.tolist() == list(range(17, 47))
+    assert not any("embed" in name for name in loaded.network.state_dict()), "what is lent is not kept"
+    after = specdecode.generate(model, prompts[0], drafter=loaded, **options)
+    assert torch.equal(before.sequences, after.sequences)
+    assert before.trace.accepted_lengths == after.trace.accepted_lengths
+
+    other = language_models.make("llama", seed=1, dtype=torch.float32)
+    with pytest.raises(UserError, match="drafter was trained for another model: the hidden states of this one are not"):
+        load_text_drafter(tmp_path, other)
+    with pytest.raises(ValueError, match="drafter was loaded for another model; load it with this one"):
+        specdecode.generate(other, prompts[0], drafter=loaded)
+    with pytest.raises(UserError, match=r"drafter was trained for another model: 48 .*tokens, this model has 40"):
+        load_text_drafter(tmp_path, language_models.make("llama", vocab_size=40))
+    with pytest.raises(UserError, match="is not a folder"):
+        load_text_drafter(tmp_path / "nowhere", model)
+
+
+def test_states_in_another_precision_are_alike_and_those_of_other_layers_are_not() -> None:
+    model = language_models.make("llama", dtype=torch.float32)
+    own, low = describe_states(model, (1, 2, 3)), describe_states(model.bfloat16(), (1, 2, 3))
+    assert own != low and are_alike(own, low, model)
+    assert not are_alike(own, describe_states(model, (2, 3)), model)
+
+
+def test_sizes_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ValueError, match="dim must be num_attention_heads times an even number"):
+        TextHead(dim=10, num_attention_heads=2)
+    with pytest.raises(ValueError, match=r"draft_vocab_size must lie between 1 and vocab_size \(9\), got 10"):
+        TextHead(dim=8, num_attention_heads=2, vocab_size=9, draft_vocab_size=10)
+    with pytest.raises(ValueError, match="feature_layers must be two layers or more"):
+        TextHead(dim=8, num_attention_heads=2, feature_layers=[3])

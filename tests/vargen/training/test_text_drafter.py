@@ -1,0 +1,251 @@
+"""Training a head for a language model: it learns from the model's own answers, and nothing is lost by a kill."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import text_models
+import torch
+from language_models import ragged_prompts
+
+import specdecode
+from vargen.base.errors import UserError
+from vargen.cli import main
+from vargen.drafters.text_draft_head import load_text_drafter, text_states
+from vargen.runs.files import read_jsonl
+from vargen.training import text_answers
+from vargen.training.text_answers import TextAnswers, TextPrompts
+from vargen.training.text_drafter import (
+    Answered,
+    TextDrafterTask,
+    TextDrafterTrainingConfig,
+    batch_of,
+    frequent_tokens,
+    train_text_drafter,
+)
+from vargen.training.text_prompts import compose_prompts
+from vargen.training.unrolled import guesses_by_level
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_models.build(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def config(tmp_path: Path, folder: Path) -> TextDrafterTrainingConfig:
+    return TextDrafterTrainingConfig(
+        output=str(tmp_path / "run"),
+        model=str(folder),
+        prompts_file=str(text_models.prompts_file(tmp_path / "prompts.txt", 30)),
+        generation_batch_size=8,
+        max_answer_tokens=16,
+        batch_size=4,
+        evaluation_size=6,
+        decoded_prompts=3,
+        steps=25,
+        warmup_steps=5,
+        learning_rate=1e-2,
+        ema_decay=0.9,
+        log_every=20,
+        evaluate_every=1000,
+        draft_vocab_size=38,
+        autocast=False,
+        num_threads=1,
+    )
+
+
+def test_a_learned_head_is_accepted_more_often_and_changes_no_token(
+    config: TextDrafterTrainingConfig, folder: Path
+) -> None:
+    untrained = train_text_drafter(replace(config, steps=1, learning_rate=1e-9)).evaluation
+    result = train_text_drafter(replace(config, output=config.output + "-longer"))
+    learned = result.evaluation
+    assert result.finished
+    assert learned["agreement_1"] > untrained["agreement_1"] + 0.1
+    assert learned["agreement_4"] > untrained["agreement_4"] + 0.3
+    assert learned["overlap"] > untrained["overlap"] + 0.1
+    assert learned["accepted_length"] > untrained["accepted_length"] + 1
+
+    model, (input_ids, mask) = text_models.load(folder), ragged_prompts(vocab_size=40)
+    drafter = load_text_drafter(Path(config.output + "-longer") / "export", model)
+    assert drafter.network.config.accepted_length == pytest.approx(learned["accepted_length"], abs=1e-3)
+    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 24}
+    plain = specdecode.generate(model, input_ids, method="ar", **options)
+    fast = specdecode.generate(model, input_ids, drafter=drafter, **options)
+    assert torch.equal(plain.sequences, fast.sequences)
+    assert fast.trace.target_passes < plain.trace.target_passes - 4
+
+
+def test_a_resumed_run_ends_with_the_same_weights(config: TextDrafterTrainingConfig, tmp_path: Path) -> None:
+    config = replace(config, steps=4, answers=str(tmp_path / "answers"))
+    train_text_drafter(replace(config, output=str(tmp_path / "a")))
+    loss = TextDrafterTask.loss
+
+    def interrupted(self: TextDrafterTask, step: int, progress: float) -> object:
+        if step == 2:
+            raise KeyboardInterrupt
+        return loss(self, step, progress)
+
+    stopping = replace(config, output=str(tmp_path / "b"), checkpoint_seconds=1e-9)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(TextDrafterTask, "loss", interrupted)
+        train_text_drafter(stopping)
+    train_text_drafter(stopping)
+    left, right = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["module"] for name in "ab")
+    assert all(torch.equal(value, right[name]) for name, value in left.items())
+    assert read_jsonl(tmp_path / "b" / "log.jsonl")
+    with pytest.raises(UserError, match="draft_vocab_size"):
+        train_text_drafter(replace(stopping, draft_vocab_size=20))
+
+
+def test_answers_go_on_where_they_stopped(
+    config: TextDrafterTrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    answer = TextAnswers.__call__
+
+    def counted(self: TextAnswers, first: int, inputs: Any) -> Any:
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append(first)
+        return answer(self, first, inputs)
+
+    config = replace(config, steps=1, answers=str(tmp_path / "answers"))
+    monkeypatch.setattr(text_answers.TextAnswers, "__call__", counted)
+    with pytest.raises(KeyboardInterrupt):
+        train_text_drafter(config)
+    made = list(asked)
+    asked.clear()
+    monkeypatch.setattr(text_answers.TextAnswers, "__call__", answer)
+    train_text_drafter(config)
+    assert made == [0, 8]
+    with pytest.raises(UserError, match="temperatures"):
+        train_text_drafter(replace(config, output=config.output + "2", temperatures=[0.5]))
+
+
+def test_greedy_answers_are_those_of_generate_and_drawn_ones_are_a_prompts_own(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    model, tokenizer = text_models.load(folder), AutoTokenizer.from_pretrained(folder)
+    prompts = TextPrompts(tokenizer, ["w3 w4 w5", "w9", "w7 w8"], "train", {}, 3)
+    inputs = [prompts.inputs(number) for number in range(3)]
+    assert [each["input_ids"].tolist() for each in inputs] == [[[6, 7, 8]], [[12]], [[10, 11]]]
+    answers = TextAnswers(model, 9, [0.0, 1.0], seed=5)
+    for given, answer in zip(inputs, answers(0, inputs), strict=True):
+        wanted = model.generate(given["input_ids"], max_new_tokens=9, do_sample=False)[0, given["input_ids"].shape[1] :]
+        assert answer[answer >= 0].tolist() == wanted.tolist()
+    drawn = answers(3, inputs)
+    assert drawn.tolist() != answers(0, inputs).tolist() and drawn.tolist() == answers(3, inputs).tolist()
+    again = specdecode.generate(
+        model, inputs[1]["input_ids"], max_new_tokens=9, temperature=1.0, generator=torch.Generator().manual_seed(9)
+    )
+    assert again.sequences[0, 1:].tolist() == drawn[1].tolist(), "prompt 4 has the seed 5 + 4"
+
+
+@torch.no_grad()
+def test_guesses_in_training_are_those_of_drafting(config: TextDrafterTrainingConfig, folder: Path) -> None:
+    """A padded batch of texts against a chain drafted at one place of each, level by level."""
+    model = text_models.load(folder)
+    head = config.new_head(model)
+    torch.manual_seed(3)
+    for parameter in head.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.05)
+    head.eval()
+    layers = head.feature_layers
+    texts = [Answered(torch.randint(3, 40, (length,)), prompt) for length, prompt in ((14, 4), (17, 9), (12, 1))]
+    states = [text_states(model, each.tokens[None], layers)[0] for each in texts]
+    batch = batch_of(texts, states)
+    levels = guesses_by_level(
+        head, batch.tokens, head.fused(batch.states[:, :-1]), batch.positions, batch.valid, batch.first, 3
+    )
+    for row, text in enumerate(texts):
+        for pair in (text.prompt_length - 1, text.prompt_length + 3):  # a chain from the token of this pair
+            drafted = _drafted(head, model, text, pair)
+            column = pair + batch.first - text.prompt_length
+            for level, state in enumerate(drafted):
+                torch.testing.assert_close(levels[level][row, column + level], state, atol=2e-5, rtol=1e-4)
+
+
+def _drafted(head: Any, model: Any, text: Answered, pair: int) -> list[torch.Tensor]:
+    """Hidden states of a chain of the text's own tokens, as `specdecode.generate` drafts them, three levels."""
+    from specdecode.targets.transformers import TransformersTarget
+    from vargen.drafters.text_draft_head import TextDraftHead
+
+    prompt, answer = text.tokens[None, : text.prompt_length], text.tokens[None, text.prompt_length :]
+    target = TransformersTarget(model, prompt, max_new_tokens=32, max_draft_nodes=20)
+    draft_head = TextDraftHead(head, target, 16)
+    feature = draft_head.start(target.prefill())
+    count = pair - text.prompt_length + 1  # tokens of the answer before the root, which the target has been fed
+    if count:
+        tril = torch.ones(1, count, count, dtype=torch.bool).tril()
+        depths = torch.arange(count)[None]
+        features = torch.cat((feature, draft_head.features(target.forward(answer[:, :count], tril, depths))), 1)
+        draft_head.forward(answer[:, :count], features[:, :-1], tril, depths)
+        draft_head.advance(torch.tensor([count]))
+        feature = features[:, -1:]
+    states = []
+    for level in range(3):
+        mask = torch.ones(1, 1, level + 1, dtype=torch.bool)
+        token = answer[:, count + level : count + level + 1]
+        feature = draft_head.forward(token, feature, mask, torch.tensor([[level]])).hidden_states
+        states.append(feature[0, 0])
+    return states
+
+
+def test_frequent_tokens_are_drafted_and_no_other() -> None:
+    texts = [Answered(torch.tensor([5, 5, 7, 9]), 2), Answered(torch.tensor([9, 9, 2]), 1)]
+    assert frequent_tokens(texts, 12, 4).tolist() == [9, 5, 2, 7]
+    assert frequent_tokens(texts, 12, 6).tolist() == [9, 5, 2, 7, 0, 1]
+
+
+def test_composed_prompts_are_a_function_of_the_seed_and_none_of_the_benchmarks() -> None:
+    import json
+
+    prompts = compose_prompts("train", 3, 90)
+    assert compose_prompts("train", 3, 30) == prompts[:30]
+    assert len(set(prompts)) > 80 and not set(prompts) & set(compose_prompts("heldout", 3, 90))
+    assert not any("{" in each and "python" not in each for each in prompts), "every place has its word"
+    asked = json.loads((Path(__file__).parents[3] / "benchmarks" / "real_text_prompts.json").read_text())
+    sentences = {part for texts in asked.values() for text in texts for part in text.split("\n\n") if len(part) > 60}
+    assert sentences and not any(part in sentences for each in prompts for part in each.split("\n\n"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": ""}, "model: '' must name a language model"),
+        (
+            {"feature_layers": [1, 2]},
+            "feature_layers: .* must be numbers of layers from 1 on, rising, that end .* 3",
+        ),
+        ({"num_attention_heads": 5}, "dim must be num_attention_heads times an even number"),
+        ({"temperatures": [-1.0]}, "temperatures: .* must be a list of 0"),
+        ({"max_answer_tokens": 500}, "max_answer_tokens: 500 after a prompt of 6 tokens reach past the 128 positions"),
+        ({"prompts_file": "/nowhere.txt"}, "prompts_file: cannot read"),
+        ({"evaluation_size": 30}, "prompts_file: .* must hold more than evaluation_size"),
+        ({"decoded_prompts": 9}, "decoded_prompts: 9 must be at most evaluation_size"),
+        ({"dtype": "int8"}, "dtype: 'int8' is not one of"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(
+    config: TextDrafterTrainingConfig, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        train_text_drafter(replace(config, **changes))
+    assert not Path(config.output, "export").exists()
+
+
+def test_the_command_trains_for_text(config: TextDrafterTrainingConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["train", "drafter", "--task", "text", "--model", config.model, "--prompts_file", config.prompts_file]
+    small = {"steps": 1, "evaluation_size": 4, "decoded_prompts": 1, "max_answer_tokens": 8, "num_threads": 1}
+    for name, value in small.items():
+        arguments += [f"--{name}", str(value)]
+    assert main([*arguments, "--output", config.output]) == 0
+    assert "training of the drafter-text is over" in capsys.readouterr().out
+    assert load_text_drafter(Path(config.output) / "export", text_models.load(Path(config.model)))
+    assert main(["train", "drafter", "--task", "songs"]) != 0
+    assert "--task must be one of pictures, videos, text, got 'songs'" in capsys.readouterr().err

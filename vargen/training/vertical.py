@@ -81,7 +81,7 @@ class VerticalTask(DrafterTask):
         self.transformer = teacher.transformer
         last, layer = teacher.num_layers, config.feature_layer
         layer = default_feature_layer(last) if layer is None else layer
-        check(1 <= layer <= last, "feature_layer", layer, f"must lie between 1 and {last}, the model's layers")
+        check(1 <= layer < last, "feature_layer", layer, f"must be at least 1 and below {last}, the model's layers")
         branch: nn.Module = VerticalBranch.beside(self.transformer, layer, config.gate_size)
         if (folder := config.initial_weights) and not config.goes_on:
             check_component_folder(folder, VerticalBranch)

@@ -37,8 +37,8 @@ COPIED_SIZES = (
 
 
 def default_feature_layer(num_layers: int) -> int:
-    """The layer that a branch leaves: five eighths up, but not the last one of several."""
-    return min(max(5 * num_layers // 8, 1), max(num_layers - 1, 1))
+    """The layer that a branch leaves: five eighths up."""
+    return max(5 * num_layers // 8, 1)
 
 
 class VerticalBranch(ModelMixin, ConfigMixin):
@@ -80,8 +80,10 @@ class VerticalBranch(ModelMixin, ConfigMixin):
         for name in ("vocab_size", "grid_size", "gate_size", "num_key_value_heads", "intermediate_size"):
             if self.config[name] <= 0:
                 raise ValueError(f"{name} must be positive, got {self.config[name]}.")
-        if not 1 <= feature_layer <= num_layers:
-            raise ValueError(f"feature_layer must lie between 1 and num_layers ({num_layers}), got {feature_layer}.")
+        if not 1 <= feature_layer < num_layers:
+            raise ValueError(
+                f"feature_layer must be at least 1 and below num_layers ({num_layers}), got {feature_layer}."
+            )
         self.head_dim = dim // num_attention_heads
         self.block = LlamaGenBlock(
             dim, num_attention_heads, num_key_value_heads, intermediate_size, norm_eps, 0.0, 0.0, layer_index=0
@@ -95,6 +97,7 @@ class VerticalBranch(ModelMixin, ConfigMixin):
             [(self.block.norm1, self.block.attn, self.block.norm2, self.block.ff)],
             Geometry(num_attention_heads, num_key_value_heads, self.head_dim, intermediate_size, norm_eps),
         )
+        self._joined: tuple[Tensor, nn.Parameter] | None = None
         self.apply(initialise)
 
     @classmethod
@@ -110,9 +113,8 @@ class VerticalBranch(ModelMixin, ConfigMixin):
         layer = default_feature_layer(config.num_layers) if feature_layer is None else feature_layer
         sizes = {name: config[name] for name in COPIED_SIZES}
         branch = cls(**sizes, num_layers=config.num_layers, feature_layer=layer, gate_size=gate_size)
-        blocks = transformer.transformer_blocks
         with torch.no_grad():
-            branch.block.load_state_dict(blocks[min(layer, len(blocks) - 1)].state_dict())
+            branch.block.load_state_dict(transformer.transformer_blocks[layer].state_dict())
             branch.norm_out.load_state_dict(transformer.norm_out.state_dict())
             branch.to_head.weight.copy_(torch.eye(config.dim))
             branch.gate[2].weight.zero_()
@@ -151,6 +153,15 @@ class VerticalBranch(ModelMixin, ConfigMixin):
     def logits(self, states: Tensor, lm_head: nn.Linear) -> Tensor:
         """`[..., V]` float32 of what `forward` gave, by the model's own output head."""
         return lm_head(self.to_head(states)).float()
+
+    @torch.no_grad()
+    def output_head(self, lm_head: nn.Linear) -> nn.Parameter:
+        """`[V, dim]`, `to_head` and the model's own output head as one matrix; made once for each precision."""
+        known = self._joined
+        if known is None or known[0] is not lm_head.weight or known[1].dtype != self.dtype:
+            joined = (lm_head.weight.float() @ self.to_head.weight.float()).to(lm_head.weight)
+            known = self._joined = (lm_head.weight, nn.Parameter(joined, requires_grad=False))
+        return known[1]
 
     def weight_of_left(self, left: Tensor, above: Tensor) -> Tensor:
         """`[..., 1]` float32 in (0, 1): how much of the mixture is the model's own logits.

@@ -406,7 +406,7 @@ class PlacedRun(DecodeRun):
         if number not in self._plans:
             placed = self.order.tokens_of(number)
             moved = {name: tensor.to(self.target.device) for name, tensor in vars(placed).items()}
-            self._plans[number] = PlacedTokens(**moved)
+            self._plans[number] = type(placed)(**moved)
         return self._plans[number]
 
     @torch.no_grad()

@@ -11,11 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.models.transformer_layers import (
-    Attention,
-    condition_attention_mask,
-    scaled_dot_product_attention,
-)
+from vargen.models.transformer_layers import Attention, condition_attention_mask
+from vargen.training.cpu_attention import additive_mask, attention_in_chunks
 from vargen.training.teachers import forced_inputs
 
 
@@ -38,8 +35,7 @@ def training_mask(condition_mask: Tensor, num_image_tokens: int, dtype: torch.dt
     mask = condition_attention_mask(condition_mask, num_image_tokens)
     if mask.device.type != "cpu" or not torch.is_grad_enabled():
         return mask
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else dtype
-    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
+    return additive_mask(mask, dtype)
 
 
 def training_inputs(
@@ -100,38 +96,6 @@ def training_forward(
         fp32 `[B, N, vocab_size]`: entry i predicts image token i.
     """
     return training_run(transformer, *training_inputs(transformer, condition_embeds, condition_mask, input_ids))[0]
-
-
-def attention_in_chunks(
-    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, chunk_size: int = 96
-) -> Tensor:
-    """Attention for training on a CPU: explicit products over chunks of queries, each with the keys up to its end.
-
-    The CPU kernel behind `scaled_dot_product_attention` is fast forward, but its backward takes most of a training
-    step; plain matrix products are faster for both together. Without gradients, where the mask is not additive, this is
-    PyTorch's attention.
-
-    Args:
-        query: `[B, H, n, D]`; key, value: `[B, H_kv, n, D]`.
-        attention_mask: additive mask broadcastable to `[B, 1, n, n]`, minus infinity above the diagonal at least.
-        chunk_size: queries per chunk.
-
-    Returns:
-        `[B, H, n, D]`.
-    """
-    if attention_mask is None or not attention_mask.is_floating_point():
-        return scaled_dot_product_attention(query, key, value, attention_mask)
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    query = query * query.shape[-1] ** -0.5
-    num_tokens = query.shape[2]
-    chunks = []
-    for begin in range(0, num_tokens, chunk_size):
-        end = min(begin + chunk_size, num_tokens)
-        scores = query[:, :, begin:end] @ key[:, :, :end].mT  # [B, H, c, end]
-        chunks.append(scores.add_(attention_mask[:, :, begin:end, :end]).softmax(dim=-1) @ value[:, :, :end])
-    return torch.cat(chunks, dim=2)
 
 
 def project_by_halves(attention: Attention, hidden_states: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:

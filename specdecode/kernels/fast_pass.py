@@ -36,8 +36,8 @@ class FastPass:
     """The kernels' view of one network.
 
     Args:
-        network: Has `token_embedding` and `rotary_rows`; may have `norm_out` (a norm at the end) and `fc` (maps an
-            embedding and a feature to one input).
+        network: Has `rotary_rows`; may have `token_embedding` (else it is fed hidden states), `norm_out` (a norm at the
+            end) and `fc` (maps an embedding and a feature to one input).
         layers: For each layer the norm before attention (or None), attention, the next norm, and the feed-forward.
             Attention has `to_qkv`, `to_out`, `project` and `attend`, the feed-forward `gate_up_proj` and `down_proj`.
         geometry: Sizes.
@@ -50,6 +50,7 @@ class FastPass:
         self._checked: tuple[nn.Module | None] | None = None  # with which head
         # Parameters as `check` found them. Writing into one has effect at once, replacing one at the next prompt.
         self._of_layers: list[LayerWeights] = []
+        self._embedding: nn.Module | None = None
         self._join: nn.Linear | None = None
         self._norm_out: nn.Module | None = None
 
@@ -61,7 +62,8 @@ class FastPass:
         """
         network, linears, modules = self._network, [], []
         self._join, self._norm_out = getattr(network, "fc", None), getattr(network, "norm_out", None)
-        usable = type(network.token_embedding) is nn.Embedding
+        self._embedding = getattr(network, "token_embedding", None)
+        usable = self._embedding is None or type(self._embedding) is nn.Embedding
         usable &= self._join is None or type(self._join) is nn.Linear
         for functions, (norm, attention, norm2, feed_forward) in zip(self._functions, self._layers, strict=True):
             linears += [attention.to_qkv, attention.to_out, feed_forward.gate_up_proj, feed_forward.down_proj]
@@ -71,7 +73,7 @@ class FastPass:
         usable &= {type(linear) for linear in linears} in ({nn.Linear}, {Int8Linear}, {Int4Linear})
         usable &= len({getattr(linear, "dynamic", False) for linear in linears}) == 1
         usable = usable and all(linear.bias is None for linear in linears)
-        modules += [network.token_embedding, self._join, self._norm_out, head, *linears]
+        modules += [self._embedding, self._join, self._norm_out, head, *linears]
         self._checked = (head,)
         self._usable = usable and untouched(module for module in modules if module is not None)
         if self._usable:
@@ -122,7 +124,7 @@ class FastPass:
             self._of_layers,
             self.geometry,
             network.rotary_rows.table(kv_cache.device),
-            _own(network.token_embedding),
+            None if self._embedding is None else _own(self._embedding),
             None if self._join is None else _own(self._join),
             None if self._join is None else self._join.bias,
             None if self._norm_out is None else _own(self._norm_out),

@@ -22,6 +22,13 @@ OWN_RECIPES = {
         "DrafterTrainingConfig",
         "train_drafter",
     ),
+    "vertical": Recipe(
+        65,
+        "a vertical branch, with which a LlamaGen draws in diagonals",
+        "vargen.training.vertical",
+        "VerticalTrainingConfig",
+        "train_vertical",
+    ),
     "video-drafter": Recipe(
         90,
         "a one-layer drafter for a Video-LLM: EAGLE, MSD, ViSpec, Sparrow or FLASH",
@@ -69,7 +76,7 @@ def load_trainer(recipe: Recipe) -> tuple[type[Any], Callable[..., object]]:
     return getattr(module, recipe.config), getattr(module, recipe.train)
 
 
-def _train_drafter(train: Callable[..., object], config: Any) -> object:
+def _learn_from_pictures(train: Callable[..., object], config: Any) -> object:
     """Give the trainer prompts and pictures of the world, for a config that names no files."""
     world = find_world()
     if world is None and not config.prompts_file:
@@ -94,7 +101,11 @@ def _train_video_drafter(train: Callable[..., object], config: Any) -> object:
     return train(config, rendered_questions(config, source, seeds))
 
 
-_DATA = {"drafter": _train_drafter, "video-drafter": _train_video_drafter}
+_DATA = {
+    "drafter": _learn_from_pictures,
+    "vertical": _learn_from_pictures,
+    "video-drafter": _train_video_drafter,
+}
 """How data reaches the recipes that take it from outside."""
 
 

@@ -20,6 +20,7 @@ from vargen.base.errors import UserError, did_you_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdecode.diagonals import VerticalHead
     from specdecode.draft_size import DraftSize, DraftSizer
     from specdecode.drafters.draft_model import DraftModel
     from specdecode.drafters.eagle import DraftHead
@@ -174,6 +175,9 @@ class Components(Protocol):
 
     def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
         """A draft model of the same tokens, fed with the same prompts: that in a folder, or (None) the model's own."""
+
+    def load_vertical_head(self, folder: str | None) -> VerticalHead:
+        """The vertical branch in a folder, beside the target; None: the model has none of its own."""
 
     def codebook(self) -> Tensor:
         """Unit vectors [V, d] of the tokens; tokens whose vectors are close look alike."""

@@ -17,6 +17,7 @@ from vargen.base.resources import configs_folder
 from vargen.methods.autoregressive import AutoregressiveConfig
 from vargen.methods.base import TASKS, ImageMethodConfig, MethodConfig, Task, configure
 from vargen.methods.coolsd import CoolSDConfig
+from vargen.methods.diagonal import DiagonalConfig
 from vargen.methods.draft_model import DraftModelConfig
 from vargen.methods.eagle import EagleConfig
 from vargen.methods.gsd import GroupedConfig
@@ -53,6 +54,7 @@ METHODS: tuple[type[MethodConfig], ...] = (
     ZipARConfig,
     PJDConfig,
     RowSkippingConfig,
+    DiagonalConfig,
     # for videos
     PlainConfig,
     SpeculativeConfig,

@@ -26,13 +26,9 @@ class GridMethodConfig(ImageMethodConfig):
 
     A token is drawn before all tokens above it are known, which no verifier can repair: the number of objects suffers
     first.
-
-    Attributes:
-        opening_setting: which setting says how many tokens the row above has when a row opens.
     """
 
     exact: ClassVar[bool] = False
-    opening_setting: ClassVar[str]
 
     def _flag(self, field: str) -> None:
         """Refuse a field that is neither true nor false."""
@@ -50,6 +46,17 @@ class GridMethodConfig(ImageMethodConfig):
         their places."""
         return 2 * math.isqrt(num_tokens)
 
+
+@dataclass(frozen=True)
+class RowMethodConfig(GridMethodConfig):
+    """Settings of a method in which a row opens once the row above has some tokens.
+
+    Attributes:
+        opening_setting: which setting says how many.
+    """
+
+    opening_setting: ClassVar[str]
+
     @abstractmethod
     def _order(self, lines: Lines) -> Order:
         """In what order tokens are drawn in a grid with these rows."""
@@ -66,7 +73,7 @@ class GridMethodConfig(ImageMethodConfig):
 
 
 @dataclass(frozen=True)
-class GuessingRowsConfig(GridMethodConfig):
+class GuessingRowsConfig(RowMethodConfig):
     """Settings of a method whose rows have guesses.
 
     Args:

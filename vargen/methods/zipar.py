@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.methods.base import Suggestions
-from vargen.methods.grid import GridMethodConfig
+from vargen.methods.grid import RowMethodConfig
 
 if TYPE_CHECKING:
     from specdecode.places import Lines, Order
 
 
 @dataclass(frozen=True)
-class ZipARConfig(GridMethodConfig):
+class ZipARConfig(RowMethodConfig):
     """A row of the grid begins as soon as the row above has some tokens; every open row adds one token a pass (ZipAR).
 
     A picture takes `columns + (rows - 1) * window` forward passes, with an adaptive start more.

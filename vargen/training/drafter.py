@@ -13,29 +13,23 @@ of a tree by drafting there (`unrolled.py`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vargen.base.errors import UserError
-from vargen.base.prompts import gather_prompts
 from vargen.drafters.eagle_head import EagleHead
-from vargen.models.description import open_model
-from vargen.models.model_folder import check_component_folder, weights_fingerprint
-from vargen.models.options import OWN_QUANTIZATION, ModelOptions
+from vargen.models.model_folder import check_component_folder
 from vargen.models.transformer_layers import CONDITION_POSITION
-from vargen.pipelines.loading import load_pipeline
-from vargen.training.config import DrafterRunConfig, check, check_fraction, check_not_negative, check_positive
+from vargen.training.config import check, check_fraction, check_not_negative, check_positive
 from vargen.training.drafter_task import DrafterTask
-from vargen.training.generated import generate_codes
 from vargen.training.initial_weights import fill
+from vargen.training.pictures import Lessons, PictureRunConfig, StoredPictures, gather_lessons
 from vargen.training.run import RunResult, autocast, prepare, train
-from vargen.training.teachers import Teacher, teacher_of
 from vargen.training.unrolled import guesses_by_level
 
 _MEASURED_LEVELS = 4
@@ -43,19 +37,10 @@ _ENDS = ("", *(f"_{level}" for level in range(2, _MEASURED_LEVELS + 1)))
 
 
 @dataclass
-class DrafterTrainingConfig(DrafterRunConfig):
-    """Settings of `vargen train drafter`, beside those of every drafter's run.
+class DrafterTrainingConfig(PictureRunConfig):
+    """Settings of `vargen train drafter`, beside those of every run that learns from a picture model.
 
     Args:
-        dtype: precision of the target: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU, float32 on a CPU.
-        quantization: of the target, by a library, as `vargen generate` takes it; null for none.
-        prompts_file: file of prompts to draw, as `vargen generate` reads them; empty for captions of rendered scenes,
-            which only models trained on scenes draw.
-        images: pictures that the target makes to learn from; with a file of prompts, at most this many of them.
-        codes: folder of a store that `vargen train data` wrote with the model's own tokenizer; its pictures are learned
-            from as well, and are rendered instead of drawn. Empty for none.
-        stored_images: the most pictures read from the store.
-        initial_weights: folder of a head of the same shape from which a new run starts; empty starts from new weights.
         intermediate_size: width of the head's feed-forward layer; null for the target's.
         guided_loss_weight: weight of the soft cross-entropy of the guided distributions.
         overlap_loss_weight: weight of their total variation, 1 minus the overlap.
@@ -68,13 +53,6 @@ class DrafterTrainingConfig(DrafterRunConfig):
         level_decay: factor by which each level counts less than the one above it.
     """
 
-    dtype: str = "float32"
-    quantization: str | None = None
-    prompts_file: str = ""
-    images: int = 2048
-    codes: str = ""
-    stored_images: int = 20_000
-    initial_weights: str = ""
     intermediate_size: int | None = None
     guided_loss_weight: float = 0.5
     overlap_loss_weight: float = 1.0
@@ -86,12 +64,7 @@ class DrafterTrainingConfig(DrafterRunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "images", "stored_images", "levels")
-        is_own = self.quantization in OWN_QUANTIZATION
-        remedy = "is for drawing; leave it out: a head trained without it drafts for the quantized model as well"
-        check(not is_own, "quantization", self.quantization, remedy)
-        remedy = f"must exceed evaluation_size ({self.evaluation_size}), whose pictures are kept apart"
-        check(self.images > self.evaluation_size, "images", self.images, remedy)
+        check_positive(self, "levels")
         weights = ("token_loss_weight", "guided_loss_weight", "overlap_loss_weight", "feature_loss_weight")
         check_not_negative(self, *weights)
         check(any(getattr(self, name) for name in weights), weights[-1], 0, "leaves no loss at all; raise a weight")
@@ -126,9 +99,7 @@ class PictureDrafterTask(DrafterTask):
 
     Args:
         config: of the run.
-        teacher: the target.
-        prompts, codes [M, N]: pictures that the target drew; the first `evaluation_size` are kept apart.
-        stored_prompts, stored_codes [K, N]: others to learn from.
+        lessons: the target and pictures.
 
     Raises:
         UserError: layers that the target does not have, or initial weights of another shape.
@@ -136,16 +107,9 @@ class PictureDrafterTask(DrafterTask):
 
     not_muon = "token_"
 
-    def __init__(
-        self,
-        config: DrafterTrainingConfig,
-        teacher: Teacher,
-        prompts: list[str],
-        codes: Tensor,
-        stored_prompts: Sequence[str] = (),
-        stored_codes: Tensor | None = None,
-    ) -> None:
-        self.config, self.teacher = config, teacher
+    def __init__(self, config: DrafterTrainingConfig, lessons: Lessons) -> None:
+        self.config, self.lessons, self.teacher = config, lessons, lessons.teacher
+        teacher = self.teacher
         last = teacher.num_layers
         layers = default_feature_layers(last) if config.feature_layers is None else config.feature_layers
         check(layers[-1] == last, "feature_layers", layers, f"must end with the target's last layer, which is {last}")
@@ -154,12 +118,7 @@ class PictureDrafterTask(DrafterTask):
             check_component_folder(folder, EagleHead)
             saved: nn.Module = EagleHead.from_pretrained(folder)
             fill(drafter, saved.state_dict(), f"drafter in {folder!r}", "the target and intermediate_size say")
-        super().__init__(config, drafter.to(codes.device))
-        size = config.evaluation_size
-        self.prompts, self.codes = [*prompts[size:], *stored_prompts], codes[size:]
-        if stored_codes is not None:
-            self.codes = torch.cat((self.codes, stored_codes.to(codes)))
-        self.heldout_prompts, self.heldout_codes = prompts[:size], codes[:size]
+        super().__init__(config, drafter.to(lessons.codes.device))
 
     def _states(self, prompts: list[str], codes: Tensor) -> tuple[Tensor, Tensor, int]:
         """See `LlamaGenTeacher.features`; the final states are the last `dim` channels."""
@@ -181,9 +140,8 @@ class PictureDrafterTask(DrafterTask):
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
         generator = self.generator(step)
-        rows = torch.randint(len(self.codes), (config.batch_size,), generator=generator)
-        codes = self.codes[rows.to(self.device)]
-        states, mask, length = self._states([self.prompts[row] for row in rows.tolist()], codes)
+        prompts, codes = self.lessons.draw(config.batch_size, generator)
+        states, mask, length = self._states(prompts, codes)
         features = self.drafter.fused(states)
         features = self.noised(features, codes.shape[1], generator)
         guesses = self._guesses(features, mask, length, codes, config.levels)
@@ -228,11 +186,9 @@ class PictureDrafterTask(DrafterTask):
         def add(name: str, values: Tensor) -> None:
             sums[name] = sums.get(name, 0.0) + values.double().sum().item()
 
-        size = self.config.batch_size
-        for start in range(0, len(self.heldout_codes), size):
-            codes = self.heldout_codes[start : start + size]
+        for prompts, codes in self.lessons.heldout(self.config.batch_size):
             with autocast(self.config):
-                states, mask, length = self._states(self.heldout_prompts[start : start + size], codes)
+                states, mask, length = self._states(prompts, codes)
                 features = self.drafter.fused(states)
                 truth = self.teacher.guided(self.teacher.logits(states[:, length:, -features.shape[2] :])).softmax(-1)
                 # The codes were drawn from the truth. So the chance that a drawn chain is accepted down to level k is,
@@ -286,19 +242,10 @@ def _figures(sums: dict[str, float]) -> dict[str, float]:
     return figures
 
 
-class Pictures(Protocol):
-    """A reader of stored pictures."""
-
-    def __call__(self, folder: str, count: int, vqvae: Any) -> tuple[list[str], Tensor]:
-        """Prompts and codes [K, N] of at most `count` pictures of a store, made with this tokenizer. Raises UserError
-        for no such store, or one of another tokenizer."""
-        ...
-
-
 def train_drafter(
     config: DrafterTrainingConfig,
     sample_prompts: Callable[[int, int], list[str]],
-    stored_pictures: Pictures | None = None,
+    stored_pictures: StoredPictures | None = None,
 ) -> RunResult:
     """Make pictures with the target, then train an EAGLE head on them.
 
@@ -309,44 +256,5 @@ def train_drafter(
     Raises:
         UserError: for a field, model folder or checkpoint that does not fit.
     """
-    device = prepare(config)
-    options = ModelOptions(
-        config.model or None, config.revision or None, config.device, config.dtype, quantization=config.quantization
-    )
-    model = open_model(options)
-    pipeline, _, _ = load_pipeline(model, options)
-    if config.prompts_file:
-        prompts = gather_prompts((), config.prompts_file)[: config.images]
-    elif model.draws_scenes:
-        prompts = sample_prompts(config.seed, config.images)
-    else:
-        raise UserError(
-            f"prompts_file must name a file: a model of the family {model.family} does not draw rendered scenes, which "
-            f"the default prompts describe"
-        )
-    check(
-        len(prompts) > config.evaluation_size,
-        "prompts_file",
-        config.prompts_file,
-        f"must hold more than evaluation_size ({config.evaluation_size}) prompts",
-    )
-    teacher = teacher_of(pipeline)  # refuses a model that cannot teach, before pictures are made
-    # In LlamaGen's folder only the transformer teaches; another drafter beside it changes nothing.
-    fingerprint = weights_fingerprint(model.folder / "transformer" if model.family == "llamagen" else model.folder)
-    # A model's default guidance is not among its weights, but decides its pictures and features.
-    sampling = model.sampling(guidance_scale=None, temperature=None, top_k=None, top_p=None)
-    codes = generate_codes(
-        pipeline,
-        prompts,
-        Path(config.output) / "generated",
-        settings={"weights": fingerprint, "prompts_file": config.prompts_file, **options.identity, **sampling},
-        seed=config.seed,
-        batch_size=config.generation_batch_size,
-    ).to(device)
-    stored: tuple[Sequence[str], Tensor | None] = ((), None)
-    if config.codes:
-        if not model.draws_scenes or stored_pictures is None:
-            raise UserError("codes: a store holds rendered scenes, which this model does not draw; leave it out")
-        stored = stored_pictures(config.codes, config.stored_images, pipeline.vqvae)
-    task = PictureDrafterTask(config, teacher, prompts, codes, *stored)
-    return train(config, task, {"target": fingerprint, **options.identity, **sampling})
+    lessons = gather_lessons(config, prepare(config), sample_prompts, stored_pictures)
+    return train(config, PictureDrafterTask(config, lessons), lessons.identity)

@@ -180,14 +180,36 @@ def target_features(
     Returns:
         [B, T + N - 1, F], F = dim for each layer.
     """
+    mask = condition_attention_mask(condition_mask, codes.shape[1] - 1)
+    return masked_features(transformer, condition_embeds, mask, codes, feature_layers)
+
+
+@torch.no_grad()
+def masked_features(
+    transformer: LlamaGenTransformer,
+    condition_embeds: Tensor,
+    attention_mask: Tensor,
+    codes: Tensor,
+    feature_layers: Sequence[int] = (),
+) -> Tensor:
+    """As `target_features`, where tokens see each other by a mask [B, 1, T + N - 1, T + N - 1] bool."""
     embeds, positions = forced_inputs(transformer, condition_embeds, codes)
     return transformer(
         inputs_embeds=embeds,
         positions=positions,
-        attention_mask=condition_attention_mask(condition_mask, codes.shape[1] - 1),
+        attention_mask=attention_mask,
         logits_to_keep=1,
         feature_layers=feature_layers,
     ).features
+
+
+@torch.no_grad()
+def guided_condition(pipeline: LlamaGenPipeline, prompts: list[str]) -> tuple[Tensor, Tensor]:
+    """Condition tokens [2B, T, dim] of both halves of guidance, conditional half first, and their mask [2B, T] bool."""
+    embeds, mask = pipeline.encode_prompt(prompts)
+    condition = pipeline.transformer.embed_condition(caption_embeds=embeds)
+    null = pipeline.transformer.null_condition(len(prompts), condition.shape[1]).to(condition.dtype)
+    return torch.cat((condition, null)), torch.cat((mask, mask))
 
 
 @torch.no_grad()
@@ -195,9 +217,6 @@ def guided_features(
     pipeline: LlamaGenPipeline, prompts: list[str], codes: Tensor, feature_layers: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor, int]:
     """`target_features` of both halves of guidance, conditional half first; see `LlamaGenTeacher.features`."""
-    transformer = pipeline.transformer
-    embeds, mask = pipeline.encode_prompt(prompts)
-    condition = transformer.embed_condition(caption_embeds=embeds)
-    null = transformer.null_condition(len(prompts), condition.shape[1]).to(condition.dtype)
-    condition, mask = torch.cat((condition, null)), torch.cat((mask, mask))
-    return target_features(transformer, condition, mask, codes.repeat(2, 1), feature_layers), mask, condition.shape[1]
+    condition, mask = guided_condition(pipeline, prompts)
+    states = target_features(pipeline.transformer, condition, mask, codes.repeat(2, 1), feature_layers)
+    return states, mask, condition.shape[1]

@@ -26,6 +26,7 @@ from vargen.training.drafter import (
     train_drafter,
 )
 from vargen.training.generated import generate_codes
+from vargen.training.pictures import Lessons, gather_lessons
 from vargen.training.teachers import target_features, teacher_of
 
 
@@ -215,7 +216,8 @@ def test_a_drafter_has_the_rotary_rows_of_its_target(
 def build_task(config: DrafterTrainingConfig, pipeline: LlamaGenPipeline) -> PictureDrafterTask:
     prompts = scene_prompts(0, 12)
     codes = torch.randint(24, (12, 16), generator=torch.Generator().manual_seed(0))
-    return PictureDrafterTask(replace(config, evaluation_size=4, batch_size=4), teacher_of(pipeline), prompts, codes)
+    lessons = Lessons(teacher_of(pipeline), prompts[4:], codes[4:], prompts[:4], codes[:4], {})
+    return PictureDrafterTask(replace(config, evaluation_size=4, batch_size=4), lessons)
 
 
 def test_what_is_missed_is_one_minus_the_overlap() -> None:
@@ -230,7 +232,7 @@ def test_a_new_drafter_starts_from_the_last_state(
 ) -> None:
     """The other depths have no say before training, and have one afterwards."""
     task = build_task(replace(config, feature_layers=layers), tiny_pipeline)
-    states, _, _ = task._states(task.prompts[:2], task.codes[:2])
+    states, _, _ = task._states(list(task.lessons.prompts[:2]), task.lessons.codes[:2])
     assert states.shape[2] == 16 * (1 if layers else 2)  # of 2 layers of the tiny model: the first and the last
     torch.testing.assert_close(task.drafter.fused(states), states[..., -16:])
     loss, _ = task.loss(0, 0.0)
@@ -247,8 +249,8 @@ def test_the_accepted_length_is_what_chains_of_drawn_tokens_get(
     torch.manual_seed(1)
     guesses = [torch.randn(8, 15, 16) for _ in range(4)]
     monkeypatch.setattr(task, "_guesses", lambda *_: guesses)
-    codes = task.heldout_codes
-    states, _, length = task._states(task.heldout_prompts, codes)
+    ((prompts, codes),) = task.lessons.heldout(4)
+    states, _, length = task._states(prompts, codes)
     truth = task.teacher.guided(task.teacher.logits(states[:, length:, -16:])).softmax(-1)  # [4, 15, V]
     drafted = [task.teacher.guided(task.teacher.logits(guess)).softmax(-1) for guess in guesses]
     reach: dict[int, list[float]] = {level: [] for level in range(5)}
@@ -271,14 +273,20 @@ def test_the_accepted_length_is_what_chains_of_drawn_tokens_get(
     assert task.evaluate()["accepted_length"] == pytest.approx(4, rel=1e-4), "a perfect drafter"
 
 
-def test_pictures_of_a_store_are_learned_from_too(
-    config: DrafterTrainingConfig, tiny_pipeline: LlamaGenPipeline
-) -> None:
-    task = build_task(config, tiny_pipeline)
+def test_pictures_of_a_store_are_learned_from_too(config: DrafterTrainingConfig) -> None:
     prompts, codes = ["a red cube", "a cone"], torch.full((2, 16), 7)
-    more = PictureDrafterTask(task.config, task.teacher, task.prompts, task.codes, prompts, codes)
-    assert more.prompts[-2:] == prompts and torch.equal(more.codes[-2:], codes)
-    assert torch.equal(more.heldout_codes, task.codes[:4]), "what is kept apart are the target's own"
+
+    def stored(folder: str, count: int, vqvae: Any) -> tuple[list[str], torch.Tensor]:
+        assert (folder, count, vqvae.quantize.n_e) == ("store", 5, 24)
+        return prompts, codes
+
+    changed = replace(config, codes="store", stored_images=5)
+    without, lessons = (
+        gather_lessons(each, torch.device("cpu"), scene_prompts, stored) for each in (config, changed)
+    )
+    assert lessons.prompts[-2:] == prompts and torch.equal(lessons.codes[-2:], codes)
+    assert len(lessons.codes) == len(lessons.prompts) == 24 - 8 + 2
+    assert torch.equal(lessons.heldout_codes, without.heldout_codes), "what is kept apart are the target's own"
 
 
 def test_layers_that_are_not_there_are_refused(config: DrafterTrainingConfig, tiny_pipeline: LlamaGenPipeline) -> None:

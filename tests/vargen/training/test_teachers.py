@@ -17,6 +17,7 @@ from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.janus import JanusPipeline
 from vargen.training.drafter import DrafterTrainingConfig, PictureDrafterTask
+from vargen.training.pictures import Lessons
 from vargen.training.teachers import TransformersTeacher, teacher_of
 
 
@@ -74,7 +75,9 @@ def test_a_teacher_says_what_decoding_sees(pipeline: Any, layers: tuple[int, ...
 def test_a_drafter_learns_numbers_and_changes_no_picture(pipeline: Any, tmp_path: Path) -> None:
     plain = draw(pipeline)
     config = DrafterTrainingConfig(str(tmp_path), images=3, evaluation_size=1, batch_size=2, autocast=False)
-    task = PictureDrafterTask(config, teacher_of(pipeline), janus_models.PROMPTS, plain.tokens)
+    prompts, tokens = janus_models.PROMPTS, plain.tokens
+    lessons = Lessons(teacher_of(pipeline), prompts[1:], tokens[1:], prompts[:1], tokens[:1], {})
+    task = PictureDrafterTask(config, lessons)
     loss, _ = task.loss(0, 0.0)
     loss.backward()
     assert loss.isfinite() and all(each.grad.isfinite().all() for each in task.drafter.parameters())

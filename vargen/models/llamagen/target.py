@@ -238,6 +238,7 @@ class LlamaGenTarget:
             cache,
             self.transformer.lm_head,
             guidance_scale=self.guidance_scale if self.is_guided else None,
+            kept_layers=self.feature_layers,
         )
         if fast is not None:
             features, logits = fast
@@ -251,6 +252,7 @@ class LlamaGenTarget:
             kv_cache=cache,
             slots=slots,
             kv_length=kv_length,
+            feature_layers=self.feature_layers,
         )
         return self._split(self.guided(output.logits), output.features)
 

@@ -16,6 +16,7 @@ import torch
 from diffusers import ModelMixin
 from torch import Tensor
 
+from specdecode.diagonals import VerticalHead
 from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.eagle import DraftHead
@@ -128,6 +129,10 @@ class ModelComponents(ABC):
     def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
         """Refuse: there is none."""
         raise self._nothing("draft model")
+
+    def load_vertical_head(self, folder: str | None) -> VerticalHead:
+        """Refuse: no family but LlamaGen has such branches."""
+        raise self._nothing("vertical branch")
 
     def codebook(self) -> Tensor:
         """Refuse: there is none."""

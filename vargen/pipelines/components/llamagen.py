@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 
+from specdecode.diagonals import VerticalHead
 from specdecode.drafters.draft_model import MOST_WAITING, DraftModel
 from specdecode.drafters.eagle import DraftHead
 from specdecode.places import Lines
@@ -24,6 +25,8 @@ from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.methods.base import LoadedDrafter, MethodConfig
 from vargen.models.llamagen.target import LlamaGenTarget, cache_length, cache_sizes
 from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.models.llamagen.vertical_branch import VerticalBranch
+from vargen.models.llamagen.vertical_head import LlamaGenVerticalHead
 from vargen.models.llamagen.vq import unit_codebook
 from vargen.models.offloading import move_offloaded
 from vargen.pipelines.components.base import ONLY, ModelComponents, Place, draft_passes
@@ -139,6 +142,16 @@ class LlamaGenComponents(ModelComponents):
         target = self._new_target(transformer, "draft model", MOST_WAITING + 2)
         kind = f"transformer-{transformer.config.num_layers}-{transformer.config.dim}"
         return LoadedDrafter(target, kind, draft_passes(lambda: target))
+
+    def load_vertical_head(self, folder: str | None) -> VerticalHead:
+        """The vertical branch in a folder."""
+        if folder is None:
+            raise UserError(
+                "branch must name the folder of a vertical branch, which this model came without: train one with "
+                "`vargen train vertical`, and give --method_options.branch runs/vertical/export"
+            )
+        branch = self._loaded(folder, folder, VerticalBranch, self.transformer.dtype)
+        return LlamaGenVerticalHead(branch, self.target, None if self.joins else self.reuse.memory.caches)
 
     def codebook(self) -> Tensor:
         """Unit vectors [V, d] of the codes, on the transformer's device."""

@@ -1,0 +1,39 @@
+"""Diagonals of the picture's grid, with a vertical branch that was trained for it: another model, not a mere method.
+
+Source: FlashAR, arXiv 2605.09430, after NAR, arXiv 2503.10696. The order of places is `specdecode.diagonals`, the
+branch of a LlamaGen `vargen.models.llamagen.vertical_branch`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vargen.methods.base import Components, Method
+from vargen.methods.grid import GridMethodConfig
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class DiagonalConfig(GridMethodConfig):
+    """All tokens of an anti-diagonal in one pass, by the model and a vertical branch that was trained beside it.
+
+    A picture takes `rows + columns - 1` forward passes, whatever is drawn.
+
+    Args:
+        branch: folder of the branch, which `vargen train vertical` writes.
+    """
+
+    name: ClassVar[str] = "diagonal"
+    summary: ClassVar[str] = "anti-diagonals of the grid, a whole one in a pass; needs a trained vertical branch"
+    weights: ClassVar[tuple[str, ...]] = ("branch",)
+
+    branch: str | None = None
+
+    def _players(self, components: Components) -> Method:
+        from specdecode.diagonals import Diagonals
+
+        lines = components.grid_lines()
+        return Method(order=Diagonals(lines, components.load_vertical_head(self.branch)))

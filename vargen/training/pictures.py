@@ -1,0 +1,156 @@
+"""Pictures that a network beside a finished picture model learns from: drawn by the model, or stored with captions.
+
+Belongs here: settings that say which model and which pictures, and gathering these. Does not belong here: what is
+learned (`drafter.py`, `vertical.py`), and keeping drawn pictures on disk (`generated.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vargen.base.errors import UserError
+from vargen.base.prompts import gather_prompts
+from vargen.models.description import open_model
+from vargen.models.model_folder import weights_fingerprint
+from vargen.models.options import OWN_QUANTIZATION, ModelOptions
+from vargen.pipelines.loading import load_pipeline
+from vargen.training.config import DrafterRunConfig, check, check_positive
+from vargen.training.generated import generate_codes
+from vargen.training.teachers import Teacher, teacher_of
+
+
+@dataclass
+class PictureRunConfig(DrafterRunConfig):
+    """Settings of every run that learns from a picture model, beside those of `DrafterRunConfig`.
+
+    Args:
+        dtype: precision of the model: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU, float32 on a CPU.
+        quantization: of the model, by a library, as `vargen generate` takes it; null for none.
+        prompts_file: file of prompts to draw, as `vargen generate` reads them; empty for captions of rendered scenes,
+            which only models trained on scenes draw.
+        images: pictures that the model makes to learn from; with a file of prompts, at most this many of them.
+        codes: folder of a store that `vargen train data` wrote with the model's own tokenizer; its pictures are learned
+            from as well, and are rendered instead of drawn. Empty for none.
+        stored_images: the most pictures read from the store.
+        initial_weights: folder of a network of the same shape from which a new run starts; empty starts from new
+            weights.
+    """
+
+    dtype: str = "float32"
+    quantization: str | None = None
+    prompts_file: str = ""
+    images: int = 2048
+    codes: str = ""
+    stored_images: int = 20_000
+    initial_weights: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "images", "stored_images")
+        is_own = self.quantization in OWN_QUANTIZATION
+        remedy = "is for drawing; leave it out: what is trained without it fits the quantized model as well"
+        check(not is_own, "quantization", self.quantization, remedy)
+        remedy = f"must exceed evaluation_size ({self.evaluation_size}), whose pictures are kept apart"
+        check(self.images > self.evaluation_size, "images", self.images, remedy)
+
+
+class StoredPictures(Protocol):
+    """A reader of stored pictures."""
+
+    def __call__(self, folder: str, count: int, vqvae: Any) -> tuple[list[str], Tensor]:
+        """Prompts and codes [K, N] of at most `count` pictures of a store, made with this tokenizer. Raises UserError
+        for no such store, or one of another tokenizer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """A model with pictures to learn from, and others to be judged by.
+
+    Attributes:
+        teacher: the model.
+        prompts, codes: of K pictures, codes int64 [K, N].
+        heldout_prompts, heldout_codes: of `evaluation_size` others, which the model drew.
+        identity: what a checkpoint must share with the run that resumes it.
+    """
+
+    teacher: Teacher
+    prompts: Sequence[str]
+    codes: Tensor
+    heldout_prompts: Sequence[str]
+    heldout_codes: Tensor
+    identity: dict[str, Any]
+
+    def draw(self, count: int, generator: torch.Generator) -> tuple[list[str], Tensor]:
+        """Prompts and codes [count, N] of pictures to learn from, with replacement."""
+        rows = torch.randint(len(self.codes), (count,), generator=generator)
+        return [self.prompts[row] for row in rows.tolist()], self.codes[rows.to(self.codes.device)]
+
+    def heldout(self, size: int) -> Iterator[tuple[list[str], Tensor]]:
+        """The pictures to be judged by, in batches of at most `size`."""
+        for start in range(0, len(self.heldout_codes), size):
+            rows = slice(start, start + size)
+            yield list(self.heldout_prompts[rows]), self.heldout_codes[rows]
+
+
+def gather_lessons(
+    config: PictureRunConfig,
+    device: torch.device,
+    sample_prompts: Callable[[int, int], list[str]],
+    stored_pictures: StoredPictures | None,
+) -> Lessons:
+    """Load the model, and make or read its pictures.
+
+    Args:
+        device: where codes shall lie.
+        sample_prompts: gives prompts, by seed and count, if the config names no file of them.
+        stored_pictures: reads the store that the config names.
+
+    Raises:
+        UserError: for a field or a model folder that does not fit.
+    """
+    options = ModelOptions(
+        config.model or None, config.revision or None, config.device, config.dtype, quantization=config.quantization
+    )
+    model = open_model(options)
+    pipeline, _, _ = load_pipeline(model, options)
+    if config.prompts_file:
+        prompts = gather_prompts((), config.prompts_file)[: config.images]
+    elif model.draws_scenes:
+        prompts = sample_prompts(config.seed, config.images)
+    else:
+        raise UserError(
+            f"prompts_file must name a file: a model of the family {model.family} does not draw rendered scenes, which "
+            f"the default prompts describe"
+        )
+    size = config.evaluation_size
+    remedy = f"must hold more than evaluation_size ({size}) prompts"
+    check(len(prompts) > size, "prompts_file", config.prompts_file, remedy)
+    teacher = teacher_of(pipeline)  # refuses a model that cannot teach, before pictures are made
+    # In LlamaGen's folder only the transformer teaches; another drafter beside it changes nothing.
+    fingerprint = weights_fingerprint(model.folder / "transformer" if model.family == "llamagen" else model.folder)
+    # A model's default guidance is not among its weights, but decides its pictures and features.
+    sampling = model.sampling(guidance_scale=None, temperature=None, top_k=None, top_p=None)
+    codes = generate_codes(
+        pipeline,
+        prompts,
+        Path(config.output) / "generated",
+        settings={"weights": fingerprint, "prompts_file": config.prompts_file, **options.identity, **sampling},
+        seed=config.seed,
+        batch_size=config.generation_batch_size,
+    ).to(device)
+    heldout, heldout_codes = prompts[:size], codes[:size]
+    prompts, codes = prompts[size:], codes[size:]
+    if config.codes:
+        if not model.draws_scenes or stored_pictures is None:
+            raise UserError("codes: a store holds rendered scenes, which this model does not draw; leave it out")
+        captions, stored = stored_pictures(config.codes, config.stored_images, pipeline.vqvae)
+        prompts, codes = [*prompts, *captions], torch.cat((codes, stored.to(codes)))
+    identity = {"target": fingerprint, **options.identity, **sampling}
+    return Lessons(teacher, prompts, codes, heldout, heldout_codes, identity)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vargen.base.resources import find_model
     from vargen.models.llamagen.transformer import LlamaGenTransformer
+    from vargen.pipelines.auto import AutoPicturePipeline
     from vargen.pipelines.base import AutoregressivePipelineOutput
     from vargen.pipelines.emu3 import Emu3Pipeline
     from vargen.pipelines.glm_image import GlmImagePriorPipeline
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from vargen.pipelines.token_images import TokenImagePipeline
 
 __all__ = [
+    "AutoPicturePipeline",
     "AutoregressivePipelineOutput",
     "Emu3Pipeline",
     "GlmImagePriorPipeline",
@@ -32,6 +34,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "find_model": "vargen.base.resources",
+    "AutoPicturePipeline": "vargen.pipelines.auto",
     "Emu3Pipeline": "vargen.pipelines.emu3",
     "GlmImagePriorPipeline": "vargen.pipelines.glm_image",
     "JanusPipeline": "vargen.pipelines.janus",

@@ -48,6 +48,7 @@ _USED_LATER = {
 }
 """Bounds of numbers that libraries accept unchecked, and that make the first pass fail."""
 _WEIGHT_NAMES = ("diffusion_pytorch_model", "model")
+_TORCH_NAMES = ("diffusion_pytorch_model", "pytorch_model")
 _TIED_NAMES = ({"shared.weight", "encoder.embed_tokens.weight"},)
 """Several names of one tensor; a file needs only one of them (T5's token embedding)."""
 
@@ -228,8 +229,40 @@ def refuse_pickled(folder: str | os.PathLike[str], argument: str = "") -> None:
             )
 
 
+def has_torch_files(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder's only weights are files `*.bin` of torch that hold tensors and nothing else.
+
+    torch reads these with `weights_only=True`, which runs no code. The libraries that load them then do the same.
+
+    Raises:
+        UserError: its only weights are pickled, and torch does not read them so.
+    """
+    folder = Path(folder)
+    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+        return False
+    files = sorted(folder.glob("*.bin"))
+    for path in files:
+        _torch_shapes(path)
+    if not files:
+        refuse_pickled(folder)
+    return bool(files)
+
+
+def _torch_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors in a file of torch. Raises UserError for anything else in it."""
+    import torch
+
+    try:
+        tensors = torch.load(path, map_location="meta", weights_only=True)
+        return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    except Exception as error:  # a pickle can raise anything
+        raise UserError(
+            f"{path} holds pickled weights, which may run code when loaded; save them as safetensors"
+        ) from error
+
+
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a component, from its index if it is sharded; empty for a variant of other names."""
+    """The weight files of a component, from its index if it is sharded; empty for a variant of other names."""
     for name in _WEIGHT_NAMES:
         index = folder / f"{name}.safetensors.index.json"
         if index.is_file():
@@ -241,7 +274,8 @@ def _weight_files(folder: Path) -> list[Path]:
             return [folder / f"{name}.safetensors"]
     if any(folder.glob("*.safetensors")):
         return []  # a variant, which from_pretrained can read
-    refuse_pickled(folder)
+    if has_torch_files(folder):
+        return [path for path in (folder / f"{name}.bin" for name in _TORCH_NAMES) if path.is_file()]
     raise UserError(f"{folder / (_WEIGHT_NAMES[0] + '.safetensors')} is missing; copy or download the weights again")
 
 
@@ -260,7 +294,8 @@ def _check_component(folder: Path, model_class: type[torch.nn.Module]) -> None:
     files = _weight_files(folder)
     if not files:
         return
-    found = {name: shape for path in files for name, shape in read_tensor_shapes(path).items()}
+    read = {".bin": _torch_shapes}
+    found = {name: shape for path in files for name, shape in read.get(path.suffix, read_tensor_shapes)(path).items()}
     expected = _expected_shapes(model_class, config, folder)
     remedy = f"{folder / 'config.json'} and the weights beside it must come from the same model"
     for name, shape in expected.items():

@@ -9,16 +9,15 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import Tensor
 
-from specdecode.roles import DecodeState
+from specdecode.roles import DecodeState, Target
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base import bounds
 from vargen.base.errors import UserError
@@ -27,12 +26,16 @@ from vargen.methods.base import ImageMethodConfig
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 CALLBACK_TENSORS = ("tokens", "lengths", "decided")
 """The fields of `specdecode.roles.DecodeState` that `callback_on_step_end` can ask for."""
+CHANGEABLE_TENSORS = ("tokens",)
+"""Those of them that the dictionary which it returns may change."""
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 StepCallback = Callable[[Any, int, Tensor, dict[str, Tensor]], Any]
 
 _SHARED = {
     "prompt": "what to draw, one sentence or several.",
+    "negative_prompt": "what guidance leads away from: one for all prompts, or one for each. None or empty: the "
+    "model's own null prompt.",
     "height": "in pixels; may be given, but only as what the model makes.",
     "width": "likewise.",
     "guidance_scale": "classifier-free guidance; off at values <= 1, at half the cost.",
@@ -49,7 +52,9 @@ _SHARED = {
     "return_dict": "return an output object instead of a tuple.",
     "callback_on_step_end": "called as `callback(pipeline, step, lengths, tensors)` after every forward pass of the "
     "target. A step is such a pass, not a token; step 0 is the prefill, which gives the first token. `lengths` [B] has "
-    "the number of tokens of each picture. The callback must not change them; what it returns is ignored.",
+    "the number of tokens of each picture. A dictionary that it returns may change `tokens`. It may set "
+    "`pipeline._guidance_scale`, and `pipeline._interrupt = True`, which ends the call after this pass: tokens that "
+    "are not drawn yet are 0.",
     "callback_on_step_end_tensor_inputs": 'which of "tokens" (int64 [B, N], valid up to `lengths`) and "lengths" the '
     "callback gets in `tensors`. Reading their values makes a GPU wait.",
 }
@@ -96,8 +101,8 @@ class StepReport:
     """The callback that is called after every forward pass of the target, and the tensors it gets.
 
     Args:
-        callback: called as `callback(pipeline, step, lengths, tensors)`; None: there is none. It must not change them;
-            what it returns is ignored.
+        callback: called as `callback(pipeline, step, lengths, tensors)`; None: there is none. A dictionary that it
+            returns is obeyed, see `_obey`; anything else is ignored.
         tensor_inputs: which of `CALLBACK_TENSORS` it gets; a callback of diffusers' `PipelineCallback` names its own.
 
     Raises:
@@ -116,17 +121,85 @@ class StepReport:
 
     def send(
         self,
-        pipeline: DiffusionPipeline,
+        pipeline: Any,
         step: int,
         state: DecodeState,
+        target: Target,
         pictures: Sequence[int | None] | None = None,
     ) -> None:
-        """Call the callback; in a stream it also gets the number of the picture in each row, as "pictures"."""
-        if self.callback is not None:
-            tensors: dict[str, Any] = {name: getattr(state, name) for name in self.tensor_inputs}
-            if pictures is not None:
-                tensors["pictures"] = pictures
-            self.callback(pipeline, step, state.lengths, tensors)
+        """Call the callback, and do what it asks for.
+
+        Args:
+            pipeline: that draws; `_guidance_scale` and `_interrupt` are read from it.
+            step: number of the forward pass.
+            state: of every row.
+            target: whose guidance the callback may change.
+            pictures: in a stream, the number of the picture in each row, which the callback gets as "pictures".
+
+        Raises:
+            Interrupted: it asks for the end.
+            UserError: it changes what cannot be changed.
+        """
+        pipeline._num_timesteps = step + 1
+        if self.callback is None:
+            return
+        tensors: dict[str, Any] = {name: getattr(state, name) for name in self.tensor_inputs}
+        if pictures is not None:
+            tensors["pictures"] = pictures
+        scale = pipeline._guidance_scale
+        returned = self.callback(pipeline, step, state.lengths, dict(tensors))
+        if isinstance(returned, Mapping):
+            _obey(returned, tensors, state, target.vocab_size)
+        if pipeline._guidance_scale != scale:
+            bounds.check_sampling(None, None, None, pipeline._guidance_scale)
+            if not hasattr(target, "change_guidance"):
+                raise UserError("guidance_scale cannot be changed in a callback: nothing is guided here")
+            target.change_guidance(pipeline._guidance_scale)
+        if pipeline._interrupt:
+            raise Interrupted
+
+
+class Interrupted(Exception):
+    """A callback set `pipeline._interrupt`: no forward pass follows."""
+
+
+def _obey(returned: Mapping[str, Any], tensors: Mapping[str, Any], state: DecodeState, vocab_size: int) -> None:
+    """Write what a callback returns into the state.
+
+    The next pass reads the newest token of each picture, and pixels are made of all tokens. What the model made of
+    tokens that it was fed before stays as it was.
+
+    Args:
+        returned: by name.
+        tensors: what the callback was given.
+        state: of every row; its `tokens` may change.
+        vocab_size: tokens lie below it.
+
+    Raises:
+        UserError: a name that was not asked for, a tensor that cannot be changed, or tokens of another form.
+    """
+    for name, value in returned.items():
+        if name not in tensors:
+            raise UserError(
+                f"callback_on_step_end returned {name!r}, which is not among callback_on_step_end_tensor_inputs "
+                f"{[*tensors]}"
+            )
+        if name not in CHANGEABLE_TENSORS:
+            if value is not tensors[name]:
+                raise UserError(
+                    f"callback_on_step_end must return {name!r} as it was: only {', '.join(CHANGEABLE_TENSORS)} may "
+                    f"change"
+                )
+            continue
+        old = state.tokens
+        if not isinstance(value, Tensor) or value.shape != old.shape or value.dtype != old.dtype:
+            got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise UserError(f"callback_on_step_end must return {name!r} as int64 {list(old.shape)}, got {got}")
+        if int(value.min()) < 0 or int(value.max()) >= vocab_size:
+            raise UserError(f"callback_on_step_end must return {name!r} between 0 and {vocab_size - 1}")
+        if value is not old:
+            old.copy_(value)
+        state.newest = None  # it is looked up
 
 
 @dataclass(frozen=True)
@@ -174,6 +247,27 @@ def check_prompts(prompt: str | Sequence[str] | None) -> list[str]:
             which = "prompt" if isinstance(prompt, str) else f"prompt {index + 1}"
             raise UserError(f"{which} is empty; describe the picture in words")
     return prompts
+
+
+def negative_prompts(negative_prompt: str | Sequence[str] | None, num_prompts: int) -> list[str] | None:
+    """A negative prompt for each prompt; None: there is none, or all are empty, and guidance leads away from the
+    model's own null prompt. Raises UserError for another number of them, and for empty ones among others."""
+    if negative_prompt is None:
+        return None
+    each = [negative_prompt] * num_prompts if isinstance(negative_prompt, str) else list(negative_prompt)
+    if wrong := [text for text in each if not isinstance(text, str)]:
+        raise UserError(f"negative_prompt must be a string or a list of strings, got {type(wrong[0]).__name__}")
+    if len(each) != num_prompts:
+        raise UserError(
+            f"negative_prompt must be one for all prompts or one for each, {num_prompts} here; got {len(each)}"
+        )
+    return each if any(text.strip() for text in each) else None
+
+
+def check_all_or_none(negative: Sequence[str]) -> None:
+    """Refuse empty negative prompts among others, where an empty one stands for no words. Raises UserError."""
+    if not all(text.strip() for text in negative):
+        raise UserError("negative_prompt must be empty for all prompts or for none; draw them in two calls")
 
 
 def check_sampling(temperature: float, top_k: int, top_p: float, guidance_scale: float) -> SamplingConfig:

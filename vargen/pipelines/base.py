@@ -30,7 +30,7 @@ from specdecode.skipping import new_run
 from specdecode.trace import DecodeTrace
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
-from vargen.pipelines.arguments import CALLBACK_TENSORS, documented, refusals
+from vargen.pipelines.arguments import CALLBACK_TENSORS, Interrupted, documented, refusals
 from vargen.pipelines.compilation import CompilablePipeline, compile_time_apart
 from vargen.pipelines.components.base import ONLY
 from vargen.pipelines.quantization import QuantizablePipeline
@@ -76,11 +76,36 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline
     def __init__(self, *components: Any) -> None:
         super().__init__(*components)
         self.reuse = Reuse()
+        self._interrupt, self._num_timesteps, self._guidance_scale = False, 0, 1.0
 
     @property
     def _usual_num_tokens(self) -> int:
         """Tokens of a picture of the usual size."""
         raise NotImplementedError
+
+    def _begin(self, request: PictureRequest) -> None:
+        """Set what a callback may read and change."""
+        self._interrupt, self._num_timesteps, self._guidance_scale = False, 0, request.guidance_scale
+
+    @property
+    def guidance_scale(self) -> float:
+        """Of the running or the last call."""
+        return self._guidance_scale
+
+    @property
+    def do_classifier_free_guidance(self) -> bool:
+        """Whether the running or the last call is guided."""
+        return self._guidance_scale > 1
+
+    @property
+    def num_timesteps(self) -> int:
+        """Forward passes of the running or the last call so far."""
+        return self._num_timesteps
+
+    @property
+    def interrupt(self) -> bool:
+        """Whether a callback has ended the running or the last call."""
+        return self._interrupt
 
     @property
     def _own_methods(self) -> Mapping[str, Mapping[str, Any]]:
@@ -122,6 +147,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline
 
     def _decode(self, request: PictureRequest, trace: DecodeTrace) -> Tensor:
         """Tokens int64 [B, N] of a request, under a progress bar that counts the tokens of the slowest picture."""
+        self._begin(request)
         with trace.phase("encode_prompt"), refusals():
             target, players = request.start(range(request.count), ONLY)
         with (
@@ -136,7 +162,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline
                     progress.update(1)
                 elif not progress.disable:  # reading lengths waits for the device
                     progress.update(int(state.lengths.min()) - progress.n)
-                request.report.send(self, step, state)
+                request.report.send(self, step, state, target)
 
             run = new_run(
                 target,
@@ -147,7 +173,11 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline
                 compiler=target.compiler,
                 **vars(players),
             )
-            return run.finish(on_step).tokens
+            try:
+                return run.finish(on_step).tokens
+            except Interrupted:
+                run.watch.check()
+                return run.state.tokens
 
 
 def draws(example: str = "") -> Callable[[Callable[Arguments, PictureRequest]], Callable[Arguments, CallResult]]:

@@ -43,6 +43,7 @@ from vargen.pipelines.arguments import (
     check_count_and_type,
     check_prompts,
     documented,
+    negative_prompts,
     random_streams,
     refusals,
 )
@@ -337,6 +338,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        negative_prompt: str | None = None,
         num_images_per_prompt: int = 1,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         method: str | ImageMethodConfig = "jacobi",
@@ -357,6 +359,8 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
             height, width: of the pictures, multiples of 32. None: those of the first picture that is given, else 1024.
             num_inference_steps: of denoising.
             guidance_scale: of denoising, as in diffusers; None: diffusers' own default. Priors are drawn without it.
+            negative_prompt: must be None or empty: priors are drawn without guidance, and diffusers' denoising leads
+                away from the empty prompt, or from `negative_prompt_embeds`.
             output_type: "pil", "np", "pt", or "latent" for the picture's codes, int64 [B, rows, columns], without any
                 denoising.
             callback_on_step_end: called as `callback(pipeline, step, lengths, tensors)` after every forward pass of the
@@ -373,6 +377,11 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         """
         check_count_and_type(num_images_per_prompt, output_type)
         prompts = check_prompts(prompt)
+        if negative_prompts(negative_prompt, len(prompts)) is not None:
+            raise UserError(
+                "negative_prompt cannot be used with GLM-Image: priors are drawn without guidance, and diffusers' "
+                "denoising takes negative_prompt_embeds alone; leave it out"
+            )
         pictures = self._pictures(image, len(prompts))
         height, width = self._size(height, width, pictures)
         if output_type != "latent":

@@ -20,7 +20,15 @@ from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.models.janus.target import JanusTarget, num_image_tokens
 from vargen.models.janus.vq import decode_codes, intensities
-from vargen.pipelines.arguments import DrawSettings, StepCallback, StepReport, check_prompts, check_size
+from vargen.pipelines.arguments import (
+    DrawSettings,
+    StepCallback,
+    StepReport,
+    check_all_or_none,
+    check_prompts,
+    check_size,
+    negative_prompts,
+)
 from vargen.pipelines.base import draws
 from vargen.pipelines.components.janus import JanusComponents
 from vargen.pipelines.request import PictureRequest
@@ -117,7 +125,7 @@ class JanusPipeline(TransformersPipeline):
         )
 
     def _target(self, prompts: Sequence[Prompts], **settings: Any) -> JanusTarget:
-        return JanusTarget(self.model, *prompts[0], **settings)
+        return JanusTarget(self.model, *prompts[0], negative=prompts[1] if len(prompts) > 1 else None, **settings)
 
     def decode_tokens(self, tokens: Tensor, output_type: str = "pil") -> Any:
         """Pictures from codes [B, grid * grid] (or [B, grid, grid]), as `output_type` asks.
@@ -129,12 +137,34 @@ class JanusPipeline(TransformersPipeline):
             return codes.view(-1, self.grid_size, self.grid_size)
         return self._images_of(intensities, decode_codes(self.model, codes), output_type)
 
+    @staticmethod
+    def _negative(
+        negative_prompt: str | Sequence[str] | None, input_ids: Tensor | None, mask: Tensor | None, num_prompts: int
+    ) -> tuple[list[str] | None, Tensor | None, Tensor | None] | None:
+        """The arguments of `encode_prompt` for negative prompts; None: null prompts are made of the prompts."""
+        texts = negative_prompts(negative_prompt, num_prompts)
+        if input_ids is not None:
+            if texts is not None:
+                raise UserError("negative_prompt or negative_input_ids must be given, and not both")
+            if len(input_ids) != num_prompts:
+                raise UserError(
+                    f"negative_input_ids must hold one for each prompt, {num_prompts}; got {len(input_ids)}"
+                )
+            return None, input_ids, mask
+        if texts is None:
+            return None
+        check_all_or_none(texts)
+        return texts, None, None
+
     @draws(example_of("JanusPipeline", "deepseek-community/Janus-Pro-1B"))
     def __call__(
         self,
         prompt: str | Sequence[str] | None = None,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        negative_prompt: str | Sequence[str] | None = None,
+        negative_input_ids: Tensor | None = None,
+        negative_attention_mask: Tensor | None = None,
         height: int | None = None,
         width: int | None = None,
         guidance_scale: float | None = None,
@@ -154,17 +184,26 @@ class JanusPipeline(TransformersPipeline):
         Args:
             input_ids: [B, T] int64 instead of `prompt`, padded on the left, ending with the beginning of an image.
             attention_mask: [B, T] for `input_ids`, 0 at padding; None: nothing is padded.
+            negative_input_ids, negative_attention_mask: [B, T'] instead of `negative_prompt`.
         """
         report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
         settings = DrawSettings(
             guidance_scale, temperature, top_k, top_p, num_images_per_prompt, generator, method, output_type, report
         )
         check_size(self.image_size, height, width)
+        count = count_prompts(prompt, input_ids)
+        negative = self._negative(negative_prompt, negative_input_ids, negative_attention_mask, count)
+        guided = self._guidance(guidance_scale) > 1
+
+        def encode() -> list[Prompts]:
+            asked = [(prompt, input_ids, attention_mask), *([negative] if negative and guided else [])]
+            return [self.encode_prompt(*each, num_images_per_prompt) for each in asked]
+
         return self._request(
             settings,
-            count_prompts(prompt, input_ids),
+            count,
             self._usual_num_tokens,
-            lambda: [self.encode_prompt(prompt, input_ids, attention_mask, num_images_per_prompt)],
+            encode,
             self._target,
             lambda tokens: tokens,
         )

@@ -13,10 +13,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+import diffusers
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.models.autoencoders.vq_model import VQModel
-from torch import Tensor
+from diffusers.pipelines.auto_pipeline import AUTO_TEXT2IMAGE_PIPELINES_MAPPING
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from specdecode.roles import Target
@@ -37,10 +39,12 @@ from vargen.pipelines.arguments import (
     PromptWarning,
     StepCallback,
     StepReport,
+    check_all_or_none,
     check_count_and_type,
     check_prompts,
     check_sampling,
     check_size,
+    negative_prompts,
     random_streams,
 )
 from vargen.pipelines.base import StreamingPipeline, draws
@@ -72,8 +76,9 @@ class LlamaGenPipeline(StreamingPipeline):
     """Pictures from a class label or a sentence, one token after another.
 
     Args:
-        transformer: predicts image tokens.
-        vqvae: decodes them to pixels, in `pixel_dtype`. Its codebook is stored as it is looked up (L2-normalised).
+        transformer: predicts image tokens. None where only prompts are encoded.
+        vqvae: decodes them to pixels, in `pixel_dtype`. Its codebook is stored as it is looked up (L2-normalised). None
+            where only tokens are drawn (`output_type="latent"`).
         text_encoder: text features for a text-conditional transformer. Without it, prompts must come as embeddings.
         tokenizer: the text encoder's.
         drafter: an EAGLE head trained for this transformer, for the methods that draft with one.
@@ -102,8 +107,8 @@ class LlamaGenPipeline(StreamingPipeline):
 
     def __init__(
         self,
-        transformer: LlamaGenTransformer,
-        vqvae: VQModel,
+        transformer: LlamaGenTransformer | None,
+        vqvae: VQModel | None,
         text_encoder: T5EncoderModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         drafter: EagleHead | None = None,
@@ -123,16 +128,19 @@ class LlamaGenPipeline(StreamingPipeline):
             drafter=drafter,
             draft_model=draft_model,
         )
-        self.vae_scale_factor = downsampling_factor(vqvae)
-        self.grid_size = transformer.config.grid_size
-        self.image_size = self.grid_size * self.vae_scale_factor
+        self.vae_scale_factor = 1 if vqvae is None else downsampling_factor(vqvae)
+        self.grid_size = None if transformer is None else transformer.config.grid_size
+        self.image_size = image_size if transformer is None or vqvae is None else self.grid_size * self.vae_scale_factor
         self._check_components(image_size)
         check_own_settings(methods or {}, "model_index.json: methods")
-        usual_scale, usual_top_k = _USUAL_SETTINGS[transformer.config.condition_type]
+        reads = None if transformer is None else transformer.config
+        usual_scale, usual_top_k = _USUAL_SETTINGS["text" if reads is None else reads.condition_type]
         self.register_to_config(
             default_guidance_scale=usual_scale if default_guidance_scale is None else default_guidance_scale,
             default_top_k=usual_top_k if default_top_k is None else default_top_k,
-            max_sequence_length=min(max_sequence_length, transformer.config.condition_length),
+            max_sequence_length=max_sequence_length
+            if reads is None
+            else min(max_sequence_length, reads.condition_length),
             image_size=self.image_size,
             methods={name: dict(settings) for name, settings in (methods or {}).items()},
         )
@@ -147,18 +155,20 @@ class LlamaGenPipeline(StreamingPipeline):
         return self.config["methods"]
 
     @property
-    def _decoder_layers(self) -> torch.nn.Module:
+    def _decoder_layers(self) -> nn.Module:
         return self.transformer.transformer_blocks
 
     def _check_components(self, image_size: int | None) -> None:
-        transformer, vqvae = self.transformer.config, self.vqvae.config
-        if transformer.vocab_size != vqvae.num_vq_embeddings:
+        if self.vqvae is not None and not self.vqvae.config.lookup_from_codebook:
+            raise UserError("vqvae must have lookup_from_codebook true in its config.json, because it decodes codes")
+        if self.transformer is None:
+            return
+        transformer, vqvae = self.transformer.config, None if self.vqvae is None else self.vqvae.config
+        if vqvae is not None and transformer.vocab_size != vqvae.num_vq_embeddings:
             raise UserError(
                 f"transformer and vqvae must come from one model: the transformer has {transformer.vocab_size} image "
                 f"tokens, the vqvae {vqvae.num_vq_embeddings} codes"
             )
-        if not vqvae.lookup_from_codebook:
-            raise UserError("vqvae must have lookup_from_codebook true in its config.json, because it decodes codes")
         if self.text_encoder is not None and self.text_encoder.config.d_model != transformer.caption_dim:
             raise UserError(
                 f"transformer and text_encoder must come from one model: the transformer reads features of width "
@@ -168,7 +178,7 @@ class LlamaGenPipeline(StreamingPipeline):
             check_drafter(self.drafter, self.transformer)
         if self.draft_model is not None:
             check_draft_model(self.draft_model, self.transformer)
-        if image_size not in (None, self.image_size):
+        if vqvae is not None and image_size not in (None, self.image_size):
             raise UserError(
                 f"transformer has another image grid than this model's: {transformer.grid_size} x "
                 f"{transformer.grid_size} tokens make {self.image_size} pixels, model_index.json says {image_size}; "
@@ -180,17 +190,18 @@ class LlamaGenPipeline(StreamingPipeline):
         """Load a pipeline as `DiffusionPipeline.from_pretrained` does, with two differences.
 
         A local folder is checked first: missing, truncated or ill-fitting weights are an error, where diffusers would
-        put random numbers in their place. Pickled weights and classes of other libraries are errors too. And the vqvae
-        stays in fp32 whatever `dtype` is.
+        put random numbers in their place. Classes of other libraries and pickled weights are errors too, but files
+        "*.bin" that torch reads without running code are not. And the vqvae stays in fp32 whatever `dtype` is.
 
         Raises:
             UserError: a local folder is incomplete, damaged or inconsistent.
         """
         if os.path.isdir(pretrained_model_name_or_path):
-            passed = {name for name, value in kwargs.items() if isinstance(value, torch.nn.Module)}
-            required = {*cls._get_signature_keys(cls)[0]} - {*cls._optional_components}
-            check_model_folder(pretrained_model_name_or_path, skip=passed, required=required)
-            kwargs.setdefault("use_safetensors", True)
+            parts = {*cls._get_signature_keys(cls)[0]}
+            passed = {name for name in parts & {*kwargs} if kwargs[name] is None or isinstance(kwargs[name], nn.Module)}
+            check_model_folder(
+                pretrained_model_name_or_path, skip=passed, required=parts - {*cls._optional_components} - passed
+            )
         dtype = kwargs.pop("torch_dtype", None) or kwargs.pop("dtype", None) or torch.float32
         dtypes = dtype if isinstance(dtype, dict) else {"default": dtype}
         kwargs["dtype"] = {"vqvae": torch.float32, **dtypes}
@@ -213,6 +224,10 @@ class LlamaGenPipeline(StreamingPipeline):
         output_type: str,
     ) -> None:
         """Refuse arguments that cannot be used with this model. Raises UserError, which names the argument."""
+        if self.transformer is None:
+            raise UserError("transformer is None: this pipeline can only encode prompts; load it with its transformer")
+        if self.vqvae is None and output_type != "latent":
+            raise UserError('vqvae is None: there is nothing that makes pictures of tokens; use output_type="latent"')
         check_size(self.image_size, height, width)
         check_count_and_type(num_images_per_prompt, output_type)
         if self.transformer.config.condition_type == "class":
@@ -243,18 +258,43 @@ class LlamaGenPipeline(StreamingPipeline):
         if labels.min() < 0 or labels.max() >= num_classes:
             raise UserError(f"class_labels must lie between 0 and {num_classes - 1}, got {labels.tolist()}")
 
-    def _check_prompt_embeds(self, embeds: Tensor, mask: Tensor | None) -> None:
+    def _check_negative(
+        self,
+        negative_prompt: str | Sequence[str] | None,
+        embeds: Tensor | None,
+        mask: Tensor | None,
+        num_prompts: int,
+    ) -> list[str] | None:
+        """A negative prompt for each prompt; None: there is none, or features are given instead. Raises UserError."""
+        if self.transformer.config.condition_type == "class":
+            if negative_prompt is not None or embeds is not None:
+                raise UserError("negative_prompt cannot be used: the model is class-conditional; leave it out")
+            return None
+        texts = negative_prompts(negative_prompt, num_prompts)
+        if embeds is not None:
+            if texts is not None:
+                raise UserError("negative_prompt or negative_prompt_embeds must be given, and not both")
+            self._check_prompt_embeds(embeds, mask, "negative_prompt")
+            if len(embeds) != num_prompts:
+                raise UserError(
+                    f"negative_prompt_embeds must hold one for each prompt, {num_prompts}; got {len(embeds)}"
+                )
+        if texts is not None:
+            check_all_or_none(texts)
+        return texts
+
+    def _check_prompt_embeds(self, embeds: Tensor, mask: Tensor | None, name: str = "prompt") -> None:
         length, width = self.transformer.config.condition_length, self.transformer.config.caption_dim
         if embeds.ndim != 3 or not 1 <= embeds.shape[1] <= length or embeds.shape[2] != width:
-            raise UserError(f"prompt_embeds must be [batch, 1 to {length}, {width}], got {list(embeds.shape)}")
+            raise UserError(f"{name}_embeds must be [batch, 1 to {length}, {width}], got {list(embeds.shape)}")
         if mask is None:
             return
         if mask.shape != embeds.shape[:2]:
-            raise UserError(f"prompt_attention_mask must be {list(embeds.shape[:2])}, got {list(mask.shape)}")
+            raise UserError(f"{name}_attention_mask must be {list(embeds.shape[:2])}, got {list(mask.shape)}")
         valid = mask.bool()
         if not bool(valid[:, -1].all()) or bool((valid[:, :-1] & ~valid[:, 1:]).any()):
             raise UserError(
-                "prompt_embeds must be padded on the left, where prompt_attention_mask is 0, as encode_prompt pads them"
+                f"{name}_embeds must be padded on the left, where {name}_attention_mask is 0, as by encode_prompt"
             )
 
     def prompt_problems(self, prompt: str | Sequence[str], max_sequence_length: int | None = None) -> list[str]:
@@ -316,6 +356,8 @@ class LlamaGenPipeline(StreamingPipeline):
         """
         device = self._execution_device if device is None else device
         if prompt_embeds is None:
+            if self.text_encoder is None or self.tokenizer is None:
+                raise UserError("prompt needs a pipeline with text_encoder and tokenizer; give prompt_embeds instead")
             for problem in self.prompt_problems(prompt or "", max_sequence_length):
                 warnings.warn(problem, PromptWarning, stacklevel=3)
             prompts = [prompt] if isinstance(prompt, str) else list(prompt or ())
@@ -325,11 +367,11 @@ class LlamaGenPipeline(StreamingPipeline):
             mask = torch.ones(prompt_embeds.shape[:2], dtype=torch.bool, device=device)
         else:
             mask = prompt_attention_mask.bool()
-        embeds = prompt_embeds.to(device, self.transformer.dtype) * mask[..., None].to(device)
-        return (
-            embeds.repeat_interleave(num_images_per_prompt, dim=0),
-            mask.to(device).repeat_interleave(num_images_per_prompt, dim=0),
-        )
+        dtype = prompt_embeds.dtype if self.transformer is None else self.transformer.dtype
+        prompt_embeds = prompt_embeds.to(device, dtype) * mask[..., None].to(device)
+        prompt_embeds = prompt_embeds.repeat_interleave(num_images_per_prompt, dim=0)
+        prompt_attention_mask = mask.to(device).repeat_interleave(num_images_per_prompt, dim=0)
+        return prompt_embeds, prompt_attention_mask
 
     @torch.no_grad()
     def decode_tokens(self, tokens: Tensor, output_type: str = "pil") -> Any:
@@ -365,6 +407,9 @@ class LlamaGenPipeline(StreamingPipeline):
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         prompt_embeds: Tensor | None = None,
         prompt_attention_mask: Tensor | None = None,
+        negative_prompt: str | Sequence[str] | None = None,
+        negative_prompt_embeds: Tensor | None = None,
+        negative_prompt_attention_mask: Tensor | None = None,
         max_sequence_length: int | None = None,
         method: str | ImageMethodConfig = "jacobi",
         output_type: str = "pil",
@@ -379,6 +424,7 @@ class LlamaGenPipeline(StreamingPipeline):
             class_labels: one or several integers; for a class-conditional model.
             prompt_embeds: [B, T, caption_dim] text features instead of `prompt`, padded on the left.
             prompt_attention_mask: [B, T] for `prompt_embeds`, 0 at padding.
+            negative_prompt_embeds, negative_prompt_attention_mask: likewise instead of `negative_prompt`.
             max_sequence_length: cut prompts to so many tokens, with a warning.
         """
         report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
@@ -389,6 +435,10 @@ class LlamaGenPipeline(StreamingPipeline):
         chosen = self.resolve_method(method)
         scale = self.config["default_guidance_scale"] if guidance_scale is None else guidance_scale
         sampling = check_sampling(temperature, self.config["default_top_k"] if top_k is None else top_k, top_p, scale)
+        (given,) = (each for each in (prompts, labels, prompt_embeds) if each is not None)
+        away = (negative_prompt_embeds, negative_prompt_attention_mask)
+        negative = self._check_negative(negative_prompt, *away, len(given))
+        has_negative = scale > 1 and (negative is not None or negative_prompt_embeds is not None)
         device, copies = self._execution_device, num_images_per_prompt
         trim = not self._components().wants_full_prompt(chosen)
 
@@ -396,36 +446,48 @@ class LlamaGenPipeline(StreamingPipeline):
             """The arguments of `LlamaGenTransformer.embed_condition`, and the mask [B, T] of prompts."""
             if labels is not None:
                 return {"class_labels": labels[part].to(device).long().repeat_interleave(copies)}, None
-            text = None if prompts is None else prompts[part]
-            own, own_mask = (None if each is None else each[part] for each in embeds)
-            features, mask = self.encode_prompt(text, copies, own, own_mask, max_sequence_length, device, trim)
+            features, mask = encoded(prompts, embeds, part)
             return {"caption_embeds": features}, mask
 
-        def longest_condition() -> int:
-            if prompts is None:
-                return 1 if prompt_embeds is None else prompt_embeds.shape[1]
+        def encoded(
+            texts: list[str] | None, embeds: tuple[Tensor | None, Tensor | None], part: slice
+        ) -> tuple[Tensor, Tensor]:
+            own, own_mask = (None if each is None else each[part] for each in embeds)
+            text = None if texts is None else texts[part]
+            return self.encode_prompt(text, copies, own, own_mask, max_sequence_length, device, trim)
+
+        def longest(texts: list[str] | None, embeds: Tensor | None) -> int:
+            if texts is None:
+                return 1 if embeds is None else embeds.shape[1]
             most = self._sequence_length(max_sequence_length)
-            ids = self.tokenizer(self._clean(prompts), verbose=False)["input_ids"] if trim else ()
+            ids = self.tokenizer(self._clean(texts), verbose=False)["input_ids"] if trim else ()
             return min(max(len(each) for each in ids), most) if trim else most
 
         def start(pictures: range, place: Place) -> tuple[Target, Method]:
             components = self._components()
             nodes = chosen.max_draft_nodes(self._usual_num_tokens)
-            asked = condition(slice(pictures.start // copies, pictures.stop // copies))
-            return components.start(*asked, scale, nodes, place), chosen.build(components)
+            part = slice(pictures.start // copies, pictures.stop // copies)
+            avoided = encoded(negative, away, part) if has_negative else None
+            return components.start(*condition(part), scale, nodes, place, avoided), chosen.build(components)
 
-        (given,) = (each for each in (prompts, labels, prompt_embeds) if each is not None)
         return PictureRequest(
             start=start,
             images=lambda tokens: self.decode_tokens(tokens, output_type),
             num_tokens=self._usual_num_tokens,
-            longest_prompt=longest_condition,
+            longest_prompt=lambda: max(longest(prompts, prompt_embeds), longest(negative, negative_prompt_embeds)),
             sampling=sampling,
             streams=random_streams(generator, len(given) * copies, device),
             report=report,
+            guidance_scale=scale,
             offloaded=is_offloaded(self.transformer),
         )
 
     def _components(self) -> LlamaGenComponents:
         parts = (self.transformer, self.vqvae, self.drafter, self.draft_model)
         return LlamaGenComponents(*parts, self._execution_device, self.reuse)
+
+
+# `DiffusionPipeline.from_pretrained` and `AutoPipelineForText2Image.from_pretrained` look for the class that a folder
+# names among diffusers' own. From now on they find this one there.
+diffusers.LlamaGenPipeline = LlamaGenPipeline  # type: ignore[attr-defined]
+AUTO_TEXT2IMAGE_PIPELINES_MAPPING.setdefault("llamagen", LlamaGenPipeline)

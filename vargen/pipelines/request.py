@@ -35,6 +35,7 @@ class PictureRequest:
         sampling: how tokens are drawn.
         streams: one random stream for each picture.
         report: the callback after every forward pass of the target.
+        guidance_scale: with which the target begins.
         offloaded: the model comes to its device only when it is called, so a stream draws fixed batches.
     """
 
@@ -45,6 +46,7 @@ class PictureRequest:
     sampling: SamplingConfig
     streams: RandomStreams
     report: StepReport
+    guidance_scale: float = 1.0
     offloaded: bool = False
 
     @property

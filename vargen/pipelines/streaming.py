@@ -18,12 +18,12 @@ from torch import Tensor
 
 from specdecode.continuous import FinishedRow, decode_queue
 from specdecode.loop import DecodeRun
-from specdecode.roles import DecodeState
+from specdecode.roles import DecodeState, Target
 from specdecode.skipping import new_run
 from specdecode.trace import DecodeTrace
 from vargen.base.bounds import MAX_BATCH_SIZE, check_number
 from vargen.base.errors import NotFiniteError
-from vargen.pipelines.arguments import StepCallback, refusals
+from vargen.pipelines.arguments import Interrupted, StepCallback, refusals
 from vargen.pipelines.compilation import compile_time_apart
 from vargen.pipelines.components.base import ONLY, Place
 from vargen.pipelines.request import PictureRequest, finite_logits
@@ -91,7 +91,7 @@ def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, con
     def queue(first: int, last: int, total: DecodeTrace) -> Iterator[FinishedRow]:
         """The pictures `first` to `last - 1`, by numbers from 0 on."""
         trace, stack = DecodeTrace(min(size, last - first), streams.keys.device), ExitStack()
-        step = 0
+        step, batch = 0, list[Target]()
 
         def start_run(requests: range, joins: bool) -> DecodeRun:
             asked = range(first + requests.start, first + requests.stop)
@@ -100,7 +100,10 @@ def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, con
                 place = Place(longest_prompt, joins) if last - first > size else ONLY
                 target, players = request.start(asked, place)
             if not joins:  # a batch that joins another one has caches of its own
+                batch[:] = [target]
                 stack.enter_context(reuse.in_use())
+            elif pipeline.guidance_scale != request.guidance_scale:  # a callback changed it
+                target.change_guidance(pipeline.guidance_scale)
             return new_run(
                 target,
                 max_new_tokens=request.num_tokens,
@@ -114,17 +117,20 @@ def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, con
         def on_step(state: DecodeState, requests: Sequence[int | None]) -> None:
             nonlocal step
             pictures = [None if each is None else first + each for each in requests]
-            request.report.send(pipeline, step, state, pictures)
+            request.report.send(pipeline, step, state, batch[0], pictures)
             step += 1
 
         try:
             with stack, compile_time_apart(reuse.compiler, trace, "decode"):
                 yield from decode_queue(start_run, last - first, size, on_step)
+        except Interrupted:
+            return  # pictures that are not finished are not given
         finally:
             total.add_passes(trace)
 
     @torch.no_grad()  # not a block within: it would still hold while the caller has a picture
     def pictures(total: DecodeTrace) -> Iterator[FinishedPicture]:
+        pipeline._begin(request)
         with pipeline.progress_bar(total=count) as progress:
             step = count if continuous else size
             for first in range(0, count, step):
@@ -137,6 +143,8 @@ def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, con
                         yield FinishedPicture(
                             first + row.request, image, row.tokens, row.trace, row.seconds, min(size, count - first)
                         )
+                if pipeline.interrupt:
+                    break
         pipeline.maybe_free_model_hooks()
 
     return PictureStream(pictures, size)
@@ -194,10 +202,10 @@ def _stream_calls(
 
             def in_stream(
                 pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Any], numbers: range = numbers
-            ) -> None:
+            ) -> Any:
                 assert callback_on_step_end is not None
                 of_stream: dict[str, Any] = {**tensors, "pictures": list(numbers)}
-                callback_on_step_end(pipeline, step, lengths, of_stream)
+                return callback_on_step_end(pipeline, step, lengths, of_stream)
 
             try:
                 output = pipeline(

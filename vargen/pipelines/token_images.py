@@ -38,6 +38,7 @@ from vargen.pipelines.arguments import (
     StepReport,
     check_prompts,
     check_sampling,
+    negative_prompts,
 )
 from vargen.pipelines.base import draws
 from vargen.pipelines.components.token_images import TokenImageComponents
@@ -232,11 +233,7 @@ class TokenImages(TransformersPipeline):
         """A negative prompt for each prompt. Raises UserError for another number, or where there is no place for it."""
         if negative_prompt is None:
             return [self.family.negative_prompt] * num_prompts
-        each = [negative_prompt] * num_prompts if isinstance(negative_prompt, str) else list(negative_prompt)
-        if len(each) != num_prompts:
-            raise UserError(
-                f"negative_prompt must be one for all prompts or one for each, {num_prompts} here; got {len(each)}"
-            )
+        each = negative_prompts(negative_prompt, num_prompts) or [""] * num_prompts
         if any(each) and "{prompt}" not in self.family.null_prompt:
             raise UserError(
                 f"negative_prompt cannot be used with {self.family.title}, whose null prompt has no words; leave it out"

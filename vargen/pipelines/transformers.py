@@ -133,6 +133,7 @@ class TransformersPipeline(StreamingPipeline):
             sampling=self._sampling(settings.temperature, settings.top_k, settings.top_p, scale),
             streams=random_streams(settings.generator, count, self._execution_device),
             report=settings.report,
+            guidance_scale=scale,
             offloaded=is_offloaded(self.model),
         )
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, JanusForConditionalGeneration
 
 from vargen.base.errors import UserError
-from vargen.models.guided_target import GuidedTarget
+from vargen.models.guided_target import GuidedTarget, Rows, side_by_side
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,13 @@ class SpecialTokens:
 class JanusTarget(GuidedTarget):
     """The Target role for one batch of pictures.
 
-    A null prompt has the mask of its prompt, as in `generate`.
+    A null prompt has the mask of its prompt, as in `generate`; a negative prompt has its own.
 
     Args:
         model: in evaluation mode.
         input_ids: [B, T] int64, prompts padded on the left, ending with the beginning of an image.
         attention_mask: [B, T], 0 at padding; None: nothing is padded.
+        negative: what guidance leads away from, tokens [B, T'] and their mask, in place of null prompts.
         guidance_scale: classifier-free guidance on raw logits; off at values <= 1.
         max_draft_nodes: nodes of the largest tree `forward` will be given, the root included.
         longest_prompt: T of the longest prompt that may take a row's place; None: none is longer than these.
@@ -71,13 +72,18 @@ class JanusTarget(GuidedTarget):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         *,
+        negative: Rows | None = None,
         guidance_scale: float = 1.0,
         max_draft_nodes: int = 1,
         longest_prompt: int | None = None,
     ) -> None:
         self.set_guidance(guidance_scale, input_ids.device)
-        self.prompts = input_ids, attention_mask  # as they were given, for a draft model
-        if self.is_guided:
+        self.prompts, self.negative = (input_ids, attention_mask), negative  # as they were given, for a draft model
+        if self.is_guided and negative is not None:
+            if len(negative[0]) != len(input_ids):
+                raise ValueError("negative must hold a prompt for each prompt")
+            input_ids, attention_mask = side_by_side([self.prompts, negative])
+        elif self.is_guided:
             null = SpecialTokens.of(model.generation_config).null_prompt(input_ids)
             input_ids = torch.cat((input_ids, null))
             attention_mask = None if attention_mask is None else torch.cat((attention_mask, attention_mask))

@@ -19,6 +19,8 @@ from specdecode.kernels.native import NewTokens
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
+from vargen.base.errors import UserError
+from vargen.models.guided_target import NO_NULL_ROWS
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
 
@@ -50,6 +52,8 @@ class LlamaGenTarget:
         condition_mask: [B, T] bool, False at padding; None when nothing is padded (a class).
         guidance_scale: classifier-free guidance, on raw logits; off at values <= 1, and then the second half of the
             batch is not computed.
+        negative_embeds, negative_mask: what guidance leads away from, shaped as the condition; None: the null
+            condition, with the condition's own mask.
         max_draft_nodes: nodes of the largest tree given to `forward`, the root included.
         kv_cache: a cache to use again; it must fit (see `cache_sizes`). None: a new one.
         longest_condition: T of the longest condition that may take a row's place; None: none is longer than these.
@@ -71,6 +75,8 @@ class LlamaGenTarget:
         condition_mask: Tensor | None = None,
         *,
         guidance_scale: float = 1.0,
+        negative_embeds: Tensor | None = None,
+        negative_mask: Tensor | None = None,
         max_draft_nodes: int = 1,
         kv_cache: StaticKVCache | None = None,
         longest_condition: int | None = None,
@@ -96,9 +102,19 @@ class LlamaGenTarget:
 
         if self.is_guided:
             # Conditional rows first, everywhere. The null condition goes with the prompt's own mask.
-            null_embeds = transformer.null_condition(batch_size, condition_length)
-            condition_embeds = torch.cat((condition_embeds, null_embeds.to(condition_embeds.dtype)))  # [2B, T, dim]
-            condition_mask = None if condition_mask is None else torch.cat((condition_mask, condition_mask))
+            if negative_embeds is None:
+                negative_embeds, negative_mask = (
+                    transformer.null_condition(batch_size, condition_length),
+                    condition_mask,
+                )
+            if negative_embeds.shape != condition_embeds.shape:
+                raise ValueError(
+                    f"negative_embeds must be {list(condition_embeds.shape)} like condition_embeds, got "
+                    f"{list(negative_embeds.shape)}"
+                )
+            condition_embeds = torch.cat((condition_embeds, negative_embeds.to(condition_embeds.dtype)))  # [2B, T, dim]
+            if condition_mask is not None and negative_mask is not None:
+                condition_mask = torch.cat((condition_mask, negative_mask))
         self._condition_embeds = condition_embeds
         self.condition_mask = condition_mask  # [rows, T], rows = 2B when guided
         self._scale = torch.tensor(float(guidance_scale), device=condition_embeds.device)  # for compiled passes
@@ -150,6 +166,14 @@ class LlamaGenTarget:
     def max_draft_nodes(self) -> int:
         """The most new tokens of a pass that the cache has room for."""
         return self._max_draft_nodes
+
+    def change_guidance(self, guidance_scale: float) -> None:
+        """Guide the passes to come with another scale; a scale up to 1 is 1, and the second half stays. Raises
+        UserError where there is no second half."""
+        if not self.is_guided:
+            raise UserError(NO_NULL_ROWS)
+        self.guidance_scale = max(float(guidance_scale), 1.0)
+        self._scale.fill_(self.guidance_scale)
 
     def prefill(self) -> LlamaGenTargetOutput:
         """Feed the condition to an empty cache.

@@ -19,12 +19,10 @@ from torch import Tensor
 from specdecode.places import Lines, Places
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
-from vargen.models.guided_target import GuidedTarget
+from vargen.base.errors import UserError
+from vargen.models.guided_target import GuidedTarget, Rows, side_by_side
 from vargen.models.token_images.description import Guidance
 from vargen.models.token_images.grammar import ImageVocabulary
-
-Rows = tuple[Tensor, Tensor | None]
-"""Tokens int64 [B, T] of prompts, padded on the left, and their mask [B, T]; None: nothing is padded."""
 
 
 class TokenImageTarget(GuidedTarget):
@@ -76,7 +74,7 @@ class TokenImageTarget(GuidedTarget):
             if len(prompts) == 1 or any(len(ids) != len(prompts[0][0]) for ids, _ in prompts):
                 raise ValueError("negative_input_ids must be given for every prompt where guidance is on")
             self.rows_per_sequence = len(prompts)
-        input_ids, attention_mask = _side_by_side(prompts[: self.rows_per_sequence])
+        input_ids, attention_mask = side_by_side(prompts[: self.rows_per_sequence])
         self.known_tokens = vocabulary.known_tokens(height, width, device)  # [N]
         self._has_mark = vocabulary.has_mark
         self.lines = Lines(len(self.known_tokens), width, vocabulary.mark)
@@ -104,6 +102,12 @@ class TokenImageTarget(GuidedTarget):
             output_head=partial(_logits_of_codes, model.lm_head, codes, self._has_mark),
             embed=partial(_embed_ids, embed, ids),
         )
+
+    def change_guidance(self, guidance_scale: float) -> None:
+        """See `GuidedTarget.change_guidance`. Raises UserError for a scale that decays from place to place, too."""
+        if self._scales is not None:
+            raise UserError("guidance_scale cannot be changed in a callback: this family lets it decay by itself")
+        super().change_guidance(guidance_scale)
 
     def prefill(self) -> TargetOutput:
         """See `TransformersTarget.prefill`."""
@@ -176,16 +180,6 @@ def decaying_scales(scale: float, least: float, height: int, width: int, count: 
         scale = max(least, scale * (1 - (place + 2) / ((height // 2) * (width // 2))))
         scales.append(scale)
     return scales
-
-
-def _side_by_side(prompts: Sequence[Rows]) -> tuple[Tensor, Tensor | None]:
-    """Prompts of all kinds of rows below each other, padded on the left to one length."""
-    if len(prompts) == 1:
-        return prompts[0]
-    length = max(ids.shape[1] for ids, _ in prompts)
-    masks = [torch.ones_like(ids) if mask is None else mask for ids, mask in prompts]
-    padded = [[F.pad(each, (length - each.shape[1], 0)) for each in kind] for kind in ([p[0] for p in prompts], masks)]
-    return torch.cat(padded[0]), torch.cat(padded[1])
 
 
 def _embed_ids(embed: Callable[[Tensor], Tensor], ids: Tensor, tokens: Tensor) -> Tensor:

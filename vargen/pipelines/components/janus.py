@@ -55,6 +55,7 @@ class JanusComponents(TransformersComponents):
         target = JanusTarget(
             model,
             *drafted_for.prompts,
+            negative=drafted_for.negative,
             guidance_scale=drafted_for.guidance_scale,
             max_draft_nodes=MOST_WAITING + 2,
             longest_prompt=drafted_for.longest_prompt,

@@ -71,6 +71,7 @@ class LlamaGenComponents(ModelComponents):
         guidance_scale: float,
         max_draft_nodes: int,
         place: Place = ONLY,
+        negative: tuple[Tensor, Tensor] | None = None,
     ) -> LlamaGenTarget:
         """Begin a batch: its target, on the cache of the last batch, or on a new one where that does not fit.
 
@@ -80,7 +81,10 @@ class LlamaGenComponents(ModelComponents):
             guidance_scale: as for `LlamaGenTarget`.
             max_draft_nodes: of the method.
             place: of the batch in a queue of batches.
+            negative: text features [B, T', caption_dim] that guidance leads away from, and their mask [B, T']; None:
+                the model's null condition.
         """
+        self._negative = negative
         self._place, self.joins = place, place.joins
         self._condition, self._mask, self._guidance_scale = condition, mask, guidance_scale
         self._target = self._new_target(self.transformer, "target", max_draft_nodes)
@@ -89,7 +93,16 @@ class LlamaGenComponents(ModelComponents):
     def _new_target(self, transformer: LlamaGenTransformer, role: str, max_draft_nodes: int) -> LlamaGenTarget:
         """A transformer, fed with the condition, on the cache that is kept for its role."""
         move_offloaded(transformer)  # asked for embeddings before it is called
-        embeds = embed_each(transformer, self._condition, self._mask)
+        embeds, mask = embed_each(transformer, self._condition, self._mask), self._mask
+        negative_embeds = negative_mask = None
+        if self._negative is not None and mask is not None:
+            features, negative_mask = self._negative
+            negative_embeds = embed_each(transformer, {"caption_embeds": features}, negative_mask)
+            length = max(embeds.shape[1], negative_embeds.shape[1])
+            embeds, negative_embeds = (
+                F.pad(each, (0, 0, length - each.shape[1], 0)) for each in (embeds, negative_embeds)
+            )
+            mask, negative_mask = (F.pad(each, (length - each.shape[1], 0)) for each in (mask, negative_mask))
         longest, kv_cache = max(embeds.shape[1], self._place.longest_prompt), None
         if not self.joins:
             rows = len(embeds) * (2 if self._guidance_scale > 1 else 1)
@@ -100,8 +113,10 @@ class LlamaGenComponents(ModelComponents):
         target = LlamaGenTarget(
             transformer,
             embeds,
-            self._mask,
+            mask,
             guidance_scale=self._guidance_scale,
+            negative_embeds=negative_embeds,
+            negative_mask=negative_mask,
             max_draft_nodes=max_draft_nodes,
             kv_cache=kv_cache,
             longest_condition=longest,

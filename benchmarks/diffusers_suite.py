@@ -1,0 +1,174 @@
+"""diffusers' own tests of a pipeline, `PipelineTesterMixin`, on the pipelines of this project.
+
+The suite is not part of any package, so it is read from a checkout of diffusers, and nothing of it is copied here:
+
+    git clone --depth 1 https://github.com/huggingface/diffusers
+    python benchmarks/diffusers_suite.py diffusers                    # prints a table, one row a test
+    python benchmarks/diffusers_suite.py diffusers --output suite.json
+
+It needs `pip install requests-mock peft`. Pipelines are tiny, with random weights. GLM-Image's pipeline is a
+subclass of diffusers' own, which the suite tests there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+import unittest
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "shared")]
+
+DOES_NOT_APPLY = {
+    "test_callback_inputs": "asks for `latents` among the callback's tensors; a picture here is made of `tokens`",
+}
+"""Tests that fail by design, with the reason."""
+
+IN_LAYOUT_OF_TRANSFORMERS = {
+    name: "one model of transformers, saved in its layout: there are no components in folders of their own"
+    for name in (
+        "test_save_load_local", "test_save_load_optional_components", "test_loading_with_variants",
+        "test_loading_with_incorrect_variants_raises_error", "test_serialization_with_variants", "test_dtype_dict",
+    )
+} | {
+    "test_encode_prompt_works_in_isolation": "a prompt is tokens of the one model, and no text encoder makes features",
+}  # fmt: skip
+"""The same for pipelines of one model."""
+
+
+def llamagen() -> tuple[type, Callable[[], dict[str, Any]], dict[str, str]]:
+    """The class, a maker of fresh components, and the tests that do not apply."""
+    from tiny_pipelines import build_tiny_pipeline
+
+    components = build_tiny_pipeline().components
+    return type(build_tiny_pipeline()), lambda: copy.deepcopy(components), {}
+
+
+def janus() -> tuple[type, Callable[[], dict[str, Any]], dict[str, str]]:
+    """See `llamagen`."""
+    import janus_models
+
+    from vargen.pipelines.janus import JanusPipeline
+
+    def components() -> dict[str, Any]:
+        return {"model": janus_models.make(), "processor": janus_models.processor()}
+
+    return JanusPipeline, components, IN_LAYOUT_OF_TRANSFORMERS
+
+
+def emu3() -> tuple[type, Callable[[], dict[str, Any]], dict[str, str]]:
+    """See `llamagen`."""
+    import emu3_models
+
+    from vargen.pipelines.emu3 import Emu3Pipeline
+
+    def components() -> dict[str, Any]:
+        return {"model": emu3_models.make(), "processor": emu3_models.processor()}
+
+    return Emu3Pipeline, components, IN_LAYOUT_OF_TRANSFORMERS
+
+
+PIPELINES = {"llamagen": llamagen, "janus": janus, "emu3": emu3}
+
+
+def suite_of(name: str, mixin: type) -> tuple[type[unittest.TestCase], dict[str, str]]:
+    """The mixin's tests of one pipeline, as a class of unittest, and those that do not apply with their reasons."""
+    pipeline, make, refused = PIPELINES[name]()
+    embeds: dict[str, Any] = {}
+
+    class Tests(mixin, unittest.TestCase):  # type: ignore[misc, valid-type]
+        pipeline_class = pipeline
+        params = frozenset({"prompt", "height", "width", "guidance_scale", "negative_prompt"})
+        batch_params = frozenset({"prompt", "negative_prompt"})
+        required_optional_params = frozenset({"num_images_per_prompt", "generator", "output_type", "return_dict"})
+        callback_cfg_params: frozenset[str] = frozenset()
+        test_xformers_attention = False
+        test_attention_slicing = False
+
+        def get_dummy_components(self) -> dict[str, Any]:
+            return make()
+
+        def get_dummy_inputs(self, device: Any, seed: int = 0) -> dict[str, Any]:
+            asked = embeds or {"prompt": "a red cube"}
+            generator = torch.Generator().manual_seed(seed)
+            return {**asked, "generator": generator, "guidance_scale": 2.5, "output_type": "np"}
+
+        def test_save_load_optional_components(self, expected_max_difference: float = 1e-4) -> None:
+            """Without text encoder: prompts come as features."""
+            features = self.pipeline_class(**make()).encode_prompt("a red cube")
+            embeds.update(zip(("prompt_embeds", "prompt_attention_mask"), features, strict=True))
+            try:
+                super().test_save_load_optional_components(expected_max_difference)
+            finally:
+                embeds.clear()
+
+        def test_inference_batch_consistent(self, batch_sizes: Any = (2,)) -> None:
+            """No `num_inference_steps` to copy."""
+            self._test_inference_batch_consistent(batch_sizes, additional_params_copy_to_batched_inputs=[])
+
+        def test_inference_batch_single_identical(self, batch_size: int = 3, expected_max_diff: float = 1e-4) -> None:
+            """No `num_inference_steps` to copy."""
+            self._test_inference_batch_single_identical(
+                batch_size, expected_max_diff, additional_params_copy_to_batched_inputs=[]
+            )
+
+    Tests.__name__ = f"{name}_suite"
+    return Tests, {**DOES_NOT_APPLY, **refused}
+
+
+def run(name: str, mixin: type) -> dict[str, dict[str, str]]:
+    """What came of every test: "passed", "failed", "skipped" or "does not apply", and why."""
+    tests, refused = suite_of(name, mixin)
+    found: dict[str, dict[str, str]] = {}
+    for test in unittest.defaultTestLoader.getTestCaseNames(tests):
+        if test in refused:
+            found[test] = {"outcome": "does not apply", "why": refused[test]}
+            continue
+        result = unittest.TestResult()
+        tests(test).run(result)
+        wrong = [*result.errors, *result.failures]
+        if result.skipped:
+            found[test] = {"outcome": "skipped", "why": result.skipped[0][1]}
+        elif wrong:
+            found[test] = {"outcome": "failed", "why": wrong[0][1].strip().splitlines()[-1][:300]}
+        else:
+            found[test] = {"outcome": "passed", "why": ""}
+        print(f"{name:10} {test:60} {found[test]['outcome']:15} {found[test]['why']}", flush=True)
+    return found
+
+
+def main() -> int:
+    """Run the suite; the exit code is 1 if a test that applies fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="of diffusers, with its tests")
+    parser.add_argument("--pipelines", nargs="*", choices=[*PIPELINES], default=[*PIPELINES])
+    parser.add_argument("--output", type=Path, help="a JSON file with all outcomes")
+    options = parser.parse_args()
+    home = options.checkout / "tests" / "pipelines" / "test_pipelines_common.py"
+    if not home.is_file():
+        parser.error(f"{options.checkout} is no checkout of diffusers: {home} is missing")
+    sys.path.insert(0, str(options.checkout.resolve()))
+    warnings.simplefilter("ignore")
+    from tests.pipelines.test_pipelines_common import PipelineTesterMixin
+
+    outcomes = {name: run(name, PipelineTesterMixin) for name in options.pipelines}
+    for name, found in outcomes.items():
+        counts = Counter(each["outcome"] for each in found.values())
+        applies = counts["passed"] + counts["failed"]
+        print(f"{name}: {counts['passed']} of {applies} passed; {dict(counts)}")
+    if options.output is not None:
+        options.output.write_text(json.dumps(outcomes, indent=1) + "\n")
+    return int(any(each["outcome"] == "failed" for found in outcomes.values() for each in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

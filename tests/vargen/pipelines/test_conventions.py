@@ -1,0 +1,232 @@
+"""Conventions of diffusers that every pipeline keeps: loading, negative prompts, callbacks, absent components."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import janus_models
+import pytest
+import torch
+from diffusers import AutoPipelineForText2Image, DiffusionPipeline
+from torch import Tensor
+
+from vargen import AutoPicturePipeline, JanusPipeline, LlamaGenPipeline
+from vargen.base.errors import UserError
+
+PROMPT, AWAY = "a red cube left of a small blue sphere", "a green cone"
+
+
+def seeded(*seeds: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def drawn(pipeline: Any, prompt: Any = PROMPT, seeds: tuple[int, ...] = (0,), **arguments: Any) -> Tensor:
+    tokens: Tensor = pipeline(prompt, generator=seeded(*seeds), output_type="latent", **arguments).tokens
+    return tokens
+
+
+@pytest.mark.parametrize("load", [AutoPicturePipeline, DiffusionPipeline, AutoPipelineForText2Image])
+def test_a_folder_loads_by_every_name(load: Any, tiny_model_folder: Path) -> None:
+    pipeline = load.from_pretrained(str(tiny_model_folder))
+    assert type(pipeline) is LlamaGenPipeline is diffusers.LlamaGenPipeline  # type: ignore[attr-defined]
+
+
+def test_a_folder_of_transformers_loads_by_its_family(tmp_path: Path) -> None:
+    janus_models.save(tmp_path)
+    pipeline = AutoPicturePipeline.from_pretrained(tmp_path, dtype=torch.float32)
+    assert type(pipeline) is JanusPipeline and pipeline.dtype == torch.float32
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UserError, match="holds a 'bert', which cannot be drawn with"):
+        AutoPicturePipeline.from_pretrained(tmp_path)
+    with pytest.raises(UserError, match="AutoPicturePipeline makes no objects"):
+        AutoPicturePipeline()
+
+
+def test_weights_of_torch_load_without_code(tiny_pipeline: LlamaGenPipeline, tmp_path: Path) -> None:
+    tiny_pipeline.save_pretrained(tmp_path, safe_serialization=False)
+    assert len([*tmp_path.rglob("*.bin")]) == 2, "of diffusers; transformers saves safetensors"
+    assert torch.equal(drawn(LlamaGenPipeline.from_pretrained(tmp_path)), drawn(tiny_pipeline))
+    weights = tmp_path / "transformer" / "diffusion_pytorch_model.bin"
+    state = torch.load(weights, weights_only=True)
+    torch.save({name: tensor for name, tensor in state.items() if "lm_head" not in name}, weights)
+    with pytest.raises(UserError, match=r"weights of transformer lack 1 tensors, such as lm_head\.weight"):
+        LlamaGenPipeline.from_pretrained(tmp_path)
+
+
+@torch.no_grad()
+def guided_by_hand(pipeline: LlamaGenPipeline, away: str, scale: float, first: float | None = None) -> Tensor:
+    """Greedy tokens [1, N], each by fresh passes over two prompts, without a cache or padding; `first`: the scale for
+    the first token."""
+    model = pipeline.transformer
+    conditions = [model.embed_condition(caption_embeds=pipeline.encode_prompt(text)[0]) for text in (PROMPT, away)]
+    tokens = torch.zeros(1, 0, dtype=torch.long)
+    for _ in range(model.num_image_tokens):
+        asked, avoided = (
+            model(
+                inputs_embeds=torch.cat((condition, model.token_embedding(tokens)), 1),
+                positions=torch.cat((torch.full((condition.shape[1],), -1), torch.arange(tokens.shape[1])))[None],
+            ).logits[:, -1]
+            for condition in conditions
+        )
+        tokens = torch.cat(
+            (
+                tokens,
+                (avoided + (scale if first is None or tokens.numel() else first) * (asked - avoided)).argmax(-1)[None],
+            ),
+            1,
+        )
+    return tokens
+
+
+@pytest.mark.parametrize("method", ["ar", "jacobi", "eagle", "draft-model", "zipar"])
+def test_guidance_leads_away_from_a_negative_prompt(drafting_pipeline: LlamaGenPipeline, method: str) -> None:
+    """Of another length than the prompt, alone and in a batch."""
+    wanted = guided_by_hand(drafting_pipeline, AWAY, 3.0)
+    settings: dict[str, Any] = {"negative_prompt": AWAY, "temperature": 0, "guidance_scale": 3.0}
+    if method != "zipar":  # inexact
+        assert torch.equal(drawn(drafting_pipeline, method=method, **settings), wanted)
+    batch = drawn(drafting_pipeline, [PROMPT, "a cone"], (0, 1), method=method, **settings)
+    alone = drawn(drafting_pipeline, "a cone", (1,), method=method, **settings)
+    assert method == "zipar" or torch.equal(batch, torch.cat((wanted, alone)))
+    assert not torch.equal(wanted, drawn(drafting_pipeline, temperature=0, guidance_scale=3.0, method="ar"))
+
+
+def test_negative_prompts_as_features_as_words_and_as_nothing(tiny_pipeline: LlamaGenPipeline) -> None:
+    embeds, mask = tiny_pipeline.encode_prompt(AWAY)
+    features = {"negative_prompt_embeds": embeds, "negative_prompt_attention_mask": mask}
+    assert torch.equal(drawn(tiny_pipeline, **features), drawn(tiny_pipeline, negative_prompt=[AWAY]))
+    assert torch.equal(drawn(tiny_pipeline), drawn(tiny_pipeline, negative_prompt=""))
+    off = drawn(tiny_pipeline, guidance_scale=1.0)
+    assert torch.equal(drawn(tiny_pipeline, guidance_scale=1.0, negative_prompt=AWAY), off), "nothing is guided"
+    many = drawn(tiny_pipeline, [PROMPT, "a cone"], (0, 1), negative_prompt=[AWAY, "a sphere"])
+    assert torch.equal(many[:1], drawn(tiny_pipeline, negative_prompt=AWAY))
+    generator = seeded(0, 1, 2)
+    streamed = tiny_pipeline.stream(
+        ["a cone", "a cube", PROMPT], generator=generator, batch_size=1, negative_prompt=AWAY
+    )
+    third = next(each for each in streamed if each.index == 2)
+    assert torch.equal(third.tokens[None], drawn(tiny_pipeline, seeds=(2,), negative_prompt=AWAY))
+    for arguments, message in (
+        ({"negative_prompt": ["a", "b"]}, "one for all prompts or one for each, 1 here; got 2"),
+        ({"negative_prompt": AWAY, **features}, "and not both"),
+        ({"negative_prompt": 3}, "negative_prompt"),
+        ({"negative_prompt_embeds": embeds[..., :3]}, "negative_prompt_embeds must be"),
+        ({"prompt": [PROMPT, PROMPT], "negative_prompt": ["a cube", ""]}, "empty for all prompts or for none"),
+    ):
+        with pytest.raises((UserError, TypeError), match=message if "3" not in str(arguments) else "."):
+            tiny_pipeline(**{"prompt": PROMPT, **arguments})
+
+
+def test_a_class_has_no_negative_prompt(tiny_class_model_folder: Path) -> None:
+    pipeline = AutoPicturePipeline.from_pretrained(tiny_class_model_folder)
+    with pytest.raises(UserError, match="negative_prompt cannot be used: the model is class-conditional"):
+        pipeline(class_labels=1, negative_prompt=AWAY)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("method", ["ar", "jacobi"])
+def test_janus_is_led_away_from_words(method: str) -> None:
+    """The oracle: fresh passes of transformers over both prompts."""
+    pipeline = JanusPipeline(janus_models.make(), janus_models.processor())
+    pipeline.set_progress_bar_config(disable=True)
+    asked, avoided = (pipeline.encode_prompt(text)[0][0].tolist() for text in janus_models.PROMPTS[:2])
+    assert len(asked) != len(avoided)
+    codes = torch.zeros(1, 0, dtype=torch.long)
+    for _ in range(pipeline._usual_num_tokens):
+        one, other = (janus_models.fresh_logits(pipeline.model, prompt, codes) for prompt in (asked, avoided))
+        codes = torch.cat((codes, (other + 4.0 * (one - other)).argmax(-1)[None]), 1)
+    settings: dict[str, Any] = {"temperature": 0, "guidance_scale": 4.0, "method": method}
+    prompt, away = janus_models.PROMPTS[:2]
+    assert torch.equal(drawn(pipeline, prompt, negative_prompt=away, **settings), codes)
+    ids, mask = pipeline.encode_prompt(away)
+    given = {"negative_input_ids": ids, "negative_attention_mask": mask}
+    assert torch.equal(drawn(pipeline, prompt, **given, **settings), codes)
+    assert not torch.equal(drawn(pipeline, prompt, **settings), codes)
+
+
+def test_interrupting_ends_after_the_running_pass(tiny_pipeline: LlamaGenPipeline) -> None:
+    whole = drawn(tiny_pipeline, method="ar")
+
+    def end_at_5(pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        pipeline._interrupt = step == 5
+        return tensors
+
+    output = tiny_pipeline(PROMPT, method="ar", generator=seeded(0), callback_on_step_end=end_at_5)
+    assert output.trace.target_passes == tiny_pipeline.num_timesteps == 6 and tiny_pipeline.interrupt
+    assert torch.equal(output.tokens[:, :6], whole[:, :6]) and not output.tokens[:, 6:].any()
+    assert torch.equal(drawn(tiny_pipeline, method="ar"), whole) and not tiny_pipeline.interrupt, (
+        "the next call runs on"
+    )
+    stream = tiny_pipeline.stream([PROMPT] * 3, generator=seeded(0, 1, 2), method="ar", callback_on_step_end=end_at_5)
+    assert not [*stream]
+
+
+@pytest.mark.parametrize("method", ["ar", "jacobi", "eagle"])
+def test_tokens_that_a_callback_returns_are_obeyed(drafting_pipeline: LlamaGenPipeline, method: str) -> None:
+    """A new newest token is what the next pass reads, so plain decoding behind it draws the same."""
+    first, last = drafting_pipeline.transformer.config.vocab_size - 1, []
+
+    def change(pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor] | None:
+        if step > 0:
+            return None
+        changed = tensors["tokens"].clone()
+        last.append(int(changed[0, 0]))
+        changed[0, 0] = (changed[0, 0] + 1) % (first + 1)
+        return {"tokens": changed}
+
+    settings: dict[str, Any] = {"temperature": 0, "guidance_scale": 3.0, "callback_on_step_end": change}
+    tokens = drawn(drafting_pipeline, method=method, **settings)
+    assert int(tokens[0, 0]) == (last[0] + 1) % (first + 1)
+    assert torch.equal(tokens, drawn(drafting_pipeline, method="ar", **settings))
+
+
+@pytest.mark.parametrize(
+    ("asked", "returned", "message"),
+    [
+        (["tokens"], {"latents": 1}, "'latents', which is not among callback_on_step_end_tensor_inputs"),
+        (["lengths"], {"lengths": torch.ones(1)}, "'lengths' as it was: only tokens may change"),
+        (["tokens"], {"tokens": torch.ones(1, 3).long()}, r"'tokens' as int64 \[1, 16\]"),
+        (["tokens"], {"tokens": torch.full((1, 16), 24)}, "'tokens' between 0 and 23"),
+    ],
+    ids=["unknown", "fixed", "shape", "range"],
+)
+def test_what_a_callback_cannot_change_is_named(
+    tiny_pipeline: LlamaGenPipeline, asked: list[str], returned: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        tiny_pipeline(PROMPT, callback_on_step_end=lambda *_: returned, callback_on_step_end_tensor_inputs=asked)
+
+
+def test_a_callback_changes_guidance(tiny_pipeline: LlamaGenPipeline) -> None:
+    def set_to(scale: float) -> Any:
+        def change(pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> None:
+            pipeline._guidance_scale = scale
+
+        return change
+
+    plain: dict[str, Any] = {"method": "ar", "temperature": 0, "negative_prompt": AWAY}
+    tokens = drawn(tiny_pipeline, guidance_scale=2.0, callback_on_step_end=set_to(9.0), **plain)
+    assert tiny_pipeline.guidance_scale == 9.0 and tiny_pipeline.do_classifier_free_guidance
+    wanted = guided_by_hand(tiny_pipeline, AWAY, 9.0, first=2.0)
+    assert torch.equal(tokens, wanted) and not torch.equal(wanted, guided_by_hand(tiny_pipeline, AWAY, 2.0))
+    with pytest.raises(UserError, match="began without guidance"):
+        drawn(tiny_pipeline, guidance_scale=1.0, callback_on_step_end=set_to(3.0), **plain)
+
+
+def test_absent_components_are_one_line(tiny_pipeline: LlamaGenPipeline) -> None:
+    own = tiny_pipeline.components
+    words = LlamaGenPipeline(None, None, own["text_encoder"], own["tokenizer"])
+    assert torch.equal(words.encode_prompt(PROMPT)[0], tiny_pipeline.encode_prompt(PROMPT)[0])
+    with pytest.raises(UserError, match="transformer is None: this pipeline can only encode prompts"):
+        words(PROMPT)
+    embeds, mask = words.encode_prompt(PROMPT)
+    codes = LlamaGenPipeline(own["transformer"], None)
+    codes.set_progress_bar_config(disable=True)
+    arguments: dict[str, Any] = {"prompt_embeds": embeds, "prompt_attention_mask": mask, "generator": seeded(0)}
+    settings = {"guidance_scale": 3.0, "top_k": 0, "output_type": "latent"}
+    assert torch.equal(codes(**arguments, **settings).tokens, drawn(tiny_pipeline))
+    with pytest.raises(UserError, match="vqvae is None"):
+        codes(**arguments)
+    with pytest.raises(UserError, match="prompt needs a pipeline with text_encoder and tokenizer"):
+        codes.encode_prompt(PROMPT)

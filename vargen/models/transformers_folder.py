@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
 from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
 from vargen.models.finite import check_weights
-from vargen.models.model_folder import refuse_pickled
+from vargen.models.model_folder import check_stored
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 Processor = TypeVar("Processor", bound=ProcessorMixin)
@@ -46,7 +46,7 @@ def load_model(
     """
     refuse_remote_code(kwargs)
     check_family(source, model_type, **kwargs)
-    refuse_pickled(source)
+    check_stored(source)
     try:
         arguments = {"use_safetensors": True, **kwargs}
         loaded: Any = model_class.from_pretrained(source, output_loading_info=True, **arguments)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vargen.base.errors import UserError
+from vargen.base.places import READ
 from vargen.base.prompts import gather_prompts
 from vargen.drafters.eagle_head import EagleHead
 from vargen.models.description import open_model
@@ -70,11 +71,11 @@ class DrafterTrainingConfig(DrafterRunConfig):
 
     dtype: str = "float32"
     quantization: str | None = None
-    prompts_file: str = ""
+    prompts_file: str = field(default="", metadata=READ)
     images: int = 2048
-    codes: str = ""
+    codes: str = field(default="", metadata=READ)
     stored_images: int = 20_000
-    initial_weights: str = ""
+    initial_weights: str = field(default="", metadata=READ)
     intermediate_size: int | None = None
     guided_loss_weight: float = 0.5
     overlap_loss_weight: float = 1.0

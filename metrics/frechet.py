@@ -67,6 +67,8 @@ class GaussianStatistics:
                 torch.from_numpy(np.asarray(arrays[name], dtype=np.float64)) for name in ("mu", "sigma")
             )
             count = int(arrays["count"]) if "count" in arrays else 0
+        if not (torch.isfinite(mean).all() and torch.isfinite(covariance).all()):
+            raise DataError(f"{path}: mu and sigma hold numbers that are not finite; make them again")
         if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
             raise DataError(f"{path}: mu {tuple(mean.shape)} and sigma {tuple(covariance.shape)} do not fit each other")
         return cls(mean, covariance, count or None)

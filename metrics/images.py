@@ -10,14 +10,15 @@ and says how many there are. The resizer is part of a protocol: FID changes by w
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from metrics.errors import DataError
@@ -38,7 +39,11 @@ class ImageFolder:
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
             raise DataError(f"{path} is not a folder of pictures; name one, or an .npz file")
-        found = [file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()]
+        found = [
+            file
+            for file in path.rglob("*")
+            if file.suffix.lower() in IMAGE_SUFFIXES and not is_hidden(file.relative_to(path)) and file.is_file()
+        ]
         if not found:
             raise DataError(f"{path} holds no picture ({', '.join(IMAGE_SUFFIXES)}); name another folder")
         self.path = path
@@ -72,6 +77,8 @@ class ImageArray:
             self.array = arrays["arr_0"]
         if self.array.dtype != np.uint8 or self.array.ndim != 4 or self.array.shape[-1] != 3:
             raise DataError(f"{path}: arr_0 must be uint8 [N, H, W, 3], got {self.array.dtype} {self.array.shape}")
+        if not self.array.size:
+            raise DataError(f"{path}: arr_0 has the shape {self.array.shape}, which holds no pixel; make it again")
 
     def __len__(self) -> int:
         return len(self.array)
@@ -90,26 +97,76 @@ def open_images(path: Path) -> ImageFolder | ImageArray:
     return ImageArray(path) if path.suffix == ".npz" else ImageFolder(path)
 
 
-def open_npz(path: Path) -> np.lib.npyio.NpzFile:
-    """An `.npz` file whose arrays hold plain numbers. Raises DataError when it is missing or damaged."""
+@contextmanager
+def open_npz(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
+    """An `.npz` file whose arrays hold plain numbers, to be read within the block. Raises DataError when it is missing
+    or damaged, or an array in it is."""
+    _check_regular(path)
     try:
-        opened = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        with np.load(path, allow_pickle=False) as opened:
+            if not isinstance(opened, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} is not an .npz file")
+            yield opened
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # numpy reads arrays when they are asked for, and a damaged one can raise anything
+        reason = str(error).split("\n")[0] or type(error).__name__
+        raise DataError(f"{path} cannot be read ({reason}); make or copy it again") from error
+
+
+def read_rgb(path: Path, upright: bool = False) -> Image.Image:
+    """A picture as RGB of 8 bits: greys of 16 bits are scaled, and what is transparent shows white.
+
+    Args:
+        path: the file.
+        upright: turn it as its camera was held.
+
+    Raises:
+        DataError: a file that is missing, truncated, no picture, too large, or of numbers without a white.
+    """
+    _check_regular(path)
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return _to_rgb(ImageOps.exif_transpose(image) if upright else image)
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # PIL raises half a dozen kinds
         raise DataError(f"{path} cannot be read ({error}); make or copy it again") from error
-    if not isinstance(opened, np.lib.npyio.NpzFile):
-        raise DataError(f"{path} is not an .npz file")
-    return opened
 
 
 def read_image(path: Path) -> Tensor:
-    """uint8 `[3, H, W]`. Raises DataError for a file that is missing, truncated or no picture."""
-    try:
-        with Image.open(path) as image:
-            return to_bytes(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # SyntaxError: a broken PNG
-        raise DataError(f"{path} cannot be read ({error}); make or copy it again") from error
+    """uint8 `[3, H, W]`. Raises DataError as `read_rgb`."""
+    return to_bytes(read_rgb(path))
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """PIL's own conversion cuts 16 bits off at 255, and shows the hidden colour of what is transparent."""
+    if image.mode.startswith("I"):
+        values = np.asarray(image)
+        if values.min(initial=0) < 0 or values.max(initial=0) > 65_535:
+            raise DataError("a picture of whole numbers beyond 16 bits has no white; save it with 8 bits")
+        image = Image.fromarray(np.round(values / 257).astype(np.uint8))
+    elif image.mode == "F":
+        raise DataError("a picture of floating-point numbers has no white; save it with 8 bits")
+    if image.has_transparency_data:
+        shown = image.convert("RGBA")
+        white = Image.new("RGBA", shown.size, "white")
+        return Image.alpha_composite(white, shown).convert("RGB")
+    return image.convert("RGB")
+
+
+def _check_regular(path: Path) -> None:
+    """Refuse what is no file; a pipe would be waited for."""
+    if not os.path.exists(path):
+        raise DataError(f"{path} does not exist")
+    if not os.path.isfile(path):
+        raise DataError(f"{path} is no regular file; name one")
+
+
+def is_hidden(path: Path) -> bool:
+    """Whether systems hide it, such as `.ipynb_checkpoints` and the `._1.png` that macOS writes beside a picture."""
+    return any(part.startswith(".") and part not in (".", "..") for part in path.parts)
 
 
 def unreadable(paths: Sequence[Path]) -> list[Path]:
@@ -136,7 +193,7 @@ def to_image(picture: Tensor) -> Image.Image:
 def natural_key(name: str) -> list[tuple[int, int, str]]:
     """Sorts numbers inside names by value."""
     parts = re.split(r"(\d+)", name.lower())
-    return [(1, int(part), part) if part.isdigit() else (0, 0, part) for part in parts]
+    return [(1, int(part), part) if part.isdecimal() else (0, 0, part) for part in parts]
 
 
 # Resizers: from a picture uint8 [3, h, w] and a side to uint8 [3, side, side].

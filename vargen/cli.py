@@ -77,6 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         reason = str(error).split("\n")[0] or "there is not enough memory"
         return _fail(f"{reason}; give a smaller batch_size, fewer draft tokens or a smaller model")
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of libraries in Rust, and no Exception
+            raise
+        return _fail(f"a tokenizer gave up ({error}); shorten the text, or copy the tokenizer's files again")
     finally:
         warnings.showwarning = showwarning
 

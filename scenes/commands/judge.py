@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vargen.base.bounds import MAX_BATCH_SIZE, check_numbers
 from vargen.base.errors import UserError
+from vargen.base.places import READ, writes_in
 from vargen.commands.arguments import build_parser, fill, parse
 from vargen.runs.files import own_folder, write_json_atomic
 
@@ -24,7 +25,7 @@ class JudgeConfig:
         device: device that reads, "cpu" or "cuda".
     """
 
-    judge_model: str | None = None
+    judge_model: str | None = field(default=None, metadata=READ)
     batch_size: int = 32
     device: str = "cpu"
 
@@ -45,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=str, help="output folder of vargen generate")
     parser.add_argument("--json", action="store_true", help="print a JSON summary and nothing else")
     values = parse(parser, arguments)
-    config, folder = fill(JudgeConfig, values), Path(values.folder)
+    config, folder = fill(JudgeConfig, values, folder=writes_in("judge.json")), Path(values.folder)
     results = folder / "result.jsonl"
     if not results.is_file():
         raise UserError(f"folder: {folder} has no result.jsonl; name the output folder of vargen generate")

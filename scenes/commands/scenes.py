@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from scenes.shipped import VIDEO_FRAMES
 from vargen.base.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_SEED, check_numbers
+from vargen.base.places import writes_in
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
+
+_FILES = ("images", "videos", "captions.txt", "metadata.jsonl", "contact_sheet.png")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class ScenesConfig:
         frames_per_second: of a video.
     """
 
-    output: str = "scenes"
+    output: str = field(default="scenes", metadata=writes_in(*_FILES))
     num_scenes: int = 16
     split: str = "all"
     seed: int = 0

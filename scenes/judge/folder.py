@@ -38,12 +38,12 @@ def judge_folder(judge: SceneJudge, folder: Path, batch_size: int = 32) -> tuple
         UserError: a picture is missing, damaged or of another size, or a record is none.
     """
     cases, unreadable = [], []
-    records = read_jsonl(folder / "result.jsonl")
+    records = read_jsonl(folder / "result.jsonl", once=("index",))
     if not records:
         raise UserError(f"folder: {folder / 'result.jsonl'} holds no record; name a folder with pictures")
     for record in records:
         text, index = record.get("text") or "", record.get("index")
-        if not isinstance(text, str) or not isinstance(index, int):
+        if not isinstance(text, str) or not isinstance(index, int) or isinstance(index, bool):
             raise UserError(f"folder: {folder / 'result.jsonl'} has a record without an index or text; repair it")
         try:
             cases.append((record, parse_caption(text)))

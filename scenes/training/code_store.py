@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from scenes.rendering.scene import MAX_OBJECTS, OBJECT_COUNT_WEIGHTS, sample_sce
 from scenes.seeds import STORE_SEED
 from scenes.training.coded import CodedBatch, FrozenEncoder, RenderedCodes, load_vqvae, weights_fingerprint
 from scenes.training.data import RenderedSceneSource, SceneSource
+from vargen.base.places import READ, writes_in
 from vargen.base.reading import reading
 from vargen.runs.files import atomic_path, write_json_atomic
 from vargen.runs.identity import check_identity_file, digest
@@ -53,8 +54,8 @@ class CodeStoreConfig:
         num_threads: of torch on the CPU; 0 for torch's choice.
     """
 
-    output: str = "runs/codes"
-    vqvae: str = ""
+    output: str = field(default="runs/codes", metadata=writes_in(_DESCRIPTION))
+    vqvae: str = field(default="", metadata=READ)
     pictures: int = 200_000
     shard_size: int = 2048
     batch_size: int = 16

@@ -13,7 +13,7 @@ Encoder and codebook do not change, so figures that were measured on tokens (acc
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from scenes.training.picture_loss import PictureLoss, PictureLossConfig
 from scenes.training.tokenizer import exported_copy
 from specdecode.sampling import SamplingConfig, apply_guidance, logits_to_probabilities
 from vargen.base.errors import UserError
+from vargen.base.places import MODEL
 from vargen.base.resources import find_model
 from vargen.models.llamagen.vq import downsampling_factor, encode_images
 from vargen.models.model_folder import weights_fingerprint
@@ -51,7 +52,7 @@ class DecoderTrainingConfig(PictureLossConfig):
             codes is replaced by tokens that the transformer draws with the pipeline's settings.
     """
 
-    model: str = ""
+    model: str = field(default="", metadata=MODEL)
     drawn_share: float = 0.5
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, Scene
 from scenes.seeds import HELDOUT_SEED, RECONSTRUCTION_SEED
 from scenes.training.coded import load_vqvae
 from scenes.training.data import RenderedSceneSource, SceneSource
+from vargen.base.places import READ
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.models.llamagen.vq import decode_codes, encode_images
 from vargen.runs.files import save_image_atomic
@@ -56,7 +57,7 @@ class JudgeTrainingConfig(RunConfig):
     degraded_share: float = 0.5
     colour_shift: float = 0.05
     noise: float = 0.05
-    vqvae: str | None = None
+    vqvae: str | None = field(default=None, metadata=READ)
     reconstruction_share: float = 0.3
     reconstruction_count: int = 1024
 

@@ -45,6 +45,7 @@ from scenes.training.grounding import (
 from scenes.training.text_encoder import load_text_encoder, vocabulary_fingerprint
 from scenes.training.tokenizer import exported_copy
 from scenes.training.transformer_pass import train_on_cpu, training_forward, training_inputs, training_run
+from vargen.base.places import READ
 from vargen.models.llamagen.text_encoder import encode_text
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.model_folder import check_model_folder
@@ -137,10 +138,10 @@ class TransformerTrainingConfig(RunConfig):
         grounding_until: share of the run after which both weights are zero.
     """
 
-    vqvae: str = ""
-    codes: str = ""
-    initial_weights: str = ""
-    frozen_text_encoder: str = ""
+    vqvae: str = field(default="", metadata=READ)
+    codes: str = field(default="", metadata=READ)
+    initial_weights: str = field(default="", metadata=READ)
+    frozen_text_encoder: str = field(default="", metadata=READ)
     image_size: int = 128
     model: TransformerConfig = field(default_factory=TransformerConfig)
     null_caption_probability: float = 0.1

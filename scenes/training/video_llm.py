@@ -51,6 +51,7 @@ from scenes.training.video_views import (
     without_visual_after,
 )
 from vargen.base.errors import UserError
+from vargen.base.places import READ
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.models.video_llms.frames import CAPTION_PROMPTS
 from vargen.models.video_llms.pruning import keep_uniform, token_budget
@@ -106,7 +107,7 @@ class VideoLLMTrainingConfig(RunConfig):
     time_stretch: int = 1
     visual_word_weight: float = 1.0
     evaluated_share: float | None = None
-    initial_weights: str | None = None
+    initial_weights: str | None = field(default=None, metadata=READ)
     initial_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ import os
 import pickle
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,13 @@ import pytest
 from hostile import Case, arguments_of, change_json, check_refused, each, write_json
 from PIL import Image
 
+from vargen.base.errors import UserError
 from vargen.base.resources import find_model
+from vargen.models.model_folder import check_stored
 
 GENERATE = "generate 'a red cube' --model {work}/model --output {work}/out --quiet"
 TRANSFORMER, WEIGHTS = "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"
+T5 = "text_encoder/config.json"
 TENSOR = '{"dtype":"F32","shape":[16],"data_offsets":[0,64]}'
 DEEP = "[" * 100_000
 
@@ -146,6 +149,9 @@ CASES = [
     of("a garbled configuration", write(TRANSFORMER, b"\x80\x81{"), "config.json cannot be read"),
     of("a configuration of numbers", write(TRANSFORMER, "3"), "must hold a JSON object"),
     of("a deep configuration", write(TRANSFORMER, '{"a":' * 99_999), "config.json cannot be read"),
+    of("an epsilon below zero", change(TRANSFORMER, norm_eps=-1), "norm_eps must be at least 0"),
+    of("no rotary base", change(TRANSFORMER, rope_base=0), "rope_base must be at least 1"),
+    of("an epsilon of nothing", change(T5, layer_norm_epsilon=float("nan")), "layer_norm_epsilon must be a number"),
     of("an epsilon in a list", change(TRANSFORMER, norm_eps=[]), "norm_eps must be float, not []"),
     of("sizes that are none", change("vqvae/config.json", block_out_channels=["x"]), "block_out_channels must be"),
     of("a number of groups below 1", change("vqvae/config.json", norm_num_groups=-1), "norm_num_groups must be at"),
@@ -230,30 +236,92 @@ LOADERS = {  # a shipped folder, and a command that reads one of its kind
 }
 
 
+def place_of_loader(shipped: str, tmp_path: Path, model: Path, *left_out: str) -> tuple[Path, str]:
+    """A copy of a shipped folder, and a command that reads it."""
+    of = tmp_path / "of"
+    if shipped == "janus":
+        of.mkdir()
+        (of / "config.json").write_text('{"model_type": "janus"}')
+        return of, "generate x --model {of} --output {work}/out"
+    shutil.copytree(find_model().parent / shipped, of, ignore=shutil.ignore_patterns("drafters", "*.md", *left_out))
+    if shipped == "scenes-128/text_encoder":
+        shutil.rmtree(model / "text_encoder")
+        of = of.rename(model / "text_encoder")
+    (tmp_path / "result.jsonl").touch()  # a run to be judged
+    frames = [Image.new("RGB", (64, 64), (30 * number, 0, 0)) for number in range(8)]
+    frames[0].save(tmp_path / "frames.gif", save_all=True, append_images=frames[1:])
+    return of, LOADERS[shipped]
+
+
 @pytest.mark.parametrize("shipped", [*LOADERS, "janus"])
 def test_pickled_weights_are_refused_by_name_wherever_weights_are_read(
     shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Their folder as it is shipped, but for the weights."""
-    of = tmp_path / "of"
-    if shipped == "janus":
-        of.mkdir()
-        (of / "config.json").write_text('{"model_type": "janus"}')
-        command = "generate x --model {of} --output {work}/out"
-    else:
-        ignored = shutil.ignore_patterns("*.safetensors", "drafters", "*.md")
-        shutil.copytree(find_model().parent / shipped, of, ignore=ignored)
-        command = LOADERS[shipped]
-    if shipped == "scenes-128/text_encoder":
-        shutil.rmtree(tiny_model_folder / "text_encoder")
-        of = of.rename(tiny_model_folder / "text_encoder")
-    (tmp_path / "result.jsonl").touch()  # a run to be judged
-    frames = [Image.new("RGB", (64, 64), (30 * number, 0, 0)) for number in range(8)]
-    frames[0].save(tmp_path / "frames.gif", save_all=True, append_images=frames[1:])
+    of, command = place_of_loader(shipped, tmp_path, tiny_model_folder, "*.safetensors")
     (of / "pytorch_model.bin").write_bytes(pickle.dumps(Harm(tmp_path / "executed")))
     arguments = arguments_of(command, {"work": tmp_path, "model": tiny_model_folder, "of": of})
     check_refused(arguments, "pytorch_model.bin holds pickled weights", capsys, tmp_path)
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("shipped", LOADERS)
+def test_weights_that_are_integers_are_refused_wherever_weights_are_read(
+    shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    of, command = place_of_loader(shipped, tmp_path, tiny_model_folder)
+    path = next(of.glob("*.safetensors"))
+    name, weight = next(iter(sorted(load_file(path).items())))
+    arguments = arguments_of(command, {"work": tmp_path, "model": tiny_model_folder, "of": of})
+    for kind in (torch.int64, torch.float8_e4m3fn):
+        save_file({**load_file(path), name: weight.to(kind)}, path, metadata={"format": "pt"})
+        check_refused(arguments, f"holds {name} as", capsys, tmp_path)
+
+
+@pytest.mark.parametrize("shipped", LOADERS)
+def test_numbers_that_spoil_every_pass_are_refused_wherever_weights_are_read(
+    shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every epsilon and rotary base of every shipped configuration, also inside its parts."""
+    of, command = place_of_loader(shipped, tmp_path, tiny_model_folder)
+    config = json.loads((of / "config.json").read_text())
+    arguments = arguments_of(command, {"work": tmp_path, "model": tiny_model_folder, "of": of})
+
+    def parts(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                yield from parts(value)
+            elif key.endswith(("eps", "epsilon", "rope_theta", "rope_base")):
+                yield values, key
+
+    for values, key in list(parts(config)):
+        before = values[key]
+        for wrong in (-1, float("nan")):
+            values[key] = wrong
+            (of / "config.json").write_text(json.dumps(config))
+            with pytest.raises(UserError, match=f"{key} must be"):
+                check_stored(of)
+        if key == "layer_norm_eps" or key in config:
+            check_refused(arguments, f"{key} must be", capsys, tmp_path)
+        values[key] = before
+
+
+@pytest.mark.parametrize("kind", ["int64", "int32", "bool", "uint8", "float8_e4m3fn", "float8_e5m2"])
+def test_weights_of_every_kind_that_is_none(kind: str, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.ones(2).to(getattr(torch, kind))}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="holds a as"):
+        check_stored(tmp_path)
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "bitsandbytes"}}')
+    check_stored(tmp_path)
+    save_file({"position_ids": torch.ones(2).long(), "b": torch.ones(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").unlink()
+    check_stored(tmp_path)
 
 
 @each(CASES)

@@ -12,6 +12,10 @@ from collections.abc import Mapping
 from vargen.base.errors import UserError
 
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 10**12
+"""Of anything that is counted: steps, pictures, tokens, bytes of a cache."""
+MAX_AMOUNT = 1e15
+"""Of anything that is measured, such as seconds."""
 MAX_GUIDANCE_SCALE = 100.0
 """Published models are used with 1.5 to 20. Far beyond, the difference of two rounded logits is all that is left."""
 TEMPERATURES = (0.01, 100.0)
@@ -90,6 +94,20 @@ def check_sampling(temperature: object, top_k: object, top_p: object, guidance_s
             raise UserError("top_p must lie above 0: something has to be left; 1 keeps every token")
     if guidance_scale is not None:
         check_number("guidance_scale", guidance_scale, 0.0, MAX_GUIDANCE_SCALE)
+
+
+def check_magnitudes(name: str, value: object) -> None:
+    """Refuse a number, at any depth of an argument, that no setting can mean. Raises UserError."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            check_magnitudes(f"{name}.{key}", inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            check_magnitudes(name, inner)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        check_number(name, value, -MAX_SEED, MAX_SEED if name.split(".")[-1] == "seed" else MAX_COUNT)
+    elif isinstance(value, float):
+        check_number(name, value, -MAX_AMOUNT, MAX_AMOUNT)
 
 
 def check_text(name: str, text: str) -> None:

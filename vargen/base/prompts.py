@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from vargen.base.bounds import check_text
 from vargen.base.errors import UserError
-from vargen.base.reading import reason_of
+from vargen.base.reading import read_bytes, read_text, reason_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,12 +66,16 @@ def read_prompts(source: str, argument: str = "prompts_file") -> list[str]:
         UserError: see `gather_prompts`.
     """
     path = Path(source).expanduser()
+    if source == "-" and sys.stdin is None:
+        raise UserError(f"{argument}: standard input is closed; name a file")
     if source == "-":
         # As bytes: prompts are UTF-8 here whatever the terminal's locale says.
         content, name, suffix = sys.stdin.buffer.read(), "standard input", ".txt"
     else:
         try:
-            content, name, suffix = path.read_bytes(), str(path), path.suffix.lower()
+            content, name, suffix = read_bytes(path, argument), str(path), path.suffix.lower()
+        except UserError:
+            raise
         except (OSError, ValueError) as error:
             raise UserError(f"{argument}: cannot read {path} ({reason_of(error)})") from error
     try:
@@ -99,7 +103,7 @@ def read_column(source: str, names: Sequence[str]) -> list[str] | None:
     suffix = path.suffix.lower()
     if suffix not in (*_DELIMITERS, ".jsonl"):
         return None
-    text = path.read_text(encoding="utf-8-sig")
+    text = read_text(path, "prompts_file")
     if suffix == ".jsonl":
         rows = [json.loads(line) for line in split_lines(text) if line.strip()]
     else:

@@ -9,15 +9,26 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from vargen.base.bounds import is_too_deep
 from vargen.base.errors import UserError
 
 _LONGEST_REASON = 200
+_PLAIN_NUMBERS = {
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)\Z"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"[-+]?(?:(?:[0-9][0-9_]*)?\.[0-9_]+(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*\.(?:[eE][-+]?[0-9]+)?"
+        r"|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))\Z|\.(?:nan|NaN|NAN)\Z"
+    ),
+}
+"""What reads as a number: YAML 1.1's without the bases sixty and eight, and 1e5 without a point."""
+_NO_DATES = "tag:yaml.org,2002:timestamp"
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 @contextmanager
@@ -37,8 +48,9 @@ def reading(place: str | os.PathLike[str], remedy: str = "copy it again", argume
         yield
     except (UserError, MemoryError):
         raise
-    except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":
+    except BaseException as error:
+        kind = type(error).__name__
+        if kind == "OutOfMemoryError" or not (isinstance(error, Exception) or kind == "PanicException"):
             raise
         where = f"{argument}: {place}" if argument else f"{place}"
         raise UserError(f"{where} cannot be read ({reason_of(error)}); {remedy}") from error
@@ -53,20 +65,80 @@ def reason_of(error: BaseException) -> str:
     return line if len(line) <= _LONGEST_REASON else f"{line[: _LONGEST_REASON - 3]}..."
 
 
+def read_bytes(path: Path, argument: str = "") -> bytes:
+    """All of a regular file: a pipe would be waited for, and a device may never end. Raises UserError for anything
+    else, and OSError."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        where = f"{argument}: {path}" if argument else f"{path}"
+        raise UserError(f"{where} is a device or a pipe; name a file")
+    return path.read_bytes()
+
+
+def read_text(path: Path, argument: str) -> str:
+    """All of a text file in UTF-8, with or without a mark at its beginning. Raises UserError."""
+    with reading(path, "save it as UTF-8", argument):
+        return read_bytes(path, argument).decode("utf-8-sig")
+
+
 def read_json(path: Path, remedy: str = "copy it again", argument: str = "") -> Any:
     """What a JSON file holds. Raises FileNotFoundError where there is none, and UserError for anything else."""
     with _there(path), reading(path, remedy, argument):
-        return json.loads(path.read_bytes())
+        return json.loads(read_bytes(path, argument))
 
 
 def read_yaml(path: Path, remedy: str = "repair it", argument: str = "") -> Any:
     """What a YAML file of plain values holds. Raises FileNotFoundError where there is none, else UserError."""
     with _there(path), reading(path, remedy, argument):
-        return parse_yaml(path.read_bytes().decode("utf-8-sig"))
+        return parse_yaml(read_bytes(path, argument).decode("utf-8-sig"))
+
+
+@lru_cache
+def _plain_loader() -> type[Any]:
+    """PyYAML's safe loader without what YAML 1.1 has and nobody means: two values under one key, of which the last
+    counts; numbers to the base sixty, by which 1:30 is 90; and dates."""
+    import yaml
+
+    class PlainLoader(yaml.SafeLoader):
+        yaml_implicit_resolvers: ClassVar[Any] = {
+            first: [(tag, _PLAIN_NUMBERS.get(tag, pattern)) for tag, pattern in resolvers if tag != _NO_DATES]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[Any] = set()
+            for key_node in (key_node for key_node, _ in node.value if key_node.tag != _MERGE):
+                key = self.construct_object(key_node, deep=True)
+                if isinstance(key, Hashable):
+                    if key in seen:
+                        raise yaml.YAMLError(f"{key} is there twice, again in line {key_node.start_mark.line + 1}")
+                    seen.add(key)
+            return super().construct_mapping(node, deep)
+
+    return PlainLoader
+
+
+@lru_cache
+def parser_mode() -> str:
+    """The mode of jsonargparse's parsers by which they read options and files with `parse_yaml`."""
+    from jsonargparse import set_loader
+
+    def load(text: str) -> Any:
+        if not text.strip():
+            return text
+        value = parse_yaml(text)
+        # "{a cube}" is a prompt, and neither a mapping of None nor an error.
+        return text if isinstance(value, dict) and ":" not in text else value
+
+    set_loader("plain-yaml", load, exceptions=(ValueError,))
+    return "plain-yaml"
 
 
 def parse_yaml(text: str) -> Any:
-    """Plain values of YAML. Raises ValueError for what is none, and for aliases: a line of them can mean gigabytes."""
+    """Plain values of YAML.
+
+    Raises:
+        ValueError: what is none, a key that comes twice, and aliases: a line of them can mean gigabytes.
+    """
     import yaml
 
     if is_too_deep(text):
@@ -74,7 +146,7 @@ def parse_yaml(text: str) -> Any:
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
             raise ValueError("it uses aliases (*name); write values out")
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=_plain_loader())
     except yaml.YAMLError as error:
         raise ValueError(f"it is not YAML: {' '.join(str(error).split())}") from error
 

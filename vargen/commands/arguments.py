@@ -19,9 +19,10 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 
-from vargen.base.bounds import check_characters
+from vargen.base.bounds import check_characters, check_magnitudes
 from vargen.base.errors import UserError, did_you_mean
-from vargen.base.reading import parse_yaml, read_yaml, reading
+from vargen.base.places import Place, check_places, places_of
+from vargen.base.reading import parse_yaml, parser_mode, read_yaml, reading
 from vargen.base.resources import find_config
 from vargen.models.options import ModelOptions
 
@@ -47,6 +48,7 @@ _TRUTHS = ("true", "false", "yes", "no", "null")
 """What may follow a switch."""
 _LIKE_TRUTHS = ("on", "off", "0", "1", "y", "n", "t", "f")
 """What a user may write after a switch instead of "true" or "false". No prompt reads like this."""
+_BASE_SIXTY = re.compile(r"(?<![\w.:])[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+")
 _REFUSED_VALUE = re.compile(r'Parser key "(?P<name>[^"]+)":.*(?:Got|Given) value: (?P<value>.*)', re.DOTALL)
 
 
@@ -78,6 +80,7 @@ def build_parser(command: str, description: str, options: type[Any] | None = Non
         epilog=epilog,
         exit_on_error=False,
         formatter_class=HelpFormatter,
+        parser_mode=parser_mode(),
     )
     if options is not None:
         _add_options(parser, options)
@@ -171,7 +174,7 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     wrong value."""
     rest, nested = _take_nested(parser, arguments)
     try:
-        normalised = [_shipped_config(argument, previous) for previous, argument in _normalised(rest)]
+        normalised = [_shipped_config(parser, argument, previous) for previous, argument in _normalised(rest)]
         values = parser.parse_args(_switched_on(parser, normalised))
     except ArgumentError as error:
         raise UserError(f"{_reason(parser, str(error))} (see {parser.prog} --help)") from error
@@ -250,8 +253,20 @@ def _holds_a_dict(parser: ArgumentParser, field: str) -> bool:
         return False
 
 
-def fill(options: type[Options], values: Namespace) -> Options:
-    """An instance of the dataclass from parsed values. Raises what its checks raise."""
+def fill(options: type[Options], values: Namespace, **places: Mapping[str, Place]) -> Options:
+    """An instance of the dataclass from parsed values.
+
+    Args:
+        options: the dataclass.
+        values: every argument of the command.
+        places: metadata of arguments that are no fields, as `vargen.base.places` has it.
+
+    Raises:
+        UserError: an output takes the place of an input, or what the checks of the dataclass raise.
+    """
+    for name, value in vars(values).items():
+        check_magnitudes(name, value)
+    check_places({**places_of(options), **{name: mark["place"] for name, mark in places.items()}}, vars(values))
     return options(**{field.name: getattr(values, field.name) for field in fields(options)})  # type: ignore[arg-type]
 
 
@@ -289,21 +304,31 @@ def _switched_on(parser: ArgumentParser, arguments: list[str]) -> list[str]:
     return switched
 
 
-def _shipped_config(argument: str, previous: str) -> str:
+def _shipped_config(parser: ArgumentParser, argument: str, previous: str) -> str:
     """The path of a shipped configuration where `--config` gets its name instead of a file."""
-    if previous == "--config":
-        return _find(argument)
-    if argument.startswith("--config="):
-        return f"--config={_find(argument.removeprefix('--config='))}"
+    flag, equals, value = argument.partition("=") if argument.startswith("--") else (previous, "", argument)
+    if flag == "--config" and (equals or argument is value):
+        found = _find(parser, value)
+        return f"--config={found}" if equals else found
+    _check_base_sixty(parser, flag.removeprefix("--"), value)
     return argument
 
 
-def _find(path: str) -> str:
+def _find(parser: ArgumentParser, path: str) -> str:
     """The file of a configuration. It is read as YAML here, since jsonargparse says less about what is wrong."""
     if path.strip().startswith("{"):
         with reading("config", "give YAML"):
-            parse_yaml(path)
-        return path
-    place = path if os.path.exists(path) else str(find_config(path))
-    read_yaml(Path(place), argument="config")
+            content, place = parse_yaml(path), path
+    else:
+        place = path if os.path.exists(path) else str(find_config(path))
+        content = read_yaml(Path(place), argument="config")
+    for name, value in content.items() if isinstance(content, dict) else ():
+        _check_base_sixty(parser, str(name), value)
     return place
+
+
+def _check_base_sixty(parser: ArgumentParser, name: str, value: Any) -> None:
+    """Refuse 1:30 for a number: where it needs one, jsonargparse reads by YAML 1.1, for which this is 90."""
+    action = next((action for action in parser._actions if action.dest == name), None)
+    if action is not None and "NUMBER" in _kind(_type_of(action)) and _BASE_SIXTY.search(str(value)):
+        raise UserError(f"{name} must be a number, got {str(value)!r} (see {parser.prog} --help)")

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from vargen.base.places import READ
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.jobs.captioning import DEFAULT_QUESTION, CaptionConfig, caption
 from vargen.methods.catalogue import methods_for
@@ -24,7 +25,8 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("question", nargs="?", default=DEFAULT_QUESTION, help="question; by default for a description")
     add_switches(parser, quiet=False, json="print the account as JSON instead of the text")
     values = parse(parser, arguments)
-    answer = caption(fill(CaptionConfig, values), values.video, values.question, None if values.json else _show)
+    config = fill(CaptionConfig, values, video=READ)
+    answer = caption(config, values.video, values.question, None if values.json else _show)
     if values.json:
         print(json.dumps({"video": values.video, "question": values.question, **answer.to_dict()}))
         return 0

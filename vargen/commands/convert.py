@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vargen.base.errors import UserError, did_you_mean
+from vargen.base.places import READ
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.jobs.conversion import (
     ConvertAnoleConfig,
@@ -113,7 +114,8 @@ def run(arguments: Sequence[str]) -> int:
         parser.add_argument("folder", help=source.argument)
     values = parse(parser, arguments[1:])
     given = () if source.argument is None else (values.folder,)
+    config = fill(source.options, values, **({} if source.argument is None else {"folder": READ}))
     with own_folder(values.output):
-        made = source.convert(fill(source.options, values), *given)
+        made = source.convert(config, *given)
     print(json.dumps(made) if values.json else f"{source.summary(made)}: in {made['output']}")
     return 0

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 
 from vargen.base.errors import UserError, did_you_mean
 from vargen.base.resources import find_config
-from vargen.commands.arguments import HelpFormatter, parse
+from vargen.commands.arguments import HelpFormatter, fill, parse
 from vargen.jobs.training import load_trainer, recipes, train
 
 _TASKS = {"pictures": "drafter", "videos": "video-drafter", "text": "drafter-text"}
@@ -40,8 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.prog, parser.usage = f"vargen train {name}", f"vargen train {name} [options]"
     parser.exit_on_error, parser.formatter_class = False, HelpFormatter
-    values = parser.instantiate_classes(parse(parser, rest))
-    result = train(name, config_type(**{field.name: getattr(values, field.name) for field in fields(config_type)}))
+    result = train(name, fill(config_type, parser.instantiate_classes(parse(parser, rest))))
     if signal_number := getattr(result, "stopped_by", None):  # a store of codes has none
         print(f"vargen: interrupted at step {result.step}; the same command goes on", file=sys.stderr)
         return 128 + signal_number

@@ -12,12 +12,13 @@ import signal
 import sys
 import tempfile
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vargen.base.bounds import check_number
 from vargen.base.errors import UserError
+from vargen.base.places import MODEL
 from vargen.demo import compare, pictures, videos
 from vargen.demo.models import Models
 from vargen.demo.requests import Requests
@@ -46,8 +47,8 @@ class DemoConfig(ModelOptions):
         share: also open a public address at gradio.live, for everybody who knows it.
     """
 
-    video_model: str | None = None
-    video_draft_model: str | None = None
+    video_model: str | None = field(default=None, metadata=MODEL)
+    video_draft_model: str | None = field(default=None, metadata=MODEL)
     host: str = "127.0.0.1"
     port: int | None = None
     share: bool = False

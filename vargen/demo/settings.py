@@ -9,9 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import yaml
-
 from vargen.base.errors import UserError
+from vargen.base.reading import parse_yaml, reason_of
 from vargen.methods.base import MethodConfig, configure
 
 AnyConfig = TypeVar("AnyConfig", bound=MethodConfig)
@@ -25,7 +24,7 @@ def write_settings(config: MethodConfig) -> str:
 
 def _written(value: Any) -> str:
     """The value as JSON, which is also YAML; a plain word without quotes where YAML reads it back."""
-    return value if isinstance(value, str) and yaml.safe_load(value) == value else json.dumps(value)
+    return value if isinstance(value, str) and parse_yaml(value) == value else json.dumps(value)
 
 
 def read_method(methods: Mapping[str, AnyConfig], name: str, text: str) -> AnyConfig:
@@ -39,9 +38,9 @@ def read_settings(config: AnyConfig, text: str) -> AnyConfig:
     """The method with the settings of a text. Settings that the text leaves out keep their values. Raises UserError for
     a text that is no list of settings, an unknown setting, a folder, or a value out of range."""
     try:
-        given: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError("settings: write one `name: value` a line") from error
+        given: Any = parse_yaml(text)
+    except ValueError as error:
+        raise UserError(f"settings: write one `name: value` a line ({reason_of(error)})") from error
     if given is None:
         return config
     if not isinstance(given, dict):

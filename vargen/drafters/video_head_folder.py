@@ -24,7 +24,7 @@ from specdecode.kernels.linears import serve_linears
 from vargen.drafters.target_states import are_alike, fixed_tokens, sample_states
 from vargen.drafters.video_head import VideoHead, VideoHeadConfig
 from vargen.models.finite import check_weights
-from vargen.models.model_folder import refuse_pickled
+from vargen.models.model_folder import check_stored
 from vargen.models.video_llms.architectures.catalogue import architecture_of
 from vargen.models.video_llms.request import VideoRequest
 from vargen.models.video_llms.target import VideoTarget
@@ -127,7 +127,7 @@ def load_video_head(
             layer count or K.
     """
     folder = Path(folder)
-    refuse_pickled(folder, "drafter")
+    check_stored(folder, "drafter")
     try:
         config = VideoHeadConfig.from_dict(json.loads((folder / "config.json").read_text()))
         stored = load_file(folder / WEIGHTS_NAME)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from metrics.speculation import CallRecord, summarise
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP, check_numbers
 from vargen.base.errors import UserError
+from vargen.base.places import READ, READ_FILE, writes_in
 from vargen.jobs.cases import (
     BenchmarkCase,
     Judge,
@@ -74,18 +75,18 @@ class BenchConfig(SamplingOptions):
         save_images: write the pictures to images/METHOD/000000.png in the output folder.
     """
 
-    methods: str | None = None
+    methods: str | None = field(default=None, metadata=READ_FILE)
     method_options: dict[str, Any] = field(default_factory=dict)
     num_prompts: int = 64
-    prompts_file: str | None = None
+    prompts_file: str | None = field(default=None, metadata=READ)
     split: str = "heldout"
     class_labels: list[int] = field(default_factory=list)
     batch_size: int = 1
     continuous_batches: bool = False
     warm_up: int = 1
     judge: bool = True
-    clip: str | None = None
-    output: str | None = None
+    clip: str | None = field(default=None, metadata=READ)
+    output: str | None = field(default=None, metadata=writes_in("results.json", "plot.png", "calls.jsonl", "images"))
     save_images: bool = False
 
     def __post_init__(self) -> None:

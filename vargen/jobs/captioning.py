@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vargen.base.bounds import check_text
 from vargen.base.errors import UserError
+from vargen.base.places import READ_FILE, writes_file
 from vargen.base.resources import find_trained_drafters
 from vargen.methods.catalogue import default_video_method, read_options, resolve_method
 from vargen.pipelines.video.options import VideoOptions
@@ -37,9 +38,9 @@ class CaptionConfig(VideoOptions):
             underlined by how they were accepted.
     """
 
-    method: str | None = None
+    method: str | None = field(default=None, metadata=READ_FILE)
     method_options: dict[str, Any] = field(default_factory=dict)
-    picture: str | None = None
+    picture: str | None = field(default=None, metadata=writes_file())
 
     def __post_init__(self) -> None:
         super().__post_init__()

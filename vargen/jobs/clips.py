@@ -17,6 +17,7 @@ from typing import Any
 
 from vargen.base.errors import UserError
 from vargen.base.prompts import read_prompts, split_lines
+from vargen.base.reading import read_text
 from vargen.models.video_llms.frames import VideoFrames, read_video
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".gif", ".mpg", ".mpeg", ".ts", ".flv", ".wmv")
@@ -59,10 +60,14 @@ def find_videos(folder: str | Path, argument: str = "videos") -> list[Path]:
     place = Path(folder).expanduser()
     if not place.is_dir():
         raise UserError(f"{argument}: {place} is not a folder; name one that holds videos")
-    found = sorted(path for path in place.iterdir() if path.suffix.lower() in VIDEO_SUFFIXES or path.is_dir())
+    found = sorted(path for path in place.iterdir() if _is_clip(path))
     if not found:
         raise UserError(f"{argument}: {place} holds no videos ({', '.join(VIDEO_SUFFIXES)}); name another folder")
     return found
+
+
+def _is_clip(path: Path) -> bool:
+    return not path.name.startswith(".") and (path.suffix.lower() in VIDEO_SUFFIXES or path.is_dir())
 
 
 def ask_about(
@@ -115,7 +120,7 @@ def describe_clips(clips: Sequence[Clip]) -> list[list[Any]]:
 
 def _rows(path: Path) -> list[Any]:
     try:
-        text = path.expanduser().read_bytes().decode("utf-8-sig")
+        text = read_text(path.expanduser(), "questions")
         if path.suffix.lower() == ".csv":
             table = csv.reader(io.StringIO(text, newline=""))
             names, rows = [name.strip().lower() for name in next(table, [])], list(table)

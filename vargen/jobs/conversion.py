@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.bounds import MAX_PIXELS, check_numbers
 from vargen.base.errors import UserError
+from vargen.base.places import READ, replaces
 from vargen.models.options import DTYPES
 from vargen.runs.files import atomic_folder
 
@@ -39,11 +40,11 @@ class ConvertConfig:
         overwrite: replace the folder if it exists.
     """
 
-    transformer: str
-    vqvae: str
-    output: str
+    transformer: str = field(metadata=READ)
+    vqvae: str = field(metadata=READ)
+    output: str = field(metadata=replaces())
     image_size: int
-    text_encoder: str | None = None
+    text_encoder: str | None = field(default=None, metadata=READ)
     num_attention_heads: int | None = None
     dtype: str | None = None
     overwrite: bool = False
@@ -64,8 +65,8 @@ class ConvertVqganConfig:
         overwrite: replace the folder if it exists.
     """
 
-    checkpoint: str
-    output: str
+    checkpoint: str = field(metadata=READ)
+    output: str = field(metadata=replaces())
     overwrite: bool = False
 
 
@@ -80,8 +81,8 @@ class ConvertAnoleConfig:
         overwrite: replace the folder if it exists.
     """
 
-    checkpoint: str
-    output: str
+    checkpoint: str = field(metadata=READ)
+    output: str = field(metadata=replaces())
     dtype: str | None = None
     overwrite: bool = False
 
@@ -101,8 +102,8 @@ class ConvertDrafterConfig:
         overwrite: replace the folder if it exists.
     """
 
-    drafter: str
-    output: str
+    drafter: str = field(metadata=READ)
+    output: str = field(metadata=replaces())
     dtype: str | None = None
     overwrite: bool = False
 
@@ -119,7 +120,7 @@ class ConvertFolderConfig:
         overwrite: replace the folder if it exists.
     """
 
-    output: str
+    output: str = field(metadata=replaces())
     overwrite: bool = False
 
 

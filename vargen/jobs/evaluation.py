@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, check_numbers
 from vargen.base.errors import UserError
+from vargen.base.places import READ, READ_FILE, writes_in
 from vargen.base.prompts import gather_prompts, read_column
 from vargen.base.reading import read_yaml
 from vargen.base.resources import find_config, shipped_clip
@@ -71,20 +72,20 @@ class EvaluateConfig(SamplingOptions):
             continues a stopped run.
     """
 
-    preset: str | None = None
+    preset: str | None = field(default=None, metadata=READ_FILE)
     num_prompts: int | None = None
-    prompts_file: str | None = None
-    given_images: str | None = None
-    method: str = "jacobi"
+    prompts_file: str | None = field(default=None, metadata=READ)
+    given_images: str | None = field(default=None, metadata=READ)
+    method: str = field(default="jacobi", metadata=READ_FILE)
     method_options: dict[str, Any] = field(default_factory=dict)
-    reference: str | None = None
-    clip: str | None = None
-    inception_weights: str | None = None
-    vgg_weights: str | None = None
+    reference: str | None = field(default=None, metadata=READ)
+    clip: str | None = field(default=None, metadata=READ)
+    inception_weights: str | None = field(default=None, metadata=READ)
+    vgg_weights: str | None = field(default=None, metadata=READ)
     batch_size: int = 32
     continuous_batches: bool = True
     bootstrap: int = 200
-    output: str = "evaluation"
+    output: str = field(default="evaluation", metadata=writes_in("scores.json", "table.md", "table.tex", "plot.png"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

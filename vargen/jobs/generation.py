@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_numbers
 from vargen.base.errors import NotFiniteError, UserError
+from vargen.base.places import READ, READ_FILE, writes_in
 from vargen.base.prompts import gather_prompts
 from vargen.base.resources import shipped_clip
 from vargen.jobs.cases import class_labels_of
@@ -77,7 +78,7 @@ class GenerateConfig(SamplingOptions):
             else bfloat16 on a GPU and float32 on a CPU. The image decoder always works in float32.
     """
 
-    prompts_file: str | None = None
+    prompts_file: str | None = field(default=None, metadata=READ)
     class_labels: list[int] = field(default_factory=list)
     height: int | None = None
     width: int | None = None
@@ -85,13 +86,13 @@ class GenerateConfig(SamplingOptions):
     num_images_per_prompt: int = 1
     num_candidates: int = 1
     ranker: str = "judge"
-    clip: str | None = None
-    method: str = "jacobi"
+    clip: str | None = field(default=None, metadata=READ)
+    method: str = field(default="jacobi", metadata=READ_FILE)
     method_options: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 8
     dtype: str = "auto"
     continuous_batches: bool = True
-    output: str = "out"
+    output: str = field(default="out", metadata=writes_in("images", "traces", "result.jsonl", "config.json"))
     trace_image: bool = False
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ from metrics.quality import Reference
 from vargen.base.errors import UserError
 from vargen.base.resources import cache_folder
 from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures, told_cases
-from vargen.models.model_folder import refuse_pickled
+from vargen.models.model_folder import check_stored
 from vargen.models.options import SamplingOptions
 from vargen.runs.batches import Arrays, BatchStore, Share
 from vargen.runs.files import atomic_path
@@ -72,7 +72,7 @@ def load_networks(
         if name == "clip":
             if (clip := files["clip"]) is None:
                 raise UserError(f"clip: {protocol.name} needs a CLIP model; name the folder of one")
-            refuse_pickled(clip, "clip")
+            check_stored(clip, "clip")
             transformers_logging.disable_progress_bar()  # the job has a bar of its own
             return CLIPFeatures(clip, device)
         if name == "vgg16":

@@ -54,9 +54,9 @@ class ClipScorer:
     def __init__(self, folder: Path) -> None:
         from metrics.errors import DataError
         from metrics.extractors import CLIPFeatures
-        from vargen.models.model_folder import refuse_pickled
+        from vargen.models.model_folder import check_stored
 
-        refuse_pickled(folder, "clip")
+        check_stored(folder, "clip")
         try:
             self.features = CLIPFeatures(folder)
         except DataError as error:

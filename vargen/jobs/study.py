@@ -85,7 +85,7 @@ class Trials:
         import optuna
 
         check_replaceable(path)
-        lines = read_jsonl(path)
+        lines = read_jsonl(path, once=())
         self.path, self.seconds = path, 0.0
         self.points: dict[str, Point] = {}
         optuna.logging.set_verbosity(optuna.logging.ERROR)

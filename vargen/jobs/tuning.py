@@ -20,6 +20,7 @@ import yaml
 
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_numbers
 from vargen.base.errors import UserError
+from vargen.base.places import READ, READ_FILE, writes_in
 from vargen.base.resources import find_model
 from vargen.jobs.benchmark import run_benchmark
 from vargen.jobs.cases import BenchmarkCase, Judge, World, fitting_judge, prompt_cases, told_cases
@@ -63,6 +64,9 @@ QUALITIES = {"judge_accuracy": Quality(1.0, 0.02), "clip_score": Quality(100.0, 
 """Measures of quality: fields of a benchmark row."""
 
 
+_FILES = ("settings.json", "plain.jsonl", "trials.jsonl", "pareto.json", "best.yaml")
+
+
 @dataclass(frozen=True)
 class TuneConfig(ModelOptions):
     """What to tune.
@@ -91,18 +95,18 @@ class TuneConfig(ModelOptions):
             model.
     """
 
-    method: str = "jacobi"
+    method: str = field(default="jacobi", metadata=READ_FILE)
     fixed: dict[str, Any] = field(default_factory=dict)
     max_quality_loss: float | None = None
     max_seconds: float = 1800.0
     speed: str = "speedup"
     quality: str | None = None
-    clip: str | None = None
+    clip: str | None = field(default=None, metadata=READ)
     num_prompts: int = 64
-    prompts_file: str | None = None
+    prompts_file: str | None = field(default=None, metadata=READ)
     batch_size: int = 8
     seed: int = 0
-    output: str = "tuning"
+    output: str = field(default="tuning", metadata=writes_in(*_FILES))
     save_to_model: bool = False
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from metrics.speculation import CallRecord, percentile, summarise
 from vargen.base.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_WARM_UP, check_numbers, check_text
 from vargen.base.errors import UserError
+from vargen.base.places import READ, READ_FILE, writes_in
 from vargen.base.world import missing_world
 from vargen.jobs.captioning import DEFAULT_QUESTION
 from vargen.jobs.cases import VideoCase, VideoJudge, World, check_split
@@ -61,16 +62,16 @@ class BenchVideoConfig(VideoOptions):
             stopped run. null writes nothing.
     """
 
-    methods: str | None = None
+    methods: str | None = field(default=None, metadata=READ_FILE)
     method_options: dict[str, Any] = field(default_factory=dict)
     num_videos: int = 100
-    videos: str | None = None
-    questions: str | None = None
+    videos: str | None = field(default=None, metadata=READ)
+    questions: str | None = field(default=None, metadata=READ)
     split: str = "heldout"
     question: str = DEFAULT_QUESTION
     image_size: int | None = None
     warm_up: int = 1
-    output: str | None = None
+    output: str | None = field(default=None, metadata=writes_in("results.json", "calls.jsonl"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

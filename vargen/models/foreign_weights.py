@@ -53,4 +53,7 @@ def load_strictly(model: nn.Module, state_dict: StateDict, source: str | os.Path
             f"{source} has {len(reshaped)} weights of another size, such as {key}: {tuple(state_dict[key].shape)} "
             f"instead of {tuple(expected[key])}."
         )
+    for key, tensor in state_dict.items():
+        if not tensor.is_floating_point() or tensor.itemsize == 1:
+            raise UserError(f"{source} holds {key} as {tensor.dtype}, which is no weight; download it again.")
     model.load_state_dict(state_dict, strict=True, assign=True)

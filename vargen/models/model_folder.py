@@ -47,6 +47,11 @@ _USED_LATER = {
     "relative_attention_max_distance": (4, 2**31),
 }
 """Bounds of numbers that libraries accept unchecked, and that make the first pass fail."""
+_BY_END = {"eps": (0.0, 1.0), "epsilon": (0.0, 1.0), "rope_theta": (1.0, 1e12), "rope_base": (1.0, 1e12)}
+"""The same, by how names end."""
+_WEIGHT_KINDS = ("F64", "F32", "F16", "BF16", "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16")
+_COUNTED = ("_ids", "_index", "num_batches_tracked")
+"""Ends of the names of tensors that are integers in every library."""
 _WEIGHT_NAMES = ("diffusion_pytorch_model", "model")
 _TORCH_NAMES = ("diffusion_pytorch_model", "pytorch_model")
 _TIED_NAMES = ({"shared.weight", "encoder.embed_tokens.weight"},)
@@ -216,17 +221,66 @@ def _component_class(library: str, class_name: str) -> type[torch.nn.Module] | N
     return found if issubclass(found, torch.nn.Module) else None
 
 
-def refuse_pickled(folder: str | os.PathLike[str], argument: str = "") -> None:
-    """Refuse a folder whose only weights are pickled, by their names. Raises UserError."""
+def check_stored(folder: str | os.PathLike[str], argument: str = "") -> None:
+    """Check what libraries accept in the folder of one network although it means nothing. Every reader of weights asks
+    this first.
+
+    Raises:
+        UserError: only pickled weights, weights of integers, truth values or eight bits, or a number in config.json
+            that spoils every pass.
+    """
     folder = Path(folder)
-    if not folder.is_dir() or any(folder.glob("*.safetensors")):
-        return
     where = f"{argument}: " if argument else ""
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _PICKLED:
-            raise UserError(
-                f"{where}{path} holds pickled weights, which may run code when loaded; save them as safetensors"
-            )
+    if not folder.is_dir():
+        return
+    config = _config_of(folder)
+    _check_config_numbers(f"{where}{folder / 'config.json'}", config)
+    files = sorted(folder.glob("*.bin" if has_torch_files(folder) else "*.safetensors"))
+    pickled = [path for path in sorted(folder.iterdir()) if path.suffix in _PICKLED]
+    if pickled and not files:
+        raise UserError(
+            f"{where}{pickled[0]} holds pickled weights, which may run code when loaded; save them as safetensors"
+        )
+    if "quantization_config" in config:  # its library reads such weights, and only it
+        return
+    for path in files:
+        for name, kind in _stored_kinds(path).items():
+            if kind not in _WEIGHT_KINDS and not name.endswith(_COUNTED):
+                raise UserError(
+                    f"{where}{path} holds {name} as {kind}, which is no weight; save it as float or bfloat16"
+                )
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    """Its config.json; empty where there is none or it is damaged, of which its reader says more."""
+    try:
+        return read_json(folder / "config.json")
+    except UserError:
+        return {}
+
+
+def _check_config_numbers(where: str, config: Mapping[str, Any], within: str = "") -> None:
+    """Bounds of numbers that libraries accept unchecked, also inside a configuration's own parts."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            _check_config_numbers(where, value, f"{within}{name}.")
+        elif name in _USED_LATER:
+            check_number(f"{where}: {within}{name}", value, *_USED_LATER[name])
+        elif isinstance(value, int | float) and name.endswith(tuple(_BY_END)):  # of another kind: its reader says more
+            bounds = next(bounds for end, bounds in _BY_END.items() if name.endswith(end))
+            check_number(f"{where}: {within}{name}", value, *bounds)
+
+
+def _stored_kinds(path: Path) -> dict[str, str]:
+    """The dtypes of the tensors in a file, as the library that reads it names them; none of a damaged file of
+    safetensors, of which its reader says more."""
+    if path.suffix == ".bin":
+        return {name: str(tensor.dtype) for name, tensor in _torch_tensors(path).items()}
+    try:
+        with safe_open(path, framework="np") as file:
+            return {name: str(file.get_slice(name).get_dtype()) for name in file.keys()}  # noqa: SIM118  # no mapping
+    except Exception:
+        return {}
 
 
 def has_torch_files(folder: str | os.PathLike[str]) -> bool:
@@ -242,19 +296,22 @@ def has_torch_files(folder: str | os.PathLike[str]) -> bool:
         return False
     files = sorted(folder.glob("*.bin"))
     for path in files:
-        _torch_shapes(path)
-    if not files:
-        refuse_pickled(folder)
+        _torch_tensors(path)
     return bool(files)
 
 
 def _torch_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors in a file of torch. Raises UserError for anything else in it."""
-    import torch
+    return {name: tuple(tensor.shape) for name, tensor in _torch_tensors(path).items()}
 
+
+def _torch_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file of torch, without their values. Raises UserError for anything else in it."""
     try:
-        tensors = torch.load(path, map_location="meta", weights_only=True)
-        return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        tensors = dict(torch.load(path, map_location="meta", weights_only=True))
+        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+            raise TypeError("no tensors")
+        return tensors
     except Exception as error:  # a pickle can raise anything
         raise UserError(
             f"{path} holds pickled weights, which may run code when loaded; save them as safetensors"
@@ -288,9 +345,7 @@ def check_component_folder(folder: str | os.PathLike[str], model_class: type[tor
 
 def _check_component(folder: Path, model_class: type[torch.nn.Module]) -> None:
     config = read_json(folder / "config.json")
-    for name, (least, most) in _USED_LATER.items():
-        if name in config:
-            check_number(f"{folder / 'config.json'}: {name}", config[name], least, most)
+    check_stored(folder)
     files = _weight_files(folder)
     if not files:
         return

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vargen.base.bounds import MAX_COMPILE_BUCKET, MAX_SEED, check_number, check_sampling
 from vargen.base.errors import UserError
+from vargen.base.places import MODEL, READ
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTION = ("sdpa", "eager")
@@ -57,7 +58,7 @@ class ModelOptions:
         vqvae: folder or file of what makes pictures of codes, where it does not lie in "vqvae" beside the model.
     """
 
-    model: str | None = None
+    model: str | None = field(default=None, metadata=MODEL)
     revision: str | None = None
     device: str = "auto"
     dtype: str = "auto"
@@ -68,8 +69,8 @@ class ModelOptions:
     compile: bool = False
     compile_bucket: int = COMPILE_BUCKET
     family: str | None = None
-    tokenizer: str | None = None
-    vqvae: str | None = None
+    tokenizer: str | None = field(default=None, metadata=READ)
+    vqvae: str | None = field(default=None, metadata=READ)
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
 from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
 from vargen.models.finite import check_weights
-from vargen.models.model_folder import has_torch_files
+from vargen.models.model_folder import check_stored, has_torch_files
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 Processor = TypeVar("Processor", bound=ProcessorMixin)
@@ -46,6 +46,7 @@ def load_model(
     """
     refuse_remote_code(kwargs)
     check_family(source, model_type, **kwargs)
+    check_stored(source)
     arguments = {"use_safetensors": None if has_torch_files(source) else True, **kwargs}
     try:
         loaded: Any = model_class.from_pretrained(source, output_loading_info=True, **arguments)

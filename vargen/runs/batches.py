@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from metrics.images import open_npz
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
 from vargen.runs.files import save_image_atomic, write_atomic, write_json_atomic
@@ -85,7 +86,7 @@ class BatchStore:
         """Arrays and record of a batch. Raises UserError where the file is damaged or holds another number of items."""
         path = self.path(batch)
         with reading(path, "delete it and run the same command again"):
-            with np.load(path, allow_pickle=False) as content:
+            with open_npz(path) as content:
                 arrays = {name: content[name] for name in content.files}
             record = json.loads(arrays.pop("record").tobytes())
         if any(array.shape[:1] != (len(self.batches[batch]),) for array in arrays.values()):

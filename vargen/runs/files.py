@@ -18,13 +18,13 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
-from vargen.base.reading import reading, reason_of
+from vargen.base.reading import read_bytes, reading, reason_of
 
 try:
     import fcntl
@@ -207,14 +207,22 @@ def _end_of_complete_lines(file: Any) -> int:
     return 0
 
 
-def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file but for a half-written last line; none of an absent file. Raises UserError for
-    another line that is no JSON object."""
+def read_jsonl(path: str | os.PathLike[str], once: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The records of a JSON-lines file but for a half-written last line; none of an absent file.
+
+    Args:
+        path: the file.
+        once: fields that no two records share all of; none of them: no line may come twice. None: nothing is asked.
+
+    Raises:
+        UserError: another line that is no JSON object, or a record that comes twice.
+    """
     if not os.path.lexists(path):
         return []
     with reading(path, "repair or delete it"):
-        content = Path(path).read_bytes()
-    records = []
+        content = read_bytes(Path(path))
+    records: list[dict[str, Any]] = []
+    seen: dict[str | bytes, int] = {}
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
         if not line.strip():
             continue
@@ -225,6 +233,9 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             raise UserError(f"{path}: line {number} is not JSON ({reason}); repair or delete the file") from error
         if not isinstance(record, dict):
             raise UserError(f"{path}: line {number} is no record; repair or delete the file")
+        told = line if not once else json.dumps([record.get(name) for name in once])
+        if once is not None and (first := seen.setdefault(told, number)) != number:
+            raise UserError(f"{path}: line {number} repeats the record of line {first}; repair or delete the file")
         records.append(record)
     return records
 
@@ -276,6 +287,8 @@ def own_folder(folder: str | os.PathLike[str], inside: Iterable[str] = (), argum
     if not os.access(existing, os.W_OK):
         raise UserError(f"{argument}: {existing} cannot be written; name another folder")
     made = [place for place in places if not place.exists()]
+    patterns = tuple(inside)
+    before = {place for pattern in patterns for place in folder.glob(pattern)}
     remove_leftovers(folder.parent)  # this very folder may have been about to be replaced
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -283,11 +296,12 @@ def own_folder(folder: str | os.PathLike[str], inside: Iterable[str] = (), argum
             if held is False:
                 raise UserError(f"{argument}: another run is writing to {folder}; wait for it or name another")
             remove_leftovers(folder)
-            for place in (place for pattern in inside for place in folder.glob(pattern)):
+            for place in (place for pattern in patterns for place in folder.glob(pattern)):
                 check_replaceable(place, argument, folder=True)
                 remove_leftovers(place)
             yield
     finally:
-        for place in made:
+        new = sorted({place for pattern in patterns for place in folder.glob(pattern)} - before, reverse=True)
+        for place in (*new, *made):
             with contextlib.suppress(OSError):  # something was kept
                 place.rmdir()

@@ -7,7 +7,7 @@ and anything that imports a model.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from jsonargparse import ArgumentParser
 
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PIXELS, MAX_SEED, MAX_THREADS
 from vargen.base.errors import UserError
+from vargen.base.places import MODEL, writes_in
+from vargen.base.reading import parser_mode
 
 CHECKPOINT_NAME = "checkpoint.pt"
 DEVICES = ("cpu", "cuda")
@@ -88,7 +90,7 @@ class RunConfig:
         evaluation_size: held-out samples used for evaluation.
     """
 
-    output: str
+    output: str = field(metadata=writes_in("checkpoint.pt", "log.jsonl", "samples", "generated", "answers", "export/"))
     seed: int = 0
     batch_size: int = 16
     steps: int = 10_000
@@ -161,7 +163,7 @@ class DrafterRunConfig(RunConfig):
             is divided by the tokens of a sequence and multiplied by 512.
     """
 
-    model: str = ""
+    model: str = field(default="", metadata=MODEL)
     revision: str | None = None
     generation_batch_size: int = 32
     token_loss_weight: float = 0.1
@@ -181,7 +183,7 @@ def bfloat16_pays(device: str) -> bool:
 
 def build_parser(config_type: type[RunConfig], description: str) -> ArgumentParser:
     """A parser with `--config FILE.yaml` and one flag per field (dotted for nested ones)."""
-    parser = ArgumentParser(description=description)
+    parser = ArgumentParser(description=description, parser_mode=parser_mode())
     parser.add_argument("--config", action="config", help="YAML file with any of the fields below")
     parser.add_class_arguments(config_type)
     return parser

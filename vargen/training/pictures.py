@@ -7,7 +7,7 @@ learned (`drafter.py`, `vertical.py`), and keeping drawn pictures on disk (`gene
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vargen.base.errors import UserError
+from vargen.base.places import READ
 from vargen.base.prompts import gather_prompts
 from vargen.models.description import open_model
 from vargen.models.model_folder import weights_fingerprint
@@ -44,11 +45,11 @@ class PictureRunConfig(DrafterRunConfig):
 
     dtype: str = "float32"
     quantization: str | None = None
-    prompts_file: str = ""
+    prompts_file: str = field(default="", metadata=READ)
     images: int = 2048
-    codes: str = ""
+    codes: str = field(default="", metadata=READ)
     stored_images: int = 20_000
-    initial_weights: str = ""
+    initial_weights: str = field(default="", metadata=READ)
 
     def __post_init__(self) -> None:
         super().__post_init__()

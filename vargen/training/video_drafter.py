@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from specdecode.loop import decode
 from specdecode.roles import Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
+from vargen.base.places import READ, writes_in
 from vargen.drafters.video_draft_head import VideoDraftHead
 from vargen.drafters.video_head import KINDS, VISUAL_INPUTS, TargetStates, VideoHead
 from vargen.drafters.video_head_folder import new_video_head, save_video_head
@@ -97,15 +98,15 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
     compact: bool = False
     own_passes: int | None = None
     blind_share: float | None = None
-    videos: int | str = 2048
-    questions: str | None = None
+    videos: int | str = field(default=2048, metadata=READ)
+    questions: str | None = field(default=None, metadata=READ)
     num_frames: int | None = None
     fps: float | None = None
     max_pixels: int | None = None
     image_size: int | None = None
-    answers: str = ""
+    answers: str = field(default="", metadata=writes_in())
     max_answer_tokens: int = 220
-    states: str = ""
+    states: str = field(default="", metadata=writes_in())
     memory_gib: float = 4.0
     decoded_videos: int = 4
 

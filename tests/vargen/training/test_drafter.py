@@ -281,9 +281,7 @@ def test_pictures_of_a_store_are_learned_from_too(config: DrafterTrainingConfig)
         return prompts, codes
 
     changed = replace(config, codes="store", stored_images=5)
-    without, lessons = (
-        gather_lessons(each, torch.device("cpu"), scene_prompts, stored) for each in (config, changed)
-    )
+    without, lessons = (gather_lessons(each, torch.device("cpu"), scene_prompts, stored) for each in (config, changed))
     assert lessons.prompts[-2:] == prompts and torch.equal(lessons.codes[-2:], codes)
     assert len(lessons.codes) == len(lessons.prompts) == 24 - 8 + 2
     assert torch.equal(lessons.heldout_codes, without.heldout_codes), "what is kept apart are the target's own"

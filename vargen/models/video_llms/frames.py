@@ -9,7 +9,6 @@ rule, so that an hour of video costs no more memory than the frames that are loo
 
 from __future__ import annotations
 
-import re
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +22,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from transformers.video_utils import VideoMetadata
 
+from metrics.errors import DataError
+from metrics.images import natural_key, read_rgb
 from vargen.base.errors import UserError
 from vargen.base.prompts import unknown_words
 from vargen.base.reading import reason_of
@@ -52,6 +52,19 @@ PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 # missing on purpose: some of its packets show nothing.
 _INDEXED_FORMATS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
 _ONE_FRAME_PER_PACKET = ("h264", "hevc", "mpeg4", "mjpeg", "vp9", "av1")
+
+_ONLY_VIDEOS = {
+    "protocol_whitelist": "file",
+    "format_whitelist": ",".join(
+        (
+            *("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "gif", "apng", "webp_pipe", "flv"),
+            *("mpeg", "mpegts", "mpegvideo", "m4v", "asf", "ogg", "nut", "mxf", "ivf", "yuv4mpegpipe", "dv", "rm"),
+            *("h264", "hevc", "av1", "obu", "mjpeg", "wtv", "mp3", "wav", "flac", "aac"),
+        )
+    ),
+}
+"""What FFmpeg may open: files that hold their pictures themselves. Lists of other files (concat, HLS, DASH) do not.
+Those of sound are there so that their error says what they are."""
 
 # The first that is there. The first loses nothing; colours at half resolution, which every player shows, are off by up
 # to 110 of 255 at the edges of small pictures.
@@ -236,7 +249,7 @@ def write_video(frames: Tensor, path: str | PathLike[str], frames_per_second: fl
         raise UserError(f"path: {path} must end in .mp4")
     pixels = _to_bytes(frames).permute(0, 2, 3, 1).cpu().contiguous().numpy()  # [F, H, W, 3]
     name, pixel_format, options = next(each for each in _ENCODERS if each[0] in av.codecs_available)
-    with atomic_path(path) as temporary, av.open(str(temporary), "w", format="mp4") as container:
+    with atomic_path(path) as temporary, av.open(_as_file(temporary), "w", format="mp4") as container:
         rate = Fraction(frames_per_second).limit_denominator(1001)  # 30000 / 1001 is a customary one
         stream = container.add_stream(name, rate=rate, options=options)
         stream.codec_context.thread_count = 1  # x264's bytes depend on the number of threads
@@ -311,6 +324,8 @@ def _existing(path: str | PathLike[str]) -> Path:
     place = Path(path).expanduser()
     if not place.exists():
         raise UserError(f"video: {place} does not exist; give a video file or a folder of pictures")
+    if not (place.is_file() or place.is_dir()):  # a pipe would be waited for
+        raise UserError(f"video: {place} is a device or a pipe; give a video file or a folder of pictures")
     return place
 
 
@@ -341,11 +356,9 @@ def _stack(pictures: Sequence[np.ndarray], place: Path) -> Tensor:
 
 def _pictures_of(folder: Path) -> list[Path]:
     """Pictures of a folder by name, numbers in names by their value."""
-
-    def key(path: Path) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]
-
-    found = sorted((path for path in folder.iterdir() if path.suffix.lower() in PICTURE_SUFFIXES), key=key)
+    shown = (path for path in folder.iterdir() if path.suffix.lower() in PICTURE_SUFFIXES and path.is_file())
+    found = sorted(shown, key=lambda path: natural_key(path.name))
+    found = [path for path in found if not path.name.startswith(".")]
     if not found:
         raise UserError(f"video: {folder} holds no pictures ({', '.join(PICTURE_SUFFIXES)}); name another folder")
     return found
@@ -357,10 +370,10 @@ def _read_folder(folder: Path, choose: Callable[[int, float], list[int]], rate: 
     pictures = []
     for number in indices:
         try:
-            with Image.open(paths[number]) as image:
-                pictures.append(np.asarray(ImageOps.exif_transpose(image).convert("RGB")))
-        except (UnidentifiedImageError, OSError, SyntaxError) as error:  # PIL raises each of them for damaged files
-            raise UserError(f"video: {paths[number]} cannot be read as a picture; repair or remove it") from error
+            pictures.append(np.asarray(read_rgb(paths[number], upright=True)))
+        except DataError as error:
+            reason = "cannot be read as a picture; repair or remove it"
+            raise UserError(f"video: {paths[number]} {reason} ({reason_of(error.__cause__ or error)})") from error
     return VideoFrames(_stack(pictures, folder), tuple(indices), rate, len(paths))
 
 
@@ -375,13 +388,18 @@ def _pyav() -> ModuleType:
     return av
 
 
+def _as_file(path: Path) -> str:
+    """As FFmpeg takes it, for which what stands before a colon is a protocol."""
+    return f"file:{path}"
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     """The file and its video stream; FFmpeg's errors in one line."""
     av = _pyav()
     try:
         # What else the file says of itself need not be UTF-8.
-        with av.open(str(path), metadata_errors="replace") as container:
+        with av.open(_as_file(path), metadata_errors="replace", options=_ONLY_VIDEOS) as container:
             # The cover of a piece of music is a video stream, too.
             cover = av.stream.Disposition.attached_pic
             streams = [stream for stream in container.streams.video if not stream.disposition & cover]

@@ -22,7 +22,7 @@ from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
 from vargen.base.resources import find_video_model, shipped_video_models
 from vargen.models.finite import check_weights
-from vargen.models.model_folder import read_json, refuse_pickled
+from vargen.models.model_folder import check_stored, read_json
 from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.models.quantization import quantize_layers
 from vargen.models.source import SETTINGS, WEIGHTS, fetch, is_hub_name
@@ -86,6 +86,7 @@ def open_video_model(
 
 
 def _architecture_in(folder: Path, called: str, argument: str) -> Architecture:
+    check_stored(folder, argument)
     return find_architecture(read_json(folder / "config.json").get("model_type"), f"{argument}: {called}")
 
 
@@ -156,7 +157,7 @@ def load_video_model(found: VideoModelFolder, options: ModelOptions) -> Any:
     if options.quantization in OWN_QUANTIZATION:
         check_quantization(options.quantization, torch.device(arguments.get("device_map", device)), dtype)
     transformers_logging.disable_progress_bar()
-    refuse_pickled(found.folder, "model")
+    check_stored(found.folder, "model")
     try:
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
             found.folder, use_safetensors=True, output_loading_info=True, **arguments

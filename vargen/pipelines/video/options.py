@@ -6,7 +6,7 @@ Does not belong here: finding and loading models (`loading.py`). Importing this 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from vargen.base.bounds import (
@@ -19,6 +19,7 @@ from vargen.base.bounds import (
     check_sampling,
 )
 from vargen.base.errors import UserError
+from vargen.base.places import MODEL
 from vargen.models.options import ModelOptions
 
 
@@ -45,7 +46,7 @@ class VideoOptions(ModelOptions):
         seed: seed of the first answer.
     """
 
-    draft_model: str | None = None
+    draft_model: str | None = field(default=None, metadata=MODEL)
     draft_revision: str | None = None
     num_frames: int | None = None
     fps: float | None = None

@@ -1,0 +1,137 @@
+"""No output takes the place of an input or is written among the files of a model: every command, every two arguments.
+
+The pairs are found by walking the settings of every command, so a new command or a new field is tried without a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from commands import CommandOfTests, every_command
+from hostile import Case, arguments_of, check_refused, contents, each
+
+from vargen.base.places import places_of
+
+NAMES = {
+    *("attn_implementation", "device", "device_map", "draft_quantization", "draft_revision", "dtype", "family"),
+    *("host", "kept_choices", "kind", "optimizer", "quality", "quantization", "question", "ranker", "ratio"),
+    *("revision", "speed", "split", "visual"),
+}
+"""Fields of text that name no place."""
+WRITES_NOTHING = {"judge", "demo"}
+"""Commands without an output of their own: judge records in the run that it is given."""
+COMMANDS = every_command()
+
+
+def of_text(kind: Any) -> bool:
+    return kind is str or any(of_text(each) for each in get_args(kind) if each is not dict[str, Any])
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_every_field_of_text_says_whether_it_names_a_place(command: CommandOfTests) -> None:
+    unmarked = {name for name, kind in command.types().items() if of_text(kind)} - set(places_of(command.settings))
+    assert unmarked - NAMES - {name for name, kind in command.types().items() if "dict" in str(kind)} == set()
+    written = [name for name, place in places_of(command.settings).items() if not place.is_read]
+    assert bool(written) is (command.words not in WRITES_NOTHING)
+
+
+def pairs() -> Iterator[tuple[CommandOfTests, str, str]]:
+    """Every command with an output and an input."""
+    for command in COMMANDS:
+        places = places_of(command.settings)
+        nested = [name for name, kind in command.types().items() if kind == dict[str, Any]]
+        read = [name for name, place in places.items() if place.is_read]
+        for output in (name for name, place in places.items() if not place.is_read):
+            for source in [*read, *(f"{name}.drafter" for name in nested), "config"]:
+                yield command, output, source
+
+
+def call(command: CommandOfTests, values: dict[str, Any]) -> list[str]:
+    needed = {**command.required(*values), **values}
+    needed = {**({"config": needed.pop("config")} if "config" in needed else {}), **needed}
+    words = [*command.words.split(), *(f"--{name}={value}" for name, value in needed.items())]
+    return words + {"caption": ["nowhere"], "convert folder": ["nowhere"]}.get(command.words, [])
+
+
+@pytest.mark.parametrize(("command", "output", "source"), pairs(), ids=str)
+def test_an_output_is_no_input(
+    command: CommandOfTests, output: str, source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same file; for folders the same one, one inside it, and a file that the command would write."""
+    places = places_of(command.settings)
+    written, there = places[output], tmp_path / "there"
+    if written.kind == "file":
+        there.write_text(f"{output}: elsewhere\n")
+        check_refused(call(command, {output: there, source: there}), f"{there} is also what", capsys, tmp_path)
+        return
+    there.mkdir()
+    if source == "config" or places.get(source, written).kind == "read file":
+        for name in (each for each in written.names if not each.endswith("/")):
+            (there / name).write_text(f"{output}: elsewhere\n")
+            arguments = call(command, {output: there, source: there / name})
+            check_refused(arguments, f"{there / name} would be replaced", capsys, tmp_path)
+        return
+    check_refused(call(command, {output: there, source: there}), f"{there} is also what", capsys, tmp_path)
+    arguments = call(command, {output: there / "out", source: there})
+    check_refused(arguments, f"lies in {there}", capsys, tmp_path)
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each.words not in WRITES_NOTHING], ids=str)
+def test_nothing_is_written_among_the_files_of_a_model(
+    command: CommandOfTests, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for output, place in places_of(command.settings).items():
+        if place.is_read or place.kind == "replaced":  # a conversion may write the part that a model lacks
+            continue
+        for inside in ("new", "transformer/new"):
+            arguments = call(command, {output: tiny_model_folder / inside})
+            check_refused(arguments, "holds a model, whose files stay", capsys, tmp_path)
+
+
+def test_a_run_may_be_named_as_a_method_or_a_shipped_model_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder called jacobi is not the method, and scenes-128 in the working directory not the shipped model."""
+    from vargen.base.places import check_places
+    from vargen.jobs.generation import GenerateConfig
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("jacobi", "scenes-128"):
+        (tmp_path / name).mkdir()
+        check_places(places_of(GenerateConfig), {"method": "jacobi", "model": "scenes-128", "output": name})
+
+
+CASES = [
+    Case("judge in a model", "judge {work}/model", "holds a model"),
+    Case("a caption's picture over its video", "caption {work}/v.gif --picture {work}/v.gif", "v.gif is also what"),
+    Case("a caption's picture among its frames", "caption {work}/f --picture {work}/f/9.png", "which video names"),
+    Case("pictures into the model", "generate a --model {work}/model --output {work}/model", "model is also what"),
+    Case("a copy over the model", "convert folder {work}/model --output {work}/model --overwrite", "also what folder"),
+    Case("a copy over what holds it", "convert folder {work}/model --output {work} --overwrite", "which folder names"),
+    Case("scores among pictures", "evaluate --given_images {work}/f --output {work}/f", "f is also what given_images"),
+    Case("scenes over a configuration", "scenes --config {work}/captions.txt --output {work}", "and config names"),
+    Case("a link to the video", "caption {work}/v.gif --picture {work}/link.gif", "v.gif is also what video names"),
+    Case("results over prompts", "bench --prompts_file {work}/calls.jsonl --output {work}", "and prompts_file names"),
+    Case("a head over its start", "train drafter --initial_weights {work}/r/export --output {work}/r", "be replaced"),
+]
+
+
+@each(CASES)
+def test_it_is_refused(case: Case, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny_model_folder == tmp_path / "model"
+    (tmp_path / "f").mkdir()
+    (tmp_path / "r" / "export").mkdir(parents=True)
+    for name in ("v.gif", "captions.txt", "calls.jsonl", "f/1.png"):
+        (tmp_path / name).write_text("output: elsewhere")
+    (tmp_path / "link.gif").symlink_to(tmp_path / "v.gif")
+    check_refused(arguments_of(case.command, {"work": tmp_path}), case.expected, capsys, tmp_path)
+
+
+def test_runs_write_what_their_settings_say(finished_run: Path) -> None:
+    from vargen.jobs.generation import GenerateConfig
+
+    declared = places_of(GenerateConfig)["output"].names
+    assert {name.split("/")[0] for name in contents(finished_run)} <= set(declared)

@@ -1,0 +1,148 @@
+"""Where a command reads and where it writes, and that no output takes the place of an input.
+
+Each field of a command's settings that names a place says so in its metadata: `READ`, `READ_FILE`, `MODEL`,
+`writes_file`, `writes_in` or `replaces`. Belongs here: these marks, and the one check of outputs against inputs and
+against the folders of models. Does not belong here: writing (`vargen.runs.files`), and whether a place is there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from vargen.base.errors import UserError
+from vargen.base.resources import shipped_models, shipped_video_models
+
+_KEY = "place"
+_DEPTH_OF_A_MODEL = 2
+"""Folders between a model's own folder and its files."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What an argument names on disk.
+
+    Args:
+        kind: "read" is a file or a folder. "read file" is files, separated by commas, or mere names. "read model" is a
+            folder, or the name of a shipped model. "file" is written. "folder" is written to. "replaced" is a folder
+            that gives way as a whole.
+        names: what is written in a "folder". A name that ends in "/" is a folder that gives way as a whole.
+    """
+
+    kind: str
+    names: tuple[str, ...] = ()
+
+    @property
+    def is_read(self) -> bool:
+        return self.kind.startswith("read")
+
+    def conflict(self, output: Path, source: Path) -> str:
+        """Why writing to `output` would change `source`; both are resolved. Empty where it would not."""
+        if output == source:
+            return f"{output} is also what {{}} names"
+        if source.is_dir() and source in output.parents:
+            return f"{output} lies in {source}, which {{}} names"
+        if self.kind == "replaced" and output in source.parents:
+            return f"{output} holds {source}, which {{}} names, and would be replaced"
+        for name in self.names:
+            written = (output / name).resolve()
+            if written == source or (name.endswith("/") and written in source.parents):
+                return f"{written} would be replaced, and {{}} names {source}"
+        return ""
+
+
+READ = {_KEY: Place("read")}
+READ_FILE = {_KEY: Place("read file")}
+MODEL = {_KEY: Place("read model")}
+
+
+def writes_file() -> dict[str, Place]:
+    """Metadata of a field that names a file to write."""
+    return {_KEY: Place("file")}
+
+
+def writes_in(*names: str) -> dict[str, Place]:
+    """Metadata of a field that names a folder in which a command writes these."""
+    return {_KEY: Place("folder", names)}
+
+
+def replaces() -> dict[str, Place]:
+    """Metadata of a field that names a folder to write as a whole."""
+    return {_KEY: Place("replaced")}
+
+
+def places_of(settings: type[Any]) -> dict[str, Place]:
+    """The places that the fields of a dataclass name, by field."""
+    return {field.name: field.metadata[_KEY] for field in fields(settings) if _KEY in field.metadata}
+
+
+def check_places(places: Mapping[str, Place], values: Mapping[str, Any]) -> None:
+    """Refuse an output that takes the place of an input or lies among the files of a model.
+
+    Args:
+        places: what arguments name. Of other arguments only mappings and lists are searched, for files and folders that
+            are there.
+        values: arguments by name.
+
+    Raises:
+        UserError: see above.
+    """
+    read = list(_read(places, values))
+    for name, place in places.items():
+        if place.is_read or not values.get(name):
+            continue
+        output = Path(values[name]).expanduser().resolve()
+        for argument, source in read:
+            if reason := place.conflict(output, source):
+                raise UserError(f"{name}: {reason.format(argument)}; name another place")
+        around = (output, *output.parents)[: _DEPTH_OF_A_MODEL + 1]
+        if place.kind != "replaced" and (model := next(filter(_holds_a_model, around), None)):
+            raise UserError(f"{name}: {model} holds a model, whose files stay as they are; name a place outside of it")
+
+
+def _read(places: Mapping[str, Place], values: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    """Files and folders that are read and are there, each with its argument."""
+    for name, value in values.items():
+        place = places.get(name)
+        if (place is None and isinstance(value, str)) or (place is not None and not place.is_read):
+            continue
+        kind = "" if place is None else place.kind
+        for argument, given in _named(name, value.split(",") if kind == "read file" and value else value):
+            path = Path(given).expanduser()
+            if not _is_there(path) or (kind == "read model" and given in (*shipped_models(), *shipped_video_models())):
+                continue
+            if place is not None and not (path.is_file() or path.is_dir()):
+                raise UserError(f"{name}: {path} is a device or a pipe, which may never end; name a file")
+            if kind != "read file" or path.is_file():
+                yield argument, path.resolve()
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long, for one; its reader says so
+        return False
+
+
+def _named(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """What could be paths in a value, each with its argument."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _named(f"{name}.{key}", inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _named(name, inner)
+    elif isinstance(value, str | os.PathLike) and 0 < len(os.fspath(value)) < os.pathconf("/", "PC_PATH_MAX"):
+        yield name, os.fspath(value)
+
+
+def _holds_a_model(folder: Path) -> bool:
+    """Whether it is a model's folder, in the layout of diffusers or of transformers."""
+    if (folder / "model_index.json").is_file():
+        return True
+    return (folder / "config.json").is_file() and any(
+        next(folder.glob(pattern), None) is not None for pattern in ("*.safetensors", "*.bin", "*.index.json")
+    )

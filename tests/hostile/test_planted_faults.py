@@ -16,6 +16,7 @@ def test_the_list_names_faults_once_and_tests_that_are_there() -> None:
     assert len(faults) >= 200 and len({fault.key for fault in faults}) == len(faults)
     assert all((ROOT / name).is_file() for fault in faults for name in (fault.file, *fault.tests))
     assert all(fault.search != fault.replace for fault in faults)
+    assert all(fault.planted() for fault in faults)  # which refuses a text that does not stand there once
     assert set(module.HARMLESS) <= {fault.key for fault in faults}
 
 

@@ -307,6 +307,8 @@ def _torch_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 def _torch_tensors(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a file of torch, without their values. Raises UserError for anything else in it."""
+    import torch
+
     try:
         tensors = dict(torch.load(path, map_location="meta", weights_only=True))
         if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
@@ -329,8 +331,12 @@ def _weight_files(folder: Path) -> list[Path]:
             return sorted({folder / shard for shard in shards.values()})
         if (folder / f"{name}.safetensors").is_file():
             return [folder / f"{name}.safetensors"]
-    if any(folder.glob("*.safetensors")):
-        return []  # a variant, which from_pretrained can read
+    variants = list(folder.glob("*.safetensors"))
+    for path in variants:
+        if not path.is_file():
+            raise UserError(f"{path} is no file of safetensors; copy or download the weights again")
+    if variants:
+        return []  # which from_pretrained can read
     if has_torch_files(folder):
         return [path for path in (folder / f"{name}.bin" for name in _TORCH_NAMES) if path.is_file()]
     raise UserError(f"{folder / (_WEIGHT_NAMES[0] + '.safetensors')} is missing; copy or download the weights again")

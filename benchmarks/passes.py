@@ -37,7 +37,6 @@ from typing import Any
 
 import torch
 from arithmetic import flops_per_second
-from specdecode.compilation import PassCompiler
 
 from metrics.provenance import provenance, write_result
 from specdecode.kernels.build import why_not
@@ -201,8 +200,9 @@ class Measured:
         bytes_of = dict.fromkeys((*calls, "compiled", "reference"), bytes_read)
         if options.compiled:
             other = llamagen_target(self.model(), batch, guided, tokens, length)
-            other.compiler = PassCompiler()  # `compile` would leave to the project's own kernels what they serve
-            calls["compiled"] = with_kernels("plain", one_pass(other, tokens))
+            other.kv_cache.slots_in_graph = other.kv_cache.reach(tokens)
+            compiled = torch.compile(one_pass(other, tokens), fullgraph=True, dynamic=False)
+            calls["compiled"] = with_kernels("plain", compiled)
         for quantization in OWN_QUANTIZATION if has_kernels and why_not() is None else ():
             network = self.rounded(quantization)
             quantized = llamagen_target(network, batch, guided, tokens, length)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.eagle import DraftHead
 from specdecode.drafters.tree_growth import DraftHeadOutput
+from specdecode.in_graph import in_graph
 from specdecode.kernels.quantized import quantize_linears
 from specdecode.roles import TargetOutput
 from vargen.base.errors import UserError
@@ -178,15 +179,12 @@ class WeightedComponents(LlamaGenComponents):
     def start(self, *arguments: Any, **keywords: Any) -> Any:
         """See `LlamaGenComponents.start`."""
         self._beside = self._networks.beside(super().start(*arguments, **keywords))
-        if not self.joins:
-            self.reuse.compile(self._beside.heavy)
         return self._beside
 
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
         """See `LlamaGenComponents.load_draft_head`."""
         own: Any = super().load_draft_head(folder, most_new_pairs)
         head = self._networks.beside_head(own.network, self._beside, most_new_pairs)
-        self.reuse.compile(head.heavy)
         return replace(own, network=head, draft_once=head.draft_once)
 
     def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
@@ -214,6 +212,7 @@ class WeightedTarget:
     def __init__(self, target: LlamaGenTarget, heavy: LlamaGenTarget, passes: list[int]) -> None:
         self.target, self.heavy, self._passes = target, heavy, passes
         self.vocab_size, self.batch_size, self.device = target.vocab_size, target.batch_size, target.device
+        self.compiler = target.compiler
 
     def prefill(self) -> LlamaGenTargetOutput:
         """See `specdecode.roles.Target`."""
@@ -222,7 +221,8 @@ class WeightedTarget:
 
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> LlamaGenTargetOutput:
         """See `specdecode.roles.Target`."""
-        self._passes.append(tokens.shape[1])
+        if not in_graph():  # a graph is not counted
+            self._passes.append(tokens.shape[1])
         self.heavy.forward(tokens, mask, depths)
         return self.target.forward(tokens, mask, depths)
 
@@ -278,7 +278,8 @@ class WeightedHead:
 
     def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
         """See `DraftHead`."""
-        self._passes.append(tokens.shape[1])
+        if not in_graph():  # a graph is not counted
+            self._passes.append(tokens.shape[1])
         width = self.heavy.drafter.config.dim * (2 if self.heavy.target.is_guided else 1)
         ones = torch.ones(*tokens.shape, width, device=tokens.device, dtype=self.heavy.drafter.dtype)
         self.heavy.forward(tokens, ones, mask, depths)

@@ -73,7 +73,7 @@ class UniformSchedule(_SkippingSchedule):
 
     def start(self, state: DecodeState) -> None:
         """A new batch begins."""
-        self._verified = [0] * len(state.lengths)
+        self._verified, self._due = [0] * len(state.lengths), []
         self._is_due = torch.zeros_like(state.active)  # [B]
 
     def prepare(self) -> bool:

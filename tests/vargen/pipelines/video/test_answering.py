@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from scenes.rendering.video_file import write_video
 from specdecode.trace import DecodeTrace, TokenOrigin
 from vargen.base.errors import UserError
 from vargen.cli import main
@@ -24,7 +25,7 @@ from vargen.methods.video.lvspec import LVSpecConfig
 from vargen.methods.video.parallelvlm import ParallelConfig
 from vargen.methods.video.speculative import SpeculativeConfig
 from vargen.methods.video.trained import FlashConfig, SparrowConfig, TrainedDrafterConfig
-from vargen.models.video_llms.frames import processor_inputs, write_video
+from vargen.models.video_llms.frames import processor_inputs
 from vargen.pipelines.video.answering import Listeners, VideoAnswerer, _Streamer
 
 QUESTION = "describe the video in detail."

@@ -98,6 +98,19 @@ def test_a_drafter_that_is_the_target_is_always_right(
     assert answer.trace.mean_accepted_length == 4 and answer.trace.target_passes == 6
 
 
+def test_questions_of_a_batch_are_answered_as_each_alone(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    answerer, questions = answerer_of(qwen_pair), [(cases[0].frames, QUESTION), (cases[1].frames, "what happens?")]
+    for method in ("ar", SpeculativeConfig(draft_length=3)):
+        answers = answerer.answer_batch(questions, method, max_new_tokens=12, temperature=1.0, seeds=[3, 4])
+        for (frames, question), seed, answer in zip(questions, (3, 4), answers, strict=True):
+            alone = answerer.answer(frames, question, method, max_new_tokens=12, temperature=1.0, seed=seed)
+            assert answer.token_ids == alone.token_ids
+    with pytest.raises(UserError, match="questions and seeds must be as many, at least one: 2 and 1"):
+        answerer.answer_batch(questions, seeds=[0])
+
+
 TRAINED = [method for method in methods_for("video").values() if issubclass(method, TrainedDrafterConfig)]
 
 

@@ -1,4 +1,4 @@
-"""`pip install` from source builds the kernels of `specdecode.kernels` for this machine, which takes five seconds.
+"""`pip install` from source builds the kernels of `specdecode.kernels` for this machine, in up to half a minute.
 
 The library is not part of the wheel: it lies in the user's cache, where the first use would have put it. Without a
 compiler nothing happens.

@@ -105,7 +105,7 @@ def write_videos(
     Raises:
         UserError: for a value out of range, an output path that is a file, or where PyAV is not installed.
     """
-    from vargen.models.video_llms.frames import check_writing  # pictures shall not need what videos need
+    from scenes.rendering.video_file import check_writing  # pictures shall not need what videos need
 
     renderer = _check(count, split, seed, image_size, detail)
     check_story_length(num_frames)
@@ -198,7 +198,7 @@ def _videos(
     renderer: SceneRenderer, count: int, split: str, seed: int, num_frames: int, frames_per_second: float
 ) -> Iterator[_Sample]:
     """Records and videos, rendered one at a time."""
-    from vargen.models.video_llms.frames import write_video
+    from scenes.rendering.video_file import write_video
 
     for index in range(count):
         video = sample_story(seed + index, num_frames, split)

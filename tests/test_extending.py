@@ -57,6 +57,8 @@ def test_the_examples_work_as_written_and_touch_what_the_page_says(tmp_path: Pat
         sys.executable,
         "-m",
         "pytest",
+        "-n",
+        "0",
         "-q",
         "-p",
         "no:cacheprovider",

@@ -4,7 +4,7 @@ Belongs here: finding a compiler, deciding whether a built library can be used a
 here: what the kernels compute (`few_rows.cpp`, `judging.cpp`) and tensors (`native.py`, `judging.py`).
 
 A library lies in `$VARGEN_CACHE/kernels`. Its name is a hash of the sources, the compiler and the processor, so two
-machines can share a cache. Building takes about five seconds. Where there is no compiler, or the result cannot be
+machines can share a cache. Building takes up to half a minute. Where there is no compiler, or the result cannot be
 loaded, torch's own operations run instead. `hatch_build.py` imports this file by its path during installation, so it
 may use the standard library alone.
 """

@@ -18,7 +18,7 @@ from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 THREADS = (1, 2, 4)
-NUM_TOKENS = 20
+NUM_TOKENS = 8
 
 
 @pytest.fixture(scope="module")

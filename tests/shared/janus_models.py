@@ -27,12 +27,14 @@ PROMPTS = ["a dog", "a red cat runs under the rain", "the dog runs on sand"]
 CHAT_TEMPLATE = "{% for message in messages %}user: {{ message['content'][0]['text'] }} assistant:{% endfor %}"
 
 
-def make(seed: int = 0, codes: int = 40, grid: int = 4, context: int = 64) -> JanusForConditionalGeneration:
+def make(
+    seed: int = 0, codes: int = 40, grid: int = 4, context: int = 64, num_layers: int = 3
+) -> JanusForConditionalGeneration:
     """A model in float64 whose weights are large enough that its tokens differ from place to place."""
     width = 32
     text = LlamaConfig(
-        hidden_size=width, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=len(SPECIAL) + len(WORDS), max_position_embeddings=context,
+        hidden_size=width, intermediate_size=48, num_hidden_layers=num_layers, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=len(SPECIAL) + len(WORDS), max_position_embeddings=context,
     )  # fmt: skip
     vision = JanusVisionConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=4 * grid, patch_size=4,

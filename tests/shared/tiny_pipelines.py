@@ -98,9 +98,9 @@ def tiny_class_model_folder(_saved_tiny_pipelines: dict[str, Path], tmp_path: Pa
     return Path(shutil.copytree(_saved_tiny_pipelines["class"], tmp_path / "class_model"))
 
 
-def build_drafting_pipeline() -> LlamaGenPipeline:
+def build_drafting_pipeline(**overrides: object) -> LlamaGenPipeline:
     """A text-conditional pipeline with a random draft head and a random draft model."""
-    base = build_tiny_pipeline()
+    base = build_tiny_pipeline(**overrides)  # type: ignore[arg-type]
     drafter = EagleHead(dim=16, num_attention_heads=2, intermediate_size=20, vocab_size=VOCAB, grid_size=GRID)
     draft_model = build_tiny_transformer(2, dim=8, num_layers=1, num_attention_heads=1, intermediate_size=16)
     randomise(drafter, 1)

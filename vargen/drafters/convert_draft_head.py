@@ -82,21 +82,14 @@ def infer_chameleon_config(config: dict[str, Any], source: Path) -> dict[str, An
     Raises:
         UserError: a field is missing, or the drafter is of another kind.
     """
-    _check_fields(config, source, "Lumina-mGPT or Anole")
-    heads = config["num_attention_heads"]
+    sizes, heads = _read_sizes(config, source, "Lumina-mGPT or Anole"), config["num_attention_heads"]
     if config.get("num_key_value_heads", heads) != heads or config.get("swin_norm") or config.get("rope_scaling"):
         raise UserError(f"{source} has grouped heads, swin_norm or rope_scaling; a LANTERN drafter has none of them")
-    return {
-        "dim": config["hidden_size"],
-        "num_attention_heads": heads,
-        "intermediate_size": config["intermediate_size"],
-        "vocab_size": config["vocab_size"],
-        "norm_eps": config["rms_norm_eps"],
-        "rope_base": float(config.get("rope_theta", 10000.0)),
-    }
+    return {**sizes, "rope_base": float(config.get("rope_theta", 10000.0))}
 
 
-def _check_fields(config: dict[str, Any], source: Path, model: str, *more: str) -> None:
+def _read_sizes(config: dict[str, Any], source: Path, model: str, *more: str) -> dict[str, Any]:
+    """The arguments that both heads have. Raises UserError where a field is missing or out of range."""
     for name in (*_SIZES, "rms_norm_eps", *more):
         if name not in config:
             raise UserError(f"{source} lacks {name!r}; it is not the config of a LANTERN drafter for {model}")
@@ -109,6 +102,8 @@ def _check_fields(config: dict[str, Any], source: Path, model: str, *more: str) 
         raise UserError(f"{source}: hidden_size must be num_attention_heads times an even number; copy it again")
     if config.get("num_hidden_layers", 1) != 1:
         raise UserError(f"{source} has {config['num_hidden_layers']} layers; a LANTERN drafter has one")
+    same = {name: config[name] for name in _SIZES if name != "hidden_size"}
+    return {"dim": config["hidden_size"], **same, "norm_eps": config["rms_norm_eps"]}
 
 
 def infer_drafter_config(config: dict[str, Any], source: Path) -> dict[str, Any]:
@@ -117,18 +112,14 @@ def infer_drafter_config(config: dict[str, Any], source: Path) -> dict[str, Any]
     Raises:
         UserError: a field is missing, or the drafter is of another kind.
     """
-    _check_fields(config, source, "LlamaGen", "input_type")
+    sizes = _read_sizes(config, source, "LlamaGen", "input_type")
     if config["input_type"] not in LANTERN_GRID_SIZES:
         raise UserError(
             f"{source} has input_type {config['input_type']!r}; known: {', '.join(LANTERN_GRID_SIZES)} (text to image)"
         )
     return {
-        "dim": config["hidden_size"],
-        "num_attention_heads": config["num_attention_heads"],
-        "intermediate_size": config["intermediate_size"],
-        "vocab_size": config["vocab_size"],
+        **sizes,
         "grid_size": LANTERN_GRID_SIZES[config["input_type"]],
-        "norm_eps": config["rms_norm_eps"],
         "rope_base": float(config.get("rope_base", 10000.0)),
         "attend_to_padding": True,
     }

@@ -25,93 +25,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ConvertConfig:
-    """What to convert.
-
-    Args:
-        transformer: official transformer file, such as t2i_XL_stage1_256.pt.
-        vqvae: official tokenizer file that was released with it, such as vq_ds16_t2i.pt.
-        image_size: side of a picture in pixels, which no file holds: 256 for *_256.pt, 384 for *_384.pt, 512 for
-            *_512.pt.
-        text_encoder: folder with google/flan-t5-xl and its tokenizer, for text-conditional files only.
-        num_attention_heads: number of heads, needed only for a geometry that was never published.
-        dtype: precision in which the transformer is stored, float32, bfloat16 or float16; null keeps the file's.
-        output: folder to write. It appears only when all went well.
-        overwrite: replace the folder if it exists.
-    """
-
-    transformer: str = field(metadata=READ)
-    vqvae: str = field(metadata=READ)
-    output: str = field(metadata=replaces())
-    image_size: int
-    text_encoder: str | None = field(default=None, metadata=READ)
-    num_attention_heads: int | None = None
-    dtype: str | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        check_numbers(self, {"image_size": (16, MAX_PIXELS), "num_attention_heads": (1, 1_024)})
-        _check_dtype(self.dtype)
-
-
-@dataclass(frozen=True)
-class ConvertVqganConfig:
-    """What to convert.
-
-    Args:
-        checkpoint: file of a VQGAN, such as vqgan.ckpt of Chameleon (Lumina-mGPT, Anole, Liquid), model.ckpt of
-            BAAI/Emu3.5-VisionTokenizer, or movqgan_270M.ckpt of ai-forever/MoVQGAN (Lumina-mGPT 2.0).
-        output: folder to write. It appears only when all went well.
-        overwrite: replace the folder if it exists.
-    """
-
-    checkpoint: str = field(metadata=READ)
-    output: str = field(metadata=replaces())
-    overwrite: bool = False
-
-
-@dataclass(frozen=True)
-class ConvertAnoleConfig:
-    """What to convert.
-
-    Args:
-        checkpoint: folder in Meta's layout, such as GAIR/Anole-7b-v0.1, with models/7b/consolidated.pth and tokenizer/.
-        dtype: precision in which the model is stored, float32, bfloat16 or float16; null keeps the file's.
-        output: folder to write. It appears only when all went well.
-        overwrite: replace the folder if it exists.
-    """
-
-    checkpoint: str = field(metadata=READ)
-    output: str = field(metadata=replaces())
-    dtype: str | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        _check_dtype(self.dtype)
-
-
-@dataclass(frozen=True)
-class ConvertDrafterConfig:
-    """What to convert.
-
-    Args:
-        drafter: folder of a published LANTERN drafter for LlamaGen (such as jadohu/llamagen_drafter), Lumina-mGPT or
-            Anole (jadohu/anole_drafter).
-        dtype: precision in which it is stored, float32, bfloat16 or float16; null keeps the file's.
-        output: folder to write. It appears only when all went well.
-        overwrite: replace the folder if it exists.
-    """
-
-    drafter: str = field(metadata=READ)
-    output: str = field(metadata=replaces())
-    dtype: str | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        _check_dtype(self.dtype)
-
-
-@dataclass(frozen=True)
 class ConvertFolderConfig:
     """What to convert.
 
@@ -124,9 +37,78 @@ class ConvertFolderConfig:
     overwrite: bool = False
 
 
-def _check_dtype(dtype: str | None) -> None:
-    if dtype not in (None, *DTYPES[1:]):  # but "auto"
-        raise UserError(f"dtype must be one of {', '.join(DTYPES[1:])}, got {dtype!r}")
+@dataclass(frozen=True, kw_only=True)
+class ConvertVqganConfig(ConvertFolderConfig):
+    """What to convert.
+
+    Args:
+        checkpoint: file of a VQGAN, such as vqgan.ckpt of Chameleon (Lumina-mGPT, Anole, Liquid), model.ckpt of
+            BAAI/Emu3.5-VisionTokenizer, or movqgan_270M.ckpt of ai-forever/MoVQGAN (Lumina-mGPT 2.0).
+    """
+
+    checkpoint: str = field(metadata=READ)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PrecisionConfig(ConvertFolderConfig):
+    """What to convert.
+
+    Args:
+        dtype: precision in which the model is stored, float32, bfloat16 or float16; null keeps the file's.
+    """
+
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (None, *DTYPES[1:]):  # but "auto"
+            raise UserError(f"dtype must be one of {', '.join(DTYPES[1:])}, got {self.dtype!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertConfig(_PrecisionConfig):
+    """What to convert.
+
+    Args:
+        transformer: official transformer file, such as t2i_XL_stage1_256.pt.
+        vqvae: official tokenizer file that was released with it, such as vq_ds16_t2i.pt.
+        image_size: side of a picture in pixels, which no file holds: 256 for *_256.pt, 384 for *_384.pt, 512 for
+            *_512.pt.
+        text_encoder: folder with google/flan-t5-xl and its tokenizer, for text-conditional files only.
+        num_attention_heads: number of heads, needed only for a geometry that was never published.
+    """
+
+    transformer: str = field(metadata=READ)
+    vqvae: str = field(metadata=READ)
+    image_size: int
+    text_encoder: str | None = field(default=None, metadata=READ)
+    num_attention_heads: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(self, {"image_size": (16, MAX_PIXELS), "num_attention_heads": (1, 1_024)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertAnoleConfig(_PrecisionConfig):
+    """What to convert.
+
+    Args:
+        checkpoint: folder in Meta's layout, such as GAIR/Anole-7b-v0.1, with models/7b/consolidated.pth and tokenizer/.
+    """
+
+    checkpoint: str = field(metadata=READ)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertDrafterConfig(_PrecisionConfig):
+    """What to convert.
+
+    Args:
+        drafter: folder of a published LANTERN drafter for LlamaGen (such as jadohu/llamagen_drafter), Lumina-mGPT or
+            Anole (jadohu/anole_drafter).
+    """
+
+    drafter: str = field(metadata=READ)
 
 
 def _torch_dtype(dtype: str | None) -> torch.dtype | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from pathlib import Path
@@ -98,14 +99,11 @@ def test_a_run_leaves_a_clip_that_scores(tmp_path: Path) -> None:
 def test_it_learns_to_tell_captions_apart(tmp_path: Path) -> None:
     """Not much, in a few seconds; but it must beat chance on scenes it has seen many times."""
 
-    class FewScenes(RenderedSceneSource):
-        def __call__(self, first_seed: int, count: int, split: str):  # type: ignore[no-untyped-def]
-            return super().__call__(0, count, split)
-
+    rendered = functools.cache(RenderedSceneSource(32, torch.device("cpu")))
     config = small_config(
         tmp_path, steps=60, batch_size=16, learning_rate=5e-3, evaluate_every=1000, sample_every=1000, ema_decay=0.0
     )
-    train_clip(config, FewScenes(32, torch.device("cpu")))
+    train_clip(config, lambda _first_seed, count, split: rendered(0, count, split))
     losses = [line["loss"] for line in read_jsonl(tmp_path / "log.jsonl") if "loss" in line]
     assert losses[-1] < 0.7 * losses[0]
 

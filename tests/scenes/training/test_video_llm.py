@@ -36,6 +36,8 @@ from vargen.base.errors import UserError
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 
 SIZE, FRAMES = 64, 8
+FEW_TOKENS = 30
+"""Of a caption: a fresh model never ends one."""
 DEEP = TextModelConfig(32, 64, 4, 4, 2)
 MOVES = ("goes left", "goes right", "comes closer", "goes away")
 
@@ -97,20 +99,23 @@ def test_training_sees_what_the_model_will_see(batch, tmp_path: Path) -> None:
 def test_captions_are_what_transformers_generates(batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
     task = VideoLLMTask(training_config(tmp_path), source, torch.device("cpu"))
-    monkeypatch.setattr(video_llm, "MAX_CAPTION_TOKENS", 30)
+    monkeypatch.setattr(video_llm, "MAX_CAPTION_TOKENS", FEW_TOKENS)
     # Tied to its embeddings, an untrained head says the same word over and over.
     task.model.lm_head.weight = torch.nn.Parameter(torch.randn_like(task.model.lm_head.weight))
     frames = (batch.frames * 255).round().to(torch.uint8)
     for text, each in zip(task.captions(frames.float() / 255), frames, strict=True):
         inputs = processor_inputs(task.processor, VideoFrames.from_frames(each), CAPTION_PROMPTS[0])
-        tokens = task.model.generate(**inputs, max_new_tokens=30, do_sample=False)
+        tokens = task.model.generate(**inputs, max_new_tokens=FEW_TOKENS, do_sample=False)
         answer = tokens[0, inputs["input_ids"].shape[1] :]
         assert text == task.tokenizer.decode(answer, skip_special_tokens=True)
         assert text
 
 
-def test_stories_are_learned_from_parts_of_them_at_several_lengths(tmp_path: Path) -> None:
+def test_stories_are_learned_from_parts_of_them_at_several_lengths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Everything that makes long videos affordable at once: lengths, parts, early readers, states like the question."""
+    monkeypatch.setattr(video_llm, "MAX_CAPTION_TOKENS", FEW_TOKENS)
     config = training_config(
         tmp_path,
         steps=12,
@@ -216,7 +221,8 @@ def test_visual_tokens_are_told_the_setting_and_what_happens() -> None:
     assert len(seen) > 2
 
 
-def test_a_run_learns_resumes_and_exports(tmp_path: Path) -> None:
+def test_a_run_learns_resumes_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video_llm, "MAX_CAPTION_TOKENS", FEW_TOKENS)
     config = training_config(tmp_path, steps=12, learning_rate=3e-3)
     half = training_config(tmp_path / "half", steps=12, learning_rate=3e-3)
     result = train_video_llm(config)

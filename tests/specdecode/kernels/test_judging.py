@@ -277,6 +277,12 @@ def test_they_are_called(either: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"uniform", "chain", "walk"} <= set(names)
 
 
+def test_what_they_do_not_take_is_left_to_torch(own_kernels: None) -> None:
+    rows = torch.zeros(4, 4)
+    assert judging.serves(rows) and judging.serves(rows[:, None].expand(4, 3, 4))
+    assert not judging.serves(rows.t()) and not judging.serves(rows.double())
+
+
 def test_tokens_that_are_none_are_refused(own_kernels: None) -> None:
     draft, output, lengths = random_chain(1, 6, 5, 16)
     beyond = replace(draft, tree=replace(draft.tree, tokens=draft.tree.tokens + 16))

@@ -10,13 +10,13 @@ import pytest
 from torchvision.transforms.functional import to_pil_image
 
 from metrics.speculation import CallRecord
+from scenes.rendering.video_file import write_video
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.jobs.cases import VideoCase
 from vargen.jobs.clips import ask_about
 from vargen.jobs.video_benchmark import BenchVideoConfig, build_video_rows, run_video_benchmark
 from vargen.methods.catalogue import resolve_method
-from vargen.models.video_llms.frames import write_video
 from vargen.runs.records import Records
 
 FRAMES, SIZE = 8, 64

@@ -145,7 +145,7 @@ def test_compiling_is_a_phase_of_its_own(tiny_pipeline: Any) -> None:
 
 
 def _janus() -> tuple[Any, dict[str, Any]]:
-    return JanusPipeline(janus_models.make(), janus_models.processor()), {"prompt": janus_models.PROMPTS}
+    return JanusPipeline(janus_models.make(num_layers=1), janus_models.processor()), {"prompt": janus_models.PROMPTS}
 
 
 def _emu3() -> tuple[Any, dict[str, Any]]:

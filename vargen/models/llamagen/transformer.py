@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -235,21 +235,6 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         )
         self.apply(initialise)
         nn.init.zeros_(self.lm_head.weight)
-
-    @classmethod
-    def from_size(cls, size: str, **kwargs: Any) -> Self:
-        """A model of a published size, with random weights.
-
-        Args:
-            size: a key of `LLAMAGEN_SIZES`, such as "XL".
-            **kwargs: any other constructor argument, such as `condition_type="text", grid_size=32`.
-
-        Raises:
-            ValueError: the size is unknown.
-        """
-        if size not in LLAMAGEN_SIZES:
-            raise ValueError(f"size must be one of {', '.join(LLAMAGEN_SIZES)}, got {size!r}.")
-        return cls(**LLAMAGEN_SIZES[size], **kwargs)
 
     def embed_condition(
         self, class_labels: Tensor | None = None, caption_embeds: Tensor | None = None, drop: Tensor | None = None

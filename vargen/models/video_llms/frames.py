@@ -1,7 +1,7 @@
 """Videos as frames, and frames as what the processor of a Video-LLM makes of them.
 
-Belongs here: decoding video files and folders of pictures, which frames are taken, writing small videos, and the call
-of a processor. Does not belong here: resizing and cutting into patches, which are the processors' own; models.
+Belongs here: decoding video files and folders of pictures, which frames are taken, and the call of a processor. Does
+not belong here: resizing and cutting into patches, which are the processors' own; models; writing videos.
 
 A processor of transformers takes frames out of a whole decoded video. Here they are taken before decoding, by the same
 rule, so that an hour of video costs no more memory than the frames that are looked at.
@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +29,6 @@ from metrics.images import natural_key, read_rgb
 from vargen.base.errors import UserError
 from vargen.base.prompts import unknown_words
 from vargen.base.reading import reason_of
-from vargen.runs.files import atomic_path
 
 MAX_FRAMES = 768
 """Most frames of a video that are taken where neither the processor nor anybody else says how many: Qwen2.5-VL's."""
@@ -65,13 +63,6 @@ _ONLY_VIDEOS = {
 }
 """What FFmpeg may open: files that hold their pictures themselves. Lists of other files (concat, HLS, DASH) do not.
 Those of sound are there so that their error says what they are."""
-
-# The first that is there. The first loses nothing; colours at half resolution, which every player shows, are off by up
-# to 110 of 255 at the edges of small pictures.
-_ENCODERS = (
-    ("libx264rgb", "rgb24", {"qp": "0"}),
-    ("mpeg4", "yuv420p", {"qmin": "1", "qmax": "1", "b": "100M"}),
-)
 
 
 class QuestionWarning(UserWarning):
@@ -229,43 +220,6 @@ def measure_video(path: str | PathLike[str]) -> VideoMeasures:
         return VideoMeasures(len(times), (max(known) - min(known)) * float(stream.time_base), width, height)
 
 
-def write_video(frames: Tensor, path: str | PathLike[str], frames_per_second: float = FRAMES_PER_SECOND) -> None:
-    """Write an mp4 file, whole or not at all; the same frames give the same bytes.
-
-    H.264 without loss, where PyAV has the encoder: the same frames are read back. VLC, mpv and Chrome play that,
-    QuickTime and Safari do not.
-
-    Args:
-        frames: [F, 3, H, W], float in [0, 1] or uint8, F at least 1.
-        path: ending in .mp4, in a folder that exists.
-        frames_per_second: 0.001 to 1000.
-
-    Raises:
-        UserError: another ending, a rate out of range, or PyAV is not installed.
-        ValueError: frames of another shape.
-    """
-    av = check_writing(frames_per_second)
-    if Path(path).suffix.lower() != ".mp4":
-        raise UserError(f"path: {path} must end in .mp4")
-    pixels = _to_bytes(frames).permute(0, 2, 3, 1).cpu().contiguous().numpy()  # [F, H, W, 3]
-    name, pixel_format, options = next(each for each in _ENCODERS if each[0] in av.codecs_available)
-    with atomic_path(path) as temporary, av.open(_as_file(temporary), "w", format="mp4") as container:
-        rate = Fraction(frames_per_second).limit_denominator(1001)  # 30000 / 1001 is a customary one
-        stream = container.add_stream(name, rate=rate, options=options)
-        stream.codec_context.thread_count = 1  # x264's bytes depend on the number of threads
-        stream.height, stream.width, stream.pix_fmt = *pixels.shape[1:3], pixel_format
-        for picture in pixels:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        container.mux(stream.encode())
-
-
-def check_writing(frames_per_second: float) -> ModuleType:
-    """PyAV, if it is installed and can write a video of so many frames a second. Raises UserError otherwise."""
-    if not 0.001 <= frames_per_second <= 1000:
-        raise UserError(f"frames_per_second must lie between 0.001 and 1000, got {frames_per_second}")
-    return _pyav()
-
-
 def processor_inputs(
     processor: Any, frames: VideoFrames, question: str, size: Mapping[str, int] | None = None
 ) -> dict[str, Tensor]:
@@ -380,7 +334,8 @@ def _read_folder(folder: Path, choose: Callable[[int, float], list[int]], rate: 
 # Video files
 
 
-def _pyav() -> ModuleType:
+def pyav() -> ModuleType:
+    """PyAV. Raises UserError where it is not installed."""
     try:
         import av
     except ImportError as error:
@@ -396,7 +351,7 @@ def _as_file(path: Path) -> str:
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     """The file and its video stream; FFmpeg's errors in one line."""
-    av = _pyav()
+    av = pyav()
     try:
         # What else the file says of itself need not be UTF-8.
         with av.open(_as_file(path), metadata_errors="replace", options=_ONLY_VIDEOS) as container:

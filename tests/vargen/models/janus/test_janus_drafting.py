@@ -88,9 +88,12 @@ def test_a_drafter_that_is_the_model_itself_is_always_right(pipeline: JanusPipel
     assert sampled.trace.target_passes == 1 + -(-15 // 6)
 
 
-def test_compiled_both_models_take_over_the_caches_of_the_last_batch(pipeline: JanusPipeline, smaller: str) -> None:
+def test_compiled_both_models_take_over_the_caches_of_the_last_batch(tmp_path: Path) -> None:
     """Captured graphs write to fixed addresses."""
-    method = resolve_method("draft-model", {"draft_model": smaller, "draft_length": 3})
+    model = janus_models.make(num_layers=1)  # every layer is captured for every width
+    janus_models.disturbed(model, 0.02).save_pretrained(tmp_path)
+    pipeline = pipeline_of(model)
+    method = resolve_method("draft-model", {"draft_model": str(tmp_path), "draft_length": 3})
     eager = draw(pipeline, method)
     pipeline.compile("eager", 64)
     try:

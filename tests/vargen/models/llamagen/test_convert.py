@@ -99,7 +99,7 @@ def test_published_sizes_are_recognised(official_transformer_shapes, size: str, 
     assert len(official) == 7 * geometry["num_layers"] + (4 if condition_type == "class" else 6)
     config = infer_transformer_config(official)
     with torch.device("meta"):
-        expected = LlamaGenTransformer.from_size(size, condition_type=condition_type)
+        expected = LlamaGenTransformer(**LLAMAGEN_SIZES[size], condition_type=condition_type)
         assert {key: expected.config[key] for key in config} == config
         renamed = convert_transformer_state_dict(official)
     assert {key: value.shape for key, value in renamed.items()} == {

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from scenes.training.transformer_pass import training_forward
 from specdecode.kv_cache import StaticKVCache
-from vargen.models.llamagen.transformer import LlamaGenTransformer, default_intermediate_size
+from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer, default_intermediate_size
 from vargen.models.transformer_layers import (
     CONDITION_POSITION,
     apply_rotary,
@@ -53,7 +53,7 @@ def make_cache(model: LlamaGenTransformer, batch_size: int, max_length: int) -> 
 )
 def test_published_sizes(size: str, condition_type: str, parameters: int) -> None:
     with torch.device("meta"):
-        model = LlamaGenTransformer.from_size(size, condition_type=condition_type, grid_size=24)
+        model = LlamaGenTransformer(**LLAMAGEN_SIZES[size], condition_type=condition_type, grid_size=24)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     assert model.head_dim == {"3B": 100, "7B": 128}.get(size, 64)
     assert model.config.condition_length == (1 if condition_type == "class" else 120)
@@ -76,11 +76,6 @@ def test_default_width_of_the_feed_forward_layer() -> None:
 def test_impossible_geometry_is_refused(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         make_model(**arguments)
-
-
-def test_unknown_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="size must be one of B, L"):
-        LlamaGenTransformer.from_size("M")
 
 
 # Saving ---------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ from transformers.video_utils import VideoMetadata
 
 import vargen.models.video_llms.frames as frames_module
 from scenes.models.processor import build_processor
+from scenes.rendering import video_file
+from scenes.rendering.video_file import write_video
 from vargen.base.errors import UserError
 from vargen.models.video_llms.frames import (
     QuestionWarning,
@@ -34,7 +36,6 @@ from vargen.models.video_llms.frames import (
     frame_sampler,
     processor_inputs,
     read_video,
-    write_video,
 )
 
 av = pytest.importorskip("av")
@@ -355,7 +356,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 
 def test_without_an_h264_encoder_there_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames_module, "_ENCODERS", frames_module._ENCODERS[1:])
+    monkeypatch.setattr(video_file, "_ENCODERS", video_file._ENCODERS[1:])
     write_video(moving(8), tmp_path / "a.mp4", 7.5)
     video = read_video(tmp_path / "a.mp4")
     assert video.frames_per_second == 7.5
@@ -366,7 +367,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "a.mp4"
     path.write_bytes(b"before")
 
-    monkeypatch.setattr(frames_module, "_to_bytes", lambda frames: frames)
+    monkeypatch.setattr(VideoFrames, "from_frames", lambda frames: VideoFrames(frames, (0, 1), 2.0, 2))
     with pytest.raises(ValueError):  # PyAV refuses floats, after the file has been begun
         write_video(torch.rand(2, 3, 8, 8), path)
     assert path.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1

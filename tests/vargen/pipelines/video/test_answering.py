@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from scenes.rendering.video_file import write_video
 from specdecode.trace import DecodeTrace, TokenOrigin
 from vargen.base.errors import UserError
 from vargen.cli import main
@@ -24,7 +25,7 @@ from vargen.methods.video.lvspec import LVSpecConfig
 from vargen.methods.video.parallelvlm import ParallelConfig
 from vargen.methods.video.speculative import SpeculativeConfig
 from vargen.methods.video.trained import FlashConfig, SparrowConfig, TrainedDrafterConfig
-from vargen.models.video_llms.frames import processor_inputs, write_video
+from vargen.models.video_llms.frames import processor_inputs
 from vargen.pipelines.video.answering import Listeners, VideoAnswerer, _Streamer
 
 QUESTION = "describe the video in detail."
@@ -95,6 +96,19 @@ def test_a_drafter_that_is_the_target_is_always_right(
     config = SpeculativeConfig(drafter="self", draft_length=4)
     answer = answerer_of(qwen_pair).answer(cases[0].frames, QUESTION, config, max_new_tokens=26)
     assert answer.trace.mean_accepted_length == 4 and answer.trace.target_passes == 6
+
+
+def test_questions_of_a_batch_are_answered_as_each_alone(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    answerer, questions = answerer_of(qwen_pair), [(cases[0].frames, QUESTION), (cases[1].frames, "what happens?")]
+    for method in ("ar", SpeculativeConfig(draft_length=3)):
+        answers = answerer.answer_batch(questions, method, max_new_tokens=12, temperature=1.0, seeds=[3, 4])
+        for (frames, question), seed, answer in zip(questions, (3, 4), answers, strict=True):
+            alone = answerer.answer(frames, question, method, max_new_tokens=12, temperature=1.0, seed=seed)
+            assert answer.token_ids == alone.token_ids
+    with pytest.raises(UserError, match="questions and seeds must be as many, at least one: 2 and 1"):
+        answerer.answer_batch(questions, seeds=[0])
 
 
 TRAINED = [method for method in methods_for("video").values() if issubclass(method, TrainedDrafterConfig)]

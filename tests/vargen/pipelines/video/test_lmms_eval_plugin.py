@@ -28,11 +28,11 @@ from scenes.models.architectures import (
     VisionModelConfig,
 )
 from scenes.rendering.story import sample_story
+from scenes.rendering.video_file import write_video
 from specdecode.trace import DecodeTrace, StepRecord
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.video.lvspec import LVSpecConfig
-from vargen.models.video_llms.frames import write_video
 from vargen.pipelines.video.answering import Answer
 from vargen.pipelines.video.lmms_eval_plugin import MODEL_NAME, manifest
 from vargen.pipelines.video.options import VideoOptions

@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.video_utils import VideoMetadata
 
+from scenes.rendering.video_file import write_video
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.jobs.cases import VideoCase
@@ -27,7 +28,7 @@ from vargen.methods.video.parallelvlm import ParallelConfig
 from vargen.models.options import ModelOptions
 from vargen.models.video_llms.architectures.catalogue import ARCHITECTURES
 from vargen.models.video_llms.context import ContextUse
-from vargen.models.video_llms.frames import frame_sampler, write_video
+from vargen.models.video_llms.frames import frame_sampler
 from vargen.pipelines.video.answering import VideoAnswerer, sized_inputs
 from vargen.pipelines.video.components import VideoLLMComponents
 from vargen.pipelines.video.loading import LazyModel, load_processor, open_video_model

@@ -33,7 +33,7 @@ from specdecode.sampling import SamplingInGraph
 
 _MOST_GRAPHS = 256
 """The most graphs of all steps. torch's own limit of 8 is meant for accidents."""
-_MOST_KINDS = 64
+_MOST_KINDS = 16
 """The most kinds of steps of one run: more mean that a player counts on the host."""
 _FOREIGN = ("torch", "transformers", "diffusers", "numpy", "builtins", "functools", "collections")
 """Packages whose objects hold nothing that a step replaces."""

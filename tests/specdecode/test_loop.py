@@ -226,13 +226,13 @@ def test_a_stop_token_may_come_first() -> None:
 def test_the_host_rarely_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain decoding reads a tensor once, at the end; a draft of depth d at most every time it might be finished."""
     waits: list[int] = []
-    look = specdecode.loop._slowest_needs
+    needs = specdecode.loop.needs
 
-    def counted(state: DecodeState) -> int:
-        waits.append(look(state))
-        return waits[-1]
+    def counted(state: DecodeState) -> torch.Tensor:
+        waits.append(int(needs(state)))
+        return torch.tensor(waits[-1])
 
-    monkeypatch.setattr(specdecode.loop, "_slowest_needs", counted)
+    monkeypatch.setattr(specdecode.loop, "needs", counted)
     streams = RandomStreams.from_seeds([0, 1])
     decode(make_target(2, 50), max_new_tokens=50, sampling=GREEDY, streams=streams)
     assert waits == [0]

@@ -5,6 +5,7 @@ Graphs run as they are, see `counted_graphs`; machine code is tried once.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -215,3 +216,26 @@ def test_machine_code_draws_the_same(model: Any) -> None:
     compiler = StepCompiler("inductor", 64)
     same(*(run(target_of(model), each, window("gumbel")) for each in (None, compiler)))
     assert compiler.num_compiled == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("drafter", ["plain", "gumbel"])
+def test_captured_steps_draw_the_tokens_of_eager_steps(model: Any, drafter: str, backend: str) -> None:
+    """Two batches, and several buckets of attention; rows of the second end by a stop token."""
+    model, captured = copy.deepcopy(model).cuda(), []
+    compiler = StepCompiler(backend, 16)
+    capture = compiler.captured
+    compiler.captured = lambda *given: captured.append(capture(*given)) or captured[-1]  # type: ignore[method-assign]
+    for seed, stop_token in ((0, None), (5, 7)):
+        results = []
+        for each in (None, compiler):
+            prompts, mask = (part.cuda() for part in ragged_prompts(seed))
+            target = TransformersTarget(model, prompts, mask, max_new_tokens=NEW, max_draft_nodes=8)
+            streams = RandomStreams.from_seeds([1, 2, 3], "cuda")
+            players = {"drafter": DRAFTERS[drafter](model), "compiler": each, "stop_token": stop_token}
+            results.append(decode(target, max_new_tokens=NEW, sampling=SAMPLED, streams=streams, **players))
+        assert torch.equal(results[0].tokens, results[1].tokens)
+        assert results[0].trace.token_passes == results[1].trace.token_passes
+    assert len(captured) >= 2

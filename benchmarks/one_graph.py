@@ -1,0 +1,110 @@
+"""Whether every decoding step is one graph that could be captured, over whole pictures of the shipped model.
+
+Every image method and preset draws the same pictures by eager steps and by graphs, which run operation by operation
+(`counted_graphs.py`), so no machine code is made: one picture and four, sampled, filtered and greedily. A row says
+whether all tokens are the same, how many graphs there were, how many of the steps they made, and what a captured graph
+could not do: questions for a number, sizes among the inputs, tensors that moved. A method that takes no part says why.
+
+    python benchmarks/one_graph.py                               # everything; an hour of processor time
+    python benchmarks/one_graph.py --methods jacobi,scd --batch_sizes 1 --samplings sampled
+
+Writes benchmarks/results/one_graph.json; a row that is recorded for this commit is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from counted_graphs import CountedGraphs
+
+from metrics.provenance import provenance, write_result
+from scenes.cases import sample_prompts
+from vargen.base.errors import UserError
+from vargen.base.resources import find_model
+from vargen.methods.catalogue import find_presets, methods_for, resolve_method
+from vargen.pipelines.llamagen import LlamaGenPipeline
+
+RESULTS = Path(__file__).resolve().parent / "results" / "one_graph.json"
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "sampled": {"top_k": 0},
+    "filtered": {"top_k": 100, "top_p": 0.95},
+    "greedy": {"temperature": 0.0},
+}
+BUCKET = 512
+"""More slots than a picture of the shipped model needs, so that each kind of step is one graph."""
+
+
+def row(pipeline: LlamaGenPipeline, name: str, batch_size: int, sampling: str) -> dict[str, Any]:
+    """What is said of one method; see the module's description."""
+    told: dict[str, Any] = {"method": name, "batch_size": batch_size, "sampling": sampling}
+    prompts = [case.caption.text for case in sample_prompts(batch_size)]
+
+    def drawn(backend: Any) -> Any:
+        pipeline.compile(backend, BUCKET)
+        generators = [torch.Generator().manual_seed(seed) for seed in range(batch_size)]
+        return pipeline(prompts, method=method, generator=generators, output_type="latent", **SAMPLINGS[sampling])
+
+    torch._dynamo.reset()
+    counted, began = CountedGraphs(), time.perf_counter()
+    try:
+        method = resolve_method(name, {})
+        by_graphs, eager = drawn(counted), drawn(None)
+    except (UserError, ValueError) as error:
+        return told | {"refused": str(error)}
+    finally:
+        pipeline.compile(None)
+    return told | {
+        "same_tokens": torch.equal(by_graphs.tokens, eager.tokens),
+        "same_passes": by_graphs.trace.target_passes == eager.trace.target_passes,
+        "steps": by_graphs.trace.target_passes - 1,
+        "steps_by_graphs": counted.calls,
+        "graphs": counted.graphs,
+        "faults": sorted(set(counted.faults)),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def kept(commit: str) -> list[dict[str, Any]]:
+    """Rows of this commit."""
+    try:
+        record = json.loads(RESULTS.read_text())
+    except (OSError, ValueError):
+        return []
+    return record["rows"] if record.get("provenance", {}).get("commit") == commit else []
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=None, help="model folder or name of a shipped one")
+    parser.add_argument("--methods", default=",".join([*methods_for("image"), *find_presets("image")]))
+    parser.add_argument("--batch_sizes", default="1,4")
+    parser.add_argument("--samplings", default=",".join(SAMPLINGS))
+    parser.add_argument("--dry_run", action="store_true", help="write nothing")
+    options = parser.parse_args(arguments)
+
+    os.environ["VARGEN_KERNELS"] = "plain"  # what the project's kernels serve takes eager steps
+    torch.set_num_threads(1)
+    pipeline = LlamaGenPipeline.from_pretrained(find_model(options.model))
+    pipeline.set_progress_bar_config(disable=True)
+    rows = [] if options.dry_run else kept(str(provenance().get("commit")))
+    there = {(each["method"], each["batch_size"], each["sampling"]) for each in rows}
+    for name in options.methods.split(","):
+        for batch_size in map(int, options.batch_sizes.split(",")):
+            for sampling in options.samplings.split(","):
+                if (name, batch_size, sampling) in there:
+                    continue
+                rows.append(row(pipeline, name, batch_size, sampling))
+                print(json.dumps(rows[-1]), flush=True)
+                if not options.dry_run:
+                    write_result(RESULTS, {"model": Path(find_model(options.model)).name, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -177,7 +177,7 @@ class Components(Protocol):
         """A draft model of the same tokens, fed with the same prompts: that in a folder, or (None) the model's own."""
 
     def load_vertical_head(self, folder: str | None) -> VerticalHead:
-        """The vertical branch in a folder, beside the target; None: the model has none of its own."""
+        """The vertical branch in a folder, or (None) the one that came with the model, beside the target."""
 
     def codebook(self) -> Tensor:
         """Unit vectors [V, d] of the tokens; tokens whose vectors are close look alike."""

@@ -23,17 +23,18 @@ class DiagonalConfig(GridMethodConfig):
     A picture takes `rows + columns - 1` forward passes, whatever is drawn.
 
     Args:
-        branch: folder of the branch, which `vargen train vertical` writes.
+        vertical_branch: folder of a branch that `vargen train vertical` wrote, or the name of a shipped one; null for
+            the one that came with the model.
     """
 
     name: ClassVar[str] = "diagonal"
     summary: ClassVar[str] = "anti-diagonals of the grid, a whole one in a pass; needs a trained vertical branch"
-    weights: ClassVar[tuple[str, ...]] = ("branch",)
+    weights: ClassVar[tuple[str, ...]] = ("vertical_branch",)
 
-    branch: str | None = None
+    vertical_branch: str | None = None
 
     def _players(self, components: Components) -> Method:
         from specdecode.diagonals import Diagonals
 
         lines = components.grid_lines()
-        return Method(order=Diagonals(lines, components.load_vertical_head(self.branch)))
+        return Method(order=Diagonals(lines, components.load_vertical_head(self.vertical_branch)))

@@ -56,13 +56,13 @@ def test_it_learns_and_its_export_draws_diagonals(config: VerticalTrainingConfig
 
     pipeline = LlamaGenPipeline.from_pretrained(tiny_model_folder)
     pipeline.set_progress_bar_config(disable=True)
-    method = resolve_method("diagonal", {"branch": str(export)})
-    for prompts in (PROMPTS[:1], PROMPTS):
-        generators = [torch.Generator().manual_seed(row) for row in range(len(prompts))]
-        output = pipeline(prompts, generator=generators, method=method)
-        assert output.trace.target_passes == 2 * SIDE - 1
-        first = output.tokens[0] if len(prompts) == 1 else first
-    assert torch.equal(output.tokens[0], first)
+    method = resolve_method("diagonal", {"vertical_branch": str(export)})
+    alone, together = (
+        pipeline(PROMPTS[:count], generator=[torch.Generator().manual_seed(row) for row in range(count)], method=method)
+        for count in (1, 3)
+    )
+    assert alone.trace.target_passes == together.trace.target_passes == 2 * SIDE - 1
+    assert torch.equal(alone.tokens[0], together.tokens[0])
 
 
 @pytest.mark.parametrize("name", ["tiny_pipeline", "identity_pipeline"])
@@ -77,7 +77,7 @@ def test_training_sees_what_drawing_sees(
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5, generator=generator)
     branch.save_pretrained(tmp_path / "branch")
-    method = resolve_method("diagonal", {"branch": str(tmp_path / "branch")})
+    method = resolve_method("diagonal", {"vertical_branch": str(tmp_path / "branch")})
     tokens = pipeline(PROMPTS, method=method, temperature=0, output_type="latent").tokens
     lessons = Lessons(teacher_of(pipeline), PROMPTS, tokens, PROMPTS, tokens, {})
     task = VerticalTask(replace(config, initial_weights=str(tmp_path / "branch")), lessons)

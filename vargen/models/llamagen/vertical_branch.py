@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from specdecode.kernels.fast_pass import FastPass, visible
 from specdecode.kernels.native import Geometry, NewTokens
+from vargen.base.errors import UserError
 from vargen.models.llamagen.transformer import LlamaGenBlock, LlamaGenTransformer
 from vargen.models.transformer_layers import RMSNorm, RotaryTable, check_heads, condition_attention_mask, initialise
 
@@ -175,11 +176,11 @@ class VerticalBranch(ModelMixin, ConfigMixin):
 
 
 def check_branch(branch: VerticalBranch, transformer: LlamaGenTransformer) -> None:
-    """Refuse a branch of another model, naming what differs. Raises ValueError."""
+    """Refuse a branch of another model, naming what differs. Raises UserError."""
     for name in ("num_layers", *COPIED_SIZES):
         if branch.config[name] != transformer.config[name]:
-            raise ValueError(
-                f"branch was trained for another model: its {name} is {branch.config[name]!r}, this model has "
+            raise UserError(
+                f"vertical_branch was trained for another model: its {name} is {branch.config[name]!r}, this model has "
                 f"{transformer.config[name]!r}; train one with `vargen train vertical`"
             )
 

@@ -38,7 +38,7 @@ class LlamaGenVerticalHead:
         caches: of earlier batches, to be used again; None: the head makes a new one.
 
     Raises:
-        ValueError: a branch of another model.
+        UserError: a branch of another model.
     """
 
     def __init__(self, branch: VerticalBranch, target: LlamaGenTarget, caches: KeptCaches | None = None) -> None:

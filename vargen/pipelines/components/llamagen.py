@@ -20,6 +20,7 @@ from specdecode.drafters.draft_model import MOST_WAITING, DraftModel
 from specdecode.drafters.eagle import DraftHead
 from specdecode.places import Lines
 from vargen.base.errors import UserError
+from vargen.base.resources import find_weights
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.methods.base import LoadedDrafter, MethodConfig
@@ -37,7 +38,8 @@ class LlamaGenComponents(ModelComponents):
     """Plays `Components` for one batch of pictures. The target is there once `start` has been called.
 
     Args:
-        transformer, vqvae, drafter, draft_model: as the pipeline has them; any but the first may be missing.
+        transformer, vqvae, drafter, draft_model, vertical_branch: as the pipeline has them; any but the first may be
+            missing.
         device: where everything computes.
         reuse: the pipeline's.
     """
@@ -48,6 +50,7 @@ class LlamaGenComponents(ModelComponents):
         vqvae: VQModel | None,
         drafter: EagleHead | None,
         draft_model: LlamaGenTransformer | None,
+        vertical_branch: VerticalBranch | None,
         device: torch.device,
         reuse: Reuse,
     ) -> None:
@@ -55,6 +58,7 @@ class LlamaGenComponents(ModelComponents):
         self.vqvae = vqvae
         self.drafter = drafter
         self.draft_model = draft_model
+        self.vertical_branch = vertical_branch
         super().__init__(device, reuse)
 
     def wants_full_prompt(self, method: MethodConfig) -> bool:
@@ -159,13 +163,15 @@ class LlamaGenComponents(ModelComponents):
         return LoadedDrafter(target, kind, draft_passes(lambda: target))
 
     def load_vertical_head(self, folder: str | None) -> VerticalHead:
-        """The vertical branch in a folder."""
-        if folder is None:
+        """The vertical branch in a folder, or the pipeline's own."""
+        branch = self.vertical_branch
+        if folder is not None:
+            branch = self._loaded(folder, str(find_weights(folder)), VerticalBranch, self.transformer.dtype)
+        if branch is None:
             raise UserError(
-                "branch must name the folder of a vertical branch, which this model came without: train one with "
-                "`vargen train vertical`, and give --method_options.branch runs/vertical/export"
+                "vertical_branch: this model came without one; train one with `vargen train vertical` and name its "
+                "folder, such as --method_options.vertical_branch runs/vertical/export"
             )
-        branch = self._loaded(folder, folder, VerticalBranch, self.transformer.dtype)
         return LlamaGenVerticalHead(branch, self.target, None if self.joins else self.reuse.memory.caches)
 
     def codebook(self) -> Tensor:

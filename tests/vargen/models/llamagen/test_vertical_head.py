@@ -16,6 +16,7 @@ from specdecode.loop import DecodeRun
 from specdecode.places import Lines
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, apply_guidance, draw_tokens
 from specdecode.skipping import new_run
+from vargen.base.errors import UserError
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.vertical_branch import VerticalBranch, check_branch
 from vargen.models.llamagen.vertical_head import LlamaGenVerticalHead
@@ -253,5 +254,5 @@ def test_sizes_that_do_not_fit_are_named(branch: VerticalBranch, changes: dict[s
 
 
 def test_a_branch_of_another_model_is_refused(branch: VerticalBranch) -> None:
-    with pytest.raises(ValueError, match="branch was trained for another model: its num_layers is 3, this model has 2"):
+    with pytest.raises(UserError, match="branch was trained for another model: its num_layers is 3, this model has 2"):
         check_branch(branch, make_placed_model())

@@ -33,7 +33,14 @@ def test_grey_and_transparent_pictures_become_rgb(tmp_path: Path) -> None:
     Image.new("L", (2, 2), 7).save(tmp_path / "grey.png")
     Image.new("RGBA", (2, 2), (1, 2, 3, 4)).save(tmp_path / "clear.png")
     assert read_image(tmp_path / "grey.png")[:, 0, 0].tolist() == [7, 7, 7]
-    assert read_image(tmp_path / "clear.png")[:, 0, 0].tolist() == [1, 2, 3]
+    assert read_image(tmp_path / "clear.png")[:, 0, 0].tolist() == [251, 251, 251]  # the hidden colour hardly shows
+    for kind, mode in (("16", "I;16"), ("32", "I")):
+        Image.new(mode, (2, 2), 127 * 257).save(tmp_path / f"{kind}.png")
+        assert read_image(tmp_path / f"{kind}.png")[:, 0, 0].tolist() == [127, 127, 127]
+    for mode, value in (("F", 0.5), ("I", 70_000)):
+        Image.new(mode, (2, 2), value).save(tmp_path / "no_white.tiff")
+        with pytest.raises(DataError, match="has no white"):
+            read_image(tmp_path / "no_white.tiff")
 
 
 def test_the_digest_follows_content_and_names(tmp_path: Path) -> None:

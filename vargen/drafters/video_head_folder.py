@@ -25,6 +25,7 @@ from torch import Tensor
 
 from specdecode.kernels.linears import serve_linears
 from specdecode.kernels.quantized import quantization_of
+from vargen.base.reading import read_bytes
 from vargen.drafters.video_head import VideoHead, VideoHeadConfig
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import check_stored
@@ -144,7 +145,7 @@ def load_video_head(
     folder = Path(folder)
     check_stored(folder, "drafter")
     try:
-        config = VideoHeadConfig.from_dict(json.loads((folder / "config.json").read_text()))
+        config = VideoHeadConfig.from_dict(json.loads(read_bytes(folder / "config.json")))
         stored = load_file(folder / WEIGHTS_NAME)
     except OSError as error:
         raise ValueError(f"drafter: {folder} holds no {Path(error.filename or WEIGHTS_NAME).name}") from error

@@ -12,7 +12,6 @@ Belongs here: settings, the order of work, and what identifies a run. Does not b
 from __future__ import annotations
 
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import weights_fingerprint
 from vargen.models.options import SamplingOptions
 from vargen.runs.files import own_folder
+from vargen.runs.launch import launched_processes
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import ImageRequest, PictureFolder
 
@@ -173,7 +173,7 @@ def generate(
         UserError: pictures that cannot be made, or a folder of another run. Nothing has been written then.
         KeyboardInterrupt: with a message that says how many pictures are finished.
     """
-    shared = int(os.environ.get("WORLD_SIZE", 1)) > 1  # torchrun and accelerate set it
+    shared = launched_processes() > 1
     if shared and config.prompts_file == "-":
         raise UserError("prompts_file: standard input cannot be read by several processes; name a file")
     run = _Run(config, prompts, judge_ranker, quiet)

@@ -1,13 +1,14 @@
 """How far a figure over pictures would stray if other pictures had been drawn: the bootstrap (Efron, 1979).
 
-Pictures are drawn again, with replacement, from those there are. Of means and shares the interval is what the middle
-95 % of such draws give (`percentile_interval`), which never lies where no draw could, such as beyond 100 %. A Frechet
-distance of pictures drawn twice is biased upwards, its spread much less so: its interval is the figure plus and minus
-1.96 standard errors (`spread_interval`).
+Pictures are drawn again, with replacement, from those there are. Of a mean the interval is the studentised bootstrap's
+(`mean_interval`). Of a difference of shares it is what the middle 95 % of such draws give (`percentile_interval`). Of
+shares it is Wilson's (`metrics.proportion`). A Frechet distance of pictures drawn twice is biased upwards, its spread
+much less so: its interval is the figure plus and minus 1.96 standard errors (`spread_interval`).
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 
@@ -54,15 +55,42 @@ def percentile_interval(
 
 
 def mean_interval(values: Tensor, draws: int = 200, seed: int = 0) -> Interval | None:
-    """The same for the mean of one number a picture, `[N]`; NaN marks a picture that has none.
+    """A 95 % interval of the mean of one number a picture, `[N]`; NaN marks a picture that has none.
 
-    Where the numbers are bool the mean is a share of independent cases, and the interval Wilson's.
+    Where the numbers are bool the mean is a share of independent cases, and the interval Wilson's. Else it is the
+    studentised bootstrap's (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, section 12.5), cut at the
+    least and the greatest number. Of few numbers that lean to one side it holds the truth more often than the middle
+    of the means of what was drawn again.
     """
     if values.dtype == torch.bool:
         enough = draws >= 2 and len(values) >= 2
         return Proportion(int(values.sum()), len(values)).interval() if enough else None
     values = values.double()
-    return percentile_interval(len(values), lambda chosen: float(values[chosen].nanmean()), draws, seed)
+    known = values[~values.isnan()]
+    if draws < 2 or len(known) < 2:
+        return None
+    mean, error = _mean_and_error(known)
+    least, greatest = float(known.min()), float(known.max())
+    if error == 0:
+        return mean, mean
+
+    def distance(chosen: Tensor) -> float:
+        drawn = values[chosen]
+        drawn = drawn[~drawn.isnan()]
+        again, spread = _mean_and_error(drawn) if len(drawn) > 1 else (mean, 0.0)
+        return (again - mean) / spread if spread > 0 else math.nan
+
+    distances = torch.tensor(_drawn_again(len(values), distance, draws, seed), dtype=torch.float64)
+    distances = distances[~distances.isnan()]
+    if len(distances) < 2:
+        return least, greatest
+    low, high = distances.quantile(torch.tensor([0.975, 0.025], dtype=torch.float64))
+    return max(mean - float(low) * error, least), min(mean - float(high) * error, greatest)
+
+
+def _mean_and_error(numbers: Tensor) -> tuple[float, float]:
+    """The mean of two numbers or more, and its standard error."""
+    return float(numbers.mean()), float(numbers.std()) / math.sqrt(len(numbers))
 
 
 def _drawn_again(count: int, figure: Callable[[Tensor], float], draws: int, seed: int) -> list[float] | None:

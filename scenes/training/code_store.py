@@ -6,7 +6,6 @@ Belongs here: writing the store and reading it. Does not belong here: what is tr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,7 @@ from scenes.seeds import STORE_SEED
 from scenes.training.coded import CodedBatch, FrozenEncoder, RenderedCodes, load_vqvae, weights_fingerprint
 from scenes.training.data import RenderedSceneSource, SceneSource
 from vargen.base.places import READ, writes_in
-from vargen.base.reading import reading
+from vargen.base.reading import read_json, reading
 from vargen.runs.files import atomic_path, write_json_atomic
 from vargen.runs.identity import check_identity_file, digest
 from vargen.training.config import bfloat16_pays, check, check_positive, check_sizes
@@ -149,7 +148,7 @@ class StoredCodes:
         path = folder / _DESCRIPTION
         check(path.is_file(), "codes", str(folder), f"holds no {_DESCRIPTION}; write it with vargen train data")
         with reading(path, "write the store anew", "codes"):
-            self.identity: dict[str, Any] = json.loads(path.read_bytes())
+            self.identity: dict[str, Any] = read_json(path)
             scenes = _scenes_fingerprint(self.identity["object_count_weights"])
             shard_size, num_tokens = int(self.identity["shard_size"]), int(self.identity["num_tokens"])
         check(

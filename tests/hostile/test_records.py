@@ -323,3 +323,12 @@ def test_a_damaged_store_of_codes(name: str, content: bytes, expected: str, tmp_
     (tmp_path / (code_store._DESCRIPTION if name == "store.json" else name)).write_bytes(content)
     with pytest.raises(UserError, match=expected.replace("store.json", code_store._DESCRIPTION)):
         code_store.StoredCodes(tmp_path)
+
+
+def test_a_run_says_which_of_its_figures_follow_the_clock(finished_run: Path) -> None:
+    """A window that is chosen by seconds changes passes and traces of a run that is killed and continued."""
+    from vargen.jobs.generation import clock_settings
+    from vargen.methods.catalogue import resolve_method
+
+    assert json.loads((finished_run / "config.json").read_text())["follows_the_clock"] == ["window"]
+    assert clock_settings(resolve_method("ar")) == clock_settings(resolve_method("jacobi", {"window": 4})) == []

@@ -10,7 +10,18 @@ import torch
 from PIL import Image
 
 from metrics.errors import DataError
-from metrics.images import ImageArray, ImageFolder, natural_key, open_images, read_image, resize, to_image, unreadable
+from metrics.images import (
+    RESIZERS,
+    ImageArray,
+    ImageFolder,
+    natural_key,
+    open_images,
+    read_image,
+    resize,
+    to_bytes,
+    to_image,
+    unreadable,
+)
 
 
 def make_folder(folder: Path, names: list[str]) -> Path:
@@ -33,7 +44,14 @@ def test_grey_and_transparent_pictures_become_rgb(tmp_path: Path) -> None:
     Image.new("L", (2, 2), 7).save(tmp_path / "grey.png")
     Image.new("RGBA", (2, 2), (1, 2, 3, 4)).save(tmp_path / "clear.png")
     assert read_image(tmp_path / "grey.png")[:, 0, 0].tolist() == [7, 7, 7]
-    assert read_image(tmp_path / "clear.png")[:, 0, 0].tolist() == [1, 2, 3]
+    assert read_image(tmp_path / "clear.png")[:, 0, 0].tolist() == [251, 251, 251]  # the hidden colour hardly shows
+    for kind, mode in (("16", "I;16"), ("32", "I")):
+        Image.new(mode, (2, 2), 127 * 257).save(tmp_path / f"{kind}.png")
+        assert read_image(tmp_path / f"{kind}.png")[:, 0, 0].tolist() == [127, 127, 127]
+    for mode, value in (("F", 0.5), ("I", 70_000)):
+        Image.new(mode, (2, 2), value).save(tmp_path / "no_white.tiff")
+        with pytest.raises(DataError, match="has no white"):
+            read_image(tmp_path / "no_white.tiff")
 
 
 def test_the_digest_follows_content_and_names(tmp_path: Path) -> None:
@@ -102,3 +120,29 @@ def test_bytes_survive_the_way_to_pil_and_back() -> None:
     picture = torch.randint(0, 256, (3, 5, 7), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     assert torch.equal(resize([picture[:, :, :5]], "none", 5)[0], picture[:, :, :5])
     assert to_image(picture).size == (7, 5)
+
+
+def test_resizers_are_the_filters_of_their_names() -> None:
+    """By Pillow's own words: another filter moves every FID of a protocol."""
+    picture = torch.randint(0, 256, (3, 24, 36), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    image = to_image(picture)
+    middle = image.crop((6, 0, 30, 24))
+    wanted = {
+        "bicubic": image.resize((8, 8), Image.Resampling.BICUBIC),
+        "center-crop-lanczos": middle.resize((8, 8), Image.Resampling.LANCZOS),
+    }
+    for name, resized in wanted.items():
+        assert torch.equal(resize([picture], name, 8)[0], to_bytes(resized))
+    assert set(wanted) | {"none"} == set(RESIZERS)
+
+
+def test_a_digest_tells_names_and_shapes_apart(tmp_path: Path) -> None:
+    """A cached reference is found by it."""
+    one, other = (ImageFolder(make_folder(tmp_path / name, ["1.png", f"{name}.png"])) for name in ("2", "3"))
+    assert [file.read_bytes() for file in one.files] == [file.read_bytes() for file in other.files]
+    assert one.digest() != other.digest()
+    arrays = []
+    for name, shape in (("a", (2, 4, 6, 3)), ("b", (2, 6, 4, 3))):
+        np.savez(tmp_path / f"{name}.npz", arr_0=np.zeros(shape, np.uint8))
+        arrays.append(ImageArray(tmp_path / f"{name}.npz"))
+    assert arrays[0].array.tobytes() == arrays[1].array.tobytes() and arrays[0].digest() != arrays[1].digest()

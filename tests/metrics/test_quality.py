@@ -9,7 +9,7 @@ from metrics.clip_score import clip_scores
 from metrics.frechet import GaussianStatistics
 from metrics.manifold import precision_and_recall
 from metrics.protocol import ClipProtocol, Protocol
-from metrics.quality import Reference, score_pictures
+from metrics.quality import Reference, mean_figure, score_pictures
 
 PROTOCOL = Protocol(
     "own", extractor="clip", manifold_extractor="clip", manifold_neighbours=2, clip_score=ClipProtocol(scale=2.5)
@@ -36,3 +36,10 @@ def test_no_frechet_distance_lies_below_nothing() -> None:
     scores = score_pictures(PROTOCOL, {"clip": same}, Reference(GaussianStatistics.of(same), same), same, draws=20)
     low, high = scores["frechet_distance"]["interval"]
     assert low == 0 < high
+
+
+def test_a_picture_without_a_number_is_left_out_of_a_mean() -> None:
+    values = torch.tensor([1.0, float("nan"), 3.0])
+    assert mean_figure(values, 0) == {"value": 2.0, "interval": None}
+    low, high = mean_figure(values, 50)["interval"]
+    assert 1 <= low <= high <= 3

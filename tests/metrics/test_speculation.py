@@ -85,3 +85,8 @@ def test_survival_by_place_is_what_the_accepted_lengths_say(histogram: list[int]
     survival = survival_by_place(histogram)
     assert survival == [sum(n >= k for n in lengths) / max(len(lengths), 1) for k in range(1, len(histogram))]
     assert sum(survival) == pytest.approx(sum(lengths) / max(len(lengths), 1))
+
+
+def test_passes_of_pictures_that_wait_for_nobody_are_their_mean() -> None:
+    together = CallRecord.of_pictures([call(1.0, [[0] * steps]) for steps in (3, 9)])
+    assert (together.target_passes, together.row_passes, together.images) == (7, 14, 2)

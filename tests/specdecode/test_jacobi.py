@@ -235,3 +235,55 @@ def test_what_cannot_be_used_is_named() -> None:
         JacobiDrafter(5, window(2), coupling="target", keep_overlap=0.5)
     with pytest.raises(ValueError, match="vocab_size"):
         decode_rows(JacobiDrafter(6, window(2)), draws=2, verifier=ExactVerifier())
+
+
+def _alone(drafter: JacobiDrafter, lengths: list[int], opinions: Tensor, accepted: int) -> Draft:
+    """The draft after one chain with these opinions [n, V] in every row, of which `accepted` guesses were right."""
+    batch = len(lengths)
+    state = DecodeState(
+        torch.zeros(batch, 32, dtype=torch.long),
+        torch.tensor(lengths),
+        torch.ones(batch, dtype=torch.bool),
+        32,
+        SamplingConfig(),
+        RandomStreams.from_seeds(range(batch)),
+    )
+    drafter._opinions = opinions.expand(batch, -1, -1)
+    drafter._tokens = torch.zeros(batch, len(opinions), dtype=torch.long)
+    drafter._drawn_from = torch.zeros_like(drafter._opinions)
+    drafter._accepted = torch.full((batch,), accepted)
+    drafter._last_node, drafter._iteration, drafter._behind_skip = len(opinions) - 1, torch.zeros(batch).long(), False
+    return drafter.propose(state)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("confident", [False, True])
+def test_the_last_opinion_is_used_before_anything_is_guessed(coupling: str, confident: bool) -> None:
+    """Certain opinions leave no choice, and the place behind them is guessed at random."""
+    if confident and coupling == "target":
+        return
+    drafter = JacobiDrafter(VOCAB, window(3), "random", coupling, confident=confident)
+    draft = _alone(drafter, [4] * 64, torch.eye(VOCAB)[[3, 1, 2]], accepted=0)
+    guesses = draft.tree.tokens[:, 1:]
+    assert bool((guesses[:, :2] == torch.tensor([1, 2])).all())
+    assert len(guesses[:, 2].unique()) > 1
+
+
+@pytest.mark.parametrize("coupling", ["independent", "maximal"])
+def test_no_pass_draws_with_numbers_that_another_place_had_before(coupling: str) -> None:
+    """Else a guess would hang together with a verdict that was passed on its neighbour."""
+    drafter = JacobiDrafter(VOCAB, window(3), coupling=coupling)
+    state = DecodeState(
+        torch.zeros(1, 32, dtype=torch.long),
+        torch.tensor([0]),
+        torch.ones(1, dtype=torch.bool),
+        32,
+        SamplingConfig(),
+        RandomStreams.from_seeds([0]),
+    )
+    seen: set[int] = set()
+    for iteration in range(40):
+        drafter._iteration = torch.tensor([iteration])
+        counters = drafter._counters(torch.arange(32 + 3)[None], state)[0].tolist()
+        assert not seen & set(counters)
+        seen |= set(counters)

@@ -28,6 +28,7 @@ from vargen.models.options import ModelOptions
 MAX_WAITING = 16
 """Requests that may wait; more are refused."""
 
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 _HEADER = """
 <header class="top"><h1>vargen</h1>
 <p>Pictures and answers from autoregressive models, in a fraction of the forward passes.</p></header>
@@ -108,6 +109,7 @@ def serve(models: Models, folder: Path, config: DemoConfig | None = None, worker
             footer_links=[],
             ssr_mode=False,
             pwa=False,
+            app_kwargs={"middleware": _own_hosts(config)},
             theme=_theme(importlib.import_module("gradio")),
             css_paths=Path(__file__).with_name("page.css"),
         )
@@ -115,6 +117,17 @@ def serve(models: Models, folder: Path, config: DemoConfig | None = None, worker
         address = f"{config.host}:{config.port or 7860}"
         raise UserError(f"port: {address} cannot be used ({error}); give another --port or --host") from error
     return blocks
+
+
+def _own_hosts(config: DemoConfig) -> list[Any]:
+    """For a page of this machine alone: answers only under the machine's own names, so that a foreign page whose name
+    leads here (DNS rebinding) reads nothing."""
+    if config.share or config.host not in _LOOPBACK:
+        return []
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    return [Middleware(TrustedHostMiddleware, allowed_hosts=list(_LOOPBACK), www_redirect=False)]
 
 
 def _theme(gr: Any) -> Any:

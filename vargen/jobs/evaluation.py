@@ -171,6 +171,7 @@ def _evaluate(
     from vargen.jobs.figures import against_plain, score
     from vargen.jobs.measuring import (
         Evaluation,
+        holds_statistics,
         measure_pictures,
         measured_reference,
         open_reference,
@@ -196,8 +197,8 @@ def _evaluate(
     reference: Reference | None
     if protocol.reference == "none":
         reference, notes = None, ["no reference: Frechet distance, precision and recall are left out"]
-    elif given is None and path is not None:
-        reference, notes = stored_reference(run, path)
+    elif path is not None and holds_statistics(path):
+        reference, notes = stored_reference(run, path, given)
     else:
         count, resolution = protocol.reference_count or 0, protocol.resolution or side
         compared_with = given or _needed(world, protocol).reference(count, resolution)

@@ -15,7 +15,7 @@ from torch import Tensor
 from metrics.bootstrap import percentile_interval
 from metrics.clip_score import clip_scores
 from metrics.errors import DataError
-from metrics.proportion import Proportion
+from metrics.proportion import Proportion, clustered_interval
 from metrics.protocol import Protocol
 from metrics.quality import Reference, figure, mean_figure, score_pictures
 from vargen.base.errors import UserError
@@ -40,8 +40,8 @@ def score(
 def judge_scores(verdicts: Tensor, kinds: Sequence[str], draws: int) -> dict[str, Any]:
     """`judge_accuracy` (share of claims), `judge_prompts` (share of prompts) and `judge` (share by kind).
 
-    The intervals draw pictures, not claims, since claims about one picture depend on each other. Where all claims or
-    none are right, every draw gives the same, and the interval is Wilson's over the pictures with claims.
+    The intervals take pictures, not claims, as independent, since claims about one picture depend on each other; see
+    `metrics.proportion.clustered_interval`. There are none for less than two `draws`.
     """
 
     def share_of(chosen: Sequence[str]) -> dict[str, Any] | None:
@@ -49,10 +49,8 @@ def judge_scores(verdicts: Tensor, kinds: Sequence[str], draws: int) -> dict[str
         if not shares.made.sum():
             return None
         value = shares(torch.arange(len(verdicts)))
-        interval = percentile_interval(len(verdicts), shares, draws)
-        if interval is not None and value in (0.0, 1.0):
-            pictures = int((shares.made > 0).sum())
-            interval = Proportion(pictures if value else 0, pictures).interval()
+        enough = draws >= 2 and len(verdicts) >= 2
+        interval = clustered_interval(shares.right.tolist(), shares.made.tolist()) if enough else None
         return figure(value, interval)
 
     by_kind = {kind: share_of([kind]) for kind in kinds}
@@ -104,11 +102,12 @@ def judge_figures(claims: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, An
     }
     said = [shares[kind] for kind in _claimed(shares)]
     share = Proportion(sum(each.right for each in said), sum(each.total for each in said))
+    calls = [[sum(each[kind][place] for kind in _claimed(each)) for place in (0, 1)] for each in claims]
     if not share.total:
         return {"judge_accuracy": None, "judge_accuracy_interval": None, "judge": None}
     return {
         "judge_accuracy": share.accuracy,
-        "judge_accuracy_interval": list(share.interval()),
+        "judge_accuracy_interval": list(clustered_interval(*zip(*calls, strict=True))),
         "judge": {kind: each.to_dict() for kind, each in shares.items() if each.total},
     }
 

@@ -12,7 +12,6 @@ Belongs here: settings, the order of work, and what identifies a run. Does not b
 from __future__ import annotations
 
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,11 +27,13 @@ from vargen.base.prompts import gather_prompts
 from vargen.base.resources import shipped_clip
 from vargen.jobs.cases import class_labels_of
 from vargen.jobs.ranking import RANKERS, ClipScorer, Ranker, best, candidate_seed
+from vargen.methods.base import AUTO, ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import weights_fingerprint
 from vargen.models.options import SamplingOptions
 from vargen.runs.files import own_folder
+from vargen.runs.launch import launched_processes
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import ImageRequest, PictureFolder
 
@@ -173,7 +174,7 @@ def generate(
         UserError: pictures that cannot be made, or a folder of another run. Nothing has been written then.
         KeyboardInterrupt: with a message that says how many pictures are finished.
     """
-    shared = int(os.environ.get("WORLD_SIZE", 1)) > 1  # torchrun and accelerate set it
+    shared = launched_processes() > 1
     if shared and config.prompts_file == "-":
         raise UserError("prompts_file: standard input cannot be read by several processes; name a file")
     run = _Run(config, prompts, judge_ranker, quiet)
@@ -220,6 +221,12 @@ def _share(run: _Run) -> RunTotals | None:
             return together
     finally:
         processes.leave()
+
+
+def clock_settings(method: ImageMethodConfig) -> list[str]:
+    """Settings that a method chooses by measured seconds. They change no picture, but the number of passes, traces and
+    accepted lengths, which then differ between two runs, and between a run and one that was killed and continued."""
+    return [name for name, value in method.to_dict().items() if value == AUTO]
 
 
 def _read_conditions(config: GenerateConfig, prompts: Sequence[str], model: ModelDescription) -> list[str] | list[int]:
@@ -363,6 +370,7 @@ class _Run:
             "options": asdict(self.config),
             "model_folder": str(self.model.folder.resolve()),
             "device": device,
+            "follows_the_clock": clock_settings(self._method),
             "versions": {each.__name__: each.__version__ for each in (vargen, torch, diffusers, transformers)},
         }
 

@@ -133,8 +133,8 @@ def measure(
 
 
 def open_reference(protocol: Protocol, path: Path | None) -> ImageFolder | ImageArray | None:
-    """Given pictures of the reference; None where they are rendered, not needed, or `path` holds statistics. Raises
-    UserError where `path` is missing, not needed, or cannot be read."""
+    """Given pictures of the reference; None where they are rendered, not needed, or `path` holds statistics alone.
+    Raises UserError where `path` is missing, not needed, or cannot be read."""
     if protocol.reference != "given":
         if path is not None:
             what = "renders" if protocol.reference == "renders" else "nothing"
@@ -145,7 +145,7 @@ def open_reference(protocol: Protocol, path: Path | None) -> ImageFolder | Image
     try:
         if path.suffix == ".npz":
             with open_npz(path) as arrays:
-                if "mu" in arrays:
+                if "mu" in arrays and ("arr_0" not in arrays or protocol.manifold_extractor is None):
                     return None
         return open_images(path)
     except DataError as error:
@@ -172,13 +172,7 @@ def measured_reference(run: Evaluation, pictures: ReferencePictures) -> Referenc
 
     Features are cached. The key of the cache is the content: pictures, resizing and networks.
     """
-    protocol = run.protocol
-    wanted = [name for name in dict.fromkeys((protocol.extractor, protocol.manifold_extractor)) if name is not None]
-    only = Networks({name: run.networks.extractors[name] for name in wanted}, None)
-    identity = [pictures.digest(), protocol.resizer, protocol.resolution, *only.identity().values()]
-    store = BatchStore(cache_folder() / "references" / digest(identity), len(pictures), MEASURE_BATCH)
-    measured = _measured(run, "reference", store, pictures.read, (), only)
-    features = {name: measured[f"features_{name}"] for name in wanted}
+    protocol, features = run.protocol, _reference_features(run, pictures)
     try:
         statistics = GaussianStatistics.of(features[protocol.extractor])
     except DataError as error:
@@ -186,6 +180,17 @@ def measured_reference(run: Evaluation, pictures: ReferencePictures) -> Referenc
     if run.processes.is_main:
         _save_statistics(run, run.output / "reference.npz", statistics)
     return Reference(statistics, None if protocol.manifold_extractor is None else features[protocol.manifold_extractor])
+
+
+def _reference_features(run: Evaluation, pictures: ReferencePictures) -> dict[str, Tensor]:
+    """Features of the reference by extractor, those that the protocol compares."""
+    protocol = run.protocol
+    wanted = [name for name in dict.fromkeys((protocol.extractor, protocol.manifold_extractor)) if name is not None]
+    only = Networks({name: run.networks.extractors[name] for name in wanted}, None)
+    identity = [pictures.digest(), protocol.resizer, protocol.resolution, *only.identity().values()]
+    store = BatchStore(cache_folder() / "references" / digest(identity), len(pictures), MEASURE_BATCH)
+    measured = _measured(run, "reference", store, pictures.read, (), only)
+    return {name: measured[f"features_{name}"] for name in wanted}
 
 
 def _measured(
@@ -224,9 +229,28 @@ def _measured(
     return gathered
 
 
-def stored_reference(run: Evaluation, path: Path) -> tuple[Reference, list[str]]:
-    """The reference of a file of statistics, and warnings about what it leaves open. Raises UserError for a file of
-    another network or resizing."""
+def holds_statistics(path: Path) -> bool:
+    """Whether a reference is a file with statistics, perhaps beside pictures. Raises UserError for a damaged one."""
+    try:
+        if path.suffix != ".npz":
+            return False
+        with open_npz(path) as arrays:
+            return "mu" in arrays
+    except DataError as error:
+        raise UserError(f"reference: {error}") from error
+
+
+def stored_reference(run: Evaluation, path: Path, pictures: ReferencePictures | None) -> tuple[Reference, list[str]]:
+    """The reference of a file of statistics, and warnings about what it leaves open.
+
+    Args:
+        path: of the statistics.
+        pictures: those in the file, for precision and recall; None: it has none. ADM's files hold some pictures beside
+            statistics of many more.
+
+    Raises:
+        UserError: a file of another network or resizing.
+    """
     try:
         statistics = GaussianStatistics.load(path)
         with open_npz(path) as arrays:
@@ -239,6 +263,10 @@ def stored_reference(run: Evaluation, path: Path) -> tuple[Reference, list[str]]
     else:
         remedy = "make it again from its pictures"
         check_identity(path, note, _made_with(run), holds="statistics made", argument="reference", remedy=remedy)
+    if pictures is not None and run.protocol.manifold_extractor is not None:
+        features = _reference_features(run, pictures)[run.protocol.manifold_extractor]
+        notes.append(f"reference: precision and recall use the {len(pictures):,} pictures beside the statistics")
+        return Reference(statistics, features), notes
     if run.protocol.manifold_extractor is not None:
         notes.append("reference: statistics hold no features; precision and recall are left out")
     return Reference(statistics, None), notes

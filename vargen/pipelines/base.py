@@ -31,6 +31,7 @@ from specdecode.trace import DecodeTrace
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.arguments import CALLBACK_TENSORS, Interrupted, documented, refusals
+from vargen.pipelines.call_types import checked
 from vargen.pipelines.compilation import CompilablePipeline, compile_time_apart
 from vargen.pipelines.components.base import ONLY
 from vargen.pipelines.quantization import QuantizablePipeline
@@ -190,7 +191,7 @@ def draws(example: str = "") -> Callable[[Callable[Arguments, PictureRequest]], 
     """
 
     def decorate(describe: Callable[Arguments, PictureRequest]) -> Callable[Arguments, CallResult]:
-        documented(example)(describe)
+        describe = checked(documented(example)(describe))
         describe.__annotations__["return"] = "CallResult"  # of the call: whoever reads signatures looks through it
         signature = inspect.signature(describe)
 

@@ -48,6 +48,7 @@ from vargen.pipelines.arguments import (
     refusals,
 )
 from vargen.pipelines.base import CallResult, PicturePipeline
+from vargen.pipelines.call_types import checked
 from vargen.pipelines.components.base import Place
 from vargen.pipelines.components.glm_image import GlmImageComponents
 from vargen.pipelines.request import PictureRequest
@@ -326,6 +327,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         )
 
     @torch.no_grad()
+    @checked
     @documented(EXAMPLE_DOC_STRING)
     def __call__(
         self,

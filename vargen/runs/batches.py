@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from metrics.errors import DataError
 from metrics.images import open_npz
 from vargen.base.errors import UserError
-from vargen.base.reading import reading
+from vargen.base.reading import reading, reason_of
 from vargen.runs.files import save_image_atomic, write_atomic, write_json_atomic
 from vargen.runs.identity import check_identity_file
 from vargen.runs.progress import Progress
@@ -85,9 +86,13 @@ class BatchStore:
     def read(self, batch: int) -> tuple[Arrays, dict[str, Any]]:
         """Arrays and record of a batch. Raises UserError where the file is damaged or holds another number of items."""
         path = self.path(batch)
-        with reading(path, "delete it and run the same command again"):
+        remedy = "delete it and run the same command again"
+        try:
             with open_npz(path) as content:
                 arrays = {name: content[name] for name in content.files}
+        except DataError as error:
+            raise UserError(f"{path} cannot be read ({reason_of(error.__cause__ or error)}); {remedy}") from error
+        with reading(path, remedy):
             record = json.loads(arrays.pop("record").tobytes())
         if any(array.shape[:1] != (len(self.batches[batch]),) for array in arrays.values()):
             raise UserError(f"{path} holds another number of pictures; delete it and run the same command again")

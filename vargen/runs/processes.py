@@ -6,17 +6,42 @@ A job is one process unless `accelerate launch` or `torchrun` started several. N
 from __future__ import annotations
 
 import datetime
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
 from vargen.base.errors import UserError
+from vargen.runs.launch import launched_processes
 
 T = TypeVar("T")
 
 _PATIENCE = datetime.timedelta(days=7)
 """How long processes wait for each other. In a large job they differ by more than torch's half hour."""
+
+
+_SILENT_SECONDS = 8.0
+"""After which a wait says that it is one."""
+
+
+@contextmanager
+def _told(what: str, is_shared: bool) -> Iterator[None]:
+    """Say on standard error, once, what is waited for, if the block lasts."""
+    if not is_shared:
+        yield
+        return
+    words = f"vargen: waiting for {what}; Ctrl+C ends it"
+    timer = threading.Timer(_SILENT_SECONDS, lambda: print(words, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @dataclass(frozen=True)
@@ -50,7 +75,9 @@ class Processes:
         if wants_gpu and not torch.cuda.is_available():
             raise UserError(f"device {device!r} is not available on this machine; use --device cpu")
         on_cpu = not (wants_gpu or (device == "auto" and torch.cuda.is_available()))
-        state = PartialState(cpu=on_cpu, timeout=_PATIENCE)
+        count = launched_processes()
+        with _told(f"the other {count - 1} of {count} processes to come", count > 1):
+            state = PartialState(cpu=on_cpu, timeout=_PATIENCE)
         alone = state.num_processes == 1
         place = torch.device(device) if alone and ":" in device else torch.device("cpu") if on_cpu else state.device
         return cls(state.process_index, state.num_processes, place, state)
@@ -62,7 +89,8 @@ class Processes:
 
     def wait(self) -> None:
         """Wait until every process has come here."""
-        self._state.wait_for_everyone()
+        with _told("the other processes of this job", self.count > 1):
+            self._state.wait_for_everyone()
 
     def gather(self, value: T) -> list[T]:
         """The values of all processes by rank; small ones that can be pickled. Every process must call this."""

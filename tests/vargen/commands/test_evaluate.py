@@ -238,6 +238,23 @@ def test_stored_statistics_give_the_same_distance(
     assert row["precision"] is None and "precision and recall are left out" in capsys.readouterr().err
 
 
+def test_a_file_of_pictures_and_statistics_gives_all_scores(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As ADM's files do: the distance by the statistics, precision and recall by the pictures."""
+    assert main(arguments) == 0
+    from_pictures = lasting(tmp_path / "out")[0][0]
+    reference = ImageFolder(Path(arguments[arguments.index("--reference") + 1]))
+    pixels = torch.stack(reference.read(range(len(reference)))).permute(0, 2, 3, 1).numpy()
+    np.savez(tmp_path / "both.npz", arr_0=pixels, **np.load(tmp_path / "out" / "reference.npz"))
+    capsys.readouterr()
+    assert main([*arguments, "--reference", str(tmp_path / "both.npz")]) == 0
+    row = lasting(tmp_path / "out")[0][0]
+    for name in ("frechet_distance", "precision", "recall"):
+        assert row[name]["value"] == pytest.approx(from_pictures[name]["value"], rel=1e-6)
+    assert f"use the {len(reference)} pictures beside the statistics" in capsys.readouterr().err
+
+
 def test_statistics_made_with_another_resizer_are_refused(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

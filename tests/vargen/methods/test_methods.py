@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from PIL import Image
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.drafters.eagle_head import EagleHead
-from vargen.methods.base import MethodConfig
+from vargen.methods.base import ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import find_presets, methods_for, resolve_method
+from vargen.methods.jacobi import JacobiConfig
 from vargen.methods.trees import FIXED_TREES
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
@@ -339,3 +341,13 @@ def test_skipping_composes_with_sampled_chains_and_exact_verification(drafting_p
     assert always.trace.skipped_tokens >= 2 * always.trace.skipped_steps > 0
     assert always.trace.target_passes < eagle.trace.target_passes
     assert always.trace.relaxed_tokens == 0 and always.trace.tokens == 3 * 16
+
+
+@pytest.mark.parametrize("method", methods_for("image").values(), ids=lambda method: method.name)
+def test_every_setting_of_a_window_reaches_its_drafter(method: type[ImageMethodConfig]) -> None:
+    """Those that are options of `JacobiDrafter` under their own names."""
+    if not issubclass(method, JacobiConfig):
+        return
+    tried = {"keep_overlap": 0.5, "initial_guess": "repeat", "coupling": "maximal"}
+    for name in {field.name for field in fields(method)} & set(tried):
+        assert method(**{name: tried[name]})._drafting[name] == tried[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import multiprocessing
 import os
@@ -268,3 +269,47 @@ def test_lines_that_are_no_records_are_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n' + line + "\n")
     with pytest.raises(UserError, match=r"a\.jsonl: line 2 is (no record|not JSON)"):
         read_jsonl(tmp_path / "a.jsonl")
+
+
+def test_a_failed_write_leaves_the_lines_that_were_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up after half of a line."""
+    import builtins
+
+    path = tmp_path / "a.jsonl"
+    append_jsonl(path, {"n": 1})
+    whole, opened = path.read_bytes(), builtins.open
+
+    class Full:
+        def __init__(self, file: Any) -> None:
+            self.file, self.written = file, False
+
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+        def write(self, data: Any) -> int:
+            if self.written:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.written = True
+            return self.file.write(data[: len(data) // 2])
+
+    monkeypatch.setattr(builtins, "open", lambda *args, **kwargs: Full(opened(*args, **kwargs)))
+    with pytest.raises(OSError, match="No space left"):
+        append_jsonl(path, {"n": 2})
+    monkeypatch.undo()
+    assert path.read_bytes() == whole
+
+
+def test_a_record_that_comes_twice_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1, "b": 2}\n{"a": 1, "b": 3}\n{"a": 1, "b": 2}\n')
+    assert len(read_jsonl(path)) == 3
+    with pytest.raises(UserError, match="line 3 repeats the record of line 1"):
+        read_jsonl(path, once=())
+    with pytest.raises(UserError, match="line 2 repeats the record of line 1"):
+        read_jsonl(path, once=("a",))

@@ -22,7 +22,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils import cached_file
 
 from vargen.base.errors import UserError
-from vargen.base.reading import reading
+from vargen.base.reading import read_bytes, reading
 from vargen.models.token_images.catalogue import FAMILY_KEY, find_family
 from vargen.models.token_images.description import TokenImageFamily
 from vargen.models.transformers_folder import hub_arguments, load_model, read_config, refuse_remote_code
@@ -104,7 +104,7 @@ def tiktoken_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
         UserError: the file cannot be read as one.
     """
     with reading(path, "copy it again", "tokenizer"):
-        lines = [line.split() for line in Path(path).read_bytes().splitlines() if line]
+        lines = [line.split() for line in read_bytes(Path(path)).splitlines() if line]
         ranks = {base64.b64decode(word): int(rank) for word, rank in lines}
         letters = bytes_to_unicode()
 

@@ -37,6 +37,7 @@ from vargen.models.video_llms.architectures.catalogue import architecture_of
 from vargen.models.video_llms.context import ContextUse
 from vargen.models.video_llms.frames import QuestionWarning, VideoFrames, processor_inputs
 from vargen.models.video_llms.generation_settings import generation_settings
+from vargen.pipelines.call_types import checked
 from vargen.pipelines.video.components import VideoLLMComponents
 from vargen.pipelines.video.decoding import Generation, decode
 from vargen.pipelines.video.loading import LazyModel, VideoModelFolder, load_processor, open_video_model
@@ -236,6 +237,7 @@ class VideoAnswerer:
             listed = self.processor.tokenizer.eos_token_id
         return tuple(listed) if isinstance(listed, Sequence) else (int(listed),)
 
+    @checked
     def answer(
         self,
         frames: VideoFrames,
@@ -278,6 +280,7 @@ class VideoAnswerer:
         )
         return answer
 
+    @checked
     def answer_batch(
         self,
         questions: Sequence[tuple[VideoFrames, str]],

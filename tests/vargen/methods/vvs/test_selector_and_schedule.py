@@ -22,7 +22,7 @@ from vargen.methods.vvs.schedule import (
     path_likeness,
     tree_similarity,
 )
-from vargen.methods.vvs.selector import PathSelector
+from vargen.methods.vvs.selector import PathSelector, _mean_similarity
 
 VOCAB = 9
 CODEBOOK = torch.nn.functional.normalize(torch.randn(VOCAB, 4, generator=torch.Generator().manual_seed(0)), dim=1)
@@ -326,3 +326,51 @@ def test_rows_write_only_what_they_have() -> None:
 def test_what_cannot_be_used_is_named(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def chain_of_certainty(tokens: list[int]) -> Draft:
+    """A chain whose guesses were certain, of codes that are unlike each other."""
+    tree = TokenTree.chain(torch.tensor([tokens]))
+    return Draft(tree, torch.nn.functional.one_hot(tree.tokens, 4).float())
+
+
+def test_a_likeness_that_is_just_enough_is_taken_and_a_similarity_that_is_just_the_threshold_is_not() -> None:
+    class Takes:
+        def __call__(self, draft: Draft, state: DecodeState) -> Selection:
+            return Selection(torch.arange(3)[None], torch.tensor([2]))
+
+    draft, codebook = chain_of_certainty([0, 1, 2]), torch.eye(4)
+    assert path_likeness(draft, torch.arange(3)[None], codebook).tolist() == [[1.0, 1.0]]
+    selection = LikenessSchedule(1.0, Takes(), codebook, min_tokens=1).select(draft, state_of([9]))  # type: ignore[arg-type]
+    assert selection is not None and selection.counts.tolist() == [2]
+
+    class Same(DynamicSchedule):
+        similarity = 0.0
+
+        def _similarity(self, draft: Draft) -> Tensor:
+            return torch.tensor([self.similarity])
+
+    schedule = Same(0.5, Takes(), codebook, min_tokens=1)  # type: ignore[arg-type]
+    for schedule.similarity, takes in ((0.5, False), (0.5001, True)):
+        assert (schedule.select(draft, state_of([9])) is not None) is takes
+
+
+def test_padding_is_no_sibling_of_the_token_that_is_taken() -> None:
+    """Two children of the root, the second of which is padding."""
+    tree = TokenTree.from_parents(
+        torch.tensor([[0, 1, 1]]), torch.tensor([[-1, 0, 0]]), torch.tensor([[True, True, False]])
+    )
+    draft = Draft(tree, confidence=torch.tensor([[0.0, -1.0, -1.0]]))
+    likeness = path_likeness(draft, torch.tensor([[0, 1]]), torch.eye(4))
+    assert torch.allclose(likeness, torch.tensor([[math.exp(-1)]]))
+
+
+def test_the_central_path_is_the_likest_per_token_and_not_the_longest() -> None:
+    """A long path that is half like the others, and short ones that are wholly like each other."""
+    codebook = torch.eye(6)
+    tokens = torch.tensor([[0, 1, 1, 1, 2, 3]])  # two short paths of token 1; one of tokens 1, 2, 3
+    parents = torch.tensor([[-1, 0, 0, 0, 3, 4]])
+    draft = Draft(TokenTree.from_parents(tokens, parents, torch.ones(1, 6, dtype=torch.bool)))
+    leaves = draft.tree.leaves()
+    means = _mean_similarity(draft, leaves, codebook)[0]
+    assert torch.allclose(means[leaves[0]], torch.tensor([3.0, 3.0, (3.0 + 1.0 + 1.0) / 3]))

@@ -1,0 +1,330 @@
+"""What is read: pipes, arrays, pictures, videos, numbers and environments that would hang, crash or answer wrongly.
+
+Where a kind can occur in many places, they are found by walking the settings of every command or the source itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from commands import CommandOfTests, every_command
+from hostile import Case, arguments_of, check_refused, contents, each, file_size_limit
+from jsonargparse import Namespace
+from PIL import Image
+
+from metrics.errors import DataError
+from metrics.images import open_npz
+from vargen.base.errors import UserError
+from vargen.base.places import places_of
+from vargen.cli import main
+from vargen.commands.arguments import fill
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = every_command()
+
+
+def values_of(command: CommandOfTests, **given: object) -> Namespace:
+    """The defaults of a command, and what is required."""
+    values: dict[str, Any] = dict.fromkeys(command.names())
+    return Namespace(**values | {"output": "nowhere/out"} | command.required() | given)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_nothing_waits_for_a_pipe(command: CommandOfTests, tmp_path: Path) -> None:
+    """Every argument of every command that is read."""
+    os.mkfifo(tmp_path / "pipe")
+    for name in (name for name, place in places_of(command.settings).items() if place.is_read):
+        with pytest.raises(UserError, match=f"{name}: .*pipe is a device or a pipe"):
+            fill(command.settings, values_of(command, **{name: str(tmp_path / "pipe")}))
+
+
+def holds(kind: Any, wanted: type) -> bool:
+    return kind is wanted or any(holds(each, wanted) for each in get_args(kind))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_every_number_has_a_bound(command: CommandOfTests) -> None:
+    """Every field of every command; also what stands inside of settings of a method."""
+    for name, kind in command.types().items():
+        for wrong in ([10**30, -(10**30)] if holds(kind, int) else []) + (
+            [1e300, float("nan")] if holds(kind, float) else []
+        ):
+            with pytest.raises(UserError, match=f"^{name} must be"):
+                fill(command.settings, values_of(command, **{name: wrong}))
+        if kind == dict[str, Any]:
+            with pytest.raises(UserError, match=rf"^{name}.eagle.depth must be"):
+                fill(command.settings, values_of(command, **{name: {"eagle": {"depth": 10**30}}}))
+
+
+READERS = {
+    "vargen/base/reading.py": "the reader of bytes itself",
+    "metrics/images.py": "the readers of arrays and pictures",
+    "vargen/models/video_llms/frames.py": "the reader of videos",
+    "vargen/runs/records.py": "reads back what it wrote, after asking whether it is a file",
+    "metrics/provenance.py": "reads /proc/cpuinfo",
+    "vargen/models/model_folder.py": "hashes files of a folder, after asking whether they are",
+    "vargen/models/foreign_weights.py": "looks at the first bytes of what --checkpoint named",
+    "vargen/demo/uploads.py": "looks at the first bytes of an upload",
+    "vargen/demo/compare.py": "opens a plot in memory",
+    "vargen/commands/evaluate.py": "reads back its own scores",
+    "vargen/pipelines/components/draft_sizes.py": "reads back its own cache",
+}
+"""Modules that open files for themselves, and why."""
+
+
+def test_files_are_opened_by_the_readers_alone() -> None:
+    """So that what they refuse is refused everywhere."""
+    opening = {"read_bytes", "read_text", "safe_load", "full_load", "unsafe_load"}
+    of_modules = {("np", "load"), ("av", "open"), ("Image", "open"), ("yaml", "load")}
+    found: dict[str, list[str]] = {}
+    for path in (path for package in ("vargen", "scenes", "metrics") for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            home = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
+            if node.func.attr in opening or (home, node.func.attr) in of_modules:
+                found.setdefault(path.relative_to(ROOT).as_posix(), []).append(f"line {node.lineno}: {node.func.attr}")
+    assert {name: lines for name, lines in found.items() if name not in READERS} == {}
+
+
+def npz(**arrays: np.ndarray) -> bytes:
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    return content.getvalue()
+
+
+def header(shape: str) -> bytes:
+    """An array in an .npz file whose header claims a shape."""
+    told = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}"
+    told += " " * (-(len(told) + 11) % 64) + "\n"
+    array = b"\x93NUMPY\x01\x00" + len(told).to_bytes(2, "little") + told.encode() + b"\0" * 12
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        file.writestr("arr_0.npy", array)
+    return content.getvalue()
+
+
+ARRAYS = {
+    "none": b"",
+    "junk": b"junk" * 100,
+    "torn": npz(arr_0=np.zeros((4, 8, 8, 3), np.uint8))[:300],
+    "a negative shape": header("(-1, 2, 2, 3)"),
+    "a shape that is longer": header("(9, 2, 2, 3)"),
+    "a shape of words": header("('a', 2)"),
+    "objects": npz(arr_0=np.array([{}], dtype=object)),
+    "no pixels": npz(arr_0=np.zeros((4, 0, 0, 3), np.uint8)),
+    "no pictures": npz(arr_0=np.zeros((0, 8, 8, 3), np.uint8)),
+    "of numbers": npz(arr_0=np.zeros((4, 8, 8, 3), np.float32)),
+    "one array": b"\x93NUMPY\x01\x00",
+    "statistics of nothing": npz(mu=np.full(4, np.nan), sigma=np.zeros((4, 4))),
+    "statistics that do not fit": npz(mu=np.zeros(4), sigma=np.zeros((3, 3))),
+    "statistics of words": npz(mu=np.array(["a"]), sigma=np.zeros((1, 1))),
+}
+GIVEN = (
+    "evaluate --given_images {work}/f --preset {work}/p.yaml --prompts_file {work}/c.txt --output {work}/out --quiet "
+)
+GIVEN += "--clip {clip} "
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_that_are_none(name: str, tmp_path: Path, clip_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a reference, and as pictures."""
+    frames(3, (8, 8))(tmp_path)
+    (tmp_path / "r.npz").write_bytes(ARRAYS[name])
+    (tmp_path / "p.yaml").write_text("extractor: clip\nresizer: bicubic\nresolution: 32\nclip_score: null\n")
+    (tmp_path / "c.txt").write_text("a red cube\n" * 3)
+    places = {"work": tmp_path, "clip": clip_folder}
+    arguments = arguments_of(GIVEN, places)
+    if "statistics" not in name:
+        given = [word.replace(f"{tmp_path}/f", f"{tmp_path}/r.npz") for word in arguments]
+        check_refused([*given, "--reference", str(tmp_path / "f")], "r.npz", capsys, tmp_path)
+    code = main([*arguments, "--reference", str(tmp_path / "r.npz")])
+    told = capsys.readouterr().err
+    assert (code, told.count("vargen: error: ")) == (2, 1) and "r.npz" in told and "Traceback" not in told, told
+
+
+def test_an_array_is_read_within_the_reader(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(header("(-1, 2, 2, 3)"))
+    with pytest.raises(DataError, match="cannot be read"), open_npz(tmp_path / "a.npz") as arrays:
+        arrays["arr_0"]
+
+
+def frames(count: int, size: tuple[int, int], name: str = "f") -> Callable[[Path], object]:
+    def draw(work: Path) -> None:
+        (work / name).mkdir(exist_ok=True)
+        for number in range(count):
+            Image.new("RGB", size, (number, 0, 0)).save(work / name / f"{number}.png")
+
+    return draw
+
+
+def write(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda work: (work / name).write_bytes(content)
+
+
+def bomb(work: Path) -> None:
+    """50,000 pixels a side, and one of each told."""
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    size = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
+    picture = (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
+    )
+    frames(0, (1, 1))(work)
+    for number in range(4):
+        (work / "f" / f"{number}.png").write_bytes(picture)
+
+
+def playlist(content: str, name: str = "v.mp4") -> Callable[[Path], object]:
+    def damage(work: Path) -> None:
+        images = [Image.new("RGB", (32, 32), (number * 30, 0, 0)) for number in range(8)]
+        images[0].save(work / "secret.gif", save_all=True, append_images=images[1:])
+        (work / name).write_text(content)
+
+    return damage
+
+
+CAPTION = "caption {work}/v.mp4 --num_frames 4 --max_new_tokens 1"
+SLOW = "generate --prompts_file {work}/p.txt --output {work}/out --quiet"
+CASES = [
+    Case("a pipe as prompts", SLOW, "is a device or a pipe", lambda work: os.mkfifo(work / "p.txt")),
+    Case("a pipe as a video", CAPTION, "is a device or a pipe", lambda work: os.mkfifo(work / "v.mp4")),
+    Case("frames of 50,000 pixels", "caption {work}/f", "cannot be read as a picture", bomb),
+    Case("ffconcat", CAPTION, "cannot be read as a video", playlist("ffconcat version 1.0\nfile secret.gif\n")),
+    Case("a list of HLS", CAPTION, "cannot be read", playlist("#EXTM3U\n#EXTINF:1,\nsecret.gif\n#EXT-X-ENDLIST\n")),
+    Case("a pattern", "caption {work}/%d.png", "does not exist", frames(4, (32, 32))),
+    Case("train: a number beyond all", "train judge --steps 1" + "0" * 30, "steps must be at most"),
+    Case("train: too many steps", "train judge --output {work}/out --steps 9" + "0" * 15, "steps must be at most"),
+    Case(
+        "a model that is a pipe",
+        "generate a --model {work}/m --output {work}/out",
+        "pipe",
+        lambda w: os.mkfifo(w / "m"),
+    ),
+]
+
+
+@each(CASES)
+def test_it_is_refused(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if case.damage is not None:
+        case.damage(tmp_path)
+    pipes = [path for path in tmp_path.rglob("*") if path.is_fifo()]
+    check_refused(arguments_of(case.command, {"work": tmp_path}), case.expected, capsys, tmp_path)
+    assert all(path.is_fifo() for path in pipes)
+
+
+def test_a_video_with_a_colon_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from vargen.models.video_llms.frames import read_video, write_video
+
+    monkeypatch.chdir(tmp_path)
+    wanted = torch.arange(4 * 3 * 32 * 32).reshape(4, 3, 32, 32).remainder(255).byte()
+    write_video(wanted, "a:b.mp4")
+    assert read_video("a:b.mp4").total_num_frames == 4
+
+
+def test_hidden_files_are_no_pictures(tmp_path: Path) -> None:
+    from metrics.images import ImageFolder
+    from vargen.models.video_llms.frames import read_video
+
+    frames(4, (32, 32))(tmp_path)
+    (tmp_path / "f" / "._1.png").write_bytes(b"of macOS")
+    (tmp_path / "f" / ".ipynb_checkpoints").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "f" / ".ipynb_checkpoints" / "0.png")
+    (tmp_path / "f" / "1.png").rename(tmp_path / "f" / "²1.png")  # a digit that is no number
+    assert len(ImageFolder(tmp_path / "f")) == 4 == read_video(tmp_path / "f").total_num_frames
+
+
+def test_standard_input_that_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    check_refused(["generate", "--prompts_file", "-", "--output", f"{tmp_path}/out"], "is closed", capsys, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"RANK": "abc"}, "RANK must be a whole number"),
+        ({"WORLD_SIZE": "many"}, "WORLD_SIZE must be a whole number"),
+        ({"WORLD_SIZE": "-3"}, "WORLD_SIZE must be a whole number"),
+        ({"WORLD_SIZE": "2"}, "RANK is not set"),
+        ({"WORLD_SIZE": "2", "RANK": "5", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "RANK is 5, but WORLD_SIZE is 2"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "x"}, "MASTER_PORT is not set"),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate a --output {work}/out", GIVEN + "--reference {work}/f"])
+def test_an_environment_that_no_launcher_made(
+    environment: dict[str, str],
+    expected: str,
+    command: str,
+    tmp_path: Path,
+    clip_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    frames(3, (8, 8))(tmp_path)
+    (tmp_path / "p.yaml").write_text("extractor: clip\nresizer: bicubic\nresolution: 32\nclip_score: null\n")
+    (tmp_path / "c.txt").write_text("a red cube\n" * 3)
+    check_refused(arguments_of(command, {"work": tmp_path, "clip": clip_folder}), expected, capsys, tmp_path)
+
+
+def test_a_wait_for_other_processes_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import time
+
+    from vargen.runs import processes
+
+    monkeypatch.setattr(processes, "_SILENT_SECONDS", 0.0)
+    with processes._told("the other process", True):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == "vargen: waiting for the other process; Ctrl+C ends it\n"
+
+
+def test_a_tokenizer_that_panics_ends_in_one_line(
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hostile import change_json
+
+    change_json(
+        tiny_model_folder / "tokenizer" / "tokenizer.json",
+        normalizer={"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"},
+    )
+    command = ["generate", "a" * 60 + "b", "--model", str(tiny_model_folder), "--output", f"{tmp_path}/out", "--quiet"]
+    check_refused(command, "a tokenizer gave up", capsys, tmp_path)
+
+
+def test_a_failed_start_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with file_size_limit(64):
+        check_refused(["scenes", "--num_scenes", "1", "--quiet", "--output", f"{tmp_path}/out"], "", capsys, tmp_path)
+    assert contents(tmp_path) == {}
+
+
+def test_a_record_that_comes_twice(finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = finished_run / "result.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    for more in (lines[0], lines[0].replace("{", '{"more": 1, ', 1)):
+        path.write_text("".join([*lines, more]))
+        check_refused(["judge", str(finished_run)], "line 3 repeats the record of line 1", capsys, tmp_path)
+
+
+def test_settings_that_are_dataclasses_are_all_found() -> None:
+    assert len(COMMANDS) >= 22 and all(fields(command.settings) for command in COMMANDS)

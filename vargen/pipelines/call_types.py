@@ -1,0 +1,132 @@
+"""That the arguments of a call are of the kinds which its signature names, checked before anything is computed.
+
+One decorator for the calls of every family, so that a new argument is checked without a line of its own.
+
+Belongs here: kinds, and what no tensor or text of a certain name may hold. Does not belong here: bounds of numbers, and
+arguments that do not fit each other.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from vargen.base.bounds import check_text
+from vargen.base.errors import UserError
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+_WORDS: dict[Any, str] = {
+    str: "text",
+    int: "an integer",
+    float: "a number",
+    bool: "True or False",
+    NoneType: "None",
+    Tensor: "a tensor",
+    torch.Generator: "a torch.Generator",
+}
+_ELEMENTS_LOOKED_AT = 4096
+
+
+def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Let a call refuse arguments of another kind than its annotations say, by UserError with the argument's name.
+
+    Annotations that are not understood here fit everything. Beside kinds it refuses texts that no model reads
+    (`check_text`), embeddings of whole numbers, and masks with other values than 0 and 1.
+    """
+    signature = inspect.signature(function)
+    hints: dict[str, Any] = {}
+
+    @functools.wraps(function)
+    def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+        if not hints:
+            hints.update(_hints(function))
+        for name, value in signature.bind(*arguments, **keywords).arguments.items():
+            if name in hints:
+                check_argument(name, value, hints[name])
+        return function(*arguments, **keywords)
+
+    return call
+
+
+def check_argument(name: str, value: object, hint: Any) -> None:
+    """The check of one argument. Raises UserError."""
+    if not _fits(value, hint):
+        wrong = next((each for each in value if not _fits_inside(each, hint)), value) if _is_list(value) else value
+        held = "" if wrong is value else "a list that holds "
+        raise UserError(f"{name} must be {_told(hint)}, got {held}{type(wrong).__name__} {_shown(wrong)}")
+    for text in [value] if isinstance(value, str) else value if _is_list(value) else ():
+        if isinstance(text, str):
+            check_text(name, text)
+    if isinstance(value, Tensor):
+        if name.endswith("_embeds") and not value.is_floating_point():
+            raise UserError(f"{name} must hold floating-point numbers, got {value.dtype}")
+        if name.endswith("_mask") and not bool(((value == 0) | (value == 1)).all()):
+            raise UserError(f"{name} must hold 0 and 1 only")
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Of each parameter whose annotation can be resolved here."""
+    found: dict[str, Any] = {"": None}  # never empty, so that it is made once
+    scope = inspect.unwrap(function).__globals__
+    for name, annotation in inspect.get_annotations(function).items():
+        try:
+            found |= get_type_hints(SimpleNamespace(__annotations__={name: annotation}), scope)
+        except (NameError, TypeError):  # imported for type checkers only
+            continue
+    return found
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    home = get_origin(hint)
+    if home in (Union, UnionType):
+        return any(_fits(value, each) for each in get_args(hint))
+    if hint in (None, NoneType):
+        return value is None
+    if hint is bool:
+        return isinstance(value, bool)
+    if hint in (int, float):
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    if home is tuple:
+        return isinstance(value, tuple | list)
+    if home is not None and isinstance(home, type) and issubclass(home, Iterable) and not issubclass(home, Mapping):
+        inner = get_args(hint)[0]
+        return _is_list(value) and all(_fits(each, inner) for each in value[:_ELEMENTS_LOOKED_AT])  # type: ignore[index]
+    if home is Callable:
+        return callable(value)
+    return not (isinstance(hint, type) and home is None) or isinstance(value, hint)
+
+
+def _fits_inside(value: object, hint: Any) -> bool:
+    """Whether it fits as an element of the list that a hint allows."""
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return any(_fits([value], each) for each in parts)
+
+
+def _told(hint: Any) -> str:
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_told(each) for each in get_args(hint)))
+    if get_origin(hint) is Callable:
+        return "callable"
+    if get_origin(hint) is not None and get_args(hint):
+        return f"a list (each {_told(get_args(hint)[0])})"
+    return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _shown(value: object) -> str:
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # of a stranger's class
+        return ""
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -4,6 +4,9 @@
     python benchmarks/real_text.py --prompts 12                # tokens and passes of two prompts of each kind
     python benchmarks/real_text.py --processes 5               # and seconds, in five fresh processes
     python benchmarks/real_text.py --dtype bfloat16
+    python benchmarks/real_text.py --save runs/smollm2         # a folder of transformers, for a head:
+    vargen train drafter --task text --model runs/smollm2 --output runs/text-head
+    python benchmarks/real_text.py --model runs/smollm2 --drafter runs/text-head/export
 
 Without these packages, or a `--model` folder, it says so and exits 0. Sixty prompts of six kinds, written for this
 project, are in real_text_prompts.json. Each is continued by every way in `WAYS`, greedily and at temperature 0.8, in
@@ -52,8 +55,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "default": {},
     "jacobi": {"method": "jacobi"},
     "draft model": {"draft_model": True},
+    "head": {"drafter": True},
 }
-"""Arguments by name: those that begin with "generate" are of transformers, the others of `specdecode.generate`."""
+"""Arguments by name: those that begin with "generate" are of transformers, the others of `specdecode.generate`. True
+stands for a player, see `players_for`."""
 
 
 def load(model: str | None, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -94,6 +99,29 @@ def assistant_of(model: Any) -> Any:
     return small
 
 
+def players_for(model: Any, drafter: Path | None) -> dict[str, Any]:
+    """Values of arguments that name another network: the assistant, and the head in a folder if one is given."""
+    assistant = assistant_of(model)
+    players = {"assistant_model": assistant, "draft_model": assistant}
+    if drafter is not None:
+        from vargen.drafters.text_draft_head import load_text_drafter
+
+        players["drafter"] = load_text_drafter(drafter, model)
+    return players
+
+
+def save(folder: Path) -> None:
+    """Write the package's weights as a folder of transformers, in float32. Raises LookupError, see `load`."""
+    model, tokenizer = load(None, torch.float32)
+    config = copy.deepcopy(model.config)
+    del config.quantization_config  # of the file; the weights that were read from it are not quantized
+    plain = type(model)(config)
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = model.generation_config
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 def batches(prompts: dict[str, list[str]], count: int, size: int) -> Iterator[tuple[str, int, list[str]]]:
     """`count` prompts, as many of each kind, in batches of one kind: the kind, a number, and the prompts."""
     for kind, texts in prompts.items():
@@ -132,11 +160,11 @@ class Counted:
 
 
 def continued(
-    way: str, model: Any, assistant: Any, prompts: tuple[Tensor, Tensor], temperature: float, seed: int
+    way: str, model: Any, players: dict[str, Any], prompts: tuple[Tensor, Tensor], temperature: float, seed: int
 ) -> tuple[Tensor, Any]:
     """[B, N] new tokens, padded; and the trace where the way is one of ours."""
     ids, mask = prompts
-    options = {name: assistant if value is True else value for name, value in WAYS[way].items()}
+    options = {name: players[name] if value is True else value for name, value in WAYS[way].items()}
     if way.startswith("generate"):
         torch.manual_seed(seed)
         sampling: dict[str, Any] = {"do_sample": False}
@@ -157,14 +185,16 @@ def continued(
     return result.sequences[:, ids.shape[1] :], result.trace
 
 
-def count(way: str, model: Any, assistant: Any, prompts: tuple[Tensor, Tensor], temperature: float) -> dict[str, Any]:
+def count(
+    way: str, model: Any, players: dict[str, Any], prompts: tuple[Tensor, Tensor], temperature: float
+) -> dict[str, Any]:
     """Tokens, passes, accepted lengths and rows fed of one batch by one way."""
     if way.startswith("generate"):
         with Counted(model) as counted:
-            tokens, _ = continued(way, model, assistant, prompts, temperature, 0)
+            tokens, _ = continued(way, model, players, prompts, temperature, 0)
         passes, rows, accepted = counted.passes, counted.rows, None
     else:
-        tokens, trace = continued(way, model, assistant, prompts, temperature, 0)
+        tokens, trace = continued(way, model, players, prompts, temperature, 0)
         passes, rows = trace.target_passes, max(trace.rows_fed)
         accepted = round(trace.mean_accepted_length, 3)
     return {"tokens": tokens.tolist(), "passes": passes, "rows_fed": rows, "accepted": accepted}
@@ -173,7 +203,7 @@ def count(way: str, model: Any, assistant: Any, prompts: tuple[Tensor, Tensor], 
 def time_ways(arguments: argparse.Namespace, process: int) -> None:
     """Seconds of every batch by every way in this process, which has just begun."""
     model, tokenizer = load(arguments.model, getattr(torch, arguments.dtype))
-    assistant = assistant_of(model)
+    players = players_for(model, arguments.drafter)
     done = {_key(row) for row in read_jsonl(arguments.rows)}
     first = process % len(arguments.ways)
     names = arguments.ways[first:] + arguments.ways[:first]
@@ -183,7 +213,7 @@ def time_ways(arguments: argparse.Namespace, process: int) -> None:
             if _key(row) in done or _refused(way, item["batch_size"]):
                 continue
             started = time.perf_counter()
-            tokens, _ = continued(way, model, assistant, prompts, item["temperature"], process)
+            tokens, _ = continued(way, model, players, prompts, item["temperature"], process)
             seconds = time.perf_counter() - started
             append_jsonl(arguments.rows, {**row, "seconds": seconds, "columns": tokens.shape[1]})
 
@@ -191,13 +221,13 @@ def time_ways(arguments: argparse.Namespace, process: int) -> None:
 def count_ways(arguments: argparse.Namespace) -> None:
     """Tokens and passes of every batch by every way."""
     model, tokenizer = load(arguments.model, getattr(torch, arguments.dtype))
-    assistant = assistant_of(model)
+    players = players_for(model, arguments.drafter)
     done = {_key(row) for row in read_jsonl(arguments.rows)}
     for item, prompts in _items(arguments, tokenizer):
         for way in arguments.ways:
             row = {**item, "way": way, "process": None}
             if _key(row) not in done and not _refused(way, item["batch_size"]):
-                append_jsonl(arguments.rows, {**row, **count(way, model, assistant, prompts, item["temperature"])})
+                append_jsonl(arguments.rows, {**row, **count(way, model, players, prompts, item["temperature"])})
         print(f"{item['kind']} {item['number']}, batch {item['batch_size']}, T {item['temperature']}", flush=True)
 
 
@@ -300,13 +330,19 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=0, help="fresh processes in which seconds are measured")
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), metavar="WAY")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), metavar="WAY", help="all if not given")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=int, help="of torch; as many as there are cores if not given")
     parser.add_argument("--model", help="a folder or a name of transformers instead of the package's file")
+    parser.add_argument("--drafter", type=Path, help="folder of a head that was trained for the model")
+    parser.add_argument("--save", type=Path, help="write the package's weights into this folder, and end")
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
+    if arguments.ways is None:
+        arguments.ways = [way for way in WAYS if way != "head" or arguments.drafter is not None]
+    elif "head" in arguments.ways and arguments.drafter is None:
+        parser.error("--ways head needs --drafter")
     arguments.rows = arguments.output.with_suffix(".jsonl")
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
@@ -314,6 +350,9 @@ def main(given: Sequence[str] | None = None) -> int:
         time_ways(arguments, arguments.process)
         return 0
     try:
+        if arguments.save is not None:
+            save(arguments.save)
+            return 0
         count_ways(arguments)
     except LookupError as error:
         print(f"skipped: {error}")

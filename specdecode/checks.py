@@ -15,6 +15,9 @@ from torch import Tensor
 
 from specdecode.roles import Draft
 
+_LONGEST_SHOWN = 60
+"""Characters of a value in a message."""
+
 
 def check_number(name: str, value: object, lowest: float, highest: float = math.inf) -> float:
     """`value` as a float.
@@ -88,3 +91,9 @@ def check_chain(verifier: str, draft: Draft) -> None:
             f"{verifier} judges chains only, but the nodes of this draft have up to {draft.tree.max_children} "
             f"children: draft a chain (tree.max_children 1), or use a verifier of trees"
         )
+
+
+def shown(value: object) -> str:
+    """A wrong value in one line of a message."""
+    said = repr(value)
+    return said if len(said) <= _LONGEST_SHOWN and "\n" not in said else f"a {type(value).__name__}"

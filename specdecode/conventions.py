@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdecode.checks import shown
 from specdecode.criteria import Criteria
 from specdecode.sampling import SamplingConfig
 from specdecode.verifiers.processed import Processors
@@ -200,6 +201,9 @@ def through_transformers(
     own = arguments.get("generation_config")
     if own is not None and not isinstance(own, GenerationConfig):
         raise ValueError(f"generation_config must be a GenerationConfig of transformers, got a {type(own).__name__}")
+    for name in ("logits_processor", "stopping_criteria"):
+        if arguments.get(name) is not None and not isinstance(arguments[name], list):
+            raise ValueError(f"{name} must be a list, such as transformers' own, got {shown(arguments[name])}")
     settings = {} if own is None else _settings(own)
     settings |= {name: value for name, value in arguments.items() if name != "generation_config"}
     strings = settings.pop("stop_strings", getattr(model.generation_config, "stop_strings", None))

@@ -6,7 +6,7 @@ any of the players, and what transformers' arguments mean (`conventions.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from specdecode.checks import check_counts, is_integer
+from specdecode.checks import check_counts, is_integer, shown
 from specdecode.conventions import Wishes, check, read, through_transformers
 from specdecode.criteria import CriteriaRun
 from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
@@ -95,7 +95,7 @@ class _Players:
         if self.drafter is not None and not (callable(self.drafter) and hasattr(self.drafter, "draft_length")):
             raise ValueError(
                 f"drafter must be a trained head for this model, as vargen's load_text_drafter gives it, got "
-                f"{self.drafter!r:.80}"
+                f"{shown(self.drafter)}"
             )
         if self.kernels not in KERNELS:
             raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}")
@@ -165,6 +165,10 @@ def generate(
     # Imported here: `specdecode` must not wait for transformers.
     from specdecode.targets.transformers import check_model, left_padded
 
+    if settings.get("assistant_model") is not None:
+        raise ValueError("assistant_model is called draft_model here; give it under this name")
+    lookup = settings.pop("prompt_lookup_num_tokens", None)
+    method, draft_length = _looked_up(lookup, method, draft_model, drafter, draft_length)
     players = _Players(_method(method, draft_model, drafter), draft_model, drafter, draft_length, generator, kernels)
     check_model(model)
     _check_ids(input_ids)
@@ -249,8 +253,7 @@ def custom_generate(
     from specdecode.targets.transformers import check_model
 
     lookup = getattr(generation_config, "prompt_lookup_num_tokens", None)
-    if lookup is not None and method is None and draft_model is None and drafter is None:
-        method, draft_length = "prompt-lookup", lookup if draft_length is None else draft_length
+    method, draft_length = _looked_up(lookup, method, draft_model, drafter, draft_length)
     players = _Players(_method(method, draft_model, drafter), draft_model, drafter, draft_length, generator, kernels)
     check_model(model)
     _check_streamer(stream_to)
@@ -387,6 +390,15 @@ def _as_they_are(texts: Tensor, logits: Tensor) -> Tensor:
     return logits
 
 
+def _looked_up(
+    lookup: int | None, method: Method | None, draft_model: Any, drafter: Any, draft_length: int | None
+) -> tuple[Method | None, int | None]:
+    """Method and draft length by `prompt_lookup_num_tokens`, transformers' name for prompt lookup, where it counts."""
+    if lookup is None or method is not None or draft_model is not None or drafter is not None:
+        return method, draft_length
+    return "prompt-lookup", lookup if draft_length is None else draft_length
+
+
 def _method(method: str | None, draft_model: Any, drafter: Any) -> str:
     """The method that is meant. Raises ValueError for an unknown one, or two."""
     if method is not None and method not in get_args(Method):
@@ -402,6 +414,8 @@ def _method(method: str | None, draft_model: Any, drafter: Any) -> str:
 
 def _check_ids(input_ids: object) -> None:
     """Raises ValueError for prompts that are no tokens."""
+    if isinstance(input_ids, Mapping):
+        raise ValueError(f"input_ids must be a tensor, got a {type(input_ids).__name__}; give it as **inputs")
     if not isinstance(input_ids, Tensor):
         kind = type(input_ids).__name__
         raise ValueError(f"input_ids must be a tensor, int64 of shape [batch, length], got a {kind}")
@@ -414,7 +428,7 @@ def _check_ids(input_ids: object) -> None:
 def _check_streamer(streamer: Any) -> None:
     """Raises ValueError for what cannot be given tokens."""
     if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
-        raise ValueError(f"streamer must have put and end, as transformers' BaseStreamer, got {streamer!r:.80}")
+        raise ValueError(f"streamer must have put and end, as transformers' BaseStreamer, got {shown(streamer)}")
 
 
 def _said(name: str, settings: dict[str, Any], *configs: Any) -> Any:
@@ -448,7 +462,7 @@ def _streams(generator: torch.Generator | Sequence[torch.Generator] | None, inpu
         raise ValueError(f"generator must be one, or one for each of {batch_size} rows, got {len(generators)}")
     for each in generators:
         if each is not None and not isinstance(each, torch.Generator):
-            raise ValueError(f"generator must be a torch.Generator, or one for each row, got {each!r}")
+            raise ValueError(f"generator must be a torch.Generator, or one for each row, got {shown(each)}")
     return RandomStreams.from_generators(generators, input_ids.device)
 
 

@@ -68,7 +68,7 @@ def test_a_killed_run_goes_on_and_a_token_that_differs_is_told(
     with pytest.raises(KeyboardInterrupt):
         real_text.main(given)
     assert real_text.main(given) == 0
-    ways = len(real_text.WAYS)
+    ways = len(real_text.WAYS) - 1  # without a head
     assert calls[0] == 1 + 6 * ways, "what was done is not done again"
     arguments = [*given, "--process", "1"]
     assert real_text.main(arguments) == 0 and real_text.main(given) == 0
@@ -86,6 +86,26 @@ def test_a_killed_run_goes_on_and_a_token_that_differs_is_told(
     wrong["tokens"][0][0] += 1
     output.with_suffix(".jsonl").write_text("\n".join([*lines[:5], json.dumps(wrong), *lines[6:]]) + "\n")
     assert real_text.main(given) == 1
+
+
+def test_a_trained_head_is_one_of_the_ways(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from vargen.drafters.text_head import TextHead
+
+    monkeypatch.setattr(real_text, "NEW_TOKENS", 6)
+    config = AutoModelForCausalLM.from_pretrained(folder / "model").config
+    torch.manual_seed(0)
+    head = TextHead(config.hidden_size, 4, 32, config.vocab_size, feature_layers=[2, 7])
+    head.start_from_features(1.0)
+    head.save_pretrained(folder / "head")
+    given = ["--prompts", "6", "--batch_sizes", "1", "--temperatures", "0", "--model", str(folder / "model")]
+    given += ["--output", str(folder / "real_text.json"), "--ways", "generate", "head"]
+    with pytest.raises(SystemExit):
+        real_text.main(given)
+    assert real_text.main([*given, "--drafter", str(folder / "head")]) == 0
+    rows = json.loads((folder / "real_text.json").read_text())["rows"]
+    assert len(rows) == 12 and all(row["texts_equal"] == 1 for row in rows)
 
 
 def test_without_the_package_it_is_skipped_with_a_reason(

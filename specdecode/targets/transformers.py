@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import Cache
 
 from specdecode import ragged
-from specdecode.checks import check_counts
+from specdecode.checks import check_counts, shown
 from specdecode.in_graph import in_graph
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from specdecode.static_step import StepCompiler
     from specdecode.targets.llama_pass import LlamaPass
 
+_POSITIONS_OFFSET = 2
+"""Rows of OPT's table of positions before the first position."""
 _WINDOWS = {"full_attention": False, "sliding_attention": True}
 """The supported kinds of layers, by transformers' names, and whether they attend through a window."""
 
@@ -121,6 +123,8 @@ class TransformersTarget:
         self._longest_to_come = longest_prompt or 0
         longest = max(self._longest_to_come, length)
         _check_rotation(model, self._config, length, longest + max_new_tokens + max_draft_nodes)
+        if positions is None:
+            _check_learned_positions(model if decoder is None else decoder, self._config, longest + max_new_tokens)
         self._layer_kinds = _layer_kinds(model, self._config)
         self._attention_mask = left_padded(attention_mask, num_rows, length)
         if position_ids is None:
@@ -576,7 +580,7 @@ def check_model(model: Any, decoder: Callable[..., Any] | None = None) -> None:
         model, decoder: see `TransformersTarget`.
     """
     if not callable(model) or not hasattr(getattr(model, "config", None), "get_text_config"):
-        raise ValueError(f"model must be a causal language model of transformers, got {repr(model)[:80]}")
+        raise ValueError(f"model must be a causal language model of transformers, got {shown(model)}")
     config = model.config.get_text_config()
     name, served = type(model).__name__, decoder or model
     reasons = {
@@ -619,6 +623,19 @@ def _check_rotation(model: Any, config: Any, prompt_length: int, end: int) -> No
             raise ValueError(
                 f"{type(model).__name__} cannot be served beyond {limit} tokens, got up to {end}: the frequencies of "
                 f"its {kind!r} positions change on the way; shorten the prompt or max_new_tokens"
+            )
+
+
+def _check_learned_positions(model: Any, config: Any, end: int) -> None:
+    """Raises ValueError where a model has a vector for each position (GPT-2, OPT), and too few for `end` of them."""
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None or end <= limit or not isinstance(model, torch.nn.Module):
+        return
+    for name, module in model.named_modules():
+        is_table = isinstance(module, torch.nn.Embedding) and 0 <= module.num_embeddings - limit <= _POSITIONS_OFFSET
+        if is_table and (name.endswith("wpe") or "position" in name):
+            raise ValueError(
+                f"{type(model).__name__} has {limit} positions, got a prompt and max_new_tokens of {end}; give fewer"
             )
 
 

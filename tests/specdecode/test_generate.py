@@ -133,6 +133,14 @@ def test_a_row_of_its_own_generator_does_not_depend_on_its_batch() -> None:
         ({"attention_mask": torch.ones(3, 4)}, "attention_mask must be"),
         ({"input_ids": torch.ones(3)}, "input_ids must be int64 of shape"),
         ({"input_ids": torch.full((3, 4), 77)}, "input_ids must lie in"),
+        ({"assistant_model": object()}, "assistant_model is called draft_model here"),
+        ({"draft_model": 7, "drafter": 7}, "draft_model and drafter both draft; leave out one of them"),
+        ({"drafter": "runs/head"}, "drafter must be a trained head for this model, .*, got 'runs/head'"),
+        ({"method": "ar", "drafter": type("Head", (), {"draft_length": 1})}, "drafter is a method of its own"),
+        ({"prompt_lookup_num_tokens": 0}, "draft_length must be at least 1, got 0"),
+        ({"input_ids": {"input_ids": 1}}, r"input_ids must be a tensor, got a dict; give it as \*\*inputs"),
+        ({"logits_processor": print}, "logits_processor must be a list"),
+        ({"stopping_criteria": print}, "stopping_criteria must be a list"),
         # Of the wrong kind, or of no meaning.
         ({"max_new_tokens": 2.5}, "max_new_tokens must be an integer, at least 1, got 2.5"),
         ({"max_new_tokens": True}, "max_new_tokens must be an integer"),
@@ -165,6 +173,29 @@ def test_what_is_no_model_is_named() -> None:
     for model in (7, None, "gpt2", torch.nn.Linear(2, 2)):
         with pytest.raises(ValueError, match="model must be a causal language model of transformers, got"):
             specdecode.generate(model, ragged_prompts()[0])
+
+
+def test_a_wrong_value_is_shown_in_one_line() -> None:
+    model, prompts = language_models.make("llama"), ragged_prompts()
+    with pytest.raises(ValueError, match=r"got a LlamaForCausalLM$"):
+        specdecode.generate(model, prompts[0], drafter=model)  # type: ignore[arg-type]
+
+
+def test_learned_positions_end_and_are_used_to_the_last() -> None:
+    model, prompts = language_models.make("gpt2"), ragged_prompts()
+    with pytest.raises(ValueError, match="GPT2LMHeadModel has 128 positions, got a prompt and max_new_tokens of 129"):
+        specdecode.generate(model, prompts[0], max_new_tokens=120)
+    wanted = language_models.by_generate(model, prompts, 119, [])
+    for method in ("jacobi", "prompt-lookup"):
+        assert torch.equal(speculate(model, method, prompts, max_new_tokens=119, draft_length=8).sequences, wanted)
+
+
+def test_prompt_lookup_may_be_called_as_in_transformers() -> None:
+    model, prompts = language_models.make("llama"), ragged_prompts()
+    named = specdecode.generate(model, prompts[0], max_new_tokens=20, prompt_lookup_num_tokens=3)
+    ours = specdecode.generate(model, prompts[0], max_new_tokens=20, draft_length=3)
+    assert torch.equal(named.sequences, ours.sequences)
+    assert named.trace.accepted_lengths == ours.trace.accepted_lengths
 
 
 def test_tokens_that_end_rows_may_be_a_tensor() -> None:

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+from watching_eagle import Watching
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree
 from specdecode.loop import decode
-from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
 from vargen.cli import main
@@ -182,26 +182,6 @@ class CodesTarget(GuidedTarget):
         )
 
 
-class Watching(EagleDrafter):
-    """Keeps every tree it drafted, with the lengths of the rows at that moment, and all target features."""
-
-    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
-        super().start(prompt, state)
-        self.prompt, self.trees = self.head.features(prompt), []
-        self.known: dict[int, list[Tensor]] = {row: [] for row in range(len(state.lengths))}
-
-    def propose(self, state: DecodeState) -> Draft:
-        draft = super().propose(state)
-        self.trees.append((draft, state.lengths.clone()))
-        return draft
-
-    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
-        super().observe(draft, output, verdict, state)
-        features = self.head.features(output)
-        for row, count in enumerate(((verdict.accepted + 1) * draft.tree.valid[:, 0]).tolist()):
-            self.known[row] += list(features[row, verdict.path[row, :count]])
-
-
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
 @torch.no_grad()
 def test_first_children_are_those_of_the_published_form(tmp_path, guidance_scale: float) -> None:
@@ -218,7 +198,7 @@ def test_first_children_are_those_of_the_published_form(tmp_path, guidance_scale
     plain = decode(CodesTarget(model, guidance_scale, 1), streams=streams, **settings)
     assert torch.equal(fast.tokens, plain.tokens)
 
-    halves, checked = target.rows_per_sequence, 0
+    halves, prompt, checked = target.rows_per_sequence, head.features(eagle.prompt), 0
     for draft, lengths in eagle.trees:
         for row, length in enumerate(lengths.tolist()):
             if length >= TOKENS - 3:
@@ -227,7 +207,7 @@ def test_first_children_are_those_of_the_published_form(tmp_path, guidance_scale
             for half in range(halves):
                 seen = target.prompt_mask[row + 3 * half].bool()
                 ids = [*target.prompt_ids[row + 3 * half][seen].tolist(), *(fast.tokens[row, :length] + 4).tolist()]
-                features = [*eagle.prompt[row][seen], *eagle.known[row][: length - 1]]
+                features = [*prompt[row][seen], *eagle.known[row][: length - 1]]
                 own = torch.stack([feature.chunk(halves)[half] for feature in features])
                 state = published_forward(weights, ids[1:], own)[-1]
                 logits.append(model.lm_head(state)[target.ids])

@@ -165,14 +165,14 @@ class CodesTarget(GuidedTarget):
     def __init__(self, model: ChameleonForConditionalGeneration, guidance_scale: float, max_draft_nodes: int) -> None:
         self.set_guidance(guidance_scale, torch.device("cpu"))
         prompts = [[1, 25, 26, 24], [1, 27, 24], [1, 28, 29, 30, 24], *([[24]] * 3 if self.is_guided else [])]
-        self.prompt_ids = torch.tensor([[0] * (5 - len(prompt)) + prompt for prompt in prompts])
+        prompt_ids = torch.tensor([[0] * (5 - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (5 - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         self.ids = torch.arange(4, 24)
         embed = model.get_input_embeddings()
         super().__init__(
             model,
             attention_mask=mask,
-            inputs_embeds=embed(self.prompt_ids),
+            inputs_embeds=embed(prompt_ids),
             max_new_tokens=TOKENS,
             max_draft_nodes=max_draft_nodes,
             vocab_size=len(self.ids),
@@ -180,6 +180,7 @@ class CodesTarget(GuidedTarget):
             output_head=lambda states: model.lm_head(states)[..., self.ids],
             embed=partial(lambda tokens: embed(self.ids[tokens])),
         )
+        self.prompt_ids = prompt_ids
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])

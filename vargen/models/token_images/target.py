@@ -98,7 +98,7 @@ class TokenImageTarget(GuidedTarget):
             scales = {grid: decaying_scales(guidance_scale, least, *grid, longest) for grid in known}
             self._scales = torch.tensor([scales[grid] for grid in each], device=device)
         ids, embed = vocabulary.ids.to(device), model.get_input_embeddings()
-        self.prompt_ids, self.ids = input_ids, ids
+        self.ids = ids
         with torch.no_grad():
             embeds = embed(input_ids)
         super().__init__(
@@ -113,6 +113,7 @@ class TokenImageTarget(GuidedTarget):
             output_head=partial(_logits_of_codes, *_head_of_codes(model.lm_head, vocabulary, device), self._has_mark),
             embed=partial(_embed_ids, embed, ids),
         )
+        self.prompt_ids = input_ids
 
     def change_guidance(self, guidance_scale: float) -> None:
         """See `GuidedTarget.change_guidance`. Raises UserError for a scale that decays from place to place, too."""

@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ METHODS = (
     "likeness-fast,vvs-jacobi,vvs,zipar,benchmarks/methods/eagle-sampled-25.yaml"
 )
 STEP = "host_work: a step"
+PASS = "host_work: a pass"
 
 
 class Watched:
@@ -48,10 +50,11 @@ class Watched:
 
     Args:
         marked: Whether steps are marked for the profiler.
+        apart: Whether passes are, too, so that each counts as one call.
     """
 
-    def __init__(self, marked: bool) -> None:
-        self.marked = marked
+    def __init__(self, marked: bool, apart: bool = False) -> None:
+        self.marked, self.apart = marked, apart
         self.steps, self.step_seconds, self.pass_seconds = 0, 0.0, 0.0
 
     def run(self, run: DecodeRun) -> DecodeRun:
@@ -62,7 +65,8 @@ class Watched:
         for network in networks:
             for name in ("forward", "forward_places"):
                 if hasattr(network, name):
-                    setattr(network, name, self._timed(getattr(network, name), "pass_seconds"))
+                    timed = self._timed(getattr(network, name), "pass_seconds")
+                    setattr(network, name, record_function(PASS)(timed) if self.apart else timed)
         step = self._timed(run.step, "step_seconds")
 
         def counted() -> int:
@@ -91,9 +95,9 @@ class Watched:
 
 
 @contextmanager
-def watched(marked: bool) -> Iterator[Watched]:
-    """Watch the runs of pipelines."""
-    plain, watch = vargen.pipelines.base.new_run, Watched(marked)
+def watched(marked: bool, apart: bool = False) -> Iterator[Watched]:
+    """Watch the runs of pipelines; arguments as of `Watched`."""
+    plain, watch = vargen.pipelines.base.new_run, Watched(marked, apart)
     vargen.pipelines.base.new_run = lambda *given, **named: watch.run(plain(*given, **named))
     try:
         yield watch
@@ -123,10 +127,15 @@ def marked_kernels() -> Iterator[None]:
         vars(kernels).update(functions)
 
 
-def calls(pipeline: LlamaGenPipeline, name: str, prompt: str) -> dict[str, Any]:
-    """Calls a step over one picture, by operator the most frequent first. The method has been run before."""
-    with watched(marked=True) as watch, marked_kernels(), profile(activities=[ProfilerActivity.CPU]) as profiler:
-        draw(pipeline, name, prompt, 1)
+def calls(draw_once: Callable[[int], object], apart: bool = False) -> dict[str, Any]:
+    """Calls a step over one picture, by operator the most frequent first. It has been drawn before.
+
+    Args:
+        draw_once: Draws a picture with a seed.
+        apart: Whether a forward pass counts as one call.
+    """
+    with watched(True, apart) as watch, marked_kernels(), profile(activities=[ProfilerActivity.CPU]) as profiler:
+        draw_once(1)
     counted: Counter[str] = Counter()
     for event in profiler.events():
         if event.cpu_parent is not None and event.cpu_parent.name == STEP:
@@ -137,12 +146,12 @@ def calls(pipeline: LlamaGenPipeline, name: str, prompt: str) -> dict[str, Any]:
     }
 
 
-def share(pipeline: LlamaGenPipeline, name: str, prompts: list[str]) -> dict[str, Any]:
-    """Milliseconds of processor time a step, and its share outside passes."""
-    draw(pipeline, name, prompts[0], 0)
+def share(draw_once: Callable[[int], object], count: int) -> dict[str, Any]:
+    """Milliseconds of processor time a step, and its share outside passes, over so many pictures."""
+    draw_once(0)
     with watched(marked=False) as watch:
-        for number, prompt in enumerate(prompts, start=1):
-            draw(pipeline, name, prompt, number)
+        for number in range(1, count + 1):
+            draw_once(number)
     outside = watch.step_seconds - watch.pass_seconds
     return {
         "steps": watch.steps,
@@ -151,9 +160,9 @@ def share(pipeline: LlamaGenPipeline, name: str, prompts: list[str]) -> dict[str
     }
 
 
-def draw(pipeline: LlamaGenPipeline, name: str, prompt: str, seed: int) -> None:
-    """One picture's tokens."""
-    generator = torch.Generator().manual_seed(seed)
+def draw(pipeline: LlamaGenPipeline, name: str, prompts: list[str], seed: int) -> None:
+    """One picture's tokens: seeds 0 and 1 draw the first prompt, 2 the second, and so on."""
+    prompt, generator = prompts[max(seed - 1, 0)], torch.Generator().manual_seed(seed)
     pipeline(prompt, method=resolve_method(name, {}), generator=generator, output_type="latent")
 
 
@@ -173,8 +182,9 @@ def main() -> None:
     rows = []
     print("| method | calls a step | outside passes | ms outside a step |\n|---|---|---|---|")
     for name in options.methods.split(","):
-        of_time = share(pipeline, name, prompts)
-        of_calls = calls(pipeline, name, prompts[0])
+        draw_once = partial(draw, pipeline, name, prompts)
+        of_time = share(draw_once, len(prompts))
+        of_calls = calls(draw_once)
         by_operator = of_calls.pop("by_operator")
         rows.append({"method": Path(name).stem, **of_calls, **of_time})
         row = rows[-1]

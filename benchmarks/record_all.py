@@ -126,6 +126,7 @@ STEPS: dict[str, Step] = {
     "evaluation_lantern": _evaluation("evaluation_lantern", 1000, "benchmarks/methods/lantern-chain.yaml,ar"),
     "vvs_studies": Step(_script("vvs_studies")),
     "host_work": Step(_script("host_work"), timed=True),
+    "family_loops": Step(_script("family_loops"), timed=True),
     "bench_picks": _bench("bench_picks", "--methods", PICKS, "--num_prompts", "24"),
     "bench_weighted": _weighted("bench_weighted"),
     "bench_weighted_int8": _weighted("bench_weighted_int8", *IN_INT8),

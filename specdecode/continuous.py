@@ -37,7 +37,7 @@ class FinishedRow:
 
     Args:
         request: its number.
-        tokens: [max_new_tokens] int64; after an early end, filled up with the (first) stop token.
+        tokens: [max_new_tokens] int64; after an early end, filled up with the (first) stop token, or 0.
         length: decoded tokens, a stop token included.
         trace: what happened in its row; passes are those it took part in. Its only phase, "decode", is `seconds`.
         seconds: the time from its prefill to its end, divided by the rows of the batch. Time in which the caller holds
@@ -103,7 +103,8 @@ def decode_queue(
     _report(on_step, run, places)
     step, look = run.steps_taken()
     # Tokens that the row nearest to its end needs. A row that has just started may have stopped already.
-    soonest = 0 if run.stops is not None else run.state.max_new_tokens - 1
+    state = run.state
+    soonest = 0 if run.stops is not None else state.max_new_tokens - 1 if state.row_tokens is None else _soonest(state)
     while any(places):
         with run.trace.phase("decode"):
             while soonest > 0:
@@ -150,7 +151,7 @@ class _Clock:
 
 def _soonest(state: DecodeState) -> int:
     """Tokens that the unfinished row nearest to its end needs; 0 where all are finished."""
-    missing = torch.where(state.active, state.max_new_tokens - state.lengths, state.max_new_tokens).min()
+    missing = torch.where(state.active, state.ends - state.lengths, state.max_new_tokens).min()
     return int(missing * state.active.any())
 
 

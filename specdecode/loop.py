@@ -40,7 +40,7 @@ class DecodeResult:
     """The result of decoding.
 
     Args:
-        tokens: [B, max_new_tokens] int64; after an early end, filled up with the (first) stop token.
+        tokens: [B, max_new_tokens] int64; after an early end, filled up with the (first) stop token, or 0.
         lengths: [B] int64 decoded tokens, a stop token included.
         trace: What happened.
     """
@@ -77,6 +77,7 @@ class DecodeRun:
         drafter: Proposes tokens; None: plain decoding.
         verifier: Judges them; None: `ExactVerifier`.
         stop_token: A row ends after this token, or any of these. Costs a wait for the device at every step.
+        row_tokens: [B] int64, tokens of each row where they differ, 1 to `max_new_tokens`; None: that many.
         trace: Where to record (the caller may have recorded phases in it); None: a new one.
         profile: Also time "draft", "target", "verify" and "commit", which are parts of the phase "decode". Waits for
             the device at every part, so a profiled run does not measure speed.
@@ -92,8 +93,8 @@ class DecodeRun:
         watch: Notes logits that are not finite.
 
     Raises:
-        ValueError: `max_new_tokens` < 1, `stop_token` outside the vocabulary, or `streams` or `trace` of another batch
-            size.
+        ValueError: `max_new_tokens` < 1, `stop_token` outside the vocabulary, or `streams`, `row_tokens` or `trace` of
+            another batch size.
         MemoryError: The device's whole memory is too small for so many tokens.
     """
 
@@ -110,6 +111,7 @@ class DecodeRun:
         drafter: Drafter | None = None,
         verifier: Verifier | None = None,
         stop_token: int | Sequence[int] | None = None,
+        row_tokens: Tensor | None = None,
         trace: DecodeTrace | None = None,
         profile: bool = False,
         compiler: StepCompiler | None = None,
@@ -118,6 +120,8 @@ class DecodeRun:
         check_counts(max_new_tokens=max_new_tokens)
         if streams.batch_size != batch_size:
             raise ValueError(f"streams must hold one stream per row: {streams.batch_size} streams, {batch_size} rows")
+        if row_tokens is not None and row_tokens.shape != (batch_size,):
+            raise ValueError(f"row_tokens must be [{batch_size}], got {list(row_tokens.shape)}")
         self.stops = stop_tokens(stop_token, target.vocab_size, device)
         self.may_stop = self.stops is not None
         self.trace = DecodeTrace(batch_size, device) if trace is None else trace
@@ -140,8 +144,9 @@ class DecodeRun:
         self._no_tokens = torch.zeros(batch_size, dtype=torch.int64, device=device)
         every_row = torch.ones(batch_size, dtype=torch.bool, device=device)
         self.state = DecodeState(
-            self._buffer[:, :max_new_tokens], self._no_tokens, every_row, max_new_tokens, sampling, streams
-        )
+            self._buffer[:, :max_new_tokens], self._no_tokens, every_row, max_new_tokens, sampling, streams,
+            row_tokens=None if row_tokens is None else row_tokens.clone(),
+        )  # fmt: skip
         self._skipped = self._no_tokens  # taken unverified before this step, which only `SkippingRun` does
         self.watch = FiniteWatch(batch_size, device)
         self.steps = 0
@@ -164,7 +169,8 @@ class DecodeRun:
         with self.trace.phase("decode"):
             # The slowest row gains at most the number that `step` returns, so for some time no row needs a look.
             # Only a stop token can end rows earlier.
-            slowest_needs = int(needs(self.state)) if self.may_stop else self.state.max_new_tokens - 1
+            looks = self.may_stop or self.state.row_tokens is not None
+            slowest_needs = int(needs(self.state)) if looks else self.state.max_new_tokens - 1
             step, look = self.steps_taken()
             while slowest_needs > 0:
                 gained = step()
@@ -305,6 +311,8 @@ class DecodeRun:
                 torch.stack(
                     [going_on.long(), drafted, torch.minimum(stays, emitted), emitted, self._skipped], out=counts
                 )
+        if state.row_tokens is not None:  # the draft was clipped at the end of each row
+            active, state.least_room = active & (lengths < state.row_tokens), None
         state.lengths, state.active, state.newest = lengths, active, newest
         return stays, emitted if next_tokens is None else kept
 
@@ -345,6 +353,8 @@ class DecodeRun:
             self._buffer[rows] = other._buffer
             state.lengths = state.lengths.index_copy(0, rows, other.state.lengths)
             state.active = state.active.index_copy(0, rows, other.state.active)
+            if state.row_tokens is not None:
+                state.row_tokens[rows] = other.state.ends
             state.newest = state.least_room = None
             state.streams = state.streams.with_rows(rows, other.state.streams)
             self.watch.replace_rows(rows, other.watch)
@@ -369,7 +379,7 @@ def clip(draft: Draft, state: DecodeState) -> Draft:
     last. Finished rows become padding."""
     if state.least_room is not None and state.least_room >= draft.tree.max_depth:
         return draft  # as nearly always
-    room = torch.where(state.active, state.max_new_tokens - 1 - state.lengths, -1)
+    room = torch.where(state.active, state.ends - 1 - state.lengths, -1)
     return replace(draft, tree=draft.tree.clip(room))
 
 
@@ -394,7 +404,7 @@ def new_tokens(tree: TokenTree, path: Tensor | None, accepted: Tensor, next_toke
 
 def needs(state: DecodeState) -> Tensor:
     """Tokens the slowest unfinished row still needs, int64 []; 0 when all are finished."""
-    return torch.where(state.active, state.max_new_tokens - state.lengths, 0).max()
+    return torch.where(state.active, state.ends - state.lengths, 0).max()
 
 
 class Look:

@@ -139,7 +139,7 @@ def fill_known(buffer: Tensor, known_tokens: Tensor | None) -> None:
 
 def check_takes_places(target: Target, num_places: int, settings: Mapping[str, Any]) -> None:
     """Raises ValueError where a target takes no places, or where an order does not fit the settings of a run."""
-    for name in ("drafter", "verifier", "stop_token"):
+    for name in ("drafter", "verifier", "stop_token", "row_tokens"):
         if settings.get(name) is not None:
             raise ValueError(f"{name} must be None where places are drawn in an order of their own")
     if num_places != settings["max_new_tokens"]:

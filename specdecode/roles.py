@@ -79,6 +79,7 @@ class DecodeState:
         least_room: The least number of draft tokens that any row has room for, -1 where one has ended; None: the host
             does not know it.
         decided_places: [B, max_new_tokens] bool, where tokens are decided out of order; None: the first `lengths` are.
+        row_tokens: [B] int64, tokens of each row, at most `max_new_tokens`; None: that many.
     """
 
     tokens: Tensor
@@ -90,6 +91,12 @@ class DecodeState:
     newest: Tensor | None = None
     least_room: int | None = None
     decided_places: Tensor | None = None
+    row_tokens: Tensor | None = None
+
+    @property
+    def ends(self) -> Tensor | int:
+        """Tokens of a complete row: [B] int64, or one number for all rows."""
+        return self.max_new_tokens if self.row_tokens is None else self.row_tokens
 
     @property
     def decided(self) -> Tensor:

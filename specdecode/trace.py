@@ -71,12 +71,16 @@ class Forced:
     """Tokens that a drafter knows beforehand, for the counts of a trace.
 
     Args:
-        places: [max_new_tokens] bool, output places whose token is known.
+        places: [max_new_tokens] bool, or [B, max_new_tokens], output places whose token is known.
         chains: Every draft was a chain. In trees, forced tokens that were fed in vain stay among the drafted ones.
     """
 
     places: Tensor
     chains: bool = True
+
+    def of_row(self, row: int) -> Forced:
+        """Those of one row."""
+        return Forced(self.places if self.places.ndim == 1 else self.places[row], self.chains)
 
 
 class TokenOrigin(IntEnum):
@@ -262,7 +266,8 @@ class DecodeTrace:
     def of_row(self, row: int) -> DecodeTrace:
         """The steps of one row. Its seconds are those of the batch."""
         trace = DecodeTrace(1, self.device)
-        trace.phase_seconds, trace._first_tokens, trace.forced = self.phase_seconds, self._first_tokens, self.forced
+        trace.phase_seconds, trace._first_tokens = self.phase_seconds, self._first_tokens
+        trace.forced = None if self.forced is None else self.forced.of_row(row)
         trace.target_passes = self.row_passes[row]
         took_part = (self._column("active") + self._column("skipped"))[:, row] > 0
         for step, took in zip(self.collect(), took_part.tolist(), strict=True):
@@ -287,11 +292,13 @@ class DecodeTrace:
         counts, accepted = self._column(name), self._column("accepted")
         if self.forced is None:
             return counts
-        before = functional.pad(self.forced.places.cpu().long().cumsum(0), (1, 0))  # [N + 1]
+        places = self.forced.places.cpu().long().expand(self.batch_size, -1)
+        before = functional.pad(places.cumsum(1), (1, 0))  # [B, N + 1]
         emitted, skipped = self._column("emitted"), self._column("skipped")
         starts = self._first_tokens + (emitted + skipped).cumsum(0) - emitted  # where the step's draft tokens begin
         ends = starts + (counts if name == "drafted" and self.forced.chains else accepted)
-        return counts - before[ends.clamp(max=len(before) - 1)] + before[starts.clamp(max=len(before) - 1)]
+        at_ends, at_starts = (before.gather(1, at.clamp(max=places.shape[1]).T).T for at in (ends, starts))
+        return counts - at_ends + at_starts
 
     @property
     def row_passes(self) -> list[int]:
@@ -356,9 +363,10 @@ class DecodeTrace:
                 origins += [TokenOrigin.UNVERIFIED] * step["skipped"][row]
                 origins += [TokenOrigin.RELAXED if lent[i] else TokenOrigin.ACCEPTED for i in range(accepted)]
                 origins += [TokenOrigin.TARGET] * (step["emitted"][row] - accepted)
-        for place in () if self.forced is None else self.forced.places.nonzero().flatten().tolist():
-            for origins in rows:
-                origins[place : place + 1] = [TokenOrigin.TARGET] * (place < len(origins))
+        if self.forced is not None:
+            for origins, places in zip(rows, self.forced.places.expand(len(rows), -1), strict=True):
+                for place in places[: len(origins)].nonzero().flatten().tolist():
+                    origins[place] = TokenOrigin.TARGET
         self._origins = rows
         return rows
 

@@ -28,6 +28,12 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "time is neither in the target's nor in the drafter's forward passes.",
         ("method", "calls", "outside_share", "milliseconds_outside"),
     ),
+    "family_loops": (
+        "Loops of families that draw token by token",
+        "Random models, and *planted* acceptance: what a step does around its passes, beside LlamaGen's. Calls: of "
+        "torch and of the kernels; a forward pass counts as one. Processor time of one thread, on a busy machine.",
+        ("method", "family", "calls", "milliseconds_outside", "accepted_length_planted", "passes_planted"),
+    ),
     "greedy_equality": (
         "Greedy decoding, token for token",
         "Pictures whose 256 tokens all equal plain decoding's, float32. A near tie differs first where the two best "

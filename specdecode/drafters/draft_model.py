@@ -141,7 +141,7 @@ class DraftModelDrafter(ModelInStep, Drafter):
             if level == size.depth:
                 break
             # A row's last token is never fed.
-            fed = (state.active & (position < state.max_new_tokens - 1)).long()
+            fed = (state.active & (position < state.ends - 1)).long()
             logits = self._feed_one(token, fed)
             self._fed = self._fed + fed
         probabilities = torch.stack(drawn_from, 1) if self.children == "sampled" else None

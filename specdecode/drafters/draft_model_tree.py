@@ -79,7 +79,7 @@ class DraftModelTreeDrafter(ModelInStep, Drafter):
             tokens: [B, n] int64. mask: [1, n, n] bool. depths: [1, n] int64, 0 for the root's children.
         """
         # Nodes past the end of a row see only themselves.
-        room = torch.where(state.active, state.max_new_tokens - 1 - state.lengths, 0)
+        room = torch.where(state.active, state.ends - 1 - state.lengths, 0)
         stays = depths < room[:, None]  # [B, n]
         itself = torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
         return self.model.forward(tokens, (mask & stays[..., None]) | itself, depths * stays).logits

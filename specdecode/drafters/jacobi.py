@@ -201,8 +201,8 @@ class JacobiDrafter(Drafter):
 
     def _counters(self, positions: Tensor, state: DecodeState) -> Tensor:
         """Counters of random numbers that are new at every step; positions lie below the stride."""
-        passes = self._iteration.view(-1, *[1] * (positions.ndim - 1))
-        return positions + passes * (state.max_new_tokens + self.sizer.largest.depth + 1)
+        strides = self._iteration * (state.ends + self.sizer.largest.depth + 1)
+        return positions + strides.view(-1, *[1] * (positions.ndim - 1))
 
     def _before(self, node: Tensor, last_node: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The last guess at each position [B, window, 1], its distribution [B, window, V], and whether there was one,

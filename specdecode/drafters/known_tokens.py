@@ -11,11 +11,13 @@ chains. In trees a mark stays where it was drafted, and the target, for which it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from specdecode.kernels import judging
 from specdecode.roles import (
     DecodeState,
     Draft,
@@ -37,17 +39,20 @@ class KnownTokensDrafter(Drafter):
 
     Args:
         drafter: makes the proposals; it observes the corrected ones.
-        known: [max_new_tokens] int64, the token at each output position, -1 where it is open.
+        known: [max_new_tokens] int64, or [B, max_new_tokens], the token at each output position, -1 where it is open.
         vocab_size: V; at least one token must not be known anywhere.
+        marks: tokens that are known in other rows, which may join the batch.
 
     Raises:
         ValueError: every token is known somewhere.
     """
 
-    def __init__(self, drafter: Drafter, known: Tensor, vocab_size: int) -> None:
+    def __init__(self, drafter: Drafter, known: Tensor, vocab_size: int, marks: Sequence[int] = ()) -> None:
         self.drafter, self.known = drafter, known
         self._is_mark = torch.zeros(vocab_size, dtype=torch.bool, device=known.device)
         self._is_mark[known[known >= 0]] = True
+        self._is_mark[list(marks)] = True
+        self._marks = self._is_mark.nonzero()[:, 0]
         if bool(self._is_mark.all()):
             raise ValueError("known must leave some token that is known nowhere")
         self.forced = Forced(known >= 0)
@@ -60,15 +65,21 @@ class KnownTokensDrafter(Drafter):
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """See `Drafter.start`."""
+        self.known = self.known.expand(len(state.lengths), -1).contiguous()
         self.drafter.start(prompt, state)
 
     def propose(self, state: DecodeState) -> Draft:
-        """The drafter's proposal, corrected."""
+        """The drafter's proposal, corrected; a chain's tensors are written to where kernels serve."""
         draft = self.drafter.propose(state)
         tree = draft.tree
         self.forced.chains = self.forced.chains and tree.is_chain
+        made = [each for each in (tree.tokens, draft.probabilities) if each is not None]
+        if tree.is_chain and judging.serves(*made, state.lengths) and all(each.is_contiguous() for each in made):
+            given = tree.depth, state.lengths, self.known, self._marks, self._instead
+            judging.correct(tree.tokens, draft.probabilities, *given)
+            return draft
         places = state.lengths[:, None] - 1 + tree.depth  # [B, n]; the loop cuts off what lies past the end
-        wanted = self.known[places.clamp(max=len(self.known) - 1)]
+        wanted = self.known.gather(1, places.clamp(max=self.known.shape[1] - 1))
         is_known = wanted >= 0
         tokens, probabilities = tree.tokens, draft.probabilities
         if tree.is_chain:
@@ -98,6 +109,8 @@ class KnownTokensDrafter(Drafter):
     def replace_rows(self, rows: Tensor, other: KnownTokensDrafter) -> None:
         """See `specdecode.roles.RowReplacing`."""
         replace_rows(self.drafter, rows, other.drafter)
+        self.known[rows] = other.known  # in place: a captured step reads it where it lies
+        self.forced.places = self.known >= 0
 
     def _skipping(self) -> SkippingDrafter:
         assert self.drafter.skipping is not None

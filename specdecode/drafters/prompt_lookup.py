@@ -88,7 +88,7 @@ class PromptLookupDrafter(Drafter):
         depth = sizer.longest
         if root.device.type == "cpu":
             depth = sizer.choose(self._match[state.active].tolist())
-            room = state.max_new_tokens - 1 - state.lengths[state.active]
+            room = (state.ends - 1 - state.lengths)[state.active]
             depth = min(depth, int(room.max())) if len(room) else 0
             sizer.begin(depth)
         return self._copied(root, state, depth, occurrence, self._match) if depth else Draft(TokenTree.chain(root))

@@ -479,6 +479,32 @@ int judging_join(
     return 0;
 }
 
+// Correct a chain's tokens [B, n], and what they were drawn from [B, n, V] (null: nothing), by known tokens [B, places],
+// -1 where a place is open. `marks` stand nowhere else: `instead` takes their place and their probability.
+int judging_known(
+    const int64_t* depth, const int64_t* lengths, const int64_t* known, const int64_t* marks, int64_t num_marks,
+    int64_t instead, int64_t rows, int64_t nodes, int64_t places, int64_t vocab, int64_t* tokens, float* probabilities
+) {
+    for (int64_t b = 0; b < rows; b++)
+        for (int64_t i = 0; i < nodes; i++) {
+            const int64_t node = b * nodes + i, at = lengths[b] - 1 + depth[node];
+            const int64_t wanted = known[b * places + (at < places ? at : places - 1)];
+            float* drawn_from = probabilities ? probabilities + node * vocab : nullptr;
+            if (wanted >= 0) {
+                tokens[node] = wanted;
+                if (drawn_from) std::memset(drawn_from, 0, vocab * sizeof(float)), drawn_from[wanted] = 1;
+                continue;
+            }
+            float moved = 0;
+            for (int64_t k = 0; k < num_marks; k++) {
+                if (tokens[node] == marks[k]) tokens[node] = instead;
+                if (drawn_from) moved += drawn_from[marks[k]], drawn_from[marks[k]] = 0;
+            }
+            if (drawn_from) drawn_from[instead] += moved;
+        }
+    return 0;
+}
+
 // Nodes of a joint forward: first the counts[b] pending tokens of m, then the accepted path [B, width] of the tree.
 int judging_nodes(
     const int64_t* counts, const int64_t* path, int64_t rows, int64_t length, int64_t width, int64_t* nodes

@@ -208,6 +208,16 @@ def nodes(counts: Tensor, length: int, path: Tensor) -> Tensor:
     return both
 
 
+def correct(
+    tokens: Tensor, probabilities: Tensor | None, depth: Tensor, lengths: Tensor, known: Tensor, marks: Tensor,
+    instead: int,
+) -> None:  # fmt: skip
+    """Write known tokens [B, N] into a chain's tokens [B, n] and distributions [B, n, V], which lie side by side; see
+    `drafters.known_tokens`. `marks` [k] are all that are known anywhere."""
+    sizes = *tokens.shape, known.shape[1], 0 if probabilities is None else probabilities.shape[-1]
+    _call("known", depth, lengths, known, marks, len(marks), instead, *sizes, tokens, probabilities)
+
+
 def grown(roots: Tensor, best: Tensor, tokens: Tensor, scores: Tensor, frontier: Tensor) -> tuple[Tensor, ...]:
     """Tokens, parents, depths and scores [B, m + 1] of the best nodes [B, m]; see `tree_growth.dynamic_tree`."""
     rows, count = best.shape

@@ -74,6 +74,7 @@ class TransformersTarget:
         longest_prompt: T of the longest prompt that may later take a row; None: none is longer than these.
 
     Attributes:
+        prompt_ids: [R, T] int64; None where the prompts are embeddings, of which a subclass may know better.
         compiler: makes steps with this target into graphs, see `compile`; None: they run eagerly.
         fast: passes over new tokens in the kernels, see `specdecode.targets.llama_pass`; None: the model's own.
         kv_cache: None before the first prefill if none was given.
@@ -86,7 +87,15 @@ class TransformersTarget:
     """
 
     rows_per_sequence = 1
-    in_no_graph = ("compiler", "prompt_length", "_longest_to_come", "_attention_mask", "_position_ids", "_prompt")
+    in_no_graph = (
+        "compiler",
+        "prompt_length",
+        "_longest_to_come",
+        "_attention_mask",
+        "_position_ids",
+        "_prompt",
+        "prompt_ids",
+    )
 
     def __init__(
         self,
@@ -140,6 +149,7 @@ class TransformersTarget:
         if vocab_size is not None and input_ids is not None:
             prompt = input_ids.clamp(max=self._own_vocab_size - 1)  # another model's tokens, as in `_run_new`
         self._prompt = {"inputs_embeds" if input_ids is None else "input_ids": prompt}
+        self.prompt_ids = input_ids
         self.batch_size = num_rows // self.rows_per_sequence
         self.device = prompt.device
         self.decoder, self.output_head, self.embed = decoder, output_head, embed
@@ -170,11 +180,6 @@ class TransformersTarget:
     def prompt_mask(self) -> Tensor | None:
         """[R, T] bool, False at padding; None where nothing is padded."""
         return self._attention_mask
-
-    @property
-    def prompt_ids(self) -> Tensor | None:
-        """[R, T] int64; None where the prompts are embeddings."""
-        return self._prompt.get("input_ids")
 
     @property
     def kv_cache(self) -> StaticKVCache | None:

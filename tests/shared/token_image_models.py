@@ -119,11 +119,11 @@ def tiny_tokenizer(family: TokenImageFamily) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", unk_token="<unk>")
 
 
-def tiny_model(family: TokenImageFamily, seed: int = 0) -> Any:
-    """A model in float64 whose tokens differ from place to place."""
+def tiny_model(family: TokenImageFamily, seed: int = 0, **sizes: int) -> Any:
+    """A model in float32 whose tokens differ from place to place; `sizes` instead of those of `TINY`."""
     model_class: Any = getattr(transformers, family.model_class)
     first = family.codes.first
-    config = {**TINY, **family.config}
+    config = {**TINY, **sizes, **family.config}
     if family.model_class.startswith("Chameleon"):
         named = {letters(code): 4 + code for code in range(CODES)} if first == "named" else {}
         config |= {"vq_config": SMALL_VQ, "vocabulary_map": {**named, "<image>": 8_711}, "vocab_size": 9_216}
@@ -138,7 +138,7 @@ def tiny_model(family: TokenImageFamily, seed: int = 0) -> Any:
             if parameter.ndim > 1 and "vqmodel" not in name and "norm" not in name:
                 parameter.normal_(std=0.6)
         model.lm_head.weight.mul_(0.7)
-    return model.double().eval()
+    return model.eval()
 
 
 def tiny_vqvae(family: TokenImageFamily) -> VQModel:

@@ -162,6 +162,37 @@ def test_rows_do_not_depend_on_the_batch() -> None:
 
 
 @pytest.mark.parametrize("parents", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
+def test_rows_may_have_their_own_numbers_of_tokens(parents: list[int] | None) -> None:
+    """The same tokens and counts as alone; nothing is kept behind the end of a row, and none waits for it."""
+    target, seeds, ends = make_target(5, 30), [11, 12, 13, 14, 15], [30, 7, 1, 2, 19]
+
+    def run(rows: list[int], longest: int, row_tokens: Tensor | None) -> tuple[DecodeResult, CheckedTarget]:
+        part = CheckedTarget(target.table, target.prompts[rows], 29)
+        result = decode(
+            part,
+            max_new_tokens=longest,
+            sampling=SamplingConfig(0.9, 8),
+            streams=RandomStreams.from_seeds([seeds[row] for row in rows]),
+            drafter=None if parents is None else make_drafter(part, parents),
+            row_tokens=row_tokens,
+        )
+        return result, part
+
+    together, part = run([0, 1, 2, 3, 4], 30, torch.tensor(ends))
+    assert together.lengths.tolist() == together.trace.row_tokens == ends
+    assert part.lengths.tolist() == [end - 1 for end in ends]
+    for row, end in enumerate(ends):
+        alone, _ = run([row], end, None)
+        assert torch.equal(together.tokens[row, :end], alone.tokens[0]) and not together.tokens[row, end:].any()
+        assert together.trace.row_passes[row] == alone.trace.target_passes
+        assert together.trace.accepted_lengths[row] == alone.trace.accepted_lengths[0]
+    short, part = run([1, 3], 30, torch.tensor([7, 2]))
+    assert part.passes == max(short.trace.row_passes) <= 7, "no pass is made when every row has ended"
+    with pytest.raises(ValueError, match=r"row_tokens must be \[2\], got \[1\]"):
+        run([1, 3], 30, torch.tensor([7]))
+
+
+@pytest.mark.parametrize("parents", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
 def test_stop_token(parents: list[int] | None) -> None:
     """Each row ends where plain decoding without a stop token first shows the token; nothing later is counted."""
     stop_token, seeds = 3, list(range(12))

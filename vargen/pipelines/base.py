@@ -50,7 +50,9 @@ class AutoregressivePipelineOutput(BaseOutput):
     Args:
         images: as `output_type` asks: "pil" a list of B images, "np" float32 [B, H, W, 3] in [0, 1], "pt" float32
             [B, 3, H, W] in [0, 1], "latent" int64 [B, rows, columns] codes. Images of one prompt follow each other.
-        tokens: int64 [B, N], what was drawn: the codes in raster order, and what a family draws beside them.
+            Pictures of several sizes are a list.
+        tokens: int64 [B, N], what was drawn: the codes in raster order, and what a family draws beside them. Behind the
+            end of a smaller picture stands 0.
         trace: forward passes of the target (the prefill is one), and seconds by phase: "encode_prompt", "prefill",
             "decode" and "decode_images".
     """
@@ -133,7 +135,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline
         finite."""
         trace = DecodeTrace(request.count, self._execution_device)
         tokens = self._decode(request, trace)
-        return self._finished(lambda: request.images(tokens), tokens, trace, return_dict)
+        return self._finished(lambda: request.images(tokens, range(request.count)), tokens, trace, return_dict)
 
     def _finished(
         self, make_images: Callable[[], Any], tokens: Tensor, trace: DecodeTrace, return_dict: bool
@@ -162,7 +164,8 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline
                 if players.drafter is None and players.order is None:
                     progress.update(1)
                 elif not progress.disable:  # reading lengths waits for the device
-                    progress.update(int(state.lengths.min()) - progress.n)
+                    needed = (state.ends - state.lengths).max()
+                    progress.update(request.num_tokens - int(needed) - progress.n)
                 request.report.send(self, step, state, target)
 
             run = new_run(
@@ -170,6 +173,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline
                 max_new_tokens=request.num_tokens,
                 sampling=request.sampling,
                 streams=request.streams,
+                row_tokens=request.row_tokens,
                 trace=trace,
                 compiler=target.compiler,
                 **vars(players),

@@ -301,7 +301,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
 
         request = PictureRequest(
             start=start,
-            images=asked.picture_codes,
+            images=lambda tokens, pictures: asked.picture_codes(tokens),
             num_tokens=asked.num_tokens,
             longest_prompt=lambda: asked.attention_mask.shape[1],
             sampling=sampling,

@@ -204,6 +204,6 @@ class JanusPipeline(TransformersPipeline):
             count,
             self._usual_num_tokens,
             encode,
-            self._target,
-            lambda tokens: tokens,
+            lambda pictures, prompts, **given: self._target(prompts, **given),
+            lambda tokens, pictures: self.decode_tokens(tokens, output_type),
         )

@@ -478,7 +478,7 @@ class LlamaGenPipeline(StreamingPipeline):
 
         return PictureRequest(
             start=start,
-            images=lambda tokens: self.decode_tokens(tokens, output_type),
+            images=lambda tokens, pictures: self.decode_tokens(tokens, output_type),
             num_tokens=self._usual_num_tokens,
             longest_prompt=lambda: max(longest(prompts, prompt_embeds), longest(negative, negative_prompt_embeds)),
             sampling=sampling,

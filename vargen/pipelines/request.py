@@ -29,30 +29,36 @@ class PictureRequest:
     Args:
         start: starts a batch: encodes the prompts of the pictures of these numbers, and gives the target and the other
             players before the prefill.
-        images: makes pictures of tokens int64 [B, num_tokens], as `output_type` asks.
-        num_tokens: tokens of each picture.
+        images: makes pictures of tokens int64 [B, num_tokens] of the pictures of these numbers, as `output_type` asks.
+        num_tokens: tokens of each picture, at most.
         longest_prompt: gives the number of tokens of the longest prompt. A stream asks once, before it begins.
         sampling: how tokens are drawn.
         streams: one random stream for each picture.
         report: the callback after every forward pass of the target.
         guidance_scale: with which the target begins.
+        row_tokens: int64 [count], tokens of each picture; None: all have `num_tokens`.
         offloaded: the model comes to its device only when it is called, so a stream draws fixed batches.
     """
 
     start: Callable[[range, Place], tuple[Target, Method]]
-    images: Callable[[Tensor], Any]
+    images: Callable[[Tensor, range], Any]
     num_tokens: int
     longest_prompt: Callable[[], int]
     sampling: SamplingConfig
     streams: RandomStreams
     report: StepReport
     guidance_scale: float = 1.0
+    row_tokens: Tensor | None = None
     offloaded: bool = False
 
     @property
     def count(self) -> int:
         """The number of pictures."""
         return self.streams.batch_size
+
+    def row_tokens_of(self, pictures: range) -> Tensor | None:
+        """`row_tokens` of some pictures."""
+        return None if self.row_tokens is None else self.row_tokens[pictures.start : pictures.stop]
 
 
 @contextmanager

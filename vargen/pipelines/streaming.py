@@ -109,6 +109,7 @@ def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, con
                 max_new_tokens=request.num_tokens,
                 sampling=request.sampling,
                 streams=streams.part(asked.start, asked.stop),
+                row_tokens=request.row_tokens_of(asked),
                 trace=own,
                 compiler=target.compiler,
                 **vars(players),
@@ -137,11 +138,12 @@ def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, con
                 with finite_logits(first, "of the stream"):
                     rows = queue(first, min(first + step, count), total)
                     for row in rows if continuous else _together(rows):
+                        number = first + row.request
                         with total.phase("decode_images"):
-                            image = request.images(row.tokens[None])[0]
+                            image = request.images(row.tokens[None], range(number, number + 1))[0]
                         progress.update(1)
                         yield FinishedPicture(
-                            first + row.request, image, row.tokens, row.trace, row.seconds, min(size, count - first)
+                            number, image, row.tokens, row.trace, row.seconds, min(size, count - first)
                         )
                 if pipeline.interrupt:
                     break

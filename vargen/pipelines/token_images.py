@@ -121,15 +121,14 @@ class TokenImages(TransformersPipeline):
         encoded = [self.encode_prompt(prompts, grid)]
         if scale > 1:
             encoded.append(self.encode_prompt([self.family.negative_prompt] * len(prompts), grid, null=True))
-        return self._target(grid, encoded, guidance_scale=scale, max_draft_nodes=max_draft_nodes)
+        return self._target([grid], encoded, guidance_scale=scale, max_draft_nodes=max_draft_nodes)
 
-    def _target(self, grid: Grid, prompts: Sequence[Prompts], **settings: Any) -> TokenImageTarget:
+    def _target(self, grids: Sequence[Grid], prompts: Sequence[Prompts], **settings: Any) -> TokenImageTarget:
         return TokenImageTarget(
             self.model,
             self.vocabulary,
             prompts,
-            height=grid[0],
-            width=grid[1],
+            grids=grids,
             decoder=self.family.decoder,
             guidance=self.family.guidance,
             **settings,
@@ -153,9 +152,9 @@ class TokenImages(TransformersPipeline):
         negative_prompt: str | Sequence[str] | None = None,
         negative_input_ids: Tensor | None = None,
         negative_attention_mask: Tensor | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        ratio: str | None = None,
+        height: int | Sequence[int] | None = None,
+        width: int | Sequence[int] | None = None,
+        ratio: str | Sequence[str] | None = None,
         image_area: int | None = None,
         guidance_scale: float | None = None,
         temperature: float | None = None,
@@ -178,8 +177,8 @@ class TokenImages(TransformersPipeline):
             negative_prompt: what guidance leads away from: one for all prompts, or one for each; only where the family
                 has words there. None: the family's own.
             negative_input_ids, negative_attention_mask: [B, T'] instead.
-            height, width: in pixels; both or none.
-            ratio: of width and height where these are not given, such as "16:9".
+            height, width: in pixels; both or none. One for all prompts, or one for each.
+            ratio: of width and height where these are not given, such as "16:9"; likewise.
             image_area: pixels, about, beside `ratio`; None: those of the usual picture.
             output_type: "pil", "np", "pt", or "latent" for the codes [B, h, w].
 
@@ -195,8 +194,14 @@ class TokenImages(TransformersPipeline):
         settings = DrawSettings(
             guidance_scale, temperature, top_k, top_p, num_images_per_prompt, generator, method, output_type, report
         )
-        grid, count = self.grid(height, width, ratio, image_area), count_prompts(prompt, input_ids)
-        num_tokens, guided = self.family.num_tokens(grid), self._guidance(guidance_scale) > 1
+        count, guided = count_prompts(prompt, input_ids), self._guidance(guidance_scale) > 1
+        heights, widths, ratios = (
+            _for_each(name, value, count) for name, value in (("height", height), ("width", width), ("ratio", ratio))
+        )
+        grids = [self.grid(*size, image_area) for size in zip(heights, widths, ratios, strict=True)]
+        sizes, alike = [grid for grid in grids for _ in range(num_images_per_prompt)], len(set(grids)) == 1
+        row_tokens = [*map(self.family.num_tokens, sizes)]
+        num_tokens = max(row_tokens)
 
         def checked(prompts: Prompts) -> Prompts:
             check_context(self.model.config, prompts[1], num_tokens)
@@ -208,26 +213,47 @@ class TokenImages(TransformersPipeline):
 
         def encode() -> list[Prompts]:
             if input_ids is None:
-                asked = self.encode_prompt(check_prompts(prompt), grid, num_images_per_prompt)
+                asked = self._encode(check_prompts(prompt), grids, num_images_per_prompt)
             else:
                 asked = given("input_ids", input_ids, attention_mask)
             rows = [checked(asked)]
             if guided and negative_input_ids is None:
                 away = self._negative_prompts(negative_prompt, count)
-                rows += [*self._pictures_alone(asked), self.encode_prompt(away, grid, num_images_per_prompt, null=True)]
+                rows += [*self._pictures_alone(asked), self._encode(away, grids, num_images_per_prompt, null=True)]
             elif guided and negative_input_ids is not None:
                 null = given("negative_input_ids", negative_input_ids, negative_attention_mask)
                 rows += [*self._pictures_alone(asked), null]
             return [*map(checked, rows)]
+
+        def target_of(pictures: range, prompts: Sequence[Prompts], **given: Any) -> TokenImageTarget:
+            part = sizes[:1] if alike else sizes[pictures.start : pictures.stop]
+            return self._target(part, prompts, num_tokens=num_tokens, **given)
+
+        def images(tokens: Tensor, pictures: range) -> Any:
+            if alike:
+                return self.decode_tokens(self.vocabulary.codes(tokens, *sizes[0]), output_type)
+            drawn = [
+                self.vocabulary.codes(row[None, : row_tokens[number]], *sizes[number])
+                for row, number in zip(tokens, pictures, strict=True)
+            ]
+            return [self.decode_tokens(codes, output_type)[0] for codes in drawn]
 
         return self._request(
             settings,
             count,
             num_tokens,
             encode,
-            functools.partial(self._target, grid),
-            lambda tokens: self.vocabulary.codes(tokens, *grid),
+            target_of,
+            images,
+            None if alike else row_tokens,
         )
+
+    def _encode(self, texts: Sequence[str], grids: Sequence[Grid], copies: int, null: bool = False) -> Prompts:
+        """See `encode_prompt`, with a size for each prompt."""
+        if len(set(grids)) == 1:
+            return self.encode_prompt(texts, grids[0], copies, null)
+        each = [self.encode_prompt(text, grid, copies, null) for text, grid in zip(texts, grids, strict=True)]
+        return _left_padded([row for ids, _ in each for row in ids])  # a single prompt has no padding
 
     def _negative_prompts(self, negative_prompt: str | Sequence[str] | None, num_prompts: int) -> list[str]:
         """A negative prompt for each prompt. Raises UserError for another number, or where there is no place for it."""
@@ -247,7 +273,9 @@ class TokenImages(TransformersPipeline):
         players = method.build(components)
         if players.drafter is None or not self.vocabulary.has_mark:
             return players
-        return replace(players, drafter=KnownTokensDrafter(players.drafter, target.known_tokens, target.vocab_size))
+        marks = [self.vocabulary.num_codes]
+        known = KnownTokensDrafter(players.drafter, target.known_tokens, target.vocab_size, marks)
+        return replace(players, drafter=known)
 
 
 class TokenImagePipeline(TokenImages):
@@ -393,6 +421,15 @@ class TokenImagePipeline(TokenImages):
             self.tokenizer.save_pretrained(save_directory)
         if hasattr(self.vqvae, "save_pretrained"):
             self.vqvae.save_pretrained(os.path.join(save_directory, "vqvae"))
+
+
+def _for_each(name: str, value: Any, count: int) -> list[Any]:
+    """A value for each of `count` prompts of what is one for all, or a sequence. Raises UserError."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise UserError(f"{name} must be one for all prompts or one for each, {count} here; got {len(value)}")
+    return [*value]
 
 
 def _left_padded(rows: Sequence[Tensor]) -> Prompts:

@@ -94,18 +94,19 @@ class TransformersPipeline(StreamingPipeline):
         num_tokens: int,
         encode: Callable[[], Sequence[Prompts]],
         build_target: Callable[..., TransformersTarget],
-        codes_of: Callable[[Tensor], Tensor],
+        images: Callable[[Tensor, range], Any],
+        row_tokens: Sequence[int] | None = None,
     ) -> PictureRequest:
         """The request of a call or a stream.
 
         Args:
             settings: what every call is asked.
             num_prompts: prompts, each of so many pictures as `settings` has it.
-            num_tokens: tokens of a picture.
+            num_tokens: tokens of a picture, at most.
             encode: gives the prompts, then any others that the target reads beside them, for every picture.
-            build_target: makes the target of what `encode` gave for some pictures, and of `guidance_scale`,
-                `max_draft_nodes` and `longest_prompt`.
-            codes_of: makes codes for `decode_tokens` of the tokens that were drawn.
+            build_target: makes the target of the numbers of some pictures, what `encode` gave for them, and of
+                `guidance_scale`, `max_draft_nodes` and `longest_prompt`.
+            images, row_tokens: see `PictureRequest`.
 
         Raises:
             UserError: a setting out of range.
@@ -118,6 +119,7 @@ class TransformersPipeline(StreamingPipeline):
             prompts = encoded() if len(pictures) == count else [of_pictures(*each, pictures) for each in encoded()]
             move_offloaded(self.model)
             target = build_target(
+                pictures,
                 prompts,
                 guidance_scale=scale,
                 max_draft_nodes=method.max_draft_nodes(num_tokens),
@@ -127,13 +129,14 @@ class TransformersPipeline(StreamingPipeline):
 
         return PictureRequest(
             start=start,
-            images=lambda tokens: self.decode_tokens(codes_of(tokens), settings.output_type),
+            images=images,
             num_tokens=num_tokens,
             longest_prompt=lambda: max(ids.shape[1] for ids, _ in encoded()),
             sampling=self._sampling(settings.temperature, settings.top_k, settings.top_p, scale),
             streams=random_streams(settings.generator, count, self._execution_device),
             report=settings.report,
             guidance_scale=scale,
+            row_tokens=None if row_tokens is None else torch.tensor(row_tokens, device=self._execution_device),
             offloaded=is_offloaded(self.model),
         )
 

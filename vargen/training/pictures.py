@@ -33,6 +33,8 @@ class PictureRunConfig(DrafterRunConfig):
     Args:
         dtype: precision of the model: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU, float32 on a CPU.
         quantization: of the model, by a library, as `vargen generate` takes it; null for none.
+        family: of a model whose config.json fits several, as `vargen generate` takes it; null where it says which.
+        tokenizer: folder of the model's text tokenizer, or its name on the hub, where it does not lie beside it.
         prompts_file: file of prompts to draw, as `vargen generate` reads them; empty for captions of rendered scenes,
             which only models trained on scenes draw.
         images: pictures that the model makes to learn from; with a file of prompts, at most this many of them.
@@ -45,6 +47,8 @@ class PictureRunConfig(DrafterRunConfig):
 
     dtype: str = "float32"
     quantization: str | None = None
+    family: str | None = None
+    tokenizer: str | None = None
     prompts_file: str = field(default="", metadata=READ)
     images: int = 2048
     codes: str = field(default="", metadata=READ)
@@ -117,7 +121,13 @@ def gather_lessons(
         UserError: for a field or a model folder that does not fit.
     """
     options = ModelOptions(
-        config.model or None, config.revision or None, config.device, config.dtype, quantization=config.quantization
+        config.model or None,
+        config.revision or None,
+        config.device,
+        config.dtype,
+        quantization=config.quantization,
+        family=config.family,
+        tokenizer=config.tokenizer,
     )
     model = open_model(options)
     pipeline, _, _ = load_pipeline(model, options)

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
+from specdecode.drafters.known_tokens import KnownTokensDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree
 from specdecode.finite import FiniteWatch
 from specdecode.kernels import judging
 from specdecode.loop import decode
 from specdecode.ragged import append
-from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, largest, sample
 from specdecode.skipping import PendingChain
 from specdecode.tree import TokenTree
@@ -218,6 +219,35 @@ def test_layouts(either: Any, seed: int, width: int) -> None:
         return [path, tree.ancestor_mask(), *joined, append(left, counts, right, counts)]
 
     assert_equal(*either(laid_out))
+
+
+class Proposed(Drafter):
+    """Drafts what it was given."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+
+    def propose(self, state: DecodeState) -> Draft:
+        tree, drawn_from = self.draft.tree, self.draft.probabilities
+        return Draft(TokenTree.chain(tree.tokens.clone()), None if drawn_from is None else drawn_from.clone())
+
+
+@many
+@given(seed=seeds, vocab_size=st.sampled_from(VOCABULARIES), claims=st.booleans())
+def test_known_tokens(either: Any, seed: int, vocab_size: int, claims: bool) -> None:
+    draft, output, lengths = random_chain(seed % 2**20, 4, 5, vocab_size)
+    generator = torch.Generator().manual_seed(seed)
+    kinds = torch.tensor([-1, -1, 0, min(1, vocab_size - 2)])
+    known = kinds[torch.randint(4, (4, 30), generator=generator)]
+    given = replace(draft, probabilities=draft.probabilities if claims else None)
+
+    def corrected() -> list[Tensor | None]:
+        drafter = KnownTokensDrafter(Proposed(given), known, vocab_size)
+        drafter.start(output, state_for(lengths, SAMPLED))
+        made = drafter.propose(state_for(lengths, SAMPLED))
+        return [made.tree.tokens, made.probabilities]
+
+    assert_equal(*either(corrected))
 
 
 @many

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+from watching_eagle import Watching
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree
 from specdecode.loop import decode
-from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
 from vargen.cli import main
@@ -165,14 +165,14 @@ class CodesTarget(GuidedTarget):
     def __init__(self, model: ChameleonForConditionalGeneration, guidance_scale: float, max_draft_nodes: int) -> None:
         self.set_guidance(guidance_scale, torch.device("cpu"))
         prompts = [[1, 25, 26, 24], [1, 27, 24], [1, 28, 29, 30, 24], *([[24]] * 3 if self.is_guided else [])]
-        self.prompt_ids = torch.tensor([[0] * (5 - len(prompt)) + prompt for prompt in prompts])
+        prompt_ids = torch.tensor([[0] * (5 - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (5 - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         self.ids = torch.arange(4, 24)
         embed = model.get_input_embeddings()
         super().__init__(
             model,
             attention_mask=mask,
-            inputs_embeds=embed(self.prompt_ids),
+            inputs_embeds=embed(prompt_ids),
             max_new_tokens=TOKENS,
             max_draft_nodes=max_draft_nodes,
             vocab_size=len(self.ids),
@@ -180,26 +180,7 @@ class CodesTarget(GuidedTarget):
             output_head=lambda states: model.lm_head(states)[..., self.ids],
             embed=partial(lambda tokens: embed(self.ids[tokens])),
         )
-
-
-class Watching(EagleDrafter):
-    """Keeps every tree it drafted, with the lengths of the rows at that moment, and all target features."""
-
-    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
-        super().start(prompt, state)
-        self.prompt, self.trees = self.head.features(prompt), []
-        self.known: dict[int, list[Tensor]] = {row: [] for row in range(len(state.lengths))}
-
-    def propose(self, state: DecodeState) -> Draft:
-        draft = super().propose(state)
-        self.trees.append((draft, state.lengths.clone()))
-        return draft
-
-    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
-        super().observe(draft, output, verdict, state)
-        features = self.head.features(output)
-        for row, count in enumerate(((verdict.accepted + 1) * draft.tree.valid[:, 0]).tolist()):
-            self.known[row] += list(features[row, verdict.path[row, :count]])
+        self.prompt_ids = prompt_ids
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
@@ -218,7 +199,7 @@ def test_first_children_are_those_of_the_published_form(tmp_path, guidance_scale
     plain = decode(CodesTarget(model, guidance_scale, 1), streams=streams, **settings)
     assert torch.equal(fast.tokens, plain.tokens)
 
-    halves, checked = target.rows_per_sequence, 0
+    halves, prompt, checked = target.rows_per_sequence, head.features(eagle.prompt), 0
     for draft, lengths in eagle.trees:
         for row, length in enumerate(lengths.tolist()):
             if length >= TOKENS - 3:
@@ -227,7 +208,7 @@ def test_first_children_are_those_of_the_published_form(tmp_path, guidance_scale
             for half in range(halves):
                 seen = target.prompt_mask[row + 3 * half].bool()
                 ids = [*target.prompt_ids[row + 3 * half][seen].tolist(), *(fast.tokens[row, :length] + 4).tolist()]
-                features = [*eagle.prompt[row][seen], *eagle.known[row][: length - 1]]
+                features = [*prompt[row][seen], *eagle.known[row][: length - 1]]
                 own = torch.stack([feature.chunk(halves)[half] for feature in features])
                 state = published_forward(weights, ids[1:], own)[-1]
                 logits.append(model.lm_head(state)[target.ids])

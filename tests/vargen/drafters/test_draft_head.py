@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from watching_eagle import Watching
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import decode
-from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
@@ -44,27 +44,6 @@ def build_target(pipeline: LlamaGenPipeline, guidance_scale: float, nodes: int, 
         embeds, mask = pipeline.encode_prompt(PROMPTS, trim=trim)
         condition = pipeline.transformer.embed_condition(caption_embeds=embeds)
     return LlamaGenTarget(pipeline.transformer, condition, mask, guidance_scale=guidance_scale, max_draft_nodes=nodes)
-
-
-class Watching(EagleDrafter):
-    """Keeps every tree it drafted, with the lengths of the rows at that moment, and all target features."""
-
-    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
-        super().start(prompt, state)
-        self.prompt = prompt
-        self.trees: list[tuple[Draft, Tensor]] = []
-        self.known = {row: [] for row in range(len(state.lengths))}  # features of the committed tokens
-
-    def propose(self, state: DecodeState) -> Draft:
-        draft = super().propose(state)
-        self.trees.append((draft, state.lengths.clone()))
-        return draft
-
-    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
-        super().observe(draft, output, verdict, state)
-        features = self.head.features(output)
-        for row, count in enumerate(((verdict.accepted + 1) * draft.tree.valid[:, 0]).tolist()):
-            self.known[row] += list(features[row, verdict.path[row, :count]])
 
 
 def slow_logits(

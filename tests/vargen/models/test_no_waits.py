@@ -46,8 +46,7 @@ def _emu3(nodes: int) -> emu3_models.Emu3Target:
         negative_attention_mask=mask,
         guidance_scale=3.0,
         max_draft_nodes=nodes,
-        height=emu3_models.ROWS,
-        width=emu3_models.COLUMNS,
+        grids=[(emu3_models.ROWS, emu3_models.COLUMNS)],
     )
 
 
@@ -55,7 +54,7 @@ def _lumina_mgpt_2(nodes: int) -> TokenImageTarget:
     """With a scale that decays."""
     family = token_image_models.tiny_family("lumina_mgpt_2")
     model, prompts = token_image_models.tiny_model(family), [(torch.full((3, length), 40), None) for length in (9, 3)]
-    grid, guidance = {"height": 4, "width": 4}, {"guidance": family.guidance, "guidance_scale": 8.0}
+    grid, guidance = {"grids": [(4, 4), (4, 2), (2, 4)]}, {"guidance": family.guidance, "guidance_scale": 8.0}
     return TokenImageTarget(model, vocabulary_of(family, model), prompts, **grid, **guidance, max_draft_nodes=nodes)
 
 

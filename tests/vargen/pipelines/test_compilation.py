@@ -161,12 +161,12 @@ def _glm_image() -> tuple[Any, dict[str, Any]]:
 
 
 def _lumina_mgpt_2() -> tuple[Any, dict[str, Any]]:
-    """With a scale that decays."""
+    """With a scale that decays, and pictures of several sizes."""
     family = token_image_models.tiny_family("lumina_mgpt_2")
     family = replace(family, guidance=replace(family.guidance, least=1.5))
     model, tokenizer = token_image_models.tiny_model(family), token_image_models.tiny_tokenizer(family)
     pipeline = TokenImagePipeline(model, tokenizer, family=family)
-    return pipeline, {"prompt": token_image_models.PROMPTS, "height": 32, "width": 32}
+    return pipeline, {"prompt": token_image_models.PROMPTS, "height": [16, 32, 32], "width": [32, 16, 32]}
 
 
 FAMILIES: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,22 @@ import token_image_models
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 from PIL import Image
-from random_heads import save_random_head
 from token_image_models import CODES, GRIDS, PROMPTS
 from torch import Tensor
 
+from specdecode.kernels.linears import FewRowLinear
+from specdecode.kernels.quantized import Int4Linear, Int8Linear
 from vargen.base.errors import UserError
 from vargen.drafters.chameleon_head import ChameleonHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import describe_model
 from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES, find_family
 from vargen.models.token_images.loading import load_tokenizer
-from vargen.models.token_images.target import TokenImageTarget, decaying_scales
+from vargen.models.token_images.target import TokenImageTarget, _head_of_codes, decaying_scales
 from vargen.pipelines.token_images import TokenImagePipeline
+from vargen.training.drafter import DrafterTrainingConfig, PictureDrafterTask
+from vargen.training.pictures import Lessons
+from vargen.training.teachers import teacher_of
 
 NAMES = sorted(TOKEN_IMAGE_FAMILIES)
 
@@ -50,47 +55,103 @@ def pixels(pipeline: TokenImagePipeline, grid: tuple[int, int]) -> dict[str, int
     return {"height": grid[0] * side, "width": grid[1] * side}
 
 
-def draw(pipeline: TokenImagePipeline, prompts: list[str], grid: tuple[int, int], **arguments: Any) -> Any:
-    generators = [torch.Generator().manual_seed(seed) for seed in range(len(prompts))]
-    settings = {"generator": generators, "output_type": "latent", **pixels(pipeline, grid), **arguments}
-    return pipeline(prompts, **settings)
+def seeds(numbers: Iterable[int]) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed) for seed in numbers]
+
+
+def draw(
+    pipeline: TokenImagePipeline,
+    prompts: list[str],
+    grid: tuple[int, int] | None = None,
+    rows: Sequence[int] = (),
+    **arguments: Any,
+) -> Any:
+    """Codes of these prompts, or of these alone among them, each with its number as its seed."""
+    numbers = rows or range(len(prompts))
+    sizes = {} if grid is None else pixels(pipeline, grid)
+    settings = {"generator": seeds(numbers), "output_type": "latent", **sizes, **arguments}
+    return pipeline([prompts[number] for number in numbers], **settings)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Exact methods
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
+ALL_SIZES = {"height": [rows for rows, _ in GRIDS], "width": [columns for _, columns in GRIDS]}
+
+
+def every_size(pipeline: TokenImagePipeline) -> dict[str, list[int]]:
+    """Arguments for a picture of each of `GRIDS`."""
+    return {name: [pipeline.family.sizes.pixels_a_code * side for side in each] for name, each in ALL_SIZES.items()}
+
+
 @pytest.mark.parametrize("scale", [None, 1.0], ids=["guided", "unguided"])
-def test_exact_methods_draw_plain_decodings_codes(
-    pipeline: TokenImagePipeline, grid: tuple[int, int], scale: float | None
-) -> None:
-    """In float64: greedy by every method, and by seed with jacobi; three prompts of unlike lengths, and one."""
-    plain = draw(pipeline, PROMPTS, grid, temperature=0, method="ar", guidance_scale=scale)
-    seeded = draw(pipeline, PROMPTS, grid, temperature=1.0, method="ar", guidance_scale=scale)
-    assert plain.images.shape == (3, *grid) and int(plain.images.max()) < CODES
-    ends = torch.zeros(plain.tokens.shape[1]).bool()
-    ends[[*pipeline.family.row_ends(grid)]] = True
-    assert torch.equal(plain.tokens == CODES, ends.expand(3, -1))
+def test_exact_methods_draw_plain_decodings_codes(pipeline: TokenImagePipeline, scale: float | None) -> None:
+    """In float32: greedy by every method, and by seed with jacobi; three prompts of unlike lengths and sizes, and each
+    of them alone."""
+    assert pipeline.model.dtype == torch.float32
+    sizes = {**every_size(pipeline), "guidance_scale": scale}
+    ends = [pipeline.family.num_tokens(grid) for grid in GRIDS]
+    plain = draw(pipeline, PROMPTS, temperature=0, method="ar", **sizes)
+    seeded = draw(pipeline, PROMPTS, temperature=1.0, method="ar", **sizes)
+    assert [tuple(codes.shape) for codes in plain.images] == [*GRIDS]
+    for row, (grid, end) in enumerate(zip(GRIDS, ends, strict=True)):
+        marks = (plain.tokens[row, :end] == CODES).nonzero().flatten().tolist()
+        assert marks == [*pipeline.family.row_ends(grid)] and not plain.tokens[row, end:].any()
+    assert plain.trace.row_tokens == ends and plain.trace.row_passes == ends
     for method in ("jacobi", "sjd", "scd"):
         drafted = resolve_method(method, {"window": 4})
-        made = draw(pipeline, PROMPTS, grid, temperature=0, method=drafted, guidance_scale=scale)
+        made = draw(pipeline, PROMPTS, temperature=0, method=drafted, **sizes)
         assert torch.equal(made.tokens, plain.tokens), method
-        assert made.trace.target_passes <= plain.trace.target_passes - int(ends.sum())
+        assert made.trace.row_tokens == ends
+        for row, grid in enumerate(GRIDS):
+            assert made.trace.row_passes[row] <= ends[row] - len(pipeline.family.row_ends(grid)), method
     fixed = resolve_method("jacobi", {"window": 4})
-    assert torch.equal(
-        draw(pipeline, PROMPTS, grid, temperature=1.0, method=fixed, guidance_scale=scale).tokens, seeded.tokens
-    )
-    alone = draw(pipeline, PROMPTS[:1], grid, temperature=1.0, method=fixed, guidance_scale=scale)
-    assert torch.equal(alone.tokens[0], seeded.tokens[0])
+    assert torch.equal(draw(pipeline, PROMPTS, temperature=1.0, method=fixed, **sizes).tokens, seeded.tokens)
+    for row, grid in enumerate(GRIDS):
+        alone = draw(pipeline, PROMPTS, grid, [row], temperature=1.0, method="ar", guidance_scale=scale)
+        assert torch.equal(alone.tokens[0], seeded.tokens[row, : ends[row]])
 
 
-def test_draft_heads_draft_for_every_family(pipeline: TokenImagePipeline, tmp_path: Any) -> None:
-    count = len(pipeline.vocabulary.ids)
-    head = save_random_head(tmp_path / "head", count, grid_size=5, dim=16)
-    eagle = resolve_method("eagle", {"drafter": head, "total_tokens": 8, "depth": 3, "tree_top_k": 2})
+@pytest.mark.parametrize("method", ["jacobi", "sjd"])
+def test_a_seeds_picture_is_the_same_whatever_is_drawn_beside_it(pipeline: TokenImagePipeline, method: str) -> None:
+    """Alone, beside pictures of other sizes, and in a place that a picture of another size has left."""
+    drawn_by = resolve_method(method, {"window": 3})
+    settings: dict[str, Any] = {"temperature": 1.0, "method": drawn_by}
+    together = draw(pipeline, PROMPTS, **every_size(pipeline), **settings)
+    sizes = every_size(pipeline)
+    queue = pipeline.stream(PROMPTS, generator=seeds(range(3)), batch_size=2, output_type="latent", **sizes, **settings)
+    finished = list(queue)
+    assert sorted(each.index for each in finished) == [0, 1, 2]
+    for each in finished:
+        alone = draw(pipeline, PROMPTS, GRIDS[each.index], [each.index], **settings)
+        assert torch.equal(alone.images[0], together.images[each.index])
+        assert torch.equal(alone.images[0], each.image)
+        assert each.trace.row_passes == alone.trace.row_passes and each.trace.drafted == alone.trace.drafted
+
+
+def test_sizes_are_one_for_all_or_one_for_each(pipeline: TokenImagePipeline) -> None:
+    sizes = every_size(pipeline)
+    refused("height must be one for all prompts or one for each, 2 here; got 3", pipeline, ["a", "dog"], **sizes)
+    beside = {**sizes, "method": "zipar", "output_type": "latent"}
+    refused("height and width must be the same for all pictures of a call with methods", pipeline, PROMPTS, **beside)
+    other = {"height": [GRIDS[0][0] * pipeline.family.sizes.pixels_a_code, 16], "width": sizes["width"][:2]}
+    refused("height and width must be a size of this model|height must be a multiple", pipeline, PROMPTS[:2], **other)
+
+
+def test_draft_heads_learn_from_every_family_and_draft_for_it(pipeline: TokenImagePipeline, tmp_path: Path) -> None:
     plain = draw(pipeline, PROMPTS, GRIDS[0], temperature=0, method="ar")
-    assert torch.equal(draw(pipeline, PROMPTS, GRIDS[0], temperature=0, method=eagle).tokens, plain.tokens)
+    config = DrafterTrainingConfig(str(tmp_path), images=3, evaluation_size=1, batch_size=2, autocast=False)
+    tokens = plain.tokens
+    lessons = Lessons(teacher_of(pipeline), PROMPTS[1:], tokens[1:], PROMPTS[:1], tokens[:1], {})
+    task = PictureDrafterTask(config, lessons)
+    loss, _ = task.loss(0, 0.0)
+    loss.backward()
+    assert loss.isfinite() and all(each.grad.isfinite().all() for each in task.drafter.parameters())
+    task.drafter.eval().save_pretrained(tmp_path / "head")
+    options = {"drafter": str(tmp_path / "head"), "total_tokens": 8, "depth": 3, "tree_top_k": 2}
+    fast = draw(pipeline, PROMPTS, GRIDS[0], temperature=0, method=resolve_method("eagle", options))
+    assert torch.equal(fast.tokens, plain.tokens) and fast.trace.drafted > 0
 
 
 @pytest.mark.parametrize("name", ["anole", "lumina_mgpt"])
@@ -103,6 +164,89 @@ def test_heads_of_lantern_draft_for_chameleons(name: str, tmp_path: Any) -> None
     plain = draw(pipeline, PROMPTS, GRIDS[0], temperature=0, method="ar")
     fast = draw(pipeline, PROMPTS, GRIDS[0], temperature=0, method=eagle)
     assert torch.equal(fast.tokens, plain.tokens) and fast.trace.drafted > 0
+
+
+def with_pixels(pipeline: TokenImagePipeline) -> TokenImagePipeline:
+    """The same model beside something that makes pictures, by whose codes some methods compare."""
+    made = TokenImagePipeline(
+        pipeline.model, pipeline.tokenizer, token_image_models.tiny_vqvae(pipeline.family), pipeline.family
+    )
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def test_rows_side_by_side_draw_on_every_family(pipeline: TokenImagePipeline) -> None:
+    """Plain decoding where a row waits for all of the one above; else in fewer passes, with marks where rows end."""
+    plain = draw(pipeline, PROMPTS, GRIDS[2], temperature=0, method="ar")
+    ends = [*pipeline.family.row_ends(GRIDS[2])]
+    for name, setting in (("zipar", "window"), ("pjd", "opens_after"), ("vvs-rows", "opens_after")):
+        whole, early = (
+            draw(pipeline, PROMPTS, GRIDS[2], temperature=0, method=resolve_method(name, {setting: opens}))
+            for opens in (4, 1)
+        )
+        assert name == "vvs-rows" or torch.equal(whole.tokens, plain.tokens), name
+        assert early.trace.target_passes < plain.trace.target_passes
+        for made in (whole, early):
+            assert [(row == CODES).nonzero().flatten().tolist() for row in made.tokens] == [ends] * 3
+
+
+def test_relaxed_methods_draw_on_every_family(pipeline: TokenImagePipeline) -> None:
+    """Pictures of several sizes; marks stand where rows end, whatever is taken unjudged or for another code."""
+    made = with_pixels(pipeline)
+    plain = draw(made, PROMPTS, temperature=0, method="ar", **every_size(made))
+    loose = {
+        "gsd": {"window": 4, "max_distance": 4.0, "max_probability_difference": 1.0},
+        "vvs-jacobi": {"window": 4, "schedule": "likeness", "threshold": 0.0, "min_tokens": 1},
+    }
+    for name, settings in loose.items():
+        drawn = draw(made, PROMPTS, method=resolve_method(name, settings), **every_size(made))
+        assert torch.equal(drawn.tokens == CODES, plain.tokens == CODES), name
+        assert [tuple(codes.shape) for codes in drawn.images] == [*GRIDS]
+        assert drawn.trace.row_tokens == plain.trace.row_tokens
+        assert drawn.trace.target_passes < plain.trace.target_passes, name
+        assert drawn.trace.relaxed_tokens + drawn.trace.skipped_tokens > 0, name
+    greedy = draw(made, PROMPTS, temperature=0, method=resolve_method("gsd", {"window": 4}), **every_size(made))
+    assert torch.equal(greedy.tokens, plain.tokens)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int8-dynamic", "int4"])
+def test_rounded_layers_draw_on_every_family(
+    own_kernels: None, pipeline: TokenImagePipeline, monkeypatch: pytest.MonkeyPatch, quantization: str
+) -> None:
+    """Every linear layer of the decoder is rounded, its head is not; jacobi draws plain decoding's tokens."""
+    model = token_image_models.tiny_model(pipeline.family, hidden_size=64, intermediate_size=64, head_dim=32)
+    made = TokenImagePipeline(model, pipeline.tokenizer, family=pipeline.family)
+    made.set_progress_bar_config(disable=True)
+    served = draw(made, PROMPTS, GRIDS[0], method="ar").tokens
+    monkeypatch.setenv("VARGEN_KERNELS", "plain")
+    as_torch = draw(made, PROMPTS, GRIDS[0], method="ar").tokens
+    monkeypatch.setenv("VARGEN_KERNELS", "auto")
+    assert torch.equal(as_torch, served), "the kernels for few rows draw what torch does"
+    made.quantize(quantization)
+    kind = Int4Linear if quantization == "int4" else Int8Linear
+    layers = [each for each in made._decoder_layers.modules() if isinstance(each, torch.nn.Linear | kind)]
+    assert len(layers) == 2 * 7 and all(isinstance(each, kind) for each in layers)
+    assert isinstance(model.lm_head, FewRowLinear)
+    plain = draw(made, PROMPTS, method="ar", **every_size(made))
+    fast = draw(made, PROMPTS, method=resolve_method("jacobi", {"window": 4}), **every_size(made))
+    assert torch.equal(fast.tokens, plain.tokens)
+
+
+def test_a_head_of_codes_alone_draws_what_the_whole_head_does(pipeline: TokenImagePipeline) -> None:
+    """Its rows lie in the model's memory. A hooked head is called whole."""
+    head, columns = _head_of_codes(pipeline.model.lm_head, pipeline.vocabulary, torch.device("cpu"))
+    first = int(pipeline.vocabulary.ids[0])
+    assert columns is None and head.out_features == CODES
+    assert head.weight.data_ptr() == pipeline.model.lm_head.weight[first:].data_ptr()
+    states = torch.randn(3, 5, pipeline.model.lm_head.in_features)
+    with torch.no_grad():
+        torch.testing.assert_close(head(states), pipeline.model.lm_head(states)[..., first : first + CODES])
+    part = draw(pipeline, PROMPTS, method="ar", **every_size(pipeline))
+    calls: list[int] = []
+    handle = pipeline.model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    whole = draw(pipeline, PROMPTS, method="ar", **every_size(pipeline))
+    handle.remove()
+    assert torch.equal(part.tokens, whole.tokens) and len(calls) == whole.trace.target_passes
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -189,7 +333,7 @@ def test_codes_are_those_of_the_rule(name: str, grid: tuple[int, int]) -> None:
         wanted, logits = slowly(pipeline, [(asked, scale), (null, 1 - scale)], grid[0] * grid[1])
         made = draw(pipeline, [text], grid, temperature=0, method="jacobi")
         assert made.images.flatten().tolist() == wanted
-        target = pipeline._target(grid, [(torch.tensor([ids]), None) for ids in (asked, null)], guidance_scale=scale)
+        target = pipeline._target([grid], [(torch.tensor([ids]), None) for ids in (asked, null)], guidance_scale=scale)
         torch.testing.assert_close(target.prefill().logits[0, 0], logits[0], atol=1e-4, rtol=1e-4)
     assert len(set(wanted)) > 2, "or the comparison says little"
 
@@ -408,4 +552,4 @@ def test_the_target_wants_a_null_prompt_for_every_prompt() -> None:
     pipeline = build("liquid")
     asked = pipeline.encode_prompt("a dog", GRIDS[0])
     with pytest.raises(ValueError, match="negative_input_ids must be given for every prompt where guidance is on"):
-        TokenImageTarget(pipeline.model, pipeline.vocabulary, [asked], height=2, width=4, guidance_scale=3.0)
+        TokenImageTarget(pipeline.model, pipeline.vocabulary, [asked], grids=[(2, 4)], guidance_scale=3.0)

@@ -203,6 +203,19 @@ def test_class_conditional_models_are_refused(config: DrafterTrainingConfig, tin
         train_drafter(replace(config, model=str(tiny_class_model_folder)), scene_prompts)
 
 
+def test_the_family_of_the_target_can_be_named(config: DrafterTrainingConfig, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "chameleon", "vocab_size": 65536, "architectures": ["ChameleonForConditionalGeneration"]}'
+    )
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a dog")
+    asked = replace(config, model=str(tmp_path), prompts_file=str(prompts))
+    with pytest.raises(UserError, match="fits several: lumina_mgpt or anole"):
+        train_drafter(asked, scene_prompts)
+    with pytest.raises(UserError, match=r"vocabulary_map|weights|cannot be read|safetensors"):
+        train_drafter(replace(asked, family="anole"), scene_prompts)
+
+
 def test_a_drafter_has_the_rotary_rows_of_its_target(
     config: DrafterTrainingConfig, tiny_pipeline: LlamaGenPipeline, identity_pipeline: LlamaGenPipeline
 ) -> None:

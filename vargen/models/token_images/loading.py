@@ -24,12 +24,14 @@ from transformers.utils import cached_file
 from vargen.base.errors import UserError
 from vargen.base.reading import read_bytes, reading
 from vargen.models.token_images.catalogue import FAMILY_KEY, find_family
+from vargen.models.token_images.convert import norms_per_head
 from vargen.models.token_images.description import TokenImageFamily
 from vargen.models.transformers_folder import hub_arguments, load_model, read_config, refuse_remote_code
 
 _NOT_OF_A_CLASS = ("model_type", "auto_map", "architectures", FAMILY_KEY)
 """Entries of a published config.json that say whose class it is."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_NORMS = tuple(f".self_attn.{norm}.{part}" for norm in ("q_norm", "k_norm") for part in ("weight", "bias"))
 _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -66,7 +68,7 @@ def load_family_model(
     model_type = of_class if raw.get("model_type") == of_class else found.model_type
     model = load_model(source, loaded_class, model_type, absent=found.absent, config=config, **kwargs)
     if as_stored:
-        _norms_per_head(model)
+        _repeat_norms(model)
         model.__class__ = model_class
     return model, found
 
@@ -105,22 +107,16 @@ def tiktoken_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     """
     with reading(path, "copy it again", "tokenizer"):
         lines = [line.split() for line in read_bytes(Path(path)).splitlines() if line]
-        ranks = {base64.b64decode(word): int(rank) for word, rank in lines}
         letters = bytes_to_unicode()
-
-        def text(word: bytes) -> str:
-            return "".join(letters[byte] for byte in word)
-
-        # Every way to make a word of two; merging goes by rank, so ways that come later are never used.
-        merges = [
-            (text(word[:cut]), text(word[cut:]))
-            for word in sorted(ranks, key=ranks.__getitem__)
-            for cut in sorted(
-                (cut for cut in range(1, len(word)) if word[:cut] in ranks and word[cut:] in ranks),
-                key=lambda cut: (ranks[word[:cut]], ranks[word[cut:]]),  # used before the next word
-            )
-        ]
-        made = Tokenizer(BPE({text(word): rank for word, rank in ranks.items()}, merges, ignore_merges=True))
+        ranks = {base64.b64decode(word).decode("latin-1").translate(letters): int(rank) for word, rank in lines}
+        merges: list[tuple[str, str]] = []
+        for word in sorted(ranks, key=ranks.__getitem__):
+            # Every way to make it of two; merging goes by rank, so ways that come later are never used.
+            cuts = [cut for cut in range(1, len(word)) if word[:cut] in ranks and word[cut:] in ranks]
+            if len(cuts) > 1:
+                cuts.sort(key=lambda cut, word=word: (ranks[word[:cut]], ranks[word[cut:]]))  # type: ignore[misc]
+            merges += [(word[:cut], word[cut:]) for cut in cuts]
+        made = Tokenizer(BPE(ranks, merges, ignore_merges=True))
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_QWEN_WORDS), "isolated"),
@@ -151,26 +147,20 @@ def _with_norms_per_shard(model_class: Any) -> Any:
 
     def init(self: Any, config: Any) -> None:
         model_class.__init__(self, config)
-        for norm in _norms(self):
-            for name in ("weight", "bias"):
-                shape = config.model_parallel_size, getattr(norm, name).shape[1]
-                setattr(norm, name, nn.Parameter(torch.empty(shape)))
+        for name, each in [*self.named_parameters()]:
+            if name.endswith(_NORMS):
+                module, _, part = name.rpartition(".")
+                shape = config.model_parallel_size, each.shape[1]
+                setattr(self.get_submodule(module), part, nn.Parameter(torch.empty(shape)))
 
     return type(model_class.__name__, (model_class,), {"__init__": init})
 
 
-def _norms_per_head(model: PreTrainedModel) -> None:
+def _repeat_norms(model: PreTrainedModel) -> None:
     """Repeat norms [shards, head_dim] for the heads of each shard, as Meta's code does while it runs."""
     config: Any = model.config
-    for name, heads in (("q_norm", config.num_attention_heads), ("k_norm", config.num_key_value_heads)):
-        for norm in _norms(model, name):
-            for part in ("weight", "bias"):
-                stored = getattr(norm, part)
-                repeated = stored.detach().repeat_interleave(heads // len(stored), dim=0)
-                setattr(norm, part, nn.Parameter(repeated, requires_grad=stored.requires_grad))
-
-
-def _norms(model: nn.Module, *names: str) -> list[nn.Module]:
-    """Norms of queries and keys, or those of these names alone."""
-    wanted = names or ("q_norm", "k_norm")
-    return [module for name, module in model.named_modules() if name.endswith(wanted) and hasattr(module, "bias")]
+    stored = {name: each for name, each in model.named_parameters() if name.endswith(_NORMS)}
+    weights = {name: each.detach() for name, each in stored.items()}
+    for name, repeated in norms_per_head(weights, config.num_attention_heads, config.num_key_value_heads).items():
+        module, _, part = name.rpartition(".")
+        setattr(model.get_submodule(module), part, nn.Parameter(repeated, requires_grad=stored[name].requires_grad))

@@ -6,6 +6,7 @@ Does not belong here: the cache, masks and positions (`specdecode.targets.transf
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,19 +15,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from specdecode.kernels.fast_pass import untouched
+from specdecode.kernels.linears import is_plain_linear
 from specdecode.places import Lines, Places
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
 from vargen.base.errors import UserError
 from vargen.models.guided_target import GuidedTarget, Rows, side_by_side
+from vargen.models.picture_size import Grid
 from vargen.models.token_images.description import Guidance
 from vargen.models.token_images.grammar import ImageVocabulary
 
 
 class TokenImageTarget(GuidedTarget):
-    """The Target role for one batch of pictures of one size.
+    """The Target role for one batch of pictures.
 
     Published code mostly runs a null row apart, in a cache of its own, and some of it guides logarithms of
     probabilities. These differ from the logits by one number for all tokens, so the distribution is the same as here.
@@ -37,7 +41,8 @@ class TokenImageTarget(GuidedTarget):
         vocabulary: its image tokens.
         prompts: of the pictures, with what begins a picture at their ends; then, where guidance is on, the pictures in
             these prompts alone (for three rows), and the null prompts.
-        height, width: of the pictures, in codes.
+        grids: rows and columns of codes, of each picture, or one for all.
+        num_tokens: of a picture, at most; None: those of the largest of these.
         decoder: path of the decoder in the model.
         guidance: its form; None: two rows, a constant scale.
         guidance_scale: off at values <= 1.
@@ -47,6 +52,7 @@ class TokenImageTarget(GuidedTarget):
     Attributes:
         prompt_ids: [R, T] int64, the prompts of all rows.
         ids: [V] int64, the vocabulary's name of each token that is drawn.
+        known_tokens: [B, num_tokens] int64, the mark where a row of codes ends, -1 elsewhere.
 
     Raises:
         ValueError: the shapes do not belong together, or the model cannot be served; see `TransformersTarget`.
@@ -58,8 +64,8 @@ class TokenImageTarget(GuidedTarget):
         vocabulary: ImageVocabulary,
         prompts: Sequence[Rows],
         *,
-        height: int,
-        width: int,
+        grids: Sequence[Grid],
+        num_tokens: int | None = None,
         decoder: str = "model",
         guidance: Guidance | None = None,
         guidance_scale: float = 1.0,
@@ -75,33 +81,39 @@ class TokenImageTarget(GuidedTarget):
                 raise ValueError("negative_input_ids must be given for every prompt where guidance is on")
             self.rows_per_sequence = len(prompts)
         input_ids, attention_mask = side_by_side(prompts[: self.rows_per_sequence])
-        self.known_tokens = vocabulary.known_tokens(height, width, device)  # [N]
+        if len(grids) not in (1, len(prompts[0][0])):
+            raise ValueError(f"grids must be one for each of {len(prompts[0][0])} prompts, got {len(grids)}")
+        each = grids if len(grids) > 1 else [*grids] * len(prompts[0][0])
+        known = {grid: vocabulary.known_tokens(*grid, device) for grid in each}
+        longest = num_tokens or max(map(len, known.values()))
+        self.known_tokens = torch.stack(
+            [F.pad(known[grid], (0, longest - len(known[grid])), value=-1) for grid in each]
+        )
         self._has_mark = vocabulary.has_mark
-        self.lines = Lines(len(self.known_tokens), width, vocabulary.mark)
-        """The rows of the grid."""
+        self.lines = None if len(known) > 1 else Lines(len(known[each[0]]), each[0][1], vocabulary.mark)
+        """The rows of the grid; None: pictures have several sizes."""
         least = None if guidance is None else guidance.least
-        self._scales = None  # [N], one for each place; None: the same for all
+        self._scales = None  # [B, N], one for each place; None: the same for all
         if self.is_guided and least is not None:
-            scales = decaying_scales(guidance_scale, least, height, width, len(self.known_tokens))
-            self._scales = torch.tensor(scales, device=device)
-            self._scale = self._scales[0]
+            scales = {grid: decaying_scales(guidance_scale, least, *grid, longest) for grid in known}
+            self._scales = torch.tensor([scales[grid] for grid in each], device=device)
         ids, embed = vocabulary.ids.to(device), model.get_input_embeddings()
-        self.prompt_ids, self.ids = input_ids, ids
+        self.ids = ids
         with torch.no_grad():
             embeds = embed(input_ids)
-        codes = ids[:-1] if self._has_mark else ids
         super().__init__(
             model,
             attention_mask=attention_mask,
             inputs_embeds=embeds,
-            max_new_tokens=len(self.known_tokens),
+            max_new_tokens=longest,
             max_draft_nodes=max_draft_nodes,
             longest_prompt=longest_prompt,
             vocab_size=len(ids),
             decoder=attrgetter(decoder)(model),
-            output_head=partial(_logits_of_codes, model.lm_head, codes, self._has_mark),
+            output_head=partial(_logits_of_codes, *_head_of_codes(model.lm_head, vocabulary, device), self._has_mark),
             embed=partial(_embed_ids, embed, ids),
         )
+        self.prompt_ids = input_ids
 
     def change_guidance(self, guidance_scale: float) -> None:
         """See `GuidedTarget.change_guidance`. Raises UserError for a scale that decays from place to place, too."""
@@ -118,15 +130,22 @@ class TokenImageTarget(GuidedTarget):
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
         """See `TransformersTarget.forward`."""
         committed = (self._cache.allocated().lengths - self._prompt_lengths)[: self.batch_size, None]
-        places = (committed + depths + 1).clamp(max=len(self.known_tokens) - 1)
+        places = (committed + depths + 1).clamp(max=self.known_tokens.shape[1] - 1)
         output = self.combine(self._run_new(tokens, mask, depths, self._length_with(tokens.shape[1])), places)
         return self._with_ends_of_rows(output, places)
 
     @torch.no_grad()
     def forward_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
         """See `TransformersTarget.forward_places`."""
-        places = (placed.positions + 1).clamp(max=len(self.known_tokens) - 1)
+        places = (placed.positions + 1).clamp(max=self.known_tokens.shape[1] - 1)
         return self._with_ends_of_rows(self.combine(self._run_places(tokens, placed), places), places)
+
+    def replace_rows(self, rows: Tensor, other: TokenImageTarget) -> None:  # type: ignore[override]
+        """See `TransformersTarget.replace_rows`; the rows' sizes come along."""
+        super().replace_rows(rows, other)
+        self.known_tokens[rows] = other.known_tokens  # in place: a captured step reads it where it lies
+        if self._scales is not None and other._scales is not None:
+            self._scales[rows] = other._scales
 
     def combine(self, output: TargetOutput, places: Tensor | None = None) -> TargetOutput:
         """Guided logits, and the hidden states [B, n, rows * dim] of all rows of a picture, the conditional one first.
@@ -140,8 +159,10 @@ class TokenImageTarget(GuidedTarget):
         hidden_states, count = output.hidden_states, self.rows_per_sequence
         if hidden_states is not None:
             hidden_states = torch.cat(hidden_states.chunk(count), dim=-1)
-        decays = self._scales is not None and places is not None
-        scale = self._scales[places][..., None] if decays else self._scale  # type: ignore[index]
+        scale = self._scale
+        if self._scales is not None:
+            first = self.known_tokens.new_zeros(1, 1)
+            scale = _at(self._scales, first if places is None else places)[..., None]
         logits = output.logits[..., :-1] if self._has_mark else output.logits  # only codes are guided
         conditional, *pictures, null = logits.chunk(count)
         if pictures:
@@ -159,7 +180,7 @@ class TokenImageTarget(GuidedTarget):
         """
         if not self._has_mark:
             return output
-        known = self.known_tokens[places][..., None]  # [B, n, 1]
+        known = _at(self.known_tokens, places)[..., None]  # [B, n, 1]
         is_mark = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
         return replace(
             output,
@@ -167,6 +188,11 @@ class TokenImageTarget(GuidedTarget):
                 (known >= 0) & is_mark, 0
             ),
         )
+
+
+def _at(values: Tensor, places: Tensor) -> Tensor:
+    """[B, n] of values [B, N] at places [1 or B, n]."""
+    return values.gather(1, places.expand(len(values), -1))
 
 
 def decaying_scales(scale: float, least: float, height: int, width: int, count: int) -> list[float]:
@@ -187,11 +213,35 @@ def _embed_ids(embed: Callable[[Tensor], Tensor], ids: Tensor, tokens: Tensor) -
     return embed(ids[tokens])
 
 
+def _head_of_codes(
+    lm_head: nn.Module, vocabulary: ImageVocabulary, device: torch.device
+) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
+    """What makes logits of hidden states, and the columns [C] of codes in them; None: it makes no others.
+
+    Where codes follow each other, a plain layer's rows of them are a layer of their own, in the same memory: Emu3.5's
+    vocabulary is twice its codes.
+    """
+    codes = vocabulary.ids[: vocabulary.num_codes]
+    first, count = int(codes[0]), len(codes)
+    follows = torch.equal(codes, torch.arange(first, first + count))
+    if not follows or not is_plain_linear(lm_head) or not untouched((lm_head,)):
+        return lm_head, codes.to(device)
+    head: Any = copy.copy(lm_head)
+    head._parameters = {
+        name: None if each is None else nn.Parameter(each.detach()[first : first + count], requires_grad=False)
+        for name, each in lm_head._parameters.items()
+    }
+    head.out_features = count
+    return head, None
+
+
 def _logits_of_codes(
-    lm_head: Callable[[Tensor], Tensor], codes: Tensor, has_mark: bool, hidden_states: Tensor
+    head: Callable[[Tensor], Tensor], codes: Tensor | None, has_mark: bool, hidden_states: Tensor
 ) -> Tensor:
-    """[..., V]: the model's logits of hidden states [..., dim] for the ids `codes` [C], and for a mark."""
-    logits = lm_head(hidden_states)[..., codes]
+    """[..., V]: logits of hidden states [..., dim] for codes, see `_head_of_codes`, and for a mark."""
+    logits = head(hidden_states)
+    if codes is not None:
+        logits = logits[..., codes]
     return _with_mark(logits) if has_mark else logits
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specdecode.places import Lines
 from specdecode.targets.transformers import TransformersTarget
+from vargen.base.errors import UserError
 from vargen.models.token_images.codebook import unit_codebook
 from vargen.pipelines.components.transformers import TransformersComponents
 from vargen.pipelines.reuse import Reuse
@@ -39,7 +40,13 @@ class TokenImageComponents(TransformersComponents):
 
     def _lines(self) -> Lines:
         target: Any = self.target
-        return target.lines
+        if target.lines is None:
+            raise UserError(
+                "height and width must be the same for all pictures of a call with methods that draw rows side by "
+                "side; draw each size in a call of its own"
+            )
+        lines: Lines = target.lines
+        return lines
 
     def codebook(self) -> Tensor:
         """Unit vectors fp32 [V, d] of the tokens, on the target's device; a mark that ends a row is the last."""

@@ -64,7 +64,7 @@ class TransformersComponents(ModelComponents):
         caches = None if self.joins else self.reuse.memory.caches
         head: TransformersDraftHead
         if _class_name(folder) == ChameleonHead.__name__:
-            if not hasattr(self.target, "prompt_ids"):
+            if not hasattr(self.target, "ids"):
                 raise UserError(f"drafter: {folder} drafts for Chameleons such as Anole, which {self.family} is not")
             drafter = self._loaded(folder, folder, ChameleonHead, self.model.dtype)
             head = ChameleonDraftHead(drafter, self.target, most_new_pairs, caches)

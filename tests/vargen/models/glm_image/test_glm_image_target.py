@@ -8,6 +8,7 @@ import itertools
 import glm_image_models
 import pytest
 import torch
+from exact_methods import METHODS
 from glm_image_models import CODES, END
 from synthetic import chi_square_p_value
 from torch import Tensor
@@ -196,15 +197,6 @@ def case() -> _Case:
 @pytest.fixture(scope="module")
 def probabilities(case: _Case) -> Tensor:
     return case.probabilities()
-
-
-METHODS = [
-    ("ar", {}),
-    ("sjd", {"window": 3, "branches": 2, "branch_depth": 1}),
-    ("scd", {"window": 4}),
-    ("scd", {"window": 2, "coupling": "maximal"}),
-    ("jacobi", {"window": 3}),
-]
 
 
 @pytest.mark.parametrize(("method", "options"), METHODS)

@@ -41,8 +41,7 @@ def target_of(model: Any, requests: list[int], scale: float) -> Emu3Target:
         negative_attention_mask=away_mask[requests],
         guidance_scale=scale,
         max_draft_nodes=8,
-        height=ROWS,
-        width=COLUMNS,
+        grids=[(ROWS, COLUMNS)],
     )
 
 

@@ -9,6 +9,7 @@ import emu3_models
 import pytest
 import torch
 from emu3_models import AWAY, CODES, COLUMNS, PROMPTS, ROWS, Emu3Components, Emu3Target
+from exact_methods import METHODS
 from synthetic import chi_square_p_value
 from torch import Tensor
 from transformers import Emu3ForConditionalGeneration
@@ -35,7 +36,7 @@ from vargen.models.token_images.grammar import vocabulary_of
 from vargen.pipelines.reuse import Reuse
 
 GREEDY = SamplingConfig(temperature=0)
-ONES = {"height": ROWS, "width": COLUMNS}
+ONES = {"grids": [(ROWS, COLUMNS)]}
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def test_a_tree_with_wrong_siblings_changes_no_token(
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (4, 2)])
 def test_other_shapes(model: Emu3ForConditionalGeneration, rows: int, columns: int) -> None:
     wanted = emu3_models.as_drawn(model, emu3_models.by_generate(model, 1.0, rows, columns))
-    target = Emu3Target(model, *emu3_models.tokens(PROMPTS, rows, columns), height=rows, width=columns)
+    target = Emu3Target(model, *emu3_models.tokens(PROMPTS, rows, columns), grids=[(rows, columns)])
     assert torch.equal(run(target).tokens, wanted)
     codes = vocabulary_of(EMU3, model).codes(wanted, rows, columns)
     assert codes.shape == (3, rows, columns) and int(codes.max()) < CODES
@@ -213,7 +214,7 @@ class _Case:
     def p_value(self, method: str, options: dict[str, object], probabilities: Tensor, scale: float = SCALE) -> float:
         target = Emu3Target(
             self.model, self.prompt.repeat(DRAWS, 1), negative_input_ids=self.null.repeat(DRAWS, 1),
-            guidance_scale=scale, max_draft_nodes=6, height=2, width=2,
+            guidance_scale=scale, max_draft_nodes=6, grids=[(2, 2)],
         )  # fmt: skip
         players = resolve_method(method, options).build(Emu3Components(self.model, target, Reuse()))
         drafter = players.drafter
@@ -230,15 +231,6 @@ def case() -> _Case:
 @pytest.fixture(scope="module")
 def probabilities(case: _Case) -> Tensor:
     return case.probabilities()
-
-
-METHODS = [
-    ("ar", {}),
-    ("sjd", {"window": 3, "branches": 2, "branch_depth": 1}),
-    ("scd", {"window": 4}),
-    ("scd", {"window": 2, "coupling": "maximal"}),
-    ("jacobi", {"window": 3}),
-]
 
 
 @pytest.mark.parametrize(("method", "options"), METHODS)

@@ -71,8 +71,7 @@ class Golden:
             self.model,
             self.vocabulary,
             prompts,
-            height=case["height"],
-            width=case["width"],
+            grids=[self.grid(number)],
             decoder=self.family.decoder,
             guidance=self.family.guidance,
             guidance_scale=case["guidance_scale"],
@@ -96,7 +95,7 @@ def test_tokens_are_those_of_the_public_code(goldens: dict[str, Golden], name: s
     assert torch.equal(made.vocabulary.text(tokens), made.drawn(number).expand(copies, -1))
     assert torch.equal(made.vocabulary.codes(tokens, *grid)[0], tensors["codes"].view(grid))
     assert count == made.family.num_tokens(grid)
-    ends = (target.known_tokens >= 0).nonzero().flatten().tolist()
+    ends = (target.known_tokens[0] >= 0).nonzero().flatten().tolist()
     assert ends == [*made.family.row_ends(grid)]
 
 

@@ -55,7 +55,7 @@ def test_standard_input_is_read_as_utf8_lines(monkeypatch: pytest.MonkeyPatch) -
     [
         ("a.txt", b"\n \n", "holds no prompt"),
         ("a.txt", b"\xff\xfe\x00red", "not UTF-8 text (byte 0)"),
-        ("a.png", b"a red cube", "must end in .txt, .csv, .tsv or .jsonl"),
+        ("a.png", b"a red cube", "must end in .txt, .csv, .tsv, .jsonl"),
         ("a.csv", b"id,words\n1,a red cube\n", "must name a column prompt or caption or text"),
         ("a.csv", b"id,prompt\n1,a red cube, on grass\n", "line 2: 3 cells under 2 columns"),
         ("a.csv", b'prompt,id\n"",1\n', "line 2: the prompt is empty"),

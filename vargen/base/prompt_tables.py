@@ -162,8 +162,8 @@ def _of_shard(path: Path, argument: str) -> Iterator[tuple[str, Row]]:
                 else:
                     row["prompt"] = text
         with reading(path, "copy it again", argument):  # tarfile takes a shard that is cut off there for its end
-            archive.fileobj.seek(archive.offset)  # type: ignore[union-attr]
-            if len(archive.fileobj.read(512)) < 512:  # type: ignore[union-attr]
+            archive.fileobj.seek(archive.offset)
+            if len(archive.fileobj.read(512)) < 512:
                 raise ValueError("it is cut off")
 
 

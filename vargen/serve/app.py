@@ -28,6 +28,7 @@ from vargen.serve.engine import Engine, EngineStopped, Job, QueueFull
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from starlette.requests import Request
 
 MOST_PICTURES = 10
 """Of one request, as OpenAI has it."""
@@ -71,7 +72,7 @@ class ServeConfig(SamplingOptions):
 def check_serving(config: ServeConfig) -> str | None:
     """The key that clients must send; None: there is none. Raises UserError where a package is missing, or where other
     machines reach the server and there is no key."""
-    for package in ("fastapi", "uvicorn", "prometheus_client"):
+    for package in ("starlette", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f'vargen serve needs {package}, which is not installed; run pip install "vargen[serve]"')
     key = os.environ.get(KEY) or None
@@ -171,8 +172,9 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
         key: that clients must send; None: anybody may ask.
         first_seed: of the first picture for which a request gives none.
     """
-    from fastapi import FastAPI, Request
-    from fastapi.responses import JSONResponse, Response, StreamingResponse
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
 
     pipeline = engine.pipeline
     image_size, can_show = pipeline.image_size, isinstance(getattr(pipeline, "grid_size", None), int)
@@ -183,8 +185,6 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
     async def lifespan(app: Any) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(engine.close)
-
-    app = FastAPI(title="vargen", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
     def refused(status: int, message: str, kind: str = "invalid_request_error", param: str | None = None) -> Any:
         metrics.requests.labels(str(status)).inc()
@@ -208,7 +208,6 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
         except (ValueError, RecursionError):
             raise UserError("body must be JSON") from None
 
-    @app.post("/v1/images/generations")
     async def generations(request: Request) -> Any:
         if (answer := not_allowed(request)) is not None:
             return answer
@@ -249,23 +248,27 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
             for picture, job in zip(pictures, jobs, strict=True)
         ]
         size = f"{image_size}x{image_size}"
-        return {"created": int(time.time()), "data": data, "size": size, "output_format": "png"}
+        answer = {"created": int(time.time()), "data": data, "size": size, "output_format": "png"}
+        return JSONResponse(answer)
 
-    @app.get("/v1/models")
     async def models(request: Request) -> Any:
         own = {"id": model, "object": "model", "created": 0, "owned_by": "vargen"}
-        return not_allowed(request) or {"object": "list", "data": [own]}
+        return not_allowed(request) or JSONResponse({"object": "list", "data": [own]})
 
-    @app.get("/health")
-    async def health() -> Any:
+    async def health(request: Request) -> Any:
         state = {"status": "ok" if engine.alive else "stopped", "waiting": engine.waiting, "drawing": engine.drawing}
         return JSONResponse(state, 200 if engine.alive else 503)
 
-    @app.get("/metrics")
     async def measured(request: Request) -> Any:
         return not_allowed(request) or Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
-    return app
+    routes = [
+        Route("/v1/images/generations", generations, methods=["POST"]),
+        Route("/v1/models", models),
+        Route("/health", health),
+        Route("/metrics", measured),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
 
 
 class _Events:

@@ -145,11 +145,15 @@ def test_adapters_that_do_not_fit_are_one_line_and_leave_the_model(tmp_path: Pat
         load_file(good / "adapter_model.safetensors"),
         json.loads((good / "adapter_config.json").read_text()),
     )
-    first = min(state)
+    first, other = min(state), "base_model.model.other.lora_A.weight"
     damages: list[tuple[dict[str, Tensor], dict[str, Any], str]] = [
         ({**state, first: state[first] * torch.nan}, config, "are not finite"),
         ({name: tensor for name, tensor in state.items() if name != first}, config, "was made for another network"),
-        ({**state, "base_model.model.other.lora_A.weight": state[first]}, config, "was made for another network"),
+        (
+            {**state, other: state[first].clone()},
+            config,
+            "was made for another network",
+        ),
         ({**state, first: state[first][:, :3].contiguous()}, config, "does not fit this model"),
         (state, {**config, "target_modules": ["elsewhere"]}, "does not fit this model"),
         (state, {**config, "peft_type": "NONSENSE"}, "adapter"),
@@ -169,6 +173,7 @@ def test_glm_image_draws_priors_with_an_adapter(tmp_path: Path) -> None:
     pipeline = GlmImagePriorPipeline.from_pipe(glm_image_models.make())
     pipeline.set_progress_bar_config(disable=True)
     settings: dict[str, Any] = {"prompt": glm_image_models.PROMPTS[0], "temperature": 0}
+    settings |= {"height": glm_image_models.HEIGHT, "width": glm_image_models.WIDTH}
     plain = pipeline.generate_priors(**settings, method="ar").tokens
     pipeline.load_lora_weights(adapter(pipeline, ["q_proj", "down_proj"], tmp_path))
     adapted = pipeline.generate_priors(**settings, method="ar").tokens

@@ -20,7 +20,7 @@ from vargen.base.errors import UserError
 from vargen.serve.app import KEY, ServeConfig, build_app, check_serving
 from vargen.serve.engine import Engine, EngineStopped, Job, QueueFull
 
-pytest.importorskip("fastapi", reason="needs the extra serve")
+pytest.importorskip("starlette", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
 httpx = pytest.importorskip("httpx", reason="the client needs it")
 openai = pytest.importorskip("openai", reason="the official client")

@@ -53,8 +53,7 @@ class EvaluateConfig(SamplingOptions):
             scenes.
         num_prompts: number of pictures, one for each prompt or class; null for the protocol's, or 2000 where it has
             none.
-        prompts_file: captions, one for each picture, in any form that `vargen generate` reads, in the order of the given
-            pictures.
+        prompts_file: captions, one for each picture in its order, in any form that `vargen generate` reads.
         given_images: folder or .npz file of pictures to evaluate, instead of making any.
         method: decoding method or preset. Several, separated by commas, are evaluated one after the other.
         method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.

@@ -30,7 +30,7 @@ PROMPT, SIDE = "a red cube", 8
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    made = Engine(build_tiny_pipeline(), {"method": "jacobi"}, batch_size=3, queue=32)
+    made = Engine(build_tiny_pipeline(), {"method": "jacobi"}, batch_size=8, queue=32)
     yield made
     made.close()
 
@@ -167,20 +167,20 @@ def test_many_clients_lose_nothing_and_corrupt_nothing(engine: Engine, wanted: C
                     while True:
                         try:
                             answer = await own.images.generate(
-                                prompt=prompt, n=1 + number % 3, extra_body={"seed": seed}
+                                prompt=prompt, n=1 + (number % 10 == 0), extra_body={"seed": seed}
                             )
                             break
                         except openai.RateLimitError:
                             refusals += 1
                             await asyncio.sleep(0.02)
-                    assert len(answer.data) == 1 + number % 3
+                    assert len(answer.data) == 1 + (number % 10 == 0)
                     for each in answer.data:
                         assert np.array_equal(picture_of(each.b64_json), wanted(each.seed, prompt))
 
             await asyncio.gather(*(one(range(first, 200, 16)) for first in range(16)))
             text = (await own._client.get("/metrics")).text
             assert 'vargen_requests_total{status="200"} 200.0' in text
-            assert f"vargen_pictures {sum(1 + number % 3 for number in range(200))}.0" in text
+            assert "vargen_pictures 220.0" in text
             per_pass = next(line for line in text.splitlines() if line.startswith("vargen_tokens_per_pass"))
             assert float(per_pass.split()[1]) >= 1.0
         return refusals

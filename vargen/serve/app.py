@@ -14,6 +14,7 @@ import ipaddress
 import itertools
 import json
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +22,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, check_number, check_text
-from vargen.base.errors import UserError
+from vargen.base.errors import NotFiniteError, UserError
+from vargen.base.reading import reason_of
 from vargen.methods.catalogue import resolve_method
 from vargen.models.options import SamplingOptions
 from vargen.serve.engine import Engine, EngineStopped, Job, QueueFull
@@ -234,10 +236,10 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
             return refused(500, str(error), "server_error")
         try:
             pictures = await asyncio.gather(*(asyncio.wrap_future(job.finished) for job in jobs))
+        except NotFiniteError as error:
+            return refused(500, str(error), "server_error")
         except UserError as error:
             return refused(400, str(error))
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             return refused(500, str(error) or type(error).__name__, "server_error")
         metrics.requests.labels("200").inc()
@@ -351,6 +353,16 @@ class Metrics:
         return generate_latest(self._registry)
 
 
+def check_port(host: str, port: int) -> None:
+    """Refuse a place where no server can listen, before a model is loaded. Raises UserError."""
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except (OSError, OverflowError) as error:
+        reason = reason_of(error)
+        raise UserError(f"port {port} of {host} cannot be used ({reason}); choose another with --port") from error
+
+
 def serve(config: ServeConfig) -> None:
     """Load the model, and serve it until an interrupt or SIGTERM, after which the requests that run are finished.
 
@@ -358,6 +370,7 @@ def serve(config: ServeConfig) -> None:
         UserError: the model cannot be loaded or served, a package is missing, or others may come in without a key.
     """
     key = check_serving(config)
+    check_port(config.host, config.port)
     import uvicorn
 
     from vargen.models.description import open_model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from PIL import Image
 from tiny_pipelines import build_tiny_pipeline
 
 from vargen.base.errors import UserError
-from vargen.serve.app import KEY, ServeConfig, build_app, check_serving
+from vargen.serve.app import KEY, ServeConfig, build_app, check_port, check_serving
 from vargen.serve.engine import Engine, EngineStopped, Job, QueueFull
 
 pytest.importorskip("starlette", reason="needs the extra serve")
@@ -270,3 +271,11 @@ def test_a_key_is_asked_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> 
     assert check_serving(ServeConfig(host="0.0.0.0")) == "secret"
     with pytest.raises(UserError, match="port must"):
         ServeConfig(port=0)
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=rf"port {port} of 127\.0\.0\.1 cannot be used \(.*; choose another"):
+            check_port("127.0.0.1", port)
+    check_port("127.0.0.1", port)

@@ -103,8 +103,10 @@ class LlamaGenTarget:
         if self.is_guided:
             # Conditional rows first, everywhere. The null condition goes with the prompt's own mask.
             if negative_embeds is None:
-                null_embeds = transformer.null_condition(batch_size, condition_length)
-                negative_embeds, negative_mask = null_embeds, condition_mask
+                negative_embeds, negative_mask = (
+                    transformer.null_condition(batch_size, condition_length),
+                    condition_mask,
+                )
             if negative_embeds.shape != condition_embeds.shape:
                 raise ValueError(
                     f"negative_embeds must be {list(condition_embeds.shape)} like condition_embeds, got "

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vargen.base.errors import UserError
-from vargen.base.reading import read_json, reading
+from vargen.base.reading import read_json, read_text, reading
 
 TABLES = (".json", ".parquet", ".tar")
 HUB = "hub:"
@@ -125,8 +125,7 @@ def _of_datasets(source: str, columns: tuple[str, ...], argument: str) -> Iterat
 
 def _of_texts(paths: list[Path], argument: str) -> Iterator[tuple[str, Row]]:
     for path in paths:
-        with reading(path, "save it as UTF-8", argument):
-            text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, argument)
         yield f"{argument}: {path}:", {"prompt": " ".join(text.split()), "id": path.stem}
 
 

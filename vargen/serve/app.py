@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, check_number, check_text
 from vargen.base.errors import NotFiniteError, UserError
+from vargen.base.places import READ_FILE
 from vargen.base.reading import reason_of
 from vargen.methods.catalogue import resolve_method
 from vargen.models.options import SamplingOptions
@@ -56,7 +57,7 @@ class ServeConfig(SamplingOptions):
         port: number of its port.
     """
 
-    method: str = "jacobi"
+    method: str = field(default="jacobi", metadata=READ_FILE)
     method_options: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 8
     queue: int = 64

@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes,
 def test_missing_files_folders_and_empty_arguments(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"prompts_file: cannot read .*nowhere\.txt"):
         read_prompts(str(tmp_path / "nowhere.txt"))
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="holds neither a data set that save_to_disk wrote, nor"):
         read_prompts(str(tmp_path))
     with pytest.raises(UserError, match="prompt 2 is empty"):
         gather_prompts(["a red cube", "  "])

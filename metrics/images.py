@@ -12,9 +12,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -95,6 +97,31 @@ class ImageArray:
 def open_images(path: Path) -> ImageFolder | ImageArray:
     """A folder of pictures or an `.npz` of them."""
     return ImageArray(path) if path.suffix == ".npz" else ImageFolder(path)
+
+
+def save_array(file: BinaryIO, read: Callable[[Sequence[int]], Sequence[Tensor]], count: int) -> None:
+    """Write pictures as `ImageArray` reads them, and the evaluators of ADM and LlamaGen: a few at a time, so that
+    memory holds no more.
+
+    Args:
+        file: to be written, an `.npz`.
+        read: gives pictures uint8 `[3, H, W]` by number.
+        count: of pictures.
+
+    Raises:
+        DataError: there is none, or they differ in size.
+    """
+    if count < 1:
+        raise DataError("an array of pictures needs at least one")
+    _, height, width = read([0])[0].shape
+    header = {"descr": "|u1", "fortran_order": False, "shape": (count, height, width, 3)}
+    with zipfile.ZipFile(file, "w") as archive, archive.open("arr_0.npy", "w", force_zip64=True) as entry:
+        np.lib.format.write_array_header_1_0(entry, header)  # type: ignore[arg-type]
+        for number in range(count):
+            picture = read([number])[0]
+            if picture.shape != (3, height, width):
+                raise DataError(f"picture {number + 1} has another size than the first, {height} x {width}")
+            entry.write(np.ascontiguousarray(picture.permute(1, 2, 0).numpy()).tobytes())
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class Protocol:
         extractor: features of the Frechet distance: "inception" (FID as first defined, and by torch-fidelity),
             "inception-antialiased" (by torchmetrics since 1.8), "inception-clean" (by clean-fid), or "clip" (image
             features of the CLIP model; not FID).
-        manifold_extractor: features of precision and recall; null leaves them out.
+        manifold_extractor: features of precision, recall, density and coverage; null leaves them out.
         manifold_neighbours: their k.
         clip_score: null leaves it out.
         reference: "renders" of held-out scenes, "given" on the command line, or "none": then there is no Frechet

@@ -18,7 +18,7 @@ from metrics.clip_score import clip_scores
 from metrics.diversity import distances_to_others
 from metrics.errors import DataError
 from metrics.frechet import GaussianStatistics, frechet_distance
-from metrics.manifold import precision_and_recall
+from metrics.manifold import density_and_coverage, precision_and_recall
 from metrics.protocol import Protocol
 
 LARGEST_BOOTSTRAPPED_DIMENSION = 1024
@@ -70,6 +70,15 @@ class Measured:
         features = self.features[protocol.manifold_extractor]
         return precision_and_recall(reference.manifold_features, features, protocol.manifold_neighbours)
 
+    @cached_property
+    def neighbourhoods(self) -> tuple[Tensor, Tensor] | None:
+        """Per picture density, per reference coverage; None likewise. The k is that of precision and recall."""
+        if self.manifold is None:
+            return None
+        assert self.reference is not None and self.reference.manifold_features is not None
+        features = self.features[str(self.protocol.manifold_extractor)]
+        return density_and_coverage(self.reference.manifold_features, features, self.protocol.manifold_neighbours)
+
 
 Figure = dict[str, Any]
 
@@ -96,6 +105,14 @@ def _recall(measured: Measured) -> Figure | None:
     return None if measured.manifold is None else mean_figure(measured.manifold[1], measured.draws)
 
 
+def _density(measured: Measured) -> Figure | None:
+    return None if measured.neighbourhoods is None else mean_figure(measured.neighbourhoods[0], measured.draws)
+
+
+def _coverage(measured: Measured) -> Figure | None:
+    return None if measured.neighbourhoods is None else mean_figure(measured.neighbourhoods[1], measured.draws)
+
+
 def _diversity(measured: Measured) -> Figure | None:
     return mean_figure(distances_to_others(measured.own), measured.draws)
 
@@ -105,6 +122,8 @@ SCORES: dict[str, Callable[[Measured], Figure | None]] = {
     "clip_score": _clip_score,
     "precision": _precision,
     "recall": _recall,
+    "density": _density,
+    "coverage": _coverage,
     "diversity": _diversity,
 }
 """Every score of a set of pictures, as results name it. A new one is a function and a line here."""

@@ -14,6 +14,8 @@ COLUMNS: tuple[tuple[str, str, float, int], ...] = (
     ("clip_score", "CLIP score", 1.0, 2),
     ("precision", "precision, %", 100.0, 1),
     ("recall", "recall, %", 100.0, 1),
+    ("density", "density", 1.0, 3),
+    ("coverage", "coverage, %", 100.0, 1),
     ("diversity", "diversity", 1.0, 3),
     ("judge_accuracy", "judge, % of claims", 100.0, 1),
     ("judge_prompts", "judge, % of prompts", 100.0, 1),

@@ -71,7 +71,7 @@ def test_the_readme_draws_in_less_than_half_of_the_passes_as_it_says(capsys: pyt
 
 
 @pytest.mark.parametrize(
-    "command", ["", "generate", "bench", "evaluate", "tune", "caption", "demo", "convert llamagen"]
+    "command", ["", "generate", "bench", "evaluate", "tune", "caption", "demo", "serve", "convert llamagen"]
 )
 def test_help_does_not_load_torch(command: str) -> None:
     code = f"""

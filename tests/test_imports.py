@@ -20,8 +20,8 @@ PACKAGES = ("metrics", "specdecode", "vargen", "scenes")
 
 FLOORS = {
     "vargen": (
-        "base", "runs", "drawing", "methods", "models", "drafters", "pipelines", "training", "jobs", "demo", "commands",
-        "cli",
+        "base", "runs", "drawing", "methods", "models", "drafters", "pipelines", "training", "jobs", "demo", "serve",
+        "commands", "cli",
     ),
 }  # fmt: skip
 """The parts of a package from the ground up."""

@@ -31,6 +31,7 @@ OWN_COMMANDS = {
         (90, "convert", "turn published LlamaGen and LANTERN weights into model folders"),
         (100, "methods", "list the decoding methods"),
         (110, "demo", "open a page to play with in a browser"),
+        (120, "serve", "draw pictures over HTTP, for OpenAI's client"),
     )
 }
 """vargen's own subcommands; a world adds its own (`vargen.base.world`)."""

@@ -17,11 +17,11 @@ from vargen.base.places import places_of
 
 NAMES = {
     *("attn_implementation", "device", "device_map", "draft_quantization", "draft_revision", "dtype", "family"),
-    *("host", "kept_choices", "kind", "optimizer", "quality", "quantization", "question", "ranker", "ratio"),
-    *("revision", "speed", "split", "visual"),
+    *("host", "kept_choices", "kind", "log_with", "optimizer", "quality", "quantization", "question", "ranker"),
+    *("ratio", "revision", "speed", "split", "visual"),
 }
 """Fields of text that name no place."""
-WRITES_NOTHING = {"judge", "demo"}
+WRITES_NOTHING = {"judge", "demo", "serve"}
 """Commands without an output of their own: judge records in the run that it is given."""
 COMMANDS = every_command()
 

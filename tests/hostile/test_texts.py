@@ -108,7 +108,7 @@ CASES = [
     Case("a protocol that is a folder", PRESET, "cannot be read", lambda work: (work / "p.yaml").mkdir()),
     Case("a configuration that is a folder", CONFIG, "cannot be read", lambda work: (work / "c.yaml").mkdir()),
     say("prompts that are not there", FILE % "txt", "cannot read"),
-    file("another ending", "pdf", "a cube", "must end in .txt, .csv, .tsv or .jsonl"),
+    file("another ending", "pdf", "a cube", "must end in .txt, .csv, .tsv, .jsonl"),
     file("none", "txt", "\n \n", "holds no prompt"),
     file("of another encoding", "txt", b"caf\xe9", "is not UTF-8 text (byte 3)"),
     file("of UTF-16", "txt", "a cube".encode("utf-16"), "is not UTF-8 text"),

@@ -78,7 +78,9 @@ def test_scores_have_every_figure_of_the_protocol() -> None:
         text_features=features,
         draws=20,
     )
-    assert set(scores) == {"frechet_distance", "clip_score", "precision", "recall", "diversity"}
+    assert set(scores) == {
+        "frechet_distance", "clip_score", "precision", "recall", "density", "coverage", "diversity"
+    }  # fmt: skip
     for name, figure in scores.items():
         low, high = figure["interval"]
         assert low <= figure["value"] <= high, name

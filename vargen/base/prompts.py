@@ -8,6 +8,7 @@ prompt may be, and warning about it, which a pipeline does.
 | `.txt`, `-` (standard input), none | one prompt per line; blank lines are skipped |
 | `.csv`, `.tsv` | a table whose header names a column `prompt`, `caption` or `text` in any case |
 | `.jsonl` | one string, or one object with such a key, per line |
+| `.json`, `.parquet`, `.tar`, folders, `hub:NAME` | data sets, see `vargen.base.prompt_tables` |
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vargen.base.bounds import check_text
 from vargen.base.errors import UserError
+from vargen.base.prompt_tables import is_table, read_rows
 from vargen.base.reading import read_bytes, read_text, reason_of
 
 if TYPE_CHECKING:
@@ -65,6 +67,12 @@ def read_prompts(source: str, argument: str = "prompts_file") -> list[str]:
     Raises:
         UserError: see `gather_prompts`.
     """
+    if source != "-" and is_table(source):
+        rows = read_rows(source, PROMPT_COLUMNS, argument)
+        prompts = [check_prompt(_prompt_in(row, where), f"{where} the prompt") for where, row in rows]
+        if not prompts:
+            raise UserError(f"{argument}: {source} holds no prompt")
+        return prompts
     path = Path(source).expanduser()
     if source == "-" and sys.stdin is None:
         raise UserError(f"{argument}: standard input is closed; name a file")
@@ -91,7 +99,7 @@ def read_prompts(source: str, argument: str = "prompts_file") -> list[str]:
         lines = enumerate(split_lines(text), start=1)
         prompts = [check_prompt(line, f"{argument}: {name}, line {number}:") for number, line in lines if line.strip()]
     else:
-        raise UserError(f"{argument}: {name} must end in .txt, .csv, .tsv or .jsonl, or be - for standard input")
+        raise UserError(f"{argument}: {name} must end in .txt, .csv, .tsv, .jsonl, .json, .parquet or .tar, or be -")
     if not prompts:
         raise UserError(f"{argument}: {name} holds no prompt")
     return prompts
@@ -101,6 +109,9 @@ def read_column(source: str, names: Sequence[str]) -> list[str] | None:
     """What a file of prompts says beside each prompt, under the first of `names` that it has; None if it has none."""
     path = Path(source).expanduser()
     suffix = path.suffix.lower()
+    if source != "-" and is_table(source):
+        rows: list[Any] = [row for _, row in read_rows(source, PROMPT_COLUMNS)]
+        return _column_of(rows, names)
     if suffix not in (*_DELIMITERS, ".jsonl"):
         return None
     text = read_text(path, "prompts_file")
@@ -111,6 +122,11 @@ def read_column(source: str, names: Sequence[str]) -> list[str] | None:
         rows = list(
             csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if suffix == ".tsv" else csv.DictReader(lines)
         )
+    return _column_of(rows, names)
+
+
+def _column_of(rows: Sequence[Any], names: Sequence[str]) -> list[str] | None:
+    """See `read_column`; rows are mappings, or something else that has no columns."""
     rows = [{str(key).strip().lower(): row[key] for key in row} if isinstance(row, dict) else row for row in rows]
     for name in names:
         if rows and all(isinstance(row, dict) and row.get(name) is not None for row in rows):
@@ -178,8 +194,14 @@ def _from_json_lines(text: str, name: str) -> Iterable[str]:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{where} not JSON ({reason_of(error)})") from error
-        if isinstance(value, dict):
-            value = next((value[key] for key in PROMPT_COLUMNS if key in value), None)
-        if not isinstance(value, str):
-            raise UserError(f"{where} need a string, or an object with a string under {' or '.join(PROMPT_COLUMNS)}")
-        yield check_prompt(value, f"{where} the prompt")
+        yield check_prompt(_prompt_in(value, where), f"{where} the prompt")
+
+
+def _prompt_in(value: object, where: str) -> str:
+    """The prompt in a string or a row. Raises UserError where there is none."""
+    if isinstance(value, Mapping):
+        own = {str(key).strip().lower(): value[key] for key in value}
+        value = next((own[name] for name in PROMPT_COLUMNS if name in own), None)
+    if not isinstance(value, str):
+        raise UserError(f"{where} need a string, or an object with a string under {' or '.join(PROMPT_COLUMNS)}")
+    return value

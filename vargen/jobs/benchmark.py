@@ -60,7 +60,7 @@ class BenchConfig(SamplingOptions):
             trained drafter eagle-chain,likeness-quality, too.
         method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
         num_prompts: number of prompts. They describe scenes that training never showed.
-        prompts_file: file of prompts to use instead: .txt (one a line), .csv or .tsv (with a column "prompt"), .jsonl.
+        prompts_file: prompts to use instead, in any form that `vargen generate` reads.
             A model that does not draw the project's own scenes needs one.
         split: which prompts are composed, "heldout" for combinations that training never showed, "all" for any.
         class_labels: classes to draw instead of prompts, for a class-conditional model.

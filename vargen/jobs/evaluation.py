@@ -53,13 +53,14 @@ class EvaluateConfig(SamplingOptions):
             scenes.
         num_prompts: number of pictures, one for each prompt or class; null for the protocol's, or 2000 where it has
             none.
-        prompts_file: file of captions, one for each picture: .txt, .csv, .tsv or .jsonl. They have the order of the
-            given pictures.
+        prompts_file: captions, one for each picture in its order, in any form that `vargen generate` reads.
         given_images: folder or .npz file of pictures to evaluate, instead of making any.
         method: decoding method or preset. Several, separated by commas, are evaluated one after the other.
         method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
         reference: folder of pictures, or .npz file of pictures (arr_0) or statistics (mu, sigma), for a protocol that
             does not render its own.
+        write_npz: also write the pictures of each method as METHOD.npz, with the array arr_0 that the evaluators of ADM
+            and LlamaGen read.
         clip: folder of a CLIP model; null for the one that comes with vargen (scenes only).
         inception_weights: file of torch-fidelity's Inception weights; null lets torch-fidelity download them.
         vgg_weights: file of torchvision's VGG16 weights, for a protocol that uses them.
@@ -79,6 +80,7 @@ class EvaluateConfig(SamplingOptions):
     method: str = field(default="jacobi", metadata=READ_FILE)
     method_options: dict[str, Any] = field(default_factory=dict)
     reference: str | None = field(default=None, metadata=READ)
+    write_npz: bool = False
     clip: str | None = field(default=None, metadata=READ)
     inception_weights: str | None = field(default=None, metadata=READ)
     vgg_weights: str | None = field(default=None, metadata=READ)
@@ -176,6 +178,7 @@ def _evaluate(
         measured_reference,
         open_reference,
         stored_reference,
+        write_pictures,
     )
 
     cases = _cases(config, protocol, model, world)
@@ -206,6 +209,8 @@ def _evaluate(
     if not processes.is_main:
         return []
 
+    for label, source in sources.items() if config.write_npz else ():
+        write_pictures(run.output / f"{label}.npz", source.read, len(cases))
     dimensions = run.networks.extractors[protocol.extractor].num_features
     compared = None
     if reference is not None:

@@ -52,8 +52,9 @@ class GenerateConfig(SamplingOptions):
     """What to draw.
 
     Args:
-        prompts_file: file of more prompts: .txt (one a line), .csv or .tsv (with a column "prompt"), or .jsonl; "-"
-            reads lines from standard input.
+        prompts_file: file of more prompts: .txt (one a line), .csv or .tsv (with a column "prompt"), .jsonl, .json
+            (COCO's captions too), .parquet, .tar (webdataset); a folder of `datasets`, shards or texts; "hub:NAME" for
+            a data set on the hub; "-" reads lines from standard input.
         class_labels: classes to draw instead of prompts, such as "[207, 360]", for a class-conditional model.
         height: height of the pictures in pixels, together with `width`, for a family that draws several sizes (Emu3
             multiples of 8, GLM-Image of 32); null for the model's usual size.

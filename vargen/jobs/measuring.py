@@ -23,7 +23,7 @@ from metrics.errors import DataError
 from metrics.extractors import INCEPTION_RESIZINGS, CLIPFeatures, FeatureExtractor, InceptionFeatures, VGGFeatures
 from metrics.feature_bank import FeatureBank
 from metrics.frechet import GaussianStatistics
-from metrics.images import ImageArray, ImageFolder, open_images, open_npz, resize
+from metrics.images import ImageArray, ImageFolder, open_images, open_npz, resize, save_array
 from metrics.protocol import Protocol
 from metrics.quality import Reference
 from vargen.base.errors import UserError
@@ -268,8 +268,17 @@ def stored_reference(run: Evaluation, path: Path, pictures: ReferencePictures | 
         notes.append(f"reference: precision and recall use the {len(pictures):,} pictures beside the statistics")
         return Reference(statistics, features), notes
     if run.protocol.manifold_extractor is not None:
-        notes.append("reference: statistics hold no features; precision and recall are left out")
+        notes.append("reference: statistics hold no features; precision, recall, density and coverage are left out")
     return Reference(statistics, None), notes
+
+
+def write_pictures(path: Path, read: Callable[[Sequence[int]], Sequence[Tensor]], count: int) -> None:
+    """Write pictures as an array in an `.npz`, whole or not at all. Raises UserError where they differ in size."""
+    try:
+        with atomic_path(path) as temporary, open(temporary, "wb") as file:
+            save_array(file, read, count)
+    except DataError as error:
+        raise UserError(f"write_npz: {error}") from error
 
 
 def _made_with(run: Evaluation) -> dict[str, Any]:

@@ -199,7 +199,8 @@ def _obey(returned: Mapping[str, Any], tensors: Mapping[str, Any], state: Decode
             raise UserError(f"callback_on_step_end must return {name!r} between 0 and {vocab_size - 1}")
         if value is not old:
             old.copy_(value)
-        state.newest = None  # it is looked up
+        if state.newest is not None:  # in place, where a compiled step reads it
+            state.newest.copy_(old.gather(1, state.lengths[:, None] - 1)[:, 0])
 
 
 @dataclass(frozen=True)

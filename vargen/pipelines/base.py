@@ -34,6 +34,7 @@ from vargen.pipelines.arguments import CALLBACK_TENSORS, Interrupted, documented
 from vargen.pipelines.call_types import checked
 from vargen.pipelines.compilation import CompilablePipeline, compile_time_apart
 from vargen.pipelines.components.base import ONLY
+from vargen.pipelines.lora import LoraPipeline
 from vargen.pipelines.quantization import QuantizablePipeline
 from vargen.pipelines.request import PictureRequest, finite_logits
 from vargen.pipelines.reuse import Reuse
@@ -67,10 +68,10 @@ CallResult = Any
 type says which of the two, so that a type checker lets users read `output.images`."""
 
 
-class PicturePipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline):
+class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, DiffusionPipeline):
     """A pipeline of diffusers whose pictures any decoding method draws.
 
-    A family adds `__call__`, `encode_prompt`, `decode_tokens`, `_decoder_layers` and `_usual_num_tokens`.
+    A family adds `__call__`, `encode_prompt`, `decode_tokens`, `_decoder_layers`, `_adapted` and `_usual_num_tokens`.
 
     Attributes:
         reuse: what one batch leaves for the next.

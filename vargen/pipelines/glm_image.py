@@ -143,6 +143,10 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
     def _decoder_layers(self) -> torch.nn.Module:
         return self.vision_language_encoder.model.language_model.layers
 
+    @property
+    def _adapted(self) -> torch.nn.Module:
+        return self.vision_language_encoder
+
     @classmethod
     def from_pipe(cls, pipeline: GlmImagePipeline, **kwargs: Any) -> Self:
         """A pipeline of the same components, on the same devices and with the same offloading.
@@ -198,6 +202,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save as diffusers' pipeline, which it and `from_pretrained` read."""
+        self._refuse_adapters()
         GlmImagePipeline(**self.components).save_pretrained(save_directory, *args, **kwargs)
 
     def encode_request(

@@ -162,6 +162,15 @@ class LlamaGenPipeline(StreamingPipeline):
     def _decoder_layers(self) -> nn.Module:
         return self.transformer.transformer_blocks
 
+    @property
+    def _adapted(self) -> nn.Module:
+        return self.transformer
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Save as `DiffusionPipeline` does. Raises UserError where an adapter is loaded."""
+        self._refuse_adapters()
+        super().save_pretrained(save_directory, *args, **kwargs)
+
     def _check_components(self, image_size: int | None) -> None:
         if self.vqvae is not None and not self.vqvae.config.lookup_from_codebook:
             raise UserError("vqvae must have lookup_from_codebook true in its config.json, because it decodes codes")

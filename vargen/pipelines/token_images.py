@@ -416,6 +416,7 @@ class TokenImagePipeline(TokenImages):
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save in the layout of transformers, which `from_pretrained` reads; other arguments are for the model's."""
+        self._refuse_adapters()
         save_family_model(self.model, self.family, save_directory, *args, **kwargs)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(save_directory)

@@ -83,6 +83,10 @@ class TransformersPipeline(StreamingPipeline):
     def _decoder_layers(self) -> nn.Module:
         return getattr(self.model.model, self.decoder_name).layers
 
+    @property
+    def _adapted(self) -> nn.Module:
+        return self.model
+
     def _guidance(self, guidance_scale: float | None = None) -> float:
         """The scale of a call, else the model's own."""
         return setting(self.model.generation_config, "guidance_scale", guidance_scale, self.usual_guidance)
@@ -193,6 +197,7 @@ class TransformersPipeline(StreamingPipeline):
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save in the layout of transformers, which `from_pretrained` reads; other arguments are for the model's."""
+        self._refuse_adapters()
         self.model.save_pretrained(save_directory, *args, **kwargs)
         if self.processor is not None:
             self.processor.save_pretrained(save_directory)

@@ -18,6 +18,7 @@ from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PIXELS, MAX_SEED, MAX_THREADS
 from vargen.base.errors import UserError
 from vargen.base.places import MODEL, writes_in
 from vargen.base.reading import parser_mode
+from vargen.training.trackers import check_tracker
 
 CHECKPOINT_NAME = "checkpoint.pt"
 DEVICES = ("cpu", "cuda")
@@ -85,6 +86,7 @@ class RunConfig:
         compile: pass the model through torch.compile, which takes minutes at the start.
         checkpoint_seconds: the longest training time that a kill can lose.
         log_every: steps between two log lines.
+        log_with: "tensorboard" or "wandb": a place to watch the run beside log.jsonl; null for none.
         evaluate_every: steps between two evaluations on held-out samples.
         sample_every: steps between two sample sheets.
         evaluation_size: held-out samples used for evaluation.
@@ -111,6 +113,7 @@ class RunConfig:
     compile: bool = False
     checkpoint_seconds: float = 300.0
     log_every: int = 20
+    log_with: str | None = None
     evaluate_every: int = 500
     sample_every: int = 500
     evaluation_size: int = 64
@@ -133,6 +136,7 @@ class RunConfig:
         check(self.device in DEVICES, "device", self.device, f"is not one of {', '.join(DEVICES)}")
         check(self.optimizer in OPTIMIZERS, "optimizer", self.optimizer, f"is not one of {', '.join(OPTIMIZERS)}")
         check(all(0 <= beta < 1 for beta in self.adam_betas), "adam_betas", self.adam_betas, "must lie in [0, 1)")
+        check_tracker(self.log_with)
         if self.autocast is None:
             self.autocast = bfloat16_pays(self.device)
 

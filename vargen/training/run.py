@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -29,6 +29,7 @@ from vargen.runs.files import append_jsonl, atomic_folder, atomic_path
 from vargen.runs.identity import check_identity
 from vargen.training.config import CHECKPOINT_NAME, RunConfig
 from vargen.training.optimizer import AveragedWeights, OptimizerGroup, learning_rate_factor, schedule_progress
+from vargen.training.trackers import Tracker, start_tracker
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -275,6 +276,7 @@ class _Log:
         self.sums: dict[str, Tensor] = {}
         self.count, self.since = 0, state.elapsed
         self.first = (state.step, state.elapsed)
+        self.tracker: Tracker | None = None
 
     def __enter__(self) -> _Log:
         hidden = not sys.stderr.isatty()
@@ -282,10 +284,18 @@ class _Log:
         event = {"event": "resume" if self.state.step else "start", "step": self.state.step, **self.config.to_dict()}
         append_jsonl(self.path, event)
         self._say(f"{event['event']} at step {self.state.step}: {self.config.output}")
+        self.tracker = start_tracker(self.config.log_with, self.path.parent, self.config.to_dict())
         return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
+        if self.tracker is not None:
+            self.tracker.finish()
+
+    def _track(self, values: Mapping[str, float], prefix: str) -> None:
+        """Show numbers where the run is watched."""
+        if self.tracker is not None:
+            self.tracker.log({f"{prefix}/{name}": value for name, value in values.items()}, step=self.state.step)
 
     def add(self, values: dict[str, Tensor], learning_rate: float) -> None:
         """Count one step; every `log_every` steps write the means since the last entry."""
@@ -307,6 +317,7 @@ class _Log:
             "eta": round(self._eta(), 1),
         }
         append_jsonl(self.path, entry)
+        self._track({name: value for name, value in entry.items() if name not in ("step", "eta")}, "train")
         parts = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
         self.bar.set_postfix_str(f"loss {means['loss']:.4f}")
         self._say(
@@ -318,6 +329,7 @@ class _Log:
     def evaluation(self, values: dict[str, float]) -> None:
         """Write the figures of one evaluation."""
         append_jsonl(self.path, {"event": "evaluation", "step": self.state.step, **values})
+        self._track(values, "evaluation")
         self._say("held out: " + "  ".join(f"{name} {value:.4g}" for name, value in values.items()), always=True)
 
     def _eta(self) -> float:

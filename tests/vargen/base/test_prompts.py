@@ -55,7 +55,7 @@ def test_standard_input_is_read_as_utf8_lines(monkeypatch: pytest.MonkeyPatch) -
     [
         ("a.txt", b"\n \n", "holds no prompt"),
         ("a.txt", b"\xff\xfe\x00red", "not UTF-8 text (byte 0)"),
-        ("a.png", b"a red cube", "must end in .txt, .csv, .tsv or .jsonl"),
+        ("a.png", b"a red cube", "must end in .txt, .csv, .tsv, .jsonl"),
         ("a.csv", b"id,words\n1,a red cube\n", "must name a column prompt or caption or text"),
         ("a.csv", b"id,prompt\n1,a red cube, on grass\n", "line 2: 3 cells under 2 columns"),
         ("a.csv", b'prompt,id\n"",1\n', "line 2: the prompt is empty"),
@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes,
 def test_missing_files_folders_and_empty_arguments(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"prompts_file: cannot read .*nowhere\.txt"):
         read_prompts(str(tmp_path / "nowhere.txt"))
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="holds neither a data set that save_to_disk wrote, nor"):
         read_prompts(str(tmp_path))
     with pytest.raises(UserError, match="prompt 2 is empty"):
         gather_prompts(["a red cube", "  "])

@@ -235,7 +235,9 @@ def test_stored_statistics_give_the_same_distance(
     assert main(stored) == 0
     row = lasting(tmp_path / "out")[0][0]
     assert row["frechet_distance"]["value"] == pytest.approx(from_pictures["frechet_distance"]["value"], rel=1e-6)
-    assert row["precision"] is None and "precision and recall are left out" in capsys.readouterr().err
+    assert (
+        row["precision"] is None and "precision, recall, density and coverage are left out" in capsys.readouterr().err
+    )
 
 
 def test_a_file_of_pictures_and_statistics_gives_all_scores(
@@ -271,6 +273,18 @@ def test_foreign_statistics_are_taken_on_trust_and_said_so(
     np.savez(tmp_path / "foreign.npz", mu=np.zeros(12), sigma=np.eye(12))
     assert main([*arguments, "--reference", str(tmp_path / "foreign.npz")]) == 0
     assert "does not say how it was made" in capsys.readouterr().err
+    foreign = lasting(tmp_path / "out")[0][0]
+    pictures = np.stack([np.asarray(Image.open(path)) for path in sorted((tmp_path / "reference").iterdir())])
+    np.savez(tmp_path / "both.npz", mu=np.zeros(12), sigma=np.eye(12), arr_0=pictures)  # as ADM's files
+    assert main([*arguments, "--reference", str(tmp_path / "both.npz"), "--write_npz", "true"]) == 0
+    assert "does not say how it was made" in (said := capsys.readouterr().err) and "left out" not in said
+    both = lasting(tmp_path / "out")[0][0]
+    assert both["frechet_distance"] == foreign["frechet_distance"], "of the statistics"
+    assert both["recall"] is not None and both["coverage"] is not None and foreign["recall"] is None
+    with np.load(tmp_path / "out" / "ar.npz") as written:
+        assert written["arr_0"].shape == (COUNT, *written["arr_0"].shape[1:3], 3)
+        first = np.asarray(Image.open(tmp_path / "out" / "ar" / "images" / "000000.png"))
+        assert np.array_equal(written["arr_0"][0], first)
 
 
 def test_too_few_pictures_are_warned_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,135 @@
+"""Prompts as data sets keep them, written by the libraries that people write them with."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vargen.base.errors import UserError
+from vargen.base.prompts import read_column, read_prompts
+
+WANTED = ["a red cube", "two cones"]
+COCO = {
+    "info": {},
+    "images": [{"id": 7, "file_name": "7.jpg"}, {"id": 9, "file_name": "9.jpg"}],
+    "annotations": [
+        {"image_id": 7, "id": 1, "caption": "a red cube"},
+        {"image_id": 9, "id": 2, "caption": " two cones\n"},
+    ],
+}
+
+
+def shard(path: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_captions_of_coco_and_lists(tmp_path: Path) -> None:
+    path = tmp_path / "captions_val2014.json"
+    path.write_text(json.dumps(COCO))
+    assert read_prompts(str(path)) == WANTED and read_column(str(path), ("image_id",)) == ["7", "9"]
+    for entries in (WANTED, [{"Prompt": text, "tag": "x"} for text in WANTED]):
+        path.write_text(json.dumps(entries))
+        assert read_prompts(str(path)) == WANTED
+
+
+def test_parquet_and_its_pictures_are_not_decoded(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="parquet needs the extra data")
+    from pyarrow import parquet
+
+    columns = {"image": [{"bytes": b"no picture", "path": "a.png"}] * 2, "Caption": WANTED, "id": [3, 4]}
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=1)
+    assert read_prompts(str(path)) == WANTED and read_column(str(path), ("id",)) == ["3", "4"]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"prompts_file: .*a\.parquet cannot be read \("):
+        read_prompts(str(path))
+
+
+def test_data_sets_on_disk(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="data sets need the extra data")
+    table = datasets.Dataset.from_dict({"text": WANTED, "category": ["one", "two"], "rest": [0, 0]})
+    table.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"validation": table}).save_to_disk(tmp_path / "split")
+    datasets.DatasetDict({"a": table, "b": table}).save_to_disk(tmp_path / "splits")
+    for name in ("one", "split", "splits/b"):
+        assert read_prompts(str(tmp_path / name)) == WANTED
+    assert read_column(str(tmp_path / "one"), ("category",)) == ["one", "two"]
+    with pytest.raises(UserError, match="has the splits a, b; name the folder of one"):
+        read_prompts(str(tmp_path / "splits"))
+
+
+def test_a_name_on_the_hub_is_read_by_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets", reason="data sets need the extra data")
+    asked: list[Any] = []
+
+    def load_dataset(name: str, split: str) -> Any:
+        asked.append((name, split))
+        return datasets.Dataset.from_dict({"Prompt": WANTED})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert read_prompts("hub:nateraw/parti-prompts:validation") == WANTED == read_prompts("hub:a/b")
+    assert asked == [("nateraw/parti-prompts", "validation"), ("a/b", "train")]
+
+
+def test_shards_of_webdataset(tmp_path: Path) -> None:
+    samples = {
+        "0001.jpg": b"no picture", "0001.txt": b"a red cube", "0001.json": b'{"id": 5, "caption": "not this"}',
+        "b/0002.json": b'{"caption": "two cones", "id": 6}', "b/0002.png": b"",
+    }  # fmt: skip
+    path = shard(tmp_path / "0.tar", samples)
+    assert read_prompts(str(path)) == WANTED and read_column(str(path), ("id",)) == ["5", "6"]
+    shard(tmp_path / "1.tar", {"x.txt": b"a cone", "y.txt": b"a sphere"})
+    assert read_prompts(str(tmp_path)) == [*WANTED, "a cone", "a sphere"]
+
+
+def test_a_folder_of_texts_is_a_prompt_a_file(tmp_path: Path) -> None:
+    for name, text in zip("ab", ["a red\n cube", "two cones"], strict=True):
+        (tmp_path / f"{name}.txt").write_text(text)
+    assert read_prompts(str(tmp_path)) == WANTED and read_column(str(tmp_path), ("id",)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", b"{", "cannot be read"),
+        ("a.json", b"{}", 'must hold a list, or COCO\'s captions under "annotations"'),
+        ("a.json", b"[3]", "entry 1: need a string or an object"),
+        ("a.json", b'{"annotations": [{"caption": 3}]}', "annotation 1: need a string"),
+        ("a.json", b'[""]', "entry 1: the prompt is empty"),
+        ("a.json", b"[]", "holds no prompt"),
+        ("a.json", b"[" * 100_000, "nested too deeply"),
+        ("a.parquet", b"PAR1", "cannot be read"),
+        ("a.tar", b"\0" * 10, "cannot be read"),
+    ],
+    ids=["broken", "object", "number", "caption", "empty", "nothing", "deep", "parquet", "tar"],
+)
+def test_what_holds_no_prompts_is_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=r"^prompts_file: ") as caught:
+        read_prompts(str(tmp_path / name))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_hostile_shards_and_folders(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds neither a data set"):
+        read_prompts(str(tmp_path))
+    path = shard(tmp_path / "a.tar", {"a.txt": b"x" * ((1 << 20) + 1)})
+    with pytest.raises(UserError, match="too many for a prompt"):
+        read_prompts(str(path))
+    with pytest.raises(UserError, match="cannot be read"):
+        read_prompts(str(shard(path, {"a.txt": b"\xff"})))
+    path.write_bytes(shard(path, {"a.txt": b"a cube", "b.txt": b"a cone" * 300}).read_bytes()[:1100])
+    with pytest.raises(UserError, match="cannot be read"):
+        read_prompts(str(path))
+    with pytest.raises(UserError, match=r"missing\.json is missing"):
+        read_prompts(str(tmp_path / "missing.json"))

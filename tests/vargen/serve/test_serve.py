@@ -1,0 +1,281 @@
+"""`vargen serve` with the official client, in this process: pictures, streams, refusals, many clients, and a death."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_pipelines import build_tiny_pipeline
+
+from vargen.base.errors import UserError
+from vargen.serve.app import KEY, ServeConfig, build_app, check_port, check_serving
+from vargen.serve.engine import Engine, EngineStopped, Job, QueueFull
+
+pytest.importorskip("starlette", reason="needs the extra serve")
+pytest.importorskip("prometheus_client", reason="needs the extra serve")
+httpx = pytest.importorskip("httpx", reason="the client needs it")
+openai = pytest.importorskip("openai", reason="the official client")
+
+PROMPT, SIDE = "a red cube", 8
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    made = Engine(build_tiny_pipeline(), {"method": "jacobi"}, batch_size=8, queue=32)
+    yield made
+    made.close()
+
+
+@asynccontextmanager
+async def client(engine: Engine, key: str | None = None, sent: str = "none") -> AsyncIterator[Any]:
+    transport = httpx.ASGITransport(app=build_app(engine, "tiny", key))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+        yield openai.AsyncOpenAI(api_key=sent, base_url="http://server/v1", http_client=http, max_retries=0)
+
+
+def run(function: Callable[[], Any]) -> Any:
+    return asyncio.run(function())
+
+
+def picture_of(encoded: str) -> Any:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded))))
+
+
+@pytest.fixture(scope="module")
+def wanted() -> Callable[..., Any]:
+    """The picture of a prompt and a seed, by a call of its own."""
+    pipeline, known = build_tiny_pipeline(), dict[tuple[str, int], Any]()
+
+    def draw(seed: int, prompt: str = PROMPT) -> Any:
+        if (prompt, seed) not in known:
+            generator = torch.Generator().manual_seed(seed)
+            known[prompt, seed] = np.asarray(pipeline(prompt, generator=generator).images[0])
+        return known[prompt, seed]
+
+    return draw
+
+
+def test_the_official_client_draws_two_pictures(engine: Engine, wanted: Callable[..., Any]) -> None:
+    async def ask() -> None:
+        async with client(engine) as own:
+            answer = await own.images.generate(
+                prompt=PROMPT, n=2, size=f"{SIDE}x{SIDE}", response_format="b64_json", extra_body={"seed": 7}
+            )
+            for number, each in enumerate(answer.data):
+                assert np.array_equal(picture_of(each.b64_json), wanted(7 + number)) and each.seed == 7 + number
+            answer = await own.images.generate(
+                prompt=PROMPT, model="tiny", response_format="url", extra_body={"seed": 7}
+            )
+            head, _, encoded = answer.data[0].url.partition(",")
+            assert head == "data:image/png;base64" and np.array_equal(picture_of(encoded), wanted(7))
+            first, second = [(await own.images.generate(prompt=PROMPT)).data[0].seed for _ in range(2)]
+            assert (first, second) == (0, 1), "the server counts where no seed is given"
+            assert [each.id async for each in await own.models.list()] == ["tiny"]
+
+    run(ask)
+
+
+def test_the_official_client_streams_partial_pictures(engine: Engine, wanted: Callable[..., Any]) -> None:
+    async def ask() -> None:
+        async with client(engine) as own:
+            events = [
+                event
+                async for event in await own.images.generate(
+                    prompt=PROMPT, stream=True, partial_images=2, extra_body={"seed": 3}
+                )
+            ]
+        kinds = [event.type for event in events]
+        assert kinds == ["image_generation.partial_image"] * 2 + ["image_generation.completed"]
+        assert [event.partial_image_index for event in events[:-1]] == [0, 1]
+        whole = wanted(3)
+        assert np.array_equal(picture_of(events[-1].b64_json), whole)
+        assert all(picture_of(event.b64_json).shape == whole.shape for event in events)
+        assert not np.array_equal(picture_of(events[0].b64_json), whole)
+
+    run(ask)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"prompt": PROMPT, "size": "1024x1024"}, 400, "size must be 8x8"),
+        ({"prompt": PROMPT, "size": 3}, 400, "size must be 8x8"),
+        ({"prompt": "x" * 1_000_000}, 413, "more than 262,144 bytes"),
+        ({"prompt": "x" * 20_000}, 400, "prompt has 20,000 characters"),
+        ({"prompt": "\0"}, 400, "prompt"),
+        ({"prompt": " "}, 400, "prompt must be a text"),
+        ({"prompt": ["a"]}, 400, "prompt must be a text"),
+        ({"n": 2}, 400, "prompt must be a text"),
+        ({"prompt": PROMPT, "n": 1000}, 400, "n must be a whole number from 1 to 10, got 1000"),
+        ({"prompt": PROMPT, "n": True}, 400, "n must be a whole number"),
+        ({"prompt": PROMPT, "seed": -1}, 400, "seed must be a whole number"),
+        ({"prompt": PROMPT, "response_format": "jpeg"}, 400, "response_format must be b64_json or url"),
+        ({"prompt": PROMPT, "output_format": "webp"}, 400, "output_format must be png"),
+        ({"prompt": PROMPT, "stream": "yes"}, 400, "stream must be true or false"),
+        ({"prompt": PROMPT, "stream": True, "n": 2}, 400, "n must be 1 where stream is true"),
+        ({"prompt": PROMPT, "partial_images": 1}, 400, "partial_images needs stream true"),
+        ({"prompt": PROMPT, "stream": True, "partial_images": 9}, 400, "partial_images must be a whole number"),
+        ([1], 400, "body must be a JSON object"),
+    ],
+    ids=range(18),
+)
+def test_what_cannot_be_served_is_one_line(engine: Engine, body: Any, status: int, message: str) -> None:
+    async def ask() -> None:
+        async with client(engine) as own:
+            answer = await own._client.post("/v1/images/generations", json=body)
+            said = answer.json()["error"]
+            assert (answer.status_code, said["type"]) == (status, "invalid_request_error")
+            assert message in said["message"] and "\n" not in said["message"] and len(said["message"]) < 300
+
+    run(ask)
+    assert engine.alive and engine.waiting == 0
+
+
+def test_bodies_that_are_no_json_and_other_places(engine: Engine) -> None:
+    async def ask() -> None:
+        async with client(engine) as own:
+            for content in (b"", b"{", b"\xff", b"[" * 100_000):
+                answer = await own._client.post("/v1/images/generations", content=content)
+                assert answer.status_code == 400 and "body must be JSON" in answer.json()["error"]["message"]
+            assert (await own._client.get("/v1/images/generations")).status_code == 405
+            assert (await own._client.get("/docs")).status_code == 404
+
+    run(ask)
+
+
+def test_many_clients_lose_nothing_and_corrupt_nothing(engine: Engine, wanted: Callable[..., Any]) -> None:
+    """200 requests of 16 clients against a queue of 32; who is refused asks again."""
+    prompts = [PROMPT, "two small blue cones", "a sphere"]
+
+    async def ask() -> int:
+        refusals = 0
+        async with client(engine) as own:
+
+            async def one(numbers: range) -> None:
+                nonlocal refusals
+                for number in numbers:
+                    prompt, seed = prompts[number % 3], number % 7
+                    while True:
+                        try:
+                            answer = await own.images.generate(
+                                prompt=prompt, n=1 + (number % 10 == 0), extra_body={"seed": seed}
+                            )
+                            break
+                        except openai.RateLimitError:
+                            refusals += 1
+                            await asyncio.sleep(0.02)
+                    assert len(answer.data) == 1 + (number % 10 == 0)
+                    for each in answer.data:
+                        assert np.array_equal(picture_of(each.b64_json), wanted(each.seed, prompt))
+
+            await asyncio.gather(*(one(range(first, 200, 16)) for first in range(16)))
+            text = (await own._client.get("/metrics")).text
+            assert 'vargen_requests_total{status="200"} 200.0' in text
+            assert "vargen_pictures 220.0" in text
+            per_pass = next(line for line in text.splitlines() if line.startswith("vargen_tokens_per_pass"))
+            assert float(per_pass.split()[1]) >= 1.0
+        return refusals
+
+    run(ask)
+    assert engine.waiting == engine.drawing == 0 and engine.totals.failures == 0
+
+
+def test_a_full_queue_refuses_with_429_and_takes_all_of_a_request_or_nothing() -> None:
+    pipeline, begun, go_on = build_tiny_pipeline(), threading.Event(), threading.Event()
+    stream = pipeline.stream
+
+    def slow(*arguments: Any, **settings: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return stream(*arguments, **settings)
+
+    pipeline.stream = slow
+    engine = Engine(pipeline, queue=2)
+    first = Job(PROMPT, 0)
+    engine.submit([first])
+    assert begun.wait(60)
+    engine.submit([Job(PROMPT, 1)])
+    with pytest.raises(QueueFull, match="1 pictures wait, and at most 2 may"):
+        engine.submit([Job(PROMPT, 2), Job(PROMPT, 3)])
+
+    async def ask() -> None:
+        async with client(engine) as own:
+            with pytest.raises(openai.RateLimitError, match="at most 2 may; try again later"):
+                await own.images.generate(prompt=PROMPT, n=2)
+
+    run(ask)
+    gone = Job(PROMPT, 4)
+    engine.submit([gone])
+    assert gone.finished.cancel(), "a client that left is not drawn for"
+    go_on.set()
+    engine.close()
+    assert first.finished.done() and engine.totals.pictures == 2, "what waited was drawn before the end"
+    with pytest.raises(EngineStopped):
+        engine.submit([Job(PROMPT, 5)])
+
+
+def test_one_that_fails_fails_alone(engine: Engine, wanted: Callable[..., Any]) -> None:
+    jobs = [Job(PROMPT, 0), Job("", 1), Job(PROMPT, 2)]
+    engine.submit(jobs)
+    assert np.array_equal(np.asarray(jobs[0].finished.result(60)), wanted(0))
+    assert isinstance(jobs[1].finished.exception(60), UserError)
+    assert np.array_equal(np.asarray(jobs[2].finished.result(60)), wanted(2))
+    assert engine.alive
+
+
+def test_a_thread_that_dies_ends_its_requests_in_500_and_health_says_so() -> None:
+    pipeline = build_tiny_pipeline()
+
+    def die(*_: Any, **__: Any) -> Any:
+        raise SystemExit(3)
+
+    pipeline.stream = die
+    engine = Engine(pipeline)
+
+    async def ask() -> None:
+        async with client(engine) as own:
+            assert (await own._client.get("/health")).json()["status"] == "ok"
+            for _ in range(2):  # the one that it dies of, and one that comes later
+                with pytest.raises(openai.InternalServerError, match="start the server again"):
+                    await asyncio.wait_for(own.images.generate(prompt=PROMPT), 60)
+            answer = await own._client.get("/health")
+            assert answer.status_code == 503 and answer.json()["status"] == "stopped"
+
+    run(ask)
+
+
+def test_a_key_is_asked_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(sent: str) -> None:
+        async with client(engine, "secret", sent) as own:
+            await own.images.generate(prompt=PROMPT)
+
+    run(lambda: ask("secret"))
+    with pytest.raises(openai.AuthenticationError, match="the key is missing or wrong"):
+        run(lambda: ask("other"))
+    monkeypatch.delenv(KEY, raising=False)
+    assert check_serving(ServeConfig()) is None
+    for host in ("0.0.0.0", "192.168.0.1", "example.org"):
+        with pytest.raises(UserError, match="lets other machines in; set a key"):
+            check_serving(ServeConfig(host=host))
+    monkeypatch.setenv(KEY, "secret")
+    assert check_serving(ServeConfig(host="0.0.0.0")) == "secret"
+    with pytest.raises(UserError, match="port must"):
+        ServeConfig(port=0)
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=rf"port {port} of 127\.0\.0\.1 cannot be used \(.*; choose another"):
+            check_port("127.0.0.1", port)
+    check_port("127.0.0.1", port)

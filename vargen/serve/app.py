@@ -1,0 +1,393 @@
+"""The application: `/v1/images/generations` as OpenAI's client speaks it, health, metrics, and a key.
+
+Belongs here: requests and answers. Does not belong here: which pictures are drawn together (`engine.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import importlib.util
+import io
+import ipaddress
+import itertools
+import json
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, check_number, check_text
+from vargen.base.errors import NotFiniteError, UserError
+from vargen.base.places import READ_FILE
+from vargen.base.reading import reason_of
+from vargen.methods.catalogue import resolve_method
+from vargen.models.options import SamplingOptions
+from vargen.serve.engine import Engine, EngineStopped, Job, QueueFull
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from starlette.requests import Request
+
+MOST_PICTURES = 10
+"""Of one request, as OpenAI has it."""
+MOST_PARTIAL = 3
+"""Partial pictures of one picture, likewise."""
+MAX_BODY = 1 << 18
+"""Bytes of a request."""
+KEY = "VARGEN_API_KEY"
+"""The variable of the environment that holds the key of clients."""
+
+
+@dataclass(frozen=True)
+class ServeConfig(SamplingOptions):
+    """What to serve, and to whom.
+
+    Args:
+        seed: of the first picture for which a request gives no seed; the next has the next one.
+        method: decoding method or preset of all pictures; `vargen methods` lists them.
+        method_options: settings that differ from the method's defaults.
+        batch_size: pictures that are drawn at once.
+        queue: pictures that may wait; further requests are refused with status 429.
+        host: address of the server. 127.0.0.1 is for this machine alone; any other needs a key in VARGEN_API_KEY.
+        port: number of its port.
+    """
+
+    method: str = field(default="jacobi", metadata=READ_FILE)
+    method_options: dict[str, Any] = field(default_factory=dict)
+    batch_size: int = 8
+    queue: int = 64
+    host: str = "127.0.0.1"
+    port: int = 8000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("batch_size", self.batch_size, 1, MAX_BATCH_SIZE)
+        check_number("queue", self.queue, 1, MAX_BATCH_SIZE)
+        check_number("port", self.port, 1, 65_535)
+        resolve_method(self.method, self.method_options)
+
+
+def check_serving(config: ServeConfig) -> str | None:
+    """The key that clients must send; None: there is none. Raises UserError where a package is missing, or where other
+    machines reach the server and there is no key."""
+    for package in ("starlette", "uvicorn", "prometheus_client"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f'vargen serve needs {package}, which is not installed; run pip install "vargen[serve]"')
+    key = os.environ.get(KEY) or None
+    try:
+        is_own = config.host == "localhost" or ipaddress.ip_address(config.host).is_loopback
+    except ValueError:
+        is_own = False
+    if key is None and not is_own:
+        raise UserError(f"host {config.host} lets other machines in; set a key for them in {KEY}, or use 127.0.0.1")
+    return key
+
+
+@dataclass(frozen=True)
+class ImageRequest:
+    """The body of a request, checked.
+
+    Args:
+        prompt: what to draw.
+        n: pictures.
+        seed: of the first; the next has the next one. None: the server chooses.
+        response_format: "b64_json" or "url", which is a data URL.
+        stream: send events.
+        partial_images: unfinished pictures on the way, in a stream.
+    """
+
+    prompt: str
+    n: int = 1
+    seed: int | None = None
+    response_format: str = "b64_json"
+    stream: bool = False
+    partial_images: int = 0
+
+    @classmethod
+    def read(cls, body: Any, image_size: int, can_show: bool) -> ImageRequest:
+        """The request in a body.
+
+        Args:
+            body: as JSON.
+            image_size: side of the model's pictures.
+            can_show: whether unfinished pictures can be shown.
+
+        Raises:
+            UserError: a field that cannot be served, by name.
+        """
+        if not isinstance(body, dict):
+            raise UserError("body must be a JSON object with a prompt")
+        given = {name: value for name, value in body.items() if value is not None}
+        prompt = given.get("prompt")
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise UserError("prompt must be a text that describes the picture")
+        check_text("prompt", prompt)
+        sizes = ("auto", f"{image_size}x{image_size}")
+        if given.get("size", "auto") not in sizes:
+            raise UserError(f"size must be {sizes[1]}, the only one of this model, or auto, got {given['size']!r:.40}")
+        for name, allowed in (("response_format", ("b64_json", "url")), ("output_format", ("png",))):
+            if given.get(name, allowed[0]) not in allowed:
+                raise UserError(f"{name} must be {' or '.join(allowed)}, got {given[name]!r:.40}")
+        if not isinstance(given.get("stream", False), bool):
+            raise UserError(f"stream must be true or false, got {given['stream']!r:.40}")
+        made = cls(
+            prompt.strip(),
+            _whole(given, "n", 1, 1, MOST_PICTURES),
+            None if "seed" not in given else _whole(given, "seed", 0, 0, MAX_SEED - MOST_PICTURES),
+            given.get("response_format", "b64_json"),
+            given.get("stream", False),
+            _whole(given, "partial_images", 0, 0, MOST_PARTIAL),
+        )
+        if made.stream and made.n > 1:
+            raise UserError(f"n must be 1 where stream is true, got {made.n}")
+        if made.partial_images and not made.stream:
+            raise UserError("partial_images needs stream true")
+        if made.partial_images and not can_show:
+            raise UserError("partial_images must be 0: this family cannot show unfinished pictures")
+        return made
+
+
+def _whole(given: dict[str, Any], name: str, usual: int, least: int, most: int) -> int:
+    value = given.get(name, usual)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise UserError(f"{name} must be a whole number from {least} to {most}, got {value!r:.40}")
+    return value
+
+
+def png(picture: Image) -> str:
+    """A picture as PNG in base64."""
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def build_app(engine: Engine, model: str, key: str | None = None, first_seed: int = 0) -> Any:
+    """The application.
+
+    Args:
+        engine: draws. It is closed when the application ends.
+        model: its name.
+        key: that clients must send; None: anybody may ask.
+        first_seed: of the first picture for which a request gives none.
+    """
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+
+    pipeline = engine.pipeline
+    image_size, can_show = pipeline.image_size, isinstance(getattr(pipeline, "grid_size", None), int)
+    seeds = itertools.count(first_seed)
+    metrics = Metrics(engine)
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(engine.close)
+
+    def refused(status: int, message: str, kind: str = "invalid_request_error", param: str | None = None) -> Any:
+        metrics.requests.labels(str(status)).inc()
+        error = {"message": " ".join(message.split()), "type": kind, "param": param, "code": None}
+        return JSONResponse({"error": error}, status)
+
+    def not_allowed(request: Request) -> Any:
+        sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if key is not None and not hmac.compare_digest(sent.encode(), key.encode()):
+            return refused(401, "the key is missing or wrong; send it as `Authorization: Bearer KEY`")
+        return None
+
+    async def body_of(request: Request) -> Any:
+        content = b""
+        async for part in request.stream():
+            content += part
+            if len(content) > MAX_BODY:
+                raise OverflowError(f"the request has more than {MAX_BODY:,} bytes; send a shorter prompt")
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError):
+            raise UserError("body must be JSON") from None
+
+    async def generations(request: Request) -> Any:
+        if (answer := not_allowed(request)) is not None:
+            return answer
+        began = time.perf_counter()
+        try:
+            asked = ImageRequest.read(await body_of(request), image_size, can_show)
+            first = next(seeds) if asked.seed is None else asked.seed
+            jobs = [Job(asked.prompt, first + number, asked.partial_images) for number in range(asked.n)]
+            for _ in jobs[1:] if asked.seed is None else ():
+                next(seeds)
+            if asked.stream:
+                events = _Events(jobs[0], image_size)
+                engine.submit(jobs)
+                metrics.requests.labels("200").inc()
+                return StreamingResponse(events.sent(), media_type="text/event-stream")
+            engine.submit(jobs)
+        except OverflowError as error:
+            return refused(413, str(error))
+        except QueueFull as error:
+            return refused(429, str(error), "rate_limit_error")
+        except UserError as error:
+            return refused(400, str(error), param=str(error).split()[0])
+        except EngineStopped as error:
+            return refused(500, str(error), "server_error")
+        try:
+            pictures = await asyncio.gather(*(asyncio.wrap_future(job.finished) for job in jobs))
+        except NotFiniteError as error:
+            return refused(500, str(error), "server_error")
+        except UserError as error:
+            return refused(400, str(error))
+        except Exception as error:
+            return refused(500, str(error) or type(error).__name__, "server_error")
+        metrics.requests.labels("200").inc()
+        metrics.seconds.observe(time.perf_counter() - began)
+        prefix = "data:image/png;base64," if asked.response_format == "url" else ""
+        data = [
+            {asked.response_format: prefix + png(picture), "seed": job.seed}
+            for picture, job in zip(pictures, jobs, strict=True)
+        ]
+        size = f"{image_size}x{image_size}"
+        answer = {"created": int(time.time()), "data": data, "size": size, "output_format": "png"}
+        return JSONResponse(answer)
+
+    async def models(request: Request) -> Any:
+        own = {"id": model, "object": "model", "created": 0, "owned_by": "vargen"}
+        return not_allowed(request) or JSONResponse({"object": "list", "data": [own]})
+
+    async def health(request: Request) -> Any:
+        state = {"status": "ok" if engine.alive else "stopped", "waiting": engine.waiting, "drawing": engine.drawing}
+        return JSONResponse(state, 200 if engine.alive else 503)
+
+    async def measured(request: Request) -> Any:
+        return not_allowed(request) or Response(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    routes = [
+        Route("/v1/images/generations", generations, methods=["POST"]),
+        Route("/v1/models", models),
+        Route("/health", health),
+        Route("/metrics", measured),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+class _Events:
+    """The events of one streamed picture, by the names that OpenAI's client knows."""
+
+    def __init__(self, job: Job, image_size: int) -> None:
+        self._queue: asyncio.Queue[tuple[str, Any, int]] = asyncio.Queue()
+        self._job, self._size = job, image_size
+        loop = asyncio.get_running_loop()
+
+        def put(kind: str, value: Any, number: int = 0) -> None:
+            loop.call_soon_threadsafe(self._queue.put_nowait, (kind, value, number))
+
+        job.on_partial = lambda picture, number: put("image_generation.partial_image", picture, number)
+        job.finished.add_done_callback(lambda future: put("image_generation.completed", future))
+
+    async def sent(self) -> AsyncIterator[str]:
+        """Lines of server-sent events. A client that leaves takes its job out of the queue."""
+        try:
+            while True:
+                kind, value, number = await self._queue.get()
+                event: dict[str, Any] = {
+                    "type": kind,
+                    "created_at": int(time.time()),
+                    "size": f"{self._size}x{self._size}",
+                }
+                event |= {"quality": "auto", "background": "opaque", "output_format": "png", "seed": self._job.seed}
+                if kind == "image_generation.completed" and value.exception() is not None:
+                    said = " ".join(str(value.exception()).split())
+                    event = {"error": {"message": said, "type": "server_error", "param": None, "code": None}}
+                elif kind == "image_generation.completed":
+                    usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+                    usage["input_tokens_details"] = {"image_tokens": 0, "text_tokens": 0}  # type: ignore[assignment]
+                    event |= {"b64_json": png(value.result()), "usage": usage}
+                else:
+                    event |= {"b64_json": png(value), "partial_image_index": number}
+                yield f"event: {kind}\ndata: {json.dumps(event)}\n\n"
+                if kind == "image_generation.completed":
+                    return
+        finally:
+            self._job.finished.cancel()
+
+
+class Metrics:
+    """What Prometheus reads: counts of requests by status, the queue, and what drawing costs."""
+
+    def __init__(self, engine: Engine) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self._registry = CollectorRegistry()
+        about: dict[str, Any] = {"registry": self._registry}
+        self.requests = Counter("vargen_requests", "Requests, by status", ["status"], **about)
+        self.seconds = Histogram(
+            "vargen_request_seconds",
+            "Seconds from a request to its pictures",
+            buckets=(0.1, 0.3, 1, 3, 10, 30, 100),
+            **about,
+        )
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
+            "vargen_waiting_pictures": ("Pictures that wait", lambda: engine.waiting),
+            "vargen_drawing_pictures": ("Pictures that are drawn", lambda: engine.drawing),
+            "vargen_alive": ("1 while pictures are drawn", lambda: engine.alive),
+            "vargen_pictures": ("Pictures drawn so far", lambda: engine.totals.pictures),
+            "vargen_failed_pictures": ("Pictures that failed", lambda: engine.totals.failures),
+            "vargen_tokens": ("Tokens drawn so far", lambda: engine.totals.tokens),
+            "vargen_passes": ("Forward passes, added up over pictures", lambda: engine.totals.row_passes),
+            "vargen_tokens_per_pass": (
+                "Tokens that a picture gains by a pass, which is acceptance and the token behind it",
+                lambda: engine.totals.tokens / max(engine.totals.row_passes, 1),
+            ),
+            "vargen_drawing_seconds": ("Seconds of drawing so far", lambda: engine.totals.seconds),
+        }
+        for name, (description, value) in gauges.items():
+            Gauge(name, description, **about).set_function(value)
+
+    def text(self) -> bytes:
+        """In Prometheus' format."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self._registry)
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse a place where no server can listen, before a model is loaded. Raises UserError."""
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except (OSError, OverflowError) as error:
+        reason = reason_of(error)
+        raise UserError(f"port {port} of {host} cannot be used ({reason}); choose another with --port") from error
+
+
+def serve(config: ServeConfig) -> None:
+    """Load the model, and serve it until an interrupt or SIGTERM, after which the requests that run are finished.
+
+    Raises:
+        UserError: the model cannot be loaded or served, a package is missing, or others may come in without a key.
+    """
+    key = check_serving(config)
+    check_port(config.host, config.port)
+    import uvicorn
+
+    from vargen.models.description import open_model
+    from vargen.pipelines.loading import load_pipeline
+
+    model = open_model(config)
+    if model.num_classes is not None or model.family == "glm_image":
+        raise UserError(f"model: {model.name} cannot be served: it must draw prompts, as a stream; use vargen generate")
+    method = model.resolve_method(config.method, config.method_options)
+    pipeline, _, _ = load_pipeline(model, config)
+    engine = Engine(
+        pipeline,
+        {"method": method, **{name: value for name, value in config.sampling.items() if value is not None}},
+        config.batch_size,
+        config.queue,
+    )
+    app = build_app(engine, model.name, key, config.seed)
+    print(f"vargen: {model.name} at http://{config.host}:{config.port}/v1", flush=True)
+    uvicorn.run(app, host=config.host, port=config.port, log_level="warning")

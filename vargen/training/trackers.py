@@ -1,0 +1,73 @@
+"""Where people watch a training: TensorBoard or Weights & Biases, through accelerate's trackers.
+
+Belongs here: which trackers there are, and starting one. Does not belong here: `log.jsonl`, which every run writes
+(`run.py`), and what is logged.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from vargen.base.errors import UserError
+
+TRACKERS = {"tensorboard": ("tensorboard",), "wandb": ("wandb",)}
+"""By name, the packages that each needs."""
+
+
+class Tracker(Protocol):
+    """What a run asks of a tracker of accelerate."""
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        """Note values of a step."""
+
+    def finish(self) -> None:
+        """Write what is not written yet."""
+
+
+def check_tracker(name: str | None) -> None:
+    """Refuse an unknown tracker, and one whose package is not installed. Raises UserError."""
+    if name is None:
+        return
+    if name not in TRACKERS:
+        raise UserError(f"log_with must be one of {', '.join(TRACKERS)}, got {name!r}")
+    for package in TRACKERS[name]:
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"log_with {name} needs {package}, which is not installed; run pip install {package}")
+
+
+def start_tracker(name: str | None, folder: Path, config: Mapping[str, Any]) -> Tracker | None:
+    """A tracker that has the settings of the run; None where none is asked for.
+
+    Args:
+        name: of `TRACKERS`.
+        folder: of the run. TensorBoard writes to `tensorboard/` there; a resumed run goes on in the same place.
+        config: the settings of the run.
+
+    Raises:
+        UserError: see `check_tracker`; or it cannot be started, such as without a login.
+    """
+    check_tracker(name)
+    if name is None:
+        return None
+    from accelerate.tracking import TensorBoardTracker, WandBTracker
+
+    try:
+        tracker: Any
+        if name == "tensorboard":
+            tracker = TensorBoardTracker("tensorboard", logging_dir=folder)
+        else:
+            tracker = WandBTracker("vargen", name=folder.name, dir=str(folder))
+        tracker.start()
+        tracker.store_init_configuration({key: _plain(value) for key, value in config.items()})
+    except Exception as error:  # wandb raises classes of its own where there is no login or no network
+        said = " ".join(str(error).split())[:200]
+        raise UserError(f"log_with: {name} cannot be started ({said}); log in to it, or leave log_with out") from error
+    return tracker
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and texts as they are; all else as text, since TensorBoard takes nothing else."""
+    return value if isinstance(value, str | int | float | bool) else str(value)

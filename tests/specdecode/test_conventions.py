@@ -542,6 +542,14 @@ def test_texts_of_rows_of_several_lengths() -> None:
     assert processed.Scores(PAD, SamplingConfig(0)).scores == []
 
 
+def test_a_processor_may_write_in_place() -> None:
+    """Rows of two lengths are two calls; neither sees what the other wrote, and the model's logits stay."""
+    verifier = ProcessedVerifier(lambda _texts, logits: logits.add_(1), Texts(torch.tensor([[1], [2]]), PAD))
+    logits = torch.zeros(2, VOCAB_SIZE)
+    found = verifier._processed(logits, torch.full((2, 3), 4), [1, 2], [0, 1])
+    assert found.eq(1).all() and not logits.any()
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The folder for the hub
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -59,6 +60,9 @@ def test_the_page_and_its_limits(tmp_path: Path, tiny_model_folder: Path) -> Non
         text = urllib.request.urlopen(page.local_url).read().decode()
         assert "vargen" in text and page.share_url is None
         assert page._queue.max_size == app.MAX_WAITING
+        foreign = urllib.request.Request(page.local_url, headers={"Host": "foreign.example"})
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(foreign)
         computing = [fn for fn in page.fns.values() if fn.concurrency_id == "model"]
         assert len(computing) == 3 and all(fn.concurrency_limit == 1 for fn in computing)
         with pytest.raises(UserError, match="port"):

@@ -213,8 +213,11 @@ class StaticStep:
         self.run.state.streams = streams
         for owner, name, value in list(_attributes(self.run)):
             home = before.get((id(owner), name))
-            is_other = isinstance(value, Tensor) and home is not value
-            if is_other and isinstance(home, Tensor) and (home.shape, home.dtype) == (value.shape, value.dtype):
+            if not isinstance(value, Tensor) or home is value or _is_frozen(owner):
+                continue
+            if not isinstance(home, Tensor) or (home.shape, home.dtype) != (value.shape, value.dtype):
+                home = self._homes.setdefault((id(owner), name, value.shape, value.dtype), value)
+            if home is not value:
                 setattr(owner, name, home.copy_(value))
         self._state = None
 

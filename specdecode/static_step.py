@@ -96,7 +96,8 @@ class StepCompiler:
         """A step as a `torch.cuda.CUDAGraph`, which has not run yet."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # What other threads ask of the device meanwhile, such as the page's, is theirs.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             self._compiled(run, slots)
         return graph
 

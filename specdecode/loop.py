@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,10 +29,15 @@ from specdecode.trace import DecodeTrace, StepLog
 from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import ExactVerifier
 
-if TYPE_CHECKING:
-    from specdecode.static_step import StepCompiler
-
 OnStep = Callable[[int, DecodeState], None]
+
+
+class MakesGraphs(Protocol):
+    """Makes steps into graphs: `specdecode.static_step.StepCompiler`."""
+
+    def step_of(self, run: DecodeRun) -> Callable[[], int]:
+        """What is called instead of `step` of a run that has started."""
+        ...
 
 
 @dataclass
@@ -114,7 +119,7 @@ class DecodeRun:
         row_tokens: Tensor | None = None,
         trace: DecodeTrace | None = None,
         profile: bool = False,
-        compiler: StepCompiler | None = None,
+        compiler: MakesGraphs | None = None,
     ) -> None:
         batch_size, device = target.batch_size, target.device
         check_counts(max_new_tokens=max_new_tokens)

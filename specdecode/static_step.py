@@ -96,7 +96,8 @@ class StepCompiler:
         """A step as a `torch.cuda.CUDAGraph`, which has not run yet."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # What other threads ask of the device meanwhile, such as the page's, is theirs.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             self._compiled(run, slots)
         return graph
 
@@ -213,8 +214,11 @@ class StaticStep:
         self.run.state.streams = streams
         for owner, name, value in list(_attributes(self.run)):
             home = before.get((id(owner), name))
-            is_other = isinstance(value, Tensor) and home is not value
-            if is_other and isinstance(home, Tensor) and (home.shape, home.dtype) == (value.shape, value.dtype):
+            if not isinstance(value, Tensor) or home is value or _is_frozen(owner):
+                continue
+            if not isinstance(home, Tensor) or (home.shape, home.dtype) != (value.shape, value.dtype):
+                home = self._homes.setdefault((id(owner), name, value.shape, value.dtype), value)
+            if home is not value:
                 setattr(owner, name, home.copy_(value))
         self._state = None
 

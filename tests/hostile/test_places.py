@@ -92,8 +92,8 @@ CASES = [
     Case("bench: images is a file", BENCH + " --save_images", "is a file", begun(file("out/images"))),
     Case("bench: images of a method is a link", BENCH + " --save_images", "a link", link("out/images/ar", "elsewhere")),
     Case("caption: a picture that is a device", "caption {work} --picture /dev/full", "is a device or a pipe"),
-    Case("caption: a picture that is a link", "caption {work} --picture {work}/p.png", "is a link", link("p.png", "x")),
-    Case("caption: a picture that is a folder", "caption {work} --picture {work}/p.png", "a folder", folder("p.png")),
+    Case("caption: a picture that is a link", "caption {model} --picture {work}/p.png", "is a link", link("p.png", "x")),
+    Case("caption: a picture that is a folder", "caption {model} --picture {work}/p.png", "a folder", folder("p.png")),
     Case("judge: nothing there", "judge {work}", "has no result.jsonl"),
     Case("judge: a file", "judge {work}/f", "has no result.jsonl", file("f")),
     Case("judge: no such judge", "judge {work} --judge_model {work}/none", "holds none", file("result.jsonl", "")),
@@ -114,7 +114,8 @@ def test_it_is_refused(
 def test_what_is_no_regular_file_is_still_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A device named as an output was once replaced by a picture."""
     os.mkfifo(tmp_path / "pipe")
-    assert main(["caption", str(tmp_path), "--picture", str(tmp_path / "pipe")]) == 2
+    (tmp_path / "frames").mkdir()
+    assert main(["caption", str(tmp_path / "frames"), "--picture", str(tmp_path / "pipe")]) == 2
     assert "is a device or a pipe" in capsys.readouterr().err
     assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
 

@@ -86,7 +86,7 @@ class TextHead(PairHead):
         self._rows: tuple[Tensor, Tensor | None] | None = None
 
     @property
-    def token_embedding(self) -> Any:  # type: ignore[override]
+    def token_embedding(self) -> Any:
         """The model's module of embeddings."""
         assert self._lent is not None, "call borrow first"
         return self._lent[0]

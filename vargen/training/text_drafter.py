@@ -413,8 +413,8 @@ def _prompts(config: TextDrafterTrainingConfig, tokenizer: Any) -> tuple[TextPro
         texts = read_prompts(config.prompts_file)
         remedy = f"must hold more than evaluation_size ({config.evaluation_size}) prompts"
         check(len(texts) > config.evaluation_size, "prompts_file", config.prompts_file, remedy)
-        heldout, train = texts[: config.evaluation_size], texts[config.evaluation_size :][: config.prompts]
-        chosen = {"train": train, "heldout": heldout}
+        kept_apart = texts[: config.evaluation_size]
+        chosen = {"train": texts[config.evaluation_size :][: config.prompts], "heldout": kept_apart}
         described = {split: {"prompts": digest(listed)} for split, listed in chosen.items()}
     else:
         chosen = {split: compose_prompts(split, config.seed, count) for split, count in counts.items()}

@@ -14,7 +14,10 @@ def test_the_list_names_faults_once_and_tests_that_are_there() -> None:
     module = _script()
     faults = module.read_faults()
     assert len(faults) >= 200 and len({fault.key for fault in faults}) == len(faults)
-    assert all((ROOT / name).is_file() for fault in faults for name in (fault.file, *fault.tests))
+    assert all((ROOT / fault.file).is_file() for fault in faults)
+    for name in {name for fault in faults for name in fault.tests}:
+        file, _, test = name.partition("::")
+        assert f"def {test}(" in (ROOT / file).read_text() if test else (ROOT / file).is_file(), name
     assert all(fault.search != fault.replace for fault in faults)
     assert all(fault.planted() for fault in faults)  # which refuses a text that does not stand there once
     assert set(module.HARMLESS) <= {fault.key for fault in faults}

@@ -47,6 +47,9 @@ REST = ",".join(  # of the exact ones those whose pictures are not plain decodin
 HEAVY = ("--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16")
 IN_INT8 = ("--quantization", "int8-dynamic", "--draft_quantization", "int8")
 COMPARED = ("bench_batch", "bench_picks", "evaluation", "front_", "judge_")
+ROWS = (  # the presets rows-quality and rows-fast, the default of pjd, and the plainest
+    "vvs-rows 5, 2 guesses, 2 looks,vvs-rows 6, 1 guesses, 1 looks,pjd 5, 2 guesses,zipar 4"
+)
 EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
 
 
@@ -124,6 +127,7 @@ STEPS: dict[str, Step] = {
     "evaluation": _evaluation("evaluation_scenes", 1000, EVALUATED),
     "evaluation_rest": _evaluation("evaluation_scenes_rest", 1000, REST),
     "evaluation_lantern": _evaluation("evaluation_lantern", 1000, "benchmarks/methods/lantern-chain.yaml,ar"),
+    "rows_side_by_side": Step(_script("rows_side_by_side", "--prompts", "1000", "--labels", ROWS), reads_drafter=False),
     "vvs_studies": Step(_script("vvs_studies")),
     "host_work": Step(_script("host_work"), timed=True),
     "family_loops": Step(_script("family_loops"), timed=True),

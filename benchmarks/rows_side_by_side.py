@@ -9,6 +9,7 @@ caption or its scene implies one, because that is what these methods lose first.
 decoding over the same captions and seeds, with its 95 % interval over captions. Passes and rows fed are per picture;
 plain decoding takes 256 and feeds 255 rows. Every batch is kept in runs/rows_side_by_side as soon as it is through, so
 the same command goes on after a kill, and more captions continue fewer. Batches of other weights are made anew.
+With --branch, the folder of a vertical branch, there is one label more, `diagonal`; a branch is known by its weights.
 With --sheet it also draws the first captions whose number of objects plain decoding gets right and the first label
 gets wrong, by every label: a sheet of what breaks, not of what is usual.
 Writes benchmarks/results/rows_side_by_side.json.
@@ -194,9 +195,12 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of the batches that are through")
     parser.add_argument("--output", type=Path, default=RESULTS / "rows_side_by_side.json")
+    parser.add_argument("--branch", type=Path, help="folder of a vertical branch, for the label diagonal")
     parser.add_argument("--sheet", type=Path, help="PNG to draw, see above")
     parser.add_argument("--list", action="store_true", help="say what there is, and stop")
     arguments = parser.parse_args()
+    if arguments.branch is not None:
+        SETTINGS["diagonal"] = ("diagonal", {"vertical_branch": str(arguments.branch)})
     if arguments.list:
         print("\n".join(f"{label}: {method} {settings}" for label, (method, settings) in SETTINGS.items()))
         return
@@ -223,7 +227,10 @@ def main() -> None:
     for label in dict.fromkeys(("plain", *wanted)):
         name, settings = SETTINGS[label]
         method, began = resolve_method(name, settings), time.monotonic()
-        told, firsts = str(method.to_dict()), range(0, arguments.prompts, BATCH)
+        told = str(method.to_dict())
+        if name == "diagonal":
+            told = f"diagonal {weights_fingerprint(arguments.branch)}"
+        firsts = range(0, arguments.prompts, BATCH)
         for first in firsts:
             if (told, first) not in through:
                 batch = draw(pipeline, method, first, cases[first : first + BATCH], judge)

@@ -122,7 +122,8 @@ def trained(work: Path) -> object:
 
 COMMANDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "generate": (
-        "generate 'a red cube' 'a blue cone' --trace_image true --model {model} --quiet --output {work}/out",
+        "generate 'a red cube' 'a blue cone' --method pjd --method_options.opens_after 2 --trace_image true "
+        "--model {model} --quiet --output {work}/out",
         generated,
     ),
     "evaluate": (
@@ -131,8 +132,8 @@ COMMANDS: dict[str, tuple[str, Callable[[Path], object]]] = {
         evaluated,
     ),
     "bench": (
-        "bench --methods ar --model {model} --num_prompts 2 --warm_up 0 --judge false --quiet --save_images "
-        "--output {work}/out",
+        "bench --methods ar,zipar --method_options.zipar.window 2 --model {model} --num_prompts 2 --warm_up 0 "
+        "--judge false --quiet --save_images --output {work}/out",
         benched,
     ),
     "tune": (

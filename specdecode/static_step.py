@@ -18,14 +18,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from specdecode.draft_size import FixedDraftSize
+from specdecode.draft_size import NO_DRAFT, FixedDraftSize
 from specdecode.in_graph import as_in_graph
 from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import DecodeRun
@@ -166,12 +166,11 @@ class StaticStep:
     def __init__(self, run: DecodeRun, compiler: StepCompiler) -> None:
         if type(run).step is not DecodeRun.step:
             raise ValueError(f"compile: steps of {type(run).__name__} are no graph yet; leave it out or use jacobi")
-        sizer = getattr(run.drafter, "sizer", FixedDraftSize)
-        if not (sizer is FixedDraftSize or isinstance(sizer, FixedDraftSize)):
+        sizer: Any = getattr(run.drafter, "sizer", FixedDraftSize(NO_DRAFT))
+        if not isinstance(sizer, FixedDraftSize):
             raise ValueError(f"compile: {type(sizer).__name__} chooses sizes by what was accepted; use a fixed size")
-        largest = 0 if sizer is FixedDraftSize else sizer.largest.depth
         self.run, self.compiler = run, compiler
-        run.log = run.trace.log_on_device(largest)
+        run.log = run.trace.log_on_device(sizer.size.depth)
         device = run.state.lengths.device
         run.watch.step = torch.tensor(run.watch.step, device=device)
         state = run.state
@@ -180,7 +179,7 @@ class StaticStep:
         self._caches = [each for each in _objects(run) if isinstance(each, StaticKVCache)]
         run.in_place = self._in_place
         self._homes: dict[tuple[Any, ...], Tensor] = {}
-        self._states: dict[Hashable, int] = {}
+        self._states: dict[tuple[Hashable, ...], int] = {}
         self._state: int | None = None
         self._kinds: dict[tuple[int, Hashable], _Kind] = {}
 
@@ -298,7 +297,7 @@ class StaticStep:
 
 def _is_frozen(owner: Any) -> bool:
     """Whether attributes cannot be replaced."""
-    return is_dataclass(owner) and type(owner).__dataclass_params__.frozen
+    return getattr(getattr(owner, "__dataclass_params__", None), "frozen", False)
 
 
 def _what(value: Any) -> Hashable:

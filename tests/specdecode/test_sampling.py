@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from typing import Any
 
 import pytest
 import torch
@@ -262,26 +261,6 @@ def test_numbers_that_are_drawn_ahead_are_those_of_their_position(
             for how_many in (None, size):
                 thresholds = RandomStreams.from_seeds(seeds)._draw(_uniform, Tag.ACCEPT, counters, how_many)
                 assert torch.equal(streams.uniform(Tag.ACCEPT, counters, how_many), thresholds)
-
-
-def test_numbers_on_a_gpu_are_made_by_compiled_code_where_that_is_asked_for() -> None:
-    """Shapes of a device without numbers; on a CPU nothing is compiled, since they are made ahead."""
-    asked = []
-
-    def compiled(function: Any) -> Any:
-        asked.append(function)
-        return function
-
-    counters = torch.zeros(2, 3, dtype=torch.int64)
-    for device, functions in (("meta", [_uniform, _exponential]), ("cpu", [])):
-        asked.clear()
-        streams = RandomStreams(torch.zeros(4, dtype=torch.int64, device=device))
-        streams.compile(compiled)
-        rows = torch.tensor([1], device=device)
-        streams = streams.with_rows(rows, streams.part(0, 1)).part(2, 4)
-        assert streams.uniform(Tag.SKIP, counters.to(device)).shape == (2, 3)
-        assert streams.exponential(Tag.DRAFT, counters.to(device), 5).shape == (2, 3, 5)
-        assert asked == functions
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs a C++ compiler")

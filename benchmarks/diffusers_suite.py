@@ -6,8 +6,8 @@ The suite is not part of any package, so it is read from a checkout of diffusers
     python benchmarks/diffusers_suite.py diffusers                    # prints a table, one row a test
     python benchmarks/diffusers_suite.py diffusers --output suite.json
 
-It needs `pip install requests-mock peft`. Pipelines are tiny, with random weights. GLM-Image's pipeline is a
-subclass of diffusers' own, which the suite tests there.
+It needs `pip install requests-mock parameterized peft`. Pipelines are tiny, with random weights. GLM-Image's pipeline
+is a subclass of diffusers' own, which the suite tests there.
 """
 
 from __future__ import annotations

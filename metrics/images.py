@@ -116,7 +116,7 @@ def save_array(file: BinaryIO, read: Callable[[Sequence[int]], Sequence[Tensor]]
     _, height, width = read([0])[0].shape
     header = {"descr": "|u1", "fortran_order": False, "shape": (count, height, width, 3)}
     with zipfile.ZipFile(file, "w") as archive, archive.open("arr_0.npy", "w", force_zip64=True) as entry:
-        np.lib.format.write_array_header_1_0(entry, header)  # type: ignore[arg-type]
+        np.lib.format.write_array_header_1_0(entry, header)
         for number in range(count):
             picture = read([number])[0]
             if picture.shape != (3, height, width):

@@ -103,7 +103,7 @@ CASES = [
         "a protocol of 300 characters", "evaluate --preset " + "x" * 300 + ".yaml --output {work}/out", "does not exist"
     ),
     say("a video of 300 characters", "caption " + "x" * 300, "too long"),
-    Case("prompts that are a folder", FILE % "txt", "cannot read", lambda work: (work / "p.txt").mkdir()),
+    Case("prompts that are a folder", FILE % "txt", "holds neither a data set", lambda work: (work / "p.txt").mkdir()),
     Case("a method that is a folder", METHOD, "cannot be read", lambda work: (work / "m.yaml").mkdir()),
     Case("a protocol that is a folder", PRESET, "cannot be read", lambda work: (work / "p.yaml").mkdir()),
     Case("a configuration that is a folder", CONFIG, "cannot be read", lambda work: (work / "c.yaml").mkdir()),

@@ -133,8 +133,9 @@ class LlamaGenPipeline(StreamingPipeline):
             vertical_branch=vertical_branch,
         )
         self.vae_scale_factor = 1 if vqvae is None else downsampling_factor(vqvae)
-        self.grid_size = None if transformer is None else transformer.config.grid_size
-        self.image_size = image_size if transformer is None or vqvae is None else self.grid_size * self.vae_scale_factor
+        self.grid_size: int = 0 if transformer is None else transformer.config.grid_size
+        known = transformer is not None and vqvae is not None
+        self.image_size: int = self.grid_size * self.vae_scale_factor if known else image_size or 0
         self._check_components(image_size)
         check_own_settings(methods or {}, "model_index.json: methods")
         reads = None if transformer is None else transformer.config
@@ -145,7 +146,7 @@ class LlamaGenPipeline(StreamingPipeline):
             max_sequence_length=max_sequence_length
             if reads is None
             else min(max_sequence_length, reads.condition_length),
-            image_size=self.image_size,
+            image_size=self.image_size or None,
             methods={name: dict(settings) for name, settings in (methods or {}).items()},
         )
         self.image_processor = VaeImageProcessor(vae_scale_factor=self.vae_scale_factor)
@@ -504,5 +505,5 @@ class LlamaGenPipeline(StreamingPipeline):
 
 # `DiffusionPipeline.from_pretrained` and `AutoPipelineForText2Image.from_pretrained` look for the class that a folder
 # names among diffusers' own. From now on they find this one there.
-diffusers.LlamaGenPipeline = LlamaGenPipeline  # type: ignore[attr-defined]
+diffusers.LlamaGenPipeline = LlamaGenPipeline
 AUTO_TEXT2IMAGE_PIPELINES_MAPPING.setdefault("llamagen", LlamaGenPipeline)

@@ -67,13 +67,13 @@ class LoraPipeline:
         from safetensors.torch import load_file
 
         with reading(folder, "copy it again", "adapter"):
-            config, state = PeftConfig.from_pretrained(folder), load_file(folder / _FILES[1])
+            config, state = PeftConfig.from_pretrained(str(folder)), load_file(folder / _FILES[1])
         state = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
         if wrong := [name for name, tensor in state.items() if not bool(tensor.isfinite().all())]:
             raise UserError(f"{folder / _FILES[1]}: the weights {wrong[0]} are not finite; copy the file again")
         try:
             inject_adapter_in_model(config, self._adapted, adapter_name)
-            report = set_peft_model_state_dict(self._adapted, state, adapter_name)
+            report: Any = set_peft_model_state_dict(self._adapted, state, adapter_name)
             self._check_complete(state, adapter_name, [*report.unexpected_keys])
         except Exception as error:  # of another shape, another layer, another method
             if adapter_name in self.get_list_adapters():

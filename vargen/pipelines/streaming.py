@@ -103,7 +103,8 @@ def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, con
                 batch[:] = [target]
                 stack.enter_context(reuse.in_use())
             elif pipeline.guidance_scale != request.guidance_scale:  # a callback changed it
-                target.change_guidance(pipeline.guidance_scale)
+                guided: Any = target
+                guided.change_guidance(pipeline.guidance_scale)
             return new_run(
                 target,
                 max_new_tokens=request.num_tokens,

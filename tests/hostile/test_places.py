@@ -92,7 +92,7 @@ CASES = [
     Case("bench: images is a file", BENCH + " --save_images", "is a file", begun(file("out/images"))),
     Case("bench: images of a method is a link", BENCH + " --save_images", "a link", link("out/images/ar", "elsewhere")),
     Case("caption: a picture that is a device", "caption {work} --picture /dev/full", "is a device or a pipe"),
-    Case("caption: a picture that is a link", "caption {model} --picture {work}/p.png", "is a link", link("p.png", "x")),
+    Case("caption: a picture that is a link", "caption {model} --picture {work}/p.png", "a link", link("p.png", "x")),
     Case("caption: a picture that is a folder", "caption {model} --picture {work}/p.png", "a folder", folder("p.png")),
     Case("judge: nothing there", "judge {work}", "has no result.jsonl"),
     Case("judge: a file", "judge {work}/f", "has no result.jsonl", file("f")),

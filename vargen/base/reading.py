@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from vargen.base.bounds import is_too_deep
 from vargen.base.errors import UserError
@@ -99,11 +99,6 @@ def _plain_loader() -> type[Any]:
     import yaml
 
     class PlainLoader(yaml.SafeLoader):
-        yaml_implicit_resolvers: ClassVar[Any] = {
-            first: [(tag, _PLAIN_NUMBERS.get(tag, pattern)) for tag, pattern in resolvers if tag != _NO_DATES]
-            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[Any] = set()
             for key_node in (key_node for key_node, _ in node.value if key_node.tag != _MERGE):
@@ -114,6 +109,10 @@ def _plain_loader() -> type[Any]:
                     seen.add(key)
             return super().construct_mapping(node, deep)
 
+    PlainLoader.yaml_implicit_resolvers = {
+        first: [(tag, _PLAIN_NUMBERS.get(tag, pattern)) for tag, pattern in resolvers if tag != _NO_DATES]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
     return PlainLoader
 
 

@@ -56,7 +56,7 @@ def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result
     return call
 
 
-def check_argument(name: str, value: object, hint: Any) -> None:
+def check_argument(name: str, value: Any, hint: Any) -> None:
     """The check of one argument. Raises UserError."""
     if not _fits(value, hint):
         wrong = next((each for each in value if not _fits_inside(each, hint)), value) if _is_list(value) else value

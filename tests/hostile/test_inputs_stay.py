@@ -5,6 +5,7 @@ The pairs are found by walking the settings of every command, so a new command o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -13,7 +14,9 @@ import pytest
 from commands import CommandOfTests, every_command
 from hostile import Case, arguments_of, check_refused, contents, each
 
+from vargen.base.errors import UserError
 from vargen.base.places import places_of
+from vargen.commands.arguments import fill
 
 NAMES = {
     *("attn_implementation", "device", "device_map", "draft_quantization", "draft_revision", "dtype", "family"),
@@ -49,46 +52,53 @@ def pairs() -> Iterator[tuple[CommandOfTests, str, str]]:
                 yield command, output, source
 
 
-def call(command: CommandOfTests, values: dict[str, Any]) -> list[str]:
-    needed = {**command.required(*values), **values}
-    needed = {**({"config": needed.pop("config")} if "config" in needed else {}), **needed}
-    words = [*command.words.split(), *(f"--{name}={value}" for name, value in needed.items())]
-    return words + {"caption": ["nowhere"], "convert folder": ["nowhere"]}.get(command.words, [])
+def check(command: CommandOfTests, expected: str, **values: object) -> None:
+    """As the command line has it, where every command calls `fill`."""
+    given = {name: {"drafter": str(value)} if kind else str(value) for name, value, kind in _split(values)}
+    if "config" in given:
+        given["config"] = [Path(str(given["config"]))]
+    with pytest.raises(UserError, match=re.escape(expected)):
+        fill(command.settings, command.values(**given))
+
+
+def _split(values: dict[str, object]) -> Iterator[tuple[str, object, str]]:
+    for name, value in values.items():
+        head, _, inner = name.partition(".")
+        yield head, value, inner
 
 
 @pytest.mark.parametrize(("command", "output", "source"), pairs(), ids=str)
-def test_an_output_is_no_input(
-    command: CommandOfTests, output: str, source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_is_no_input(command: CommandOfTests, output: str, source: str, tmp_path: Path) -> None:
     """The same file; for folders the same one, one inside it, and a file that the command would write."""
     places = places_of(command.settings)
     written, there = places[output], tmp_path / "there"
     if written.kind == "file":
-        there.write_text(f"{output}: elsewhere\n")
-        check_refused(call(command, {output: there, source: there}), f"{there} is also what", capsys, tmp_path)
+        there.write_text("")
+        check(command, f"{there} is also what", **{output: there, source: there})
         return
     there.mkdir()
     if source == "config" or places.get(source, written).kind == "read file":
         for name in (each for each in written.names if not each.endswith("/")):
-            (there / name).write_text(f"{output}: elsewhere\n")
-            arguments = call(command, {output: there, source: there / name})
-            check_refused(arguments, f"{there / name} would be replaced", capsys, tmp_path)
+            (there / name).write_text("")
+            check(command, f"{there / name} would be replaced", **{output: there, source: there / name})
         return
-    check_refused(call(command, {output: there, source: there}), f"{there} is also what", capsys, tmp_path)
-    arguments = call(command, {output: there / "out", source: there})
-    check_refused(arguments, f"lies in {there}", capsys, tmp_path)
+    check(command, f"{there} is also what", **{output: there, source: there})
+    check(command, f"lies in {there}", **{output: there / "out", source: there})
 
 
 @pytest.mark.parametrize("command", [each for each in COMMANDS if each.words not in WRITES_NOTHING], ids=str)
-def test_nothing_is_written_among_the_files_of_a_model(
-    command: CommandOfTests, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for output, place in places_of(command.settings).items():
-        if place.is_read or place.kind == "replaced":  # a conversion may write the part that a model lacks
-            continue
-        for inside in ("new", "transformer/new"):
-            arguments = call(command, {output: tiny_model_folder / inside})
-            check_refused(arguments, "holds a model, whose files stay", capsys, tmp_path)
+def test_nothing_is_written_among_the_files_of_a_model(command: CommandOfTests, tmp_path: Path) -> None:
+    (tmp_path / "transformer").mkdir()
+    for layout in (["model_index.json"], ["config.json", "model.safetensors"]):
+        for name in layout:
+            (tmp_path / name).write_text("{}")
+        for output, place in places_of(command.settings).items():
+            if place.is_read or place.kind == "replaced":  # a conversion may write the part that a model lacks
+                continue
+            for inside in ("new", "transformer/new"):
+                check(command, "holds a model, whose files stay", **{output: tmp_path / inside})
+        for name in layout:
+            (tmp_path / name).unlink()
 
 
 def test_a_run_may_be_named_as_a_method_or_a_shipped_model_is(

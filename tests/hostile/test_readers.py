@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 from commands import CommandOfTests, every_command
 from hostile import Case, arguments_of, check_refused, contents, each, file_size_limit
-from jsonargparse import Namespace
 from PIL import Image
 
 from metrics.errors import DataError
-from metrics.images import open_npz
+from metrics.frechet import GaussianStatistics
+from metrics.images import open_images, open_npz
 from vargen.base.errors import UserError
 from vargen.base.places import places_of
 from vargen.cli import main
@@ -33,19 +33,13 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = every_command()
 
 
-def values_of(command: CommandOfTests, **given: object) -> Namespace:
-    """The defaults of a command, and what is required."""
-    values: dict[str, Any] = dict.fromkeys(command.names())
-    return Namespace(**values | {"output": "nowhere/out"} | command.required() | given)
-
-
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_nothing_waits_for_a_pipe(command: CommandOfTests, tmp_path: Path) -> None:
     """Every argument of every command that is read."""
     os.mkfifo(tmp_path / "pipe")
     for name in (name for name, place in places_of(command.settings).items() if place.is_read):
         with pytest.raises(UserError, match=f"{name}: .*pipe is a device or a pipe"):
-            fill(command.settings, values_of(command, **{name: str(tmp_path / "pipe")}))
+            fill(command.settings, command.values(**{name: str(tmp_path / "pipe")}))
 
 
 def holds(kind: Any, wanted: type) -> bool:
@@ -60,10 +54,10 @@ def test_every_number_has_a_bound(command: CommandOfTests) -> None:
             [1e300, float("nan")] if holds(kind, float) else []
         ):
             with pytest.raises(UserError, match=f"^{name} must be"):
-                fill(command.settings, values_of(command, **{name: wrong}))
+                fill(command.settings, command.values(**{name: wrong}))
         if kind == dict[str, Any]:
             with pytest.raises(UserError, match=rf"^{name}.eagle.depth must be"):
-                fill(command.settings, values_of(command, **{name: {"eagle": {"depth": 10**30}}}))
+                fill(command.settings, command.values(**{name: {"eagle": {"depth": 10**30}}}))
 
 
 READERS = {
@@ -137,17 +131,24 @@ GIVEN += "--clip {clip} "
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_that_are_none(name: str, tmp_path: Path, clip_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a reference, and as pictures."""
+def test_arrays_that_are_none(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.npz"
+    path.write_bytes(ARRAYS[name])
+    with pytest.raises(DataError, match=r"r\.npz"):
+        open_images(path)
+    with pytest.raises(DataError, match=r"r\.npz"):
+        GaussianStatistics.load(path)
+
+
+@pytest.mark.parametrize("name", ["a negative shape", "statistics of nothing"])
+def test_a_reference_that_is_none(
+    name: str, tmp_path: Path, clip_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     frames(3, (8, 8))(tmp_path)
     (tmp_path / "r.npz").write_bytes(ARRAYS[name])
     (tmp_path / "p.yaml").write_text("extractor: clip\nresizer: bicubic\nresolution: 32\nclip_score: null\n")
     (tmp_path / "c.txt").write_text("a red cube\n" * 3)
-    places = {"work": tmp_path, "clip": clip_folder}
-    arguments = arguments_of(GIVEN, places)
-    if "statistics" not in name:
-        given = [word.replace(f"{tmp_path}/f", f"{tmp_path}/r.npz") for word in arguments]
-        check_refused([*given, "--reference", str(tmp_path / "f")], "r.npz", capsys, tmp_path)
+    arguments = arguments_of(GIVEN, {"work": tmp_path, "clip": clip_folder})
     code = main([*arguments, "--reference", str(tmp_path / "r.npz")])
     told = capsys.readouterr().err
     assert (code, told.count("vargen: error: ")) == (2, 1) and "r.npz" in told and "Traceback" not in told, told

@@ -9,6 +9,8 @@ from functools import lru_cache
 from typing import Any, get_type_hints
 from unittest import mock
 
+from jsonargparse import Namespace
+
 from vargen.base.world import COMMANDS, listed
 from vargen.cli import OWN_COMMANDS, main
 from vargen.commands import arguments
@@ -37,6 +39,10 @@ class CommandOfTests:
 
     def names(self) -> list[str]:
         return [field.name for field in fields(self.settings)]
+
+    def values(self, **given: object) -> Namespace:
+        """What the command line would hand to `fill`: nothing but what is required, and `given`."""
+        return Namespace(**{**dict.fromkeys(self.names()), "output": "nowhere/out", **self.required(), **given})
 
     def required(self, *but: str) -> dict[str, str]:
         """A value for each field without a default."""

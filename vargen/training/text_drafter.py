@@ -24,6 +24,7 @@ from torch import Tensor, nn
 import specdecode
 from specdecode.targets.transformers import check_model
 from vargen.base.errors import UserError
+from vargen.base.places import READ, writes_in
 from vargen.base.prompts import read_prompts
 from vargen.drafters.target_states import fixed_tokens
 from vargen.drafters.text_draft_head import TextDrafter, describe_states, text_states
@@ -70,9 +71,9 @@ class TextDrafterTrainingConfig(DrafterRunConfig):
     """
 
     dtype: str = "float32"
-    prompts_file: str = ""
+    prompts_file: str = field(default="", metadata=READ)
     prompts: int = 1536
-    answers: str = ""
+    answers: str = field(default="", metadata=writes_in())
     max_answer_tokens: int = 128
     temperatures: list[float] = field(default_factory=lambda: [0.0, 0.8])
     memory_gib: float = 4.0

@@ -133,6 +133,11 @@ def run(name: str, mixin: type) -> dict[str, dict[str, str]]:
         if test in refused:
             found[test] = {"outcome": "does not apply", "why": refused[test]}
             continue
+        # Marks of pytest, which unittest does not know: most say that there is no accelerator.
+        marks = (mark for mark in getattr(getattr(tests, test), "pytestmark", ()) if mark.name in ("skip", "skipif"))
+        if marked := [mark for mark in marks if mark.name == "skip" or any(mark.args)]:
+            found[test] = {"outcome": "skipped", "why": str(marked[0].kwargs.get("reason", ""))}
+            continue
         result = unittest.TestResult()
         tests(test).run(result)
         wrong = [*result.errors, *result.failures]

@@ -64,6 +64,7 @@ READERS = {
     "vargen/base/reading.py": "the reader of bytes itself",
     "metrics/images.py": "the readers of arrays and pictures",
     "vargen/models/video_llms/frames.py": "the reader of videos",
+    "scenes/rendering/video_file.py": "writes videos",
     "vargen/runs/records.py": "reads back what it wrote, after asking whether it is a file",
     "metrics/provenance.py": "reads /proc/cpuinfo",
     "vargen/models/model_folder.py": "hashes files of a folder, after asking whether they are",
@@ -231,7 +232,8 @@ def test_it_is_refused(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_video_with_a_colon_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from vargen.models.video_llms.frames import read_video, write_video
+    from scenes.rendering.video_file import write_video
+    from vargen.models.video_llms.frames import read_video
 
     monkeypatch.chdir(tmp_path)
     wanted = torch.arange(4 * 3 * 32 * 32).reshape(4, 3, 32, 32).remainder(255).byte()

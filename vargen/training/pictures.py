@@ -48,7 +48,7 @@ class PictureRunConfig(DrafterRunConfig):
     dtype: str = "float32"
     quantization: str | None = None
     family: str | None = None
-    tokenizer: str | None = None
+    tokenizer: str | None = field(default=None, metadata=READ)
     prompts_file: str = field(default="", metadata=READ)
     images: int = 2048
     codes: str = field(default="", metadata=READ)

@@ -171,7 +171,7 @@ class VerticalBranch(ModelMixin, ConfigMixin):
             left: `[..., dim]` final states of the model at the token to the left.
             above: `[..., dim]` states of the branch at the token above.
         """
-        gate = self.gate(torch.cat((left, above.to(left.dtype)), dim=-1).to(self.gate[0].weight.dtype))
+        gate = self.gate(torch.cat((left, above.to(left.dtype)), dim=-1).to(self.dtype))
         return gate.float().sigmoid()
 
 

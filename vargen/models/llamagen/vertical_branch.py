@@ -160,7 +160,7 @@ class VerticalBranch(ModelMixin, ConfigMixin):
         """`[V, dim]`, `to_head` and the model's own output head as one matrix; made once for each precision."""
         known = self._joined
         if known is None or known[0] is not lm_head.weight or known[1].dtype != self.dtype:
-            joined = (lm_head.weight.float() @ self.to_head.weight.float()).to(lm_head.weight)
+            joined = (lm_head.weight.float() @ self.to_head.weight.float()).to(self.dtype)
             known = self._joined = (lm_head.weight, nn.Parameter(joined, requires_grad=False))
         return known[1]
 
@@ -171,7 +171,7 @@ class VerticalBranch(ModelMixin, ConfigMixin):
             left: `[..., dim]` final states of the model at the token to the left.
             above: `[..., dim]` states of the branch at the token above.
         """
-        gate = self.gate(torch.cat((left, above.to(left.dtype)), dim=-1).to(self.gate[0].weight.dtype))
+        gate = self.gate(torch.cat((left, above.to(left.dtype)), dim=-1).to(self.dtype))
         return gate.float().sigmoid()
 
 

@@ -9,7 +9,7 @@ guided logits. Guidance is linear in logits, so this is the same as mixing each 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -131,7 +131,8 @@ class LlamaGenVerticalHead:
     def _weight_of_left(self, left: Tensor, above: Tensor) -> Tensor:
         """As `VerticalBranch.weight_of_left`, where possible by kernels that compute each row by itself, so that a
         picture does not depend on the size of its batch."""
-        into, _, out = self.branch.gate
+        into: Any = self.branch.gate[0]
+        out: Any = self.branch.gate[2]
         joined = torch.cat((left, above), dim=-1)
         if untouched(self.branch.gate) and fits_linear(joined, into.weight) and joined.dtype == into.weight.dtype:
             inside = linear_now(joined, into.weight, bias=into.bias)

@@ -26,7 +26,6 @@ from torch import Tensor
 from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
 
 from specdecode.kernels.linears import serve_linears
-from specdecode.roles import Target
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig, Method
@@ -51,7 +50,7 @@ from vargen.pipelines.base import CallResult, PicturePipeline
 from vargen.pipelines.call_types import checked
 from vargen.pipelines.components.base import Place
 from vargen.pipelines.components.glm_image import GlmImageComponents
-from vargen.pipelines.request import PictureRequest
+from vargen.pipelines.request import PictureRequest, PictureTarget
 from vargen.pipelines.transformers import check_context, sampling_as_generate
 
 PIXELS_A_TOKEN = 32
@@ -300,7 +299,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
             asked = self.encode_request(prompt, image, height, width, num_images_per_prompt)
         chosen = self.resolve_method(method, num_tokens=asked.num_tokens)
 
-        def start(pictures: range, place: Place) -> tuple[Target, Method]:
+        def start(pictures: range, place: Place) -> tuple[PictureTarget, Method]:
             target = GlmImageTarget(model, asked, max_draft_nodes=chosen.max_draft_nodes(asked.num_tokens))
             return target, chosen.build(GlmImageComponents(model, target, self.reuse))
 

@@ -21,7 +21,6 @@ from diffusers.pipelines.auto_pipeline import AUTO_TEXT2IMAGE_PIPELINES_MAPPING
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from specdecode.roles import Target
 from vargen.base.errors import UserError
 from vargen.base.prompts import unknown_words
 from vargen.base.reading import reading
@@ -51,7 +50,7 @@ from vargen.pipelines.arguments import (
 from vargen.pipelines.base import StreamingPipeline, draws
 from vargen.pipelines.components.base import Place
 from vargen.pipelines.components.llamagen import LlamaGenComponents, check_draft_model
-from vargen.pipelines.request import PictureRequest
+from vargen.pipelines.request import PictureRequest, PictureTarget
 
 _USUAL_SETTINGS = {"text": (7.5, 1000), "class": (4.0, 2000)}
 """guidance_scale and top_k of LlamaGen's sample_t2i.py and sample_c2i.py."""
@@ -479,7 +478,7 @@ class LlamaGenPipeline(StreamingPipeline):
             ids = self.tokenizer(self._clean(texts), verbose=False)["input_ids"] if trim else ()
             return min(max(len(each) for each in ids), most) if trim else most
 
-        def start(pictures: range, place: Place) -> tuple[Target, Method]:
+        def start(pictures: range, place: Place) -> tuple[PictureTarget, Method]:
             components = self._components()
             nodes = chosen.max_draft_nodes(self._usual_num_tokens)
             part = slice(pictures.start // copies, pictures.stop // copies)

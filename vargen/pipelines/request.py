@@ -9,17 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from specdecode.finite import NotFiniteError as LogitsError
+from specdecode.loop import MakesGraphs
 from specdecode.roles import Target
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import NotFiniteError
 from vargen.methods.base import Method
 from vargen.pipelines.arguments import StepReport
 from vargen.pipelines.components.base import Place
+
+
+class PictureTarget(Target, Protocol):
+    """A target that a pipeline may compile."""
+
+    @property
+    def compiler(self) -> MakesGraphs | None:
+        """Makes its steps into graphs; None: they run eagerly."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class PictureRequest:
         offloaded: the model comes to its device only when it is called, so a stream draws fixed batches.
     """
 
-    start: Callable[[range, Place], tuple[Target, Method]]
+    start: Callable[[range, Place], tuple[PictureTarget, Method]]
     images: Callable[[Tensor, range], Any]
     num_tokens: int
     longest_prompt: Callable[[], int]

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, ProcessorMixin
 
 from specdecode.kernels.linears import serve_linears
-from specdecode.roles import Target
 from specdecode.sampling import SamplingConfig
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
@@ -30,7 +29,7 @@ from vargen.pipelines.arguments import DrawSettings, check_prompts, check_sampli
 from vargen.pipelines.base import StreamingPipeline
 from vargen.pipelines.components.base import Place
 from vargen.pipelines.components.transformers import TransformersComponents
-from vargen.pipelines.request import PictureRequest
+from vargen.pipelines.request import PictureRequest, PictureTarget
 
 Prompts = tuple[Tensor, Tensor]
 """Tokens int64 [B, T] of prompts, padded on the left, and their mask [B, T]."""
@@ -119,7 +118,7 @@ class TransformersPipeline(StreamingPipeline):
         scale = self._guidance(settings.guidance_scale)
         encoded, count = functools.cache(encode), num_prompts * settings.num_images_per_prompt
 
-        def start(pictures: range, place: Place) -> tuple[Target, Method]:
+        def start(pictures: range, place: Place) -> tuple[PictureTarget, Method]:
             prompts = encoded() if len(pictures) == count else [of_pictures(*each, pictures) for each in encoded()]
             move_offloaded(self.model)
             target = build_target(

@@ -219,7 +219,7 @@ VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Greedily; the first settings of each method sampled too."""
 
-WITHOUT_DRAFTER = {"image": set(), "video": {"eagle", "msd", "vispec"}}
+WITHOUT_DRAFTER = {"image": {"diagonal"}, "video": {"eagle", "msd", "vispec"}}
 
 
 def image_cases() -> dict[str, Case]:

@@ -160,7 +160,7 @@ class WeightedPipeline(LlamaGenPipeline):
         return made
 
     def _components(self) -> LlamaGenComponents:
-        parts = (self.transformer, self.vqvae, self.drafter, self.draft_model)
+        parts = (self.transformer, self.vqvae, self.drafter, self.draft_model, self.vertical_branch)
         return WeightedComponents(self.networks, *parts, self._execution_device, self.reuse)
 
 

@@ -52,7 +52,8 @@ def test_without_a_method_plain_decodings_pictures_come_in_fewer_passes(
 def test_several_processes_cannot_share_standard_input(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
     assert generate(tiny_model_folder, tmp_path / "out", "--prompts_file", "-") == 2
     said = capsys.readouterr().err
     assert "prompts_file: standard input" in said and said.count("\n") == 1 and not (tmp_path / "out").exists()
@@ -256,11 +257,12 @@ def test_candidates_that_nobody_can_rank_are_refused(
     tiny_model_folder: Path, tiny_class_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     several = ("--num_candidates", "2")
+    (tmp_path / "no_clip").mkdir()
     for model, arguments, named in (
         (tiny_model_folder, ["a red cube", "--num_candidates", "0"], "num_candidates must be at least 1"),
         (tiny_model_folder, ["a red cube", *several, "--ranker", "taste"], "ranker must be one of judge, clip"),
         (tiny_model_folder, ["a red cube", *several], "the judge reads pictures of 128 pixels"),
-        (tiny_model_folder, ["a red cube", *several, "--ranker", "clip", "--clip", str(tmp_path)], "no CLIP model"),
+        (tiny_model_folder, ["a red cube", *several, "--ranker", "clip", "--clip", str(tmp_path / "no_clip")], "no CLIP model"),
         (tiny_class_model_folder, ["--class_labels", "[3]", *several], "num_candidates must be 1"),
     ):
         assert generate(model, tmp_path / "out", *arguments) == 2

@@ -150,9 +150,9 @@ class Watched:
             self.products += 1
             return product(*given)
 
-        def counted_pass(*given: Any) -> Any:
+        def counted_pass(*given: Any, **named: Any) -> Any:
             self.passes += 1
-            return run(*given)
+            return run(*given, **named)
 
         monkeypatch.setattr(linears, "linear_now", counted)
         monkeypatch.setattr(passes, "decoder_pass", counted_pass)

@@ -16,9 +16,8 @@ from vargen.pipelines.reuse import Reuse
 
 
 def components_of(pipeline: LlamaGenPipeline, kept: Reuse, rows: int = 1, place: Place = ONLY) -> LlamaGenComponents:
-    components = LlamaGenComponents(
-        pipeline.transformer, pipeline.vqvae, pipeline.drafter, pipeline.draft_model, pipeline.device, kept
-    )
+    parts = (pipeline.transformer, pipeline.vqvae, pipeline.drafter, pipeline.draft_model, pipeline.vertical_branch)
+    components = LlamaGenComponents(*parts, pipeline.device, kept)
     embeds, mask = pipeline.encode_prompt(["two cones"] * rows)
     components.start({"caption_embeds": embeds}, mask, 3.0, 4, place)
     return components

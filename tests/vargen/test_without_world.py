@@ -84,7 +84,7 @@ def test_what_needs_the_world_ends_in_one_line(tmp_path: Path, forget: bool) -> 
     assert ("No module named 'scenes'" in generated.error) is not forget
     unknown.check_line("'scenes' is not a command")
     assert "drafter" in trainable.out and "tokenizer" not in trainable.out
-    judge.check_line("'judge' cannot be trained; choose one of: drafter, video-drafter")
+    judge.check_line("'judge' cannot be trained; choose one of: drafter, vertical, video-drafter, drafter-text")
 
 
 def test_models_of_ones_own_work(

@@ -36,7 +36,7 @@ from vargen.models.token_images.description import CodeIds, Sizes, TokenImageFam
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.pipelines.token_images import TokenImagePipeline
 
-CODES, SIDE, WINDOW, WRONG = 1_024, 6, 8, 6
+CODES, SIDE, WINDOW, WRONG = 1_024, 16, 8, 6
 SAID = 0.02
 """What the output head's weights are multiplied by."""
 SMALL = {

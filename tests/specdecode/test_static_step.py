@@ -210,13 +210,6 @@ def test_what_is_no_graph_is_refused_by_name(model: Any) -> None:
         run(target_of(model), compiler, JacobiDrafter(VOCAB_SIZE, sizer, coupling="target"))
 
 
-def test_machine_code_draws_the_same(model: Any) -> None:
-    """With torch's own compiler."""
-    compiler = StepCompiler("inductor", 64)
-    same(*(run(target_of(model), each, window("gumbel")) for each in (None, compiler)))
-    assert compiler.num_compiled == 1
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backend", ["eager", "inductor"])

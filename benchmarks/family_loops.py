@@ -1,6 +1,6 @@
 """What the loop does outside forward passes, by family: each family that draws token by token, beside LlamaGen.
 
-Models are tiny and random, with 1,024 codes and 6 rows of 6. Acceptance is *planted*: the output head says almost
+Models are tiny and random, with 1,024 codes and 16 rows of 16. Acceptance is *planted*: the output head says almost
 nothing, so that the guesses of a Jacobi window stay, and a chain of known tokens is wrong once in so many places. So
 figures say what a step costs around its passes, and nothing about any model.
 

@@ -9,6 +9,7 @@ import pytest
 
 # A worker a core (pyproject.toml), each with one thread, as are the processes that tests start. Before torch is there.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"  # what asks a hub all the same fails at once, and not after five tries with pauses
 
 import torch
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, PreTrainedTokenizerFast

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,14 @@ from scenes.training.tokenizer import (
 from scenes.training.transformer import TransformerConfig, TransformerTrainingConfig
 
 IMAGE_SIZE = 16
+# A run of a few steps from scratch, and one long enough for a tiny draft network to learn from its model's own output.
+FEW_STEPS: dict[str, Any] = dict(
+    batch_size=4, steps=6, warmup_steps=2, learning_rate=3e-3, evaluation_size=6, log_every=2, autocast=False
+)
+DRAFT_STEPS: dict[str, Any] = dict(
+    generation_batch_size=8, warmup_steps=5, learning_rate=1e-2, ema_decay=0.9, evaluate_every=1000, autocast=False
+)
+PICTURE_STEPS: dict[str, Any] = DRAFT_STEPS | dict(images=24, batch_size=8, evaluation_size=8, steps=60)
 
 
 class CheapScenes:
@@ -70,17 +79,11 @@ def repeated_tiny_scenes() -> CheapScenes:
 def tokenizer_config(tmp_path: Path) -> TokenizerTrainingConfig:
     return TokenizerTrainingConfig(
         output=str(tmp_path / "tokenizer"),
-        batch_size=4,
-        steps=6,
-        warmup_steps=2,
-        learning_rate=3e-3,
-        evaluation_size=4,
-        log_every=2,
         evaluate_every=3,
         sample_every=3,
-        autocast=False,
         image_size=IMAGE_SIZE,
         model=VQModelConfig((8, 16), 1, 16, 32, 4, 4),
+        **FEW_STEPS | {"evaluation_size": 4},
     )
 
 
@@ -96,16 +99,10 @@ def transformer_config(tmp_path: Path, tokenizer_config) -> TransformerTrainingC
     return TransformerTrainingConfig(
         output=str(tmp_path / "transformer"),
         vqvae=str(tmp_path / "vqvae"),
-        batch_size=4,
-        steps=6,
-        warmup_steps=2,
-        learning_rate=3e-3,
-        evaluation_size=6,
-        log_every=2,
         evaluate_every=100,
         sample_every=100,
-        autocast=False,
         image_size=tokenizer_config.image_size,
         model=TransformerConfig(32, 2, 2, 48, 48),
         frozen_text_encoder=str(tmp_path / "text"),
+        **FEW_STEPS,
     )

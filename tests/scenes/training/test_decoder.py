@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cheap_training import FEW_STEPS
 from diffusers.models.autoencoders.vq_model import VQModel
 from PIL import Image
 
@@ -31,15 +32,9 @@ def config(tmp_path: Path, tiny_model_folder: Path) -> DecoderTrainingConfig:
     return DecoderTrainingConfig(
         output=str(tmp_path / "decoder"),
         model=str(tiny_model_folder),
-        batch_size=4,
-        steps=6,
-        warmup_steps=2,
-        learning_rate=3e-3,
-        evaluation_size=6,
-        log_every=2,
         evaluate_every=3,
         sample_every=3,
-        autocast=False,
+        **FEW_STEPS,
     )
 
 

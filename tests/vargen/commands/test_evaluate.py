@@ -375,26 +375,25 @@ def test_more_processes_than_batches(arguments: list[str], tmp_path: Path) -> No
     assert lasting(tmp_path / "together") == lasting(tmp_path / "alone")
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_kills_at_random_moments_change_nothing(arguments: list[str], tmp_path: Path, count: int) -> None:
+def test_kills_at_random_moments_change_nothing(arguments: list[str], tmp_path: Path) -> None:
+    """Of one process and of two that share the work."""
     arguments = [*arguments, "--bootstrap", "60"]
-    undisturbed, timed, killed = (tmp_path / name for name in ("undisturbed", "timed", "killed"))
-    assert ProcessJob([*arguments, "--output", str(undisturbed)], count).wait() == [0] * count
-    began = time.monotonic()  # now that the server has imported everything
-    assert ProcessJob([*arguments, "--output", str(timed)], count).wait() == [0] * count
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    began = time.monotonic()
+    assert ProcessJob([*arguments, "--output", str(undisturbed)], 2).wait() == [0, 0]
     duration = time.monotonic() - began
     shutil.rmtree(tmp_path / "cache")
-    moments = random.Random(count)
+    moments = random.Random(0)
     at_work = 0
-    for number in range(10):
-        job = ProcessJob([*arguments, "--output", str(killed)], count if number % 3 else 3 - count)
+    for processes in (2, 1, 2, 1, 2):
+        job = ProcessJob([*arguments, "--output", str(killed)], processes)
         time.sleep(moments.uniform(0.05, 0.7) * duration)
         at_work += job.kill()
-        if number in (3, 6):  # by now most is done: lose some of it, so that later kills hit work, too
+        if at_work == 2:  # by now most is done: lose some of it, so that later kills hit work, too
             shutil.rmtree(killed / "ar", ignore_errors=True)
             shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-    assert at_work >= 3
-    assert ProcessJob([*arguments, "--output", str(killed)], count).wait() == [0] * count
+    assert at_work >= 2
+    assert ProcessJob([*arguments, "--output", str(killed)], 2).wait() == [0, 0]
     assert lasting(killed) == lasting(undisturbed)
 
 

@@ -14,14 +14,14 @@ from process_jobs import ProcessJob
 from vargen.jobs.generation import RunTotals
 
 PROMPTS = ["a red cube", "two blue spheres on sand", "a green cone"]
-PICTURES = 10
+PICTURES = 5
 
 
-@pytest.fixture
-def arguments(tiny_model_folder: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def arguments(_saved_tiny_pipelines: dict[str, Path]) -> list[str]:
     return [
         *("generate", *PROMPTS, "--num-images-per-prompt", str(PICTURES), "--batch-size", "2", "--quiet"),
-        *("--model", str(tiny_model_folder), "--device", "cpu"),
+        *("--model", str(_saved_tiny_pipelines["text"]), "--device", "cpu"),
     ]
 
 
@@ -35,18 +35,20 @@ def made(output: Path) -> tuple[list[dict[str, Any]], dict[str, bytes], dict[str
     return lines, images, json.loads((output / "config.json").read_text())["settings"]
 
 
-@pytest.fixture
-def alone(arguments: list[str], tmp_path: Path) -> tuple[list[dict[str, Any]], dict[str, bytes], dict[str, Any]]:
+@pytest.fixture(scope="module")
+def alone(
+    arguments: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[dict[str, Any]], dict[str, bytes], dict[str, Any]]:
     """What one process makes."""
-    assert ProcessJob([*arguments, "--output", str(tmp_path / "alone")], 1).wait() == [0]
-    return made(tmp_path / "alone")
+    output = tmp_path_factory.mktemp("alone") / "run"
+    assert ProcessJob([*arguments, "--output", str(output)], 1).wait() == [0]
+    return made(output)
 
 
-@pytest.mark.parametrize("count", [2, 3])
 def test_several_processes_fill_the_folder_that_one_would(
-    arguments: list[str], tmp_path: Path, alone: tuple[Any, ...], count: int
+    arguments: list[str], tmp_path: Path, alone: tuple[Any, ...]
 ) -> None:
-    assert ProcessJob([*arguments, "--output", str(tmp_path / "together")], count).wait() == [0] * count
+    assert ProcessJob([*arguments, "--output", str(tmp_path / "together")], 3).wait() == [0, 0, 0]
     assert made(tmp_path / "together") == alone
     assert [line["index"] for line in alone[0]] == list(range(len(PROMPTS) * PICTURES))
 
@@ -62,7 +64,7 @@ def test_more_processes_than_pictures(tiny_model_folder: Path, tmp_path: Path) -
 
 def test_kills_lose_nothing(arguments: list[str], tmp_path: Path, alone: tuple[Any, ...]) -> None:
     killed = tmp_path / "killed"
-    for processes, pictures in ((2, 1), (3, 8), (1, 15), (2, 22)):  # goes on with another number, too
+    for processes, pictures in ((2, 1), (1, 7)):  # goes on with another number, too
         job = ProcessJob([*arguments, "--output", str(killed)], processes)
         deadline = time.monotonic() + 120
         while len(list(killed.glob("images/*.png"))) < pictures and time.monotonic() < deadline:

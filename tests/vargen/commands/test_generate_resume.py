@@ -14,7 +14,7 @@ from PIL import Image
 
 from vargen.cli import main
 
-PICTURES = 60
+PICTURES = 30
 
 
 def arguments(model: Path, output: Path) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cheap_training import PICTURE_STEPS
 
 from scenes.cases import scene_prompts
 from specdecode.sampling import SamplingConfig
@@ -35,19 +36,10 @@ def config(tmp_path: Path, tiny_model_folder: Path) -> DrafterTrainingConfig:
     return DrafterTrainingConfig(
         output=str(tmp_path / "drafter"),
         model=str(tiny_model_folder),
-        images=24,
-        generation_batch_size=8,
-        batch_size=8,
-        evaluation_size=8,
-        steps=60,
-        warmup_steps=5,
-        learning_rate=1e-2,
-        ema_decay=0.9,
         log_every=10,
-        evaluate_every=1000,
         sample_every=1000,
-        autocast=False,
         num_threads=1,
+        **PICTURE_STEPS,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import text_models
 import torch
+from cheap_training import DRAFT_STEPS
 from language_models import ragged_prompts
 
 import specdecode
@@ -41,20 +42,15 @@ def config(tmp_path: Path, folder: Path) -> TextDrafterTrainingConfig:
         output=str(tmp_path / "run"),
         model=str(folder),
         prompts_file=str(text_models.prompts_file(tmp_path / "prompts.txt", 30)),
-        generation_batch_size=8,
         max_answer_tokens=16,
         batch_size=4,
         evaluation_size=6,
         decoded_prompts=3,
         steps=25,
-        warmup_steps=5,
-        learning_rate=1e-2,
-        ema_decay=0.9,
         log_every=20,
-        evaluate_every=1000,
         draft_vocab_size=38,
-        autocast=False,
         num_threads=1,
+        **DRAFT_STEPS,
     )
 
 

@@ -74,6 +74,7 @@ class Trials:
 
     Attributes:
         points: measured settings by `key_of`.
+        count: how many trials are over.
         seconds: spent on all trials.
 
     Raises:
@@ -85,8 +86,8 @@ class Trials:
         import optuna
 
         check_replaceable(path)
-        lines = read_jsonl(path, once=())
-        self.path, self.seconds = path, 0.0
+        lines = read_jsonl(path, once=("number",))
+        self.path, self.count, self.seconds = path, 0, 0.0
         self.points: dict[str, Point] = {}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         # Not the seed alone: a continued search would draw again what it drew at its beginning.
@@ -111,6 +112,7 @@ class Trials:
         from optuna.trial import TrialState
 
         line = {
+            "number": self.count,
             "start": trial.user_attrs.get("start"),
             "parameters": trial.params,
             "distributions": {name: distribution_to_json(each) for name, each in trial.distributions.items()},
@@ -125,6 +127,7 @@ class Trials:
             self.study.tell(trial, [point.speed, point.quality])
 
     def _count(self, seconds: float, point: Point | None) -> None:
+        self.count += 1
         self.seconds += seconds
         if point is not None:
             self.points[key_of(point.settings)] = point

@@ -207,12 +207,12 @@ def _end_of_complete_lines(file: Any) -> int:
     return 0
 
 
-def read_jsonl(path: str | os.PathLike[str], once: Sequence[str] | None = None) -> list[dict[str, Any]]:
+def read_jsonl(path: str | os.PathLike[str], once: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The records of a JSON-lines file but for a half-written last line; none of an absent file.
 
     Args:
         path: the file.
-        once: fields that no two records share all of; none of them: no line may come twice. None: nothing is asked.
+        once: fields that no two records may share all of.
 
     Raises:
         UserError: another line that is no JSON object, or a record that comes twice.
@@ -222,7 +222,7 @@ def read_jsonl(path: str | os.PathLike[str], once: Sequence[str] | None = None) 
     with reading(path, "repair or delete it"):
         content = read_bytes(Path(path))
     records: list[dict[str, Any]] = []
-    seen: dict[str | bytes, int] = {}
+    seen: dict[str, int] = {}
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
         if not line.strip():
             continue
@@ -233,8 +233,8 @@ def read_jsonl(path: str | os.PathLike[str], once: Sequence[str] | None = None) 
             raise UserError(f"{path}: line {number} is not JSON ({reason}); repair or delete the file") from error
         if not isinstance(record, dict):
             raise UserError(f"{path}: line {number} is no record; repair or delete the file")
-        told = line if not once else json.dumps([record.get(name) for name in once])
-        if once is not None and (first := seen.setdefault(told, number)) != number:
+        told = json.dumps([record.get(name) for name in once])
+        if once and (first := seen.setdefault(told, number)) != number:
             raise UserError(f"{path}: line {number} repeats the record of line {first}; repair or delete the file")
         records.append(record)
     return records

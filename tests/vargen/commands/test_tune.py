@@ -195,6 +195,17 @@ def test_a_search_that_goes_on_knows_what_the_last_one_knew(tmp_path: Path) -> N
     assert seen(again.study) == seen(trials.study)
 
 
+def test_trials_that_are_alike_are_two_and_a_line_that_comes_twice_is_named(tmp_path: Path) -> None:
+    """Trials of a space that is used up repeat a setting, and may take as long as another did."""
+    trials = open_trials(tmp_path, "gsd")
+    for _ in range(2):
+        trials.add(trials.study.ask(), 0.5, None)
+    assert open_trials(tmp_path, "gsd").count == 2
+    trials.path.write_bytes(trials.path.read_bytes() + trials.path.read_bytes())
+    with pytest.raises(UserError, match=r"trials\.jsonl: line 3 repeats the record of line 1"):
+        open_trials(tmp_path, "gsd")
+
+
 def test_a_kill_in_the_middle_of_a_write_does_no_harm(tmp_path: Path) -> None:
     folder = tmp_path / "a strange ?name #1 {of} 100%"
     folder.mkdir()

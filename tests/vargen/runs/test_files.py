@@ -310,6 +310,6 @@ def test_a_record_that_comes_twice_is_named(tmp_path: Path) -> None:
     path.write_text('{"a": 1, "b": 2}\n{"a": 1, "b": 3}\n{"a": 1, "b": 2}\n')
     assert len(read_jsonl(path)) == 3
     with pytest.raises(UserError, match="line 3 repeats the record of line 1"):
-        read_jsonl(path, once=())
+        read_jsonl(path, once=("a", "b"))
     with pytest.raises(UserError, match="line 2 repeats the record of line 1"):
         read_jsonl(path, once=("a",))

@@ -146,9 +146,10 @@ class VGGFeatures:
             from torchvision.models import vgg16
         except ImportError as error:
             raise DataError(f'VGG features need torchvision ({error}); pip install "vargen[eval]"') from error
-        network = vgg16(weights=None)
+        with torch.device("meta"):  # drawing weights that are replaced takes seconds
+            network = vgg16(weights=None)
         try:
-            network.load_state_dict(read_state_dict(weights))
+            network.load_state_dict(read_state_dict(weights), assign=True)
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise DataError(f"{weights} is not of torchvision's VGG16 layout ({reason})") from error

@@ -18,7 +18,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "answer_about_videos": {"METHODS": ["ar", "flash"]},
     "generate_and_trace": {"PROMPTS": ["a large green cone on grass", "two cyan cubes on sand"]},
     "compare_methods": {"METHODS": ["ar", "scd", "likeness-balanced"], "PROMPTS": 2},
-    "evaluate_and_plot": {"COUNT": 6, "METHODS": "scd,likeness-fast", "PRESET": "small.yaml"},
+    "evaluate_and_plot": {"COUNT": 4, "METHODS": "scd,likeness-fast", "PRESET": "small.yaml"},
 }
 
 
@@ -53,7 +53,7 @@ def kernel() -> Iterator[Any]:
 @pytest.mark.parametrize("name", notebooks())
 def test_the_notebook_runs(name: str, kernel: Any, tmp_path: Path) -> None:
     scenes = (FOLDER.parent / "configs" / "evaluate" / "scenes.yaml").read_text()
-    (tmp_path / "small.yaml").write_text(scenes.replace("reference_count: 5000", "reference_count: 150"))
+    (tmp_path / "small.yaml").write_text(scenes.replace("reference_count: 5000", "reference_count: 60"))
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     parameters = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
     assert len(parameters) == 1

@@ -132,9 +132,10 @@ def test_fid_agrees_with_torchmetrics_on_the_same_weight_file(inception_file: Pa
     for kind in ("real", "fake"):
         setattr(theirs, f"{kind}_features_sum", torch.zeros(96, dtype=torch.float64))
         setattr(theirs, f"{kind}_features_cov_sum", torch.zeros(96, 96, dtype=torch.float64))
-    theirs.update(pictures[:6], real=True)
-    theirs.update(pictures[6:], real=False)
-    first, second = (GaussianStatistics.of(ours(part)[:, chosen]) for part in (pictures[:6], pictures[6:]))
+    real, fake = pictures[:4], pictures[4:8]
+    theirs.update(real, real=True)
+    theirs.update(fake, real=False)
+    first, second = (GaussianStatistics.of(ours(part)[:, chosen]) for part in (real, fake))
     assert frechet_distance(first, second) == pytest.approx(float(theirs.compute()), rel=1e-3)
 
 
@@ -162,7 +163,11 @@ def test_weight_files_of_another_layout_are_refused(tmp_path: Path) -> None:
 
 def test_vgg_gives_its_second_hidden_layer(monkeypatch: pytest.MonkeyPatch, pictures: Tensor) -> None:
     models = pytest.importorskip("torchvision.models", reason="torchvision is missing")
-    network = models.vgg16(weights=None).eval()
+    with torch.device("meta"):
+        network = models.vgg16(weights=None)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in network.to_empty(device="cpu").parameters():
+        parameter.data.uniform_(-0.01, 0.02, generator=generator)
     monkeypatch.setattr(extractors, "read_state_dict", lambda path: network.state_dict())
     vgg = VGGFeatures(Path("weights.pth"))
     features = vgg(pictures[:2])

@@ -52,7 +52,6 @@ def draw(pipeline: Any, method: Any, prompts: list[str] = PROMPTS, **arguments: 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "ar": ("ar", {}),
     "jacobi": ("jacobi", {"window": 4}),
-    "sjd": ("sjd", {"window": 4}),
     "scd": ("scd", {"window": 4}),
     "gsd": ("gsd", {"window": 4}),
     "draft-model": ("draft-model", {"draft_length": 3}),
@@ -185,12 +184,11 @@ def test_models_of_transformers(family: str) -> None:
     prompts = arguments.pop("prompt")
     scales = [{}] if family == "glm_image" else [{"guidance_scale": 3.0}, {"guidance_scale": 4.0}]
 
+    method = resolve_method("jacobi", {"window": 3})
+
     def drawn() -> list[Any]:
-        return [
-            draw(pipeline, method, rows, **each, **arguments)
-            for method in ("ar", resolve_method("jacobi", {"window": 3}))
-            for rows, each in zip((prompts, prompts[::-1]), scales * 2, strict=False)
-        ]
+        batches = zip((prompts, prompts[::-1]), scales * 2, strict=False)
+        return [draw(pipeline, method, rows, **each, **arguments) for rows, each in batches]
 
     eager = drawn()
     told: list[Any] = []
@@ -198,7 +196,7 @@ def test_models_of_transformers(family: str) -> None:
     for one, other in zip(eager, drawn(), strict=True):
         assert torch.equal(one.tokens, other.tokens)
         assert one.trace.target_passes == other.trace.target_passes
-    assert [most for most, _ in told] == [1, 4]
+    assert [most for most, _ in told] == [4]
 
 
 def test_what_cannot_be_compiled_is_refused(

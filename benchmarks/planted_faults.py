@@ -210,7 +210,8 @@ class _Planter:
     def start(self, fault: Fault, items: list[Any]) -> None:
         last = self.known.get(fault.key, {}).get("by")
         # In the order in which the fault names its tests, and that which failed last time before all others.
-        chosen = [item for test in fault.tests for item in items if (item.nodeid + "::").startswith(test + "::")]
+        named = [(item, item.nodeid.replace("[", "::") + "::") for item in items]  # a test's parameters are part of it
+        chosen = [item for test in fault.tests for item, name in named if name.startswith(test + "::")]
         chosen.sort(key=lambda item: item.nodeid != last)
         note = os.memfd_create("note")
         child = os.fork()

@@ -113,10 +113,10 @@ def test_exact_methods_draw_plain_decodings_codes(pipeline: TokenImagePipeline, 
         assert torch.equal(alone.tokens[0], seeded.tokens[row, : ends[row]])
 
 
-@pytest.mark.parametrize("method", ["jacobi", "sjd"])
+@pytest.mark.parametrize("method", ["ar", "jacobi", "sjd"])
 def test_a_seeds_picture_is_the_same_whatever_is_drawn_beside_it(pipeline: TokenImagePipeline, method: str) -> None:
     """Alone, beside pictures of other sizes, and in a place that a picture of another size has left."""
-    drawn_by = resolve_method(method, {"window": 3})
+    drawn_by = method if method == "ar" else resolve_method(method, {"window": 3})
     settings: dict[str, Any] = {"temperature": 1.0, "method": drawn_by}
     together = draw(pipeline, PROMPTS, **every_size(pipeline), **settings)
     sizes = every_size(pipeline)

@@ -1,6 +1,6 @@
 """What the loop does outside forward passes, by family: each family that draws token by token, beside LlamaGen.
 
-Models are tiny and random, with 1,024 codes and 16 rows of 16. Acceptance is *planted*: the output head says nothing, so
+Models are tiny and random, with 1,024 codes and 16 rows of 16. Acceptance is *planted*: the output head is zero, so
 that all guesses of a Jacobi window stay, and a chain of known tokens is wrong once in so many places. So families whose
 rows have no ends take the same steps as LlamaGen: random numbers are made ahead for many places at once, and how often
 depends on the steps. Figures say what a step costs around its passes, and nothing about any model.

@@ -101,7 +101,8 @@ def higher_floors(imports: Imports) -> set[Edge]:
 
     def floor(module: str) -> int:
         package, _, rest = module.partition(".")
-        return FLOORS[package].index(rest.split(".")[0]) if rest and package in FLOORS else -1
+        room = rest.split(".")[0].replace("__main__", "cli")  # `python -m vargen` is the command line by another name
+        return FLOORS[package].index(room) if rest and package in FLOORS else -1
 
     return {
         (module, other)

@@ -135,6 +135,17 @@ def test_some_token_must_be_left() -> None:
         KnownTokensDrafter(window(1), torch.tensor([0, 1]), 2)
 
 
+def test_a_row_that_joins_brings_its_own_known_tokens() -> None:
+    """Into memory of the drafter's own: a target that shares it would hide that it was not written."""
+    drafters = []
+    for known, rows in ((KNOWN, 3), (KNOWN.flip(0), 1)):
+        drafters.append(KnownTokensDrafter(window(2), known.clone(), VOCAB))
+        run(drafters[-1], rows)
+    drafters[0].replace_rows(torch.tensor([1]), drafters[1])
+    assert torch.equal(drafters[0].known, torch.stack([KNOWN, KNOWN.flip(0), KNOWN]))
+    assert torch.equal(drafters[0].forced.places, drafters[0].known >= 0)
+
+
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_known_tokens_count_neither_as_drafted_nor_as_accepted(length: int) -> None:
     """By a count over the drafts as they were fed, and over the tokens that came of them."""

@@ -31,13 +31,13 @@ from vargen.methods.catalogue import read_method_list
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.options import SamplingOptions
 from vargen.runs.files import own_folder
+from vargen.runs.processes import Processes
 
 if TYPE_CHECKING:
     from metrics.protocol import Protocol
     from metrics.quality import Reference
     from vargen.jobs.measuring import Networks
     from vargen.runs.batches import PictureBatches
-    from vargen.runs.processes import Processes
 
 _USUAL_COUNT = 2000
 """Pictures where neither the user nor the protocol says how many."""
@@ -145,7 +145,6 @@ def evaluate(config: EvaluateConfig, world: World | None, quiet: bool = False) -
 
     from vargen.jobs.evaluated_pictures import GIVEN
     from vargen.runs.batches import PictureBatches
-    from vargen.runs.processes import Processes
 
     inside = [f"{escape(label)}{rest}" for label in (methods or (GIVEN,)) for rest in PictureBatches.INSIDE]
     processes = Processes.start(config.device)

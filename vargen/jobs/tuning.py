@@ -1,8 +1,8 @@
 """The fastest settings of a method within a budget of quality.
 
 Belongs here: the settings of a search, measuring one setting, and the loop of trials. Does not belong here: which
-settings are tried (`vargen.jobs.search_space`), the measured points on disk (`vargen.jobs.study`), how pictures
-are made and judged (`vargen.jobs.benchmark`), printing. Suggestions are Optuna's. Importing this imports no torch.
+settings are tried, and the measured points on disk (`vargen.jobs.study`), how pictures are made and judged
+(`vargen.jobs.benchmark`), printing. Suggestions are Optuna's. Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,16 @@ from vargen.jobs.benchmark import run_benchmark
 from vargen.jobs.cases import BenchmarkCase, Judge, World, fitting_judge, prompt_cases, told_cases
 from vargen.jobs.comparison import describe_run
 from vargen.jobs.ranking import ClipScorer
-from vargen.jobs.search_space import check_fixed, settings_of, starting_points
-from vargen.jobs.study import Point, Trials, fastest_within, key_of, pareto_front
+from vargen.jobs.study import (
+    Point,
+    Trials,
+    check_fixed,
+    fastest_within,
+    key_of,
+    pareto_front,
+    settings_of,
+    starting_points,
+)
 from vargen.methods.base import ImageMethodConfig, Suggestions
 from vargen.methods.catalogue import methods_for, resolve_method
 from vargen.models.description import ModelDescription, open_model
@@ -47,22 +55,9 @@ SPEEDS = ("speedup", "pass_reduction")
 """Measures of speed: wall clock on this machine, or target passes, which are the same on every machine."""
 
 
-@dataclass(frozen=True)
-class Quality:
-    """A measure of quality, of which more is better.
-
-    Args:
-        largest_loss: the largest possible loss.
-        usual_loss: the loss that is allowed by default.
-    """
-
-    largest_loss: float
-    usual_loss: float
-
-
-QUALITIES = {"judge_accuracy": Quality(1.0, 0.02), "clip_score": Quality(100.0, 0.3)}
-"""Measures of quality: fields of a benchmark row."""
-
+QUALITIES = {"judge_accuracy": 1.0, "clip_score": 100.0}
+"""Measures of quality, fields of a benchmark row, of which more is better; each with the largest possible loss."""
+_USUAL_LOSS = {"judge_accuracy": 0.02, "clip_score": 0.3}
 
 _FILES = ("settings.json", "plain.jsonl", "trials.jsonl", "pareto.json", "best.yaml")
 
@@ -121,7 +116,7 @@ class TuneConfig(ModelOptions):
         if self.quality == "clip_score" and self.clip is None:
             raise UserError("clip must name the folder of a CLIP model: quality is clip_score")
         loss = self.max_quality_loss
-        most = max(each.largest_loss for name, each in QUALITIES.items() if self.quality in (None, name))
+        most = max(largest for name, largest in QUALITIES.items() if self.quality in (None, name))
         if loss is not None and not (math.isfinite(loss) and 0 <= loss <= most):
             raise UserError(f"max_quality_loss must lie between 0 and {most:g}, got {loss}")
         if not 0 < self.max_seconds < math.inf:
@@ -225,7 +220,7 @@ def _with_quality(config: TuneConfig, model: ModelDescription, world: World | No
             "clip must name the folder of a CLIP model: the judge reads vargen's own scenes alone, so CLIP score "
             "measures this model's pictures"
         )
-    loss = QUALITIES[quality].usual_loss if config.max_quality_loss is None else config.max_quality_loss
+    loss = _USUAL_LOSS[quality] if config.max_quality_loss is None else config.max_quality_loss
     return replace(config, quality=quality, max_quality_loss=loss), judge
 
 

@@ -43,12 +43,12 @@ from vargen.models.video_llms.target import VideoTarget
 from vargen.pipelines.video.answering import VideoAnswerer
 from vargen.pipelines.video.loading import open_video_model
 from vargen.pipelines.video.options import VideoOptions
+from vargen.runs.files import own_folder
 from vargen.training import cpu_attention
 from vargen.training.config import DrafterRunConfig, check, check_fraction, check_not_negative, check_positive
 from vargen.training.drafter_task import DrafterTask
 from vargen.training.run import RunResult, autocast, prepare, train
-from vargen.training.video_answers import generate_answers, stop_tokens
-from vargen.training.video_questions import Questions, RenderedVideo, VideoSource
+from vargen.training.video_questions import Questions, RenderedVideo, VideoSource, generate_answers, stop_tokens
 from vargen.training.video_states import StatesFolder, TeacherForcing
 
 _OWN_PASSES = {"eagle": 0, "msd": 0, "vispec": 1, "sparrow": 1, "flash": 0}
@@ -379,7 +379,10 @@ def train_video_drafter(config: VideoDrafterTrainingConfig, ask: Ask) -> RunResu
     fingerprint = weights_fingerprint(found.folder)
     kept = Path(config.answers or Path(config.output) / "answers")
     readers = []
-    folder = StatesFolder(Path(config.states), {"target": fingerprint}) if config.states else None
+    folder = None
+    if config.states:
+        with own_folder(config.states, argument="states"):  # refuses a place that cannot be written
+            folder = StatesFolder(Path(config.states), {"target": fingerprint})
     for questions in ask(answerer):
         settings, most = {"target": fingerprint}, config.max_answer_tokens
         answers = generate_answers(model, questions, len(questions.videos), kept, settings, most)

@@ -216,7 +216,7 @@ def test_composed_prompts_are_a_function_of_the_seed_and_none_of_the_benchmarks(
         ({"model": ""}, "model: '' must name a language model"),
         (
             {"feature_layers": [1, 2]},
-            "feature_layers: .* must be numbers of layers from 1 on, rising, that end .* 3",
+            "feature_layers: .* must end with the target's last layer, which is 3",
         ),
         ({"num_attention_heads": 5}, "dim must be num_attention_heads times an even number"),
         ({"temperatures": [-1.0]}, "temperatures: .* must be a list of 0"),

@@ -89,10 +89,6 @@ class PictureDrafterTask(DrafterTask):
             fill_from(config.initial_weights, drafter, "drafter", "the target and intermediate_size say")
         super().__init__(config, drafter.to(lessons.codes.device))
 
-    def _states(self, prompts: list[str], codes: Tensor) -> tuple[Tensor, Tensor, int]:
-        """See `LlamaGenTeacher.features`; the final states are the last `dim` channels."""
-        return self.teacher.features(prompts, codes, self.drafter.feature_layers)
-
     def _guesses(self, features: Tensor, mask: Tensor, length: int, codes: Tensor, levels: int) -> list[Tensor]:
         """For each level the drafter's hidden states [halves * B, N - 1, dim] for all image tokens but the last."""
         tokens = codes[:, :-1].repeat(self.teacher.halves, 1)
@@ -110,7 +106,7 @@ class PictureDrafterTask(DrafterTask):
         config = self.config
         generator = self.generator(step)
         prompts, codes = self.lessons.draw(config.batch_size, generator)
-        states, mask, length = self._states(prompts, codes)
+        states, mask, length = self.teacher.features(prompts, codes, self.drafter.feature_layers)
         features = self.drafter.fused(states)
         features = self.noised(features, codes.shape[1], generator)
         guesses = self._guesses(features, mask, length, codes, config.levels)
@@ -157,7 +153,7 @@ class PictureDrafterTask(DrafterTask):
 
         for prompts, codes in self.lessons.heldout(self.config.batch_size):
             with autocast(self.config):
-                states, mask, length = self._states(prompts, codes)
+                states, mask, length = self.teacher.features(prompts, codes, self.drafter.feature_layers)
                 features = self.drafter.fused(states)
                 truth = self.teacher.guided(self.teacher.logits(states[:, length:, -features.shape[2] :])).softmax(-1)
                 # The codes were drawn from the truth. So the chance that a drawn chain is accepted down to level k is,

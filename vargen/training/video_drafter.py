@@ -44,8 +44,8 @@ from vargen.pipelines.video.answering import VideoAnswerer
 from vargen.pipelines.video.loading import open_video_model
 from vargen.pipelines.video.options import VideoOptions
 from vargen.runs.files import own_folder
-from vargen.training import cpu_attention
 from vargen.training.config import DrafterRunConfig, check, check_fraction, check_not_negative, check_positive
+from vargen.training.cpu_attention import FLOAT32_ATTENTION
 from vargen.training.drafter_task import DrafterTask
 from vargen.training.run import RunResult, autocast, prepare, train
 from vargen.training.video_questions import Questions, RenderedVideo, VideoSource, generate_answers, stop_tokens
@@ -231,8 +231,7 @@ class VideoDrafterTask(DrafterTask):
         self.training, self.heldout = training, heldout
         super().__init__(config, config.new_video_head(model).to(config.device).float())
         if config.device == "cpu":
-            cpu_attention.register()
-            self.drafter.set_attention(cpu_attention.FLOAT32_ATTENTION)
+            self.drafter.set_attention(FLOAT32_ATTENTION)
         self.own_passes = _OWN_PASSES[config.kind] if config.own_passes is None else config.own_passes
         self.blind_share = _BLIND_SHARE[config.kind] if config.blind_share is None else config.blind_share
 

@@ -1,7 +1,7 @@
 """What a target made to be learned from, answers or pictures, kept on disk in batches.
 
 Belongs here: resumable batches, and numbered questions as a protocol. Does not belong here: how a target answers or
-draws (`video_questions.py`, `text_answers.py`, `pictures.py`), and its hidden states. Those of pictures are computed
+draws (`video_questions.py`, `text_prompts.py`, `pictures.py`), and its hidden states. Those of pictures are computed
 again when they are needed: for two thousand pictures they would fill half a gigabyte.
 """
 

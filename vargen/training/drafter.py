@@ -68,15 +68,8 @@ def total_variation(logits: Tensor, target_logits: Tensor) -> Tensor:
 
 
 class PictureDrafterTask(DrafterTask):
-    """An EAGLE head as the training loop sees it.
-
-    Args:
-        config: of the run.
-        lessons: the target and pictures.
-
-    Raises:
-        UserError: layers that the target does not have, or initial weights of another shape.
-    """
+    """An EAGLE head as the training loop sees it. Raises UserError for layers that the target does not have, or initial
+    weights of another shape."""
 
     not_muon = "token_"
 

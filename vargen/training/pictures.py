@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,13 +66,9 @@ class PictureRunConfig(DrafterRunConfig):
         check(self.images > self.evaluation_size, "images", self.images, remedy)
 
 
-class StoredPictures(Protocol):
-    """A reader of stored pictures."""
-
-    def __call__(self, folder: str, count: int, vqvae: Any) -> tuple[list[str], Tensor]:
-        """Prompts and codes [K, N] of at most `count` pictures of a store, made with this tokenizer. Raises UserError
-        for no such store, or one of another tokenizer."""
-        ...
+StoredPictures = Callable[[str, int, Any], tuple[list[str], Tensor]]
+"""From a folder, a count and a VQ model to prompts and codes [K, N] of at most so many pictures of a store, made with
+this tokenizer. Raises UserError for no such store, or one of another tokenizer."""
 
 
 @dataclass(frozen=True)

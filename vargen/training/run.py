@@ -89,7 +89,7 @@ class RunResult:
         return self.stopped_by is None
 
     def __str__(self) -> str:
-        """One line for a user, such as "1,200 steps in 0:20:05, loss 0.21"."""
+        """One line for a user, such as "1,200 steps in 20:05, loss 0.21"."""
         steps = f"{self.step:,} step{'' if self.step == 1 else 's'} in {tqdm.format_interval(self.elapsed)}"
         return ", ".join((steps, *(f"{name} {value:.4g}" for name, value in self.evaluation.items())))
 

@@ -5,8 +5,8 @@ draft by drafting there (`unrolled.py`), and may draft the frequent tokens alone
 of the tokens, their total variation, which is the chance that a drawn token is rejected, and SmoothL1 of the features,
 since a guess is the feature of the next pair. All are means over levels, of which each counts less than the one above.
 
-Belongs here: settings, losses and figures. Does not belong here: prompts and answers (`text_prompts.py`,
-`text_answers.py`), and the network (`vargen.drafters.text_head`).
+Belongs here: settings, losses and figures. Does not belong here: prompts and answers (`text_prompts.py`), and the
+network (`vargen.drafters.text_head`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from vargen.training.config import UnrolledConfig, check, check_not_negative, ch
 from vargen.training.drafter import soft_cross_entropy
 from vargen.training.drafter_task import DrafterTask
 from vargen.training.run import RunResult, autocast, prepare, train
-from vargen.training.text_answers import TextAnswers, TextPrompts
-from vargen.training.text_prompts import compose_prompts
+from vargen.training.text_prompts import TextAnswers, TextPrompts, compose_prompts
 from vargen.training.unrolled import guesses_by_level
 
 _KNOWN_PROMPTS = 60  # composed prompts by which a later run recognises them

@@ -53,13 +53,10 @@ def start_tracker(name: str | None, folder: Path, config: Mapping[str, Any]) -> 
         else:
             tracker = WandBTracker("vargen", name=folder.name, dir=str(folder))
         tracker.start()
-        tracker.store_init_configuration({key: _plain(value) for key, value in config.items()})
+        # TensorBoard takes numbers and texts alone.
+        plain = {key: each if isinstance(each, str | int | float) else str(each) for key, each in config.items()}
+        tracker.store_init_configuration(plain)
     except Exception as error:  # wandb raises classes of its own where there is no login or no network
         said = " ".join(str(error).split())[:200]
         raise UserError(f"log_with: {name} cannot be started ({said}); log in to it, or leave log_with out") from error
     return tracker
-
-
-def _plain(value: Any) -> Any:
-    """Numbers and texts as they are; all else as text, since TensorBoard takes nothing else."""
-    return value if isinstance(value, str | int | float | bool) else str(value)

@@ -58,15 +58,8 @@ class VerticalTrainingConfig(PictureRunConfig):
 
 
 class VerticalTask(DrafterTask):
-    """A vertical branch as the training loop sees it.
-
-    Args:
-        config: of the run.
-        lessons: the model and pictures.
-
-    Raises:
-        UserError: a model that is no LlamaGen, a layer that it does not have, or initial weights of another shape.
-    """
+    """A vertical branch as the training loop sees it. Raises UserError for a model that is no LlamaGen, a layer that it
+    does not have, or initial weights of another shape."""
 
     not_muon = "gate"
 

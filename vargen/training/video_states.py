@@ -7,7 +7,7 @@ here: the answers (`video_questions.py`), the head and its losses.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,24 +75,20 @@ class StatesFolder:
     path: Path
     settings: dict[str, Any]
 
-    def read(self, name: str, described: dict[str, Any]) -> AnswerStates | None:
-        """The states in a file, or None without it. Raises UserError if it is damaged or of other settings."""
-        path = self.path / f"{name}.safetensors"
+    def of(self, name: str, described: dict[str, Any], compute: Callable[[], AnswerStates]) -> AnswerStates:
+        """The states in the file of this name, which is written first if it is missing. Raises UserError if it is
+        damaged or of other settings."""
+        path, settings = self.path / f"{name}.safetensors", {**self.settings, **described}
         if not path.exists():
-            return None
+            tensors = {key: value.contiguous().cpu() for key, value in vars(compute()).items() if value is not None}
+            self.path.mkdir(parents=True, exist_ok=True)
+            with atomic_path(path) as temporary:
+                save_file(tensors, temporary, metadata={"settings": json.dumps(settings)})
         with reading(path, "delete it", "states"), safe_open(path, framework="pt") as file:
             before = json.loads((file.metadata() or {}).get("settings", "{}"))
-            check_identity(path, before, {**self.settings, **described}, holds="states", argument="states")
-            kept: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            check_identity(path, before, settings, holds="states", argument="states")
+            kept: dict[str, Any] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             return AnswerStates(**kept)
-
-    def write(self, name: str, described: dict[str, Any], states: AnswerStates) -> None:
-        """Write the file, whole or not at all."""
-        tensors = {name: value.contiguous().cpu() for name, value in vars(states).items() if value is not None}
-        metadata = {"settings": json.dumps({**self.settings, **described})}
-        self.path.mkdir(parents=True, exist_ok=True)
-        with atomic_path(self.path / f"{name}.safetensors") as temporary:
-            save_file(tensors, temporary, metadata=metadata)
 
 
 class TeacherForcing:
@@ -145,26 +141,20 @@ class TeacherForcing:
         """The states of an answer: kept ones, or those of its file, or new ones."""
         if (kept := self._kept.get(number)) is not None:
             return kept
-        states = self.states(number) if self.folder is None else self._of_file(self.folder, number)
-        if self.folder is not None or states.num_bytes <= self._left:
+        if self.folder is not None:
+            layer = "none" if self.layer is None else self.layer
+            described = {
+                **self.questions.described,
+                "answer": digest(list(self.answers[number])),
+                "layer": self.layer,
+                "dtype": str(self.dtype).removeprefix("torch."),
+            }
+            name = f"{self.questions.split}-layer-{layer}-{number:07d}"
+            return self._kept.setdefault(number, self.folder.of(name, described, lambda: self.states(number)))
+        states = self.states(number)
+        if states.num_bytes <= self._left:
             self._left -= states.num_bytes
             self._kept[number] = states
-        return states
-
-    def _of_file(self, folder: StatesFolder, number: int) -> AnswerStates:
-        """The states in the file of an answer, which is written if it is missing."""
-        layer = "none" if self.layer is None else self.layer
-        name = f"{self.questions.split}-layer-{layer}-{number:07d}"
-        described = {
-            **self.questions.described,
-            "answer": digest(list(self.answers[number])),
-            "layer": self.layer,
-            "dtype": str(self.dtype).removeprefix("torch."),
-        }
-        if (states := folder.read(name, described)) is None:
-            folder.write(name, described, self.states(number))
-            states = folder.read(name, described)
-        assert states is not None
         return states
 
     @torch.no_grad()

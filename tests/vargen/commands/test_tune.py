@@ -374,7 +374,7 @@ def test_time_that_was_spent_counts_and_a_smaller_budget_takes_the_best_away(
         measured = limit_trials(patch, 1)
         assert main([*arguments, "--max_seconds", "0.0001"]) == 0
         assert measured == [] and (folder / "best.yaml").exists()
-        patch.setattr(tuning, "fastest_within", lambda points, least: None)
+        patch.setattr(study, "fastest_within", lambda points, least: None)
         assert main([*arguments, "--max_seconds", "0.0001", "--max_quality_loss", "0.01"]) == 1
     assert not (folder / "best.yaml").exists()
     assert json.loads((folder / "pareto.json").read_text())["best"] is None

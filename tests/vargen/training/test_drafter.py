@@ -238,7 +238,8 @@ def test_a_new_drafter_starts_from_the_last_state(
 ) -> None:
     """The other depths have no say before training, and have one afterwards."""
     task = build_task(replace(config, feature_layers=layers), tiny_pipeline)
-    states, _, _ = task._states(list(task.lessons.prompts[:2]), task.lessons.codes[:2])
+    prompts, codes = list(task.lessons.prompts[:2]), task.lessons.codes[:2]
+    states, _, _ = task.teacher.features(prompts, codes, task.drafter.feature_layers)
     assert states.shape[2] == 16 * (1 if layers else 2)  # of 2 layers of the tiny model: the first and the last
     torch.testing.assert_close(task.drafter.fused(states), states[..., -16:])
     loss, _ = task.loss(0, 0.0)
@@ -256,7 +257,7 @@ def test_the_accepted_length_is_what_chains_of_drawn_tokens_get(
     guesses = [torch.randn(8, 15, 16) for _ in range(4)]
     monkeypatch.setattr(task, "_guesses", lambda *_: guesses)
     ((prompts, codes),) = task.lessons.heldout(4)
-    states, _, length = task._states(prompts, codes)
+    states, _, length = task.teacher.features(prompts, codes, task.drafter.feature_layers)
     truth = task.teacher.guided(task.teacher.logits(states[:, length:, -16:])).softmax(-1)  # [4, 15, V]
     drafted = [task.teacher.guided(task.teacher.logits(guess)).softmax(-1) for guess in guesses]
     reach: dict[int, list[float]] = {level: [] for level in range(5)}

@@ -56,8 +56,8 @@ from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.models.video_llms.frames import CAPTION_PROMPTS
 from vargen.models.video_llms.pruning import keep_uniform, token_budget
 from vargen.runs.files import save_image_atomic
-from vargen.training import cpu_attention
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
+from vargen.training.cpu_attention import FLOAT32_ATTENTION
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, prepare, train
 from vargen.training.video_questions import VideoSource
@@ -397,8 +397,7 @@ def _copy_weights(model: Any, folder: str, picked: Sequence[int]) -> None:
 def _avoid_slow_bfloat16(model: Any) -> None:
     """Keep in float32 what a CPU does slowly in bfloat16: the backward of attention, and that of the convolution that
     embeds patches (15 times slower as measured)."""
-    cpu_attention.register()
-    model.set_attn_implementation(cpu_attention.FLOAT32_ATTENTION)
+    model.set_attn_implementation(FLOAT32_ATTENTION)
     embedding = model.model.visual.patch_embed
     embedding.forward = torch.autocast("cpu", enabled=False)(embedding.forward)
 

@@ -69,7 +69,7 @@ READERS = {
     "metrics/provenance.py": "reads /proc/cpuinfo",
     "vargen/models/model_folder.py": "hashes files of a folder, after asking whether they are",
     "vargen/models/foreign_weights.py": "looks at the first bytes of what --checkpoint named",
-    "vargen/demo/uploads.py": "looks at the first bytes of an upload",
+    "vargen/demo/videos.py": "looks at the first bytes of an upload",
     "vargen/demo/compare.py": "opens a plot in memory",
     "vargen/commands/evaluate.py": "reads back its own scores",
     "vargen/pipelines/components/draft_sizes.py": "reads back its own cache",

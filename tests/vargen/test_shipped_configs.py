@@ -13,7 +13,7 @@ from vargen.base.resources import configs_folder
 from vargen.commands.arguments import build_parser, fill, parse
 from vargen.jobs.benchmark import BenchConfig
 from vargen.jobs.generation import GenerateConfig
-from vargen.jobs.search_space import settings_of
+from vargen.jobs.study import settings_of
 from vargen.methods.catalogue import find_presets, resolve_method
 
 

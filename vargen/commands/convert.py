@@ -11,18 +11,7 @@ from typing import Any
 from vargen.base.errors import UserError, did_you_mean
 from vargen.base.places import READ
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
-from vargen.jobs.conversion import (
-    ConvertAnoleConfig,
-    ConvertConfig,
-    ConvertDrafterConfig,
-    ConvertFolderConfig,
-    ConvertVqganConfig,
-    convert_anole,
-    convert_drafter,
-    convert_folder,
-    convert_llamagen,
-    convert_vqgan,
-)
+from vargen.jobs import conversion
 from vargen.runs.files import own_folder
 
 
@@ -49,8 +38,8 @@ SOURCES = {
     "llamagen": _Source(
         "Read official LlamaGen files (.pt, nothing in them is executed), infer size and kind of condition from their "
         "shapes, and write a model folder for `vargen generate --model`.",
-        ConvertConfig,
-        convert_llamagen,
+        conversion.ConvertConfig,
+        conversion.convert_llamagen,
         lambda made: (
             f"LlamaGen {made['size'] or '(unpublished size)'}, {made['condition_type']}-conditional, "
             f"{made['num_parameters'] / 1e6:,.0f}M parameters, {made['grid_size']} x {made['grid_size']} tokens"
@@ -59,8 +48,8 @@ SOURCES = {
     "anole": _Source(
         "Read Anole in Meta's layout (consolidated.pth, nothing in it is executed), and write a model folder in the "
         "layout of transformers, with its picture tokenizer in vqvae/, for `vargen generate --model`.",
-        ConvertAnoleConfig,
-        convert_anole,
+        conversion.ConvertAnoleConfig,
+        conversion.convert_anole,
         lambda made: (
             f"Chameleon of {made['num_layers']} layers, {made['num_parameters'] / 1e6:,.0f}M parameters, "
             f"{made['num_codes']:,} codes"
@@ -69,8 +58,8 @@ SOURCES = {
     "vqgan": _Source(
         "Read a published picture tokenizer (.ckpt, nothing in it is executed, or .safetensors), and write a folder of "
         "diffusers.VQModel, for families that ship their picture tokenizer apart.",
-        ConvertVqganConfig,
-        convert_vqgan,
+        conversion.ConvertVqganConfig,
+        conversion.convert_vqgan,
         lambda made: (
             f"VQGAN, {made['num_parameters'] / 1e6:,.1f}M parameters, {made['num_codes']:,} codes of "
             f"{made['pixels_a_code']} x {made['pixels_a_code']} pixels"
@@ -79,8 +68,8 @@ SOURCES = {
     "lantern-drafter": _Source(
         "Read a published LANTERN drafter for LlamaGen, Lumina-mGPT or Anole, and write a folder for `--method eagle` "
         "and its relatives (`--method_options.drafter FOLDER`).",
-        ConvertDrafterConfig,
-        convert_drafter,
+        conversion.ConvertDrafterConfig,
+        conversion.convert_drafter,
         lambda made: (
             f"LANTERN drafter, {made['num_parameters'] / 1e6:,.1f}M parameters, "
             + (f"{made['grid_size']} x {made['grid_size']} tokens" if made["grid_size"] else "pictures of any size")
@@ -88,8 +77,8 @@ SOURCES = {
     ),
     "folder": _Source(
         "Copy a model folder that the last version of vargen saved, under the names that this version reads.",
-        ConvertFolderConfig,
-        convert_folder,
+        conversion.ConvertFolderConfig,
+        conversion.convert_folder,
         lambda made: ", ".join(f"{old} to {new}" for old, new in made["renamed"].items()) or "no name had to change",
         argument="model folder with a model_index.json",
     ),

@@ -49,14 +49,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def _of_task(name: str, rest: list[str]) -> tuple[str, list[str]]:
     """The recipe that `drafter --task TASK` means, and the other arguments. Raises UserError for an unknown task."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--task")
-    try:
-        found, others = parser.parse_known_args(rest if name == "drafter" else [])
-    except argparse.ArgumentError as error:
-        raise UserError(f"--task must be one of {', '.join(_TASKS)}") from error
-    if found.task is None:
+    if name != "drafter":
         return name, rest
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--task", nargs="?", default="pictures")
+    found, others = parser.parse_known_args(rest)
     if found.task not in _TASKS:
         raise UserError(f"--task must be one of {', '.join(_TASKS)}, got {found.task!r}")
     return _TASKS[found.task], others

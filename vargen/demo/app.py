@@ -94,8 +94,6 @@ def serve(models: Models, folder: Path, config: DemoConfig | None = None, worker
         UserError: Gradio is not installed, or the port or host cannot be used.
     """
     check_gradio()
-    from vargen.demo.uploads import MAX_BYTES
-
     config = DemoConfig() if config is None else config
     blocks = build_page(models, worker or LocalWorker(models), folder)
     try:
@@ -105,7 +103,7 @@ def serve(models: Models, folder: Path, config: DemoConfig | None = None, worker
             share=config.share,
             prevent_thread_lock=True,
             quiet=True,
-            max_file_size=MAX_BYTES,
+            max_file_size=videos.MAX_BYTES,
             footer_links=[],
             ssr_mode=False,
             pwa=False,

@@ -14,7 +14,6 @@ from vargen.base.errors import UserError
 from vargen.demo import controls, markup
 from vargen.demo.models import Models
 from vargen.demo.requests import AT_ONCE, WAITS, Requests, begin, read_seed
-from vargen.demo.settings import read_method
 from vargen.demo.work import Tickets
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def draw(
         from vargen.demo.race import Race
 
         commission = read_commission(models, model, *asked)
-        config = read_method(models.methods(model), method, settings)
+        config = controls.read_method(models.methods(model), method, settings)
         pipeline = models.pipeline(model)
         methods = {PLAIN: pipeline.resolve_method("ar"), method: pipeline.resolve_method(config)}
         return Race(pipeline, commission, methods)

@@ -1,7 +1,8 @@
 """Videos: a clip, a question, a method; the answer comes word by word.
 
-Belongs here: what is on the tab, and what happens when a visitor asks. Does not belong here: answering
-(`vargen.pipelines.video.answering`), limits of uploads (`uploads.py`), markup.
+Belongs here: what is on the tab, what happens when a visitor asks, and limits of uploads, which are checked before
+anything in a file is decoded. Does not belong here: answering (`vargen.pipelines.video.answering`), reading frames
+(`vargen.models.video_llms.frames`), markup. Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from vargen.base.world import require_world
 from vargen.demo import controls, markup
 from vargen.demo.models import Models
 from vargen.demo.requests import AT_ONCE, QUIET, Requests, begin, read_seed
-from vargen.demo.settings import read_method
 from vargen.demo.work import Tickets, Work, failure
 
 if TYPE_CHECKING:
@@ -31,6 +31,12 @@ QUESTIONS = (DESCRIBE, "how many objects are there in the video?", "how is it li
 MAX_QUESTION = 1000
 """Characters."""
 MOST_TOKENS = 512
+
+MAX_BYTES = 32 * 2**20
+MAX_SECONDS = 120.0
+MAX_PACKETS = 120 * 60
+MAX_PIXELS = 4096 * 2304
+"""Pixels of a frame."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +60,59 @@ def world_case(seed: int) -> Any:
 
 def read_clip(clip: Clip, num_frames: int, processor: Any) -> VideoFrames:
     """Its frames. Raises UserError for an upload that is no video or too much of one."""
-    from vargen.demo.uploads import read_upload
-
     if clip.path is None:
         return world_case(clip.seed).frames
     return read_upload(clip.path, num_frames, processor)
+
+
+def read_upload(path: str, num_frames: int, processor: Any) -> VideoFrames:
+    """Frames of an uploaded video, evenly spread; all frames where the video has fewer than `num_frames`.
+
+    Args:
+        path, num_frames: the file, and the number of its frames to read.
+        processor: of the model.
+
+    Raises:
+        UserError: no video, a damaged one, or one beyond the limits. The message has the visitor's name of the file.
+    """
+    from vargen.models.video_llms.frames import frame_sampler, read_video
+
+    file = Path(path)
+    try:
+        _check(file)
+        return read_video(file, frame_sampler(processor, num_frames, at_most=True))
+    except UserError as error:
+        raise UserError(str(error).replace(str(file), file.name)) from error
+
+
+def _check(file: Path) -> None:
+    """Raises UserError for a file beyond the limits."""
+    from vargen.models.video_llms.frames import measure_video
+
+    size = file.stat().st_size
+    if size > MAX_BYTES:
+        raise UserError(f"video: {file.name} has {size / 2**20:.0f} MB; at most {MAX_BYTES // 2**20} MB are allowed")
+    with file.open("rb") as opened:
+        if not _is_video(opened.read(16)):
+            # FFmpeg also reads play lists, which name other files; they never reach it.
+            raise UserError(f"video: {file.name} is no video; give an mp4, mov, webm, mkv, avi or gif file")
+    measures = measure_video(file)
+    if measures.seconds > MAX_SECONDS or measures.num_packets > MAX_PACKETS:
+        raise UserError(
+            f"video: {file.name} lasts {measures.seconds:.0f} s and has {measures.num_packets:,} frames; at most "
+            f"{MAX_SECONDS:.0f} s and {MAX_PACKETS:,} frames are allowed"
+        )
+    if measures.width * measures.height > MAX_PIXELS:
+        raise UserError(
+            f"video: {file.name} has {measures.width} x {measures.height} pixels; at most 4096 x 2304 are allowed"
+        )
+
+
+def _is_video(head: bytes) -> bool:
+    """Whether the first bytes are those of a video, whatever the file's name ends in."""
+    is_avi = head.startswith(b"RIFF") and head[8:12] == b"AVI "
+    is_gif_or_matroska = head.startswith((b"\x1aE\xdf\xa3", b"GIF87a", b"GIF89a"))  # webm and mkv are Matroska
+    return is_avi or is_gif_or_matroska or head[4:8] == b"ftyp"  # mp4, mov
 
 
 def show_clip(models: Models, _tickets: Tickets, _ticket: str, clip: Clip, num_frames: int) -> Iterator[str]:
@@ -120,12 +174,12 @@ def ask(
         asked: question, frames of an upload, most tokens, temperature, seed.
     """
     from vargen.base.prompts import unknown_words
-    from vargen.drawing.answer_html import answer_html
+    from vargen.drawing.answer import answer_html
 
     question, num_frames, most, temperature, seed = asked
 
     def prepare() -> Asking:
-        config = read_method(models.video_methods(), method, settings)
+        config = controls.read_method(models.video_methods(), method, settings)
         if len(question) > MAX_QUESTION:
             raise UserError(f"question: {len(question):,} characters are too many; write {MAX_QUESTION:,} at most")
         if not 1 <= most <= MOST_TOKENS:

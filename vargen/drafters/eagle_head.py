@@ -40,6 +40,7 @@ class PairHead(ModelMixin, ConfigMixin):
     Attributes:
         token_embedding: gives embeddings [B, n, dim] of tokens [B, n].
         rotary_rows: gives rotary embeddings of positions, see `RotaryTable`.
+        norm1: before the attention; most heads have none.
         feature_layers: numbers of the target's layers after which it reads hidden states, rising, the last layer at
             the end. Empty: it reads the final states alone, and has nothing to fuse.
     """
@@ -52,7 +53,12 @@ class PairHead(ModelMixin, ConfigMixin):
     def build(
         self, dim: int, num_heads: int, intermediate_size: int, norm_eps: float, feature_layers: Sequence[int] | None
     ) -> None:
-        """Make the layer. Raises ValueError if `feature_layers` do not rise, or are fewer than two."""
+        """Make the layer. Raises ValueError if the heads do not share the width evenly, or `feature_layers` do not rise
+        or are fewer than two."""
+        if dim % num_heads or (dim // num_heads) % 2:
+            raise ValueError(
+                f"dim must be num_attention_heads times an even number, got dim {dim} with {num_heads} heads."
+            )
         if feature_layers is not None and (
             len(feature_layers) < 2 or sorted({0, *feature_layers})[1:] != [*feature_layers]
         ):
@@ -62,6 +68,7 @@ class PairHead(ModelMixin, ConfigMixin):
         if self.feature_layers:
             self.fuse = nn.Linear(len(self.feature_layers) * dim, dim, bias=False)
         self.fc = nn.Linear(2 * dim, dim)
+        self.norm1: nn.Module = nn.Identity()
         self.attn = Attention(dim, num_heads, num_heads, layer_index=0, dropout=0.0)
         self.norm2 = RMSNorm(dim, norm_eps)
         self.ff = FeedForward(dim, intermediate_size, dropout=0.0)
@@ -140,7 +147,7 @@ class PairHead(ModelMixin, ConfigMixin):
         pairs = torch.cat((self.token_embedding(input_ids), features.to(self.fc.weight.dtype)), dim=-1)
         hidden_states = self.fc(pairs)
         hidden_states = hidden_states + self.attn(
-            hidden_states, self.rotary_rows(positions), attention_mask, kv_cache, slots, kv_length
+            self.norm1(hidden_states), self.rotary_rows(positions), attention_mask, kv_cache, slots, kv_length
         )
         return hidden_states + self.ff(self.norm2(hidden_states))
 

@@ -2,7 +2,7 @@
 
 Belongs here: how pairs become a forward pass of a head's network, for every family. Does not belong here: how trees
 grow (`specdecode.drafters.eagle`), the network and its training, and what depends on the target
-(`llamagen_draft_head.py`, `transformers_draft_head.py`, `chameleon_draft_head.py`, `text_draft_head.py`).
+(`llamagen_draft_head.py`, `transformers_draft_head.py`, `text_draft_head.py`).
 
 A guided target needs a guided head: the features of both halves lie side by side, `[conditional | unconditional]`, both
 halves are fed the same tokens, and the guided logits choose.
@@ -20,14 +20,10 @@ from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.kernels.native import NewTokens
 from specdecode.roles import Target, TargetOutput
 from vargen.base.errors import UserError
-from vargen.drafters.chameleon_head import ChameleonHead
 from vargen.drafters.eagle_head import PairHead
 from vargen.models.kept_caches import KeptCaches
 from vargen.models.offloading import move_offloaded
 from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
-
-PairNetwork = PairHead | ChameleonHead
-"""The networks over pairs of token and feature."""
 
 _SLOTS = 128
 """A new cache has a multiple of this number of slots, so that the next batch, with slightly longer prompts, fits."""
@@ -41,7 +37,7 @@ class FeatureTarget(Target, Protocol):
     feature_layers: tuple[int, ...]
 
 
-def check_sizes(head: PairNetwork, num_layers: int, **sizes: int) -> None:
+def check_sizes(head: PairHead, num_layers: int, **sizes: int) -> None:
     """Refuse a head that was trained for another model, naming what differs.
 
     Args:
@@ -84,7 +80,7 @@ class PictureDraftHead(ABC):
 
     def __init__(
         self,
-        drafter: PairNetwork,
+        drafter: PairHead,
         target: FeatureTarget,
         halves: int,
         num_tokens: int,

@@ -1,7 +1,8 @@
 """The EAGLE head for text beside its model: `specdecode.generate(..., drafter=load_text_drafter(folder, model))`.
 
-Belongs here: the prompt's own tokens and positions, which tokens are drafted, and reading a folder. Does not belong
-here: pairs and the cache (`picture_draft_head.py`), the network (`text_head.py`) and its training.
+Belongs here: which tokens are drafted, and reading a folder. Does not belong here: prompts
+(`transformers_draft_head.py`), pairs and the cache (`picture_draft_head.py`), the network (`text_head.py`) and its
+training.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from vargen.base.errors import UserError
 from vargen.drafters.picture_draft_head import check_sizes
 from vargen.drafters.target_states import are_alike, fixed_tokens, sample_states
 from vargen.drafters.text_head import TextHead
-from vargen.drafters.transformers_draft_head import TransformersDraftHead
+from vargen.drafters.transformers_draft_head import PromptReadingHead
 from vargen.models.finite import check_weights
 from vargen.models.kept_caches import KeptCaches
 from vargen.models.model_folder import check_component_folder
 
 
-class TextDraftHead(TransformersDraftHead):
+class TextDraftHead(PromptReadingHead):
     """`DraftHead` for one batch of texts.
 
     Args:
@@ -46,20 +47,6 @@ class TextDraftHead(TransformersDraftHead):
         super().__init__(drafter, target, most_new_pairs, caches)
         if not drafter.feature_layers:
             target.feature_layers = (int(target.model.config.get_text_config().num_hidden_layers),)
-
-    def most_tokens(self, drafter: Any, target: Any) -> int:
-        """See `TransformersDraftHead.most_tokens`. Positions have no end, so it is what is asked for."""
-        return int(target.max_new_tokens)
-
-    def condition_tokens(self, length: int) -> Tensor:
-        """See `PictureDraftHead.condition_tokens`: pair k has token k + 1 of its row's prompt."""
-        prompts = self.target.prompt_ids
-        assert prompts is not None
-        return prompts[:, 1 : length + 1]
-
-    def condition_positions(self, length: int) -> Tensor:
-        """See `PictureDraftHead.condition_positions`: they end just before that of the first new token."""
-        return torch.arange(-length, 0, device=self._device)[None]
 
     def guided_logits(self, hidden_states: Tensor) -> Tensor:
         return self.drafter.spread(self.drafter.draft_logits(hidden_states))

@@ -61,10 +61,6 @@ class TextHead(PairHead):
         accepted_length: float | None = None,
     ) -> None:
         super().__init__()
-        if dim % num_attention_heads or (dim // num_attention_heads) % 2:
-            raise ValueError(
-                f"dim must be num_attention_heads times an even number, got dim {dim} with {num_attention_heads} heads."
-            )
         count = vocab_size if draft_vocab_size is None else draft_vocab_size
         if not 1 <= count <= vocab_size:
             raise ValueError(f"draft_vocab_size must lie between 1 and vocab_size ({vocab_size}), got {count}.")

@@ -1,13 +1,15 @@
-"""The EAGLE head beside a target over a model of transformers: the sizes that must fit, its logits and its prompt mask.
+"""EAGLE heads beside targets over models of transformers: the sizes that must fit, logits, and how prompts are read.
 
-Belongs here: what targets of transformers have in common. Does not belong here: pairs, positions and the cache
-(`picture_draft_head.py`), how trees grow (`specdecode.drafters.eagle`), the network and its training.
+Belongs here: what targets of transformers have in common, and LANTERN's head for Chameleons. Does not belong here:
+pairs and the cache (`picture_draft_head.py`), texts (`text_draft_head.py`), how trees grow
+(`specdecode.drafters.eagle`), the networks and their training.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specdecode.roles import TargetOutput
@@ -56,3 +58,50 @@ class TransformersDraftHead(PictureDraftHead):
     def guided_logits(self, hidden_states: Tensor) -> Tensor:
         logits = self.target.logits(hidden_states.to(self.target.model.dtype))
         return self.target.combine(TargetOutput(logits)).logits
+
+
+class PromptReadingHead(TransformersDraftHead):
+    """A head that reads the prompt's own tokens, at positions of a text, which have no end.
+
+    Args:
+        drafter, most_new_pairs, caches: as for `PictureDraftHead`.
+        target: with `prompt_ids` [R, T] int64, the prompts of all rows.
+    """
+
+    target: Any
+
+    def most_tokens(self, drafter: Any, target: Any) -> int:
+        """See `TransformersDraftHead.most_tokens`: what is asked for."""
+        return int(target.max_new_tokens)
+
+    def condition_tokens(self, length: int) -> Tensor:
+        """See `PictureDraftHead.condition_tokens`: pair k has token k + 1 of its row's prompt."""
+        prompts: Tensor = self.target.prompt_ids
+        return prompts[:, 1 : length + 1]
+
+    def condition_positions(self, length: int) -> Tensor:
+        """See `PictureDraftHead.condition_positions`: they end just before that of the first new token."""
+        return torch.arange(-length, 0, device=self._device)[None]
+
+
+class ChameleonDraftHead(PromptReadingHead):
+    """A `ChameleonHead` beside its target. Raises UserError for a head that was trained for another model.
+
+    The target also has `ids` [V] int64, the tokens that it draws, in the model's whole vocabulary.
+    """
+
+    def most_tokens(self, drafter: Any, target: Any) -> int:
+        """See `PromptReadingHead.most_tokens`."""
+        text = target.model.config.get_text_config()
+        check_sizes(drafter, int(text.num_hidden_layers), dim=int(text.hidden_size))
+        if drafter.config.vocab_size != text.vocab_size:
+            raise UserError(
+                f"drafter was trained for another model: a vocabulary of {drafter.config.vocab_size:,} tokens, this "
+                f"model has {text.vocab_size:,}; give one trained for it"
+            )
+        return super().most_tokens(drafter, target)
+
+    def names(self, tokens: Tensor) -> Tensor:
+        """See `PictureDraftHead.names`."""
+        ids: Tensor = self.target.ids
+        return ids[tokens]

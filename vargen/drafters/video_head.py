@@ -36,7 +36,6 @@ from torch import Tensor, nn
 from transformers import AutoConfig, Cache, PreTrainedConfig
 
 from specdecode.targets.arguments import cache_name
-from vargen.drafters.visual_compressor import VisualCompressor
 from vargen.models.video_llms.architectures.catalogue import layer_classes
 
 VISUAL_INPUTS = ("pairs", "embeddings", "states", "compressed_embeddings", "compressed_features")
@@ -64,7 +63,7 @@ class VideoHeadConfig:
         visual_layer: for "states": the number of the target's decoder layer after which they are read; 0 is the
             embeddings.
         num_queries: C, for the compressed kinds. ViSpec mixes the last one into the features, the others are rows.
-        scale: for the compressed kinds: scale the scores; see `visual_compressor.py`.
+        scale: for the compressed kinds: scale the scores; see `VisualCompressor`.
         text_only: the video has no rows when drafting.
         draft_length: K, tokens guessed at once.
         compact: rows have consecutive positions; else each has its token's own.
@@ -196,6 +195,51 @@ class DrafterRows:
     text_rows: Tensor
     text_places: Tensor
     scene: Tensor | None
+
+
+class VisualCompressor(nn.Module):
+    """Weighted means of visual tokens, one for each learned query, for heads that cannot afford all of them.
+
+    FLASH (arXiv 2505.12728, equation 3) has queries only: softmax(C F^T) F, without a scale. The features' norm grows
+    with the square root of their width, so the softmax soon selects one token and stops learning; `scale` divides by
+    the square root of the width, as attention does. ViSpec (arXiv 2509.15235) scales, and projects keys and values; its
+    several attention heads are one here.
+
+    Args:
+        dim: width of a visual token.
+        num_queries: C, number of output tokens.
+        scale: divide the scores by the square root of `dim`.
+        projected: learn projections of keys and values, which start as the identity.
+
+    Raises:
+        ValueError: no query.
+    """
+
+    def __init__(self, dim: int, num_queries: int, scale: bool = False, projected: bool = False) -> None:
+        super().__init__()
+        if num_queries < 1:
+            raise ValueError(f"num_queries must be at least 1, got {num_queries}")
+        self.queries = nn.Parameter(torch.randn(num_queries, dim) / dim**0.5)
+        self.factor = dim**-0.5 if scale else 1.0
+        self.keys: nn.Module = _identity(dim) if projected else nn.Identity()
+        self.values: nn.Module = _identity(dim) if projected else nn.Identity()
+
+    def weights(self, visual: Tensor) -> Tensor:
+        """[B, C, m] float32: the weight of each of the visual tokens [B, m, dim] for each query."""
+        with torch.autocast(visual.device.type, enabled=False):  # large scores in bfloat16 are often equal
+            keys = self.keys(visual.to(self.queries.dtype)).float()
+            return (self.queries.float() @ keys.mT * self.factor).softmax(-1)
+
+    def forward(self, visual: Tensor) -> Tensor:
+        """[B, C, dim] of visual tokens [B, m, dim]; m must be above 0."""
+        values = self.values(visual.to(self.queries.dtype))
+        return self.weights(visual).to(values.dtype) @ values
+
+
+def _identity(dim: int) -> nn.Linear:
+    projection = nn.Linear(dim, dim, bias=False)
+    nn.init.eye_(projection.weight)
+    return projection
 
 
 class VideoHead(nn.Module):

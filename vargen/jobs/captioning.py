@@ -95,7 +95,7 @@ def caption(
             frames, question, method, seed=config.seed, inputs=inputs, on_text=on_text, **config.generation
         )
         if config.picture is not None:
-            from vargen.drawing.answer_picture import draw_answer
+            from vargen.drawing.answer import draw_answer
 
             title = (
                 f"{answer.method.name}: {len(answer.token_ids)} tokens in {answer.trace.target_passes} target passes, "

@@ -51,23 +51,16 @@ class Clip:
         self.__dict__.pop("frames", None)
 
 
-def find_videos(folder: str | Path, argument: str = "videos") -> list[Path]:
-    """The videos of a folder by name.
-
-    Raises:
-        UserError: no such folder, or none in it.
-    """
+def find_videos(folder: str | Path) -> list[Path]:
+    """The videos of a folder by name. Raises UserError for no such folder, or none in it."""
     place = Path(folder).expanduser()
     if not place.is_dir():
-        raise UserError(f"{argument}: {place} is not a folder; name one that holds videos")
-    found = sorted(path for path in place.iterdir() if _is_clip(path))
+        raise UserError(f"videos: {place} is not a folder; name one that holds videos")
+    shown = (path for path in place.iterdir() if not path.name.startswith("."))
+    found = sorted(path for path in shown if path.suffix.lower() in VIDEO_SUFFIXES or path.is_dir())
     if not found:
-        raise UserError(f"{argument}: {place} holds no videos ({', '.join(VIDEO_SUFFIXES)}); name another folder")
+        raise UserError(f"videos: {place} holds no videos ({', '.join(VIDEO_SUFFIXES)}); name another folder")
     return found
-
-
-def _is_clip(path: Path) -> bool:
-    return not path.name.startswith(".") and (path.suffix.lower() in VIDEO_SUFFIXES or path.is_dir())
 
 
 def ask_about(

@@ -30,7 +30,7 @@ def compare(
     *,
     warm_up: int,
     records: Records,
-    shown: Progress | None = None,
+    shown: Progress | None,
 ) -> None:
     """Do every piece of work with every method, but for those among the records, and record it.
 
@@ -41,8 +41,9 @@ def compare(
         keep: gives the record of a result, ready for JSON, from label, number and result.
         warm_up: calls of each method before the first that counts, all with the first piece.
         records: of this run.
-        shown: counts calls.
+        shown: counts calls; None: nothing does.
     """
+    shown = Progress(disable=True) if shown is None else shown
     labels = list(methods)
     for label in labels:
         if any((label, number) not in records for number in range(count)):
@@ -52,13 +53,11 @@ def compare(
         turn = number % len(labels)
         for label in [*labels[turn:], *labels[:turn]]:
             if (label, number) in records:
-                if shown is not None:
-                    shown.skip()
+                shown.skip()
                 continue
             kept = keep(label, number, call(methods[label], number))
             records.add({"method": label, "batch": number, **kept})
-            if shown is not None:
-                shown.update()
+            shown.update()
 
 
 def describe_run(methods: Mapping[str, MethodConfig], weights: str, **options: Any) -> dict[str, Any]:

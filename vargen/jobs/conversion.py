@@ -129,27 +129,20 @@ def convert_llamagen(config: ConvertConfig) -> dict[str, Any]:
     """
     import torch
 
-    from vargen.models.llamagen.convert import (
-        infer_transformer_config,
-        load_text_encoder,
-        load_transformer,
-        load_vq_model,
-        published_size,
-        read_checkpoint,
-    )
+    from vargen.models.llamagen import convert
     from vargen.models.llamagen.vq import downsampling_factor
     from vargen.models.model_folder import check_new_folder
     from vargen.pipelines.llamagen import LlamaGenPipeline
 
     output = Path(config.output)
     check_new_folder(output, config.overwrite)
-    vqvae = load_vq_model(read_checkpoint(config.vqvae, "vqvae"), config.vqvae)
+    vqvae = convert.load_vq_model(convert.read_checkpoint(config.vqvae, "vqvae"), config.vqvae)
     factor = downsampling_factor(vqvae)
     if config.image_size % factor:
         raise UserError(f"image_size must be a positive multiple of {factor}, a token's side, got {config.image_size}.")
 
-    official = read_checkpoint(config.transformer, "transformer")
-    geometry = infer_transformer_config(official, config.num_attention_heads)
+    official = convert.read_checkpoint(config.transformer, "transformer")
+    geometry = convert.infer_transformer_config(official, config.num_attention_heads)
     geometry["grid_size"] = config.image_size // factor
     num_codes = vqvae.config["num_vq_embeddings"]
     if geometry["vocab_size"] != num_codes:
@@ -157,16 +150,16 @@ def convert_llamagen(config: ConvertConfig) -> dict[str, Any]:
             f"vqvae must hold the tokenizer of transformer: it has {num_codes} codes, the transformer "
             f"{geometry['vocab_size']}."
         )
-    transformer = load_transformer(official, geometry, config.transformer)
+    transformer = convert.load_transformer(official, geometry, config.transformer)
     if (dtype := _torch_dtype(config.dtype)) is not None:
         torch.nn.Module.to(transformer, dtype)  # diffusers' own warns of modules to be kept in float32; there are none
-    tokenizer, encoder = load_text_encoder(config.text_encoder, geometry)
+    tokenizer, encoder = convert.load_text_encoder(config.text_encoder, geometry)
     pipeline = LlamaGenPipeline(transformer=transformer, vqvae=vqvae, text_encoder=encoder, tokenizer=tokenizer)
     with atomic_folder(output) as folder:
         pipeline.save_pretrained(folder, safe_serialization=True)
     return {
         "output": str(output),
-        "size": published_size(geometry["dim"], geometry["num_layers"]),
+        "size": convert.published_size(geometry["dim"], geometry["num_layers"]),
         "condition_type": geometry["condition_type"],
         "grid_size": geometry["grid_size"],
         "num_parameters": sum(parameter.numel() for parameter in transformer.parameters()),
@@ -262,24 +255,17 @@ def convert_folder(config: ConvertFolderConfig, folder: str | os.PathLike[str]) 
     Raises:
         UserError: there is no such folder, or `output` exists or lies inside it.
     """
-    from vargen.models.model_folder import (
-        RENAMED_CLASSES,
-        RENAMED_COMPONENTS,
-        check_new_folder,
-        index_text,
-        read_json,
-        renamed_index,
-    )
+    from vargen.models import model_folder as models
 
     source, output = Path(folder), Path(config.output)
-    check_new_folder(output, config.overwrite)
+    models.check_new_folder(output, config.overwrite)
     if source.resolve() in (output.resolve(), *output.resolve().parents):
         raise UserError(f"output must lie outside {source}, got {output}; choose another path")
-    index = read_json(source / "model_index.json")
-    renamed = renamed_index(index)
+    index = models.read_json(source / "model_index.json")
+    renamed = models.renamed_index(index)
     with atomic_folder(output) as made:
         shutil.copytree(source, made, dirs_exist_ok=True)
-        for old, new in RENAMED_COMPONENTS.items():
+        for old, new in models.RENAMED_COMPONENTS.items():
             if (made / old).is_dir():
                 (made / old).rename(made / new)
         for name, value in renamed.items():
@@ -287,10 +273,10 @@ def convert_folder(config: ConvertFolderConfig, folder: str | os.PathLike[str]) 
             if (
                 isinstance(value, list)
                 and config_file.is_file()
-                and "_class_name" in (content := read_json(config_file))
+                and "_class_name" in (content := models.read_json(config_file))
             ):
-                config_file.write_text(index_text(content | {"_class_name": value[1]}))
-        (made / "model_index.json").write_text(index_text(renamed))
-    changed = {old: new for old, new in RENAMED_COMPONENTS.items() if old in index}
-    changed |= {old: new for (_, old), (_, new) in RENAMED_CLASSES.items() if old in json.dumps(index)}
+                config_file.write_text(models.index_text(content | {"_class_name": value[1]}))
+        (made / "model_index.json").write_text(models.index_text(renamed))
+    changed = {old: new for old, new in models.RENAMED_COMPONENTS.items() if old in index}
+    changed |= {old: new for (_, old), (_, new) in models.RENAMED_CLASSES.items() if old in json.dumps(index)}
     return {"output": str(output), "renamed": changed}

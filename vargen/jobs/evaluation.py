@@ -31,13 +31,13 @@ from vargen.methods.catalogue import read_method_list
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.options import SamplingOptions
 from vargen.runs.files import own_folder
+from vargen.runs.processes import Processes
 
 if TYPE_CHECKING:
     from metrics.protocol import Protocol
     from metrics.quality import Reference
     from vargen.jobs.measuring import Networks
     from vargen.runs.batches import PictureBatches
-    from vargen.runs.processes import Processes
 
 _USUAL_COUNT = 2000
 """Pictures where neither the user nor the protocol says how many."""
@@ -145,7 +145,6 @@ def evaluate(config: EvaluateConfig, world: World | None, quiet: bool = False) -
 
     from vargen.jobs.evaluated_pictures import GIVEN
     from vargen.runs.batches import PictureBatches
-    from vargen.runs.processes import Processes
 
     inside = [f"{escape(label)}{rest}" for label in (methods or (GIVEN,)) for rest in PictureBatches.INSIDE]
     processes = Processes.start(config.device)
@@ -170,23 +169,15 @@ def _evaluate(
     from metrics.provenance import provenance
     from metrics.speculation import CallRecord, summarise
     from vargen.jobs import evaluated_pictures as pictures
+    from vargen.jobs import measuring
     from vargen.jobs.figures import against_plain, score
-    from vargen.jobs.measuring import (
-        Evaluation,
-        holds_statistics,
-        measure_pictures,
-        measured_reference,
-        open_reference,
-        stored_reference,
-        write_pictures,
-    )
 
     cases = _cases(config, protocol, model, world)
     networks = _networks(config, protocol, model, processes, world)
     shared = (config.batch_size, config.continuous_batches, protocol, cases, networks, processes, quiet)
-    run = Evaluation(config, Path(config.output), *shared)
+    run = measuring.Evaluation(config, Path(config.output), *shared)
     path = None if config.reference is None else Path(config.reference)
-    given = open_reference(protocol, path)  # before anything is made, so that a wrong one costs nothing
+    given = measuring.open_reference(protocol, path)  # before anything is made, so that a wrong one costs nothing
 
     jobs: dict[str, PictureBatches] = {}
     if model is None:
@@ -196,21 +187,23 @@ def _evaluate(
         jobs = pictures.make_pictures(run, methods, model)
         sources = {label: pictures.made_pictures(job, model.image_size) for label, job in jobs.items()}
     side = next(iter(sources.values())).side
-    measured = {label: measure_pictures(run, label, source.read, source.folder) for label, source in sources.items()}
+    measured = {
+        label: measuring.measure_pictures(run, label, source.read, source.folder) for label, source in sources.items()
+    }
     reference: Reference | None
     if protocol.reference == "none":
         reference, notes = None, ["no reference: Frechet distance, precision and recall are left out"]
-    elif path is not None and holds_statistics(path):
-        reference, notes = stored_reference(run, path, given)
+    elif path is not None and measuring.holds_statistics(path):
+        reference, notes = measuring.stored_reference(run, path, given)
     else:
         count, resolution = protocol.reference_count or 0, protocol.resolution or side
         compared_with = given or _needed(world, protocol).reference(count, resolution)
-        reference, notes = measured_reference(run, compared_with), []
+        reference, notes = measuring.measured_reference(run, compared_with), []
     if not processes.is_main:
         return []
 
     for label, source in sources.items() if config.write_npz else ():
-        write_pictures(run.output / f"{label}.npz", source.read, len(cases))
+        measuring.write_pictures(run.output / f"{label}.npz", source.read, len(cases))
     dimensions = run.networks.extractors[protocol.extractor].num_features
     compared = None
     if reference is not None:

@@ -33,7 +33,7 @@ from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import weights_fingerprint
 from vargen.models.options import SamplingOptions
 from vargen.runs.files import own_folder
-from vargen.runs.launch import launched_processes
+from vargen.runs.processes import Processes, launched_processes
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import ImageRequest, PictureFolder
 
@@ -197,8 +197,6 @@ def _share(run: _Run) -> RunTotals | None:
     The shares are settled before any picture is made. A picture carries its record, so one process alone writes
     `result.jsonl`, when all have finished.
     """
-    from vargen.runs.processes import Processes
-
     processes = Processes.start(run.config.device)
     device = run.config.device if run.config.device_map is not None else str(processes.device)
     try:

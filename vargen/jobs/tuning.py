@@ -1,8 +1,8 @@
 """The fastest settings of a method within a budget of quality.
 
 Belongs here: the settings of a search, measuring one setting, and the loop of trials. Does not belong here: which
-settings are tried (`vargen.jobs.search_space`), the measured points on disk (`vargen.jobs.study`), how pictures
-are made and judged (`vargen.jobs.benchmark`), printing. Suggestions are Optuna's. Importing this imports no torch.
+settings are tried, and the measured points on disk (`vargen.jobs.study`), how pictures are made and judged
+(`vargen.jobs.benchmark`), printing. Suggestions are Optuna's. Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_num
 from vargen.base.errors import UserError
 from vargen.base.places import READ, READ_FILE, writes_in
 from vargen.base.resources import find_model
+from vargen.jobs import study
 from vargen.jobs.benchmark import run_benchmark
 from vargen.jobs.cases import BenchmarkCase, Judge, World, fitting_judge, prompt_cases, told_cases
 from vargen.jobs.comparison import describe_run
 from vargen.jobs.ranking import ClipScorer
-from vargen.jobs.search_space import check_fixed, settings_of, starting_points
-from vargen.jobs.study import Point, Trials, fastest_within, key_of, pareto_front
 from vargen.methods.base import ImageMethodConfig, Suggestions
 from vargen.methods.catalogue import methods_for, resolve_method
 from vargen.models.description import ModelDescription, open_model
@@ -47,22 +46,9 @@ SPEEDS = ("speedup", "pass_reduction")
 """Measures of speed: wall clock on this machine, or target passes, which are the same on every machine."""
 
 
-@dataclass(frozen=True)
-class Quality:
-    """A measure of quality, of which more is better.
-
-    Args:
-        largest_loss: the largest possible loss.
-        usual_loss: the loss that is allowed by default.
-    """
-
-    largest_loss: float
-    usual_loss: float
-
-
-QUALITIES = {"judge_accuracy": Quality(1.0, 0.02), "clip_score": Quality(100.0, 0.3)}
-"""Measures of quality: fields of a benchmark row."""
-
+QUALITIES = {"judge_accuracy": 1.0, "clip_score": 100.0}
+"""Measures of quality, fields of a benchmark row, of which more is better; each with the largest possible loss."""
+_USUAL_LOSS = {"judge_accuracy": 0.02, "clip_score": 0.3}
 
 _FILES = ("settings.json", "plain.jsonl", "trials.jsonl", "pareto.json", "best.yaml")
 
@@ -121,12 +107,12 @@ class TuneConfig(ModelOptions):
         if self.quality == "clip_score" and self.clip is None:
             raise UserError("clip must name the folder of a CLIP model: quality is clip_score")
         loss = self.max_quality_loss
-        most = max(each.largest_loss for name, each in QUALITIES.items() if self.quality in (None, name))
+        most = max(largest for name, largest in QUALITIES.items() if self.quality in (None, name))
         if loss is not None and not (math.isfinite(loss) and 0 <= loss <= most):
             raise UserError(f"max_quality_loss must lie between 0 and {most:g}, got {loss}")
         if not 0 < self.max_seconds < math.inf:
             raise UserError(f"max_seconds must be positive and finite, got {self.max_seconds}")
-        check_fixed(self.method, self.fixed)
+        study.check_fixed(self.method, self.fixed)
         if importlib.util.find_spec("optuna") is None:
             raise UserError('tune needs Optuna, which is not installed; run pip install "vargen[tune]"')
 
@@ -196,8 +182,8 @@ def _tune(
         except UserError as error:
             raise UserError(f"method {config.method!r} cannot be tuned with this model: {error}") from error
     write_json_atomic(folder / "settings.json", identity)
-    starts = starting_points(config.method, config.fixed, pipeline.resolve_method)
-    trials = Trials(folder / "trials.jsonl", starts, config.seed)
+    starts = study.starting_points(config.method, config.fixed, pipeline.resolve_method)
+    trials = study.Trials(folder / "trials.jsonl", starts, config.seed)
     evaluation = None
     try:
         with progress(round(config.max_seconds), "seconds", quiet) as shown:
@@ -225,7 +211,7 @@ def _with_quality(config: TuneConfig, model: ModelDescription, world: World | No
             "clip must name the folder of a CLIP model: the judge reads vargen's own scenes alone, so CLIP score "
             "measures this model's pictures"
         )
-    loss = QUALITIES[quality].usual_loss if config.max_quality_loss is None else config.max_quality_loss
+    loss = _USUAL_LOSS[quality] if config.max_quality_loss is None else config.max_quality_loss
     return replace(config, quality=quality, max_quality_loss=loss), judge
 
 
@@ -253,7 +239,7 @@ class Evaluation:
         self.plain_calls = self.plain.call_records(PLAIN)
         self.plain_seconds = sum(call.seconds for call in self.plain_calls)
 
-    def measure(self, method: ImageMethodConfig) -> Point:
+    def measure(self, method: ImageMethodConfig) -> study.Point:
         """Speed against plain decoding and quality of one setting. Raises UserError where the settings do not fit the
         model or each other."""
         from metrics.speculation import summarise, survival_by_place
@@ -264,7 +250,7 @@ class Evaluation:
         survival = tuple(round(share, 4) for share in survival_by_place(summary["accepted_histogram"]))
         told = {name: summary[name] for name in ("pass_reduction", self.config.speed)}
         told["never_verified"] = summary["skipped_tokens"] / summary["tokens"]
-        return Point(settings_of(method), summary[self.config.speed], quality, survival, told)
+        return study.Point(study.settings_of(method), summary[self.config.speed], quality, survival, told)
 
     def _quality(self, label: str, method: ImageMethodConfig, records: Records) -> float:
         """Draw every case with a method, and read the quality."""
@@ -283,7 +269,7 @@ class Evaluation:
         return row[self.config.quality]
 
 
-def _search(trials: Trials, evaluation: Evaluation, config: TuneConfig, shown: Progress) -> bool:
+def _search(trials: study.Trials, evaluation: Evaluation, config: TuneConfig, shown: Progress) -> bool:
     """Run trials until the time is spent, or until nothing new is suggested. True in the second case. Raises UserError
     where every setting was refused."""
     barren, refusal = 0, ""
@@ -296,7 +282,7 @@ def _search(trials: Trials, evaluation: Evaluation, config: TuneConfig, shown: P
             start = trial.user_attrs.get("start", {})
             settings = resolve_method(config.method, {**drawn, **start, **config.fixed})
             method = evaluation.pipeline.resolve_method(settings)
-            point = trials.points.get(key_of(settings_of(method)))
+            point = trials.points.get(study.key_of(study.settings_of(method)))
             repeated = point is not None
             point = point or evaluation.measure(method)
         except UserError as error:  # settings that exclude each other
@@ -308,7 +294,7 @@ def _search(trials: Trials, evaluation: Evaluation, config: TuneConfig, shown: P
     return barren >= _PATIENCE
 
 
-def _write_front(folder: Path, trials: Trials, evaluation: Evaluation, config: TuneConfig) -> dict[str, Any]:
+def _write_front(folder: Path, trials: study.Trials, evaluation: Evaluation, config: TuneConfig) -> dict[str, Any]:
     """Write pareto.json, and best.yaml where a point is within the budget. Returns the content of pareto.json."""
     from metrics.provenance import provenance
 
@@ -316,9 +302,9 @@ def _write_front(folder: Path, trials: Trials, evaluation: Evaluation, config: T
     assert config.quality is not None and config.max_quality_loss is not None
     # An exact method has plain decoding's quality. Where the figures differ, chance has drawn other pictures.
     exact = methods_for("image")[config.method].exact
-    best = fastest_within(points, -math.inf if exact else evaluation.plain_quality - config.max_quality_loss)
+    best = study.fastest_within(points, -math.inf if exact else evaluation.plain_quality - config.max_quality_loss)
 
-    def told(point: Point) -> dict[str, Any]:
+    def told(point: study.Point) -> dict[str, Any]:
         return {"speed": point.speed, "quality": point.quality, **point.told, "settings": dict(point.settings)}
 
     record = {
@@ -328,7 +314,7 @@ def _write_front(folder: Path, trials: Trials, evaluation: Evaluation, config: T
         "plain_quality": evaluation.plain_quality,
         "trials": len(points),
         "best": None if best is None else dict(best.settings),
-        "front": [told(point) for point in pareto_front(points)],
+        "front": [told(point) for point in study.pareto_front(points)],
         "measured": [{**told(point), "survival_by_place": list(point.survival)} for point in points],
     }
     write_json_atomic(folder / "pareto.json", record)

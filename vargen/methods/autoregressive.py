@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from vargen.methods.base import Components, ImageMethodConfig, Method
-
-if TYPE_CHECKING:
-    from specdecode.draft_size import DraftSize
 
 
 @dataclass(frozen=True)
@@ -18,12 +15,6 @@ class AutoregressiveConfig(ImageMethodConfig):
     name: ClassVar[str] = "ar"
     summary: ClassVar[str] = "plain autoregressive decoding, one forward pass of the target per token"
     exact: ClassVar[bool] = True
-
-    def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
-        """Nothing is drafted."""
-        from specdecode.draft_size import NO_DRAFT
-
-        return (NO_DRAFT,)
 
     def _players(self, components: Components) -> Method:
         return Method()

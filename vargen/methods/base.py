@@ -237,10 +237,12 @@ class ImageMethodConfig(MethodConfig, ABC):
 
     task: ClassVar[Task] = "image"
 
-    @abstractmethod
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
-        """What the method may draft in a picture of so many tokens: several sizes where measured seconds choose one.
-        Raises UserError for a draft longer than the picture."""
+        """What the method may draft in a picture of so many tokens: several sizes where measured seconds choose one;
+        here nothing. Raises UserError for a draft longer than the picture."""
+        from specdecode.draft_size import NO_DRAFT
+
+        return (NO_DRAFT,)
 
     @abstractmethod
     def _players(self, components: Components) -> Method:

@@ -120,11 +120,11 @@ class LoraPipeline:
 
     def get_list_adapters(self) -> list[str]:
         """Names of the loaded adapters."""
-        return list(dict.fromkeys(name for layer in self._adapters() for name in layer.scaling))
+        return list(dict.fromkeys(name for _, layer in self._adapters() for name in layer.scaling))
 
     def get_active_adapters(self) -> list[str]:
         """Names of those that are active."""
-        active = (name for layer in self._adapters() if not layer.disable_adapters for name in layer.active_adapters)
+        active = (name for _, layer in self._adapters() if not layer.disable_adapters for name in layer.active_adapters)
         return list(dict.fromkeys(active))
 
     def fuse_lora(self, lora_scale: float = 1.0, adapter_names: Sequence[str] | None = None) -> None:
@@ -141,24 +141,24 @@ class LoraPipeline:
         self._check_names(adapter_names or [])
         if not self.get_list_adapters():
             raise UserError("fuse_lora needs an adapter; call load_lora_weights first")
-        for layer in self._adapters():
+        for _, layer in self._adapters():
             if lora_scale != 1.0:
                 layer.scale_layer(lora_scale)
             layer.merge(safe_merge=True, adapter_names=None if adapter_names is None else [*adapter_names])
 
     def unfuse_lora(self) -> None:
         """Take fused adapters out of the weights again, up to rounding."""
-        for layer in self._adapters():
+        for _, layer in self._adapters():
             layer.unmerge()
 
     def disable_lora(self) -> None:
         """Draw without adapters until `enable_lora`."""
-        for layer in self._adapters():
+        for _, layer in self._adapters():
             layer.enable_adapters(False)
 
     def enable_lora(self) -> None:
         """Draw with the active adapters again."""
-        for layer in self._adapters():
+        for _, layer in self._adapters():
             layer.enable_adapters(True)
 
     def delete_adapters(self, adapter_names: str | Sequence[str]) -> None:
@@ -169,13 +169,13 @@ class LoraPipeline:
             if self.get_list_adapters() == [name]:
                 self.unload_lora_weights()
                 continue
-            for layer in self._adapters():
+            for _, layer in self._adapters():
                 layer.delete_adapter(name)
             del self._configs()[name]
 
     def unload_lora_weights(self) -> None:
         """Forget all adapters: the network has its own layers again. What was fused stays in the weights."""
-        for name, layer in [*self._named_adapters()]:
+        for name, layer in [*self._adapters()]:
             parent, _, child = name.rpartition(".")
             setattr(self._adapted.get_submodule(parent), child, layer.get_base_layer())
         self._configs().clear()
@@ -201,7 +201,8 @@ class LoraPipeline:
         configs: dict[str, Any] = getattr(self._adapted, "peft_config", {})
         return configs
 
-    def _named_adapters(self) -> Iterator[tuple[str, Any]]:
+    def _adapters(self) -> Iterator[tuple[str, Any]]:
+        """The layers of adapters, with their names."""
         if importlib.util.find_spec("peft") is None:
             return
         from peft.tuners.lora import LoraLayer
@@ -209,10 +210,6 @@ class LoraPipeline:
         for name, module in self._adapted.named_modules():
             if isinstance(module, LoraLayer):
                 yield name, module
-
-    def _adapters(self) -> Iterator[Any]:
-        """The layers of adapters."""
-        return (layer for _, layer in self._named_adapters())
 
     def _refuse_adapters(self) -> None:
         """Refuse to save the model with an adapter's layers in it. Raises UserError."""

@@ -169,7 +169,8 @@ def open_stream(pipeline: Any, continuous: bool, **arguments: Any) -> PictureStr
     Args:
         pipeline: of any family.
         continuous: as for `stream_pictures`; a family without a stream draws fixed batches.
-        **arguments: prompts or labels, `batch_size`, `generator`, and others of a call.
+        **arguments: "prompt" or "class_labels" with an entry for every picture, `batch_size`, `generator` with one for
+            every picture, and others of a call.
     """
     if hasattr(pipeline, "stream"):
         return pipeline.stream(**arguments, continuous=continuous)
@@ -185,17 +186,7 @@ def _stream_calls(
     **arguments: Any,
 ) -> PictureStream:
     """A stream over calls of a pipeline that has none, as of GLM-Image: fixed batches, whose pictures come together.
-
-    Args:
-        pipeline: of any family.
-        batch_size: pictures drawn at once.
-        generator: one for every picture.
-        callback_on_step_end: as for a pipeline's `stream`.
-        **arguments: others of its call; "prompt" or "class_labels" with an entry for every picture.
-
-    Raises:
-        NotFiniteError: as `stream_pictures`.
-    """
+    Raises NotFiniteError as `stream_pictures`."""
     count = len(generator)
     of_each = {name: arguments.pop(name) for name in ("prompt", "class_labels") if name in arguments}
 

@@ -25,9 +25,6 @@ from typing import Any
 from vargen.base.errors import UserError
 from vargen.base.reading import read_json
 
-_LONGEST_SHOWN = 60
-"""Characters of a value in a message."""
-
 
 def digest(value: Any, digits: int = 12) -> str:
     """Hexadecimal digits for plain values. The order of names in mappings does not matter."""
@@ -102,4 +99,4 @@ def _first_difference(earlier: Mapping[str, Any], now: Mapping[str, Any], within
 
 def _shorten(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,31 +1,36 @@
 """The processes of one job: their number, the rank of this one, and waiting for the others.
 
-A job is one process unless `accelerate launch` or `torchrun` started several. Nothing here knows what the job does.
+A job is one process unless `accelerate launch` or `torchrun` started several, which say so in environment variables.
+Nothing here knows what the job does. Importing this imports no torch.
 """
 
 from __future__ import annotations
 
 import datetime
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vargen.base.errors import UserError
-from vargen.runs.launch import launched_processes
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
 _PATIENCE = datetime.timedelta(days=7)
 """How long processes wait for each other. In a large job they differ by more than torch's half hour."""
 
-
 _SILENT_SECONDS = 8.0
 """After which a wait says that it is one."""
+
+_MOST = 1_000_000
+_RANKS = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE"}
+_NUMBERS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", *_RANKS, "MASTER_PORT")
 
 
 @contextmanager
@@ -69,6 +74,7 @@ class Processes:
         Raises:
             UserError: a GPU is asked for and there is none.
         """
+        import torch
         from accelerate import PartialState
 
         wants_gpu = device.split(":")[0] == "cuda"
@@ -102,3 +108,29 @@ class Processes:
         """Leave the group at the end of the job."""
         if self.count > 1:
             self._state.destroy_process_group()
+
+
+def launched_processes() -> int:
+    """The number of processes of this job; 1 where nobody launched several.
+
+    Raises:
+        UserError: a variable is no number, a rank lies beyond their number, or several processes have no address.
+    """
+    numbers = {name: _number(name) for name in _NUMBERS if os.environ.get(name)}
+    for rank, size in _RANKS.items():
+        if rank in numbers and size in numbers and numbers[rank] >= numbers[size]:
+            raise UserError(
+                f"{rank} is {numbers[rank]}, but {size} is {numbers[size]}; start with torchrun, or unset both"
+            )
+    count = max(numbers.get("WORLD_SIZE", 1), 1)
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if count > 1 else ():
+        if not os.environ.get(name):
+            raise UserError(f"WORLD_SIZE is {count}, but {name} is not set; start with torchrun, or unset WORLD_SIZE")
+    return count
+
+
+def _number(name: str) -> int:
+    text = os.environ[name]
+    if not (text.isascii() and text.isdigit() and int(text[:9]) < _MOST and len(text) < 9):
+        raise UserError(f"{name} must be a whole number that a launcher sets, got {text[:40]!r}; unset it")
+    return int(text)

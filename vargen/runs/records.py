@@ -21,15 +21,7 @@ from typing import TYPE_CHECKING, Any
 from metrics.speculation import CallRecord
 from vargen.base.errors import UserError
 from vargen.base.reading import read_json
-from vargen.runs.files import (
-    append_jsonl,
-    check_replaceable,
-    own_folder,
-    read_jsonl,
-    save_image_atomic,
-    write_atomic,
-    write_json_atomic,
-)
+from vargen.runs import files
 from vargen.runs.identity import check_identity
 
 if TYPE_CHECKING:
@@ -53,7 +45,7 @@ class Records:
     def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
         self.path, self._settings = path, settings
         self.calls: dict[tuple[str, int], dict[str, Any]] = {}
-        lines = [] if path is None else read_jsonl(path)
+        lines = [] if path is None else files.read_jsonl(path)
         self._begun = bool(lines)
         if path is not None and lines:
             earlier = lines[0].get("settings")
@@ -81,9 +73,9 @@ class Records:
         """Keep a call."""
         if self.path is not None:
             if not self._begun:  # not before a call is made: a failed start leaves nothing
-                append_jsonl(self.path, {"settings": self._settings})
+                files.append_jsonl(self.path, {"settings": self._settings})
                 self._begun = True
-            append_jsonl(self.path, call)
+            files.append_jsonl(self.path, call)
         self.calls[call["method"], call["batch"]] = call
 
 
@@ -102,10 +94,10 @@ def own_calls(folder: str | None, inside: Sequence[str] = ()) -> Iterator[Path |
     if folder is None:
         yield None
         return
-    with own_folder(folder, inside):
+    with files.own_folder(folder, inside):
         path = Path(folder) / "calls.jsonl"
         for name in (path.name, "results.json", "plot.png"):
-            check_replaceable(Path(folder) / name)
+            files.check_replaceable(Path(folder) / name)
         yield path
         path.unlink(missing_ok=True)
 
@@ -190,7 +182,7 @@ class PictureFolder:
 
         A picture whose text chunk was lost, by an optimiser for instance, counts if `result.jsonl` still has its line.
         """
-        records = read_jsonl(self.path / "result.jsonl")
+        records = files.read_jsonl(self.path / "result.jsonl")
         lines = {record["index"]: record for record in records if isinstance(record.get("index"), int)}
         self.records = {}
         for request in self.requests:
@@ -218,7 +210,7 @@ class PictureFolder:
             self._write_results()
         # Pictures are finished in any order, and their lines are written in order.
         while self._written_before in self.records:
-            append_jsonl(self.path / "result.jsonl", self.records[self._written_before])
+            files.append_jsonl(self.path / "result.jsonl", self.records[self._written_before])
             self._written_before += 1
 
     def save(
@@ -235,15 +227,15 @@ class PictureFolder:
         from PIL.PngImagePlugin import PngInfo
 
         if not (self.path / "config.json").exists():
-            write_json_atomic(self.path / "config.json", self._config)
+            files.write_json_atomic(self.path / "config.json", self._config)
         for name in self.INSIDE[: 1 if trace_image is None else 2]:
             (self.path / name).mkdir(exist_ok=True)
         if trace_image is not None:  # before the picture, which marks the end
-            save_image_atomic(trace_image, self._trace_path(request))
+            files.save_image_atomic(trace_image, self._trace_path(request))
         record = {**request.to_record(), **measured}
         chunk = PngInfo()
         chunk.add_itxt(RECORD_CHUNK, json.dumps(record, ensure_ascii=False))
-        save_image_atomic(image, self.path / request.image_path, pnginfo=chunk)
+        files.save_image_atomic(image, self.path / request.image_path, pnginfo=chunk)
         self.records[request.index] = record
 
     def _trace_path(self, request: ImageRequest) -> Path:
@@ -255,7 +247,7 @@ class PictureFolder:
         content = "".join(json.dumps(self.records[index], ensure_ascii=False) + "\n" for index in written)
         path = self.path / "result.jsonl"
         if (path.read_bytes() if path.exists() else b"") != content.encode():
-            write_atomic(path, content)
+            files.write_atomic(path, content)
 
 
 def _read_image_record(path: Path) -> tuple[bool, dict[str, Any] | None]:

@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, check_number, check_text
@@ -27,7 +28,7 @@ from vargen.base.places import READ_FILE
 from vargen.base.reading import reason_of
 from vargen.methods.catalogue import resolve_method
 from vargen.models.options import SamplingOptions
-from vargen.serve.engine import Engine, EngineStopped, Job, QueueFull
+from vargen.serve.engine import Engine, Job, QueueFull
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,6 +42,20 @@ MAX_BODY = 1 << 18
 """Bytes of a request."""
 KEY = "VARGEN_API_KEY"
 """The variable of the environment that holds the key of clients."""
+
+
+class TooLarge(UserError):
+    """A request has more bytes than are read."""
+
+
+_STATUS: dict[type[Exception], tuple[int, str]] = {
+    TooLarge: (413, "invalid_request_error"),
+    QueueFull: (429, "rate_limit_error"),
+    NotFiniteError: (500, "server_error"),
+    UserError: (400, "invalid_request_error"),
+    Exception: (500, "server_error"),
+}
+"""The answer to a request that fails: that of the first class which the error has."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +204,9 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
         yield
         await asyncio.to_thread(engine.close)
 
-    def refused(status: int, message: str, kind: str = "invalid_request_error", param: str | None = None) -> Any:
+    def refused(status: int, message: str, kind: str = "invalid_request_error") -> Any:
         metrics.requests.labels(str(status)).inc()
+        param = message.split()[0] if status == 400 else None
         error = {"message": " ".join(message.split()), "type": kind, "param": param, "code": None}
         return JSONResponse({"error": error}, status)
 
@@ -205,7 +221,7 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
         async for part in request.stream():
             content += part
             if len(content) > MAX_BODY:
-                raise OverflowError(f"the request has more than {MAX_BODY:,} bytes; send a shorter prompt")
+                raise TooLarge(f"the request has more than {MAX_BODY:,} bytes; send a shorter prompt")
         try:
             return json.loads(content)
         except (ValueError, RecursionError):
@@ -227,22 +243,10 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
                 metrics.requests.labels("200").inc()
                 return StreamingResponse(events.sent(), media_type="text/event-stream")
             engine.submit(jobs)
-        except OverflowError as error:
-            return refused(413, str(error))
-        except QueueFull as error:
-            return refused(429, str(error), "rate_limit_error")
-        except UserError as error:
-            return refused(400, str(error), param=str(error).split()[0])
-        except EngineStopped as error:
-            return refused(500, str(error), "server_error")
-        try:
             pictures = await asyncio.gather(*(asyncio.wrap_future(job.finished) for job in jobs))
-        except NotFiniteError as error:
-            return refused(500, str(error), "server_error")
-        except UserError as error:
-            return refused(400, str(error))
         except Exception as error:
-            return refused(500, str(error) or type(error).__name__, "server_error")
+            status, kind = next(answer for cause, answer in _STATUS.items() if isinstance(error, cause))
+            return refused(status, str(error) or type(error).__name__, kind)
         metrics.requests.labels("200").inc()
         metrics.seconds.observe(time.perf_counter() - began)
         prefix = "data:image/png;base64," if asked.response_format == "url" else ""
@@ -316,10 +320,10 @@ class _Events:
 
 
 class Metrics:
-    """What Prometheus reads: counts of requests by status, the queue, and what drawing costs."""
+    """What Prometheus reads: counts of requests by status, the queue, and what drawing costs; `text` is its format."""
 
     def __init__(self, engine: Engine) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
         self._registry = CollectorRegistry()
         about: dict[str, Any] = {"registry": self._registry}
@@ -347,11 +351,7 @@ class Metrics:
         for name, (description, value) in gauges.items():
             Gauge(name, description, **about).set_function(value)
 
-    def text(self) -> bytes:
-        """In Prometheus' format."""
-        from prometheus_client import generate_latest
-
-        return generate_latest(self._registry)
+        self.text: Callable[[], bytes] = partial(generate_latest, self._registry)
 
 
 def check_port(host: str, port: int) -> None:

@@ -22,9 +22,6 @@ from vargen.base.errors import UserError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_FEWEST_TOKENS = 1
-"""Of a partial picture: without one there is nothing to show."""
-
 
 class QueueFull(UserError):
     """More pictures wait than may."""
@@ -206,7 +203,7 @@ class Engine:
             if job is None or job.on_partial is None or job.shown >= job.partial_images:
                 continue
             due = tokens.shape[1] * (job.shown + 1) / (job.partial_images + 1)
-            if max(due, _FEWEST_TOKENS) <= lengths[row] < tokens.shape[1]:
+            if max(due, 1) <= lengths[row] < tokens.shape[1]:
                 whole = continue_downwards(tokens[row : row + 1], decided[row : row + 1], side)
                 job.on_partial(self.pipeline.decode_tokens(whole)[0], job.shown)
                 job.shown += 1

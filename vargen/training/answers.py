@@ -1,7 +1,8 @@
-"""A target's answers, kept on disk, which a draft head learns from.
+"""What a target made to be learned from, answers or pictures, kept on disk in batches.
 
-Belongs here: numbered questions as a protocol, and resumable batches of answers. Does not belong here: how a target
-answers (`video_answers.py`, `text_answers.py`), its hidden states, the head and its losses.
+Belongs here: resumable batches, and numbered questions as a protocol. Does not belong here: how a target answers or
+draws (`video_questions.py`, `text_prompts.py`, `pictures.py`), and its hidden states. Those of pictures are computed
+again when they are needed: for two thousand pictures they would fill half a gigabyte.
 """
 
 from __future__ import annotations
@@ -60,41 +61,67 @@ def keep_answers(
         answer: asks the target.
         questions: numbered from 0 on.
         count: number of answers.
-        folder: holds one file per batch.
-        settings: values that decide the answers beside the questions, such as the weights' fingerprint; a folder with
-            other settings is refused.
+        folder, settings: as for `keep_batches`; the questions' own description is among the settings.
 
     Returns:
         Token ids of each answer, its stop token included.
+    """
+    split, size = questions.split, questions.batch_size
+    described = {**settings, **questions.described, "split": split, "batch_size": size}
+    batches = keep_batches(
+        lambda numbers: answer(numbers.start, [questions.inputs(number) for number in numbers]),
+        count,
+        size,
+        folder,
+        described,
+        name=split,
+        holds="answers",
+        argument="answers",
+    )
+    return [[token for token in row if token != FILLER] for tokens in batches for row in tokens.tolist()]
+
+
+def keep_batches(
+    make: Callable[[range], Tensor],
+    count: int,
+    batch_size: int,
+    folder: Path,
+    settings: dict[str, Any],
+    *,
+    name: str,
+    holds: str,
+    argument: str,
+) -> list[Tensor]:
+    """Tokens of numbers 0 to `count` - 1, in batches; those that `folder` holds already are not made again.
+
+    Args:
+        make: gives tokens int32 [B, n] of some numbers.
+        count: how many.
+        batch_size: how many are made at once.
+        folder: holds one file for each batch.
+        settings: values that decide the tokens, such as the weights' fingerprint.
+        name: begins the names of files.
+        holds: what the tokens are, in the plural.
+        argument: that named the folder.
 
     Raises:
-        UserError: the folder holds other answers, or a damaged file.
+        UserError: the folder was made with other settings, or holds a damaged file.
     """
-    described = {
-        **settings,
-        **questions.described,
-        "split": questions.split,
-        "batch_size": questions.batch_size,
-    }
-    answers: list[list[int]] = []
-    bar = tqdm(total=count, unit="answer", desc=f"{questions.split} answers to learn from", disable=None)
-    with own_folder(folder, argument="answers"), bar:
-        for start in range(0, count, questions.batch_size):
-            size = min(questions.batch_size, count - start)
-            path = folder / f"{questions.split}-{start:07d}.safetensors"
-            tokens = _read(path, described) if path.exists() else None
-            if tokens is None or len(tokens) < size:
-                tokens = answer(start, [questions.inputs(start + row) for row in range(size)])
+    batches = []
+    bar = tqdm(total=count, unit=f" {holds}", desc=f"{name} {holds} to learn from", disable=None)
+    with own_folder(folder, argument=argument), bar:
+        for start in range(0, count, batch_size):
+            numbers = range(start, min(start + batch_size, count))
+            path, tokens = folder / f"{name}-{start:07d}.safetensors", None
+            if path.exists():
+                with reading(path, "delete it", argument), safe_open(path, framework="pt") as file:
+                    before = json.loads((file.metadata() or {}).get("settings", "{}"))
+                    check_identity(path, before, settings, holds=holds, argument=argument)
+                    tokens = file.get_tensor("tokens")
+            if tokens is None or len(tokens) < len(numbers):
+                tokens = make(numbers)
                 with atomic_path(path) as temporary:
-                    save_file({"tokens": tokens}, temporary, metadata={"settings": json.dumps(described)})
-            answers += [[token for token in row if token != FILLER] for row in tokens[:size].tolist()]
-            bar.update(size)
-    return answers
-
-
-def _read(path: Path, described: dict[str, Any]) -> Tensor:
-    """[B, n] int32 of one file, if it was made with these settings."""
-    with reading(path, "delete it", "answers"), safe_open(path, framework="pt") as file:
-        before = json.loads((file.metadata() or {}).get("settings", "{}"))
-        check_identity(path, before, described, holds="answers", argument="answers")
-        return file.get_tensor("tokens")
+                    save_file({"tokens": tokens}, temporary, metadata={"settings": json.dumps(settings)})
+            batches.append(tokens[: len(numbers)])
+            bar.update(len(numbers))
+    return batches

@@ -44,6 +44,12 @@ def check_not_negative(config: object, *names: str) -> None:
         check(0 <= getattr(config, name) < math.inf, name, getattr(config, name), "must not be negative, but finite")
 
 
+def check_weights(config: object, *names: str) -> None:
+    """Raise a `UserError` for weights of a loss below zero, or if all are zero."""
+    check_not_negative(config, *names)
+    check(any(getattr(config, name) for name in names), names[-1], 0, "leaves no loss at all; raise a weight")
+
+
 def check_fraction(config: object, *names: str, prefix: str = "") -> None:
     """Raise a `UserError` for the first of the named fields that is outside [0, 1]."""
     for name in names:
@@ -177,6 +183,50 @@ class DrafterRunConfig(RunConfig):
         super().__post_init__()
         check_positive(self, "generation_batch_size")
         check_not_negative(self, "token_loss_weight", "feature_noise")
+
+
+@dataclass
+class UnrolledConfig(DrafterRunConfig):
+    """Settings of every run that trains an EAGLE head by drafting, see `unrolled.py`.
+
+    Args:
+        intermediate_size: width of the head's feed-forward layer; null for the target's.
+        feature_layers: numbers of the target's layers after which the head reads it, the last at the end; null for a
+            low, a middle and the last one; the last layer alone for EAGLE's single depth.
+        overlap_loss_weight: weight of the total variation, 1 minus the overlap.
+        feature_loss_weight: weight of the SmoothL1 of the features.
+        loss_positions: positions of each step's pictures or answers at which the cross-entropies are computed, drawn
+            anew at every step; null for all. Distributions over the vocabulary are most of a step's work.
+        levels: levels of a draft that are learned, 1 or more.
+        level_decay: factor by which each level counts less than the one above it.
+    """
+
+    intermediate_size: int | None = None
+    feature_layers: list[int] | None = None
+    overlap_loss_weight: float = 1.0
+    feature_loss_weight: float = 1.0
+    loss_positions: int | None = 64
+    levels: int = 3
+    level_decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "levels")
+        for name in ("intermediate_size", "loss_positions"):
+            value = getattr(self, name)
+            check(value is None or value >= 1, name, value, "must be at least 1, or null")
+        check_fraction(self, "level_decay")
+        layers = self.feature_layers
+        rising = layers is None or [0, *layers] == sorted({0, *layers}) != [0]
+        check(rising, "feature_layers", layers, "must be numbers of layers from 1 on, rising, or null")
+
+    def layers_read(self, last: int) -> list[int]:
+        """`feature_layers` of a target with so many layers. Raises UserError for others than it has."""
+        layers = self.feature_layers
+        if layers is None:
+            layers = sorted({min(2, last), max(last // 2, 1), last})
+        check(layers[-1] == last, "feature_layers", layers, f"must end with the target's last layer, which is {last}")
+        return layers
 
 
 def bfloat16_pays(device: str) -> bool:

@@ -17,12 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from vargen.models.transformer_layers import scaled_dot_product_attention
 
 FLOAT32_ATTENTION = "sdpa_float32"
-"""The name, once `register` has been called."""
-
-
-def register() -> None:
-    """Make the name known to transformers."""
-    AttentionInterface.register(FLOAT32_ATTENTION, _attention_in_float32)
+"""The name that importing this makes known to transformers."""
 
 
 def _attention_in_float32(
@@ -30,6 +25,9 @@ def _attention_in_float32(
 ) -> Any:
     with torch.autocast("cpu", enabled=False):
         return sdpa_attention_forward(module, query.float(), key.float(), value.float(), *rest, **named)
+
+
+AttentionInterface.register(FLOAT32_ATTENTION, _attention_in_float32)
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -20,16 +20,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from vargen.drafters.eagle_head import EagleHead
-from vargen.models.model_folder import check_component_folder
 from vargen.models.transformer_layers import CONDITION_POSITION
-from vargen.training.config import check, check_fraction, check_not_negative, check_positive
+from vargen.training.config import UnrolledConfig, check_weights
 from vargen.training.drafter_task import DrafterTask
-from vargen.training.initial_weights import fill
+from vargen.training.initial_weights import fill_from
 from vargen.training.pictures import Lessons, PictureRunConfig, StoredPictures, gather_lessons
-from vargen.training.run import RunResult, autocast, prepare, train
+from vargen.training.run import RunResult, autocast, train
 from vargen.training.unrolled import guesses_by_level
 
 _MEASURED_LEVELS = 4
@@ -37,43 +35,18 @@ _ENDS = ("", *(f"_{level}" for level in range(2, _MEASURED_LEVELS + 1)))
 
 
 @dataclass
-class DrafterTrainingConfig(PictureRunConfig):
-    """Settings of `vargen train drafter`, beside those of every run that learns from a picture model.
+class DrafterTrainingConfig(UnrolledConfig, PictureRunConfig):
+    """Settings of `vargen train drafter`, beside those of every such head and of every run that learns from pictures.
 
     Args:
-        intermediate_size: width of the head's feed-forward layer; null for the target's.
         guided_loss_weight: weight of the soft cross-entropy of the guided distributions.
-        overlap_loss_weight: weight of their total variation, 1 minus the overlap.
-        feature_loss_weight: weight of the SmoothL1 of the features.
-        loss_positions: positions of each picture at which the cross-entropies are computed, drawn anew at every step;
-            null for all. Distributions over the vocabulary are most of a step's work.
-        feature_layers: numbers of the target's layers after which the head reads it, the last at the end; null for a
-            low, a middle and the last one; the last layer alone for EAGLE's single depth.
-        levels: levels of a draft that are learned, 1 or more.
-        level_decay: factor by which each level counts less than the one above it.
     """
 
-    intermediate_size: int | None = None
     guided_loss_weight: float = 0.5
-    overlap_loss_weight: float = 1.0
-    feature_loss_weight: float = 1.0
-    loss_positions: int | None = 64
-    feature_layers: list[int] | None = None
-    levels: int = 3
-    level_decay: float = 0.8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "levels")
-        weights = ("token_loss_weight", "guided_loss_weight", "overlap_loss_weight", "feature_loss_weight")
-        check_not_negative(self, *weights)
-        check(any(getattr(self, name) for name in weights), weights[-1], 0, "leaves no loss at all; raise a weight")
-        check_fraction(self, "level_decay")
-        layers = self.feature_layers
-        rising = layers is None or (len(layers) > 0 and sorted({0, *layers})[1:] == list(layers))
-        check(rising, "feature_layers", layers, "must be numbers of layers from 1 on, rising, or null")
-        positions = self.loss_positions
-        check(positions is None or positions >= 1, "loss_positions", positions, "must be at least 1, or null for all")
+        check_weights(self, "token_loss_weight", "guided_loss_weight", "overlap_loss_weight", "feature_loss_weight")
 
     def architecture(self) -> dict[str, Any]:
         return {"intermediate_size": self.intermediate_size, "feature_layers": self.feature_layers}
@@ -95,34 +68,19 @@ def total_variation(logits: Tensor, target_logits: Tensor) -> Tensor:
 
 
 class PictureDrafterTask(DrafterTask):
-    """An EAGLE head as the training loop sees it.
-
-    Args:
-        config: of the run.
-        lessons: the target and pictures.
-
-    Raises:
-        UserError: layers that the target does not have, or initial weights of another shape.
-    """
+    """An EAGLE head as the training loop sees it. Raises UserError for layers that the target does not have, or initial
+    weights of another shape."""
 
     not_muon = "token_"
 
     def __init__(self, config: DrafterTrainingConfig, lessons: Lessons) -> None:
         self.config, self.lessons, self.teacher = config, lessons, lessons.teacher
         teacher = self.teacher
-        last = teacher.num_layers
-        layers = default_feature_layers(last) if config.feature_layers is None else config.feature_layers
-        check(layers[-1] == last, "feature_layers", layers, f"must end with the target's last layer, which is {last}")
-        drafter: nn.Module = teacher.new_head(config.intermediate_size, layers if len(layers) > 1 else ())
-        if (folder := config.initial_weights) and not config.goes_on:
-            check_component_folder(folder, EagleHead)
-            saved: nn.Module = EagleHead.from_pretrained(folder)
-            fill(drafter, saved.state_dict(), f"drafter in {folder!r}", "the target and intermediate_size say")
+        layers = config.layers_read(teacher.num_layers)
+        drafter = teacher.new_head(config.intermediate_size, layers if len(layers) > 1 else ())
+        if config.initial_weights and not config.goes_on:
+            fill_from(config.initial_weights, drafter, "drafter", "the target and intermediate_size say")
         super().__init__(config, drafter.to(lessons.codes.device))
-
-    def _states(self, prompts: list[str], codes: Tensor) -> tuple[Tensor, Tensor, int]:
-        """See `LlamaGenTeacher.features`; the final states are the last `dim` channels."""
-        return self.teacher.features(prompts, codes, self.drafter.feature_layers)
 
     def _guesses(self, features: Tensor, mask: Tensor, length: int, codes: Tensor, levels: int) -> list[Tensor]:
         """For each level the drafter's hidden states [halves * B, N - 1, dim] for all image tokens but the last."""
@@ -141,7 +99,7 @@ class PictureDrafterTask(DrafterTask):
         config = self.config
         generator = self.generator(step)
         prompts, codes = self.lessons.draw(config.batch_size, generator)
-        states, mask, length = self._states(prompts, codes)
+        states, mask, length = self.teacher.features(prompts, codes, self.drafter.feature_layers)
         features = self.drafter.fused(states)
         features = self.noised(features, codes.shape[1], generator)
         guesses = self._guesses(features, mask, length, codes, config.levels)
@@ -188,7 +146,7 @@ class PictureDrafterTask(DrafterTask):
 
         for prompts, codes in self.lessons.heldout(self.config.batch_size):
             with autocast(self.config):
-                states, mask, length = self._states(prompts, codes)
+                states, mask, length = self.teacher.features(prompts, codes, self.drafter.feature_layers)
                 features = self.drafter.fused(states)
                 truth = self.teacher.guided(self.teacher.logits(states[:, length:, -features.shape[2] :])).softmax(-1)
                 # The codes were drawn from the truth. So the chance that a drawn chain is accepted down to level k is,
@@ -228,11 +186,6 @@ class PictureDrafterTask(DrafterTask):
         drafter.save_pretrained(folder)
 
 
-def default_feature_layers(num_layers: int) -> list[int]:
-    """A low layer, the middle one and the last, without repetition."""
-    return sorted({min(2, num_layers), max(num_layers // 2, 1), num_layers})
-
-
 def _figures(sums: dict[str, float]) -> dict[str, float]:
     """Means of the sums in `PictureDrafterTask.evaluate`."""
     figures = {name: sums[name] / sums["places"] for name in ("guided_loss", "accepted_top10")}
@@ -256,5 +209,5 @@ def train_drafter(
     Raises:
         UserError: for a field, model folder or checkpoint that does not fit.
     """
-    lessons = gather_lessons(config, prepare(config), sample_prompts, stored_pictures)
+    lessons = gather_lessons(config, sample_prompts, stored_pictures)
     return train(config, PictureDrafterTask(config, lessons), lessons.identity)

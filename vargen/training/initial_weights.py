@@ -1,16 +1,14 @@
-"""Saved weights as the start of a new run.
-
-Belongs here: copying them into a network, or refusing them. Does not belong here: reading them, which differs from one
-kind of network to the next.
-"""
+"""Saved weights as the start of a new run: copying them into a network, or refusing them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 
 from vargen.base.errors import UserError
+from vargen.models.model_folder import check_component_folder
 
 
 def fill(module: nn.Module, values: Mapping[str, Tensor], what: str, settings: str) -> None:
@@ -31,3 +29,10 @@ def fill(module: nn.Module, values: Mapping[str, Tensor], what: str, settings: s
     if other:
         raise UserError(f"initial_weights: the {what} has another shape than {settings} ({other[0]}); make them agree")
     module.load_state_dict(values)
+
+
+def fill_from(folder: str, module: ModelMixin, what: str, settings: str) -> None:
+    """`fill` with the weights in a folder of the same class. Raises UserError for another folder, too."""
+    check_component_folder(folder, type(module))
+    saved: nn.Module = type(module).from_pretrained(folder)
+    fill(module, saved.state_dict(), f"{what} in {folder!r}", settings)

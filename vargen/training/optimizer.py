@@ -59,20 +59,18 @@ class OptimizerGroup:
                 fused=True,
             )
         ]
-        self.learning_rates = [config.learning_rate]
         if muon:
             self.optimizers.append(
                 torch.optim.Muon(
                     muon, lr=config.muon_learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
                 )
             )
-            self.learning_rates.append(config.muon_learning_rate)
 
     def set_factor(self, factor: float) -> None:
         """Set each optimizer's rate to `factor` times its highest."""
-        for optimizer, rate in zip(self.optimizers, self.learning_rates, strict=True):
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate * factor
+                group["lr"] = optimizer.defaults["lr"] * factor
 
     def clip(self, highest_norm: float) -> Tensor:
         """Scale the gradient down to `highest_norm` if it is longer (0: never); returns the norm before, a scalar."""

@@ -1,7 +1,7 @@
 """Pictures that a network beside a finished picture model learns from: drawn by the model, or stored with captions.
 
 Belongs here: settings that say which model and which pictures, and gathering these. Does not belong here: what is
-learned (`drafter.py`, `vertical.py`), and keeping drawn pictures on disk (`generated.py`).
+learned (`drafter.py`, `vertical.py`), and keeping drawn pictures on disk (`answers.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +21,9 @@ from vargen.models.description import open_model
 from vargen.models.model_folder import weights_fingerprint
 from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.pipelines.loading import load_pipeline
+from vargen.training.answers import keep_batches
 from vargen.training.config import DrafterRunConfig, check, check_positive
-from vargen.training.generated import generate_codes
+from vargen.training.run import prepare
 from vargen.training.teachers import Teacher, teacher_of
 
 
@@ -65,13 +66,9 @@ class PictureRunConfig(DrafterRunConfig):
         check(self.images > self.evaluation_size, "images", self.images, remedy)
 
 
-class StoredPictures(Protocol):
-    """A reader of stored pictures."""
-
-    def __call__(self, folder: str, count: int, vqvae: Any) -> tuple[list[str], Tensor]:
-        """Prompts and codes [K, N] of at most `count` pictures of a store, made with this tokenizer. Raises UserError
-        for no such store, or one of another tokenizer."""
-        ...
+StoredPictures = Callable[[str, int, Any], tuple[list[str], Tensor]]
+"""From a folder, a count and a VQ model to prompts and codes [K, N] of at most so many pictures of a store, made with
+this tokenizer. Raises UserError for no such store, or one of another tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -106,20 +103,19 @@ class Lessons:
 
 def gather_lessons(
     config: PictureRunConfig,
-    device: torch.device,
     sample_prompts: Callable[[int, int], list[str]],
     stored_pictures: StoredPictures | None,
 ) -> Lessons:
     """Load the model, and make or read its pictures.
 
     Args:
-        device: where codes shall lie.
         sample_prompts: gives prompts, by seed and count, if the config names no file of them.
         stored_pictures: reads the store that the config names.
 
     Raises:
         UserError: for a field or a model folder that does not fit.
     """
+    device = prepare(config)
     options = ModelOptions(
         config.model or None,
         config.revision or None,
@@ -165,3 +161,19 @@ def gather_lessons(
         prompts, codes = [*prompts, *captions], torch.cat((codes, stored.to(codes)))
     identity = {"target": fingerprint, **options.identity, **sampling}
     return Lessons(teacher, prompts, codes, heldout, heldout_codes, identity)
+
+
+def generate_codes(
+    pipeline: Any, prompts: Sequence[str], folder: Path, settings: dict[str, Any], seed: int = 0, batch_size: int = 32
+) -> Tensor:
+    """Codes int64 [len(prompts), N] of one picture for each prompt, by the pipeline's default settings; see
+    `keep_batches`. Picture i has the seed `seed + i`."""
+
+    def draw(numbers: range) -> Tensor:
+        generators = [torch.Generator().manual_seed(seed + number) for number in numbers]
+        chosen = [prompts[number] for number in numbers]
+        return pipeline(chosen, generator=generators, output_type="latent").tokens.to("cpu", torch.int32)
+
+    described = {**settings, "seed": seed, "batch_size": batch_size}
+    whose = {"name": "drawn", "holds": "pictures", "argument": "output"}
+    return torch.cat(keep_batches(draw, len(prompts), batch_size, folder, described, **whose)).long()

@@ -29,7 +29,7 @@ from vargen.runs.files import append_jsonl, atomic_folder, atomic_path
 from vargen.runs.identity import check_identity
 from vargen.training.config import CHECKPOINT_NAME, RunConfig
 from vargen.training.optimizer import AveragedWeights, OptimizerGroup, learning_rate_factor, schedule_progress
-from vargen.training.trackers import Tracker, start_tracker
+from vargen.training.trackers import start_tracker
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -89,8 +89,8 @@ class RunResult:
         return self.stopped_by is None
 
     def __str__(self) -> str:
-        """One line for a user, such as "1,200 steps in 0:20:05, loss 0.21"."""
-        steps = f"{self.step:,} step{'' if self.step == 1 else 's'} in {_clock(self.elapsed)}"
+        """One line for a user, such as "1,200 steps in 20:05, loss 0.21"."""
+        steps = f"{self.step:,} step{'' if self.step == 1 else 's'} in {tqdm.format_interval(self.elapsed)}"
         return ", ".join((steps, *(f"{name} {value:.4g}" for name, value in self.evaluation.items())))
 
 
@@ -276,7 +276,7 @@ class _Log:
         self.sums: dict[str, Tensor] = {}
         self.count, self.since = 0, state.elapsed
         self.first = (state.step, state.elapsed)
-        self.tracker: Tracker | None = None
+        self.tracker: Any = None
 
     def __enter__(self) -> _Log:
         hidden = not sys.stderr.isatty()
@@ -322,7 +322,7 @@ class _Log:
         self.bar.set_postfix_str(f"loss {means['loss']:.4f}")
         self._say(
             f"step {state.step}  {parts}  lr {learning_rate:.2e}  {samples_per_second:.1f}/s  "
-            f"{_clock(state.elapsed)} done, {_clock(entry['eta'])} to go"
+            f"{tqdm.format_interval(state.elapsed)} done, {tqdm.format_interval(entry['eta'])} to go"
         )
         self.sums, self.count, self.since = {}, 0, state.elapsed
 
@@ -344,12 +344,6 @@ class _Log:
     def _say(self, line: str, always: bool = False) -> None:
         if self.bar.disable or always:
             tqdm.write(line, file=sys.stderr)
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
 @contextmanager

@@ -164,27 +164,6 @@ def forced_inputs(
 
 
 @torch.no_grad()
-def target_features(
-    transformer: LlamaGenTransformer,
-    condition_embeds: Tensor,
-    condition_mask: Tensor,
-    codes: Tensor,
-    feature_layers: Sequence[int] = (),
-) -> Tensor:
-    """Hidden states of the condition and of all image tokens but the last, under teacher forcing.
-
-    Args:
-        condition_embeds: [B, T, dim]. condition_mask: [B, T] bool. codes: int64 [B, N].
-        feature_layers: numbers of blocks; none: the final states alone.
-
-    Returns:
-        [B, T + N - 1, F], F = dim for each layer.
-    """
-    mask = condition_attention_mask(condition_mask, codes.shape[1] - 1)
-    return masked_features(transformer, condition_embeds, mask, codes, feature_layers)
-
-
-@torch.no_grad()
 def masked_features(
     transformer: LlamaGenTransformer,
     condition_embeds: Tensor,
@@ -192,7 +171,16 @@ def masked_features(
     codes: Tensor,
     feature_layers: Sequence[int] = (),
 ) -> Tensor:
-    """As `target_features`, where tokens see each other by a mask [B, 1, T + N - 1, T + N - 1] bool."""
+    """Hidden states of a condition and of all image tokens but the last, under teacher forcing.
+
+    Args:
+        condition_embeds: [B, T, dim]. codes: int64 [B, N].
+        attention_mask: bool [B, 1, T + N - 1, T + N - 1], which tokens see each other.
+        feature_layers: numbers of blocks; none: the final states alone.
+
+    Returns:
+        [B, T + N - 1, F], F = dim for each layer.
+    """
     embeds, positions = forced_inputs(transformer, condition_embeds, codes)
     return transformer(
         inputs_embeds=embeds,
@@ -216,7 +204,8 @@ def guided_condition(pipeline: LlamaGenPipeline, prompts: list[str]) -> tuple[Te
 def guided_features(
     pipeline: LlamaGenPipeline, prompts: list[str], codes: Tensor, feature_layers: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor, int]:
-    """`target_features` of both halves of guidance, conditional half first; see `LlamaGenTeacher.features`."""
+    """States of both halves of guidance, conditional half first; see `LlamaGenTeacher.features`."""
     condition, mask = guided_condition(pipeline, prompts)
-    states = target_features(pipeline.transformer, condition, mask, codes.repeat(2, 1), feature_layers)
+    seen = condition_attention_mask(mask, codes.shape[1] - 1)
+    states = masked_features(pipeline.transformer, condition, seen, codes.repeat(2, 1), feature_layers)
     return states, mask, condition.shape[1]

@@ -5,8 +5,8 @@ draft by drafting there (`unrolled.py`), and may draft the frequent tokens alone
 of the tokens, their total variation, which is the chance that a drawn token is rejected, and SmoothL1 of the features,
 since a guess is the feature of the next pair. All are means over levels, of which each counts less than the one above.
 
-Belongs here: settings, losses and figures. Does not belong here: prompts and answers (`text_prompts.py`,
-`text_answers.py`), and the network (`vargen.drafters.text_head`).
+Belongs here: settings, losses and figures. Does not belong here: prompts and answers (`text_prompts.py`), and the
+network (`vargen.drafters.text_head`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from vargen.models.model_folder import weights_fingerprint
 from vargen.models.source import find_files
 from vargen.runs.identity import digest
 from vargen.training.answers import keep_answers
-from vargen.training.config import DrafterRunConfig, check, check_fraction, check_not_negative, check_positive
-from vargen.training.drafter import default_feature_layers, soft_cross_entropy
+from vargen.training.config import UnrolledConfig, check, check_not_negative, check_positive, check_weights
+from vargen.training.drafter import soft_cross_entropy
 from vargen.training.drafter_task import DrafterTask
 from vargen.training.run import RunResult, autocast, prepare, train
-from vargen.training.text_answers import TextAnswers, TextPrompts
-from vargen.training.text_prompts import compose_prompts
+from vargen.training.text_prompts import TextAnswers, TextPrompts, compose_prompts
 from vargen.training.unrolled import guesses_by_level
 
 _KNOWN_PROMPTS = 60  # composed prompts by which a later run recognises them
@@ -46,8 +45,8 @@ _MEASURED_LEVELS = 4
 
 
 @dataclass
-class TextDrafterTrainingConfig(DrafterRunConfig):
-    """Settings of `vargen train drafter --task text`, beside those of every drafter's run.
+class TextDrafterTrainingConfig(UnrolledConfig):
+    """Settings of `vargen train drafter --task text`, beside those of every such head.
 
     Args:
         dtype: precision of the model: float32, bfloat16 or float16.
@@ -58,15 +57,7 @@ class TextDrafterTrainingConfig(DrafterRunConfig):
         temperatures: of batch after batch of answers, in turns; 0 is greedy.
         memory_gib: the most memory for hidden states in GiB; those that do not fit are computed again at every step.
         num_attention_heads: of the head; null for the model's, or the next smaller number that fits.
-        intermediate_size: width of the head's feed-forward layer; null for the model's.
-        feature_layers: numbers of the model's layers after which the head reads it, the last at the end; null for a
-            low, a middle and the last one; the last layer alone for EAGLE's single depth.
         draft_vocab_size: how many tokens may be drafted, the most frequent ones of the answers; null for all.
-        overlap_loss_weight: weight of the total variation, 1 minus the overlap.
-        feature_loss_weight: weight of the SmoothL1 of the features.
-        loss_positions: tokens of a step at which losses are computed, drawn anew at every step; null for all.
-        levels: levels of a draft that are learned, 1 or more.
-        level_decay: factor by which each level counts less than the one above it.
         decoded_prompts: held-out prompts that are answered with the head for the accepted length.
     """
 
@@ -78,31 +69,25 @@ class TextDrafterTrainingConfig(DrafterRunConfig):
     temperatures: list[float] = field(default_factory=lambda: [0.0, 0.8])
     memory_gib: float = 4.0
     num_attention_heads: int | None = None
-    intermediate_size: int | None = None
-    feature_layers: list[int] | None = None
     draft_vocab_size: int | None = None
     token_loss_weight: float = 1.0
-    overlap_loss_weight: float = 1.0
     feature_loss_weight: float = 0.1
     loss_positions: int | None = 256
     levels: int = 4
-    level_decay: float = 0.8
     decoded_prompts: int = 6
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(bool(self.model), "model", self.model, "must name a language model: a folder, or a name on the hub")
-        check(not self.compile, "compile", True, "gains nothing here: no two steps are of one length; leave it out")
         known = ("float32", "bfloat16", "float16")
         check(self.dtype in known, "dtype", self.dtype, f"is not one of {', '.join(known)}")
-        check_positive(self, "prompts", "max_answer_tokens", "levels", "decoded_prompts")
-        for name in ("num_attention_heads", "intermediate_size", "draft_vocab_size", "loss_positions"):
+        check(not self.compile, "compile", True, "gains nothing here: no two steps are of one length; leave it out")
+        check_positive(self, "prompts", "max_answer_tokens", "decoded_prompts")
+        check_not_negative(self, "memory_gib")
+        for name in ("num_attention_heads", "draft_vocab_size"):
             value = getattr(self, name)
             check(value is None or value >= 1, name, value, "must be at least 1, or null")
-        weights = ("token_loss_weight", "overlap_loss_weight", "feature_loss_weight")
-        check_not_negative(self, "memory_gib", *weights)
-        check(any(getattr(self, name) for name in weights), weights[-1], 0, "leaves no loss at all; raise a weight")
-        check_fraction(self, "level_decay")
+        check_weights(self, "token_loss_weight", "overlap_loss_weight", "feature_loss_weight")
         usual = bool(self.temperatures) and all(each == 0 or 0.01 <= each <= 100 for each in self.temperatures)
         check(usual, "temperatures", self.temperatures, "must be a list of 0 (greedy) and numbers from 0.01 to 100")
         remedy = f"must be at most evaluation_size ({self.evaluation_size})"
@@ -116,10 +101,7 @@ class TextDrafterTrainingConfig(DrafterRunConfig):
         """The untrained head for a model. Raises UserError for a setting that does not fit it."""
         text = model.config.get_text_config()
         dim, vocab_size, last = int(text.hidden_size), int(text.vocab_size), int(text.num_hidden_layers)
-        layers = default_feature_layers(last) if self.feature_layers is None else self.feature_layers
-        rising = len(layers) > 0 and sorted({0, *layers})[1:] == list(layers) and layers[-1] == last
-        remedy = f"must be numbers of layers from 1 on, rising, that end with the model's last one, which is {last}"
-        check(rising, "feature_layers", layers, remedy)
+        layers = self.layers_read(last)
         heads = self.num_attention_heads or int(text.num_attention_heads)
         while self.num_attention_heads is None and heads > 1 and (dim % heads or dim // heads % 2):
             heads -= 1

@@ -9,22 +9,15 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
 
-TRACKERS = {"tensorboard": ("tensorboard",), "wandb": ("wandb",)}
-"""By name, the packages that each needs."""
+if TYPE_CHECKING:
+    from accelerate.tracking import GeneralTracker
 
-
-class Tracker(Protocol):
-    """What a run asks of a tracker of accelerate."""
-
-    def log(self, values: dict[str, Any], step: int) -> None:
-        """Note values of a step."""
-
-    def finish(self) -> None:
-        """Write what is not written yet."""
+TRACKERS = ("tensorboard", "wandb")
+"""Names of trackers, which are those of their packages."""
 
 
 def check_tracker(name: str | None) -> None:
@@ -33,12 +26,11 @@ def check_tracker(name: str | None) -> None:
         return
     if name not in TRACKERS:
         raise UserError(f"log_with must be one of {', '.join(TRACKERS)}, got {name!r}")
-    for package in TRACKERS[name]:
-        if importlib.util.find_spec(package) is None:
-            raise UserError(f"log_with {name} needs {package}, which is not installed; run pip install {package}")
+    if importlib.util.find_spec(name) is None:
+        raise UserError(f"log_with {name} needs {name}, which is not installed; run pip install {name}")
 
 
-def start_tracker(name: str | None, folder: Path, config: Mapping[str, Any]) -> Tracker | None:
+def start_tracker(name: str | None, folder: Path, config: Mapping[str, Any]) -> GeneralTracker | None:
     """A tracker that has the settings of the run; None where none is asked for.
 
     Args:
@@ -55,19 +47,16 @@ def start_tracker(name: str | None, folder: Path, config: Mapping[str, Any]) -> 
     from accelerate.tracking import TensorBoardTracker, WandBTracker
 
     try:
-        tracker: Any
+        tracker: GeneralTracker
         if name == "tensorboard":
             tracker = TensorBoardTracker("tensorboard", logging_dir=folder)
         else:
             tracker = WandBTracker("vargen", name=folder.name, dir=str(folder))
         tracker.start()
-        tracker.store_init_configuration({key: _plain(value) for key, value in config.items()})
+        # TensorBoard takes numbers and texts alone.
+        plain = {key: each if isinstance(each, str | int | float) else str(each) for key, each in config.items()}
+        tracker.store_init_configuration(plain)
     except Exception as error:  # wandb raises classes of its own where there is no login or no network
         said = " ".join(str(error).split())[:200]
         raise UserError(f"log_with: {name} cannot be started ({said}); log in to it, or leave log_with out") from error
     return tracker
-
-
-def _plain(value: Any) -> Any:
-    """Numbers and texts as they are; all else as text, since TensorBoard takes nothing else."""
-    return value if isinstance(value, str | int | float | bool) else str(value)

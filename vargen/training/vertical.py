@@ -18,19 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vargen.base.errors import UserError
 from vargen.models.llamagen.vertical_branch import VerticalBranch, default_feature_layer, diagonal_masks
-from vargen.models.model_folder import check_component_folder
 from vargen.models.transformer_layers import CONDITION_POSITION, Attention, condition_attention_mask
-from vargen.training.config import check, check_not_negative, check_positive
+from vargen.training.config import check, check_positive, check_weights
 from vargen.training.cpu_attention import additive_mask, attention_in_chunks
 from vargen.training.drafter import soft_cross_entropy, total_variation
 from vargen.training.drafter_task import DrafterTask
-from vargen.training.initial_weights import fill
+from vargen.training.initial_weights import fill_from
 from vargen.training.pictures import Lessons, PictureRunConfig, StoredPictures, gather_lessons
-from vargen.training.run import RunResult, autocast, prepare, train
+from vargen.training.run import RunResult, autocast, train
 from vargen.training.teachers import LlamaGenTeacher, guided_condition, masked_features
 
 
@@ -52,24 +51,15 @@ class VerticalTrainingConfig(PictureRunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "gate_size")
-        weights = ("token_loss_weight", "guided_loss_weight")
-        check_not_negative(self, *weights)
-        check(any(getattr(self, name) for name in weights), weights[-1], 0, "leaves no loss at all; raise a weight")
+        check_weights(self, "token_loss_weight", "guided_loss_weight")
 
     def architecture(self) -> dict[str, Any]:
         return {"feature_layer": self.feature_layer, "gate_size": self.gate_size}
 
 
 class VerticalTask(DrafterTask):
-    """A vertical branch as the training loop sees it.
-
-    Args:
-        config: of the run.
-        lessons: the model and pictures.
-
-    Raises:
-        UserError: a model that is no LlamaGen, a layer that it does not have, or initial weights of another shape.
-    """
+    """A vertical branch as the training loop sees it. Raises UserError for a model that is no LlamaGen, a layer that it
+    does not have, or initial weights of another shape."""
 
     not_muon = "gate"
 
@@ -82,11 +72,9 @@ class VerticalTask(DrafterTask):
         last, layer = teacher.num_layers, config.feature_layer
         layer = default_feature_layer(last) if layer is None else layer
         check(1 <= layer < last, "feature_layer", layer, f"must be at least 1 and below {last}, the model's layers")
-        branch: nn.Module = VerticalBranch.beside(self.transformer, layer, config.gate_size)
-        if (folder := config.initial_weights) and not config.goes_on:
-            check_component_folder(folder, VerticalBranch)
-            saved: nn.Module = VerticalBranch.from_pretrained(folder)
-            fill(branch, saved.state_dict(), f"branch in {folder!r}", "the model and gate_size say")
+        branch = VerticalBranch.beside(self.transformer, layer, config.gate_size)
+        if config.initial_weights and not config.goes_on:
+            fill_from(config.initial_weights, branch, "branch", "the model and gate_size say")
         super().__init__(config, branch.to(lessons.codes.device))
         self.branch: VerticalBranch = self.drafter
         if self.device.type == "cpu":
@@ -184,5 +172,5 @@ def train_vertical(
     Raises:
         UserError: for a field, model folder or checkpoint that does not fit.
     """
-    lessons = gather_lessons(config, prepare(config), sample_prompts, stored_pictures)
+    lessons = gather_lessons(config, sample_prompts, stored_pictures)
     return train(config, VerticalTask(config, lessons), lessons.identity)

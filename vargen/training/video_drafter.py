@@ -43,12 +43,12 @@ from vargen.models.video_llms.target import VideoTarget
 from vargen.pipelines.video.answering import VideoAnswerer
 from vargen.pipelines.video.loading import open_video_model
 from vargen.pipelines.video.options import VideoOptions
-from vargen.training import cpu_attention
+from vargen.runs.files import own_folder
 from vargen.training.config import DrafterRunConfig, check, check_fraction, check_not_negative, check_positive
+from vargen.training.cpu_attention import FLOAT32_ATTENTION
 from vargen.training.drafter_task import DrafterTask
 from vargen.training.run import RunResult, autocast, prepare, train
-from vargen.training.video_answers import generate_answers, stop_tokens
-from vargen.training.video_questions import Questions, RenderedVideo, VideoSource
+from vargen.training.video_questions import Questions, RenderedVideo, VideoSource, generate_answers, stop_tokens
 from vargen.training.video_states import StatesFolder, TeacherForcing
 
 _OWN_PASSES = {"eagle": 0, "msd": 0, "vispec": 1, "sparrow": 1, "flash": 0}
@@ -231,8 +231,7 @@ class VideoDrafterTask(DrafterTask):
         self.training, self.heldout = training, heldout
         super().__init__(config, config.new_video_head(model).to(config.device).float())
         if config.device == "cpu":
-            cpu_attention.register()
-            self.drafter.set_attention(cpu_attention.FLOAT32_ATTENTION)
+            self.drafter.set_attention(FLOAT32_ATTENTION)
         self.own_passes = _OWN_PASSES[config.kind] if config.own_passes is None else config.own_passes
         self.blind_share = _BLIND_SHARE[config.kind] if config.blind_share is None else config.blind_share
 
@@ -379,7 +378,10 @@ def train_video_drafter(config: VideoDrafterTrainingConfig, ask: Ask) -> RunResu
     fingerprint = weights_fingerprint(found.folder)
     kept = Path(config.answers or Path(config.output) / "answers")
     readers = []
-    folder = StatesFolder(Path(config.states), {"target": fingerprint}) if config.states else None
+    folder = None
+    if config.states:
+        with own_folder(config.states, argument="states"):  # refuses a place that cannot be written
+            folder = StatesFolder(Path(config.states), {"target": fingerprint})
     for questions in ask(answerer):
         settings, most = {"target": fingerprint}, config.max_answer_tokens
         answers = generate_answers(model, questions, len(questions.videos), kept, settings, most)

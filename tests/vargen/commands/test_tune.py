@@ -16,9 +16,15 @@ optuna = pytest.importorskip("optuna", reason="tuning needs the tune extra")
 from vargen.base.errors import UserError  # noqa: E402
 from vargen.cli import main  # noqa: E402
 from vargen.jobs import calls as pipeline_calls  # noqa: E402
-from vargen.jobs import search_space, tuning  # noqa: E402
-from vargen.jobs.search_space import settings_of, starting_points  # noqa: E402
-from vargen.jobs.study import Point, Trials, fastest_within, pareto_front  # noqa: E402
+from vargen.jobs import study, tuning  # noqa: E402
+from vargen.jobs.study import (  # noqa: E402
+    Point,
+    Trials,
+    fastest_within,
+    pareto_front,
+    settings_of,
+    starting_points,
+)
 from vargen.jobs.tuning import TuneConfig  # noqa: E402
 from vargen.methods.base import ImageMethodConfig, Suggestions  # noqa: E402
 from vargen.methods.catalogue import methods_for, resolve_method  # noqa: E402
@@ -105,7 +111,7 @@ def test_presets_come_next_in_the_terms_of_the_search_space(tmp_path: Path, monk
     }
     paths = {name: tmp_path / f"{name}.yaml" for name in presets}
     resolved = {name: resolve_method("vvs", options) for name, options in presets.items()}
-    monkeypatch.setattr(search_space, "find_presets", lambda: paths)
+    monkeypatch.setattr(study, "find_presets", lambda: paths)
     default, inside, outside = starting_points(
         "vvs", {"truncate": False}, lambda name, options: (resolved.get(name) or resolve_method(name)).resolved(256)
     )
@@ -368,7 +374,7 @@ def test_time_that_was_spent_counts_and_a_smaller_budget_takes_the_best_away(
         measured = limit_trials(patch, 1)
         assert main([*arguments, "--max_seconds", "0.0001"]) == 0
         assert measured == [] and (folder / "best.yaml").exists()
-        patch.setattr(tuning, "fastest_within", lambda points, least: None)
+        patch.setattr(study, "fastest_within", lambda points, least: None)
         assert main([*arguments, "--max_seconds", "0.0001", "--max_quality_loss", "0.01"]) == 1
     assert not (folder / "best.yaml").exists()
     assert json.loads((folder / "pareto.json").read_text())["best"] is None

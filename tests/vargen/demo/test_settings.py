@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vargen.base.errors import UserError
-from vargen.demo.settings import read_settings, write_settings
+from vargen.demo.controls import read_settings, write_settings
 from vargen.methods.catalogue import METHODS, find_presets, resolve_method
 
 EVERY = [*(method() for method in METHODS), *map(resolve_method, find_presets())]

@@ -12,8 +12,8 @@ import torch
 
 from vargen.base.errors import UserError
 from vargen.demo import compare, pictures, videos
+from vargen.demo.controls import read_method
 from vargen.demo.models import Models
-from vargen.demo.settings import read_method
 from vargen.demo.work import Tickets
 from vargen.methods.catalogue import resolve_method
 from vargen.models.options import ModelOptions

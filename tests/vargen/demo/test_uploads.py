@@ -11,7 +11,7 @@ from transformers import Qwen2VLVideoProcessor
 
 from scenes.rendering.video_file import write_video
 from vargen.base.errors import UserError
-from vargen.demo import uploads
+from vargen.demo import videos as uploads
 from vargen.models.video_llms import frames
 from vargen.models.video_llms.frames import measure_video
 

@@ -21,9 +21,9 @@ from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.drafters.chameleon_draft_head import ChameleonDraftHead
 from vargen.drafters.chameleon_head import ChameleonHead
 from vargen.drafters.convert_draft_head import convert_lantern_drafter
+from vargen.drafters.transformers_draft_head import ChameleonDraftHead
 from vargen.models.guided_target import GuidedTarget
 
 DIM, HEADS, WIDTH, VOCAB, TOKENS = 16, 2, 20, 31, 12

@@ -16,9 +16,8 @@ from specdecode.loop import DecodeResult, decode
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.drafters.video_draft_head import VideoDraftHead
-from vargen.drafters.video_head import KINDS, TargetStates, VideoHead
+from vargen.drafters.video_head import KINDS, TargetStates, VideoHead, VisualCompressor
 from vargen.drafters.video_head_folder import new_video_head
-from vargen.drafters.visual_compressor import VisualCompressor
 from vargen.methods.video.trained import SparrowConfig
 from vargen.models.video_llms.pruning import keep_uniform
 from vargen.models.video_llms.request import VideoRequest, keep_visual, prepare_request

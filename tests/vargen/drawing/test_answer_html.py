@@ -7,7 +7,7 @@ import re
 import pytest
 
 from specdecode.trace import TokenOrigin
-from vargen.drawing.answer_html import answer_html, colour
+from vargen.drawing.answer import answer_html, colour
 
 ORIGINS = [TokenOrigin.TARGET, TokenOrigin.ACCEPTED, TokenOrigin.RELAXED]
 

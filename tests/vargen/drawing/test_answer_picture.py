@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image, ImageFont
 
-import vargen.drawing.answer_picture as module
+import vargen.drawing.answer as module
 from specdecode.trace import TokenOrigin
-from vargen.drawing.answer_picture import draw_answer, relevance_colour
+from vargen.drawing.answer import draw_answer, relevance_colour
 from vargen.drawing.trace_image import ORIGIN_COLOURS
 
 FRAMES = torch.stack([torch.full((3, 20, 30), value) for value in (0.0, 0.5, 1.0)])

@@ -17,6 +17,7 @@ from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.model_folder import check_component_folder
+from vargen.models.transformer_layers import condition_attention_mask
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import read_jsonl
 from vargen.training.drafter import (
@@ -26,9 +27,8 @@ from vargen.training.drafter import (
     total_variation,
     train_drafter,
 )
-from vargen.training.generated import generate_codes
-from vargen.training.pictures import Lessons, gather_lessons
-from vargen.training.teachers import target_features, teacher_of
+from vargen.training.pictures import Lessons, gather_lessons, generate_codes
+from vargen.training.teachers import masked_features, teacher_of
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_generated_pictures_are_kept_and_continue_where_they_stopped(
     assert torch.equal(codes, whole)
     with pytest.raises(UserError, match="weights"):
         generate_codes(pipeline, prompts, folder, settings={"weights": "b"}, batch_size=8)
-    assert json.loads((folder / "settings.json").read_text())["weights"] == "a"
+    assert torch.equal(generate_codes(pipeline, prompts, folder, settings={"weights": "a"}, batch_size=8), whole)
 
 
 def test_a_run_does_not_go_on_under_another_guidance(config: DrafterTrainingConfig, tiny_model_folder: Path) -> None:
@@ -155,7 +155,8 @@ def test_features_are_those_that_decoding_sees(request: pytest.FixtureRequest, n
     length = condition.shape[1]
     null = transformer.null_condition(2, length)
     both = torch.cat((condition, null))
-    features = target_features(transformer, both, torch.cat((mask, mask)), tokens.repeat(2, 1))
+    seen_by = condition_attention_mask(torch.cat((mask, mask)), tokens.shape[1] - 1)
+    features = masked_features(transformer, both, seen_by, tokens.repeat(2, 1))
     assert features.shape == (4, length + 15, 16)
     for part, rows in (("hidden_states", slice(0, 2)), ("unconditional_hidden_states", slice(2, 4))):
         decoded = torch.cat([getattr(output, part) for output in seen], dim=1)
@@ -237,7 +238,8 @@ def test_a_new_drafter_starts_from_the_last_state(
 ) -> None:
     """The other depths have no say before training, and have one afterwards."""
     task = build_task(replace(config, feature_layers=layers), tiny_pipeline)
-    states, _, _ = task._states(list(task.lessons.prompts[:2]), task.lessons.codes[:2])
+    prompts, codes = list(task.lessons.prompts[:2]), task.lessons.codes[:2]
+    states, _, _ = task.teacher.features(prompts, codes, task.drafter.feature_layers)
     assert states.shape[2] == 16 * (1 if layers else 2)  # of 2 layers of the tiny model: the first and the last
     torch.testing.assert_close(task.drafter.fused(states), states[..., -16:])
     loss, _ = task.loss(0, 0.0)
@@ -255,7 +257,7 @@ def test_the_accepted_length_is_what_chains_of_drawn_tokens_get(
     guesses = [torch.randn(8, 15, 16) for _ in range(4)]
     monkeypatch.setattr(task, "_guesses", lambda *_: guesses)
     ((prompts, codes),) = task.lessons.heldout(4)
-    states, _, length = task._states(prompts, codes)
+    states, _, length = task.teacher.features(prompts, codes, task.drafter.feature_layers)
     truth = task.teacher.guided(task.teacher.logits(states[:, length:, -16:])).softmax(-1)  # [4, 15, V]
     drafted = [task.teacher.guided(task.teacher.logits(guess)).softmax(-1) for guess in guesses]
     reach: dict[int, list[float]] = {level: [] for level in range(5)}
@@ -286,7 +288,7 @@ def test_pictures_of_a_store_are_learned_from_too(config: DrafterTrainingConfig)
         return prompts, codes
 
     changed = replace(config, codes="store", stored_images=5)
-    without, lessons = (gather_lessons(each, torch.device("cpu"), scene_prompts, stored) for each in (config, changed))
+    without, lessons = (gather_lessons(each, scene_prompts, stored) for each in (config, changed))
     assert lessons.prompts[-2:] == prompts and torch.equal(lessons.codes[-2:], codes)
     assert len(lessons.codes) == len(lessons.prompts) == 24 - 8 + 2
     assert torch.equal(lessons.heldout_codes, without.heldout_codes), "what is kept apart are the target's own"

@@ -17,8 +17,6 @@ from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.drafters.text_draft_head import load_text_drafter, text_states
 from vargen.runs.files import read_jsonl
-from vargen.training import text_answers
-from vargen.training.text_answers import TextAnswers, TextPrompts
 from vargen.training.text_drafter import (
     Answered,
     TextDrafterTask,
@@ -27,7 +25,7 @@ from vargen.training.text_drafter import (
     frequent_tokens,
     train_text_drafter,
 )
-from vargen.training.text_prompts import compose_prompts
+from vargen.training.text_prompts import TextAnswers, TextPrompts, compose_prompts
 from vargen.training.unrolled import guesses_by_level
 
 
@@ -111,12 +109,12 @@ def test_answers_go_on_where_they_stopped(
         return answer(self, first, inputs)
 
     config = replace(config, steps=1, answers=str(tmp_path / "answers"))
-    monkeypatch.setattr(text_answers.TextAnswers, "__call__", counted)
+    monkeypatch.setattr(TextAnswers, "__call__", counted)
     with pytest.raises(KeyboardInterrupt):
         train_text_drafter(config)
     made = list(asked)
     asked.clear()
-    monkeypatch.setattr(text_answers.TextAnswers, "__call__", answer)
+    monkeypatch.setattr(TextAnswers, "__call__", answer)
     train_text_drafter(config)
     assert made == [0, 8]
     with pytest.raises(UserError, match="temperatures"):
@@ -216,7 +214,7 @@ def test_composed_prompts_are_a_function_of_the_seed_and_none_of_the_benchmarks(
         ({"model": ""}, "model: '' must name a language model"),
         (
             {"feature_layers": [1, 2]},
-            "feature_layers: .* must be numbers of layers from 1 on, rising, that end .* 3",
+            "feature_layers: .* must end with the target's last layer, which is 3",
         ),
         ({"num_attention_heads": 5}, "dim must be num_attention_heads times an even number"),
         ({"temperatures": [-1.0]}, "temperatures: .* must be a list of 0"),

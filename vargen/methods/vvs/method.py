@@ -108,7 +108,7 @@ class VVSConfig(LanternConfig):
             return UniformSchedule(self.interval, selector, self.min_tokens)
         if self.schedule == "likeness":
             return LikenessSchedule(self.threshold, selector, codebook, self.min_tokens)
-        return DynamicSchedule(self.threshold, selector, codebook, min_tokens=self.min_tokens)
+        return DynamicSchedule(self.threshold, selector, codebook, self.min_tokens)
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:

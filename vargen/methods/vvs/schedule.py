@@ -19,6 +19,11 @@ from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, RowReplacing, Schedule, Selection
 from vargen.methods.vvs.selector import Selector, confidence_of, path_vectors
 
+ALPHA = 0.9
+"""Decay of a path's weights with depth, in the paper."""
+_PATH_STRIDE = 2
+"""Every so-many-th leaf path is compared, as in the released code, to save time."""
+
 
 class _SkippingSchedule(Schedule):
     """What all schedules share; this one keeps nothing about rows.
@@ -109,33 +114,17 @@ class DynamicSchedule(_SkippingSchedule):
         threshold: theta; rows above it skip. 0.65 in the paper, 0.7 in the released code.
         selector, min_tokens: as for `_SkippingSchedule`.
         codebook: [V, d] unit vectors of the image tokens.
-        alpha: decay of the weights with depth.
-        path_stride: compare every so-many-th leaf path; 2 in the released code, to save time.
 
     Raises:
         ValueError: a number is out of range.
     """
 
-    def __init__(
-        self,
-        threshold: float,
-        selector: Selector,
-        codebook: Tensor,
-        alpha: float = 0.9,
-        path_stride: int = 2,
-        min_tokens: int = 5,
-    ) -> None:
+    def __init__(self, threshold: float, selector: Selector, codebook: Tensor, min_tokens: int = 5) -> None:
         super().__init__(selector, min_tokens)
         if not -1 <= threshold <= 1:
             raise ValueError(f"threshold is a cosine and must lie between -1 and 1, got {threshold}")
-        if not 0 < alpha <= 1:
-            raise ValueError(f"alpha must lie above 0 and at most at 1, got {alpha}")
-        if path_stride < 1:
-            raise ValueError(f"path_stride must be 1 or more, got {path_stride}")
         self.threshold = threshold
         self.codebook = codebook
-        self.alpha = alpha
-        self.path_stride = path_stride
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
         """Asked before every forward pass of the target; eagerly it waits for the device, to know whether any row
@@ -148,7 +137,7 @@ class DynamicSchedule(_SkippingSchedule):
 
     def _similarity(self, draft: Draft) -> Tensor:
         """[B]: how alike the tokens are that could be taken."""
-        return tree_similarity(draft, self.codebook, self.alpha, self.path_stride)
+        return tree_similarity(draft, self.codebook, path_stride=_PATH_STRIDE)
 
 
 class DynamicWindowSchedule(DynamicSchedule):
@@ -165,13 +154,13 @@ class DynamicWindowSchedule(DynamicSchedule):
     def __init__(
         self, threshold: float, selector: Selector, codebook: Tensor, places: int, min_tokens: int = 5
     ) -> None:
-        super().__init__(threshold, selector, codebook, min_tokens=min_tokens)
+        super().__init__(threshold, selector, codebook, min_tokens)
         self.places = places
 
     def _similarity(self, draft: Draft) -> Tensor:
         there = draft.tree.valid[:, 1 : self.places + 1]  # [B, k]
         path = torch.arange(there.shape[1] + 1, device=there.device).expand(len(there), -1)
-        weights = self.alpha ** path[:, 1:] * there
+        weights = ALPHA ** path[:, 1:] * there
         likeness = path_likeness(draft, path, self.codebook)
         return (likeness * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
 
@@ -252,7 +241,7 @@ def path_likeness(draft: Draft, path: Tensor, codebook: Tensor) -> Tensor:
     return torch.stack(likeness, dim=1) if likeness else confidence.new_zeros(path.shape[0], 0)
 
 
-def tree_similarity(draft: Draft, codebook: Tensor, alpha: float = 0.9, path_stride: int = 1) -> Tensor:
+def tree_similarity(draft: Draft, codebook: Tensor, alpha: float = ALPHA, path_stride: int = 1) -> Tensor:
     """How alike the leaf paths of each row's tree are, [B] in [-1, 1]; 0 where there are fewer than two.
 
     Args:

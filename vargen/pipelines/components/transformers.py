@@ -55,10 +55,9 @@ class TransformersComponents(ModelComponents):
         if folder is None:
             return super().load_draft_head(folder, most_new_pairs)
         # Imported late: diffusers is needed only by a trained head.
-        from vargen.drafters.chameleon_draft_head import ChameleonDraftHead
         from vargen.drafters.chameleon_head import ChameleonHead
         from vargen.drafters.eagle_head import EagleHead
-        from vargen.drafters.transformers_draft_head import TransformersDraftHead
+        from vargen.drafters.transformers_draft_head import ChameleonDraftHead, TransformersDraftHead
 
         drafter: EagleHead | ChameleonHead
         caches = None if self.joins else self.reuse.memory.caches

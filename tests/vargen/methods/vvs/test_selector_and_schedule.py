@@ -273,8 +273,9 @@ def test_rows_that_begin_later_skip_later() -> None:
     assert [row[1] for row in skipped] == skipped_before(UniformSchedule(3, PathSelector()), 6)
 
 
-def test_dynamic_schedules_skip_rows_whose_paths_are_alike() -> None:
-    schedule = DynamicSchedule(0.9, PathSelector(), CODEBOOK, path_stride=1)
+def test_dynamic_schedules_skip_rows_whose_paths_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vargen.methods.vvs.schedule._PATH_STRIDE", 1)
+    schedule = DynamicSchedule(0.9, PathSelector(), CODEBOOK)
     unlike = int((CODEBOOK @ CODEBOOK[3]).argmin())
     draft = simple_draft([[0, 3, 3], [0, 3, unlike], [0, 3, 3]])
     selection = schedule.select(draft, state_of([20, 20, 5]))
@@ -314,8 +315,6 @@ def test_rows_write_only_what_they_have() -> None:
         (lambda: UniformSchedule(1, PathSelector()), "interval"),
         (lambda: UniformSchedule(2, PathSelector(), min_tokens=0), "min_tokens"),
         (lambda: DynamicSchedule(1.5, PathSelector(), CODEBOOK), "threshold"),
-        (lambda: DynamicSchedule(0.5, PathSelector(), CODEBOOK, alpha=0.0), "alpha"),
-        (lambda: DynamicSchedule(0.5, PathSelector(), CODEBOOK, path_stride=0), "path_stride"),
         (lambda: LikenessSchedule(1.2, PathSelector(), CODEBOOK), "threshold"),
         (lambda: LikenessSchedule(0.5, PathSelector(), CODEBOOK, min_count=0), "min_count"),
         (lambda: PathSelector("best"), "choice"),  # type: ignore[arg-type]

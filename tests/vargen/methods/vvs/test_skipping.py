@@ -23,8 +23,9 @@ from vargen.methods.vvs.feature_cache import FeatureCache
 from vargen.methods.vvs.schedule import UniformSchedule
 from vargen.methods.vvs.selector import PathSelector
 from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.transformer_layers import condition_attention_mask
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.training.teachers import target_features
+from vargen.training.teachers import masked_features
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]
 SIZE = DraftSize(10, 3)
@@ -131,9 +132,8 @@ def test_keys_values_and_features_are_those_of_teacher_forcing(
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
     null = transformer.null_condition(3, done.condition.shape[1])
-    wanted = target_features(
-        transformer, torch.cat((done.condition, null)), torch.cat((done.mask, done.mask)), tokens.repeat(2, 1)
-    )[:, -15:]
+    seen = condition_attention_mask(torch.cat((done.mask, done.mask)), 15)
+    wanted = masked_features(transformer, torch.cat((done.condition, null)), seen, tokens.repeat(2, 1))[:, -15:]
     kept = done.features.at(torch.arange(15).expand(3, -1))
     torch.testing.assert_close(kept, torch.cat(wanted.chunk(2), dim=-1), rtol=1e-4, atol=1e-4)
     assert done.result.trace.row_tokens == [16, 16, 16]

@@ -14,8 +14,8 @@ from torch import Tensor
 from vargen.models.video_llms.architectures.catalogue import ARCHITECTURES
 from vargen.models.video_llms.request import prepare_request
 from vargen.models.video_llms.target import VideoTarget
-from vargen.training.video_answers import generate_answers
 from vargen.training.video_drafter import VideoDrafterTask, VideoDrafterTrainingConfig
+from vargen.training.video_questions import generate_answers
 from vargen.training.video_states import TeacherForcing
 
 

@@ -1,5 +1,5 @@
-"""A picture of an answer about a video: its frames, its words, how each was decided, and how much each depends on the
-video.
+"""An answer about a video: its words, and how each was decided, as HTML for pages that show it while it appears; and as
+a picture with the video's frames, and how much each word depends on the video.
 
 Belongs here: drawing. Does not belong here: measuring relevance (`answering.py`), recording origins
 (`specdecode.trace`), the trace of a generated picture (`vargen.drawing.trace_image`).
@@ -7,6 +7,7 @@ Belongs here: drawing. Does not belong here: measuring relevance (`answering.py`
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -201,3 +202,40 @@ def _draw_legend(
         draw.rectangle((left + step, height + 2, left + step, height + 16), fill=relevance_colour(step / (steps - 1)))
     draw.rectangle((left, height + 2, left + steps - 1, height + 16), outline=_RULE)
     draw.text((left + steps + 8, height), "most relevant to what is seen, within this answer", fill=_INK, font=font)
+
+
+def answer_html(tokens: Sequence[str], origins: Sequence[TokenOrigin]) -> str:
+    """A paragraph of the tokens, each with a bar under it in the colour of its origin, and a legend with counts.
+
+    Args:
+        tokens: the texts of the answer's tokens, as `draw_answer` takes them.
+        origins: one for each token.
+
+    Raises:
+        ValueError: the numbers of origins and tokens differ.
+    """
+    if len(origins) != len(tokens):
+        raise ValueError(f"origins: {len(origins)} given for {len(tokens)} tokens; give one each")
+    words = "".join(_token(text, origin) for text, origin in zip(spaced(tokens), origins, strict=True))
+    bar = "display:inline-block;width:1.4em;height:4px;vertical-align:middle;background"
+    legend = "".join(
+        f'<span style="white-space:nowrap;margin-right:1.2em"><i style="{bar}:{colour(origin)}"></i> '
+        f"{label}: {origins.count(origin)}</span> "
+        for origin, label in ORIGIN_LABELS.items()
+        if origin in origins
+    )
+    return (
+        f'<p class="answer" style="line-height:2.1;white-space:pre-wrap;margin:0 0 .6em">{words}</p>'
+        f'<p class="legend" style="font-size:.85em;margin:0">{legend}</p>'
+    )
+
+
+def colour(origin: TokenOrigin) -> str:
+    """The colour of an origin in CSS."""
+    return "rgb({}, {}, {})".format(*ORIGIN_COLOURS[origin])
+
+
+def _token(text: str, origin: TokenOrigin) -> str:
+    bare = text.lstrip(" ")  # the space before a word stays outside, so that bars of two words do not run into one
+    style = f"border-bottom:3px solid {colour(origin)};margin-right:1px"
+    return f'{" " * (len(text) - len(bare))}<span style="{style}">{html.escape(bare)}</span>'

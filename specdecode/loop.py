@@ -299,8 +299,10 @@ class DecodeRun:
             is none, the tokens written: fewer where a stop token came first.
         """
         state = self.state
-        if judging.serves(tree.tokens):
-            (stays, kept, emitted, lengths, newest), active, state.least_room = judging.keep(
+        in_triton = judging.serves_gpu(tree.tokens)
+        if in_triton or judging.serves(tree.tokens):
+            keep = judging.gpu.keep if in_triton else judging.keep
+            (stays, kept, emitted, lengths, newest), active, state.least_room = keep(
                 *(tree.tokens, tree.valid, path, accepted, next_tokens, self._skipped, self.stops, state.active),
                 *(state.lengths, self._buffer, counts),
             )

@@ -344,8 +344,8 @@ class RandomStreams:
         """These streams with those of `rows` [k] int64 replaced by another's k streams."""
         return RandomStreams(self.keys.index_copy(0, rows, other.keys))
 
-    def _key_of(self, tag: int) -> Tensor:
-        """[B] int64."""
+    def key_of(self, tag: int) -> Tensor:
+        """[B] int64, from which the numbers of a tag are made."""
         if in_graph() or tag not in self._tag_keys:
             # Two scrambles, so that neither small seeds nor small tags lie near one another in the state space.
             tag_keys = _scramble_(self.keys + _signed(_ADVANCE)) + _signed((tag + 1) * _MULTIPLY_2)
@@ -365,7 +365,7 @@ class RandomStreams:
         return self._elements[size]
 
     def _draw(self, numbers: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None) -> Tensor:
-        return numbers(self._key_of(tag), counters, self._steps(size or 1), size)
+        return numbers(self.key_of(tag), counters, self._steps(size or 1), size)
 
     def uniform(self, tag: int, counters: Tensor, size: int | None = None) -> Tensor:
         """Uniform numbers strictly between 0 and 1: odd multiples of 2^-53, symmetric about one half.
@@ -412,6 +412,8 @@ class RandomStreams:
             noise = self._made_ahead(_exponential, tag, counters, size, judging.covers, 1, revisited)
             if noise is not None:
                 return judging.race(probabilities, noise, counters)
+        if judging.serves_gpu(probabilities):
+            return judging.gpu.race(probabilities, self.key_of(tag), counters)
         return sample(probabilities, self.exponential(tag, counters, size, revisited))
 
     def numbers(self, tag: int, counters: Tensor, size: int | None, count: int = 1, revisited: bool = False) -> Ahead:

@@ -15,7 +15,14 @@ import torch
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, PreTrainedTokenizerFast
 
 # In tests/shared.
-pytest_plugins = ["cheap_training", "official_layout", "own_kernels", "tiny_video_llms", "video_pairs"]
+pytest_plugins = [
+    "cheap_training",
+    "interpreted_kernels",
+    "official_layout",
+    "own_kernels",
+    "tiny_video_llms",
+    "video_pairs",
+]
 
 SIDE = 32
 WORDS = ("a", "red", "blue", "green", "cube", "sphere", "left", "of", "photo", "depicts")

@@ -31,7 +31,7 @@ what they keep is no draw any more.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -174,21 +174,28 @@ class JacobiDrafter(Drafter):
     def _fits_kernels(self, state: DecodeState) -> bool:
         """Whether one call of the kernels draws the window: nothing is asked that needs sums over the vocabulary."""
         asks_more = self.keep_overlap is not None or self.confident
-        return not asks_more and judging.serves(self._opinions, self._drawn_from, state.lengths)
+        given = self._opinions, self._drawn_from, state.lengths
+        return not asks_more and (judging.serves(*given) or judging.serves_gpu(*given))
 
     def _drawn_at_once(self, window: int, state: DecodeState) -> Draft:
         """`propose` in one call."""
-        streams, counters, uniform = state.streams, state.lengths, None
+        streams, counters = state.streams, state.lengths
+        uniform: Any = None
         if self.coupling in ("independent", "maximal"):
             counters = self._counters(state.lengths, state)
-        if self.coupling == "maximal":
-            uniform = streams.numbers(Tag.COUPLE, counters, None, window)
+        last = self._opinions, self._tokens, self._drawn_from, self._accepted, self._last_node, state.last_tokens()
+        asked = self.initial_guess == "random", window, self.coupling != "target"
         tag, revisited = (Tag.TARGET if self.coupling == "target" else Tag.DRAFT), self.coupling == "gumbel"
-        noise = streams.numbers(tag, counters, self.vocab_size, window, revisited)
-        tokens, drawn_from = judging.window(
-            *(self._opinions, self._tokens, self._drawn_from, self._accepted, self._last_node, state.last_tokens()),
-            *(noise, counters, uniform, self.initial_guess == "random", window, self.coupling != "target"),
-        )
+        if judging.serves_gpu(self._opinions):
+            if self.coupling == "maximal":
+                positions = counters[:, None] + torch.arange(window, device=counters.device)
+                uniform = streams.uniform(Tag.COUPLE, positions)
+            tokens, drawn_from = judging.gpu.window(*last, streams.key_of(tag), counters, uniform, *asked)
+        else:
+            if self.coupling == "maximal":
+                uniform = streams.numbers(Tag.COUPLE, counters, None, window)
+            noise = streams.numbers(tag, counters, self.vocab_size, window, revisited)
+            tokens, drawn_from = judging.window(*last, noise, counters, uniform, *asked)
         return Draft(TokenTree.chain(tokens)) if drawn_from is None else self._drawn(tokens, drawn_from, state)
 
     def _raced(self, root: Tensor, arrival: Tensor) -> Draft:

@@ -11,12 +11,19 @@ import ctypes
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdecode.in_graph import in_graph
 from specdecode.kernels.build import library
+
+gpu: Any = None
+"""The module of Triton's kernels; None without a GPU or Triton, or where `$VARGEN_KERNELS` is plain at the start."""
+if torch.cuda.is_available() and find_spec("triton") and os.environ.get("VARGEN_KERNELS") != "plain":
+    from specdecode.kernels import judging_gpu as gpu
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,15 @@ def serves(*tensors: Tensor) -> bool:
     if (choice := os.environ.get("VARGEN_KERNELS", "")) != _choice:  # to look the library up takes as long as a kernel
         _found, _choice = library(), choice
     return _found is not None
+
+
+def serves_gpu(*tensors: Tensor) -> bool:
+    """Whether the kernels of `gpu` take these: on a GPU, in graphs, too, whole rows of float32."""
+    return gpu is not None and all(
+        (each.is_cuda or gpu.INTERPRETED)
+        and (not each.is_floating_point() or (each.dtype == torch.float32 and each.stride(-1) == 1))
+        for each in tensors
+    )
 
 
 def covers(ahead: Ahead, counters: Tensor, count: int) -> bool:

@@ -234,6 +234,13 @@ def judge_chain(
             *(compared, weights, tree.max_depth),
         )
         return Verdict(chain_path(tree), accepted, following, relaxed)
+    if length and judging.serves_gpu(target, draft.probabilities):
+        keys = streams.key_of(Tag.ACCEPT), streams.key_of(Tag.TARGET)
+        accepted, following, relaxed = judging.gpu.chain(
+            *(tree.tokens, tree.parents, tree.valid, target, draft.probabilities, keys, state.lengths),
+            *(compared, weights, tree.max_depth),
+        )
+        return Verdict(chain_path(tree), accepted, following, relaxed)
     counters = chain_counters(tree, state)
     thresholds = streams.uniform(Tag.ACCEPT, counters[:, :-1])
     own, proposed = chain_masses(draft, target)

@@ -40,6 +40,13 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "logits are all but equal.",
         (),
     ),
+    "projection": (
+        "Projection: published models on GPUs that nobody here has",
+        "A projection, not a measurement: passes, rows fed and launches that were counted here, with a card's "
+        "bandwidth, arithmetic and launch time, and the shipped model's acceptance (`benchmarks/projection.py`). A cell "
+        "is eager / captured seconds, and captured over plain captured.",
+        (),
+    ),
     "compiled": ("Compiled passes", "Eager and compiled passes in turns, the same seeds; compiling is left out.", ()),
     "continuous": ("Continuous batches", "The same prompts and seeds in fixed and continuous batches, in turns.", ()),
     "families": (

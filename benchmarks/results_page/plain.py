@@ -43,8 +43,8 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "projection": (
         "Projection: published models on GPUs that nobody here has",
         "A projection, not a measurement: passes, rows fed and launches that were counted here, with a card's "
-        "bandwidth, arithmetic and launch time, and the shipped model's acceptance (`benchmarks/projection.py`). A cell "
-        "is eager / captured seconds, and captured over plain captured.",
+        "bandwidth, arithmetic and launch time, and the shipped model's acceptance (`benchmarks/projection.py`). A "
+        "cell is eager / captured seconds, and captured over plain captured.",
         (),
     ),
     "compiled": ("Compiled passes", "Eager and compiled passes in turns, the same seeds; compiling is left out.", ()),

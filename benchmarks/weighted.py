@@ -36,6 +36,7 @@ from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransform
 from vargen.pipelines.components.base import draft_passes
 from vargen.pipelines.components.llamagen import LlamaGenComponents
 from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.pipelines.quantization import linear_weights
 
 SIZES = ("B", "L", "XL")
 """Sizes that may be asked for."""
@@ -146,6 +147,13 @@ class WeightedPipeline(LlamaGenPipeline):
     """A pipeline whose every forward pass also goes through random networks. Its pictures stay those of its model."""
 
     networks: WeightNetworks
+
+    @property
+    def weights_a_pass(self) -> tuple[int, int]:
+        """Of the model's layers and those of the network beside it."""
+        both = zip(super().weights_a_pass, linear_weights(self.networks.transformer.transformer_blocks), strict=True)
+        read, multiplied = map(sum, both)
+        return read, multiplied
 
     @classmethod
     def of(cls, pipeline: LlamaGenPipeline, networks: WeightNetworks) -> Self:

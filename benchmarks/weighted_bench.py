@@ -27,6 +27,7 @@ from vargen.base.errors import UserError
 from vargen.jobs.benchmark import run_benchmark
 from vargen.jobs.cases import fitting_judge, told_cases
 from vargen.jobs.comparison import describe_run
+from vargen.jobs.stopwatch import in_processes
 from vargen.methods.catalogue import read_method_list, resolve_method
 from vargen.models.description import open_model
 from vargen.models.model_folder import weights_fingerprint
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=1)
     parser.add_argument("--warm_up", type=int, default=1, help="calls of each method that do not count")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1, help="fresh processes, one after the other")
     parser.add_argument("--output", help="folder for results.json")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table")
     parser.add_argument("--model", help="folder of a LlamaGen model; the shipped one without it")
@@ -56,7 +58,11 @@ def main() -> None:
     parser.add_argument("--draft_quantization", choices=OWN_QUANTIZATION, help="of what drafts, likewise")
     arguments = parser.parse_args()
     try:
-        measure(arguments)
+        if arguments.processes > 1:
+            rows = in_processes([__file__], sys.argv[1:], arguments.processes, arguments.output)
+            print(json.dumps(rows, indent=1) if arguments.json else format_table(rows))
+        else:
+            measure(arguments)
     except UserError as error:
         parser.error(str(error))
 

@@ -38,6 +38,7 @@ class CallRecord:
         skipped_steps: steps, per row, that took tokens unverified.
         skipped_tokens: tokens taken unverified.
         phase_seconds: seconds by phase of the call.
+        rows_fed: tokens that went through the target after the prompt, over all rows; guidance counts once.
         peak_memory: bytes, see above; None where nobody measured it.
     """
 
@@ -51,6 +52,7 @@ class CallRecord:
     skipped_steps: int = 0
     skipped_tokens: int = 0
     phase_seconds: dict[str, float] = field(default_factory=dict)
+    rows_fed: int = 0
     peak_memory: int | None = None
 
     @classmethod
@@ -71,6 +73,7 @@ class CallRecord:
             skipped_steps=trace["skipped_steps"],
             skipped_tokens=trace["skipped_tokens"],
             phase_seconds=dict(trace["phase_seconds"]),
+            rows_fed=sum(trace["rows_fed"]),
             peak_memory=peak_memory,
         )
 
@@ -83,7 +86,10 @@ class CallRecord:
         """
         sums = {
             name: sum(getattr(each, name) for each in pictures)
-            for name in ("seconds", "images", "tokens", "row_passes", "drafted", "skipped_steps", "skipped_tokens")
+            for name in (
+                *("seconds", "images", "tokens", "row_passes", "drafted", "skipped_steps", "skipped_tokens"),
+                "rows_fed",
+            )
         }
         return cls(
             **sums,
@@ -129,6 +135,7 @@ def summarise(calls: Sequence[CallRecord], plain: Sequence[CallRecord] | None = 
         "mean_accepted_length_with_bonus": accepted + 1,
         "accepted_histogram": histogram,
         "drafted": sum(call.drafted for call in calls),
+        "rows_fed": sum(call.rows_fed for call in calls),
         "skipped_steps": sum(call.skipped_steps for call in calls),
         "skipped_tokens": sum(call.skipped_tokens for call in calls),
         "seconds_per_image": {"p50": percentile(per_image, 50), "p90": percentile(per_image, 90)},
@@ -140,6 +147,42 @@ def summarise(calls: Sequence[CallRecord], plain: Sequence[CallRecord] | None = 
         summary["pass_reduction"] = sum(call.target_passes for call in plain) / passes
         summary["speedup"] = percentile(seconds_per_image(plain), 50) / summary["seconds_per_image"]["p50"]
     return summary
+
+
+def achieved(row: Mapping[str, Any], weight_bytes: int, weights: int, sequences: int) -> dict[str, float] | None:
+    """How fast decoding read and multiplied a model's weights; drafters, keys and values are left out.
+
+    Args:
+        row: of `summarise`.
+        weight_bytes: that a pass reads.
+        weights: that a row is multiplied by.
+        sequences: that a row is fed as; 2 with guidance.
+
+    Returns:
+        Billions of bytes and of operations a second of the phase "decode"; None where nobody measured it.
+    """
+    seconds = row["phase_seconds"].get("decode")
+    if not seconds:
+        return None
+    return {
+        "gb_per_second": row["target_passes"] * weight_bytes / seconds / 1e9,
+        "gflop_per_second": 2 * row["rows_fed"] * sequences * weights / seconds / 1e9,
+    }
+
+
+def over_processes(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Rows of the same comparison in several processes as one: medians, and the speed-up of each process.
+
+    Args:
+        runs: by process, one row for each method, in the same order.
+    """
+    rows = []
+    for same in zip(*runs, strict=True):
+        seconds = [row["seconds_per_image"]["p50"] for row in same]
+        middle = min(same, key=lambda row: abs(row["seconds_per_image"]["p50"] - statistics.median_low(seconds)))
+        speedups = sorted(row["speedup"] for row in same)
+        rows.append({**middle, "speedup": statistics.median(speedups), "speedups": speedups})
+    return rows
 
 
 def _histogram(calls: Sequence[CallRecord]) -> list[int]:

@@ -105,8 +105,9 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows of a comparison on pictures as a Markdown table for people."""
-    header = ["method", "exact", "passes", "fewer", "tokens/pass", "accepted", "never verified", "s/image", "p90"]
-    header.append("speed-up")
+    header = ["method", "exact", "passes", "fewer", "rows fed", "tokens/pass", "accepted", "never verified", "s/image"]
+    several = any("speedups" in row for row in rows)
+    header += ["p90", "speed-up, worst / median / best" if several else "speed-up", "GB/s", "GFLOP/s"]
     judged = any(row["judge_accuracy"] is not None for row in rows)
     scored = any(row.get("clip_score") is not None for row in rows)
     cells = [
@@ -115,18 +116,37 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
             "yes" if row["exact"] else "no",
             f"{row['target_passes']:,}",
             format_ratio(row["pass_reduction"]),
+            f"{row['rows_fed']:,}",
             f"{row['tokens_per_pass']:.2f}",
             f"{row['mean_accepted_length']:.2f}",
             format_never_verified(row),
             f"{row['seconds_per_image']['p50']:.3f}",
             f"{row['seconds_per_image']['p90']:.3f}",
-            format_ratio(row["speedup"]),
+            _speedups(row),
+            *(_achieved(row, name) for name in ("gb_per_second", "gflop_per_second")),
             *([f"{100 * row['judge_accuracy']:.1f} %"] if judged else []),
             *([f"{row['clip_score']:.2f}"] if scored else []),
         ]
         for row in rows
     ]
     return markdown_table([*header, *(["judge"] if judged else []), *(["CLIP score"] if scored else [])], cells)
+
+
+def _speedups(row: Mapping[str, Any]) -> str:
+    each = row.get("speedups")
+    return " / ".join(map(format_ratio, (each[0], row["speedup"], each[-1]) if each else (row["speedup"],)))
+
+
+def _achieved(row: Mapping[str, Any], name: str) -> str:
+    return f"{row['achieved'][name]:,.0f}" if row.get("achieved") else "-"
+
+
+def nothing_gains(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """One line where plain decoding is as fast as every method; None where one gains, or nothing is compared."""
+    others = [row["speedup"] for row in rows if row["method"] != "ar" and row["speedup"] is not None]
+    if not others or max(others) > 1:
+        return None
+    return 'no method gains here: plain decoding, "ar", is the fastest'
 
 
 def format_ratio(value: float | None) -> str:

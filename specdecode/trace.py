@@ -439,6 +439,7 @@ class DecodeTrace:
             "row_tokens": self.row_tokens,
             "tokens_per_pass": self.tokens_per_pass,
             "drafted": self.drafted,
+            "rows_fed": self.rows_fed,
             "skipped_steps": self.skipped_steps,
             "skipped_tokens": self.skipped_tokens,
             "relaxed_tokens": self.relaxed_tokens,

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrics.speculation import CallRecord, percentile, seconds_per_image, summarise, survival_by_place
+from metrics.speculation import (
+    CallRecord,
+    achieved,
+    over_processes,
+    percentile,
+    seconds_per_image,
+    summarise,
+    survival_by_place,
+)
+from metrics.tables import nothing_gains
 
 
 def call(seconds: float, accepted: list[list[int]], skipped: int = 0) -> CallRecord:
@@ -21,6 +30,7 @@ def call(seconds: float, accepted: list[list[int]], skipped: int = 0) -> CallRec
         "target_passes": 1 + steps,
         "row_passes": [1 + len(row) for row in accepted],
         "drafted": 10,
+        "rows_fed": [len(row) for row in accepted],
         "accepted_lengths": accepted,
         "skipped_steps": 1 if skipped else 0,
         "skipped_tokens": skipped,
@@ -41,6 +51,7 @@ def test_figures_by_hand() -> None:
     assert summary["peak_memory_gib"] is None
     assert summary["tokens_per_pass"] == pytest.approx(16 / 7)
     assert (summary["drafted"], summary["skipped_steps"], summary["skipped_tokens"]) == (20, 1, 2)
+    assert summary["rows_fed"] == 3 + 2
     assert summary["seconds_per_image"] == {"p50": 1.5, "p90": pytest.approx(1.9)}
     assert summary["speedup"] == pytest.approx(3.0 / 1.5)
     assert summary["phase_seconds"] == {"decode": 1.5}
@@ -90,3 +101,24 @@ def test_survival_by_place_is_what_the_accepted_lengths_say(histogram: list[int]
 def test_passes_of_pictures_that_wait_for_nobody_are_their_mean() -> None:
     together = CallRecord.of_pictures([call(1.0, [[0] * steps]) for steps in (3, 9)])
     assert (together.target_passes, together.row_passes, together.images) == (7, 14, 2)
+
+
+def test_what_a_pass_reads_and_a_row_multiplies() -> None:
+    summary = summarise([call(4.0, [[1, 1], [3]])])  # three passes and three rows in two seconds
+    assert achieved(summary, 2 * 10**9, 10**9, 2) == {"gb_per_second": 3.0, "gflop_per_second": 6.0}
+    assert achieved({**summary, "phase_seconds": {}}, 1, 1, 1) is None
+
+
+def test_several_processes_are_told_from_the_worst_to_the_best() -> None:
+    def rows(plain: float, fast: float) -> list[dict[str, object]]:
+        seconds = ({"p50": each, "p90": each} for each in (plain, fast))
+        return [
+            {"method": name, "seconds_per_image": each, "speedup": plain / each["p50"]}
+            for name, each in zip(("ar", "fast"), seconds, strict=True)
+        ]
+
+    plain, fast = over_processes([rows(4.0, 1.0), rows(1.0, 2.0), rows(3.0, 1.5)])
+    assert fast["speedups"] == [0.5, 2.0, 4.0] and fast["speedup"] == 2.0
+    assert fast["seconds_per_image"]["p50"] == 1.5 and plain["speedups"] == [1.0, 1.0, 1.0]
+    assert nothing_gains([plain, fast]) is None and nothing_gains([plain]) is None
+    assert "plain decoding" in str(nothing_gains([plain, {**fast, "speedup": 0.99}]))

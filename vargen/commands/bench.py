@@ -7,11 +7,12 @@ import json
 import sys
 from collections.abc import Sequence
 
-from metrics.tables import format_table, format_video_table
+from metrics.tables import format_table, format_video_table, nothing_gains
 from vargen.base.errors import UserError
 from vargen.base.world import find_world
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.jobs.benchmark import BenchConfig, benchmark
+from vargen.jobs.stopwatch import in_processes
 from vargen.jobs.video_benchmark import BenchVideoConfig, benchmark_videos
 
 TASKS = ("image", "video")
@@ -40,8 +41,13 @@ def _pictures(arguments: Sequence[str]) -> int:
     add_switches(parser, json="print the results as JSON instead of the table")
     values = parse(parser, arguments)
     config = fill(BenchConfig, values)
-    rows = benchmark(config, find_world(), values.quiet)
+    if config.processes > 1:
+        rows = in_processes(("-m", "vargen.cli", "bench"), arguments, config.processes, config.output)
+    else:
+        rows = benchmark(config, find_world(), values.quiet)
     print(json.dumps(rows, indent=1) if values.json else format_table(rows))
+    if (line := nothing_gains(rows)) is not None:
+        print(f"vargen: {line}", file=sys.stderr)
     if config.judge and all(row["judge_accuracy"] is None for row in rows):
         clip = "CLIP score stands for quality" if config.clip else "name a CLIP model with --clip for a score"
         print(f"vargen: the judge reads vargen's own scenes alone, so nothing was judged; {clip}", file=sys.stderr)

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metrics.speculation import CallRecord, summarise
+from metrics.speculation import CallRecord, achieved, summarise
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP, check_numbers
 from vargen.base.errors import UserError
 from vargen.base.places import READ, READ_FILE, writes_in
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from vargen.pipelines.loading import ImagePipeline
 
+MAX_PROCESSES = 100
 _BATCHES_AT_ONCE = 4
 """Batches whose pictures one call draws in continuous batches."""
 
@@ -72,6 +73,8 @@ class BenchConfig(SamplingOptions):
         clip: folder of a CLIP model of transformers that scores pictures against their prompts; null for no scores.
         output: folder for results.json, plot.png (judge accuracy against speed-up) and images/. Measured calls are kept
             in it until the end, and the same command continues a stopped run. null writes nothing.
+        processes: how often the whole comparison runs, each time in a fresh process, one after the other. Ratios are
+            then shown as worst, median and best, since one process may be lucky.
         save_images: write the pictures to images/METHOD/000000.png in the output folder.
     """
 
@@ -86,15 +89,24 @@ class BenchConfig(SamplingOptions):
     warm_up: int = 1
     judge: bool = True
     clip: str | None = field(default=None, metadata=READ)
-    output: str | None = field(default=None, metadata=writes_in("results.json", "plot.png", "calls.jsonl", "images"))
+    output: str | None = field(
+        default=None, metadata=writes_in("results.json", "plot.png", "calls.jsonl", "images", "processes")
+    )
+    processes: int = 1
     save_images: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_numbers(
-            self, {"num_prompts": (1, MAX_PICTURES), "batch_size": (1, MAX_BATCH_SIZE), "warm_up": (0, MAX_WARM_UP)}
+            self,
+            {
+                **{"num_prompts": (1, MAX_PICTURES), "batch_size": (1, MAX_BATCH_SIZE), "warm_up": (0, MAX_WARM_UP)},
+                "processes": (1, MAX_PROCESSES),
+            },
         )
         check_split(self.split)
+        if self.save_images and self.processes > 1:
+            raise UserError("save_images needs processes 1: every process draws the same pictures")
         if self.save_images and self.output is None:
             raise UserError("save_images needs output, the folder for the pictures; name one")
 
@@ -284,7 +296,9 @@ def run_benchmark(
         return kept
 
     compare(methods, len(batches), call, keep, warm_up=warm_up, records=records, shown=shown)
-    return build_rows(methods, records, len(batches))
+    rows = build_rows(methods, records, len(batches))
+    sequences = 2 if pipeline.do_classifier_free_guidance else 1
+    return [{**row, "achieved": achieved(row, *pipeline.weights_a_pass, sequences)} for row in rows]
 
 
 def _calls(count: int, batch_size: int, continuous_batches: bool) -> list[range]:

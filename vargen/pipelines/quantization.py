@@ -7,7 +7,7 @@ libraries while they load a model (`vargen.models.quantization`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -31,6 +31,11 @@ class QuantizablePipeline:
     def _decoder_layers(self) -> nn.Module:
         """The layers that every token goes through."""
         raise NotImplementedError
+
+    @property
+    def weights_a_pass(self) -> tuple[int, int]:
+        """Of the linear layers that every token goes through: bytes, and weights that a token is multiplied by."""
+        return linear_weights(self._decoder_layers)
 
     def quantize(self, quantization: str = "int8", parts: Sequence[str] = (DECODER,)) -> Self:
         """Round the weights of linear layers, from now on, to integers with a scale for each output.
@@ -98,3 +103,10 @@ def check_quantization(quantization: str, device: torch.device, dtype: str) -> N
         raise UserError(f"quantization {quantization} goes with dtype float32 or bfloat16, got {dtype}")
     if (reason := why_not()) is not None:
         raise UserError(f"quantization {quantization} needs vargen's kernels, without which it is slower ({reason})")
+
+
+def linear_weights(layers: nn.Module) -> tuple[int, int]:
+    """Bytes of the linear layers among these, quantized ones included, and how many weights they have."""
+    found: list[Any] = [each for each in layers.modules() if hasattr(each, "in_features")]
+    read = sum(tensor.nbytes for each in found for tensor in (*each.parameters(False), *each.buffers(False)))
+    return read, sum(each.in_features * each.out_features for each in found)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from metrics.speculation import CallRecord, summarise
 from scenes.captions.picture_captions import Claims, ObjectClaim
 from scenes.judge import claim_judge
 from scenes.judge.claim_judge import ClaimJudge
@@ -17,7 +18,7 @@ from scenes.judge.picture_reading import Reading
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.commands.arguments import build_parser, fill, parse
-from vargen.jobs import calls
+from vargen.jobs import calls, stopwatch
 from vargen.jobs.benchmark import BenchConfig, build_rows, run_benchmark
 from vargen.jobs.cases import BenchmarkCase
 from vargen.methods.catalogue import resolve_method
@@ -203,6 +204,37 @@ def test_the_command_prints_a_table_and_writes_a_list(
     assert [row["method"] for row in json.loads(capsys.readouterr().out)] == ["ar", "sjd", "scd"]
 
 
+def test_every_process_is_asked_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped run asks those that are missing; other arguments do not mix with them; a failure is told."""
+    asked: list[list[str]] = []
+    judged = {"judge_accuracy": None, "clip_score": None}
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        asked.append(command)
+        if len(asked) == 2:
+            return SimpleNamespace(returncode=3, stdout="")
+        summary = summarise([CallRecord(1.0 / len(asked), 1, 4, 2, 2, 2, [0, 2])])
+        rows = [{"method": "ar", "exact": True, **summary, **judged, "speedup": 1.0, "pass_reduction": 1.0}]
+        if "--output" in command:
+            (Path(command[-1]) / "results.json").write_text(json.dumps(rows))
+        return SimpleNamespace(returncode=0, stdout=json.dumps(rows))
+
+    monkeypatch.setattr(stopwatch.subprocess, "run", run)
+    arguments = ["bench", "--methods", "ar", "--processes", "3", "--output", str(tmp_path)]
+    assert main(arguments) == 2
+    assert "process 2 of 3 ended with 3" in capsys.readouterr().err
+    assert main(arguments) == 0
+    assert "1.00x / 1.00x / 1.00x" in capsys.readouterr().out
+    assert [Path(command[-1]).name for command in asked] == ["0", "1", "1", "2"]
+    assert asked[0][-5:-2] == ["--processes", "1", "--json"]
+    (row,) = json.loads((tmp_path / "results.json").read_text())
+    assert row["speedups"] == [1.0, 1.0, 1.0]
+    assert main([*arguments, "--seed", "4"]) == 2
+    assert "results of other arguments" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -212,6 +244,8 @@ def test_the_command_prints_a_table_and_writes_a_list(
         ({"temperature": -1.0}, "temperature must be at least 0"),
         ({"top_p": 0.0}, "top_p must lie above 0"),
         ({"save_images": True}, "save_images needs output"),
+        ({"processes": 0}, "processes must be at least 1"),
+        ({"processes": 2, "save_images": True, "output": "x"}, "save_images needs processes 1"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:

@@ -26,8 +26,9 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.checks import check_counts
+from specdecode.in_graph import in_graph
 from specdecode.loop import DecodeRun
-from specdecode.places import Lines, PlacedTarget, Places, check_takes_places, fill_known
+from specdecode.places import Lines, PlacedTarget, Places, StaggeredLines, check_takes_places, fill_known
 from specdecode.roles import Target, TargetOutput
 from specdecode.sampling import Tag, largest, sample
 from specdecode.trace import StepRecord, TokenOrigin
@@ -93,6 +94,16 @@ class LinesInFlight:
         return FlightRun(target, rule=self, **settings)
 
 
+class SteadyLines(StaggeredLines):
+    """The same order, whose steps are those of `LinesInFlight` where they are to be graphs: all of one shape."""
+
+    def run(self, target: Target, **settings: Any) -> DecodeRun:
+        """See `places.Order`."""
+        if settings.get("compiler") is None:
+            return super().run(target, **settings)
+        return LinesInFlight(self.lines, self.window).run(target, **settings)
+
+
 @dataclass(frozen=True)
 class _Pass:
     """What one pass feeds and looks at. Places are [B, R, S], by line and column; marks, where there are any, are the
@@ -134,7 +145,8 @@ class FlightRun(DecodeRun):
         super().__init__(target, **settings)
         check_takes_places(target, rule.num_places, settings)
         self._placed: PlacedTarget = target  # type: ignore[assignment]
-        self.rule = rule
+        self.rule, self.logged_places = rule, rule.num_places
+        self.may_stop = self.compiler is not None  # the host looks late, and so never waits for a graph
         batch_size, device = target.batch_size, target.device
         self._places = torch.arange(rule.num_places, device=device)
         lines = rule.lines
@@ -156,15 +168,16 @@ class FlightRun(DecodeRun):
         self._looks = torch.zeros(shape, dtype=torch.int64, device=device)  # passes that have drawn each place
         fill_known(self._buffer, lines.known_tokens)
 
-    @torch.no_grad()
-    def step(self) -> int:
+    def prepare(self) -> None:
+        """Raises ValueError at the first step where the target has no room."""
+        if self.steps == 1:
+            self._placed.check_places(self.rule.num_slots)
+
+    def perform(self) -> int:
         """One pass over all lines in flight. Returns a bound of what a row gains; 0 once all have ended."""
         state, rule = self.state, self.rule
         if ragged.surely_none(state.active):
             return 0
-        if self.steps == 0:
-            self._placed.check_places(rule.num_slots)
-        self.steps += 1
         with self._part("draft"):
             what = self._what_to_feed()
             slots, real = _chosen(what.feeding, rule.most_fed)
@@ -184,7 +197,9 @@ class FlightRun(DecodeRun):
             state.newest = state.least_room = None
             state.active = state.active & (state.lengths < rule.num_places)
         # Nothing ends before all lines have opened; after that, whatever is left may be decided at once.
-        return 1 if self.steps < (rule.lines.num_lines - 1) * rule.passes_between_lines else rule.num_places
+        return (
+            1 if in_graph() or self.steps < (rule.lines.num_lines - 1) * rule.passes_between_lines else rule.num_places
+        )
 
     def _decided_places(self) -> Tensor:
         """[B, N] bool. A mark is decided with the first token behind it."""
@@ -273,7 +288,7 @@ class FlightRun(DecodeRun):
         origin = origin.where(columns < verified[..., None], TokenOrigin.UNVERIFIED)
         added = ~decided_before & self._decided_places()
         marks = added.sum(1) - (counts - before).sum(1)
-        self.trace.record_step(
+        self.log.record_step(
             StepRecord(
                 active,
                 what.guessed.sum((1, 2)),
@@ -319,10 +334,11 @@ class FlightRun(DecodeRun):
     def replace_rows(self, rows: Tensor, other: DecodeRun) -> None:
         """See `DecodeRun.replace_rows`."""
         assert isinstance(other, FlightRun)
-        super().replace_rows(rows, other)
-        for name in ("_counts", "_guesses", "_fed", "_looks"):
-            getattr(self, name).index_copy_(0, rows, getattr(other, name))
-        self.state.decided_places = self._decided_places()
+        with self.in_place():
+            super().replace_rows(rows, other)
+            for name in ("_counts", "_guesses", "_fed", "_looks"):
+                getattr(self, name).index_copy_(0, rows, getattr(other, name))
+            self.state.decided_places = self._decided_places()
 
 
 def _chosen(mask: Tensor, most: int) -> tuple[Tensor, Tensor]:

@@ -105,6 +105,8 @@ class DecodeRun:
 
     in_no_graph = ("steps", "trace", "compiler")
     """Attributes that no graph reads, see `specdecode.static_step`; players may name theirs likewise."""
+    logged_places = 0
+    """Places of a row, where steps record what they add by place."""
 
     def __init__(
         self,

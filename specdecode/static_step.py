@@ -170,7 +170,7 @@ class StaticStep:
         if not isinstance(sizer, FixedDraftSize):
             raise ValueError(f"compile: {type(sizer).__name__} chooses sizes by what was accepted; use a fixed size")
         self.run, self.compiler = run, compiler
-        run.log = run.trace.log_on_device(sizer.size.depth)
+        run.log = run.trace.log_on_device(sizer.size.depth, run.logged_places)
         device = run.state.lengths.device
         run.watch.step = torch.tensor(run.watch.step, device=device)
         state = run.state

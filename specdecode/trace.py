@@ -96,13 +96,27 @@ class TokenOrigin(IntEnum):
     """Drafted and taken in a skipped step."""
 
 
-class StepLog:
+class _Records:
+    """What keeps `next_counts` of steps."""
+
+    next_counts: Any
+    record_counts: Any
+
+    def record_step(self, step: StepRecord) -> None:
+        """A verification step: one pass."""
+        counts = self.next_counts()
+        torch.stack([getattr(step, name).long() for name in _COUNTS], out=counts)
+        self.record_counts(counts, step.relaxed, step.fed, step.by_place)
+
+
+class StepLog(_Records):
     """Steps as graphs record them: in tensors that stay where they are, and nothing is read or counted by the host.
 
     Args:
         batch_size: Rows of every record.
         depth: The most levels of a draft.
         device: Of the records.
+        num_places: Places of a row, where records have what was fed and what was added by place; 0: they have not.
 
     Attributes:
         count: Steps that were recorded since the last `take`; the caller counts.
@@ -110,11 +124,13 @@ class StepLog:
 
     in_no_graph = ("count", "_relaxes")
 
-    def __init__(self, batch_size: int, depth: int, device: torch.device) -> None:
+    def __init__(self, batch_size: int, depth: int, device: torch.device, num_places: int = 0) -> None:
         self.count = 0
         self._next = torch.zeros(len(_COUNTS), batch_size, dtype=torch.int64, device=device)
         self._counts = self._next.new_zeros(_STEPS_AT_ONCE, *self._next.shape)
         self._relaxed = torch.zeros(_STEPS_AT_ONCE, batch_size, depth, dtype=torch.bool, device=device)
+        self._fed = self._next.new_zeros(_STEPS_AT_ONCE, batch_size)
+        self._by_place = torch.zeros(_STEPS_AT_ONCE, batch_size, num_places, dtype=torch.int8, device=device)
         self._place = self._next.new_zeros(1)
         self._relaxes = False
 
@@ -127,9 +143,14 @@ class StepLog:
         """See `DecodeTrace.next_counts`."""
         return self._next
 
-    def record_counts(self, counts: Tensor, relaxed: Tensor | None) -> None:
+    def record_counts(
+        self, counts: Tensor, relaxed: Tensor | None, fed: Tensor | None = None, by_place: Tensor | None = None
+    ) -> None:
         """See `DecodeTrace.record_counts`."""
         self._counts.index_copy_(0, self._place, counts[None])
+        if fed is not None and by_place is not None:
+            self._fed.index_copy_(0, self._place, fed[None])
+            self._by_place.index_copy_(0, self._place, by_place[None])
         if relaxed is not None:
             self._relaxes = True
             relaxed = functional.pad(relaxed, (0, self._relaxed.shape[2] - relaxed.shape[1]))
@@ -141,10 +162,12 @@ class StepLog:
         number, self.count = self.count, 0
         counts, relaxed = self._counts[:number].clone(), self._relaxed[:number].clone()
         self._place.zero_(), self._relaxed.zero_()
-        return [_Kept(*each, None) for each in zip(counts, relaxed if self._relaxes else [None] * number, strict=True)]
+        nothing, has_places = [None] * number, self._by_place.shape[2] > 0
+        fed, by_place = (each[:number].clone() if has_places else nothing for each in (self._fed, self._by_place))
+        return [_Kept(*each) for each in zip(counts, relaxed if self._relaxes else nothing, fed, by_place, strict=True)]
 
 
-class DecodeTrace:
+class DecodeTrace(_Records):
     """Collects step records as tensors, and seconds by phase. Reading a number waits for the device, once.
 
     Args:
@@ -187,12 +210,6 @@ class DecodeTrace:
         self.target_passes += 1
         self._first_tokens += 1
 
-    def record_step(self, step: StepRecord) -> None:
-        """A verification step: one pass."""
-        counts = self.next_counts()
-        torch.stack([getattr(step, name).long() for name in _COUNTS], out=counts)
-        self.record_counts(counts, step.relaxed, step.fed, step.by_place)
-
     def record_counts(
         self,
         counts: Tensor,
@@ -222,11 +239,11 @@ class DecodeTrace:
             self._room = [*torch.empty(shape, dtype=torch.int64, device=self.device)]
         return self._room.pop()
 
-    def log_on_device(self, depth: int) -> StepLog:
-        """From now on steps are recorded by graphs, in the log that is returned, of drafts of at most so many levels.
+    def log_on_device(self, depth: int, num_places: int = 0) -> StepLog:
+        """From now on steps are recorded by graphs, in the log that is returned; arguments as of `StepLog`.
 
         The caller counts the steps and passes; whoever reads this trace reads what was logged."""
-        self._log = StepLog(self.batch_size, depth, self.device)
+        self._log = StepLog(self.batch_size, depth, self.device, num_places)
         return self._log
 
     def collect(self) -> list[_Kept]:

@@ -283,7 +283,7 @@ class TransformersTarget:
     def forward_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
         """Feed tokens [B, n] at explicit places; see `specdecode.places.PlacedTarget`.
 
-        The cache's lengths stay those of the prompts. Such passes are not compiled.
+        The cache's lengths stay those of the prompts.
         """
         return self.combine(self._run_places(tokens, placed))
 

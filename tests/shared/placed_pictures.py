@@ -37,14 +37,19 @@ def condition(model: Any, requests: range) -> tuple[Tensor, Tensor]:
 
 
 def run_of(
-    model: Any, requests: range, order: Order | None, sampling: SamplingConfig = DRAWN, **settings: Any
+    model: Any,
+    requests: range,
+    order: Order | None,
+    sampling: SamplingConfig = DRAWN,
+    compiler: Any = None,
+    **settings: Any,
 ) -> DecodeRun:
     """A run that is not started; order None: plain decoding."""
     target = LlamaGenTarget(
         model, *condition(model, requests), guidance_scale=GUIDANCE, max_draft_nodes=SIDE, **settings
     )
     streams = RandomStreams.from_seeds(list(requests))
-    return new_run(target, max_new_tokens=COUNT, sampling=sampling, streams=streams, order=order)
+    return new_run(target, max_new_tokens=COUNT, sampling=sampling, streams=streams, order=order, compiler=compiler)
 
 
 class LlamaGenPasses(FullPasses):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from counted_graphs import CountedGraphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from place_oracles import in_flight
@@ -15,10 +16,11 @@ from placed_pictures import COUNT, DRAWN, GREEDY, LENGTHS, LINES, SIDE, LlamaGen
 from torch import Tensor
 
 from specdecode.continuous import decode_queue
-from specdecode.lines_in_flight import FlightRun, LinesInFlight, _Pass
+from specdecode.lines_in_flight import FlightRun, LinesInFlight, SteadyLines, _Pass
 from specdecode.loop import DecodeRun
 from specdecode.places import StaggeredLines
 from specdecode.sampling import SamplingConfig
+from specdecode.static_step import StepCompiler
 
 RULES = {
     "an adaptive start": LinesInFlight(LINES, 2, first_holds=True),
@@ -193,11 +195,14 @@ def test_faults_change_tokens(model: Any, monkeypatch: pytest.MonkeyPatch, name:
 
 
 @pytest.mark.parametrize("name", ["an adaptive start", "both", "two looks"])
-def test_other_requests_take_rows_half_way(model: Any, name: str) -> None:
+@pytest.mark.parametrize("graphs", [False, True])
+def test_other_requests_take_rows_half_way(model: Any, name: str, graphs: bool) -> None:
     rule = RULES[name]
+    torch._dynamo.reset()
+    compiler = StepCompiler(counted := CountedGraphs(), 64) if graphs else None
 
     def start(requests: range, joins: bool) -> DecodeRun:
-        return run_of(model, requests, rule, prompt_only=joins)
+        return run_of(model, requests, rule, prompt_only=joins, compiler=None if joins else compiler)
 
     rows = {each.request: each for each in decode_queue(start, len(LENGTHS), 3)}
     for request in range(len(LENGTHS)):
@@ -205,6 +210,8 @@ def test_other_requests_take_rows_half_way(model: Any, name: str) -> None:
         assert torch.equal(rows[request].tokens, alone.tokens[0])
         for figure in ("row_passes", "rows_fed", "row_tokens", "drafted", "skipped_tokens", "token_origins"):
             assert getattr(rows[request].trace, figure) == getattr(alone.trace, figure)
+    if graphs:
+        assert 1 <= counted.graphs <= 2 and not counted.faults
 
 
 @pytest.mark.parametrize(
@@ -220,3 +227,20 @@ def test_other_requests_take_rows_half_way(model: Any, name: str) -> None:
 def test_rules_that_do_not_fit_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(WHOLE, **changes)
+
+
+@pytest.mark.parametrize("name", ["both", "two looks at copies", "an order known beforehand"])
+def test_steps_are_one_graph(model: Any, name: str) -> None:
+    """Of the tokens, passes and origins of eager steps; and again in the next batch, which needs no other graph."""
+    torch._dynamo.reset()
+    compiler = StepCompiler(counted := CountedGraphs(), 64)
+    order = RULES.get(name, SteadyLines(LINES, 2))
+    for requests in (range(3), range(3, 6)):
+        eager, compiled = (run_of(model, requests, order, compiler=each) for each in (None, compiler))
+        before = len(counted.faults)
+        one, other = eager.finish(), compiled.finish()
+        assert torch.equal(one.tokens, other.tokens) and torch.equal(one.lengths, other.lengths)
+        for figure in ("rows_fed", "row_passes", "drafted", "token_origins", "token_passes"):
+            assert getattr(one.trace, figure) == getattr(other.trace, figure), figure
+        assert all("lie elsewhere" in fault for fault in counted.faults[before:]) and counted.graphs == 1
+        assert requests.start or not counted.faults

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vargen.base.errors import UserError
 from vargen.methods.base import Components, Method
 from vargen.methods.grid import GridMethodConfig
 
@@ -36,5 +37,7 @@ class DiagonalConfig(GridMethodConfig):
     def _players(self, components: Components) -> Method:
         from specdecode.diagonals import Diagonals
 
+        if components.target.compiler is not None:
+            raise UserError("compile: steps over diagonals are no graphs; leave it out or use zipar")
         lines = components.grid_lines()
         return Method(order=Diagonals(lines, components.load_vertical_head(self.vertical_branch)))

@@ -41,12 +41,11 @@ class ZipARConfig(RowMethodConfig):
         self._flag("adaptive")
 
     def _order(self, lines: Lines) -> Order:
-        from specdecode.lines_in_flight import LinesInFlight
-        from specdecode.places import StaggeredLines
+        from specdecode.lines_in_flight import LinesInFlight, SteadyLines
 
         if self.adaptive:
             return LinesInFlight(lines, self.window, first_holds=True)
-        return StaggeredLines(lines, self.window)
+        return SteadyLines(lines, self.window)
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:

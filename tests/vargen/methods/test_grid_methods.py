@@ -7,13 +7,13 @@ from typing import Any
 import janus_models
 import pytest
 import torch
+from counted_graphs import CountedGraphs
 from tiny_pipelines import GRID
 
 from vargen.base.errors import UserError
 from vargen.base.resources import find_model
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
-from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.components.glm_image import GlmImageComponents
 from vargen.pipelines.janus import JanusPipeline
 from vargen.pipelines.llamagen import LlamaGenPipeline
@@ -136,17 +136,20 @@ def test_a_model_that_offers_no_grid_is_refused_by_name() -> None:
             method.build(components)
 
 
-def test_graphs_are_refused(tiny_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = LlamaGenTarget.__init__
-
-    def compiled(target: LlamaGenTarget, *given: Any, **named: Any) -> None:
-        start(target, *given, **named)
-        target.compiler = object()  # type: ignore[assignment]
-
-    monkeypatch.setattr(LlamaGenTarget, "__init__", compiled)
-    for method in METHODS.values():
-        with pytest.raises(UserError, match="compile: steps over places of the grid are no graphs"):
-            tiny_pipeline(**arguments([0], method))
+def test_steps_over_places_may_be_graphs(tiny_pipeline: LlamaGenPipeline) -> None:
+    """All but diagonals."""
+    torch._dynamo.reset()
+    eager = [tiny_pipeline(**arguments([0, 1], METHODS[name])) for name in ("zipar", "pjd")]
+    try:
+        tiny_pipeline.compile(counted := CountedGraphs(), 64)
+        compiled = [tiny_pipeline(**arguments([0, 1], METHODS[name])) for name in ("zipar", "pjd")]
+        with pytest.raises(UserError, match="compile: steps over diagonals are no graphs"):
+            tiny_pipeline(**arguments([0], resolve_method("diagonal", {})))
+    finally:
+        tiny_pipeline.compile(None)
+    for one, other in zip(eager, compiled, strict=True):
+        assert torch.equal(one.tokens, other.tokens) and one.trace.rows_fed == other.trace.rows_fed
+    assert counted.graphs == 2 and not counted.faults
 
 
 def test_the_shipped_model_takes_the_passes_of_the_published_rule() -> None:

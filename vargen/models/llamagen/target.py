@@ -237,7 +237,7 @@ class LlamaGenTarget:
         """Feed tokens [B, n] at explicit places; see `specdecode.places.PlacedTarget`.
 
         The cache's lengths stay those of the prompts. The project's kernels take any mask over slots; where they do not
-        serve, torch's attention does. Passes over places are not compiled.
+        serve, torch's attention does.
 
         Returns:
             Guided logits [B, n, V] and hidden states [B, n, dim].

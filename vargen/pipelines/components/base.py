@@ -103,7 +103,7 @@ class ModelComponents(ABC):
         """The rows of the grid.
 
         Raises:
-            UserError: the family offers no grid, or steps are to be graphs: those over places are not.
+            UserError: the family offers no grid.
         """
         lines = self._lines()
         if lines is None:
@@ -111,8 +111,6 @@ class ModelComponents(ABC):
                 f"method must be one that draws tokens in their order, because {self.family} offers no grid: ar, "
                 f"jacobi or scd"
             )
-        if self.target.compiler is not None:
-            raise UserError("compile: steps over places of the grid are no graphs; leave it out or use jacobi")
         return lines
 
     def _lines(self) -> Lines | None:

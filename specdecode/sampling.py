@@ -258,7 +258,9 @@ def _exponential(tag_keys: Tensor, counters: Tensor, elements: Tensor, size: int
 
 
 def _covers(ahead: Ahead, counters: Tensor, count: int) -> bool:
-    """`judging.covers` without kernels."""
+    """Whether `count` counters from each of `counters` [B, ...] on are among those whose numbers were made."""
+    if judging.serves(counters):
+        return judging.covers(ahead, counters, count)
     places = counters.reshape(len(ahead.first), -1) - ahead.first[:, None]
     return bool(((places >= 0) & (places + count <= ahead.numbers.shape[1])).all())
 
@@ -409,7 +411,7 @@ class RandomStreams:
         """
         size, revisited = probabilities.shape[-1], revisited or tag in _REVISITED
         if judging.serves(probabilities):
-            noise = self._made_ahead(_exponential, tag, counters, size, judging.covers, 1, revisited)
+            noise = self._made_ahead(_exponential, tag, counters, size, 1, revisited)
             if noise is not None:
                 return judging.race(probabilities, noise, counters)
         if judging.serves_gpu(probabilities):
@@ -422,7 +424,7 @@ class RandomStreams:
         Exponential ones [B, W, size], or uniform ones [B, W] where `size` is None.
         """
         numbers, revisited = _uniform if size is None else _exponential, revisited or tag in _REVISITED
-        ahead = self._made_ahead(numbers, tag, counters, size, judging.covers, count, revisited)
+        ahead = self._made_ahead(numbers, tag, counters, size, count, revisited)
         assert ahead is not None
         return ahead
 
@@ -434,7 +436,7 @@ class RandomStreams:
         on_cpu = self.keys.device.type == "cpu" and not in_graph()
         if not revisited or not on_cpu or not counters.numel():
             return self._draw(numbers, tag, counters, size)
-        ahead = self._made_ahead(numbers, tag, counters, size, _covers)
+        ahead = self._made_ahead(numbers, tag, counters, size)
         if ahead is None:
             return self._draw(numbers, tag, counters, size)
         places = counters.reshape(self.batch_size, -1) - ahead.first[:, None]
@@ -442,20 +444,14 @@ class RandomStreams:
         return ahead.numbers[rows, places].view(*counters.shape, *ahead.numbers.shape[2:])
 
     def _made_ahead(
-        self,
-        numbers: Callable[..., Tensor],
-        tag: int,
-        counters: Tensor,
-        size: int | None,
-        covers: Callable[[Ahead, Tensor, int], bool],
-        count: int = 1,
+        self, numbers: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None, count: int = 1,
         revisited: bool = True,
-    ) -> Ahead | None:
+    ) -> Ahead | None:  # fmt: skip
         """Numbers of consecutive counters, kept where they are revisited. None where counters lie so far apart, as in
         several lines at once, that most numbers between would go unread."""
         key = tag, numbers.__name__, size
         kept = self._ahead.get(key)
-        if kept is None or not covers(kept, counters, count):
+        if kept is None or not _covers(kept, counters, count):
             first, last = counters.reshape(self.batch_size, -1).aminmax(dim=1)
             width = int((last - first).max()) + count
             if width - count >= 2 * (counters.numel() // self.batch_size):

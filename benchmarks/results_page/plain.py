@@ -47,6 +47,13 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "cell is eager / captured seconds, and captured over plain captured.",
         (),
     ),
+    "one_graph": (
+        "Steps as graphs, whole pictures",
+        "The shipped model's pictures by eager steps and by graphs that run as they are (`benchmarks/one_graph.py`). "
+        "No row has a fault, which is what a captured graph cannot do; a test reads the record. Passes differ where "
+        "eager steps choose the width by measured seconds, and by the steps after which an end is seen.",
+        (),
+    ),
     "compiled": ("Compiled passes", "Eager and compiled passes in turns, the same seeds; compiling is left out.", ()),
     "continuous": ("Continuous batches", "The same prompts and seeds in fixed and continuous batches, in turns.", ()),
     "families": (

@@ -71,7 +71,7 @@ def serves_gpu(*tensors: Tensor) -> bool:
 
 
 def covers(ahead: Ahead, counters: Tensor, count: int) -> bool:
-    """Whether `count` counters from each of `counters` [B, ...] on are among those whose numbers were made."""
+    """See `sampling._covers`."""
     (_, first, width), rows = ahead.fields(), len(ahead.first)
     return bool(_call("covers", first, width, counters, counters.numel() // rows, count, rows))
 

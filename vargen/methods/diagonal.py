@@ -37,7 +37,7 @@ class DiagonalConfig(GridMethodConfig):
     def _players(self, components: Components) -> Method:
         from specdecode.diagonals import Diagonals
 
-        if components.target.compiler is not None:
+        if getattr(components.target, "compiler", None) is not None:
             raise UserError("compile: steps over diagonals are no graphs; leave it out or use zipar")
         lines = components.grid_lines()
         return Method(order=Diagonals(lines, components.load_vertical_head(self.vertical_branch)))

@@ -1,0 +1,18 @@
+"""The record of whole pictures by graphs: every method's tokens are those of eager steps, and no graph has a fault."""
+
+from __future__ import annotations
+
+import json
+
+from one_graph import RESULTS
+
+from vargen.methods.catalogue import find_presets, methods_for
+
+
+def test_every_method_and_preset_is_recorded_without_a_fault() -> None:
+    rows = json.loads(RESULTS.read_text())["rows"]
+    alone = {row["method"]: row for row in rows if row["batch_size"] == 1}
+    assert set(alone) == {*methods_for("image"), *find_presets("image")}
+    assert {name for name, row in alone.items() if "refused" in row} == {"diagonal"}
+    for row in rows:
+        assert "refused" in row or (row["same_tokens"] and not row["faults"] and row["steps_by_graphs"] > 0), row

@@ -42,7 +42,7 @@ def _pictures(arguments: Sequence[str]) -> int:
     values = parse(parser, arguments)
     config = fill(BenchConfig, values)
     if config.processes > 1:
-        rows = in_processes(("-m", "vargen.cli", "bench"), arguments, config.processes, config.output)
+        rows = in_processes(("-m", "vargen", "bench"), arguments, config.processes, config.output)
     else:
         rows = benchmark(config, find_world(), values.quiet)
     print(json.dumps(rows, indent=1) if values.json else format_table(rows))

@@ -17,6 +17,7 @@ from typing import Any
 
 from metrics.speculation import over_processes
 from vargen.base.errors import UserError
+from vargen.base.reading import read_json
 from vargen.runs.files import write_atomic
 
 
@@ -26,7 +27,7 @@ def in_processes(
     """Rows of `vargen bench`, or a script like it, in `count` fresh processes, with the speed-up of each.
 
     Args:
-        command: what Python runs, `-m vargen.cli bench` or a script.
+        command: what Python runs, `-m vargen bench` or a script.
         arguments: of the command; those of each process are these with `--processes 1`.
         count: how many processes.
         output: folder for results.json and processes/NUMBER, what each measured; a stopped run goes on there. None
@@ -50,10 +51,10 @@ def _kept(folder: Path | None, arguments: Sequence[str]) -> list[dict[str, Any]]
     """What an earlier run measured with the same arguments."""
     if folder is None or not (folder / "results.json").is_file():
         return None
-    told = folder / "arguments.json"
-    if not told.is_file() or json.loads(told.read_text()) != list(arguments):
+    told, remedy = folder / "arguments.json", "delete its folder"
+    if not told.is_file() or read_json(told, remedy, "output") != list(arguments):
         raise UserError(f"output: {folder} holds results of other arguments; name another folder or delete it")
-    rows: list[dict[str, Any]] = json.loads((folder / "results.json").read_text())
+    rows: list[dict[str, Any]] = read_json(folder / "results.json", remedy, "output")
     return rows
 
 

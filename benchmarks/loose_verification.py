@@ -61,7 +61,7 @@ VIEWS = (0.02, 0.1)
 SCORED_FROM = 1000
 """Number of the first video by which layers are compared; the curves are of others."""
 LAYERS = (-1, -2, -3, -4, -5, -7)
-TIMES = (1.2, 1.35, 1.6, 1.9)
+TIMES = (1.35, 1.5, 1.7, 1.9)
 """Accepted lengths, over the exact walk's, at which rules are compared."""
 AS_PRINTED: dict[str, Any] = {"relevance_from": "token", "relevance_layer": -1, "relevance_centred": False}
 _WAYS = {
@@ -84,13 +84,6 @@ class RandomVerifier(LooseVerifier):
         return torch.rand(output.logits.shape[:2], generator=self.generator)
 
 
-class EntropyVerifier(LooseVerifier):
-    """As many tokens loosened as by relevance, but those of which the target is least sure."""
-
-    def _relevance(self, output: TargetOutput) -> Tensor:
-        return -torch.distributions.Categorical(logits=output.logits).entropy()
-
-
 class OtherVideoVerifier(LooseVerifier):
     """Relevance to the video of the next row."""
 
@@ -104,7 +97,7 @@ RULES: dict[str, tuple[type[LooseVerifier], dict[str, Any]]] = {
     "as printed": (LooseVerifier, AS_PRINTED),
     "another video": (OtherVideoVerifier, {}),
     "random": (RandomVerifier, {}),
-    "entropy": (EntropyVerifier, {}),
+    "entropy": (LooseVerifier, {"loosened_by": "entropy"}),
 }
 """By name, the verifier and the settings of LVSpec that differ from its defaults."""
 
@@ -138,7 +131,6 @@ class Variant:
             keep_ratio=self.keep_ratio,
             loose_ratio=0.0 if self.rule == "fly" else self.dial,
             position_shift=self.position_shift,
-            # How unsure the target is of a token is said by the row before it: "prediction", the default.
             **(RULES[self.rule][1] if self.rule in RULES else {}),
         )
 
@@ -407,52 +399,50 @@ def curve_rows(chosen: Sequence[Variant], by_label: Mapping[str, list[dict]], pl
 def equal_length_rows(chosen: Sequence[Variant], by_label: Mapping[str, list[dict]], plain: Tensor) -> list[dict]:
     """Accuracy less that of loosening by chance, where both accept as much, by straight lines between lambdas.
 
-    Every rule's line begins at the exact walk, which keeps all accuracy. Lengths that a rule does not reach are left
-    out.
+    Left out are lengths that do not lie between two lambdas of both; a draw of the interval that ends before takes its
+    end.
     """
     rows = []
     for view in VIEWS:
-        exact = by_label[Variant("relevance", 0.0, view).label]
+        exact = of(by_label[Variant("relevance", 0.0, view).label], "accepted_length")
         lines = {
-            rule: [exact, *(by_label[each.label] for each in chosen if (each.rule, each.keep_ratio) == (rule, view)
-                            and not each.position_shift and each.dial > 0)]
+            rule: [
+                by_label[each.label]
+                for each in chosen
+                if (each.rule, each.keep_ratio, each.position_shift) == (rule, view, False) and each.dial > 0
+            ]
             for rule in RULES
-        }  # fmt: skip
+        }
         curves = {
             rule: torch.stack([torch.stack((of(found, "accepted_length"), of(found, "accuracy"))) for found in line])
             for rule, line in lines.items()
         }
         for times in TIMES:
-            for rule, curve in curves.items():
-                if rule == "random":
-                    continue
-
-                def gain(
-                    numbers: Tensor, own: Tensor = curve, chance: Tensor = curves["random"], at: float = times
-                ) -> float:
-                    wanted = at * own[0, 0, numbers].mean()
-                    found, beside = (at_length(each[..., numbers].mean(-1), wanted) for each in (own, chance))
-                    return found - beside
-
-                value = gain(torch.arange(len(plain)))
-                if value == value:  # both reach this length
-                    interval = percentile_interval(len(plain), gain)
-                    rows.append(
-                        {
-                            "keep_ratio": view,
-                            "rule": rule,
-                            "times_exact": times,
-                            "against_chance": {"value": value, "interval": interval},
-                        }
-                    )
+            for rule in (each for each in RULES if each != "random"):
+                gain = _gain_at(curves[rule], curves["random"], times * exact)
+                if gain is not None:
+                    rows.append({"keep_ratio": view, "rule": rule, "times_exact": times, "against_chance": gain})
     return rows
 
 
+def _gain_at(curve: Tensor, beside: Tensor, lengths: Tensor) -> dict[str, Any] | None:
+    """Accuracy of a curve [points, 2, videos] less another's where both accept the mean of these lengths."""
+
+    def gain(numbers: Tensor) -> float:
+        wanted = lengths[numbers].mean()
+        own, other = (at_length(each[..., numbers].mean(-1), wanted) for each in (curve, beside))
+        return own - other
+
+    if not all(each[0, 0].mean() <= lengths.mean() <= each[-1, 0].mean() for each in (curve, beside)):
+        return None
+    every = torch.arange(len(lengths))
+    return {"value": gain(every), "interval": percentile_interval(len(lengths), gain)}
+
+
 def at_length(curve: Tensor, wanted: Tensor) -> float:
-    """Accuracy at an accepted length of a curve [points, 2] of lengths and accuracies; NaN where it does not reach."""
-    lengths, accuracies = curve[curve[:, 0].argsort()].unbind(1)
-    if not lengths[0] <= wanted <= lengths[-1]:
-        return float("nan")
+    """Accuracy at an accepted length of a curve [points, 2] of rising lengths and accuracies; of its end beyond it."""
+    lengths, accuracies = curve.unbind(1)
+    wanted = wanted.clamp(lengths[0], lengths[-1])
     right = int((lengths < wanted).sum().clamp(min=1))
     share = (wanted - lengths[right - 1]) / (lengths[right] - lengths[right - 1]).clamp(min=1e-9)
     return float(accuracies[right - 1] + share * (accuracies[right] - accuracies[right - 1]))

@@ -6,6 +6,7 @@ its *reference*. The *relevance* of a draft token is the mean of its N highest c
 their sharp profile (figure 4), and a high mean is no sharp profile. In each window the share lambda with the least
 relevance is *loosened*: accepted whatever the target would draw. A token that the target draws elsewhere in the window
 is accepted, too (*position shift*). A loosened token stays as it was drafted, and what follows is conditioned on it.
+Beside the paper's rule stands one that needs no reference: the share of which the target is least sure is loosened.
 
 In a tree each branch from the root to a leaf is judged as a chain, and the one with most accepted tokens stays
 (appendix E, which has two branches); of equally long ones the first, which the drafter finds likeliest.
@@ -75,6 +76,8 @@ class LooseVerifier:
         relevance_from: "token": the hidden state at the draft token; "prediction": the one that predicted it. The paper
             does not say which; its text suggests the first.
         centred: see `relevance_to`; the paper's equation 8 is not.
+        loosened_by: "relevance": the least relevant draft tokens; "entropy": those in whose place the target's logits
+            have most entropy.
 
     Raises:
         ValueError: a number out of range, or an unknown word.
@@ -89,7 +92,10 @@ class LooseVerifier:
         protected_tokens: Sequence[int] = (),
         relevance_from: str = "token",
         centred: bool = False,
+        loosened_by: str = "relevance",
     ) -> None:
+        if loosened_by not in ("relevance", "entropy"):
+            raise ValueError(f'loosened_by must be "relevance" or "entropy", got {loosened_by!r}')
         if relevance_from not in ("token", "prediction"):
             raise ValueError(f'relevance_from must be "token" or "prediction", got {relevance_from!r}')
         check_counts(num_nearest=num_nearest)
@@ -100,6 +106,7 @@ class LooseVerifier:
         self.protected_tokens = tuple(protected_tokens)
         self.relevance_from = relevance_from
         self.centred = centred
+        self.loosened_by = loosened_by
         self._protected: Tensor | None = None
         self._directions: dict[int, tuple[Tensor, Tensor]] = {}  # by row: a reference and its unit vectors
 
@@ -151,8 +158,14 @@ class LooseVerifier:
         return torch.isin(tokens, self._protected)
 
     def _loosened(self, output: TargetOutput, paths: Tensor, there: Tensor) -> Tensor:
-        """[B, P, D] bool: the least relevant draft tokens, as many as lambda of each branch."""
-        of_branch = _at(self._relevance(output), paths[..., 1:] if self.relevance_from == "token" else paths[..., :-1])
+        """[B, P, D] bool: the least relevant or the least sure draft tokens, as many as lambda of each branch."""
+        if self.loosened_by == "entropy":  # how sure the target is of a token is said by the row before it
+            log_probabilities = output.logits.log_softmax(-1)
+            sureness = (log_probabilities.exp() * log_probabilities.clamp(min=torch.finfo(torch.float32).min)).sum(-1)
+            of_branch = _at(sureness, paths[..., :-1])
+        else:
+            rows = paths[..., 1:] if self.relevance_from == "token" else paths[..., :-1]
+            of_branch = _at(self._relevance(output), rows)
         rank = of_branch.masked_fill(~there, torch.inf).argsort(dim=-1, stable=True).argsort(dim=-1)
         # The millionth makes 0.7 * 10, which is 6.999..., 7.
         count = (self.loose_ratio * there.sum(-1, keepdim=True) + 1e-6).floor()

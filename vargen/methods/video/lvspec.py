@@ -1,7 +1,7 @@
 """LVSpec (arXiv 2604.05650). The rule is `specdecode.verifiers.loose`, measured against the visual tokens.
 
-The defaults are those that tell words about the video best on the shipped pair; the preset `lvspec-paper` is the rule
-as the paper prints it.
+The defaults are those that tell words about the video best on the shipped pair. Presets: `lvspec-paper` is the rule as
+the paper prints it; `lvspec-entropy` looks at no video and loosens the words of which the target is least sure.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class LVSpecConfig(SpeculativeConfig):
         relevance_layer: after which decoder layer, counted from 1, or from the end below 0. -1 is the last, normed, as
             in the paper; -2 the last but one.
         relevance_centred: take a token's mean cosine to all visual tokens off, so that a sharp likeness counts.
+        loosened_by: "relevance"; or "entropy", which is not the paper's: where the target is least sure is loosened.
         branches: chains of `draft_length` below each token; the one with most accepted tokens is kept. The
             paper's appendix E has 2.
     """
@@ -43,12 +44,13 @@ class LVSpecConfig(SpeculativeConfig):
 
     draft_length: int = 10
     keep_ratio: float = 0.1
-    loose_ratio: float = 0.7
+    loose_ratio: float = 0.5
     num_nearest: int = 10
     position_shift: bool = True
     relevance_from: str = "prediction"
     relevance_layer: int = -2
     relevance_centred: bool = True
+    loosened_by: str = "relevance"
     branches: int = 1
 
     def __post_init__(self) -> None:
@@ -58,6 +60,7 @@ class LVSpecConfig(SpeculativeConfig):
         self._one_of("relevance_from", ("token", "prediction"))
         self._number("relevance_layer", -LARGEST, whole=True)
         self._flag("relevance_centred")
+        self._one_of("loosened_by", ("relevance", "entropy"))
         self._flag("position_shift")
         self._number("branches", 1, MAX_DRAFT // self.draft_length, whole=True)
 
@@ -82,6 +85,7 @@ class LVSpecConfig(SpeculativeConfig):
             components.protected_tokens,
             self.relevance_from,
             self.relevance_centred,
+            self.loosened_by,
         )
 
     def target_options(self, num_layers: int) -> dict[str, Any]:

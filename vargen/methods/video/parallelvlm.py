@@ -1,4 +1,7 @@
-"""ParallelVLM (arXiv 2603.19610): target and draft model work at the same time."""
+"""ParallelVLM (arXiv 2603.19610): target and draft model work at the same time.
+
+The default keeps evenly spread tokens, which serve the shipped pair best; the preset `parallelvlm-paper` has UV-Prune.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class ParallelConfig(SpeculativeConfig):
 
     draft_length: int | Auto = AUTO  # type: ignore[assignment]
     keep_ratio: float = 0.1
-    pruning: str = "visual_gain"
+    pruning: str = "uniform"
     workers: str = "processes"
 
     def __post_init__(self) -> None:

@@ -369,7 +369,7 @@ def mismatch_rows(words: Sequence[Sequence[bool]]) -> list[dict]:
                 "words_about_what_is_seen": float(visual.double().mean()),
                 "mismatch_rate": float(wrong.double().mean()),
                 "mismatches_at_them": at_anchors,
-                "length_if_all_others_were_loosened": 1 / at_anchors,
+                "length_if_all_others_were_loosened": 1 / at_anchors if at_anchors else None,
                 "length_by_theorem": 1 / float(visual.double().mean()),
             }
         )

@@ -12,7 +12,9 @@ from typing import Any
 from results_page.records import DRAFTER_RUN, TRANSFORMER_RUN, VIDEO_RUN, Record, source_line, table
 
 _LLM = "Videos of the project's own world and its own pair of Video-LLMs. "
-_EARLIER = "`parallelvlm` has UV-Prune, `lvspec` the rule as printed, and `uniform` is an earlier even grid: see `settings`."
+_EARLIER = (
+    "`parallelvlm` has UV-Prune, `lvspec` the rule as printed, and `uniform` is an earlier even grid: see `settings`."
+)
 _BENCH = ("method", "exact", "mean_accepted_length", "decode_speedup", "end_to_end_speedup", "relaxed_share")
 _BENCH += ("equal_to_plain", "caption_accuracy", "retention", "accepted_per_drafting_pass", "draft_seconds_per_step")
 _OF_TRAINING = ("evaluation loss", "evaluation loss_object", "evaluation loss_sky", "evaluation caption_gain")
@@ -103,7 +105,8 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "loose_verification": (
         "Loose verification and its controls",
-        _LLM + "Captions by LVSpec's rule, as it comes (`relevance`) and as the paper prints it, and by rules that cannot "
+        _LLM
+        + "Captions by LVSpec's rule, as it comes (`relevance`) and as the paper prints it, and by rules that cannot "
         "know what matters: chance, another video's hidden states, and the target's entropy. Windows of ten; the draft "
         "model sees an even 2 % or 10 % of the video. `dial` is lambda, or FLy's threshold; 0 is the exact walk. "
         "`against plain` and `against chance` are differences of F1 with intervals over the same videos. The study "
@@ -136,7 +139,8 @@ def plain_section(name: str, record: Any) -> str:
     parts = [f"## {title}", text.strip()]
     if isinstance(first.get("studies"), dict):
         for study, own in record["studies"].items():
-            parts += [f"### {study}", plain_tables(own["rows"], fields), source_line(own, *runs)]
+            count = [f"{own['videos']} videos."] if "videos" in own else []
+            parts += [f"### {study}", *count, plain_tables(own["rows"], fields), source_line(own, *runs)]
         return "\n\n".join(parts)
     if isinstance(record, list):
         rows = record

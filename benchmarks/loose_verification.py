@@ -1,14 +1,15 @@
-"""LVSpec's looseness against its controls: random loosening, and FLy, on the shipped pair's held-out videos.
+"""LVSpec's looseness against its controls, on the shipped pair's held-out videos.
 
-Three questions of the paper: does visual relevance tell words about what is seen from fillers (area under the curve,
-over the words of plain decoding's answers); how do accepted length and caption accuracy move with lambda; and, at an
-equal share of accepted tokens, does looseness by relevance keep more accuracy than looseness by chance.
+    scores        how well relevance tells the words of the target's answers that are about what is seen: area under the
+                  curve by layer, row of hidden states and centring, over videos of their own
+    mismatches    how many of the words on which draft model and target differ are about what is seen, and so by how
+                  much perfect loosening of the others could raise the accepted length
+    curves        accepted length and caption accuracy of each rule against lambda, for two views of the draft model
+    equal_length  what rules keep of the accuracy at the same accepted length, against loosening by chance
+    theorem       the paper's appendix G: the share of draft tokens not accepted, by lambda, beside the share that its
+                  theorem 2.2 reckons from the exact walk's
 
-    python benchmarks/loose_verification.py --videos 200
-
-Beside the paper's settings: N, the row of hidden states that relevance is taken from, drafting by the target itself,
-and its appendix E's tree of two branches; beside chance, the target's own uncertainty as a control; and lambda 0
-without shift, which is lossless at the same window and view.
+    python benchmarks/loose_verification.py --videos 100
 
 Every ten videos are kept in runs/loose_verification as soon as they are through, so the same command goes on after a
 kill, and a longer one begins where a shorter one ended; those of other weights or other videos are watched anew. Writes
@@ -18,23 +19,26 @@ benchmarks/results/loose_verification.json.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from pair_measures import agreements, drafter_of
 from torch import Tensor
 
-from metrics.bootstrap import mean_interval
+from metrics.bootstrap import mean_interval, percentile_interval
 from metrics.provenance import provenance, write_result
 from scenes.captions.story_captions import MAX_CAPTION_TOKENS, visual_words, written_accuracy
 from scenes.cases import scene_video_cases
 from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.loop import decode
+from specdecode.parallel.loop import chain_layout
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import TokenOrigin
-from specdecode.verifiers.loose import LooseVerifier
+from specdecode.verifiers.loose import LooseVerifier, relevance_to
 from specdecode.verifiers.windowed import WindowedVerifier
 from vargen.base.resources import find_video_model
 from vargen.jobs.cases import VideoCase
@@ -42,16 +46,31 @@ from vargen.methods.video.base import VideoMethod
 from vargen.methods.video.lvspec import LVSpecConfig
 from vargen.models.model_folder import weights_fingerprint
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, processor_inputs
+from vargen.models.video_llms.pruning import keep_uniform, token_budget
+from vargen.models.video_llms.request import VideoRequest
+from vargen.models.video_llms.target import VideoTarget
 from vargen.pipelines.video.answering import VideoAnswerer
+from vargen.pipelines.video.components import VideoLLMComponents
 from vargen.runs.files import append_jsonl, read_jsonl
 from vargen.runs.progress import progress
 
 RESULTS = Path(__file__).resolve().parent / "results"
 KEPT = RESULTS.parent.parent / "runs" / "loose_verification" / "videos.jsonl"
-RATIOS = (0.0, 0.2, 0.5, 0.7, 0.9, 1.0)
-THRESHOLDS = (0.01, 0.03, 0.1, 0.3)
-NEAREST = (1, 10, 100)
 WINDOW = 10
+VIEWS = (0.02, 0.1)
+SCORED_FROM = 1000
+"""Number of the first video by which layers are compared; the curves are of others."""
+LAYERS = (-1, -2, -3, -4, -5, -7)
+TIMES = (1.35, 1.5, 1.7, 1.9)
+"""Accepted lengths, over the exact walk's, at which rules are compared."""
+AS_PRINTED: dict[str, Any] = {"relevance_from": "token", "relevance_layer": -1, "relevance_centred": False}
+_WAYS = {
+    f"{layer} {row} {centred}": (layer, row, centred)
+    for layer in LAYERS
+    for row in ("token", "prediction")
+    for centred in (False, True)
+}
+"""Layer, row of hidden states and centring by name."""
 _AT_ONCE = 10
 """Videos that are answered about in one batch; every row by itself."""
 
@@ -65,63 +84,119 @@ class RandomVerifier(LooseVerifier):
         return torch.rand(output.logits.shape[:2], generator=self.generator)
 
 
-class EntropyVerifier(LooseVerifier):
-    """As many tokens loosened as by relevance, but those of which the target is least sure."""
+class OtherVideoVerifier(LooseVerifier):
+    """Relevance to the video of the next row."""
 
-    def _relevance(self, output: TargetOutput) -> Tensor:
-        return -torch.distributions.Categorical(logits=output.logits).entropy()
+    def _unit_vectors(self) -> list[Tensor]:
+        own = super()._unit_vectors()
+        return [*own[1:], own[0]]
 
 
-CONTROLS = {"random": RandomVerifier, "entropy": EntropyVerifier}
+RULES: dict[str, tuple[type[LooseVerifier], dict[str, Any]]] = {
+    "relevance": (LooseVerifier, {}),
+    "as printed": (LooseVerifier, AS_PRINTED),
+    "another video": (OtherVideoVerifier, {}),
+    "random": (RandomVerifier, {}),
+    "entropy": (LooseVerifier, {"loosened_by": "entropy"}),
+}
+"""By name, the verifier and the settings of LVSpec that differ from its defaults."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A verifier to try, and who drafts.
+    """A rule to try.
 
     Args:
-        kind: "lvspec", its controls "random" and "entropy", "fly" or "gate".
+        rule: of `RULES`, or "fly".
         dial: lambda, or FLy's threshold.
-        position_shift, num_nearest, relevance_from, drafter, branches: as of `LVSpecConfig`.
+        keep_ratio: share of the video that the draft model is shown.
+        position_shift: as of `LVSpecConfig`.
     """
 
-    kind: str
+    rule: str
     dial: float
-    position_shift: bool = True
-    num_nearest: int = 10
-    relevance_from: str = "token"
-    drafter: str = "pair"
-    branches: int = 1
+    keep_ratio: float
+    position_shift: bool = False
 
     @property
     def label(self) -> str:
-        """Everything that differs from the paper's settings."""
-        parts = [self.kind, str(self.dial), *(["with shift"] if self.position_shift else [])]
-        parts += [f"N {self.num_nearest}"] * (self.num_nearest != 10)
-        parts += [f"from {self.relevance_from}"] * (self.relevance_from != "token")
-        parts += ["drafted by itself"] * (self.drafter == "self")
-        parts += [f"{self.branches} branches"] * (self.branches != 1)
-        return " ".join(parts)
+        """What it is called."""
+        return f"{self.rule} {self.dial}, view {self.keep_ratio}{', shift' if self.position_shift else ''}"
+
+    @property
+    def config(self) -> LVSpecConfig:
+        """Its settings of LVSpec."""
+        return LVSpecConfig(
+            draft_length=WINDOW,
+            keep_ratio=self.keep_ratio,
+            loose_ratio=0.0 if self.rule == "fly" else self.dial,
+            position_shift=self.position_shift,
+            **(RULES[self.rule][1] if self.rule in RULES else {}),
+        )
 
 
 def variants() -> list[Variant]:
     """All that are compared; lambda 0 without shift is the exact walk of the same window and view."""
+    dials: dict[float, dict[str, tuple[float, ...]]] = {
+        0.02: {
+            "relevance": (0.0, 0.3, 0.5, 0.7, 0.9),
+            "as printed": (0.5, 0.7),
+            "another video": (0.5, 0.7),
+            "random": (0.3, 0.5, 0.7),
+            "entropy": (0.1, 0.2, 0.4),
+        },
+        0.1: {
+            "relevance": (0.0, 0.2, 0.3, 0.5, 0.7),
+            "as printed": (0.7,),
+            "another video": (0.5, 0.7),
+            "random": (0.2, 0.4, 0.7),
+            "entropy": (0.1, 0.2, 0.3),
+            "fly": (0.03, 0.1),
+        },
+    }
     chosen = [
-        Variant(kind, ratio, shift)
-        for shift in (True, False)
-        for ratio in RATIOS
-        for kind in ("lvspec", "random", "entropy")
+        Variant(rule, dial, view)
+        for view, of_view in dials.items()
+        for rule, of_rule in of_view.items()
+        for dial in of_rule
     ]
-    chosen += [Variant("lvspec", 0.7, num_nearest=count) for count in NEAREST if count != 10]
-    chosen += [Variant("lvspec", ratio, relevance_from="prediction") for ratio in (0.5, 0.7, 0.9)]
-    chosen += [Variant("lvspec", ratio, shift, drafter="self") for ratio, shift in ((0.0, False), (0.7, True))]
-    chosen += [Variant("lvspec", ratio, shift, branches=2) for ratio, shift in ((0.0, False), (0.7, True))]
-    return chosen + [Variant(kind, threshold, False) for threshold in THRESHOLDS for kind in ("fly", "gate")]
+    shifted = (("relevance", 0.3), ("relevance", 0.5), ("as printed", 0.7))
+    return chosen + [Variant(rule, dial, 0.1, position_shift=True) for rule, dial in shifted]
+
+
+class LastingTarget(VideoTarget):
+    """Reads its prompts once, for any number of answers one after another."""
+
+    _told: TargetOutput | None = None
+
+    def prefill(self) -> TargetOutput:
+        if self._told is None:
+            self._told = super().prefill()
+        else:
+            self._cache.allocated().reset()
+            self.finish_prompts()
+        return replace(self._told)
+
+
+class LastingComponents(VideoLLMComponents):
+    """The same targets for every variant; the draft model's vision tower runs once, too."""
+
+    def target(self, num_nodes: int, **options: Any) -> VideoTarget:
+        key = ("target", num_nodes, *sorted(options.items()))
+        if key not in self.lasting:
+            self.lasting[key] = LastingTarget(self.model, self.requests, **options, **self.sizes(num_nodes))
+        return self.lasting[key]
+
+    def _draft_requests(self, model: Any) -> list[VideoRequest]:
+        if "requests" not in self.lasting:
+            self.lasting["requests"] = super()._draft_requests(model)
+        return self.lasting["requests"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--videos", type=int, default=60)
+    parser.add_argument("--scored_videos", type=int, default=30, help="that the study `scores` looks at")
     parser.add_argument("--model")
     parser.add_argument("--draft_model")
     parser.add_argument("--num_frames", type=int, default=VIDEO_FRAMES)
@@ -136,110 +211,132 @@ def main() -> None:
         **{name: getattr(options, name) for name in ("num_frames", "image_size")},
     }
     through = {
-        (row["first"], row["count"]): row
+        (row["kind"], row["first"], row["count"]): row["found"]
         for row in read_jsonl(options.kept)
         if {name: row[name] for name in identity} == identity
     }
     answerer, chosen = VideoAnswerer.from_pretrained(options.model, options.draft_model), variants()
-    batches = []
-    with progress(options.videos, "videos", options.quiet) as shown:
-        for first in range(0, options.videos, _AT_ONCE):
-            count = min(_AT_ONCE, options.videos - first)
-            if (first, count) not in through:
-                found = watch(answerer, chosen, options, first, count)
-                through[first, count] = {**identity, "first": first, "count": count, **found}
+
+    def all_of(kind: str, total: int, start: int, look: Callable[[int, int], Any]) -> list[Any]:
+        """What is found of so many videos, kept by tens."""
+        found = []
+        for first in range(start, start + total, _AT_ONCE):
+            key = kind, first, min(_AT_ONCE, start + total - first)
+            if key not in through:
+                through[key] = look(first, key[2])
                 options.kept.parent.mkdir(parents=True, exist_ok=True)
-                append_jsonl(options.kept, through[first, count])
-                shown.update(count)
+                own = {**identity, "kind": kind, "first": first, "count": key[2], "found": through[key]}
+                append_jsonl(options.kept, own)
+                shown.update(key[2])
             else:
-                shown.skip(count)
-            batches.append(through[first, count])
-    relevance = {
-        row: [(visual, value) for batch in batches for visual, value in batch["relevance"][row]]
-        for row in ("token", "prediction")
+                shown.skip(key[2])
+            found.append(through[key])
+        return found
+
+    def cases(first: int, count: int) -> list[VideoCase]:
+        return scene_video_cases(count, "heldout", options.num_frames, options.image_size, first)
+
+    with progress(options.videos + options.scored_videos, "videos", options.quiet) as shown:
+        scored = all_of("scores", options.scored_videos, SCORED_FROM, lambda *which: scores(answerer, cases(*which)))
+        watched = all_of("curves", options.videos, 0, lambda *which: watch(answerer, chosen, cases(*which), which[0]))
+    words = [word for batch in watched for word in batch["words"]]
+    by_label = {each.label: [one for batch in watched for one in batch["variants"][each.label]] for each in chosen}
+    plain = torch.tensor([one for batch in watched for one in batch["accuracy"]])
+    studies = {
+        "scores": (options.scored_videos, score_rows(scored)),
+        "mismatches": (options.videos, mismatch_rows(words)),
+        "curves": (options.videos, curve_rows(chosen, by_label, plain)),
+        "equal_length": (options.videos, equal_length_rows(chosen, by_label, plain)),
+        "theorem": (options.videos, theorem_rows(chosen, by_label)),
     }
-    rows = []
-    for each in chosen:
-        found = [one for batch in batches for one in batch["variants"][each.label]]
-        accuracies = torch.tensor([one["accuracy"] for one in found])
-        names = ("accepted_length", "accept_rate", "relaxed_share")
-        rows.append(
-            {
-                "label": each.label,
-                **asdict(each),
-                "accuracy": float(accuracies.mean()),
-                "accuracy_interval": mean_interval(accuracies),
-                **{name: sum(one[name] for one in found) / len(found) for name in names},
-            }
-        )
-    areas = {row: area_under_curve(labelled) for row, labelled in relevance.items()}
-    for row, area in areas.items():
-        print(f"relevance from {row}, of visual words against fillers: area under the curve {area:.3f}")
-    for row in rows:
-        print(
-            f"{row['label']:<32} accepted {row['accepted_length']:.2f}  rate {row['accept_rate']:.3f}  "
-            f"relaxed {100 * row['relaxed_share']:.1f} %  accuracy {100 * row['accuracy']:.1f} %"
-        )
     record = {
-        "videos": options.videos,
-        "frames": options.num_frames,
-        "relevance_area_under_curve": areas["token"],
-        "relevance_area_under_curve_from_prediction": areas["prediction"],
-        "rows": rows,
-        "provenance": provenance(),
+        "models": identity["models"],
+        "studies": {
+            name: {"videos": videos, "frames": options.num_frames, "provenance": provenance(), "rows": rows}
+            for name, (videos, rows) in studies.items()
+        },
     }
+    for name, (_, rows) in studies.items():
+        for row in rows:
+            print(name, {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()})
     if not options.dry_run:
         write_result(RESULTS / "loose_verification.json", record)
 
 
-def watch(
-    answerer: VideoAnswerer, chosen: Sequence[Variant], options: argparse.Namespace, first: int, count: int
-) -> dict[str, dict[str, list]]:
-    """Of `count` videos from number `first` on: for each variant what its answers are like, and for each row of hidden
-    states the relevance of plain decoding's words, each with whether it is about what is seen."""
-    room, visual = MAX_CAPTION_TOKENS, visual_words()
-    relevance: dict[str, list[tuple[bool, float]]] = {"token": [], "prediction": []}
-    cases = scene_video_cases(count, "heldout", options.num_frames, options.image_size, first)
+def scores(answerer: VideoAnswerer, cases: Sequence[VideoCase]) -> dict[str, list]:
+    """Of the words of plain decoding's answers whether they are about what is seen, and their relevance by `_WAYS`."""
+    visual, found = visual_words(), {"is_visual": [], **{name: [] for name in _WAYS}}
     for case in cases:
+        plain = answerer.answer(case.frames, CAPTION_PROMPTS[0], max_new_tokens=MAX_CAPTION_TOKENS)
+        found["is_visual"] += [word in visual for word in plain.tokens]
+        tokens = torch.tensor([plain.token_ids])
+        inputs = processor_inputs(answerer.processor, case.frames, CAPTION_PROMPTS[0])
+        components = answerer.components([inputs], len(plain.token_ids) + 1)
+        for layer in LAYERS:
+            seen = LVSpecConfig(relevance_layer=layer).target_options(components.num_layers)
+            target = components.target(tokens.shape[1], **seen)
+            before = target.prefill().hidden_states
+            places, mask = chain_layout(tokens)
+            behind = target.forward(tokens, mask, places).hidden_states
+            assert before is not None and behind is not None
+            states = torch.cat((before[0, -1:], behind[0]))
+            rows = {"prediction": states[:-1], "token": states[1:]}
+            for name, (of_layer, row, centred) in _WAYS.items():
+                if of_layer == layer:
+                    (reference,) = components.visual_states(target)
+                    found[name] += relevance_to(rows[row], reference, centred=centred).tolist()
+    return found
+
+
+def score_rows(batches: Sequence[Mapping[str, list]]) -> list[dict]:
+    """The area under the curve by layer, row and centring."""
+    is_visual = [label for batch in batches for label in batch["is_visual"]]
+    rows = []
+    for name, (layer, row, centred) in _WAYS.items():
+        values = [value for batch in batches for value in batch[name]]
+        area = area_under_curve(list(zip(is_visual, values, strict=True)))
+        rows.append({"layer": layer, "relevance_from": row, "centred": centred, "area_under_curve": area})
+    return rows
+
+
+def watch(answerer: VideoAnswerer, chosen: Sequence[Variant], cases: Sequence[VideoCase], seed: int) -> dict[str, Any]:
+    """Of some videos: the accuracy of plain decoding's answers; of their words whether each is about what is seen and
+    whether the draft model agrees, by its view; and for each variant what its answers are like."""
+    room, visual = MAX_CAPTION_TOKENS, visual_words()
+    inputs = [processor_inputs(answerer.processor, case.frames, CAPTION_PROMPTS[0]) for case in cases]
+    own = answerer.components(inputs, room)
+    components = LastingComponents(**{**vars(own), "lasting": {}})
+    found: dict[str, Any] = {"accuracy": [], "words": [], "variants": {}}
+    model = components.draft_weights("pair")
+    for case, request in zip(cases, components._draft_requests(model), strict=True):
         plain = answerer.answer(case.frames, CAPTION_PROMPTS[0], max_new_tokens=room)
-        values = answerer.relevance(case.frames, CAPTION_PROMPTS[0], plain)
-        is_visual = [word in visual for word in plain.tokens]
-        relevance["token"] += zip(is_visual, values, strict=True)
-        # The hidden state at a token predicts the next one; that of the first is the prompt's.
-        relevance["prediction"] += zip(is_visual[1:], values[:-1], strict=True)
-    return {
-        "variants": {each.label: run(answerer, cases, each, first, room) for each in chosen},
-        "relevance": relevance,
-    }
+        found["accuracy"].append(written_accuracy(case.truth, plain.text))
+        agreed = {}
+        for view in VIEWS:
+            kept = keep_uniform(request.num_visual, token_budget(request.num_visual, view))
+            agreed[view] = agreements(drafter_of(model, request, kept, len(plain.token_ids) + 1), plain.token_ids)
+        found["words"] += [[word in visual, *same] for word, *same in zip(plain.tokens, *agreed.values(), strict=True)]
+    for each in chosen:
+        found["variants"][each.label] = run(answerer, components, cases, each, seed)
+    return found
 
 
 def run(
-    answerer: VideoAnswerer, cases: Sequence[VideoCase], variant: Variant, seed: int, room: int
+    answerer: VideoAnswerer, components: VideoLLMComponents, cases: Sequence[VideoCase], variant: Variant, seed: int
 ) -> list[dict[str, float]]:
-    """Greedy answers with one verifier; windows of 10, a tenth of the video for the drafter, as in the paper."""
-    config = LVSpecConfig(
-        draft_length=WINDOW,
-        drafter=variant.drafter,
-        loose_ratio=variant.dial if variant.kind in ("lvspec", "random", "entropy") else 0.0,
-        position_shift=variant.position_shift,
-        num_nearest=variant.num_nearest,
-        # How unsure the target is of a token is said by the row before it.
-        relevance_from="prediction" if variant.kind == "entropy" else variant.relevance_from,
-        branches=variant.branches,
-    )
-    inputs = [processor_inputs(answerer.processor, case.frames, CAPTION_PROMPTS[0]) for case in cases]
-    players = config.build(answerer.components(inputs, room))
+    """Greedy answers with one rule."""
+    players = variant.config.build(components)
     assert isinstance(players, VideoMethod)
-    if variant.kind in CONTROLS:
-        players.verifier.__class__ = CONTROLS[variant.kind]
+    if variant.rule == "fly":
+        players = replace(players, verifier=WindowedVerifier(variant.dial, 4))
+    else:
+        players.verifier.__class__ = RULES[variant.rule][0]
         players.verifier.generator = torch.Generator().manual_seed(seed)  # type: ignore[union-attr]
-    elif variant.kind in ("fly", "gate"):
-        players = replace(players, verifier=WindowedVerifier(variant.dial, 4 if variant.kind == "fly" else None))
     result = decode(
         players.target,
         drafter=players.drafter,
         verifier=players.verifier,
-        max_new_tokens=room,
+        max_new_tokens=components.max_new_tokens,
         sampling=SamplingConfig(temperature=0),
         streams=RandomStreams.from_seeds([seed + row for row in range(len(cases))]),
         stop_token=answerer.stop_tokens,
@@ -253,11 +350,127 @@ def run(
             {
                 "accuracy": written_accuracy(case.truth, text),
                 "accepted_length": sum(accepted) / len(accepted),
-                "accept_rate": sum(accepted) / (WINDOW * len(accepted)),
                 "relaxed_share": result.trace.token_origins[row].count(TokenOrigin.RELAXED) / len(tokens),
             }
         )
     return found
+
+
+def mismatch_rows(words: Sequence[Sequence[bool]]) -> list[dict]:
+    """By the draft model's view, where it differs from the target."""
+    told = torch.tensor(words)
+    visual, rows = told[:, 0], []
+    for number, view in enumerate(VIEWS, 1):
+        wrong = ~told[:, number]
+        at_anchors = float((visual & wrong).sum() / wrong.sum())
+        rows.append(
+            {
+                "keep_ratio": view,
+                "words_about_what_is_seen": float(visual.double().mean()),
+                "mismatch_rate": float(wrong.double().mean()),
+                "mismatches_at_them": at_anchors,
+                "length_if_all_others_were_loosened": 1 / at_anchors if at_anchors else None,
+                "length_by_theorem": 1 / float(visual.double().mean()),
+            }
+        )
+    return rows
+
+
+def curve_rows(chosen: Sequence[Variant], by_label: Mapping[str, list[dict]], plain: Tensor) -> list[dict]:
+    """Each variant's means, and its accuracy less plain decoding's of the same videos."""
+    rows = []
+    for each in chosen:
+        accuracy, accepted = (of(by_label[each.label], name) for name in ("accuracy", "accepted_length"))
+        exact = of(by_label[Variant("relevance", 0.0, each.keep_ratio).label], "accepted_length")
+        rows.append(
+            {
+                **{name: getattr(each, name) for name in ("rule", "dial", "keep_ratio", "position_shift")},
+                "accepted_length": float(accepted.mean()),
+                "over_exact": float(accepted.mean() / exact.mean()),
+                "relaxed_share": float(of(by_label[each.label], "relaxed_share").mean()),
+                "accuracy": float(accuracy.mean()),
+                "kept": float(accuracy.mean() / plain.mean()),
+                "against_plain": difference(accuracy - plain),
+            }
+        )
+    return rows
+
+
+def equal_length_rows(chosen: Sequence[Variant], by_label: Mapping[str, list[dict]], plain: Tensor) -> list[dict]:
+    """Accuracy less that of loosening by chance, where both accept as much, by straight lines between lambdas.
+
+    Left out are lengths that do not lie between two lambdas of both; a draw of the interval that ends before takes its
+    end.
+    """
+    rows = []
+    for view in VIEWS:
+        exact = of(by_label[Variant("relevance", 0.0, view).label], "accepted_length")
+        lines = {
+            rule: [
+                by_label[each.label]
+                for each in chosen
+                if (each.rule, each.keep_ratio, each.position_shift) == (rule, view, False) and each.dial > 0
+            ]
+            for rule in RULES
+        }
+        curves = {
+            rule: torch.stack([torch.stack((of(found, "accepted_length"), of(found, "accuracy"))) for found in line])
+            for rule, line in lines.items()
+        }
+        for times in TIMES:
+            for rule in (each for each in RULES if each != "random"):
+                gain = _gain_at(curves[rule], curves["random"], times * exact)
+                if gain is not None:
+                    rows.append({"keep_ratio": view, "rule": rule, "times_exact": times, "against_chance": gain})
+    return rows
+
+
+def _gain_at(curve: Tensor, beside: Tensor, lengths: Tensor) -> dict[str, Any] | None:
+    """Accuracy of a curve [points, 2, videos] less another's where both accept the mean of these lengths."""
+
+    def gain(numbers: Tensor) -> float:
+        wanted = lengths[numbers].mean()
+        own, other = (at_length(each[..., numbers].mean(-1), wanted) for each in (curve, beside))
+        return own - other
+
+    if not all(each[0, 0].mean() <= lengths.mean() <= each[-1, 0].mean() for each in (curve, beside)):
+        return None
+    every = torch.arange(len(lengths))
+    return {"value": gain(every), "interval": percentile_interval(len(lengths), gain)}
+
+
+def at_length(curve: Tensor, wanted: Tensor) -> float:
+    """Accuracy at an accepted length of a curve [points, 2] of rising lengths and accuracies; of its end beyond it."""
+    lengths, accuracies = curve.unbind(1)
+    wanted = wanted.clamp(lengths[0], lengths[-1])
+    right = int((lengths < wanted).sum().clamp(min=1))
+    share = (wanted - lengths[right - 1]) / (lengths[right] - lengths[right - 1]).clamp(min=1e-9)
+    return float(accuracies[right - 1] + share * (accuracies[right] - accuracies[right - 1]))
+
+
+def theorem_rows(chosen: Sequence[Variant], by_label: Mapping[str, list[dict]]) -> list[dict]:
+    """Appendix G's failure rate, one less the accepted share of a window, beside the exact walk's times 1 - lambda."""
+    rows = []
+    for each in chosen:
+        if each.rule not in ("relevance", "as printed") or each.dial == 0:
+            continue
+        exact, own = (
+            1 - float(of(by_label[label], "accepted_length").mean()) / WINDOW
+            for label in (Variant("relevance", 0.0, each.keep_ratio).label, each.label)
+        )
+        shown = {name: getattr(each, name) for name in ("rule", "dial", "keep_ratio", "position_shift")}
+        rows.append({**shown, "failure_exact": exact, "by_theorem": exact * (1 - each.dial), "failure": own})
+    return rows
+
+
+def of(found: Sequence[Mapping[str, float]], name: str) -> Tensor:
+    """[videos] float64 of one figure."""
+    return torch.tensor([one[name] for one in found], dtype=torch.float64)
+
+
+def difference(values: Tensor) -> dict[str, Any]:
+    """A mean over videos and its interval."""
+    return {"value": float(values.mean()), "interval": mean_interval(values)}
 
 
 def area_under_curve(labelled: list[tuple[bool, float]]) -> float:

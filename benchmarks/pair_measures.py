@@ -17,15 +17,16 @@ from scenes.rendering.story import Story
 from scenes.training.grounding import cell_attributes
 from specdecode.loop import decode
 from specdecode.parallel.loop import chain_layout
-from specdecode.roles import Target
+from specdecode.roles import DecodeState, Target
 from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.methods.video.base import SPREADS, VideoMethod
 from vargen.models.video_llms.lossy_targets import PruningTarget
 from vargen.models.video_llms.pruned_draft import PrunedDraft
-from vargen.models.video_llms.pruning import keep_by_attention, keep_highest, keep_uniform
-from vargen.models.video_llms.request import VideoRequest, visual_gain_scorer
+from vargen.models.video_llms.pruning import keep_by_attention, keep_highest
+from vargen.models.video_llms.request import VideoRequest, keep_spread, visual_gain_scorer
 from vargen.models.video_llms.target import VideoTarget
 
-PRUNINGS = ("visual_gain", "attention", "uniform", "random")
+PRUNINGS = (*SPREADS, "attention", "visual_gain")
 
 
 class EarlyTarget(PruningTarget):
@@ -109,13 +110,38 @@ def pruning_scores(target: VideoTarget, layer: int, seed: int) -> Mapping[str, C
     seen = target.prompts[0]
     gain = visual_gain_scorer(seen.request)(seen.captured[0], seen.captured[layer])
     attention = target.video_attention(0)
-    chance = torch.rand(len(gain), generator=torch.Generator().manual_seed(seed)).to(gain.device)
+
+    def spread(by: str) -> Callable[[int], Tensor]:
+        return lambda budget: keep_spread(seen.request, budget / len(gain), by, seed)
+
     return {
-        "visual_gain": lambda budget: keep_highest(gain, budget),
+        **{by: spread(by) for by in SPREADS},
         "attention": lambda budget: keep_by_attention(attention, budget),
-        "uniform": lambda budget: keep_uniform(len(gain), budget),
-        "random": lambda budget: keep_highest(chance, budget),
+        "visual_gain": lambda budget: keep_highest(gain, budget),
     }
+
+
+def drafted_agreements(players: VideoMethod, **decoding: Any) -> list[list[bool]]:
+    """Whether each token that a draft head drafts in a chain is the answer's at its place, by step.
+
+    Whatever was drafted wrong before it in the chain: the answer of an exact method is the target's own.
+
+    Args:
+        players: of an exact method, over one request.
+        decoding: of `specdecode.loop.decode`.
+    """
+    drafts: list[tuple[int, list[int]]] = []
+    propose = players.drafter.propose  # type: ignore[union-attr]
+
+    def noted(state: DecodeState) -> Any:
+        draft = propose(state)
+        drafts.append((int(state.lengths[0]), draft.tree.tokens[0, 1:].tolist()))
+        return draft
+
+    players.drafter.propose = noted  # type: ignore[union-attr, method-assign]
+    result = decode(players.target, drafter=players.drafter, verifier=players.verifier, **decoding)
+    answer = result.tokens[0, : int(result.lengths[0])].tolist()
+    return [[a == b for a, b in zip(drafted, answer[start:], strict=False)] for start, drafted in drafts]
 
 
 def drafter_of(model: Any, request: VideoRequest, kept: Tensor, room: int) -> PrunedDraft:

@@ -3,6 +3,7 @@
     python benchmarks/token_hashes.py --check benchmarks/results/token_hashes.json     # exit 1, and every difference
     python benchmarks/token_hashes.py --check benchmarks/results/token_hashes.json --only vvs
     python benchmarks/token_hashes.py --record benchmarks/results/token_hashes.json
+    python benchmarks/token_hashes.py --record benchmarks/results/token_hashes.json --kind videos   # pictures stay
 
 Every image method and preset on 8 prompts with the seeds 0 to 7 in one batch, further settings and greedy decoding on
 two of these; every video method on 2 videos, greedily and sampled; float32, one thread, sizes fixed. A check runs what
@@ -37,6 +38,7 @@ from metrics.provenance import provenance, write_result
 from vargen import LlamaGenPipeline
 from vargen.base.resources import find_model
 from vargen.cli import main as vargen
+from vargen.runs.files import write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,6 +54,8 @@ PROMPTS = (
 )
 VIDEOS = [0, 1]
 VIDEO_TOKENS = 64
+
+KINDS = ("images", "videos")
 
 ALL, TWO = list(range(len(PROMPTS))), [3, 7]
 """Prompts by number: every one; the shortest and the longest, for settings beside a method's first."""
@@ -176,6 +180,7 @@ CALLS: dict[str, dict[str, Any]] = {
 """Of plain decoding and "eagle" beside the model's own."""
 
 PAIR = {"draft_length": 5}
+AS_PRINTED = {"relevance_from": "token", "relevance_layer": -1, "relevance_centred": False}
 VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "ar": {"": {}},
     "sd": {
@@ -184,6 +189,10 @@ VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
             **PAIR, "keep_ratio": 0.25, "pruning": "visual_gain", "pruning_layer": 2, "compact": True,
         },
         "5, its own weights, half the video": {**PAIR, "drafter": "self", "keep_ratio": 0.5},
+        **{
+            f"5, {by}": {**PAIR, "keep_ratio": 0.1, "pruning": by, "pruning_seed": 3}
+            for by in ("random", "jittered", "low_discrepancy")
+        },
     },
     "specvlm": {
         "chain": {**PAIR, "tree": "chain", "keep_ratio": 0.1, "attention_share": 0.4},
@@ -197,9 +206,9 @@ VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "flash": {"chain 4": {"tree": "chain", "depth": 4}, "chain 2": {"tree": "chain", "depth": 2}},
     "parallelvlm": {
-        "5, in turn": {**PAIR, "keep_ratio": 0.1, "workers": "in_turn"},
+        "5, in turn": {**PAIR, "keep_ratio": 0.1, "pruning": "visual_gain", "workers": "in_turn"},
         "5, threads, uniform": {**PAIR, "keep_ratio": 0.5, "pruning": "uniform", "workers": "threads"},
-        "5, processes": {**PAIR, "keep_ratio": 0.1, "workers": "processes"},
+        "5, processes": {**PAIR, "keep_ratio": 0.1, "pruning": "visual_gain", "workers": "processes"},
     },
     "fly": {
         "10": {"draft_length": 10, "keep_ratio": 0.1, "threshold": 0.3, "window": 4, "mode": "paper"},
@@ -207,10 +216,17 @@ VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "10, entropy alone": {"draft_length": 10, "keep_ratio": 0.1, "threshold": 0.03, "window": None},
     },
     "lvspec": {
-        "10": {"draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.7},
+        "10": {"draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.7, **AS_PRINTED},
         "10, by predictions, no shift": {
             "draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.5, "num_nearest": 3, "position_shift": False,
-            "relevance_from": "prediction",
+            **AS_PRINTED, "relevance_from": "prediction",
+        },
+        "10, the last layer but one, centred": {
+            "draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.5, "relevance_from": "prediction",
+            "relevance_layer": -2, "relevance_centred": True,
+        },
+        "10, by entropy": {
+            "draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.3, "loosened_by": "entropy",
         },
     },
     "fastv": {"half": {"layer": 2, "drop_ratio": 0.5}},
@@ -218,6 +234,11 @@ VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "assisted": {"5": PAIR},
 }  # fmt: skip
 """Greedily; the first settings of each method sampled too."""
+
+VIDEO_PRESETS: dict[str, dict[str, Any]] = {
+    "flash-paper": {}, "lvspec-entropy": {}, "lvspec-paper": {}, "sparrow-paper": {},
+    "parallelvlm-paper": {**PAIR, "workers": "in_turn"},  # what is measured may change counts
+}  # fmt: skip
 
 WITHOUT_DRAFTER = {"image": {"diagonal"}, "video": {"eagle", "msd", "vispec"}}
 
@@ -246,7 +267,10 @@ def video_cases() -> dict[str, Case]:
             cases[_name(method, label)] = _case(method, others, {"temperature": 0.0}, rows)
         first, settings = next(iter(variants.items()))
         cases[_name(method, first, "sampled")] = _case(method, settings, {"temperature": 1.0, "top_p": 0.95}, VIDEOS)
-    return cases
+    return cases | {
+        f"preset {name}": _case(name, settings, {"temperature": 0.0}, VIDEOS)
+        for name, settings in VIDEO_PRESETS.items()
+    }
 
 
 def _case(method: str, settings: dict[str, Any], call: dict[str, Any], rows: list[int]) -> Case:
@@ -369,6 +393,7 @@ def main() -> int:
     task.add_argument("--record", type=Path, metavar="FILE", help="write the hashes")
     task.add_argument("--check", type=Path, metavar="FILE", help="compare with the hashes there")
     parser.add_argument("--only", default="", help="with --check: cases whose name holds this")
+    parser.add_argument("--kind", choices=KINDS, help="only these; the others stay as they were recorded")
     parser.add_argument("--reverse", action="store_true", help="the pictures of a batch the other way round")
     options = parser.parse_args()
     if options.record and (options.only or options.reverse):
@@ -380,7 +405,7 @@ def main() -> int:
     chosen = {
         kind: {name: case for name, case in cases.items() if options.only in name}
         for kind, cases in (recorded or {"images": image_cases(), "videos": video_cases()}).items()
-        if kind in ("images", "videos")
+        if kind in ((options.kind,) if options.kind else KINDS)
     }
     if not any(chosen.values()):
         parser.error(f"--only: no case has {options.only!r} in its name")
@@ -397,17 +422,27 @@ def main() -> int:
         }
         found: dict[str, Any] = {
             "video_files": [hashlib.sha256(video.read_bytes()).hexdigest() for video in videos],
-            **{kind: run(chosen[kind], attempt(make) if options.check else make) for kind, make in makers.items()},
+            **{
+                kind: run(cases, attempt(makers[kind]) if options.check else makers[kind])
+                for kind, cases in chosen.items()
+            },
         }
     if options.record:
-        write_result(options.record, {"prompts": PROMPTS, **found})
+        if options.kind:  # each case then says where it came from, since the record's own provenance is of the others
+            record, of_now = json.loads(options.record.read_text()), provenance()
+            record[options.kind] = {
+                name: {**case, "commit": of_now["commit"]} for name, case in found[options.kind].items()
+            }
+            write_atomic(options.record, json.dumps(record, indent=1) + "\n")
+        else:
+            write_result(options.record, {"prompts": PROMPTS, **found})
         return 0
     return report(recorded, found)
 
 
 def report(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> int:
     """Print every difference; exit code 1 if a token or a count differs."""
-    lines = [f"{kind}: {line}" for kind in ("images", "videos") for line in differences(recorded[kind], found[kind])]
+    lines = [f"{kind}: {line}" for kind in KINDS for line in differences(recorded[kind], found.get(kind, {}))]
     if found["video_files"] != recorded["video_files"]:
         print("note: the videos are other files than recorded, so answers may differ for that reason alone")
     then, now = recorded["provenance"], provenance()
@@ -418,7 +453,7 @@ def report(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> int:
         if old != new:
             print(f"note: {what} is {new}, recorded with {old}; near ties may fall otherwise")
     print(*lines, sep="\n", end="\n" if lines else "")
-    cases = len(found["images"]) + len(found["videos"])
+    cases = sum(len(found.get(kind, ())) for kind in KINDS)
     print(f"{len(lines)} differences in {cases} cases, recorded at {then['commit']}")
     return 1 if lines else 0
 

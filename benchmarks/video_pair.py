@@ -3,7 +3,10 @@
     layers    F1 of captions when all visual tokens are taken away after a layer; papers' targets lose nothing late
     views     F1 of target and drafter, each alone, by the share of visual tokens that it is shown, evenly spread
     pruning   ParallelVLM: of the tokens that each way of pruning keeps, the share that shows an object; token-wise
-              agreement A of the drafter so shown with the target's answer, and M, the tokens between two rejections
+              agreement A of the drafter so shown with the target's answer, M, the tokens between two rejections, and
+              F1 of the drafter's own caption; "objects" and "no object" know the truth
+    language  FLASH: agreement of a drafter that sees neither the video nor the target's hidden states, of one that sees
+              a part of the video, and of trained draft heads, which read hidden states
     lossy     FastV and SparseVLM: token-wise agreement of what is left of the target with its own answer
     length    F1, and the drafter's agreement at a tenth, against the number of frames
 
@@ -28,6 +31,7 @@ from pair_measures import (
     EarlyTarget,
     agreements,
     answer_tokens,
+    drafted_agreements,
     drafter_of,
     pruning_scores,
     run_lengths,
@@ -37,15 +41,18 @@ from torch import Tensor
 
 from metrics.bootstrap import mean_interval, percentile_interval
 from metrics.provenance import provenance, write_result
-from scenes.captions.story_captions import MAX_CAPTION_TOKENS, written_accuracy
+from scenes.captions.story_captions import MAX_CAPTION_TOKENS, visual_words, written_accuracy
 from scenes.cases import scene_video_cases
 from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
+from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.resources import find_video_model
 from vargen.jobs.cases import VideoCase
+from vargen.methods.catalogue import resolve_method
+from vargen.methods.video.base import VideoMethod
 from vargen.models.model_folder import weights_fingerprint
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, processor_inputs
 from vargen.models.video_llms.lossy_targets import FastVTarget, SparseVLMTarget, sparsevlm_stages
-from vargen.models.video_llms.pruning import keep_uniform, token_budget
+from vargen.models.video_llms.pruning import keep_highest, keep_uniform, token_budget
 from vargen.models.video_llms.request import VideoRequest, prepare_request
 from vargen.models.video_llms.target import VideoTarget
 from vargen.pipelines.video.answering import VideoAnswerer
@@ -54,6 +61,9 @@ from vargen.runs.progress import Progress, progress
 RESULTS = Path(__file__).resolve().parent / "results"
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02)
 KEPT = 0.1  # of most papers
+PRUNED = (0.25, KEPT)
+"""Shares that every way of pruning is tried at, beside all tokens."""
+HEADS = ("flash", "sparrow")
 
 
 def figure(values: Sequence[float]) -> dict[str, Any]:
@@ -81,6 +91,21 @@ def mean_length(runs: Sequence[Sequence[int]], beside: Sequence[Sequence[int]] |
         return mean_of(own, chosen) - (0.0 if other is None else mean_of(other, chosen))
 
     return {"value": value_of(torch.arange(len(own))), "interval": percentile_interval(len(own), value_of)}
+
+
+def _paired(values: Sequence[float], beside: Sequence[float]) -> dict[str, Any]:
+    """The mean difference of two figures of the same videos, and its interval."""
+    return figure([own - other for own, other in zip(values, beside, strict=True)])
+
+
+def _accepted_of(matches: Sequence[bool], length: int) -> float:
+    """Tokens of a chain of `length` that stay, by its agreement at each place: a run ends where one is wrong."""
+    chains, at = [], 0
+    while at < len(matches):
+        accepted = next((place for place, match in enumerate(matches[at : at + length]) if not match), length)
+        chains.append(accepted)
+        at += accepted + 1
+    return statistics.fmean(chains)
 
 
 class Studies:
@@ -173,14 +198,15 @@ class Studies:
         ]
 
     def _choices(self, number: int, case: VideoCase) -> tuple[Tensor, dict[str, Callable[[int], Tensor]]]:
-        """Which visual tokens show an object, and ways to prune: the papers' and UV-Prune at other layers."""
-        request = self.request(case)
-        layers = sorted({1, 2, max(1, self.num_layers // 4), self.num_layers // 2})
-        target = VideoTarget(self.model, request, (0, *layers), capture_attention=True, max_new_tokens=2)
+        """Which visual tokens show an object, and ways to prune: the papers', spreads, and by the truth."""
+        request, layer = self.request(case), max(1, self.num_layers // 4)
+        target = VideoTarget(self.model, request, (0, layer), capture_attention=True, max_new_tokens=2)
         target.prefill()
-        ways = dict(pruning_scores(target, max(1, self.num_layers // 4), number))
-        ways |= {f"visual_gain after {layer}": pruning_scores(target, layer, number)["visual_gain"] for layer in layers}
-        return shows_object(case.truth, round((request.num_visual * 2 / len(case.frames.frames)) ** 0.5)), ways
+        objects = shows_object(case.truth, round((request.num_visual * 2 / len(case.frames.frames)) ** 0.5))
+        chance = torch.rand(len(objects), generator=torch.Generator().manual_seed(number))
+        truths = {"objects": objects + chance, "no object": chance - 1.0 * objects}
+        by_truth = {name: partial(keep_highest, scores) for name, scores in truths.items()}
+        return objects, {**pruning_scores(target, layer, number), **by_truth}
 
     def pruning(self) -> list[dict]:
         """By way and share of pruning; "nothing" keeps all."""
@@ -188,12 +214,14 @@ class Studies:
         for number, case in self.cases():
             tokens, request = self.plain(number, case), self.request(case, self.drafter)
             objects, ways = self._choices(number, case)
-            for share in SHARES:
+            for share in (1.0, *PRUNED):
                 budget = token_budget(len(objects), share)
-                for name, choose in ways.items() if share < 1 else (("nothing", ways["uniform"]),):
+                for name, choose in ways.items() if share < 1 else (("nothing", ways["random"]),):
                     kept = choose(budget)
                     matches = self.drafted(request, kept, tokens)
-                    row = rows.setdefault((name, share), {"object_share": [], "agreement": [], "runs": []})
+                    row = rows.setdefault((name, share), {"object_share": [], "agreement": [], "runs": [], "told": []})
+                    told = self.tell(drafter_of(self.drafter, request, kept, self.room))
+                    row["told"].append(self.accuracy(case, told))
                     row["object_share"].append(float(objects[kept].float().mean()))
                     row["agreement"].append(sum(matches) / len(matches))
                     row["runs"].append(run_lengths(matches))
@@ -204,10 +232,71 @@ class Studies:
                 "object_share": figure(row["object_share"]),
                 "agreement": figure(row["agreement"]),
                 "mean_run_length": mean_length(row["runs"]),
-                "over_uniform": mean_length(row["runs"], rows["uniform", share]["runs"]) if share < 1 else None,
+                "over_random": mean_length(row["runs"], rows["random", share]["runs"]) if share < 1 else None,
+                "accuracy": figure(row["told"]),
+                "accuracy_over_random": _paired(row["told"], rows["random", share]["told"]) if share < 1 else None,
             }
             for (name, share), row in rows.items()
         ]
+
+    def language(self) -> list[dict]:
+        """By who drafts, and what of the video it is shown."""
+        visual = visual_words()
+        found: dict[tuple[str, float | None], list[list[tuple[bool, bool]]]] = {}
+        places: dict[str, list[list[bool]]] = {name: [] for name in HEADS}
+        for number, case in self.cases():
+            tokens, request = self.plain(number, case), self.request(case, self.drafter)
+            is_visual = [
+                word in visual for word in self.answerer.processor.tokenizer.batch_decode([[one] for one in tokens])
+            ]
+            for share in (0.0, 0.02, KEPT, 1.0):
+                budget = token_budget(request.num_visual, share) if share else 0
+                kept = keep_uniform(request.num_visual, budget) if budget else torch.empty(0, dtype=torch.int64)
+                matches = self.drafted(request, kept, tokens)
+                found.setdefault(("draft model", share), []).append(list(zip(is_visual, matches, strict=True)))
+            for name in HEADS:
+                inputs = [processor_inputs(self.answerer.processor, case.frames, CAPTION_PROMPTS[0])]
+                players = resolve_method(name, {"tree": "chain", "depth": 4}, task="video").build(
+                    self.answerer.components(inputs, self.room)
+                )
+                assert isinstance(players, VideoMethod)
+                places[name] += drafted_agreements(
+                    players,
+                    max_new_tokens=self.room - 1,
+                    sampling=SamplingConfig(temperature=0.0),
+                    streams=RandomStreams.from_seeds([0]),
+                    stop_token=self.answerer.stop_tokens,
+                )
+        rows = []
+        for (name, share), videos in found.items():
+            told = torch.tensor([pair for video in videos for pair in video])
+            seen, right = told.unbind(1)
+            runs = [[match for _, match in video] for video in videos]
+            rows.append(
+                {
+                    "drafts": name,
+                    "sees": share,
+                    "agreement": figure([sum(matches) / len(matches) for matches in runs]),
+                    "accepted_of_four": _accepted_of([match for matches in runs for match in matches], 4),
+                    "agreement_on_words_seen": float(right[seen].double().mean()),
+                    "agreement_on_others": float(right[~seen].double().mean()),
+                    "mismatches_at_words_seen": float((seen & ~right).sum() / (~right).sum()),
+                }
+            )
+        for name, steps in places.items():
+            every = [match for step in steps for match in step]
+            rows.append(
+                {
+                    "drafts": f"{name}, four places",
+                    "sees": None,
+                    "agreement": {"value": sum(every) / len(every), "interval": None},
+                    "agreement_at_first_place": statistics.fmean(step[0] for step in steps if step),
+                    "accepted_of_four": statistics.fmean(
+                        next((place for place, match in enumerate(step) if not match), len(step)) for step in steps
+                    ),
+                }
+            )
+        return rows
 
     def lossy(self) -> list[dict]:
         """By method and share kept: agreement of what it leaves of the target, and its caption's F1."""
@@ -255,7 +344,7 @@ class Studies:
         return rows
 
 
-STUDIES = ("layers", "views", "pruning", "lossy", "length")
+STUDIES = ("layers", "views", "pruning", "language", "lossy", "length")
 
 
 def main() -> None:

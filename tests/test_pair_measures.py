@@ -18,6 +18,10 @@ from scenes.models.architectures import (
 from scenes.models.processor import build_processor
 from scenes.rendering.story import sample_story
 from scenes.training.video_views import View, hidden_states, without_visual_after
+from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_model import DraftModelDrafter
+from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.methods.video.base import VideoMethod
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.models.video_llms.pruning import token_budget
 from vargen.models.video_llms.request import prepare_request
@@ -77,6 +81,39 @@ def test_a_model_agrees_with_its_own_answer_and_not_with_another(model, question
     assert matches[:6] == [True] * 5 + [False]
     whole = pair.drafter_of(model, question, torch.arange(question.num_visual), 20)
     assert pair.agreements(whole, tokens) == [True] * 12
+
+
+def test_what_is_drafted_is_held_against_the_answer(model, question) -> None:
+    """A drafter that is the target and sees all is always right; one that says one word is right where that stands."""
+    options = {
+        "max_new_tokens": 12,
+        "sampling": SamplingConfig(temperature=0.0),
+        "streams": RandomStreams.from_seeds([0]),
+        "stop_token": None,
+    }
+
+    def agreed(drafter) -> list[list[bool]]:
+        target = VideoTarget(model, question, max_new_tokens=20)
+        return pair.drafted_agreements(VideoMethod(drafter, target=target), **options)
+
+    size = FixedDraftSize(DraftSize(4, 3))
+    right = agreed(DraftModelDrafter(VideoTarget(model, question, max_new_tokens=20), size, "top"))
+    assert [len(step) for step in right] == [3, 3, 3] and all(all(step) for step in right)
+    answer = pair.answer_tokens(VideoTarget(model, question, max_new_tokens=20), 12, [])
+    drafter = DraftModelDrafter(VideoTarget(model, question, max_new_tokens=20), size, "top")
+    propose = drafter.propose
+
+    def one_word(state):
+        draft = propose(state)
+        draft.tree.tokens[:, 1:] = answer[6]
+        return draft
+
+    drafter.propose = one_word
+    places = [1]  # of the first word after the prompt's, by step
+    for step in agreed(drafter):
+        assert step == [word == answer[6] for word in answer[places[-1] : places[-1] + 3]]
+        accepted = next((number for number, same in enumerate(step) if not same), len(step))
+        places.append(places[-1] + accepted + 1)
 
 
 def test_runs_are_what_lies_between_rejections() -> None:

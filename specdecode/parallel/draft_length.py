@@ -3,7 +3,8 @@
 Belongs here: measuring both sides. Does not belong here: anything that a token could depend on.
 
 Source: ParallelVLM (arXiv 2603.19610): window = T_p / T_q, both measured on the machine. With a shorter window the
-drafter idles, with a longer one the target waits.
+drafter idles, with a longer one the target waits. T_p is the time of a pass that verifies the window, so it depends on
+the window: on a CPU a pass over ten tokens takes up to four times as long as one over a single token.
 """
 
 from __future__ import annotations
@@ -12,22 +13,26 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from specdecode.checks import check_counts
 from specdecode.parallel.channel import DraftChannel, DraftRequest
 from specdecode.parallel.loop import chain_layout
 from specdecode.parallel.rounds import DraftOrder
 from specdecode.roles import Target
 from specdecode.sampling import SamplingConfig
 
+LONGEST = 10
+"""Of a window that grows with the pass that verifies it. Longer ones are seldom accepted whole."""
 _WINDOW = 4
 
 
 @dataclass(frozen=True)
 class DraftLength:
-    """A draft length, and the seconds it follows from: of one pass of the target and of one draft token."""
+    """A draft length, and the seconds it follows from: of one draft token, and of the target's last timed pass."""
 
     tokens: int
     target_seconds: float
@@ -46,17 +51,22 @@ def draft_length_of(target_seconds: float, draft_seconds: float) -> int:
 
 
 @torch.no_grad()
-def measure_draft_length(target: Target, drafter: DraftChannel, *, prompt: Any = None, repeats: int = 5) -> DraftLength:
+def measure_draft_length(
+    target: Target, drafter: DraftChannel, *, prompt: Any = None, repeats: int = 5, longest: int = LONGEST
+) -> DraftLength:
     """Time both sides one after the other, after a warm-up; medians count.
 
-    A pass of the target is timed with one token, since a few more cost about the same.
+    A pass of the target is timed over one token first, then over as many as were drafted meanwhile, until no more are.
+    Where a token more costs the target what it costs the drafter, no window is long enough; growth ends at `longest`.
 
     Args:
-        target: Before its prefill, with room for one token. It can be used again afterwards.
+        target: Before its prefill, with room for `longest` tokens. It can be used again afterwards.
         drafter: The channel that will be used. Its model needs room for five tokens.
         prompt: For the drafter's `DraftSource`.
         repeats: How many passes and windows are timed.
+        longest: How far a window grows beyond what a pass over one token gives, >= 1.
     """
+    check_counts(longest=longest)
     greedy = SamplingConfig(temperature=0)
     drafter.begin(DraftRequest(prompt, target.vocab_size, greedy, 0), 1)
     token = target.prefill().logits[:, -1].argmax(-1, keepdim=True)
@@ -66,12 +76,13 @@ def measure_draft_length(target: Target, drafter: DraftChannel, *, prompt: Any =
         drafter.order(DraftOrder(kept=1, token=None, count=_WINDOW))
         return drafter.collect().seconds / _WINDOW
 
-    places, mask = chain_layout(token)
     none = torch.zeros(1, dtype=torch.int64, device=target.device)
 
-    def target_seconds() -> float:
+    def target_seconds(count: int) -> float:
+        window = token.expand(1, count)
+        places, mask = chain_layout(window)
         began = time.perf_counter()
-        target.forward(token, mask, places).logits.argmax().item()
+        target.forward(window, mask, places).logits.argmax().item()
         target.commit(None, none)
         return time.perf_counter() - began
 
@@ -79,5 +90,12 @@ def measure_draft_length(target: Target, drafter: DraftChannel, *, prompt: Any =
         measure()
         return statistics.median(measure() for _ in range(repeats))
 
-    of_drafter, of_target = warm_median(draft_seconds), warm_median(target_seconds)
-    return DraftLength(draft_length_of(of_target, of_drafter), of_target, of_drafter)
+    of_drafter, of_target = warm_median(draft_seconds), warm_median(partial(target_seconds, 1))
+    length = draft_length_of(of_target, of_drafter)
+    while length < longest:
+        of_target = warm_median(partial(target_seconds, length))
+        longer = min(longest, draft_length_of(of_target, of_drafter))
+        if longer <= length:
+            break
+        length = longer
+    return DraftLength(length, of_target, of_drafter)

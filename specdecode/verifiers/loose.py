@@ -1,10 +1,12 @@
 """LVSpec: draft tokens with little relevance to a part of the prompt need not be the target's own.
 
 Belongs here: LVSpec's rule (arXiv 2604.05650, section 3), for any part of a prompt that the answer must follow closely,
-its *reference*. The *relevance* of a draft token is the mean of its N highest cosines to the reference's final hidden
-states. In each window the share lambda with the least relevance is *loosened*: accepted whatever the target would draw.
-A token that the target draws elsewhere in the window is accepted, too (*position shift*). A loosened token stays as it
-was drafted, and what follows is conditioned on it.
+its *reference*. The *relevance* of a draft token is the mean of its N highest cosines to the reference's hidden states.
+*Centred*, it is by how much that exceeds the mean of all cosines: the paper tells words about a subject from others by
+their sharp profile (figure 4), and a high mean is no sharp profile. In each window the share lambda with the least
+relevance is *loosened*: accepted whatever the target would draw. A token that the target draws elsewhere in the window
+is accepted, too (*position shift*). A loosened token stays as it was drafted, and what follows is conditioned on it.
+Beside the paper's rule stands one that needs no reference: the share of which the target is least sure is loosened.
 
 In a tree each branch from the root to a leaf is judged as a chain, and the one with most accepted tokens stays
 (appendix E, which has two branches); of equally long ones the first, which the drafter finds likeliest.
@@ -28,21 +30,23 @@ from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import chain_length
 
 
-def relevance_to(hidden_states: Tensor, reference: Tensor, num_nearest: int = 10) -> Tensor:
+def relevance_to(hidden_states: Tensor, reference: Tensor, num_nearest: int = 10, centred: bool = False) -> Tensor:
     """[K] float32: the mean of each token's highest cosines to the reference's tokens.
 
     Args:
-        hidden_states: [K, dim] final hidden states of draft tokens.
-        reference: [m, dim], of tokens of the prompt.
+        hidden_states: [K, dim] hidden states of draft tokens.
+        reference: [m, dim], of tokens of the prompt, after the same layer.
         num_nearest: how many cosines count; all, where there are fewer.
+        centred: take the mean of all cosines off.
     """
-    return _relevance(hidden_states, F.normalize(reference.float(), dim=-1), num_nearest)
+    return _relevance(hidden_states, F.normalize(reference.float(), dim=-1), num_nearest, centred)
 
 
-def _relevance(hidden_states: Tensor, directions: Tensor, num_nearest: int) -> Tensor:
+def _relevance(hidden_states: Tensor, directions: Tensor, num_nearest: int, centred: bool) -> Tensor:
     """As `relevance_to`, of unit vectors float32."""
     cosines = F.normalize(hidden_states.float(), dim=-1) @ directions.mT  # [K, m]
-    return cosines.topk(min(num_nearest, cosines.shape[-1]), dim=-1).values.mean(-1)
+    nearest = cosines.topk(min(num_nearest, cosines.shape[-1]), dim=-1).values.mean(-1)
+    return nearest - cosines.mean(-1) if centred else nearest
 
 
 def _branches(tree: TokenTree) -> Tensor:
@@ -71,6 +75,9 @@ class LooseVerifier:
             target's.
         relevance_from: "token": the hidden state at the draft token; "prediction": the one that predicted it. The paper
             does not say which; its text suggests the first.
+        centred: see `relevance_to`; the paper's equation 8 is not.
+        loosened_by: "relevance": the least relevant draft tokens; "entropy": those in whose place the target's logits
+            have most entropy.
 
     Raises:
         ValueError: a number out of range, or an unknown word.
@@ -84,7 +91,11 @@ class LooseVerifier:
         position_shift: bool = True,
         protected_tokens: Sequence[int] = (),
         relevance_from: str = "token",
+        centred: bool = False,
+        loosened_by: str = "relevance",
     ) -> None:
+        if loosened_by not in ("relevance", "entropy"):
+            raise ValueError(f'loosened_by must be "relevance" or "entropy", got {loosened_by!r}')
         if relevance_from not in ("token", "prediction"):
             raise ValueError(f'relevance_from must be "token" or "prediction", got {relevance_from!r}')
         check_counts(num_nearest=num_nearest)
@@ -94,6 +105,8 @@ class LooseVerifier:
         self.position_shift = position_shift
         self.protected_tokens = tuple(protected_tokens)
         self.relevance_from = relevance_from
+        self.centred = centred
+        self.loosened_by = loosened_by
         self._protected: Tensor | None = None
         self._directions: dict[int, tuple[Tensor, Tensor]] = {}  # by row: a reference and its unit vectors
 
@@ -145,8 +158,14 @@ class LooseVerifier:
         return torch.isin(tokens, self._protected)
 
     def _loosened(self, output: TargetOutput, paths: Tensor, there: Tensor) -> Tensor:
-        """[B, P, D] bool: the least relevant draft tokens, as many as lambda of each branch."""
-        of_branch = _at(self._relevance(output), paths[..., 1:] if self.relevance_from == "token" else paths[..., :-1])
+        """[B, P, D] bool: the least relevant or the least sure draft tokens, as many as lambda of each branch."""
+        if self.loosened_by == "entropy":  # how sure the target is of a token is said by the row before it
+            log_probabilities = output.logits.log_softmax(-1)
+            sureness = (log_probabilities.exp() * log_probabilities.clamp(min=torch.finfo(torch.float32).min)).sum(-1)
+            of_branch = _at(sureness, paths[..., :-1])
+        else:
+            rows = paths[..., 1:] if self.relevance_from == "token" else paths[..., :-1]
+            of_branch = _at(self._relevance(output), rows)
         rank = of_branch.masked_fill(~there, torch.inf).argsort(dim=-1, stable=True).argsort(dim=-1)
         # The millionth makes 0.7 * 10, which is 6.999..., 7.
         count = (self.loose_ratio * there.sum(-1, keepdim=True) + 1e-6).floor()
@@ -157,7 +176,8 @@ class LooseVerifier:
         if output.hidden_states is None:
             raise ValueError("LooseVerifier reads the target's hidden states, but this target gives none")
         pairs = zip(output.hidden_states, self._unit_vectors(), strict=True)
-        return torch.stack([_relevance(of_row, directions, self.num_nearest) for of_row, directions in pairs])
+        rows = [_relevance(of_row, directions, self.num_nearest, self.centred) for of_row, directions in pairs]
+        return torch.stack(rows)
 
     def _unit_vectors(self) -> list[Tensor]:
         """Of each row's reference [m, dim] float32."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -48,7 +48,14 @@ def windows(draw: st.DrawFn) -> tuple[Draft, TargetOutput, Tensor]:
 
 
 def slow_rule(
-    draft: Draft, output: TargetOutput, reference: Tensor, ratio: float, nearest: int, shift: bool, first: int
+    draft: Draft,
+    output: TargetOutput,
+    reference: Tensor,
+    ratio: float,
+    nearest: int,
+    shift: bool,
+    first: int,
+    centred: bool = False,
 ) -> tuple[list[int], int]:
     """Accepted tokens and the one after them, one token at a time."""
     tokens = draft.tree.tokens[0].tolist()
@@ -60,6 +67,7 @@ def slow_rule(
         state = output.hidden_states[0, number + first]
         cosines = sorted((float(cosine_similarity(state, each, dim=0)) for each in reference), reverse=True)
         relevance.append(sum(cosines[:nearest]) / min(nearest, len(cosines)))
+        relevance[-1] -= sum(cosines) / len(cosines) if centred else 0
     order = sorted(range(len(drafted)), key=lambda i: relevance[i])
     loose = set(order[: math.floor(ratio * len(drafted) + 1e-6)])
     accepted: list[int] = []
@@ -81,14 +89,19 @@ def slow_rule(
     st.integers(1, 8),
     st.booleans(),
     st.sampled_from(["token", "prediction"]),
+    st.booleans(),
 )
 def test_the_rule_against_its_definition(
-    window: tuple[Draft, TargetOutput, Tensor], ratio: float, nearest: int, shift: bool, source: str
+    window: tuple[Draft, TargetOutput, Tensor], ratio: float, nearest: int, shift: bool, source: str, centred: bool
 ) -> None:
     draft, output, reference = window
-    verifier = LooseVerifier(lambda: [reference], ratio, nearest, shift, [END], source)
+    # Where every cosine counts, what is centred is nothing, and rounding would choose.
+    nearest = min(nearest, max(1, len(reference) - 1)) if centred else nearest
+    assume(not centred or len(reference) > 1)
+    verifier = LooseVerifier(lambda: [reference], ratio, nearest, shift, [END], source, centred)
     verdict = verifier.accept(draft, output, state_of())
-    accepted, following = slow_rule(draft, output, reference, ratio, nearest, shift, 1 if source == "token" else 0)
+    first = 1 if source == "token" else 0
+    accepted, following = slow_rule(draft, output, reference, ratio, nearest, shift, first, centred)
     count = int(verdict.accepted[0])
     assert draft.tree.tokens[0, 1 : count + 1].tolist() == accepted
     assert int(verdict.next_tokens[0]) == following
@@ -109,6 +122,47 @@ def test_padding_is_not_elsewhere() -> None:
     short = chain.clip(torch.tensor([1]))
     assert short.tokens[0].tolist() == [4, 3, 0, 0]
     assert verifier.accept(Draft(short), output, state_of()).accepted.tolist() == [0], "padding says nothing"
+
+
+@settings(max_examples=80, deadline=None)
+@given(windows(), st.sampled_from([0.2, 0.5, 0.8]), st.booleans())
+def test_the_least_sure_tokens_are_loosened(
+    window: tuple[Draft, TargetOutput, Tensor], ratio: float, cut: bool
+) -> None:
+    """Against a loop; a word that cannot be said, with a logit of minus infinity, has no part in the entropy."""
+    draft, output, _ = window
+    noise = torch.randn(output.logits.shape, generator=torch.Generator().manual_seed(draft.tree.num_nodes))
+    logits = output.logits / 4 + noise
+    if cut:
+        logits[..., VOCAB - 1] = -torch.inf
+    verifier = LooseVerifier(lambda: [], ratio, position_shift=False, protected_tokens=[END], loosened_by="entropy")
+    verdict = verifier.accept(draft, TargetOutput(logits), state_of())
+    drafted, wanted = draft.tree.tokens[0, 1:].tolist(), logits[0].argmax(-1).tolist()
+    entropies = []
+    for row in logits[0].double().softmax(-1).tolist()[: len(drafted)]:
+        entropies.append(-sum(p * math.log(p) for p in row if p > 0))
+    unsure = sorted(range(len(drafted)), key=lambda place: -entropies[place])[: math.floor(ratio * len(drafted) + 1e-6)]
+    accepted = 0
+    for place, token in enumerate(drafted):
+        if token != wanted[place] and (place not in unsure or END in (token, wanted[place])):
+            break
+        accepted += 1
+    assert int(verdict.accepted[0]) == accepted
+
+
+def test_a_high_mean_is_no_sharp_profile() -> None:
+    """A filler is a little like the whole video; a word about one thing is like that alone (figure 4)."""
+    generator = torch.Generator().manual_seed(0)
+    common = torch.randn(32, generator=generator)
+    reference = common + torch.randn(60, 32, generator=generator)
+    fillers = common + 0.4 * torch.randn(30, 32, generator=generator)
+    words = reference[:30] - common + 0.4 * torch.randn(30, 32, generator=generator)
+
+    def area(centred: bool) -> float:
+        of_words, of_fillers = (relevance_to(each, reference, 3, centred) for each in (words, fillers))
+        return float((of_words[:, None] > of_fillers[None]).double().mean())
+
+    assert area(True) > 0.95 > 0.5 > area(False)
 
 
 @settings(max_examples=60, deadline=None)
@@ -270,6 +324,7 @@ def test_lambda_zero_is_the_exact_walk_of_a_tree(
         ({"loose_ratio": -0.1}, "loose_ratio"),
         ({"num_nearest": 0}, "num_nearest"),
         ({"relevance_from": "both"}, "relevance_from"),
+        ({"loosened_by": "chance"}, "loosened_by"),
     ],
 )
 def test_settings_out_of_range_are_named(options: dict[str, Any], message: str) -> None:

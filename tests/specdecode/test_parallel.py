@@ -285,6 +285,18 @@ class Slow(MarkovTarget):
         return super().forward(tokens, mask, depths)
 
 
+class Growing(MarkovTarget):
+    """A pass takes six seconds, and more for every token."""
+
+    def __init__(self, table: Tensor, clocks: TwoClocks, more: float = 0.9) -> None:
+        super().__init__(table, PROMPT, LENGTH)
+        self.clocks, self.more = clocks, more
+
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        self.clocks.work(6 + self.more * tokens.shape[1])
+        return super().forward(tokens, mask, depths)
+
+
 class TwoClocks:
     """A clock a thread. It moves by work alone, and to the time at which a message that it waits for was sent."""
 
@@ -389,6 +401,15 @@ def test_the_draft_length_is_the_ratio_of_measured_times(clocks: TwoClocks) -> N
     target = Slow(TABLE, lambda: clocks.work(6.0))
     channel = InTurnChannel(lambda prompt, hint: Slow(CLOSE_TABLE, lambda: clocks.work(1.5), 5))
     assert measure_draft_length(target, channel, repeats=2) == DraftLength(4, 6.0, 1.5)
+    longer = Growing(TABLE, clocks)
+    # 6 + 0.9 a token against 1.5: 5 tokens during a pass over one, then 7, 8, 9, and 9 during one over nine.
+    assert measure_draft_length(longer, channel, repeats=2) == DraftLength(9, pytest.approx(6 + 9 * 0.9), 1.5)
+    # Where a token more costs the target more than the drafter, growth has an end.
+    assert measure_draft_length(Growing(TABLE, clocks, 2.0), channel, repeats=2).tokens == 10
+    assert measure_draft_length(Growing(TABLE, clocks, 2.0), channel, repeats=2, longest=7).tokens == 7
+    assert measure_draft_length(Growing(TABLE, clocks, 2.0), channel, repeats=2, longest=1).tokens == 5
+    with pytest.raises(ValueError, match="longest must be"):
+        measure_draft_length(target, channel, longest=0)
     # Both can be used as if nothing had been.
     assert torch.equal(parallel(InTurnChannel(source_of()), target=target, draft_length=4).tokens, plain(GREEDY))
 

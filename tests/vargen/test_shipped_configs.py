@@ -14,6 +14,7 @@ from vargen.commands.arguments import build_parser, fill, parse
 from vargen.jobs.benchmark import BenchConfig
 from vargen.jobs.generation import GenerateConfig
 from vargen.jobs.study import settings_of
+from vargen.methods.base import TASKS, Task
 from vargen.methods.catalogue import find_presets, resolve_method
 
 
@@ -33,10 +34,10 @@ def test_a_home_in_yaml_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (config.output, config.model) == (str(tmp_path / "pictures"), str(tmp_path / "models" / "a"))
 
 
-@pytest.mark.parametrize("name", find_presets())
-def test_presets_are_methods(name: str) -> None:
-    method = resolve_method(name)
-    assert method == resolve_method(str(find_presets()[name]))
-    preset = yaml.safe_load(find_presets()[name].read_text())
+@pytest.mark.parametrize(("task", "name"), [(task, name) for task in TASKS for name in find_presets(task)])
+def test_presets_are_methods(task: Task, name: str) -> None:
+    method, path = resolve_method(name, task=task), find_presets(task)[name]
+    assert method == resolve_method(str(path), task=task)
+    preset = yaml.safe_load(path.read_text())
     settings = settings_of(method)
     assert all(settings[name] == value for name, value in preset.items())

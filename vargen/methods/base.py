@@ -92,6 +92,11 @@ class MethodConfig:
         if value != AUTO and value > highest:
             raise UserError(f"{self.name}.{field} must be at most {highest:,}, got {value!r}")
 
+    def _flag(self, field: str) -> None:
+        """Refuse a field that is neither true nor false."""
+        if not isinstance(getattr(self, field), bool):
+            raise UserError(f"{self.name}.{field} must be true or false, got {getattr(self, field)!r}")
+
     def _one_of(self, field: str, values: Sequence[str]) -> None:
         if getattr(self, field) not in values:
             raise UserError(f"{self.name}.{field} must be one of {', '.join(values)}, got {getattr(self, field)!r}")

@@ -30,11 +30,6 @@ class GridMethodConfig(ImageMethodConfig):
 
     exact: ClassVar[bool] = False
 
-    def _flag(self, field: str) -> None:
-        """Refuse a field that is neither true nor false."""
-        if not isinstance(getattr(self, field), bool):
-            raise UserError(f"{self.name}.{field} must be true or false, got {getattr(self, field)!r}")
-
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
         """Nothing is drafted beyond the places of the grid."""
         from specdecode.draft_size import NO_DRAFT

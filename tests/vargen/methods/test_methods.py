@@ -255,9 +255,9 @@ def test_the_command_line_lists_methods_and_takes_their_options(
     drafting_pipeline: LlamaGenPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["methods"]) == 0
-    pictures, images, presets, videos, answers, _ = capsys.readouterr().out.split("\n\n")
+    pictures, images, presets, videos, answers, for_videos, _ = capsys.readouterr().out.split("\n\n")
     assert "pictures" in pictures and "videos" in videos
-    assert all(name in presets for name in find_presets())
+    assert all(name in presets for name in find_presets()) and all(name in for_videos for name in find_presets("video"))
     for task, listed in (("image", images), ("video", answers.removesuffix("\n"))):
         methods = methods_for(task)
         columns = [line.split()[:2] for line in listed.splitlines()]

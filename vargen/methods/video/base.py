@@ -22,16 +22,21 @@ if TYPE_CHECKING:
     from specdecode.roles import Target
 
 
+SPREADS = ("uniform", "random", "jittered", "low_discrepancy")
+"""Choices of visual tokens that look at nothing; see `vargen.models.video_llms.pruning`."""
+
+
 @dataclass(frozen=True)
 class Pruning:
     """Which visual tokens a draft model is shown.
 
     Args:
         keep_ratio: share of the visual tokens, above 0 and at most 1.
-        by: "uniform" (evenly spread), "attention" (SpecVLM) or "visual_gain" (ParallelVLM's UV-Prune).
+        by: one of `SPREADS`, "attention" (SpecVLM) or "visual_gain" (ParallelVLM's UV-Prune).
         layer: of "visual_gain": the decoder layer whose hidden states are compared with the embeddings.
         attention_share: of "attention": the first stage takes tokens until they have this share of the attention.
         compact: give the kept tokens consecutive positions instead of their own.
+        seed: of what is drawn at random. Each request has a generator of its own, so neighbours in a batch change none.
     """
 
     keep_ratio: float
@@ -39,11 +44,12 @@ class Pruning:
     layer: int = 1
     attention_share: float = 0.4
     compact: bool = False
+    seed: int = 0
 
     @property
     def captured(self) -> dict[str, Any]:
         """What the target must keep of its prefill, as options of `VideoComponents.target`."""
-        if self.keep_ratio == 1 or self.by == "uniform":
+        if self.keep_ratio == 1 or self.by in SPREADS:
             return {}
         return {"capture_attention": True} if self.by == "attention" else {"capture_layers": (0, self.layer)}
 
@@ -90,16 +96,24 @@ class VideoComponents(Protocol):
     def protected_tokens(self) -> tuple[int, ...]:
         """Special tokens, which no relaxed verifier may replace."""
 
-    def target(self, num_nodes: int, *, capture_layers: Sequence[int] = (), capture_attention: bool = False) -> Target:
+    def target(
+        self,
+        num_nodes: int,
+        *,
+        capture_layers: Sequence[int] = (),
+        capture_attention: bool = False,
+        states_after: int | None = None,
+    ) -> Target:
         """The large model, fed with the prompts, for drafts of so many nodes.
 
         Args:
             capture_layers: keep the prefill's hidden states after so many decoder layers; 0 are the embeddings.
             capture_attention: keep what attention the text after the video pays to the video.
+            states_after: the hidden states it gives are those after so many decoder layers; None: the final ones.
         """
 
     def visual_states(self, target: Any) -> list[Tensor]:
-        """Of each prompt, the target's final hidden states [m, dim] at its visual tokens; after the prefill."""
+        """Of each prompt, the hidden states [m, dim] that the target gives at its visual tokens; after the prefill."""
 
     def pruned_draft(self, target: Any, drafter: str, pruning: Pruning, num_nodes: int) -> Any:
         """A `DraftModel` that is shown a part of the video, and counts its `forward_passes`.

@@ -1,11 +1,17 @@
-"""LVSpec (arXiv 2604.05650). The rule is `specdecode.verifiers.loose`, measured against the visual tokens."""
+"""LVSpec (arXiv 2604.05650). The rule is `specdecode.verifiers.loose`, measured against the visual tokens.
+
+The defaults are those that tell words about the video best on the shipped pair. Presets: `lvspec-paper` is the rule as
+the paper prints it; `lvspec-entropy` looks at no video and loosens the words of which the target is least sure.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.base.bounds import MAX_DRAFT
+from vargen.base.errors import UserError
+from vargen.methods.base import LARGEST
 from vargen.methods.video.base import VideoComponents
 from vargen.methods.video.speculative import SpeculativeConfig
 
@@ -22,7 +28,12 @@ class LVSpecConfig(SpeculativeConfig):
         loose_ratio: lambda, the share of a window that is accepted as drafted; 0 is exact.
         num_nearest: N, the visual tokens whose mean cosine is a token's relevance.
         position_shift: also accept a token that the target says elsewhere in the window.
-        relevance_from: "token" or "prediction", see `specdecode.verifiers.loose`.
+        relevance_from: whose hidden state is compared: "token", the draft token's own; "prediction", the one that
+            predicted it.
+        relevance_layer: after which decoder layer, counted from 1, or from the end below 0. -1 is the last, normed, as
+            in the paper; -2 the last but one.
+        relevance_centred: take a token's mean cosine to all visual tokens off, so that a sharp likeness counts.
+        loosened_by: "relevance"; or "entropy", which is not the paper's: where the target is least sure is loosened.
         branches: chains of `draft_length` below each token; the one with most accepted tokens is kept. The
             paper's appendix E has 2.
     """
@@ -33,10 +44,13 @@ class LVSpecConfig(SpeculativeConfig):
 
     draft_length: int = 10
     keep_ratio: float = 0.1
-    loose_ratio: float = 0.7
+    loose_ratio: float = 0.5
     num_nearest: int = 10
     position_shift: bool = True
-    relevance_from: str = "token"
+    relevance_from: str = "prediction"
+    relevance_layer: int = -2
+    relevance_centred: bool = True
+    loosened_by: str = "relevance"
     branches: int = 1
 
     def __post_init__(self) -> None:
@@ -44,6 +58,10 @@ class LVSpecConfig(SpeculativeConfig):
         self._number("loose_ratio", 0, 1)
         self._number("num_nearest", 1, whole=True)
         self._one_of("relevance_from", ("token", "prediction"))
+        self._number("relevance_layer", -LARGEST, whole=True)
+        self._flag("relevance_centred")
+        self._one_of("loosened_by", ("relevance", "entropy"))
+        self._flag("position_shift")
         self._number("branches", 1, MAX_DRAFT // self.draft_length, whole=True)
 
     @property
@@ -66,4 +84,15 @@ class LVSpecConfig(SpeculativeConfig):
             self.position_shift,
             components.protected_tokens,
             self.relevance_from,
+            self.relevance_centred,
+            self.loosened_by,
         )
+
+    def target_options(self, num_layers: int) -> dict[str, Any]:
+        layer = self.relevance_layer + (num_layers + 1 if self.relevance_layer < 0 else 0)
+        if not 1 <= layer <= num_layers:
+            raise UserError(
+                f"{self.name}.relevance_layer must lie between 1 and the model's {num_layers}, or between "
+                f"-{num_layers} and -1, got {self.relevance_layer}"
+            )
+        return {} if layer == num_layers else {"states_after": layer}

@@ -1,4 +1,7 @@
-"""ParallelVLM (arXiv 2603.19610): target and draft model work at the same time."""
+"""ParallelVLM (arXiv 2603.19610): target and draft model work at the same time.
+
+The default keeps evenly spread tokens, which serve the shipped pair best; the preset `parallelvlm-paper` has UV-Prune.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from vargen.methods.base import AUTO, Auto
-from vargen.methods.video.base import OwnLoop, VideoComponents
+from vargen.methods.video.base import SPREADS, OwnLoop, VideoComponents
 from vargen.methods.video.speculative import SpeculativeConfig
 
 WORKERS = ("processes", "threads", "in_turn")
@@ -25,11 +28,11 @@ class ParallelConfig(SpeculativeConfig):
     name: ClassVar[str] = "parallelvlm"
     summary: ClassVar[str] = "ParallelVLM: drafter and target work at the same time, in two processes"
     one_at_a_time: ClassVar[bool] = True
-    prunings: ClassVar[tuple[str, ...]] = ("uniform", "visual_gain")
+    prunings: ClassVar[tuple[str, ...]] = (*SPREADS, "visual_gain")
 
     draft_length: int | Auto = AUTO  # type: ignore[assignment]
     keep_ratio: float = 0.1
-    pruning: str = "visual_gain"
+    pruning: str = "uniform"
     workers: str = "processes"
 
     def __post_init__(self) -> None:

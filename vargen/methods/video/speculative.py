@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.base.bounds import MAX_DRAFT
 from vargen.base.errors import UserError
 from vargen.methods.trees import FIXED_TREES, fixed_tree
 from vargen.methods.video.base import (
+    SPREADS,
     OwnLoop,
     Pruning,
     VideoComponents,
@@ -35,7 +36,10 @@ class SpeculativeConfig(VideoMethodConfig):
         drafter: "pair" for the draft model, "self" for the target's own weights.
         draft_length: tokens of a chain.
         keep_ratio: share of visual tokens that the drafter is shown.
-        pruning: which ones: "uniform"; "attention" (SpecVLM); "visual_gain" (ParallelVLM's UV-Prune).
+        pruning: which ones: "uniform", evenly spread; "random"; "jittered", one at random of each of equal parts;
+            "low_discrepancy", even over time, height and width; "attention" (SpecVLM); "visual_gain" (ParallelVLM's
+            UV-Prune).
+        pruning_seed: of what is drawn at random for "random", "jittered" and "low_discrepancy".
         pruning_layer: of "visual_gain": the layer that is compared with the embeddings; null for a quarter of them.
         compact: give the kept tokens consecutive positions instead of their own.
     """
@@ -43,12 +47,13 @@ class SpeculativeConfig(VideoMethodConfig):
     name: ClassVar[str] = "sd"
     summary: ClassVar[str] = "naive speculative decoding: the drafter watches the whole video"
     exact: ClassVar[bool] = True
-    prunings: ClassVar[tuple[str, ...]] = ("uniform", "attention", "visual_gain")
+    prunings: ClassVar[tuple[str, ...]] = (*SPREADS, "attention", "visual_gain")
 
     drafter: str = "pair"
     draft_length: int = 5
     keep_ratio: float = 1.0
     pruning: str = "uniform"
+    pruning_seed: int = 0
     pruning_layer: int | None = None
     compact: bool = False
 
@@ -57,6 +62,7 @@ class SpeculativeConfig(VideoMethodConfig):
         self._check_length()
         self._share("keep_ratio")
         self._one_of("pruning", self.prunings)
+        self._number("pruning_seed", 0, whole=True)
         if self.pruning_layer is not None:
             self._number("pruning_layer", 1, whole=True)
 
@@ -69,7 +75,7 @@ class SpeculativeConfig(VideoMethodConfig):
 
     def _players(self, components: VideoComponents) -> VideoMethod | OwnLoop:
         pruning, tree = self._pruning(components.num_layers), self._tree()
-        target = components.target(self.num_nodes, **pruning.captured)
+        target = components.target(self.num_nodes, **pruning.captured, **self.target_options(components.num_layers))
         draft = components.pruned_draft(target, self.drafter, pruning, self.num_nodes)
         if tree is None:
             drafter: Drafter = likeliest_chain(draft, self.draft_length)
@@ -88,6 +94,10 @@ class SpeculativeConfig(VideoMethodConfig):
         """The draft's shape; None: a chain."""
         return None
 
+    def target_options(self, num_layers: int) -> dict[str, Any]:
+        """Further options of a target of so many layers: what a verifier needs to see of it."""
+        return {}
+
     def _verifier(self, components: VideoComponents, target: Target) -> Verifier | None:
         return None
 
@@ -96,7 +106,7 @@ class SpeculativeConfig(VideoMethodConfig):
         layer = max(1, num_layers // 4) if self.pruning_layer is None else self.pruning_layer
         if layer > num_layers:
             raise UserError(f"{self.name}.pruning_layer must be at most the model's {num_layers}, got {layer}")
-        return Pruning(self.keep_ratio, self.pruning, layer, compact=self.compact)
+        return Pruning(self.keep_ratio, self.pruning, layer, compact=self.compact, seed=self.pruning_seed)
 
 
 @dataclass(frozen=True)

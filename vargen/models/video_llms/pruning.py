@@ -1,7 +1,8 @@
 """Which visual tokens a drafter may see.
 
-Belongs here: scores of visual tokens and choosing by them, as plain functions of hidden states or attention. Does not
-belong here: leaving tokens out of a request (`request.keep_visual`), running a model.
+Belongs here: scores of visual tokens and choosing by them, as plain functions of hidden states or attention, and
+spreads that look at nothing. Does not belong here: leaving tokens out of a request (`request.keep_visual`), running a
+model.
 
 All choices are numbers of visual tokens, counted among the visual tokens, ascending: order is kept.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 def token_budget(count: int, keep_ratio: float) -> int:
@@ -29,8 +32,48 @@ def token_budget(count: int, keep_ratio: float) -> int:
 
 
 def keep_uniform(count: int, budget: int) -> Tensor:
-    """[budget] int64: evenly spread, first and last included. LVSpec's choice, and the simple one everywhere."""
-    return torch.linspace(0, count - 1, budget, dtype=torch.float64).round().long()
+    """[budget] int64: one token of each of `budget` bins of equal length. The simple choice everywhere.
+
+    The place in a bin turns by the golden ratio from bin to bin. With one fixed place, a stride that divides the width
+    of a frame's grid keeps a few columns and never sees the others.
+    """
+    return _one_of_each_bin(count, (torch.arange(budget, dtype=torch.float64) + 0.5) * _GOLDEN % 1)
+
+
+def keep_jittered(count: int, budget: int, generator: torch.Generator) -> Tensor:
+    """[budget] int64: one token of each of `budget` bins of equal length, at a place drawn at random."""
+    return _one_of_each_bin(count, torch.rand(budget, dtype=torch.float64, generator=generator))
+
+
+def keep_random(count: int, budget: int, generator: torch.Generator) -> Tensor:
+    """[budget] int64: drawn at random, without repetition."""
+    return torch.randperm(count, generator=generator)[:budget].sort().values
+
+
+def keep_low_discrepancy(places: Tensor, budget: int, generator: torch.Generator) -> Tensor:
+    """[budget] int64: spread evenly over every axis at once, and over their diagonals, from an origin drawn at random.
+
+    Each axis turns by a power of the generalised golden ratio, the root of x^(A + 1) = x + 1 (Roberts, 2018). Cells
+    whose turns add up to least are kept, which are the points of a lattice that is skew to all axes.
+
+    Args:
+        places: [A, m] int64, where each visual token stands on every axis.
+        budget: tokens to keep.
+        generator: draws the origin.
+    """
+    ratio = 1.0
+    for _ in range(64):  # a contraction: the root to the last bit
+        ratio = (1 + ratio) ** (1 / (len(places) + 1))
+    turns = torch.rand(1, dtype=torch.float64, generator=generator).expand(places.shape[1])
+    for axis, along in enumerate(places.cpu()):
+        turns = turns + along.unique(return_inverse=True)[1] * ratio ** -(axis + 1)
+    return keep_highest(-(turns % 1), budget)
+
+
+def _one_of_each_bin(count: int, shares: Tensor) -> Tensor:
+    """[budget] int64 of `count` tokens: that in each bin which lies at this share of its length, [budget] in [0, 1)."""
+    edges = torch.arange(len(shares) + 1) * count // len(shares)
+    return edges[:-1] + (edges.diff() * shares).long()
 
 
 def keep_highest(scores: Tensor, budget: int) -> Tensor:

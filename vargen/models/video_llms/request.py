@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -22,7 +22,14 @@ from torch import Tensor
 
 from vargen.models.video_llms.architectures.base import VideoFeatures
 from vargen.models.video_llms.architectures.catalogue import architecture_of
-from vargen.models.video_llms.pruning import token_budget, visual_gain
+from vargen.models.video_llms.pruning import (
+    keep_jittered,
+    keep_low_discrepancy,
+    keep_random,
+    keep_uniform,
+    token_budget,
+    visual_gain,
+)
 
 
 @dataclass(frozen=True)
@@ -149,6 +156,34 @@ def keep_share(request: VideoRequest, keep_ratio: float, choose: Callable[[int, 
     kept = choose(shown, token_budget(shown, keep_ratio))
     separators = torch.arange(shown, request.num_visual, device=request.is_visual.device)
     return torch.cat((kept.to(separators.device), separators))
+
+
+def keep_spread(request: VideoRequest, keep_ratio: float, by: str, seed: int) -> Tensor:
+    """[k] int64, ascending, separators on top: visual tokens that are chosen without a look at any.
+
+    Args:
+        keep_ratio: see `keep_share`.
+        by: one of `vargen.methods.video.base.SPREADS`.
+        seed: of what is drawn at random, by a generator of this request alone.
+
+    Raises:
+        ValueError: another word.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def low_discrepancy(shown: int, budget: int) -> Tensor:
+        places = request.position_ids[:, 0, request.is_visual][:, :shown]  # [A, m]
+        return keep_low_discrepancy(places, budget, generator)
+
+    ways: dict[str, Callable[[int, int], Tensor]] = {
+        "uniform": keep_uniform,
+        "random": partial(keep_random, generator=generator),
+        "jittered": partial(keep_jittered, generator=generator),
+        "low_discrepancy": low_discrepancy,
+    }
+    if by not in ways:
+        raise ValueError(f"by must be one of {', '.join(ways)}, got {by!r}")
+    return keep_share(request, keep_ratio, ways[by])
 
 
 def visual_gain_scorer(request: VideoRequest) -> Callable[[Tensor, Tensor], Tensor]:

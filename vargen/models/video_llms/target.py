@@ -40,7 +40,7 @@ class SeenPrompt:
         captured: by layer, hidden states [T, dim], as the next layer reads them.
         attention: for every layer [kv_heads, m] float32: how much attention the tokens after the video pay to each
             visual token, the mean over those tokens, summed over the heads that share a key.
-        hidden_states: [T', dim], final ones.
+        hidden_states: [T', dim], those that the target gives: final ones, or after `states_after` layers.
         logits: [1, V] after the last token.
     """
 
@@ -53,7 +53,7 @@ class SeenPrompt:
 
     @cached_property
     def visual_hidden_states(self) -> Tensor:
-        """[m', dim], final ones at the visual tokens that were left in the last layer."""
+        """[m', dim], `hidden_states` at the visual tokens that were left in the last layer."""
         return self.hidden_states[self.request.is_visual[self.places[-1]]]
 
     def attention_by_layer(self) -> list[Tensor]:
@@ -71,6 +71,7 @@ class VideoTarget(TransformersTarget):
         requests: the prompts, whole or with visual tokens left out.
         capture_layers: hidden states after so many decoder layers are kept from the prefill; 0 are the embeddings.
         capture_attention: keep from the prefill what attention the text after the video pays to the video.
+        states_after: the hidden states of all passes are those after so many decoder layers; None: the final ones.
         on_layer: called while a prompt is fed with the hidden states [T, dim] after so many decoder layers, as soon as
             they are there. It must not wait for the device.
         max_new_tokens, max_draft_nodes, vocab_size: see `TransformersTarget`.
@@ -94,6 +95,7 @@ class VideoTarget(TransformersTarget):
         capture_attention: bool = False,
         on_layer: Mapping[int, Callable[[Tensor], None]] | None = None,
         *,
+        states_after: int | None = None,
         max_new_tokens: int = 256,
         max_draft_nodes: int = 64,
         vocab_size: int | None = None,
@@ -105,9 +107,15 @@ class VideoTarget(TransformersTarget):
         self.on_layer = dict(on_layer or {})
         self.capture_layers, self.capture_attention = tuple(capture_layers), capture_attention
         num_layers = len(self.language_model.layers)
-        for name, layers in (("capture_layers", self.capture_layers), ("on_layer", self.on_layer)):
+        self.states_after = states_after
+        asked = {
+            "capture_layers": self.capture_layers,
+            "on_layer": self.on_layer,
+            "states_after": () if states_after is None else (states_after,),
+        }
+        for name, layers in asked.items():
             for layer in layers:
-                if not 0 <= layer <= num_layers:
+                if not int(name == "states_after") <= layer <= num_layers:
                     raise ValueError(f"{name} must lie between 0 and the model's {num_layers} layers, got {layer}")
         self._prompts: list[SeenPrompt] = []
         self.repetition_penalty = repetition_penalty
@@ -209,7 +217,16 @@ class VideoTarget(TransformersTarget):
 
     def run(self, *arguments: Any, **options: Any) -> TargetOutput:
         self.forward_passes += 1
-        return super().run(*arguments, **options)
+        if self.states_after is None:
+            return super().run(*arguments, **options)
+        kept: list[Tensor] = []
+        layer = self.language_model.layers[self.states_after - 1]
+        handle = layer.register_forward_hook(self._for_this_cache(kept.append), with_kwargs=True)
+        try:
+            output = super().run(*arguments, **options)
+        finally:
+            handle.remove()
+        return TargetOutput(output.logits, kept[0])
 
     def _positions_after(self, places: Tensor) -> Tensor:
         """Position ids of places [B, n] behind the prompts."""
@@ -273,12 +290,17 @@ class VideoTarget(TransformersTarget):
         return add
 
     def _keeper(self, prompt: SeenPrompt, layer: int) -> Any:
-        def keep(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
+        return self._for_this_cache(lambda states: self._reached(prompt, layer, states[0]))
+
+    def _for_this_cache(self, use: Callable[[Tensor], None]) -> Any:
+        """A hook behind a layer that hands over hidden states [B, n, dim]."""
+
+        def hand_over(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
             # A drafter of the same weights may run through the same layers from another thread meanwhile.
             if cache_among(inputs) is self._cache:
-                self._reached(prompt, layer, (output if isinstance(output, Tensor) else output[0])[0])
+                use(output if isinstance(output, Tensor) else output[0])
 
-        return keep
+        return hand_over
 
     def _reached(self, prompt: SeenPrompt, layer: int, states: Tensor) -> None:
         """Hidden states [T, dim] of a prompt after `layer` layers are there."""

@@ -31,6 +31,7 @@ from vargen.drafters.video_head_folder import load_video_head
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.video.base import VideoMethodConfig
+from vargen.methods.video.lvspec import LVSpecConfig
 from vargen.models.quantization import quantize_layers
 from vargen.models.video_llms.architectures.base import Architecture
 from vargen.models.video_llms.architectures.catalogue import architecture_of
@@ -420,20 +421,32 @@ class VideoAnswerer:
         return self._draft_heads[key]
 
     @torch.no_grad()
-    def relevance(self, frames: VideoFrames, question: str, answer: Answer, num_nearest: int = 10) -> list[float]:
-        """How much each token of an answer has to do with the video: LVSpec's visual relevance."""
+    def relevance(
+        self, frames: VideoFrames, question: str, answer: Answer, rule: LVSpecConfig | None = None
+    ) -> list[float]:
+        """How much each token of an answer has to do with the video: LVSpec's visual relevance.
+
+        Args:
+            frames, question, answer: what was asked, and what was answered.
+            rule: how it is read; None: as `lvspec` does by default.
+        """
+        rule = LVSpecConfig() if rule is None else rule
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", QuestionWarning)  # the answer has already warned
             inputs = self._placed(self.inputs(frames, question))
         tokens = torch.tensor([answer.token_ids], device=self.model.device)
         count = tokens.shape[1]
-        target = self.components([inputs], count + 1).target(count)
-        target.prefill()
+        components = self.components([inputs], count + 1)
+        target = components.target(count, **rule.target_options(components.num_layers))
+        prompt = target.prefill()
         places, mask = chain_layout(tokens)
         output = target.forward(tokens, mask, places)
-        assert output.hidden_states is not None
+        assert prompt.hidden_states is not None and output.hidden_states is not None
+        states = output.hidden_states[0]
+        if rule.relevance_from == "prediction":
+            states = torch.cat((prompt.hidden_states[0, -1:], states[:-1]))
         reference = target.prompts[0].visual_hidden_states
-        return relevance_to(output.hidden_states[0], reference, num_nearest).tolist()
+        return relevance_to(states, reference, rule.num_nearest, rule.relevance_centred).tolist()
 
     def close(self) -> None:
         """End what methods have started for several answers, such as the workers of parallel decoding."""

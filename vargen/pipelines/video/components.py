@@ -17,11 +17,11 @@ from specdecode.drafters.draft_model import MOST_WAITING
 from vargen.base.errors import UserError
 from vargen.drafters.video_draft_head import VideoDraftHead
 from vargen.drafters.video_head import VideoHead
-from vargen.methods.video.base import Pruning
+from vargen.methods.video.base import SPREADS, Pruning
 from vargen.models.video_llms.lossy_targets import FastVTarget, SparseVLMTarget, sparsevlm_stages
 from vargen.models.video_llms.pruned_draft import PrunedDraft
-from vargen.models.video_llms.pruning import keep_by_attention, keep_highest, keep_uniform, token_budget
-from vargen.models.video_llms.request import VideoRequest, keep_share, prepare_request, visual_gain_scorer
+from vargen.models.video_llms.pruning import keep_by_attention, keep_highest, token_budget
+from vargen.models.video_llms.request import VideoRequest, keep_share, keep_spread, prepare_request, visual_gain_scorer
 from vargen.models.video_llms.sparse_cache import SparseDraft
 from vargen.models.video_llms.target import VideoTarget
 from vargen.pipelines.video.assisted import AssistedLoop
@@ -179,10 +179,11 @@ class VideoLLMComponents:
 def kept_tokens(target: VideoTarget, pruning: Pruning, row: int) -> Tensor:
     """[k] int64, ascending: numbers of a row's visual tokens that the drafter is shown, after the target's prefill."""
     seen = target.prompts[row]
+    if pruning.keep_ratio == 1 or pruning.by in SPREADS:
+        by = pruning.by if pruning.by in SPREADS else "uniform"  # of all there is nothing to choose
+        return keep_spread(seen.request, pruning.keep_ratio, by, pruning.seed)
 
     def chosen(shown: int, budget: int) -> Tensor:
-        if pruning.by == "uniform" or budget == shown:
-            return keep_uniform(shown, budget)
         if pruning.by == "attention":
             return keep_by_attention(target.video_attention(row)[:shown], budget, pruning.attention_share)
         gain = visual_gain_scorer(seen.request)(seen.captured[0], seen.captured[pruning.layer])

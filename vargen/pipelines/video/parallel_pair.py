@@ -28,12 +28,13 @@ from specdecode.parallel import (
     decode_parallel,
     measure_draft_length,
 )
+from specdecode.parallel.draft_length import LONGEST
 from vargen.base.errors import UserError
-from vargen.methods.video.base import Pruning
+from vargen.methods.video.base import SPREADS, Pruning
 from vargen.models.options import ModelOptions
 from vargen.models.video_llms.pruned_draft import PrunedDraft
-from vargen.models.video_llms.pruning import keep_highest, keep_uniform
-from vargen.models.video_llms.request import VideoRequest, keep_share, prepare_request, visual_gain_scorer
+from vargen.models.video_llms.pruning import keep_highest
+from vargen.models.video_llms.request import VideoRequest, keep_share, keep_spread, prepare_request, visual_gain_scorer
 from vargen.models.video_llms.target import VideoTarget
 from vargen.pipelines.video.decoding import Decoded, Generation
 from vargen.pipelines.video.loading import LazyModel, open_video_model
@@ -121,7 +122,7 @@ class ParallelLoop:
         request: gives the target's request.
         inputs: the processor's output for the prompt, which travels to the drafter's side.
         sizes: further options of `PrunedDraft`.
-        pruning: which visual tokens the draft model is shown, "uniform" or by "visual_gain".
+        pruning: which visual tokens the draft model is shown, a spread or by "visual_gain".
         draft_length: tokens of a window; None measures once how many are drafted during a forward pass of the target.
     """
 
@@ -139,6 +140,7 @@ class ParallelLoop:
         self._make_target, self._request = target, request
         if pair.workers == "processes":  # another process would open the device that a tensor lay on
             inputs = {name: value.cpu() for name, value in inputs.items() if isinstance(value, Tensor)}
+        self._room = sizes["max_new_tokens"]
         # No window is longer than the answer. A short one is drafted to measure how long it should be.
         sizes = {**sizes, "max_new_tokens": max(sizes["max_new_tokens"], 16)}
         self._draft_prompt = DraftPrompt(inputs, pruning.compact, sizes)
@@ -166,25 +168,25 @@ class ParallelLoop:
             return self.draft_length
         known = self.pair.draft_lengths
         if self.pruning not in known:
-            measured = measure_draft_length(self._target(), self.pair.channel, prompt=self._draft_prompt)
+            measured = measure_draft_length(
+                self._target(), self.pair.channel, prompt=self._draft_prompt, longest=min(LONGEST, self._room)
+            )
             known[self.pruning] = measured.tokens
         return known[self.pruning]
 
     def _target(self) -> VideoTarget:
         request, channel, ratio = self._request(), self.pair.channel, self.pruning.keep_ratio
         before, gain_between = request.inputs_embeds[0], visual_gain_scorer(request)
-        # Chosen now, where waiting for the device is cheap: the hint is given in the middle of the prefill.
-        spread = keep_share(request, ratio, keep_uniform)
-
-        def evenly(states: Tensor) -> None:
-            channel.hint(spread)
+        if self.pruning.by in SPREADS:
+            # Chosen now, where waiting for the device is cheap: the hint is given in the middle of the prefill.
+            kept = keep_spread(request, ratio, self.pruning.by, self.pruning.seed)
+            return self._make_target(on_layer={0: lambda states: channel.hint(kept)})
 
         def by_gain(states: Tensor) -> None:
             gain = gain_between(before, states)
             channel.hint(keep_share(request, ratio, lambda shown, count: keep_highest(gain[:shown], count)))
 
-        hint = {0: evenly} if self.pruning.by == "uniform" else {self.pruning.layer: by_gain}
-        return self._make_target(on_layer=hint)
+        return self._make_target(on_layer={self.pruning.layer: by_gain})
 
 
 def _load_source(model: LazyModel) -> DraftSource:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cosine_similarity
 
-from vargen.models.video_llms.pruning import keep_by_attention, keep_highest, keep_uniform, token_budget, visual_gain
+from vargen.models.video_llms.pruning import (
+    keep_by_attention,
+    keep_highest,
+    keep_jittered,
+    keep_low_discrepancy,
+    keep_random,
+    keep_uniform,
+    token_budget,
+    visual_gain,
+)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize(
@@ -24,15 +39,60 @@ def test_impossible_budgets_are_refused(count: int, ratio: float) -> None:
         token_budget(count, ratio)
 
 
-@given(st.integers(1, 60), st.data())
-def test_uniform_choices_are_ascending_and_spread(count: int, data: st.DataObject) -> None:
+def slow_bins(count: int, shares: list[float]) -> list[int]:
+    """One token of each of as many bins as there are shares, which say where in its bin."""
+    kept = []
+    for number, share in enumerate(shares):
+        bin_ = range(number * count // len(shares), (number + 1) * count // len(shares))
+        kept.append(bin_[int(share * len(bin_))])
+    return kept
+
+
+@given(st.integers(1, 60), st.integers(0, 9), st.data())
+def test_uniform_and_jittered_choices_are_one_of_each_bin(count: int, seed: int, data: st.DataObject) -> None:
     budget = data.draw(st.integers(1, count))
-    kept = keep_uniform(count, budget)
+    golden = (1 + 5**0.5) / 2
+    assert keep_uniform(count, budget).tolist() == slow_bins(count, [(i + 0.5) / golden % 1 for i in range(budget)])
+    drawn = torch.rand(budget, dtype=torch.float64, generator=seeded(seed)).tolist()
+    assert keep_jittered(count, budget, seeded(seed)).tolist() == slow_bins(count, drawn)
+
+
+@pytest.mark.parametrize("width", [7, 8, 16])
+@pytest.mark.parametrize("share", [0.5, 0.25, 0.125, 0.1])
+def test_an_even_spread_sees_every_column_of_a_frame(width: int, share: float) -> None:
+    """A stride that divides the width must not keep the same few columns."""
+    count = 16 * width * width
+    columns = torch.bincount(keep_uniform(count, round(share * count)) % width, minlength=width)
+    assert int(columns.max()) <= 2 * int(columns.min())
+
+
+@given(st.integers(1, 60), st.integers(0, 9), st.data())
+def test_random_choices_are_drawn_without_repetition(count: int, seed: int, data: st.DataObject) -> None:
+    budget = data.draw(st.integers(0, count))
+    kept = keep_random(count, budget, seeded(seed))
     assert len(kept) == budget and bool((kept.diff() > 0).all())
-    if budget > 1:
-        assert kept[0] == 0 and kept[-1] == count - 1
-        gaps = kept.diff()
-        assert int(gaps.max() - gaps.min()) <= 1
+    assert sorted(torch.randperm(count, generator=seeded(seed)).tolist()[:budget]) == kept.tolist()
+
+
+@pytest.mark.parametrize("axes", [(12,), (5, 6), (4, 6, 5)])
+def test_low_discrepancy_choices_are_cells_with_least_turns(axes: tuple[int, ...]) -> None:
+    """Against a loop over cells, of a grid whose positions begin elsewhere and go up in steps, as M-RoPE's may."""
+    ratio = {1: 1.6180339887498949, 2: 1.324717957244746, 3: 1.2207440846057596}[len(axes)]
+    cells = list(itertools.product(*map(range, axes)))
+    origin = float(torch.rand(1, dtype=torch.float64, generator=seeded(3)))
+    turns = [(origin + sum(at / ratio ** (axis + 1) for axis, at in enumerate(cell))) % 1 for cell in cells]
+    for budget in (1, len(cells) // 4, len(cells)):
+        expected = sorted(sorted(range(len(cells)), key=turns.__getitem__)[:budget])
+        assert keep_low_discrepancy(torch.tensor(cells).T * 2 + 17, budget, seeded(3)).tolist() == expected
+
+
+def test_low_discrepancy_is_even_on_every_axis_at_once() -> None:
+    places = torch.tensor(list(itertools.product(range(16), range(8), range(8)))).T
+    kept = places[:, keep_low_discrepancy(places, 256, seeded(0))]
+    for axis, length in enumerate((16, 8, 8)):
+        counts = torch.bincount(kept[axis], minlength=length)
+        assert int(counts.max()) <= 1.6 * int(counts.min())
+    assert int(torch.bincount(kept[1] * 8 + kept[2], minlength=64).max()) <= 6, "no cell is watched all the time"
 
 
 def test_visual_gain_is_the_papers_double_sum() -> None:
@@ -77,7 +137,8 @@ def slow_two_stages(scores: list[float], budget: int, share: float) -> list[int]
         first.append(order[len(first)])
     rest = [i for i in range(len(scores)) if i not in first]
     missing = budget - len(first)
-    places = torch.linspace(0, len(rest) - 1, missing, dtype=torch.float64).round().long().tolist() if missing else []
+    golden = (1 + 5**0.5) / 2
+    places = slow_bins(len(rest), [(i + 0.5) / golden % 1 for i in range(missing)])
     return sorted(first + [rest[place] for place in places])
 
 

@@ -15,13 +15,30 @@ from torch import Tensor
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.loop import DecodeResult, decode
+from specdecode.parallel.loop import chain_layout
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict, Verifier
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.tree import TokenTree
+from vargen.methods.video.base import SPREADS
+from vargen.methods.video.speculative import SpeculativeConfig
 from vargen.models.video_llms.architectures.base import VideoFeatures
-from vargen.models.video_llms.pruning import keep_uniform, token_budget
-from vargen.models.video_llms.request import VideoRequest, encode_video, keep_share, keep_visual, prepare_request
+from vargen.models.video_llms.pruning import (
+    keep_jittered,
+    keep_low_discrepancy,
+    keep_random,
+    keep_uniform,
+    token_budget,
+)
+from vargen.models.video_llms.request import (
+    VideoRequest,
+    encode_video,
+    keep_share,
+    keep_spread,
+    keep_visual,
+    prepare_request,
+)
 from vargen.models.video_llms.target import VideoTarget
+from vargen.pipelines.video.components import VideoLLMComponents
 
 Models = Callable[..., Any]
 Inputs = Callable[..., dict[str, Tensor]]
@@ -307,6 +324,61 @@ def test_a_share_is_of_what_shows_something_and_separators_stay(
     if request.num_separators:
         last = request.is_visual.nonzero()[-1, 0]
         assert torch.equal(pruned.inputs_embeds[0, pruned.is_visual][-1], request.inputs_embeds[0, last])
+
+
+def test_a_spread_has_a_seeded_generator_of_its_own_for_each_request(
+    architecture: str, models: Models, inputs_of: Inputs
+) -> None:
+    """What a request is shown depends on the seed, and not on who was asked before it."""
+    requests = [prepare_request(models(architecture), inputs_of(architecture, 1, length)) for length in (6, 9)]
+    shown = requests[0].num_visual - requests[0].num_separators
+    budget, separators = token_budget(shown, 0.5), [*range(shown, requests[0].num_visual)]
+    places = requests[0].position_ids[:, 0, requests[0].is_visual][:, :shown]
+    expected = {
+        "uniform": keep_uniform(shown, budget),
+        "random": keep_random(shown, budget, torch.Generator().manual_seed(5)),
+        "jittered": keep_jittered(shown, budget, torch.Generator().manual_seed(5)),
+        "low_discrepancy": keep_low_discrepancy(places, budget, torch.Generator().manual_seed(5)),
+    }
+    assert tuple(expected) == SPREADS
+    for by, kept in expected.items():
+        found = [keep_spread(request, 0.5, by, 5).tolist() for request in requests]
+        assert found[0] == found[1] == kept.tolist() + separators
+        others = [keep_spread(requests[0], 0.5, by, seed).tolist() for seed in range(6)]
+        assert all(other == found[0] for other in others) == (by == "uniform")
+        pruned = SpeculativeConfig(keep_ratio=0.5, pruning=by, pruning_seed=5, drafter="self").build(
+            VideoLLMComponents(models(architecture), [inputs_of(architecture, 1)], max_new_tokens=9)
+        )
+        pruned.target.prefill()
+        pruned.network.prefill()
+        seen = keep_visual(requests[0], torch.tensor(found[0]))
+        assert torch.equal(pruned.network.requests[0].inputs_embeds, seen.inputs_embeds)
+    with pytest.raises(ValueError, match="by must be one of uniform, random"):
+        keep_spread(requests[0], 0.5, "even", 0)
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_hidden_states_after_a_layer_are_those_of_the_decoder(
+    architecture: str, models: Models, inputs_of: Inputs, layer: int
+) -> None:
+    """Of prompts and new tokens, against what the decoder itself gives out."""
+    model = models(architecture)
+    request = prepare_request(model, inputs_of(architecture, 2))
+    own, asked = VideoTarget(model, request, states_after=layer), VideoTarget(model, request)
+    asked.feature_layers = (layer,)
+    tokens = torch.tensor([[5, 7, 9]])
+    places, mask = chain_layout(tokens)
+    for target in (own, asked):
+        target.prefill()
+    assert torch.equal(own.prompts[0].visual_hidden_states, asked.prompts[0].hidden_states[request.is_visual])
+    ours, theirs = (target.forward(tokens, mask, places) for target in (own, asked))
+    assert ours.hidden_states is not None and theirs.hidden_states is not None
+    assert torch.equal(ours.hidden_states, theirs.hidden_states) and torch.equal(ours.logits, theirs.logits)
+    hooks = dict(own.language_model.layers[layer - 1]._forward_hooks)
+    own.prefill()
+    assert own.language_model.layers[layer - 1]._forward_hooks == hooks, "no hook is left"
+    with pytest.raises(ValueError, match="states_after must lie between"):
+        VideoTarget(model, request, states_after=0)
 
 
 @pytest.mark.parametrize("kept", [[3, 1], [1, 1], [-1], [999]])

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import cosine_similarity
 
 from scenes.rendering.video_file import write_video
+from specdecode.parallel.loop import chain_layout
 from specdecode.trace import DecodeTrace, TokenOrigin
 from vargen.base.errors import UserError
 from vargen.cli import main
@@ -26,6 +28,7 @@ from vargen.methods.video.parallelvlm import ParallelConfig
 from vargen.methods.video.speculative import SpeculativeConfig
 from vargen.methods.video.trained import FlashConfig, SparrowConfig, TrainedDrafterConfig
 from vargen.models.video_llms.frames import processor_inputs
+from vargen.models.video_llms.target import VideoTarget
 from vargen.pipelines.video.answering import Listeners, VideoAnswerer, _Streamer
 
 QUESTION = "describe the video in detail."
@@ -80,7 +83,7 @@ def test_exact_methods_draw_what_plain_decoding_draws(
 
 
 @pytest.mark.parametrize("drafter", ["self", "pair"])
-@pytest.mark.parametrize("pruning", ["uniform", "attention", "visual_gain"])
+@pytest.mark.parametrize("pruning", SpeculativeConfig.prunings)
 def test_no_pruning_of_the_drafter_changes_the_answer(
     pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer], drafter: str, pruning: str
 ) -> None:
@@ -200,8 +203,34 @@ def test_relaxed_tokens_are_told(
     assert strict.token_ids == plain.token_ids and TokenOrigin.RELAXED not in strict.origins
     assert loose.to_dict()["relaxed_positions"]
     assert loose.trace.target_passes < strict.trace.target_passes
-    relevance = answerer.relevance(cases[0].frames, QUESTION, loose)
-    assert len(relevance) == len(loose.token_ids) and all(-1 <= each <= 1 for each in relevance)
+
+
+def test_relevance_is_read_as_the_rule_says(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    """Token by token over a prompt fed anew each time: a row, a layer, and the mean of all cosines taken off."""
+    answerer, num_layers = answerer_of(qwen_pair), 3
+    answer = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=5)
+    (request,) = answerer.components([answerer.inputs(cases[0].frames, QUESTION)]).requests
+    for row, layer, centred in (("token", -1, False), ("prediction", -2, True), ("prediction", 1, False)):
+        rule = LVSpecConfig(relevance_from=row, relevance_layer=layer, relevance_centred=centred, num_nearest=2)
+        after = layer if layer > 0 else num_layers + 1 + layer
+        target = VideoTarget(answerer.model, request)
+        target.feature_layers = (after,)
+        target.prefill()
+        tokens = torch.tensor([answer.token_ids])
+        places, mask = chain_layout(tokens)
+        every = torch.cat((target.prompts[0].hidden_states, target.forward(tokens, mask, places).hidden_states[0]))
+        visual, expected = every[: request.length][request.is_visual], []
+        for place in range(len(answer.token_ids)):
+            state = every[request.length + place - (row == "prediction")]
+            cosines = sorted((float(cosine_similarity(state, one, dim=0)) for one in visual), reverse=True)
+            expected.append(sum(cosines[:2]) / 2 - centred * sum(cosines) / len(cosines))
+        found = answerer.relevance(cases[0].frames, QUESTION, answer, rule)
+        assert found == pytest.approx(expected, abs=1e-5)
+    for layer in (0, num_layers + 1, -num_layers - 1):
+        with pytest.raises(UserError, match=r"lvspec\.relevance_layer must lie between 1 and the model's 3"):
+            answerer.answer(cases[0].frames, QUESTION, LVSpecConfig(relevance_layer=layer), max_new_tokens=2)
 
 
 @pytest.mark.parametrize(
@@ -295,6 +324,14 @@ def test_the_command(qwen_pair: Path, cases: list[VideoCase], tmp_path: Path, ca
         ("sd", {"keep_ratio": 0}, "keep_ratio"),
         ("sd", {"keep_ratio": 1.5}, "keep_ratio"),
         ("lvspec", {"loose_ratio": 1.1}, "loose_ratio"),
+        ("lvspec", {"loosened_by": "chance"}, "lvspec.loosened_by must be one of relevance, entropy"),
+        ("lvspec", {"relevance_layer": "last"}, "lvspec.relevance_layer"),
+        ("lvspec", {"relevance_centred": 2}, "lvspec.relevance_centred must be true or false"),
+        ("lvspec", {"position_shift": "often"}, "lvspec.position_shift must be true or false"),
+        ("lvspec", {"relevance_from": "both"}, "lvspec.relevance_from must be one of token, prediction"),
+        ("sd", {"pruning": "even"}, "sd.pruning must be one of uniform, random, jittered, low_discrepancy, attention"),
+        ("sd", {"pruning_seed": -1}, "sd.pruning_seed"),
+        ("parallelvlm", {"pruning": "attention"}, "parallelvlm.pruning must be one of uniform, random"),
         ("specvlm", {"tree": "oak"}, "tree"),
         ("fastv", {"drop_ratio": 1}, "drop_ratio"),
         ("parallelvlm", {"draft_length": "long"}, "draft_length"),

@@ -138,11 +138,9 @@ class LlamaGenPipeline(StreamingPipeline):
         self.image_size: int = self.grid_size * self.vae_scale_factor if known else image_size or 0
         self._check_components(image_size)
         # `LlamaGenPipeline(**pipeline.components)` hands on modules alone, and is to draw the same pictures.
-        known_by = getattr(transformer, "drawn_with", (None, None, None))
-        scale, top_k, methods = (
-            kept if given is None else given
-            for given, kept in zip((default_guidance_scale, default_top_k, methods), known_by, strict=True)
-        )
+        known_by: tuple[Any, ...] = getattr(transformer, "drawn_with", (None, None, None))
+        given = (default_guidance_scale, default_top_k, methods)
+        scale, top_k, methods = (kept if each is None else each for each, kept in zip(given, known_by, strict=True))
         check_own_settings(methods or {}, "model_index.json: methods")
         reads = None if transformer is None else transformer.config
         usual_scale, usual_top_k = _USUAL_SETTINGS["text" if reads is None else reads.condition_type]

@@ -3,8 +3,8 @@
 Belongs here: what a call sets aside of its caller's modes. Does not belong here: what is computed.
 
 `torch.inference_mode` makes tensors that nothing outside of it may write to, so a cache that is kept for the next call
-would end that one. `torch.autocast` makes layers answer in another precision than their weights have, and a picture
-then depends on the block around the call.
+would end that one. `torch.autocast` makes layers answer in another precision than their weights have, and tokens
+then depend on the block around the call.
 """
 
 from __future__ import annotations

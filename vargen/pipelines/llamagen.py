@@ -139,7 +139,7 @@ class LlamaGenPipeline(StreamingPipeline):
         self._check_components(image_size)
         # `LlamaGenPipeline(**pipeline.components)` hands on modules alone, and is to draw the same pictures.
         known_by: tuple[Any, ...] = getattr(transformer, "drawn_with", (None, None, None))
-        given = (default_guidance_scale, default_top_k, methods)
+        given: tuple[Any, ...] = (default_guidance_scale, default_top_k, methods)
         scale, top_k, methods = (kept if each is None else each for each, kept in zip(given, known_by, strict=True))
         check_own_settings(methods or {}, "model_index.json: methods")
         reads = None if transformer is None else transformer.config

@@ -11,6 +11,7 @@ only where no file is named.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -193,6 +194,7 @@ class CLIPFeatures:
         self.device = torch.device(device)
         self.num_features = int(self.model.config.projection_dim)
         self.identity = f"clip {folder.name} {weights_hash(self.model)}"
+        self._has_warned = False
 
     @torch.no_grad()
     def __call__(self, pictures: Tensor) -> Tensor:
@@ -201,7 +203,12 @@ class CLIPFeatures:
 
     @torch.no_grad()
     def encode_text(self, texts: Sequence[str]) -> Tensor:
-        """fp32 `[B, num_features]`; texts beyond the model's positions are cut before the end token."""
+        """fp32 `[B, num_features]`; texts beyond the model's positions are cut before the end token.
+
+        Warns:
+            UserWarning: once, of a text with words that the tokenizer does not know, such as one in another script.
+        """
+        self._warn_of_unknown_words(texts)
         # Padded to the full length: a text's features must not depend, even in the last bit, on its neighbours.
         tokens = self.tokenizer(
             list(texts),
@@ -211,6 +218,17 @@ class CLIPFeatures:
             return_tensors="pt",
         ).to(self.device)
         return _unit(self.model.get_text_features(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask))
+
+    def _warn_of_unknown_words(self, texts: Sequence[str]) -> None:
+        unknown = self.tokenizer.unk_token_id
+        if self._has_warned or unknown is None:
+            return
+        for text in texts:
+            if unknown in self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids:
+                self._has_warned = True
+                message = f"CLIP does not know every word of {text[:60]!r}, so scores of such texts mean little"
+                warnings.warn(message, stacklevel=3)
+                return
 
 
 def _unit(output: Any) -> Tensor:

@@ -25,6 +25,7 @@ from specdecode.kernels.build import KERNELS
 from specdecode.kernels.linears import served_linears
 from specdecode.loop import DecodeResult, DecodeRun
 from specdecode.match_sizes import MatchDraftSize
+from specdecode.ordinary_tensors import ordinary_tensors
 from specdecode.roles import DecodeState, Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import DecodeTrace
@@ -268,6 +269,7 @@ def custom_generate(
     return GenerateDecoderOnlyOutput(sequences=result.sequences, scores=result.scores, logits=result.logits)
 
 
+@ordinary_tensors()
 def _continue(
     model: Any, input_ids: Tensor, mask: Tensor | None, wishes: Wishes, players: _Players, streamer: Any
 ) -> GenerateResult:

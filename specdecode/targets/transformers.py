@@ -132,8 +132,11 @@ class TransformersTarget:
         self._longest_to_come = longest_prompt or 0
         longest = max(self._longest_to_come, length)
         _check_rotation(model, self._config, length, longest + max_new_tokens + max_draft_nodes)
+        # The last position that a model has a vector for; None: positions are computed, and none is the last.
+        self._last_position: int | None = None
         if positions is None:
-            _check_learned_positions(model if decoder is None else decoder, self._config, longest + max_new_tokens)
+            served = model if decoder is None else decoder
+            self._last_position = _last_position(served, self._config, longest + max_new_tokens - 1)
         self._layer_kinds = _layer_kinds(model, self._config)
         self._attention_mask = left_padded(attention_mask, num_rows, length)
         if position_ids is None:
@@ -353,7 +356,10 @@ class TransformersTarget:
         """Position ids [R, n] or [A, R, n] of places [R, n] after the prompt."""
         if self._given_positions is not None:
             return self._given_positions(places)
-        return (self._onward_from + places).expand(*self._axes, -1, -1)
+        onward = self._onward_from + places
+        if self._last_position is not None:
+            onward = onward.clamp(max=self._last_position)  # drafts beyond the last token, which nobody keeps
+        return onward.expand(*self._axes, -1, -1)
 
     def rewind(self, counts: Tensor) -> None:
         """Forget the last `counts[b]` committed tokens of row b; [B] int64."""
@@ -631,17 +637,22 @@ def _check_rotation(model: Any, config: Any, prompt_length: int, end: int) -> No
             )
 
 
-def _check_learned_positions(model: Any, config: Any, end: int) -> None:
-    """Raises ValueError where a model has a vector for each position (GPT-2, OPT), and too few for `end` of them."""
+def _last_position(model: Any, config: Any, fed: int) -> int | None:
+    """Of a model that has a vector for each position (GPT-2, OPT). Raises ValueError where it has none for the last of
+    `fed` tokens; the last token that is drawn is never fed."""
     limit = getattr(config, "max_position_embeddings", None)
-    if limit is None or end <= limit or not isinstance(model, torch.nn.Module):
-        return
+    if limit is None or not isinstance(model, torch.nn.Module):
+        return None
     for name, module in model.named_modules():
         is_table = isinstance(module, torch.nn.Embedding) and 0 <= module.num_embeddings - limit <= _POSITIONS_OFFSET
         if is_table and (name.endswith("wpe") or "position" in name):
-            raise ValueError(
-                f"{type(model).__name__} has {limit} positions, got a prompt and max_new_tokens of {end}; give fewer"
-            )
+            if fed > limit:
+                raise ValueError(
+                    f"{type(model).__name__} has {limit} positions: a prompt and max_new_tokens may be {limit + 1} "
+                    f"together, got {fed + 1}; give fewer"
+                )
+            return int(limit) - 1
+    return None
 
 
 def _layer_kinds(model: Any, config: Any) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ import torch
 from hostile import arguments_of, check_refused
 from PIL import Image
 
+from metrics import plots
 from scenes.shipped import WEIGHTS
 from scenes.world import SceneWorld
 from vargen.cli import main
-from vargen.jobs import tuning
+from vargen.jobs import evaluated_pictures, measuring, tuning
 from vargen.jobs.training import recipes
+from vargen.pipelines import loading
 from vargen.runs.files import own_folder
 
 
@@ -39,10 +41,31 @@ class _Reader:
         return torch.ones(len(cases), 1, 2, dtype=torch.int64)
 
 
-@pytest.fixture(autouse=True)
-def _judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SceneWorld, "judge", lambda _: _Reader())
-    monkeypatch.setattr(tuning, "_PATIENCE", 2)
+@pytest.fixture(scope="module", autouse=True)
+def _judged_and_loaded_once() -> Iterator[None]:
+    """What reads folders and never writes is done once for all runs: a pipeline, CLIP, and the lines of a plot."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SceneWorld, "judge", lambda _: _Reader())
+        patch.setattr(tuning, "_PATIENCE", 2)
+        patch.setattr(plots, "_png", lambda figure, dpi=0: b"a plot")
+        for module, name in (
+            (loading, "load_pipeline"),
+            (evaluated_pictures, "load_pipeline"),
+            (measuring, "CLIPFeatures"),
+        ):
+            patch.setattr(module, name, _once(getattr(module, name)))
+        yield
+
+
+def _once(load: Callable[..., Any]) -> Callable[..., Any]:
+    loaded: dict[str, Any] = {}
+
+    def given(source: Any, *arguments: Any) -> Any:
+        if str(source) not in loaded:
+            loaded[str(source)] = load(source, *arguments)
+        return loaded[str(source)]
+
+    return given
 
 
 def changes(work: Path, command: list[str], killed_at: int | None = None) -> list[str]:
@@ -117,7 +140,7 @@ def trained(work: Path) -> object:
 
     weights = load_file(work / "out" / "export" / "diffusion_pytorch_model.safetensors")
     step = torch.load(work / "out" / "checkpoint.pt", weights_only=True)["step"]
-    return {name: value.float().tolist() for name, value in weights.items()}, step
+    return {name: value.float().numpy().tobytes() for name, value in weights.items()}, step
 
 
 COMMANDS: dict[str, tuple[str, Callable[[Path], object]]] = {

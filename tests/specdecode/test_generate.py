@@ -182,12 +182,17 @@ def test_a_wrong_value_is_shown_in_one_line() -> None:
 
 
 def test_learned_positions_end_and_are_used_to_the_last() -> None:
+    """The last token that is drawn needs no position, as it is never fed; drafts beyond it have none."""
     model, prompts = language_models.make("gpt2"), ragged_prompts()
-    with pytest.raises(ValueError, match="GPT2LMHeadModel has 128 positions, got a prompt and max_new_tokens of 129"):
-        specdecode.generate(model, prompts[0], max_new_tokens=120)
-    wanted = language_models.by_generate(model, prompts, 119, [])
+    vectors = model.transformer.wpe.weight.data
+    vectors[126] = -vectors[127].mul_(8)  # what the last position says, the one before says the opposite of
+    with pytest.raises(ValueError, match=r"GPT2LMHeadModel has 128 positions: .* may be 129 together, got 130"):
+        specdecode.generate(model, prompts[0], max_new_tokens=121)
+    wanted = language_models.by_generate(model, prompts, 120, [])
     for method in ("jacobi", "prompt-lookup"):
-        assert torch.equal(speculate(model, method, prompts, max_new_tokens=119, draft_length=8).sequences, wanted)
+        assert torch.equal(speculate(model, method, prompts, max_new_tokens=120, draft_length=8).sequences, wanted)
+    drafted = specdecode.generate(model, prompts[0], attention_mask=prompts[1], draft_model=model, max_new_tokens=120)
+    assert torch.equal(drafted.sequences, wanted)
 
 
 def test_prompt_lookup_may_be_called_as_in_transformers() -> None:

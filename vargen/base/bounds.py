@@ -124,7 +124,18 @@ def check_characters(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
+        if _is_utf8_of_the_command_line(text):
+            raise UserError(f"{name} is UTF-8 text, but the locale is not of UTF-8; set PYTHONUTF8=1") from None
         raise UserError(f"{name} is not UTF-8 text (character {error.start + 1}); write it as UTF-8") from None
+
+
+def _is_utf8_of_the_command_line(text: str) -> bool:
+    """Whether Python took UTF-8 apart into single bytes, as it does where the locale is ASCII."""
+    try:
+        text.encode("ascii", "surrogateescape").decode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def check_argument(name: str, text: str) -> None:

@@ -107,7 +107,7 @@ def serve(models: Models, folder: Path, config: DemoConfig | None = None, worker
             footer_links=[],
             ssr_mode=False,
             pwa=False,
-            app_kwargs={"middleware": _own_hosts(config)},
+            app_kwargs={"middleware": _own_hosts(config), "exception_handlers": {KeyError: _no_such_function}},
             theme=_theme(importlib.import_module("gradio")),
             css_paths=Path(__file__).with_name("page.css"),
         )
@@ -126,6 +126,13 @@ def _own_hosts(config: DemoConfig) -> list[Any]:
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     return [Middleware(TrustedHostMiddleware, allowed_hosts=list(_LOOPBACK), www_redirect=False)]
+
+
+async def _no_such_function(request: Any, error: Exception) -> Any:
+    """Gradio looks up the number of a function that a request names, and fails where the page has none such."""
+    from starlette.responses import JSONResponse
+
+    return JSONResponse({"detail": "the page has no such function; load it again"}, 404)
 
 
 def _theme(gr: Any) -> Any:

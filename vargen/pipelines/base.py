@@ -25,6 +25,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.utils import BaseOutput
 from torch import Tensor
 
+from specdecode.ordinary_tensors import ordinary_tensors
 from specdecode.roles import DecodeState
 from specdecode.skipping import new_run
 from specdecode.trace import DecodeTrace
@@ -201,7 +202,7 @@ def draws(example: str = "") -> Callable[[Callable[Arguments, PictureRequest]], 
         signature = inspect.signature(describe)
 
         @functools.wraps(describe)
-        @torch.no_grad()
+        @ordinary_tensors()
         def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> CallResult:
             bound = signature.bind(*arguments, **keywords)
             pipeline: Any = arguments[0]

@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
 
 from specdecode.kernels.linears import serve_linears
+from specdecode.ordinary_tensors import ordinary_tensors
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig, Method
@@ -257,7 +258,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         self.encode_request(prompt, height=height, width=width)
         return []
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def generate_priors(
         self,
         prompt: str | Sequence[str],
@@ -330,7 +331,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
             trace=trace,
         )
 
-    @torch.no_grad()
+    @ordinary_tensors()
     @checked
     @documented(EXAMPLE_DOC_STRING)
     def __call__(

@@ -85,14 +85,15 @@ class LlamaGenPipeline(StreamingPipeline):
         draft_model: a smaller transformer of the same vocabulary, which reads the same text features, for the
             method "draft-model".
         vertical_branch: a branch trained for this transformer, for the method "diagonal".
-        default_guidance_scale, default_top_k: for calls that give none; kept in `model_index.json`. None: those of
-            LlamaGen's own samplers, 7.5 and 1000 for text, 4 and 2000 for classes.
+        default_guidance_scale, default_top_k: for calls that give none; kept in `model_index.json`. None: those of the
+            pipeline whose `components` these are, else of LlamaGen's own samplers, 7.5 and 1000 for text, 4 and 2000
+            for classes.
         max_sequence_length: the most text tokens, the end token included; longer prompts are cut with a warning. At
             most, and by default, the transformer's `condition_length`.
         image_size: side of a picture in pixels. It follows from the grid and the tokenizer. A saved pipeline also
             names it, and it must agree with them, because weights alone fit any grid.
         methods: by name of a method, settings that are better on this model than the method's defaults; a name without
-            options stands for them.
+            options stands for them. None: those of the pipeline whose `components` these are, else none.
 
     Attributes:
         pixel_dtype: precision in which pictures are decoded, torch.float32 or torch.bfloat16. In bfloat16 a pixel can
@@ -136,12 +137,18 @@ class LlamaGenPipeline(StreamingPipeline):
         known = transformer is not None and vqvae is not None
         self.image_size: int = self.grid_size * self.vae_scale_factor if known else image_size or 0
         self._check_components(image_size)
+        # `LlamaGenPipeline(**pipeline.components)` hands on modules alone, and is to draw the same pictures.
+        known_by: tuple[Any, ...] = getattr(transformer, "drawn_with", (None, None, None))
+        given: tuple[Any, ...] = (default_guidance_scale, default_top_k, methods)
+        scale, top_k, methods = (kept if each is None else each for each, kept in zip(given, known_by, strict=True))
         check_own_settings(methods or {}, "model_index.json: methods")
         reads = None if transformer is None else transformer.config
         usual_scale, usual_top_k = _USUAL_SETTINGS["text" if reads is None else reads.condition_type]
+        if transformer is not None:
+            transformer.drawn_with = (scale, top_k, methods)
         self.register_to_config(
-            default_guidance_scale=usual_scale if default_guidance_scale is None else default_guidance_scale,
-            default_top_k=usual_top_k if default_top_k is None else default_top_k,
+            default_guidance_scale=usual_scale if scale is None else scale,
+            default_top_k=usual_top_k if top_k is None else top_k,
             max_sequence_length=max_sequence_length
             if reads is None
             else min(max_sequence_length, reads.condition_length),

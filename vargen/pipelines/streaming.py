@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specdecode.continuous import FinishedRow, decode_queue
 from specdecode.loop import DecodeRun
+from specdecode.ordinary_tensors import ordinary_tensors
 from specdecode.roles import DecodeState, Target
 from specdecode.skipping import new_run
 from specdecode.trace import DecodeTrace
@@ -64,7 +65,8 @@ class PictureStream:
         self._pictures = pictures(self.trace)
 
     def __iter__(self) -> Iterator[FinishedPicture]:
-        return self._pictures
+        # A block around all of it would still hold while the caller has a picture.
+        return iter(ordinary_tensors()(lambda: next(self._pictures, None)), None)
 
 
 def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, continuous: bool) -> PictureStream:
@@ -130,7 +132,6 @@ def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, con
         finally:
             total.add_passes(trace)
 
-    @torch.no_grad()  # not a block within: it would still hold while the caller has a picture
     def pictures(total: DecodeTrace) -> Iterator[FinishedPicture]:
         pipeline._begin(request)
         with pipeline.progress_bar(total=count) as progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 import urllib.error
@@ -63,6 +64,13 @@ def test_the_page_and_its_limits(tmp_path: Path, tiny_model_folder: Path) -> Non
         foreign = urllib.request.Request(page.local_url, headers={"Host": "foreign.example"})
         with pytest.raises(urllib.error.HTTPError, match="400"):
             urllib.request.urlopen(foreign)
+        body = json.dumps({"data": [], "fn_index": -1, "session_hash": "x"}).encode()
+        for route in ("queue/join", "run/predict"):
+            nobody = urllib.request.Request(
+                f"{page.local_url}gradio_api/{route}", body, {"Content-Type": "application/json"}
+            )
+            with pytest.raises(urllib.error.HTTPError, match="40"):
+                urllib.request.urlopen(nobody)
         computing = [fn for fn in page.fns.values() if fn.concurrency_id == "model"]
         assert len(computing) == 3 and all(fn.concurrency_limit == 1 for fn in computing)
         with pytest.raises(UserError, match="port"):

@@ -53,6 +53,7 @@ def test_the_first_difference_is_named_with_both_values() -> None:
     methods = [{"methods": {"vvs": {"depth": depth, "delta": 1}}} for depth in (3, 4)]
     assert difference(*methods) == "another methods.vvs.depth (3, now 4)"
     assert difference({"prompts": ["a", "b"]}, {"prompts": ["a"]}) == "another number of prompts (2, now 1)"
+    assert difference({"prompts": ["a"]}, {"prompts": ["a", "b"]}) == "another number of prompts (1, now 2)"
     assert difference({"prompts": ["a", "b"]}, {"prompts": ["a", "c"]}) == 'other prompts at number 2 ("b", now "c")'
     text = difference({"prompt": "x" * 100}, {"prompt": "y" * 1000})
     assert text == f'another prompt ("{"x" * 56}..., now "{"y" * 56}...)'

@@ -122,13 +122,12 @@ def frame_sampler(
     """
     own = processor.video_processor
     step, most = getattr(own, "temporal_patch_size", None) or 1, getattr(own, "max_frames", None) or MAX_FRAMES
-    fewest = max(getattr(own, "min_frames", None) or 1, step)
+    fewest = fewest_frames(processor)
     by_itself = own.do_sample_frames and (own.fps is not None or own.num_frames is not None)
 
     def choose(total: int, rate: float) -> list[int]:
         asked: dict[str, Any] = {}
-        if total < fewest:
-            raise UserError(f"video: it has {_frames(total)}, the model reads at least {fewest}; give a longer one")
+        check_long_enough(total, processor)
         if num_frames is not None:
             if num_frames < fewest:
                 raise UserError(f"num_frames: the model reads at least {fewest} frames, got {num_frames}")
@@ -154,6 +153,18 @@ def frame_sampler(
             raise UserError(f"fps: frames cannot be taken so ({reason_of(error)}); give a lower one") from error
 
     return choose
+
+
+def fewest_frames(processor: Any) -> int:
+    """How many frames a model reads at least."""
+    own = processor.video_processor
+    return max(getattr(own, "min_frames", None) or 1, getattr(own, "temporal_patch_size", None) or 1)
+
+
+def check_long_enough(total: int, processor: Any) -> None:
+    """Raises UserError where a video of so many frames is too short for a model."""
+    if total < (fewest := fewest_frames(processor)):
+        raise UserError(f"video: it has {_frames(total)}, the model reads at least {fewest}; give a longer one")
 
 
 def every_frame(total: int, rate: float) -> list[int]:
@@ -236,11 +247,13 @@ def processor_inputs(
         `video_grid_thw` and, for Qwen2.5-VL, `second_per_grid_ts`.
 
     Raises:
-        UserError: the question is empty, or contains a token that only the layout of a conversation may.
+        UserError: the question is empty, or contains a token that only the layout of a conversation may; or the video
+            has fewer frames than the model reads.
 
     Warns:
         QuestionWarning: words that the processor's tokenizer does not know.
     """
+    check_long_enough(len(frames.frames), processor)
     question = question.strip()
     if not question:
         raise UserError("question is empty; ask something about the video")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from metrics.speculation import CallRecord
 from specdecode.finite import NotFiniteError as LogitsError
+from specdecode.ordinary_tensors import ordinary_tensors
 from specdecode.parallel.loop import chain_layout
 from specdecode.roles import DecodeState
 from specdecode.trace import DecodeTrace, TokenOrigin
@@ -313,6 +314,7 @@ class VideoAnswerer:
         sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
         return self._answer(questions, method, seeds, max_new_tokens, sampling, Listeners())
 
+    @ordinary_tensors()
     def _answer(
         self,
         questions: Sequence[tuple[VideoFrames, str]],
@@ -420,7 +422,7 @@ class VideoAnswerer:
             self._draft_heads[key] = network
         return self._draft_heads[key]
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def relevance(
         self, frames: VideoFrames, question: str, answer: Answer, rule: LVSpecConfig | None = None
     ) -> list[float]:

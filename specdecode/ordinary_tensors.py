@@ -1,0 +1,25 @@
+"""Calls compute alike whatever block of torch surrounds them.
+
+Belongs here: what a call sets aside of its caller's modes. Does not belong here: what is computed.
+
+`torch.inference_mode` makes tensors that nothing outside of it may write to, so a cache that is kept for the next call
+would end that one. `torch.autocast` makes layers answer in another precision than their weights have, and tokens
+then depend on the block around the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+
+@contextmanager
+def ordinary_tensors() -> Iterator[None]:
+    """Without gradients, inference mode and autocast. Also a decorator of functions, though not of generators."""
+    with torch.inference_mode(False), torch.no_grad(), ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield

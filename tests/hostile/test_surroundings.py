@@ -1,0 +1,111 @@
+"""Modes of torch, locales, words and videos around a call that is right in itself: bug reports of other projects, tried
+here. The same answer as in plain surroundings, or one line."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hostile import check_refused
+from tiny_pipelines import build_drafting_pipeline
+from video_pairs import answerer_of, cases, qwen_pair  # noqa: F401  # the fixtures are for the tests below
+
+import specdecode
+from metrics.extractors import CLIPFeatures
+from vargen.base.errors import UserError
+from vargen.methods.catalogue import methods_for
+from vargen.models.video_llms.frames import VideoFrames
+from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.pipelines.video.answering import VideoAnswerer
+
+
+def seeds(*numbers: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(number) for number in numbers]
+
+
+def in_inference_mode(call: Callable[[], Any]) -> Any:
+    with torch.inference_mode():
+        return call()
+
+
+def in_autocast(call: Callable[[], Any]) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return call()
+
+
+def check_modes(call: Callable[[], Any]) -> None:
+    """What a mode leaves behind may end the next call, so a plain call stands before, between and after."""
+    inside, plain = in_inference_mode(call), call()
+    assert inside == plain and in_autocast(call) == plain and in_inference_mode(call) == plain and call() == plain
+
+
+@pytest.mark.parametrize("method", sorted(methods_for("image")))
+@pytest.mark.filterwarnings("ignore")
+def test_modes_around_a_picture(method: str) -> None:
+    """Every method: each keeps caches of its own."""
+    pipeline = build_drafting_pipeline()
+    prompts = ["a red cube", "a blue cone"]
+    check_modes(lambda: pipeline(prompts, method=method, generator=seeds(0, 1)).tokens.tolist())
+
+
+def test_modes_around_a_stream() -> None:
+    pipeline = build_drafting_pipeline()
+
+    def draw() -> list[list[int]]:
+        stream = pipeline.stream(["a red cube", "a blue cone"], generator=seeds(0, 1), batch_size=1)
+        return [picture.tokens.tolist() for picture in stream]
+
+    check_modes(draw)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_modes_around_an_answer(qwen_pair: Path, cases: Any, answerer_of: Callable[[Path], VideoAnswerer]) -> None:  # noqa: F811
+    answerer = answerer_of(qwen_pair)
+    check_modes(lambda: answerer.answer(cases[0].frames, "what?", "sd", max_new_tokens=6).token_ids)
+
+
+def test_modes_around_a_text() -> None:
+    import language_models
+
+    model = language_models.make("llama")
+    prompt = torch.tensor([[3, 5, 3, 5, 3]])
+    check_modes(lambda: specdecode.generate(model, prompt, max_new_tokens=8).sequences.tolist())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_video_of_one_frame_is_refused_wherever_it_comes_from(
+    qwen_pair: Path,  # noqa: F811
+    answerer_of: Callable[[Path], VideoAnswerer],  # noqa: F811
+) -> None:
+    one = VideoFrames.from_frames(torch.zeros(1, 3, 56, 56))
+    with pytest.raises(UserError, match="video: it has 1 frame, the model reads at least"):
+        answerer_of(qwen_pair).answer(one, "what?", max_new_tokens=2)
+
+
+def test_a_prompt_of_utf8_under_a_locale_of_ascii(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    as_python_takes_it = "ein grüner Würfel".encode().decode("ascii", "surrogateescape")
+    command = ["generate", as_python_takes_it, "--output", str(tmp_path / "out")]
+    check_refused(command, "is UTF-8 text, but the locale is not of UTF-8; set PYTHONUTF8=1", capsys, tmp_path)
+
+
+def test_captions_that_clip_cannot_read_are_told(clip_folder: Path) -> None:
+    clip = CLIPFeatures(clip_folder)
+    with pytest.warns(UserWarning, match="CLIP does not know every word of '红色的球'"):
+        clip.encode_text(["红色的球", "绿色的球"])
+    known = sorted(set(clip.tokenizer.get_vocab()) - set(clip.tokenizer.all_special_tokens))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CLIPFeatures(clip_folder).encode_text([" ".join(known[:3])])
+
+
+def test_components_draw_the_same_pictures() -> None:
+    pipeline = build_drafting_pipeline()
+    own = {"window": 3}
+    first = LlamaGenPipeline(**pipeline.components, methods={"sjd": own}, default_guidance_scale=2.0, default_top_k=5)
+    again = LlamaGenPipeline(**first.components)
+    names = ("default_guidance_scale", "default_top_k", "methods")
+    assert [again.config[name] for name in names] == [2.0, 5, {"sjd": own}]

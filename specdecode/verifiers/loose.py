@@ -37,7 +37,7 @@ def relevance_to(hidden_states: Tensor, reference: Tensor, num_nearest: int = 10
         hidden_states: [K, dim] hidden states of draft tokens.
         reference: [m, dim], of tokens of the prompt, after the same layer.
         num_nearest: how many cosines count; all, where there are fewer.
-        centred: take the mean of all cosines off.
+        centred: take the mean of all cosines off. Where all of them count, each relevance is 0.
     """
     return _relevance(hidden_states, F.normalize(reference.float(), dim=-1), num_nearest, centred)
 
@@ -46,7 +46,11 @@ def _relevance(hidden_states: Tensor, directions: Tensor, num_nearest: int, cent
     """As `relevance_to`, of unit vectors float32."""
     cosines = F.normalize(hidden_states.float(), dim=-1) @ directions.mT  # [K, m]
     nearest = cosines.topk(min(num_nearest, cosines.shape[-1]), dim=-1).values.mean(-1)
-    return nearest - cosines.mean(-1) if centred else nearest
+    if not centred:
+        return nearest
+    if cosines.shape[-1] <= num_nearest:  # two means of the same numbers: their difference would be rounding alone
+        return torch.zeros_like(nearest)
+    return nearest - cosines.mean(-1)
 
 
 def _branches(tree: TokenTree) -> Tensor:

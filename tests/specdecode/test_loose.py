@@ -343,3 +343,9 @@ def test_a_reference_that_changes_is_read_anew() -> None:
     # The drafted tokens are 2 and 3, the target wants 0; relevance is read off the rows of 1 and 2.
     accepted = [int(verifier.accept(draft, output, state_of()).accepted[0]) for _ in range(3)]
     assert accepted == [0, 0, 1], "the second token has least to do with the first reference, the first with the other"
+
+
+def test_where_every_cosine_counts_nothing_centred_is_left_not_even_rounding() -> None:
+    states, reference = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
+    assert relevance_to(states, reference, 6, centred=True).tolist() == [0.0] * 6
+    assert relevance_to(states, reference, 5, centred=True).min() > 0

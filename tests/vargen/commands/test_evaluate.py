@@ -361,7 +361,7 @@ def test_a_damaged_batch_is_named(tmp_path: Path) -> None:
 
 def test_two_processes_give_the_pictures_and_scores_of_one(arguments: list[str], tmp_path: Path) -> None:
     alone, together = tmp_path / "alone", tmp_path / "together"
-    assert ProcessJob([*arguments, "--output", str(alone)], 1).wait() == [0]
+    assert main([*arguments, "--output", str(alone)]) == 0
     shutil.rmtree(tmp_path / "cache")  # the reference is shared work, too
     assert ProcessJob([*arguments, "--output", str(together)], 2).wait() == [0, 0]
     assert lasting(together) == lasting(alone)
@@ -370,7 +370,7 @@ def test_two_processes_give_the_pictures_and_scores_of_one(arguments: list[str],
 
 def test_more_processes_than_batches(arguments: list[str], tmp_path: Path) -> None:
     few = [*arguments, "--num_prompts", "6"]
-    assert ProcessJob([*few, "--output", str(tmp_path / "alone")], 1).wait() == [0]
+    assert main([*few, "--output", str(tmp_path / "alone")]) == 0
     assert ProcessJob([*few, "--output", str(tmp_path / "together")], 3).wait() == [0, 0, 0]
     assert lasting(tmp_path / "together") == lasting(tmp_path / "alone")
 

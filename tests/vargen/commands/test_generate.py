@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import vargen.runs.files
 import vargen.runs.records
 from vargen.cli import main
 
@@ -130,7 +131,7 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_no_half_picture(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "000000.png")
 
-    monkeypatch.setattr(vargen.runs.records, "save_image_atomic", full)
+    monkeypatch.setattr(vargen.runs.files, "save_image_atomic", full)
     assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS) == 2
     error = capsys.readouterr().err
     assert "disk is full" in error and error.count("\n") == 1

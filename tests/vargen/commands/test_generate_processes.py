@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from process_jobs import ProcessJob
 
+from vargen.cli import main
 from vargen.jobs.generation import RunTotals
 
 PROMPTS = ["a red cube", "two blue spheres on sand", "a green cone"]
@@ -41,7 +42,7 @@ def alone(
 ) -> tuple[list[dict[str, Any]], dict[str, bytes], dict[str, Any]]:
     """What one process makes."""
     output = tmp_path_factory.mktemp("alone") / "run"
-    assert ProcessJob([*arguments, "--output", str(output)], 1).wait() == [0]
+    assert main([*arguments, "--output", str(output)]) == 0
     return made(output)
 
 

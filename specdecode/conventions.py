@@ -104,7 +104,7 @@ def read(
         sampling=sampling,
         processors=_chained(processors) if processors else None,
         stop_tokens=[token for token in dict.fromkeys(stops) if token >= 0],  # -1 stands for none
-        criteria=_asked(others) if others else None,
+        criteria=others or None,
         pad_token=next(int(token) for token in pads if token is not None and int(token) >= 0),
         keep_scores=keep_scores,
         keep_logits=keep_logits,
@@ -131,16 +131,6 @@ def _chained(processors: list[Any]) -> Processors:
 
     chained: Processors = LogitsProcessorList(processors)
     return chained
-
-
-def _asked(criteria: Any) -> Criteria:
-    """transformers' list of criteria; one that answers for the whole batch answers for every row."""
-
-    def asked(texts: Tensor, scores: tuple[Tensor, ...] | None) -> Tensor:
-        holds: Tensor = criteria(texts, scores)
-        return holds.expand(len(texts))
-
-    return asked
 
 
 def check(generation_config: Any, model_kwargs: Mapping[str, Any], synced_gpus: Any = None) -> Tensor | None:

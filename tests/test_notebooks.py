@@ -17,7 +17,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 SMALL: dict[str, dict[str, Any]] = {
     "answer_about_videos": {"METHODS": ["ar", "flash"]},
     "generate_and_trace": {"PROMPTS": ["a large green cone on grass", "two cyan cubes on sand"]},
-    "compare_methods": {"METHODS": ["ar", "scd", "likeness-balanced"], "PROMPTS": 2},
+    "compare_methods": {"METHODS": ["ar", "likeness-balanced"], "PROMPTS": 2},
     "evaluate_and_plot": {"COUNT": 4, "METHODS": "scd,likeness-fast", "PRESET": "small.yaml"},
 }
 

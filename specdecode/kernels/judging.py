@@ -21,8 +21,9 @@ from specdecode.in_graph import in_graph
 from specdecode.kernels.build import library
 
 gpu: Any = None
-"""The module of Triton's kernels; None without a GPU or Triton, or where `$VARGEN_KERNELS` is plain at the start."""
-if torch.cuda.is_available() and find_spec("triton") and os.environ.get("VARGEN_KERNELS") != "plain":
+"""The module of Triton's kernels where `$VARGEN_TRITON` is 1 at the start, on a GPU with Triton; else None. They are
+not the default: no GPU has run them yet."""
+if os.environ.get("VARGEN_TRITON") == "1" and torch.cuda.is_available() and find_spec("triton"):
     from specdecode.kernels import judging_gpu as gpu
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -66,6 +67,21 @@ def test_the_interval_is_about_the_textbook_one_and_is_reproducible() -> None:
     low, high = mean_interval(values, draws=400) or (0.0, 0.0)
     assert (high - low) / 2 == pytest.approx(1.96 * float(values.std()) / math.sqrt(400), rel=0.15)
     assert mean_interval(values, draws=400) == (low, high)
+
+
+def test_the_interval_is_the_studentised_bootstraps_and_leaves_out_pictures_without_a_number() -> None:
+    """By the book's formula, draw by draw: the greatest distances below the mean bound it from above."""
+    values = torch.randn(60, generator=torch.Generator().manual_seed(3), dtype=torch.float64).exp()
+    values[::3] = math.nan
+    generator, distances = torch.Generator().manual_seed(5), []
+    known = values[~values.isnan()].numpy()
+    for _ in range(50):
+        drawn = values[torch.randint(60, (60,), generator=generator)].numpy()
+        drawn = drawn[~np.isnan(drawn)]
+        distances.append((drawn.mean() - known.mean()) / (drawn.std(ddof=1) / len(drawn) ** 0.5))
+    error = known.std(ddof=1) / len(known) ** 0.5
+    bounds = [known.mean() - np.quantile(distances, level) * error for level in (0.975, 0.025)]
+    assert mean_interval(values, draws=50, seed=5) == pytest.approx(np.clip(bounds, known.min(), known.max()))
 
 
 def test_the_interval_around_a_figure_is_two_standard_errors_each_way() -> None:

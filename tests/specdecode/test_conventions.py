@@ -305,6 +305,17 @@ def test_a_criterion_ends_a_row_in_the_middle_of_a_draft(method: str) -> None:
     assert len(ended) > 3 and 1 in ended
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_criterion_is_shown_nothing_behind_a_stop_token(method: str) -> None:
+    model, (ids, mask) = language_models.make("llama"), ragged_prompts(2)
+    for row in range(3):
+        one, mine, their = (ids[row : row + 1], mask[row : row + 1]), Sums(999), Sums(999)
+        stop = int(theirs(model, one)[0, 9 + 3])
+        theirs(model, one, stopping_criteria=StoppingCriteriaList([their]), eos_token_id=stop)
+        speculate(model, method, one, max_new_tokens=16, stopping_criteria=[mine], eos_token_id=stop)
+        assert mine.texts == their.texts
+
+
 def test_a_criterion_may_read_scores_and_answer_for_all_rows() -> None:
     model, prompts = language_models.make("llama"), ragged_prompts(2)
 
@@ -318,6 +329,14 @@ def test_a_criterion_may_read_scores_and_answer_for_all_rows() -> None:
     wanted = theirs(model, one, **options, return_dict_in_generate=True)
     result = speculate(model, "prompt-lookup", one, max_new_tokens=16, **options)
     assert torch.equal(result.sequences, wanted.sequences) and len(result.scores) == len(wanted.scores)
+
+    class Long(StoppingCriteria):
+        def __call__(self, input_ids: Tensor, scores: Any, **others: Any) -> Any:
+            return torch.tensor(input_ids.shape[1] >= 14)
+
+    ending: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([Long()])}
+    wanted = theirs(model, prompts, **ending)
+    assert torch.equal(speculate(model, "prompt-lookup", prompts, max_new_tokens=16, **ending).sequences, wanted)
 
 
 WORDS = [chr(97 + number % 26) * (1 + number // 26) for number in range(VOCAB_SIZE)]
@@ -347,6 +366,8 @@ def test_stop_strings_end_rows() -> None:
     model.generation_config.stop_strings = strings
     with pytest.raises(ValueError, match="stop_strings need the model's tokenizer"):
         specdecode.generate(model, prompts[0])
+    own = speculate(model, "prompt-lookup", prompts, max_new_tokens=16, tokenizer=tokenizer, eos_token_id=END)
+    assert torch.equal(own.sequences, wanted)
 
 
 class Puts:

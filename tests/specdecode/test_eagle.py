@@ -19,7 +19,7 @@ from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, TargetOutput, Verdict
-from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
 from specdecode.trace import DecodeTrace
 
 GREEDY = SamplingConfig(temperature=0)
@@ -376,3 +376,21 @@ def test_ties_do_not_tear_a_tree() -> None:
     )  # fmt: skip
     drafter.start(TargetOutput(table[:1, :1, :][:, 0][:, None], F.one_hot(prompts, 6).float()), state)
     drafter.propose(state).tree.check()
+
+
+def test_no_number_of_a_draft_is_drawn_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps advance by one place at least, and a draft reaches further: its nodes must not share numbers with them."""
+    drawn: list[list[int]] = []
+    exponential = RandomStreams.exponential
+
+    def watched(self: RandomStreams, tag: Tag, counters: Tensor, *size_and_more: Any) -> Tensor:
+        if tag is Tag.DRAFT:
+            drawn.append(counters[0].tolist())
+        return exponential(self, tag, counters, *size_and_more)
+
+    monkeypatch.setattr(RandomStreams, "exponential", watched)
+    shape = StaticTree.from_child_counts("2 / 1 1")
+    sizer = FixedDraftSize(DraftSize(5, 2))
+    run(shape, sizer, children="sampled", batch_size=1, noise=3.0, sampling=SamplingConfig(temperature=1.0))
+    every = [each for step in drawn for each in step]
+    assert len(drawn) > 10 and len(set(every)) == len(every)

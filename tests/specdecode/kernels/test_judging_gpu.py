@@ -177,12 +177,14 @@ def test_they_compile(name: str, constants: dict[str, Any], capability: int, tmp
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains of a vocabulary of many blocks, by the kernels and by torch's lines."""
+    from specdecode.kernels import judging_gpu
+
     draft, output, lengths = random_chain(3, 64, 5, 5000)
     move = lambda each: each.cuda() if isinstance(each, Tensor) else each  # noqa: E731
     tree = replace(draft.tree, **{name: move(value) for name, value in vars(draft.tree).items()})
     moved = Draft(tree, draft.probabilities.cuda())  # type: ignore[union-attr]
     streams, verdicts = RandomStreams(torch.arange(64).cuda()), []
-    for gpu in (judging.gpu, None):
+    for gpu in (judging_gpu, None):
         monkeypatch.setattr(judging, "gpu", gpu)
         state = replace(state_for(lengths, SAMPLED), lengths=lengths.cuda(), streams=streams)
         verdicts.append(ExactVerifier().accept(moved, TargetOutput(output.logits.cuda()), state))

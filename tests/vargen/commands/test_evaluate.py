@@ -385,7 +385,7 @@ def test_kills_at_random_moments_change_nothing(arguments: list[str], tmp_path: 
     shutil.rmtree(tmp_path / "cache")
     moments = random.Random(0)
     at_work = 0
-    for processes in (2, 1, 2, 1, 2):
+    for processes in (2, 1, 2, 1):
         job = ProcessJob([*arguments, "--output", str(killed)], processes)
         time.sleep(moments.uniform(0.05, 0.7) * duration)
         at_work += job.kill()

@@ -233,7 +233,7 @@ def path_likeness(draft: Draft, path: Tensor, codebook: Tensor) -> Tensor:
     likeness = []
     for level in range(1, path.shape[1]):
         above, taken = path[:, level - 1 : level], path[:, level : level + 1]  # [B, 1]
-        siblings = (tree.parents == above) & tree.valid  # [B, n]
+        siblings = tree.parents == above  # [B, n]; padding has no parent
         given = (confidence - confidence.gather(1, above)).exp()
         own = vectors.gather(1, taken[..., None].expand(-1, -1, vectors.shape[-1]))  # [B, 1, d]
         cosine = (vectors * own).sum(-1).clamp(min=0)  # [B, n]

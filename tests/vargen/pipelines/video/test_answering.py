@@ -173,6 +173,7 @@ def test_what_a_trained_drafter_took_is_told(
     assert 1 + steps * (levels - 1) - 2 * levels < answer.draft_passes <= 1 + steps * levels
 
 
+@pytest.mark.usefixtures("forked_drafters")
 def test_two_workers_say_what_one_says(
     qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
 ) -> None:

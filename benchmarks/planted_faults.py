@@ -292,7 +292,11 @@ def main() -> int:
         print(ALONE + "\t".join(found), flush=True)
         return 0
     if options.render:
-        return _report([], {str(row["key"]): row for row in _read()})
+        DOCUMENT.write_text(render(DOCUMENT.read_text(), _read()))
+        return 0
+    from metrics.provenance import provenance
+
+    told = provenance()  # now: the record is written fault by fault, and the tree is not clean then
     only = tuple(options.only)
     faults = [fault for fault in read_faults() if fault.file.startswith(only) or fault.key in only]
     stale = [fault for fault in faults if (ROOT / fault.file).read_text().count(fault.search) != 1]
@@ -311,7 +315,7 @@ def main() -> int:
             importlib.import_module(module)
         tests = dict.fromkeys(test.split("::")[0] for fault in waiting for test in fault.tests)
         pytest.main([*_OPTIONS, *tests], [_Planter(waiting, known, options.processes)])
-    return _report(faults, known)
+    return _report(faults, known, told)
 
 
 def render(document: str, rows: list[dict[str, object]]) -> str:
@@ -363,11 +367,8 @@ def _write(rows: list[dict[str, object]], **more: object) -> None:
     os.replace(temporary, RESULT)
 
 
-def _report(faults: list[Fault], known: dict[str, dict[str, object]]) -> int:
-    sys.path.insert(0, str(ROOT))
-    from metrics.provenance import provenance
-
-    _write(list(known.values()), provenance=provenance())
+def _report(faults: list[Fault], known: dict[str, dict[str, object]], told: dict[str, object]) -> int:
+    _write(list(known.values()), provenance=told)
     DOCUMENT.write_text(render(DOCUMENT.read_text(), _read()))
     missing = [fault for fault in faults if known.get(fault.key, {}).get("state") != fault.state()]
     survivors = [fault for fault in faults if fault not in missing and not known[fault.key]["caught"]]

@@ -359,15 +359,6 @@ def test_a_damaged_batch_is_named(tmp_path: Path) -> None:
 # Several processes, and kills.
 
 
-def test_two_processes_give_the_pictures_and_scores_of_one(arguments: list[str], tmp_path: Path) -> None:
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    assert main([*arguments, "--output", str(alone)]) == 0
-    shutil.rmtree(tmp_path / "cache")  # the reference is shared work, too
-    assert ProcessJob([*arguments, "--output", str(together)], 2).wait() == [0, 0]
-    assert lasting(together) == lasting(alone)
-    assert len(ImageFolder(together / "ar").files) == COUNT
-
-
 def test_more_processes_than_batches(arguments: list[str], tmp_path: Path) -> None:
     few = [*arguments, "--num_prompts", "6"]
     assert main([*few, "--output", str(tmp_path / "alone")]) == 0
@@ -375,13 +366,17 @@ def test_more_processes_than_batches(arguments: list[str], tmp_path: Path) -> No
     assert lasting(tmp_path / "together") == lasting(tmp_path / "alone")
 
 
-def test_kills_at_random_moments_change_nothing(arguments: list[str], tmp_path: Path) -> None:
-    """Of one process and of two that share the work."""
+def test_two_processes_and_kills_at_random_moments_change_nothing(arguments: list[str], tmp_path: Path) -> None:
+    """Pictures and scores are those of one process; kills are of one process and of two that share the work."""
     arguments = [*arguments, "--bootstrap", "60"]
-    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    alone, together, killed = tmp_path / "alone", tmp_path / "together", tmp_path / "killed"
+    assert main([*arguments, "--output", str(alone)]) == 0
+    shutil.rmtree(tmp_path / "cache")  # the reference is shared work, too
     began = time.monotonic()
-    assert ProcessJob([*arguments, "--output", str(undisturbed)], 2).wait() == [0, 0]
+    assert ProcessJob([*arguments, "--output", str(together)], 2).wait() == [0, 0]
     duration = time.monotonic() - began
+    assert lasting(together) == lasting(alone)
+    assert len(ImageFolder(together / "ar").files) == COUNT
     shutil.rmtree(tmp_path / "cache")
     moments = random.Random(0)
     at_work = 0
@@ -394,7 +389,7 @@ def test_kills_at_random_moments_change_nothing(arguments: list[str], tmp_path: 
             shutil.rmtree(tmp_path / "cache", ignore_errors=True)
     assert at_work >= 2
     assert ProcessJob([*arguments, "--output", str(killed)], 2).wait() == [0, 0]
-    assert lasting(killed) == lasting(undisturbed)
+    assert lasting(killed) == lasting(alone)
 
 
 def test_a_new_drafter_leaves_the_pictures_of_methods_without_one(

@@ -46,14 +46,6 @@ def alone(
     return made(output)
 
 
-def test_several_processes_fill_the_folder_that_one_would(
-    arguments: list[str], tmp_path: Path, alone: tuple[Any, ...]
-) -> None:
-    assert ProcessJob([*arguments, "--output", str(tmp_path / "together")], 3).wait() == [0, 0, 0]
-    assert made(tmp_path / "together") == alone
-    assert [line["index"] for line in alone[0]] == list(range(len(PROMPTS) * PICTURES))
-
-
 def test_more_processes_than_pictures(tiny_model_folder: Path, tmp_path: Path) -> None:
     few = ["generate", "a red cube", "--quiet", "--model", str(tiny_model_folder), "--output", str(tmp_path / "few")]
     assert ProcessJob(few, 3).wait() == [0, 0, 0]
@@ -63,7 +55,10 @@ def test_more_processes_than_pictures(tiny_model_folder: Path, tmp_path: Path) -
     assert made(tmp_path / "few")[:2] == (lines, images)
 
 
-def test_kills_lose_nothing(arguments: list[str], tmp_path: Path, alone: tuple[Any, ...]) -> None:
+def test_several_processes_fill_the_folder_that_one_would_and_kills_lose_nothing(
+    arguments: list[str], tmp_path: Path, alone: tuple[Any, ...]
+) -> None:
+    assert [line["index"] for line in alone[0]] == list(range(len(PROMPTS) * PICTURES))
     killed = tmp_path / "killed"
     for processes, pictures in ((2, 1), (1, 7)):  # goes on with another number, too
         job = ProcessJob([*arguments, "--output", str(killed)], processes)

@@ -154,6 +154,7 @@ class VGGFeatures:
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise DataError(f"{weights} is not of torchvision's VGG16 layout ({reason})") from error
+        network = network.float()  # as the network is made, whatever the file holds
         network.classifier = network.classifier[:5]  # up to the second layer's ReLU
         self.network = network.to(device).eval().requires_grad_(False)
         self.device = torch.device(device)
@@ -223,8 +224,9 @@ class CLIPFeatures:
         unknown = self.tokenizer.unk_token_id
         if self._has_warned or unknown is None:
             return
-        for text in texts:
-            if unknown in self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids:
+        words = self.tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids
+        for text, of_text in zip(texts, words, strict=True):
+            if unknown in of_text:
                 self._has_warned = True
                 message = f"CLIP does not know every word of {text[:60]!r}, so scores of such texts mean little"
                 warnings.warn(message, stacklevel=3)

@@ -173,6 +173,9 @@ def test_vgg_gives_its_second_hidden_layer(monkeypatch: pytest.MonkeyPatch, pict
     features = vgg(pictures[:2])
     assert features.shape == (2, 4096)
     assert (features >= 0).all() and (features > 0).any()  # after the ReLU
+    halves = {name: value.half() for name, value in network.state_dict().items()}
+    monkeypatch.setattr(extractors, "read_state_dict", lambda path: halves)
+    assert VGGFeatures(Path("weights.pth"))(pictures[:2]).dtype == torch.float32
     monkeypatch.setattr(extractors, "read_state_dict", lambda path: {"weight": torch.zeros(2)})
     with pytest.raises(DataError, match="VGG16 layout"):
         VGGFeatures(Path("weights.pth"))

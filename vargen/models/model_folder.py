@@ -20,7 +20,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from vargen.base import reading
 from vargen.base.bounds import MAX_PIXELS, check_number
@@ -279,7 +279,7 @@ def _stored_kinds(path: Path) -> dict[str, str]:
     try:
         with safe_open(path, framework="np") as file:
             return {name: str(file.get_slice(name).get_dtype()) for name in file.keys()}  # noqa: SIM118  # no mapping
-    except Exception:
+    except (SafetensorError, OSError):
         return {}
 
 

@@ -123,11 +123,13 @@ class Draft:
             siblings (without replacement: those zeroed and the rest renormalised). The root's row is not read.
         confidence: [B, n] float32, the drafter's log-probability of the path to each node, for schedules; None where it
             gives none. No verifier may read it.
+        has_known: What `drafters.known_tokens` would write into it is written.
     """
 
     tree: TokenTree
     probabilities: Tensor | None = None
     confidence: Tensor | None = None
+    has_known: bool = False
 
 
 @dataclass

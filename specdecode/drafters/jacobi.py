@@ -87,12 +87,17 @@ class JacobiDrafter(Drafter):
         self.coupling = coupling
         self.keep_overlap = keep_overlap
         self.confident = confident
+        self._known: judging.Known | None = None
         self._size = DraftSize(1, 0)
 
     @property
     def skipping(self) -> SkippingDrafter | None:
         """Itself: a window consists of guesses behind unverified guesses."""
         return self
+
+    def write_known(self, known: judging.Known) -> None:
+        """Write these into every window that a kernel of the CPU draws; see `drafters.known_tokens`."""
+        self._known = known
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """Begin with the prompt's opinion of the first token."""
@@ -195,7 +200,10 @@ class JacobiDrafter(Drafter):
             if self.coupling == "maximal":
                 uniform = streams.numbers(Tag.COUPLE, counters, None, window)
             noise = streams.numbers(tag, counters, self.vocab_size, window, revisited)
-            tokens, drawn_from = judging.window(*last, noise, counters, uniform, *asked)
+            form = state.lengths, self._known
+            tokens, drawn_from = judging.window(*last, noise, counters, uniform, *asked, *form)
+            if self._known is not None:
+                return Draft(TokenTree.chain(tokens), drawn_from, has_known=True)
         return Draft(TokenTree.chain(tokens)) if drawn_from is None else self._drawn(tokens, drawn_from, state)
 
     def _raced(self, root: Tensor, arrival: Tensor) -> Draft:

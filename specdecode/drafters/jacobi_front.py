@@ -24,6 +24,7 @@ from torch import Tensor
 
 from specdecode.draft_size import DraftSizer
 from specdecode.drafters.jacobi import JacobiDrafter
+from specdecode.kernels import judging
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, SkippingDrafter, TargetOutput, Verdict
 from specdecode.sampling import Tag, largest
@@ -56,6 +57,9 @@ class BranchingJacobiDrafter(JacobiDrafter):
     def skipping(self) -> SkippingDrafter | None:
         """None: skipped steps take tokens from chains."""
         return None
+
+    def write_known(self, known: judging.Known) -> None:
+        """Not here: in a tree a mark stays where it was drafted."""
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """Read a chain out of the tree: the accepted branch, and beyond its end the main chain."""

@@ -38,7 +38,8 @@ class KnownTokensDrafter(Drafter):
     excludes must be given chains.
 
     Args:
-        drafter: makes the proposals; it observes the corrected ones.
+        drafter: makes the proposals; it observes the corrected ones. One that has `write_known` may write known tokens
+            itself, and then says so (`Draft.has_known`).
         known: [max_new_tokens] int64, or [B, max_new_tokens], the token at each output position, -1 where it is open.
         vocab_size: V; at least one token must not be known anywhere.
         marks: tokens that are known in other rows, which may join the batch.
@@ -66,6 +67,9 @@ class KnownTokensDrafter(Drafter):
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """See `Drafter.start`."""
         self.known = self.known.expand(len(state.lengths), -1).contiguous()
+        self._form = judging.Known(self.known, self._marks, self._instead)
+        if (write_known := getattr(self.drafter, "write_known", None)) is not None:
+            write_known(self._form)
         self.drafter.start(prompt, state)
 
     def propose(self, state: DecodeState) -> Draft:
@@ -73,10 +77,11 @@ class KnownTokensDrafter(Drafter):
         draft = self.drafter.propose(state)
         tree = draft.tree
         self.forced.chains = self.forced.chains and tree.is_chain
+        if draft.has_known:
+            return draft
         made = [each for each in (tree.tokens, draft.probabilities) if each is not None]
         if tree.is_chain and judging.serves(*made, state.lengths) and all(each.is_contiguous() for each in made):
-            given = tree.depth, state.lengths, self.known, self._marks, self._instead
-            judging.correct(tree.tokens, draft.probabilities, *given)
+            judging.correct(tree.tokens, draft.probabilities, state.lengths, self._form)
             return draft
         places = state.lengths[:, None] - 1 + tree.depth  # [B, n]; the loop cuts off what lies past the end
         wanted = self.known.gather(1, places.clamp(max=self.known.shape[1] - 1))

@@ -111,6 +111,38 @@ inline uint64_t scrambled(uint64_t bits) {
     return bits ^ (bits >> 31);
 }
 
+// Known tokens [B, places], -1 where a place is open. `marks` stand nowhere else: `instead` takes their place.
+struct Known {
+    const int64_t *tokens, *marks;
+    int64_t num_marks, instead, places;
+};
+
+// Write known tokens into chains [B, n], and into what these were drawn from [B, n, V] (null: nothing), where the
+// probability of a mark becomes that of `instead`.
+void write_known(
+    const Known& known, const int64_t* lengths, int64_t rows, int64_t nodes, int64_t vocab, int64_t* tokens,
+    float* probabilities
+) {
+    for (int64_t b = 0; b < rows; b++)
+        for (int64_t i = 0; i < nodes; i++) {
+            const int64_t node = b * nodes + i, at = lengths[b] - 1 + i;
+            const int64_t wanted = known.tokens[b * known.places + (at < known.places ? at : known.places - 1)];
+            float* drawn_from = probabilities ? probabilities + node * vocab : nullptr;
+            if (wanted >= 0) {
+                tokens[node] = wanted;
+                if (drawn_from) std::memset(drawn_from, 0, vocab * sizeof(float)), drawn_from[wanted] = 1;
+                continue;
+            }
+            float moved = 0;
+            for (int64_t k = 0; k < known.num_marks; k++) {
+                const int64_t mark = known.marks[k];
+                if (tokens[node] == mark) tokens[node] = known.instead;
+                if (drawn_from) moved += drawn_from[mark], drawn_from[mark] = 0;
+            }
+            if (drawn_from) drawn_from[known.instead] += moved;
+        }
+}
+
 }  // namespace
 
 extern "C" {
@@ -361,12 +393,13 @@ int judging_chain(
 
 // A Jacobi window: guess k stands k positions behind the root, where the last chain had node accepted + k. Its last node is
 // `last` [B] or, alike in all rows, `last_node`. Noise counts on from `counters` [B], that of the first guess. With uniform
-// numbers [B, window] the old guess x stays with probability min(1, p(x) / q(x)).
+// numbers [B, window] the old guess x stays with probability min(1, p(x) / q(x)). Known tokens are written at last.
 int judging_window(
     const float* opinions, const int64_t* old_tokens, const float* old_from, const int64_t* accepted, const int64_t* last,
     int64_t last_node, const int64_t* roots, const float* noise, const int64_t* first, int64_t width,
     const int64_t* counters, const double* uniform, int64_t random_guess, int64_t rows, int64_t nodes, int64_t window,
-    int64_t vocab, float* scratch, int64_t* tokens, float* drawn_from
+    int64_t vocab, float* scratch, const int64_t* lengths, const int64_t* known, const int64_t* marks,
+    int64_t num_marks, int64_t instead, int64_t places, int64_t* tokens, float* drawn_from
 ) {
     const Ahead<float> race = {noise, first, width, vocab};
     const float even = (float)(1.0 / (double)vocab);
@@ -396,6 +429,8 @@ int judging_window(
             if (drawn_from) std::memcpy(drawn_from + (b * (window + 1) + k) * vocab, wanted, vocab * sizeof(float));
         }
     }
+    if (known)
+        write_known({known, marks, num_marks, instead, places}, lengths, rows, window + 1, vocab, tokens, drawn_from);
     return 0;
 }
 
@@ -479,29 +514,12 @@ int judging_join(
     return 0;
 }
 
-// Correct a chain's tokens [B, n], and what they were drawn from [B, n, V] (null: nothing), by known tokens [B, places],
-// -1 where a place is open. `marks` stand nowhere else: `instead` takes their place and their probability.
+// See `write_known`.
 int judging_known(
-    const int64_t* depth, const int64_t* lengths, const int64_t* known, const int64_t* marks, int64_t num_marks,
-    int64_t instead, int64_t rows, int64_t nodes, int64_t places, int64_t vocab, int64_t* tokens, float* probabilities
+    const int64_t* lengths, const int64_t* known, const int64_t* marks, int64_t num_marks, int64_t instead,
+    int64_t places, int64_t rows, int64_t nodes, int64_t vocab, int64_t* tokens, float* probabilities
 ) {
-    for (int64_t b = 0; b < rows; b++)
-        for (int64_t i = 0; i < nodes; i++) {
-            const int64_t node = b * nodes + i, at = lengths[b] - 1 + depth[node];
-            const int64_t wanted = known[b * places + (at < places ? at : places - 1)];
-            float* drawn_from = probabilities ? probabilities + node * vocab : nullptr;
-            if (wanted >= 0) {
-                tokens[node] = wanted;
-                if (drawn_from) std::memset(drawn_from, 0, vocab * sizeof(float)), drawn_from[wanted] = 1;
-                continue;
-            }
-            float moved = 0;
-            for (int64_t k = 0; k < num_marks; k++) {
-                if (tokens[node] == marks[k]) tokens[node] = instead;
-                if (drawn_from) moved += drawn_from[marks[k]], drawn_from[marks[k]] = 0;
-            }
-            if (drawn_from) drawn_from[instead] += moved;
-        }
+    write_known({known, marks, num_marks, instead, places}, lengths, rows, nodes, vocab, tokens, probabilities);
     return 0;
 }
 

@@ -44,6 +44,25 @@ class Ahead:
         return self.numbers, self.first, self.numbers.shape[1]
 
 
+@dataclass(frozen=True)
+class Known:
+    """Known tokens, see `drafters.known_tokens`.
+
+    Args:
+        tokens: [B, N] int64, contiguous, the token at each output position, -1 where it is open.
+        marks: [k] int64, all tokens that are known anywhere.
+        instead: stands for a mark where none is known.
+    """
+
+    tokens: Tensor
+    marks: Tensor
+    instead: int
+
+    def fields(self) -> tuple[Any, ...]:
+        """As the kernels take them."""
+        return self.tokens, self.marks, len(self.marks), self.instead, self.tokens.shape[1]
+
+
 def serves(*tensors: Tensor) -> bool:
     """Whether the kernels take these: on a CPU, in eager code, whole rows of float32 where they have fractions.
 
@@ -154,6 +173,7 @@ def chain(
 def window(
     opinions: Tensor, tokens: Tensor, drawn_from: Tensor, accepted: Tensor, last_node: Tensor | int, roots: Tensor,
     noise: Ahead, counters: Tensor, uniform: Ahead | None, random_guess: bool, size: int, is_drawn: bool,
+    lengths: Tensor, known: Known | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """A Jacobi window; see `drafters.jacobi.JacobiDrafter`.
 
@@ -163,6 +183,7 @@ def window(
         uniform: for the coupling "maximal", exactly `size` numbers of each row; None for other couplings.
         random_guess: whether there is no opinion beyond the last node.
         is_drawn: whether to return the distributions of guesses.
+        lengths: [B], tokens of each row, the newest included. known: written into the chain as by `correct`.
 
     Returns:
         The chain [B, size + 1], and what its tokens were drawn from, [B, size + 1, V], zeros at the root.
@@ -172,7 +193,8 @@ def window(
     last = (last_node, 0) if isinstance(last_node, Tensor) else (None, last_node)
     given = *noise.fields(), counters, None if uniform is None else uniform.numbers, int(random_guess)
     sizes = rows, nodes, size, vocab_size, torch.empty(2 * vocab_size)
-    _call("window", opinions, tokens, drawn_from, accepted, *last, roots, *given, *sizes, *made)
+    form = (None, None, 0, 0, 0) if known is None else known.fields()
+    _call("window", opinions, tokens, drawn_from, accepted, *last, roots, *given, *sizes, lengths, *form, *made)
     return made
 
 
@@ -225,14 +247,11 @@ def nodes(counts: Tensor, length: int, path: Tensor) -> Tensor:
     return both
 
 
-def correct(
-    tokens: Tensor, probabilities: Tensor | None, depth: Tensor, lengths: Tensor, known: Tensor, marks: Tensor,
-    instead: int,
-) -> None:  # fmt: skip
-    """Write known tokens [B, N] into a chain's tokens [B, n] and distributions [B, n, V], which lie side by side; see
-    `drafters.known_tokens`. `marks` [k] are all that are known anywhere."""
-    sizes = *tokens.shape, known.shape[1], 0 if probabilities is None else probabilities.shape[-1]
-    _call("known", depth, lengths, known, marks, len(marks), instead, *sizes, tokens, probabilities)
+def correct(tokens: Tensor, probabilities: Tensor | None, lengths: Tensor, known: Known) -> None:
+    """Write known tokens into a chain's tokens [B, n] and distributions [B, n, V], which lie side by side; see
+    `drafters.known_tokens`."""
+    sizes = *tokens.shape, 0 if probabilities is None else probabilities.shape[-1]
+    _call("known", lengths, *known.fields(), *sizes, tokens, probabilities)
 
 
 def grown(roots: Tensor, best: Tensor, tokens: Tensor, scores: Tensor, frontier: Tensor) -> tuple[Tensor, ...]:

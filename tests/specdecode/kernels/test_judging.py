@@ -253,15 +253,18 @@ def test_known_tokens(either: Any, seed: int, vocab_size: int, claims: bool) -> 
 @many
 @given(
     seed=seeds, coupling=st.sampled_from(COUPLINGS), guess=st.sampled_from(INITIAL_GUESSES), varied=st.booleans(),
-    vocab_size=st.sampled_from(VOCABULARIES),
+    vocab_size=st.sampled_from(VOCABULARIES), known=st.booleans(),
 )  # fmt: skip
-def test_windows(either: Any, seed: int, coupling: str, guess: str, varied: bool, vocab_size: int) -> None:
+def test_windows(either: Any, seed: int, coupling: str, guess: str, varied: bool, vocab_size: int, known: bool) -> None:
     draft, output, lengths = random_chain(seed % 2**20, 4, 5, vocab_size)
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, vocab_size, (4, 99), generator=generator)
+    kinds = torch.tensor([-1, -1, 0, min(1, vocab_size - 2)])
+    form = kinds[torch.randint(4, (4, 30), generator=generator)]
 
     def drawn() -> list[Tensor | None]:
-        drafter = JacobiDrafter(vocab_size, FixedDraftSize(DraftSize(8, 7)), guess, coupling)
+        window = JacobiDrafter(vocab_size, FixedDraftSize(DraftSize(8, 7)), guess, coupling)
+        drafter: Drafter = KnownTokensDrafter(window, form, vocab_size) if known else window
         state = DecodeState(tokens, lengths, lengths > 0, 99, SAMPLED, RandomStreams.from_seeds(range(4)))
         drafter.start(TargetOutput(output.logits[:, :1]), state)
         made: list[Tensor | None] = []
@@ -272,8 +275,10 @@ def test_windows(either: Any, seed: int, coupling: str, guess: str, varied: bool
             following = torch.zeros(4, dtype=torch.int64)
             drafter.observe(seen, output, Verdict(draft.tree.tokens, torch.tensor(accepted), following), state)
             if varied:
-                drafter._last_node = torch.tensor([[5], [3], [4], [5]])
-        return [*made, drafter.propose(state).tree.tokens]
+                window._last_node = torch.tensor([[5], [3], [4], [5]])
+        again = drafter.propose(state)
+        assert again.has_known == (known and judging.serves(tokens)), "the window's own call writes known tokens"
+        return [*made, again.tree.tokens]
 
     assert_equal(*either(drawn))
 

@@ -73,15 +73,16 @@ class KnownTokensDrafter(Drafter):
         self.drafter.start(prompt, state)
 
     def propose(self, state: DecodeState) -> Draft:
-        """The drafter's proposal, corrected; a chain's tensors are written to where kernels serve."""
+        """The drafter's proposal, corrected; its tensors are written to where kernels serve."""
         draft = self.drafter.propose(state)
         tree = draft.tree
         self.forced.chains = self.forced.chains and tree.is_chain
         if draft.has_known:
             return draft
         made = [each for each in (tree.tokens, draft.probabilities) if each is not None]
-        if tree.is_chain and judging.serves(*made, state.lengths) and all(each.is_contiguous() for each in made):
-            judging.correct(tree.tokens, draft.probabilities, state.lengths, self._form)
+        if judging.serves(*made, state.lengths) and all(each.is_contiguous() for each in made):
+            depth = None if tree.is_chain else tree.depth
+            judging.correct(tree.tokens, draft.probabilities, state.lengths, depth, self._form)
             return draft
         places = state.lengths[:, None] - 1 + tree.depth  # [B, n]; the loop cuts off what lies past the end
         wanted = self.known.gather(1, places.clamp(max=self.known.shape[1] - 1))

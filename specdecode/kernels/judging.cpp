@@ -117,15 +117,15 @@ struct Known {
     int64_t num_marks, instead, places;
 };
 
-// Write known tokens into chains [B, n], and into what these were drawn from [B, n, V] (null: nothing), where the
-// probability of a mark becomes that of `instead`.
+// Write known tokens into trees [B, n] of these depths (null: chains), and into what their tokens were drawn from
+// [B, n, V] (null: nothing), where the probability of a mark becomes that of `instead`.
 void write_known(
-    const Known& known, const int64_t* lengths, int64_t rows, int64_t nodes, int64_t vocab, int64_t* tokens,
-    float* probabilities
+    const Known& known, const int64_t* lengths, const int64_t* depth, int64_t rows, int64_t nodes, int64_t vocab,
+    int64_t* tokens, float* probabilities
 ) {
     for (int64_t b = 0; b < rows; b++)
         for (int64_t i = 0; i < nodes; i++) {
-            const int64_t node = b * nodes + i, at = lengths[b] - 1 + i;
+            const int64_t node = b * nodes + i, at = lengths[b] - 1 + (depth ? depth[node] : i);
             const int64_t wanted = known.tokens[b * known.places + (at < known.places ? at : known.places - 1)];
             float* drawn_from = probabilities ? probabilities + node * vocab : nullptr;
             if (wanted >= 0) {
@@ -139,7 +139,7 @@ void write_known(
                 if (tokens[node] == mark) tokens[node] = known.instead;
                 if (drawn_from) moved += drawn_from[mark], drawn_from[mark] = 0;
             }
-            if (drawn_from) drawn_from[known.instead] += moved;
+            if (moved) drawn_from[known.instead] += moved;
         }
 }
 
@@ -430,7 +430,9 @@ int judging_window(
         }
     }
     if (known)
-        write_known({known, marks, num_marks, instead, places}, lengths, rows, window + 1, vocab, tokens, drawn_from);
+        write_known(
+            {known, marks, num_marks, instead, places}, lengths, nullptr, rows, window + 1, vocab, tokens, drawn_from
+        );
     return 0;
 }
 
@@ -516,10 +518,10 @@ int judging_join(
 
 // See `write_known`.
 int judging_known(
-    const int64_t* lengths, const int64_t* known, const int64_t* marks, int64_t num_marks, int64_t instead,
-    int64_t places, int64_t rows, int64_t nodes, int64_t vocab, int64_t* tokens, float* probabilities
+    const int64_t* lengths, const int64_t* depth, const int64_t* known, const int64_t* marks, int64_t num_marks,
+    int64_t instead, int64_t places, int64_t rows, int64_t nodes, int64_t vocab, int64_t* tokens, float* probabilities
 ) {
-    write_known({known, marks, num_marks, instead, places}, lengths, rows, nodes, vocab, tokens, probabilities);
+    write_known({known, marks, num_marks, instead, places}, lengths, depth, rows, nodes, vocab, tokens, probabilities);
     return 0;
 }
 

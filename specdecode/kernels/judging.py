@@ -58,9 +58,9 @@ class Known:
     marks: Tensor
     instead: int
 
-    def fields(self) -> tuple[Any, ...]:
-        """As the kernels take them."""
-        return self.tokens, self.marks, len(self.marks), self.instead, self.tokens.shape[1]
+    def fields(self, in_tree: bool = False) -> tuple[Any, ...]:
+        """As the kernels take them; in trees marks stay where they are."""
+        return self.tokens, self.marks, 0 if in_tree else len(self.marks), self.instead, self.tokens.shape[1]
 
 
 def serves(*tensors: Tensor) -> bool:
@@ -247,11 +247,14 @@ def nodes(counts: Tensor, length: int, path: Tensor) -> Tensor:
     return both
 
 
-def correct(tokens: Tensor, probabilities: Tensor | None, lengths: Tensor, known: Known) -> None:
-    """Write known tokens into a chain's tokens [B, n] and distributions [B, n, V], which lie side by side; see
-    `drafters.known_tokens`."""
+def correct(
+    tokens: Tensor, probabilities: Tensor | None, lengths: Tensor, depth: Tensor | None, known: Known
+) -> None:  # fmt: skip
+    """Write known tokens into the tokens [B, n] and distributions [B, n, V] of trees; see `drafters.known_tokens`.
+
+    Both lie side by side. `depth`: [B, n]; None: chains."""
     sizes = *tokens.shape, 0 if probabilities is None else probabilities.shape[-1]
-    _call("known", lengths, *known.fields(), *sizes, tokens, probabilities)
+    _call("known", lengths, depth, *known.fields(in_tree=depth is not None), *sizes, tokens, probabilities)
 
 
 def grown(roots: Tensor, best: Tensor, tokens: Tensor, scores: Tensor, frontier: Tensor) -> tuple[Tensor, ...]:

@@ -229,13 +229,18 @@ class Proposed(Drafter):
 
     def propose(self, state: DecodeState) -> Draft:
         tree, drawn_from = self.draft.tree, self.draft.probabilities
-        return Draft(TokenTree.chain(tree.tokens.clone()), None if drawn_from is None else drawn_from.clone())
+        tokens = tree.tokens.clone()
+        tree = TokenTree.chain(tokens) if tree.is_chain else replace(tree, tokens=tokens)
+        return Draft(tree, None if drawn_from is None else drawn_from.clone())
 
 
 @many
-@given(seed=seeds, vocab_size=st.sampled_from(VOCABULARIES), claims=st.booleans())
-def test_known_tokens(either: Any, seed: int, vocab_size: int, claims: bool) -> None:
+@given(seed=seeds, vocab_size=st.sampled_from(VOCABULARIES), claims=st.booleans(), branches=st.booleans())
+def test_known_tokens(either: Any, seed: int, vocab_size: int, claims: bool, branches: bool) -> None:
     draft, output, lengths = random_chain(seed % 2**20, 4, 5, vocab_size)
+    if branches:
+        assert draft.probabilities is not None
+        draft = Draft(random_tree(seed, vocab_size, 4, draft.probabilities.shape[1])[0], draft.probabilities)
     generator = torch.Generator().manual_seed(seed)
     kinds = torch.tensor([-1, -1, 0, min(1, vocab_size - 2)])
     known = kinds[torch.randint(4, (4, 30), generator=generator)]

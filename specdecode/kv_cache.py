@@ -19,6 +19,7 @@ from torch import Tensor
 
 from specdecode.checks import check_counts, check_room
 from specdecode.in_graph import in_graph
+from specdecode.kernels import judging
 
 
 class StaticKVCache:
@@ -230,6 +231,9 @@ class StaticKVCache:
             node_indices: int64 `[B, k]`, of which row b uses the first `counts[b]`; the others may be anything.
             counts: int64 `[B]`, each at most k.
         """
+        if judging.serves(node_indices, counts):
+            judging.move(self._rows, self.lengths, node_indices, counts)
+            return
         num_kept = node_indices.shape[1]
         # Unused entries may be -1 or past the end; what they copy lands beyond the new length, where nothing looks.
         sources = (self.lengths[:, None] + node_indices.clamp(min=0)).clamp(max=self.max_length - 1)  # [B, k]

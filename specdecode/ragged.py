@@ -113,6 +113,6 @@ def surely_none(flags: Tensor) -> bool:
     return _can_look(flags) and not bool(flags.any())
 
 
-def surely_all(flags: Tensor) -> bool:
-    """Whether every flag is set; False where a look would cost a wait."""
-    return _can_look(flags) and bool(flags.all())
+def seen(numbers: Tensor) -> list[int] | None:
+    """The numbers [B]; None where a look would cost a wait."""
+    return numbers.tolist() if _can_look(numbers) else None

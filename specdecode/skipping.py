@@ -115,11 +115,14 @@ class SkippingRun(DecodeRun):
         chain = torch.cat([state.last_tokens()[:, None], taken[:, :-1]], dim=1)
         _, self._skipped = self._append(draft.tree, selection.path, selection.counts, None)
         counts = self._skipped * state.active  # a row that a stop token ended has nothing left to verify
-        if ragged.surely_none(counts):
+        seen = ragged.seen(counts)
+        if seen is not None and not any(seen):
             self._draft = draft if self.stops is None else clip(draft, state)
             return
         self._skipping.observe_skipped(draft, replace(selection, counts=counts), state)
-        self._draft = _choose(counts > 0, super()._propose(), draft, state)
+        behind = super()._propose()
+        # As in a batch of one: every row skipped.
+        self._draft = behind if seen is not None and all(seen) else _choose(counts > 0, behind, draft, state)
         self._pending = PendingChain(chain, counts)
 
     def _propose(self) -> Draft:
@@ -150,8 +153,6 @@ class SkippingRun(DecodeRun):
 
 def _choose(rows: Tensor, behind: Draft, draft: Draft, state: DecodeState) -> Draft:
     """The draft behind the taken tokens in `rows` [B], the first draft elsewhere; finished rows are padding."""
-    if ragged.surely_all(rows):
-        return behind  # as in a batch of one
     tree = TokenTree.where(rows, behind.tree, draft.tree)
     probabilities = None
     if behind.probabilities is not None and draft.probabilities is not None:

@@ -261,10 +261,10 @@ class EagleDrafter(Drafter):
         self._features, _ = ragged.append(self._skipped_features, skipped, features, counts)
 
     def _feed_waiting(self) -> tuple[Tensor, Tensor]:
-        """Feed the waiting pairs. Returns logits [B, V] and the feature [B, F] after the last one."""
+        """Feed the waiting pairs. Returns logits [B, 1, V] and the feature [B, 1, F] after the last one."""
         last = (self._counts[:, None] - 1).clamp(min=0)  # [B, 1]
         output = self._feed(self._counts, last)
-        return take(output.logits, last)[:, 0], take(output.hidden_states, last)[:, 0]
+        return take(output.logits, last), take(output.hidden_states, last)
 
     def _feed_all_but_last(self) -> None:
         """Feed all waiting pairs but the last, whose output drafting starts from."""

@@ -67,7 +67,7 @@ class SemiAutoregressiveDrafter(EagleDrafter):
 
     def _feed_waiting(self) -> tuple[Tensor, Tensor]:
         logits, features = super()._feed_waiting()
-        self._later_logits = self._ahead.later_logits(features)  # [B, K - 1, V]
+        self._later_logits = self._ahead.later_logits(features[:, 0])  # [B, K - 1, V]
         return logits, features
 
     def _guess(self, depth: int, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:

@@ -67,7 +67,7 @@ def dynamic_tree(
     """EAGLE-2 (Li et al. 2024, arXiv 2406.16858, section 4): grow by confidence, keep the best.
 
     Args:
-        root: [B] int64, the newest tokens. logits: [B, V] after them. feature: [B, F] there.
+        root: [B] int64, the newest tokens. logits: [B, 1, V] after them. feature: [B, 1, F] there.
         state: its sampling temperature.
         top_k: nodes expanded per level, and children of each.
         size: levels grown, and nodes kept, the root included.
@@ -75,13 +75,13 @@ def dynamic_tree(
     """
     sampling = state.sampling
     batch_size, device, depth = root.shape[0], root.device, size.depth
-    score, token = _log_probabilities(logits, sampling).topk(top_k)  # [B, k]
+    score, token = _log_probabilities(logits[:, 0], sampling).topk(top_k)  # [B, k]
     score = score - _TIE_BREAK
     tokens, scores = [token], [score]
     start = _growth_start(batch_size, top_k, depth, device)
     frontier, mask = start.frontier, start.oneself  # recorded index of the expanded nodes; [B, k, k * level]
     expanded: list[Tensor] = []  # the frontier by level, the parents of what is recorded then
-    features = feature[:, None].expand(-1, top_k, -1)  # [B, k, F]
+    features = feature.expand(-1, top_k, -1)  # [B, k, F]
     recorded = top_k
     for level in range(1, depth):
         output = guess(level, token, features, mask, start.depths[level - 1])
@@ -199,16 +199,16 @@ def static_tree(
     """A tree of a fixed shape, down to a depth.
 
     Args:
-        root: [B] int64, the newest tokens. logits: [B, V] after them. feature: [B, F] there.
+        root: [B] int64, the newest tokens. logits: [B, 1, V] after them. feature: [B, 1, F] there.
         state: its sampling and random streams.
         plan: the shape. depth: levels of it that are drafted, 1 or more.
         guess: calls the network.
         sampled: children are drawn without replacement instead of the likeliest tokens.
     """
     depth = min(depth, len(plan.levels))
-    tokens, drawn_from = [root[:, None]], [torch.zeros_like(logits)[:, None]]
+    tokens, drawn_from = [root[:, None]], [torch.zeros_like(logits)]
     # The output at each node whose children come next.
-    inner_logits, inner_features = logits[:, None], feature[:, None]  # [B, i, V], [B, i, F]
+    inner_logits, inner_features = logits, feature  # [B, i, V], [B, i, F]
     races = _draw_noise(state, plan, depth, logits.shape[-1]) if sampled else (None,) * depth
     for number, level in enumerate(plan.levels[:depth]):
         if sampled:
@@ -262,13 +262,14 @@ def _draw_children(
         logits: [B, i, V]. width: children wanted. race: Exp(1) numbers and places; None for greedy sampling.
 
     Returns:
-        Tokens [B, i, width], and the distribution [B, i, V] the first was drawn from.
+        Tokens [B, i, width], or [B, i] where a kernel draws one, and the distribution [B, i, V] the first was drawn
+        from.
     """
     probabilities = logits_to_probabilities(logits, sampling)
     if race is None:
         return likeliest(logits, width), probabilities
     if width == 1 and judging.serves(probabilities):
-        return judging.race(probabilities, *race)[..., None], probabilities
+        return judging.race(probabilities, *race), probabilities
     # The first arrivals of the exponential race are a draw without replacement, in order (Gumbel top-k).
     # Where filters leave fewer tokens than are wanted, the rest are guesses; see `_without_earlier`.
     noise = race[0].numbers[:, race[1][0]]

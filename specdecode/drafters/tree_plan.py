@@ -53,7 +53,9 @@ class PlanLevel:
         return values if self.only_children else values[:, self.parent]
 
     def chosen(self, choices: Tensor) -> Tensor:
-        """From the choices of the nodes above [B, i, width] to each node's token [B, m]."""
+        """From the choices of the nodes above [B, i, width], or the only ones [B, i], to each node's token [B, m]."""
+        if choices.ndim == 2:
+            return self.below(choices)
         return choices[..., 0] if self.only_children else choices[:, self.parent, self.rank]
 
     def of_inner(self, tokens: Tensor) -> Tensor:

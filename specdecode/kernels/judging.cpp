@@ -565,4 +565,26 @@ int judging_store(
     return 0;
 }
 
+// In each plane of `entries` [planes, B, slots], entry lengths[b] + nodes[b, j] becomes entry lengths[b] + j, for the first
+// counts[b] of `nodes` [B, k]; `kept` has room for k entries. Then lengths grow by counts.
+int judging_move(
+    const int64_t* nodes, const int64_t* counts, int64_t planes, int64_t rows, int64_t slots, int64_t width, int64_t bytes,
+    char* kept, int64_t* lengths, char* entries
+) {
+    for (int64_t b = 0; b < rows; b++)
+        for (int64_t j = 0; j < counts[b]; j++)
+            if (j >= width || nodes[b * width + j] < 0 || lengths[b] + nodes[b * width + j] >= slots) return OUTSIDE;
+    for (int64_t plane = 0; plane < planes; plane++)
+        for (int64_t b = 0; b < rows; b++) {
+            if (counts[b] <= 0) continue;
+            char* here = entries + ((plane * rows + b) * slots + lengths[b]) * bytes;
+            for (int64_t j = 0; j < counts[b]; j++)
+                std::memcpy(kept + j * bytes, here + nodes[b * width + j] * bytes, bytes);
+            std::memcpy(here, kept, counts[b] * bytes);
+        }
+    for (int64_t b = 0; b < rows; b++)
+        if (counts[b] > 0) lengths[b] += counts[b];
+    return 0;
+}
+
 }  // extern "C"

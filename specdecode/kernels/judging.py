@@ -280,6 +280,16 @@ def store(entries: Tensor, first: Tensor, counts: Tensor, into: Tensor, lead: in
     _call("store", entries, first, counts, lead, *sizes, into, newest)
 
 
+def move(rows: Tensor, lengths: Tensor, nodes: Tensor, counts: Tensor) -> None:
+    """Move entry `lengths[b] + nodes[b, j]` of row b, in each plane of `rows` [..., B * S, F], to `lengths[b] + j`.
+
+    Only the first `counts[b]` of `nodes` [B, k] count. Then `lengths` [B] grow by `counts` [B]."""
+    (batch_size, width), planes = nodes.shape, rows.shape[:-2].numel()
+    entry = rows.shape[-1] * rows.itemsize
+    kept = torch.empty(width * entry, dtype=torch.uint8)
+    _call("move", nodes, counts, planes, batch_size, rows.shape[-2] // batch_size, width, entry, kept, lengths, rows)
+
+
 def _numbers(count: int, rows: int) -> Sequence[Tensor]:
     """So many new tensors [rows] int64."""
     return torch.empty(count, rows, dtype=torch.int64).unbind()

@@ -38,10 +38,16 @@ def test_how_many_columns_hold_all_that_is_true() -> None:
 
 def test_compiled_code_reads_no_number() -> None:
     def bounds(mask: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        nobody, everybody = ragged.surely_none(mask[:, 0]), ragged.surely_all(mask[:, 0])
-        return counts + ragged.columns_needed(mask) + 10 * ragged.at_most(counts, 9) + 100 * nobody + 100 * everybody
+        nobody, everyone = ragged.surely_none(mask[:, 0]), ragged.seen(counts)
+        return (
+            counts
+            + ragged.columns_needed(mask)
+            + 10 * ragged.at_most(counts, 9)
+            + 100 * nobody
+            + (0 if everyone is None else sum(everyone))
+        )
 
     mask, counts = torch.zeros(2, 5, dtype=torch.bool), torch.tensor([1, 2])
     compiled = torch.compile(bounds, backend="eager", fullgraph=True)
     assert compiled(mask, counts).tolist() == [1 + 5 + 90, 2 + 5 + 90]
-    assert bounds(mask, counts).tolist() == [1 + 0 + 20 + 100, 2 + 0 + 20 + 100]
+    assert bounds(mask, counts).tolist() == [1 + 0 + 20 + 100 + 3, 2 + 0 + 20 + 100 + 3]

@@ -195,7 +195,7 @@ def test_grown_trees(either: Any, seed: int, depth: int, top_k: int, total: int)
 
         root, lengths = torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6])
         first, size = torch.randn(3, 9, generator=generator), DraftSize(max(total, depth + 1), depth)
-        made = dynamic_tree(root, first, torch.zeros(3, 2), state_for(lengths, SAMPLED), top_k, size, guess)
+        made = dynamic_tree(root, first[:, None], torch.zeros(3, 1, 2), state_for(lengths, SAMPLED), top_k, size, guess)
         tree = made.draft.tree
         tree.check()
         return [tree.tokens, tree.parents, tree.depth, tree.valid, made.draft.confidence, made.scores, made.levels]

@@ -229,6 +229,15 @@ def test_rate_of_uneven_frames(tmp_path: Path) -> None:
     assert read_video(late).frames_per_second == pytest.approx(video.frames_per_second)
 
 
+def test_what_is_told_of_a_video_is_of_the_whole_of_it() -> None:
+    whole = VideoFrames.from_frames(moving(6), 12.0)
+    assert whole.metadata.fps == 12.0 and whole.metadata.duration == pytest.approx(0.5)
+    taken = VideoFrames(moving(2), (0, 30), 10.0, 60)
+    assert taken.metadata.duration == pytest.approx(6.0) and taken.metadata.frames_indices == [0, 30]
+    assert (taken.metadata.height, taken.metadata.width) == (32, 48)
+    assert frames_module._rate([0.5, 0.75, 1.0, 1.25]) == pytest.approx(4.0)
+
+
 # Which frames
 
 

@@ -13,7 +13,9 @@ from synthetic import chi_square_p_value
 from transformers import PreTrainedModel
 
 import specdecode
+from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.sampling import SamplingConfig
+from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
 from vargen.drafters.target_states import are_alike
 from vargen.drafters.text_draft_head import TextDrafter, describe_states, load_text_drafter
@@ -140,6 +142,14 @@ def test_states_in_another_precision_are_alike_and_those_of_other_layers_are_not
     own, low = describe_states(model, (1, 2, 3)), describe_states(model.bfloat16(), (1, 2, 3))
     assert own != low and are_alike(own, low, model)
     assert not are_alike(own, describe_states(model, (2, 3)), model)
+
+
+def test_children_are_drawn_where_tokens_are() -> None:
+    model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(1)
+    drafter, sizer = TextDrafter(head_of(model), model), FixedDraftSize(DraftSize(4, 3))
+    target = TransformersTarget(model, prompts[0], prompts[1], max_new_tokens=8, max_draft_nodes=4)
+    kinds = [drafter(target, sizer, SamplingConfig(temperature)).children for temperature in (0.0, 1.0)]
+    assert kinds == ["top", "sampled"]
 
 
 def test_sizes_that_do_not_fit_are_named() -> None:

@@ -582,7 +582,8 @@ def test_families_are_told_apart_by_their_config() -> None:
     assert find_family("anole", plain).name == "anole"
     assert find_family(None, {**plain, "vargen_family": "anole"}).name == "anole"
     refused("family must be one of .*, got 'anol' .did you mean 'anole'", find_family, "anol", plain)
-    refused("X-Omni cannot be drawn with", find_family, None, {"model_type": "x-omni"})
+    for spelling in ("x-omni", "X_Omni"):
+        refused("X-Omni cannot be drawn with", find_family, None, {"model_type": spelling})
     refused("fits no family which draws token by token", find_family, None, {"model_type": "qwen2"}, "here")
 
 

@@ -271,6 +271,17 @@ def test_a_pass_over_several_sequences_is_one(models: Models, inputs_of: Inputs)
     assert head.forward_passes == 3
 
 
+def test_later_places_are_guessed_from_their_own_features(models: Models, inputs_of: Inputs) -> None:
+    model = models("llava_onevision")
+    head = VideoDraftHead(
+        drafter_of("flash", model), VideoTarget(model, prepare_request(model, inputs_of("llava_onevision")))
+    )
+    features = torch.randn(2, 4, head.network.dim, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = model.lm_head(features)[..., : head.vocab_size]
+        torch.testing.assert_close(head.later_logits(features.flatten(1)), wanted[:, 1:])
+
+
 def test_work_is_counted_as_torch_counts_it(models: Models) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 

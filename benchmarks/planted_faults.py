@@ -52,6 +52,7 @@ HARMLESS: dict[str, str] = {
     "9d77d37b6b": "no codebook of a model that draws has more than 65,536 codes, and trying so many takes a minute",
     "3c45d9934d": "what a child has of the mass is not free, and what is not free no other child takes",
     "b9af2f9bb3": "a root is a leaf only where it is alone, and its path has no tokens to be taken",
+    "afc6168712": "a temperature of 0 is below the least one, and there the likeliest token is taken either way",
     "cfd1565270": "where there is no leaf the root is chosen, and its path has no tokens to be taken",
 }
 """Why it does no harm that a fault survives, by its key."""

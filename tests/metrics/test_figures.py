@@ -180,3 +180,18 @@ def test_groups_of_one_case_have_wilsons_interval_but_for_students_distribution(
     assert clustered_interval([0, 0, 0], [3, 3, 0]) == Proportion(0, 2).interval()
     assert clustered_interval([2], [3]) == Proportion(2, 3).interval()
     assert clustered_interval([2, 2], [3, 3])[1] < 1
+
+
+def test_a_plot_shows_shares_in_percent() -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.axes import Axes
+
+    from metrics.plots import plot_quality
+
+    shown: list[float] = []
+    row = {"method": "ar", "precision": {"value": 0.5, "interval": [0.4, 0.6]}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Axes, "plot", lambda self, value, *_, **__: shown.append(value))
+        patch.setattr(Axes, "hlines", lambda self, place, low, high, **_: shown.extend((low, high)))
+        plot_quality([row], "clip")
+    assert shown == pytest.approx([50, 40, 60])

@@ -96,8 +96,8 @@ class Engine:
 
     @property
     def drawing(self) -> int:
-        """Pictures that are drawn now."""
-        return len(self._drawing)
+        """Pictures that are drawn now; a finished one is not, though others of its wave are."""
+        return sum(not job.finished.done() for job in self._drawing)
 
     @property
     def alive(self) -> bool:

@@ -58,3 +58,10 @@ def test_normals_are_unit_vectors_that_leave_the_solid(shape: str) -> None:
     assert ((normals * direction[hit]).sum(-1) < 1e-3).all()
     assert not inside(shape, points + 0.01 * normals).any()
     assert inside(shape, points - 0.01 * normals).float().mean() > 0.97  # but for points at an edge
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_lies_behind_is_not_met(shape: str) -> None:
+    origin, direction = random_rays(50)
+    assert (intersect(shape, origin.unbind(-1), direction.unbind(-1))[0] != MISS).any()
+    assert (intersect(shape, origin.unbind(-1), (-direction).unbind(-1))[0] == MISS).all()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import language_models
@@ -13,11 +15,13 @@ from synthetic import chi_square_p_value
 from transformers import PreTrainedModel
 
 import specdecode
+from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.sampling import SamplingConfig
+from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
 from vargen.drafters.target_states import are_alike
 from vargen.drafters.text_draft_head import TextDrafter, describe_states, load_text_drafter
-from vargen.drafters.text_head import TextHead
+from vargen.drafters.text_head import TextHead, TextRotary
 
 
 def head_of(
@@ -54,12 +58,19 @@ def test_greedy_tokens_are_those_of_transformers(architecture: str) -> None:
     assert accepted > 5, "drafting must have been of use here"
 
 
-def test_the_kernels_and_the_modules_draft_alike() -> None:
+def test_the_kernels_and_the_modules_draft_alike(own_kernels: None) -> None:
     model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(3)
     drafter = TextDrafter(head_of(model, [1, 2, 3]), model)
-    passes = []
+    run, served, passes = drafter.network.fast_pass.run, [], []
+
+    def watched(*given: Any, **named: Any) -> Any:
+        served.append(run(*given, **named))
+        return served[-1]
+
+    drafter.network.fast_pass.run = watched  # type: ignore[method-assign]
     for kernels in ("auto", "plain"):
         if kernels == "plain":
+            assert served and all(each is not None for each in served), "or nothing is compared"
             drafter.network.fast_pass.run = lambda *given, **named: None  # type: ignore[method-assign]
         result = specdecode.generate(
             model, prompts[0], attention_mask=prompts[1], drafter=drafter, max_new_tokens=20, kernels=kernels,
@@ -140,6 +151,41 @@ def test_states_in_another_precision_are_alike_and_those_of_other_layers_are_not
     own, low = describe_states(model, (1, 2, 3)), describe_states(model.bfloat16(), (1, 2, 3))
     assert own != low and are_alike(own, low, model)
     assert not are_alike(own, describe_states(model, (2, 3)), model)
+
+
+def test_children_are_drawn_where_tokens_are() -> None:
+    model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(1)
+    drafter, sizer = TextDrafter(head_of(model), model), FixedDraftSize(DraftSize(4, 3))
+    target = TransformersTarget(model, prompts[0], prompts[1], max_new_tokens=8, max_draft_nodes=4)
+    kinds = [drafter(target, sizer, SamplingConfig(temperature)).children for temperature in (0.0, 1.0)]
+    assert kinds == ["top", "sampled"]
+
+
+def test_rotary_angles_are_those_of_their_definition() -> None:
+    rotary = TextRotary(8, 100.0)
+    positions = torch.tensor([[-3, 0, 5]])
+    for place, position in enumerate((-3, 0, 5)):
+        for pair in range(4):
+            angle = position / 100.0 ** (2 * pair / 8)
+            found = rotary(positions)[0, place, 0, pair].tolist()
+            assert found == pytest.approx([math.cos(angle), math.sin(angle)], abs=1e-6)
+    rotary.reserve(3, 6)
+    table = rotary.table(torch.device("cpu"))
+    assert len(table) == 9 and torch.equal(table[positions[0]], rotary(positions)[0, :, 0])
+
+
+@torch.no_grad()
+def test_logits_of_chosen_tokens_are_the_models_own() -> None:
+    head, output = TextHead(dim=16, num_attention_heads=2, vocab_size=10, draft_vocab_size=3), torch.nn.Linear(16, 10)
+    head.borrow(SimpleNamespace(get_input_embeddings=lambda: output, get_output_embeddings=lambda: output))
+    head.choose_tokens(torch.tensor([7, 2, 5]))
+    assert head.draft_ids.tolist() == [2, 5, 7]
+    states = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    logits, wanted = head.draft_logits(states), output(states)
+    torch.testing.assert_close(logits, wanted[:, [2, 5, 7]])
+    spread = head.spread(logits)
+    assert torch.equal(spread[:, [2, 5, 7]], logits)
+    assert bool((spread[:, [0, 1, 3, 4, 6, 8, 9]] == -torch.inf).all())
 
 
 def test_sizes_that_do_not_fit_are_named() -> None:

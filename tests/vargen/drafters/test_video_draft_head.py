@@ -257,6 +257,31 @@ def test_a_drafter_of_several_places_is_asked_once_a_round(
         assert len(calls) == head.forward_passes == 1 + each * rounds  # one is the prompt's
 
 
+def test_a_pass_over_several_sequences_is_one(models: Models, inputs_of: Inputs) -> None:
+    """Prompts are fed one after the other, new pairs together."""
+    model = models("llava_onevision")
+    request = prepare_request(model, inputs_of("llava_onevision"))
+    target = VideoTarget(model, [request, request])
+    head = VideoDraftHead(drafter_of("eagle", model), target)
+    head.drafter(CHAIN[0], FixedDraftSize(CHAIN[1]))
+    feature = head.start(target.prefill())
+    assert head.forward_passes == 2
+    tokens, one = torch.zeros(2, 1, dtype=torch.long), torch.ones(1, 1, 1, dtype=torch.bool)
+    head.forward(tokens, feature, one, tokens[:1])
+    assert head.forward_passes == 3
+
+
+def test_later_places_are_guessed_from_their_own_features(models: Models, inputs_of: Inputs) -> None:
+    model = models("llava_onevision")
+    head = VideoDraftHead(
+        drafter_of("flash", model), VideoTarget(model, prepare_request(model, inputs_of("llava_onevision")))
+    )
+    features = torch.randn(2, 4, head.network.dim, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = model.lm_head(features)[..., : head.vocab_size]
+        torch.testing.assert_close(head.later_logits(features.flatten(1)), wanted[:, 1:])
+
+
 def test_work_is_counted_as_torch_counts_it(models: Models) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 

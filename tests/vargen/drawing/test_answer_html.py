@@ -20,7 +20,7 @@ def test_every_token_has_the_colour_of_its_origin_and_the_legend_counts() -> Non
 
 
 def test_text_is_read_as_it_stands() -> None:
-    page = answer_html(["<b>", " it's", " un", "done"], [TokenOrigin.TARGET] * 4)
+    page = answer_html(["<b>", " it's ", "un", "done"], [TokenOrigin.TARGET] * 4)
     text = re.sub(r"<[^>]*>", "", page.split("</p>")[0])
     assert "<b>" not in page and text == "&lt;b&gt; it&#x27;s undone"
 

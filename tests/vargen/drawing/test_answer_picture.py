@@ -61,6 +61,9 @@ def test_words_are_put_together_as_they_were_written() -> None:
     gaps = [b.left - a.left - a.width for a, b in itertools.pairwise(boxes) if a.line == b.line]
     gap = module._WORD_GAP
     assert gaps == [gap, gap, 0, gap, 0, gap, gap, 0]
+    font, padding = ImageFont.load_default(module._FONT_SIZE), module._PADDING
+    for box, ends in ((boxes[1], 2), (boxes[2], 1), (boxes[3], 1)):  # only the ends of a word are padded
+        assert box.width == math.ceil(font.getlength(box.text)) + ends * padding
     # words without spaces: marks belong to the word before
     boxes = flow(WORDS)
     gaps = [b.left - a.left - a.width for a, b in itertools.pairwise(boxes)]

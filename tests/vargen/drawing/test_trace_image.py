@@ -34,6 +34,12 @@ def test_every_cell_has_the_colour_of_its_origin() -> None:
         blended = [round(255 * 0.38 + value * 0.62) for value in ORIGIN_COLOURS[origin]]
         assert all(abs(a - b) <= 2 for a, b in zip(pixel, blended, strict=True)), (position, origin)
     assert len({*ORIGIN_COLOURS.values()}) == len(TokenOrigin)
+    wide = draw_trace(Image.new("RGB", (8, 2), (255, 255, 255)), trace, 0, (2, 8))
+    for position in range(16):
+        row, column = divmod(position, 8)
+        assert wide.getpixel((24 + 384 + column * 48 + 24, 12 + row * 48 + 24)) == sheet.getpixel(
+            (24 + 384 + position % 4 * 96 + 48, 12 + position // 4 * 96 + 48)
+        )
 
 
 def test_tokens_beside_the_grid_stand_in_the_timeline_alone() -> None:

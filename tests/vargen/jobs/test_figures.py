@@ -24,7 +24,7 @@ def test_shares_are_of_claims_and_nobody_claims_the_number_of_objects() -> None:
     table = verdicts(
         [
             {COLOUR: (1, 3), PROMPT: (0, 1), COUNT: (0, 1)},
-            {COLOUR: (1, 1), PROMPT: (1, 1), COUNT: (1, 1)},
+            {COLOUR: (1, 1), PROMPT: (1, 1), COUNT: (0, 1)},
             {},  # a caption that nobody can judge
         ]
     )
@@ -34,6 +34,7 @@ def test_shares_are_of_claims_and_nobody_claims_the_number_of_objects() -> None:
     assert scores["judge"].keys() == {"colour", "prompt", "object_count"}
     low, high = scores["judge_accuracy"]["interval"]
     assert low < 0.5 < high
+    assert judge_scores(table, KINDS, draws=0)["judge_accuracy"] == {"value": 0.5, "interval": None}
 
 
 def test_pairs_cancel_what_captions_differ_in() -> None:
@@ -56,3 +57,14 @@ def test_where_all_claims_are_right_the_interval_still_has_a_width() -> None:
         low, high = judge_scores(table, KINDS, draws=20)["judge_accuracy"]["interval"]
         assert 0 <= low < high <= 1
         assert (low, high) == pytest.approx((0.676, 1.0) if right else (0.0, 0.324), abs=0.01)  # Wilson, 8 of 8
+
+
+def test_pairs_cancel_what_clip_scores_of_captions_differ_in() -> None:
+    """Every second caption is hard for both; the method loses a hundredth of the cosine."""
+    text = torch.tensor([[1.0, 0.0]]).expand(40, -1)
+    cosines = torch.tensor([0.3, 0.1]).repeat(20)
+    sets = [torch.stack((each, (1 - each.square()).sqrt()), 1) for each in (cosines - 0.01, cosines)]
+    ours, plain = ({"features_clip": each, "text": text} for each in sets)
+    difference = against_plain(ours, plain, Protocol("mine"), KINDS, draws=50)["clip_score"]
+    assert difference["value"] == pytest.approx(-1.0, abs=1e-4)
+    assert difference["interval"] == pytest.approx([-1.0, -1.0], abs=1e-3)

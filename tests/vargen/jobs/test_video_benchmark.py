@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from scenes.rendering.video_file import write_video
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.jobs.cases import VideoCase
-from vargen.jobs.clips import ask_about
+from vargen.jobs.clips import Clip, ask_about, describe_clips, find_videos, set_apart
 from vargen.jobs.video_benchmark import BenchVideoConfig, build_video_rows, run_video_benchmark
 from vargen.methods.catalogue import resolve_method
 from vargen.runs.records import Records
@@ -44,12 +45,12 @@ def test_figures_of_known_answers() -> None:
     for batch in range(3):
         records.add(kept("ar", batch, 4.0, 2.0, 10, 0.8))
         # Half as long an answer in a quarter of the decoding: twice as fast per token, whatever the length.
-        records.add(kept("lvspec", batch, 2.0, 0.5, 5, 0.6, relaxed=[1, 2], token_ids=[1, 3], run_lengths=[2, 4]))
+        records.add(kept("lvspec", batch, 2.0, 0.5, 5, 0.6, relaxed=[1, 2], token_ids=[1, 3, 5], run_lengths=[2, 4]))
     contenders = {name: resolve_method(name, task="video") for name in ("ar", "lvspec")}
     plain, loose = build_video_rows(contenders, records, 3)
     assert plain["decode_speedup"] == plain["end_to_end_speedup"] == plain["retention"] == 1
     assert plain["equal_to_plain"] == 3 and loose["equal_to_plain"] == 0
-    assert plain["agreement"] == 1 and loose["agreement"] == 0.5  # of [1, 3] and [1, 2]
+    assert plain["agreement"] == 1 and loose["agreement"] == pytest.approx(1 / 3)  # of [1, 3, 5] and [1, 2]
     assert loose["decode_speedup"] == pytest.approx(2.0) and loose["end_to_end_speedup"] == pytest.approx(1.0)
     assert loose["retention"] == pytest.approx(0.75) and loose["relaxed_share"] == pytest.approx(0.4)
     assert loose["mean_run_length"] == 3 and plain["mean_run_length"] is None
@@ -101,6 +102,32 @@ def test_a_run_goes_on_where_it_was_killed(
     assert [row["answers"] for row in rows] == [2, 2] and rows[1]["equal_to_plain"] == 2
     with pytest.raises(UserError, match=r"another a \(1, now 2\)"):
         Records(path, {"a": 2})
+
+
+def test_methods_take_turns_and_every_answer_has_its_question_and_seed() -> None:
+    asked: list[tuple[str, str, int]] = []
+
+    class Answerer:
+        def answer(self, frames: str, question: str, method: Any, seed: int) -> Any:
+            asked.append((method.name, f"{frames} {question}", seed))
+            call = CallRecord(**kept("ar", 0, 4.0, 2.0, 10, 0.8)["call"])
+            more = {"token_ids": [1], "origins": [], "run_lengths": (), "draft_passes": None, "draft_flops": None}
+            return SimpleNamespace(record=call, text="", **more)
+
+    asks = ("what?", "", "who?")
+    cases: Any = [
+        SimpleNamespace(frames=f"video {number}", question=each, truth=None, forget=lambda: None)
+        for number, each in enumerate(asks)
+    ]
+    methods = {name: resolve_method(name, task="video") for name in ("ar", "sd")}
+    answerer: Any = Answerer()
+    run_video_benchmark(answerer, methods, cases, "usual?", warm_up=2, seed=5)
+    first = ("video 0 what?", 5)
+    assert asked[:4] == [("ar", *first), ("ar", *first), ("sd", *first), ("sd", *first)]
+    second, third = ("video 1 usual?", 6), ("video 2 who?", 7)
+    assert asked[4:] == [(name, *first) for name in ("ar", "sd")] + [(name, *second) for name in ("sd", "ar")] + [
+        (name, *third) for name in ("ar", "sd")
+    ]
 
 
 def test_the_command(qwen_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -209,3 +236,22 @@ def test_questions_go_to_their_videos(folder: Path, tmp_path: Path) -> None:
 def test_questions_belong_to_ones_own_videos(capsys: pytest.CaptureFixture) -> None:
     assert main(["bench", "--task", "video", "--questions", "q.txt"]) == 2
     assert "questions belongs to a folder of videos" in capsys.readouterr().err
+
+
+def test_videos_of_a_folder_are_told_by_their_suffix_and_a_tenth_is_kept_apart(tmp_path: Path) -> None:
+    for name in ("B.MP4", "a.gif", ".hidden.mp4", "notes.txt"):
+        (tmp_path / name).write_text("x" * len(name))
+    (tmp_path / "frames").mkdir()
+    found = find_videos(tmp_path)
+    assert [path.name for path in found] == ["B.MP4", "a.gif", "frames"]
+    clips = [Clip(path, "what?", lambda total, rate: [0]) for path in found[:2]]
+    assert describe_clips(clips) == [["B.MP4", 5, "what?"], ["a.gif", 5, "what?"]]
+    many = [Clip(Path(f"{number:02d}.mp4"), each, list) for number in range(25) for each in ("a?", "b?")]
+    train, apart = set_apart(many)
+    assert [(clip.path.name, clip.question) for clip in apart] == [
+        (f"{number}.mp4", each) for number in ("00", "10", "20") for each in ("a?", "b?")
+    ]
+    assert len(train) == 44 and len(set_apart(clips)[1]) == 1
+    (tmp_path / "q.jsonl").write_text('{"video": "B.MP4", "question": " "}')
+    with pytest.raises(UserError, match=r"row 1 .* needs a video and a question"):
+        ask_about(tmp_path, str(tmp_path / "q.jsonl"), "", list)

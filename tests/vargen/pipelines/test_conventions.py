@@ -214,6 +214,26 @@ def test_a_callback_changes_guidance(tiny_pipeline: LlamaGenPipeline) -> None:
         drawn(tiny_pipeline, guidance_scale=1.0, callback_on_step_end=set_to(3.0), **plain)
 
 
+@pytest.mark.parametrize(("given", "used"), [(9.0, 9.0), (0.5, 1.0)])
+def test_a_callback_changes_guidance_of_a_model_of_transformers(given: float, used: float) -> None:
+    """The oracle: fresh passes over prompt and negative prompt. A scale up to 1 is 1, as in a call."""
+    pipeline = JanusPipeline(janus_models.make(), janus_models.processor())
+    pipeline.set_progress_bar_config(disable=True)
+    prompt, away = janus_models.PROMPTS[:2]
+    asked, avoided = (pipeline.encode_prompt(text)[0][0].tolist() for text in (prompt, away))
+    codes = torch.zeros(1, 0, dtype=torch.long)
+    for place in range(pipeline._usual_num_tokens):
+        one, other = (janus_models.fresh_logits(pipeline.model, text, codes) for text in (asked, avoided))
+        codes = torch.cat((codes, (other + (used if place else 2.0) * (one - other)).argmax(-1)[None]), 1)
+
+    def change(made_by: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> None:
+        made_by._guidance_scale = given
+
+    settings: dict[str, Any] = {"temperature": 0, "guidance_scale": 2.0, "method": "ar", "negative_prompt": away}
+    assert torch.equal(drawn(pipeline, prompt, callback_on_step_end=change, **settings), codes)
+    assert not torch.equal(drawn(pipeline, prompt, **settings), codes)
+
+
 def test_absent_components_are_one_line(tiny_pipeline: LlamaGenPipeline) -> None:
     own = tiny_pipeline.components
     words = LlamaGenPipeline(None, None, own["text_encoder"], own["tokenizer"])

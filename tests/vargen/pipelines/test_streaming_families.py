@@ -19,11 +19,12 @@ from vargen.pipelines.token_images import TokenImagePipeline
 
 PROMPTS = [
     "a dog",
-    "a red cat runs under the rain",
-    "the dog runs on sand",
     "a red cat",
+    "the dog runs on sand",
+    "a red cat runs under the rain",
     "the rain",
 ]
+"""The longest joins a batch of shorter ones."""
 SEEDS = range(40, 45)
 FAMILIES: dict[str, dict[str, Any]] = {
     "janus": {},

@@ -238,6 +238,10 @@ def test_a_head_of_codes_alone_draws_what_the_whole_head_does(pipeline: TokenIma
     first = int(pipeline.vocabulary.ids[0])
     assert columns is None and head.out_features == CODES
     assert head.weight.data_ptr() == pipeline.model.lm_head.weight[first:].data_ptr()
+    codes, mark = pipeline.vocabulary.ids[:CODES], pipeline.vocabulary.ids[CODES:]
+    mixed = replace(pipeline.vocabulary, ids=torch.cat((codes.flip(0), mark)))
+    whole_head, columns = _head_of_codes(pipeline.model.lm_head, mixed, torch.device("cpu"))
+    assert whole_head is pipeline.model.lm_head and torch.equal(columns, codes.flip(0)), "codes that lie otherwise"
     states = torch.randn(3, 5, pipeline.model.lm_head.in_features)
     with torch.no_grad():
         torch.testing.assert_close(head(states), pipeline.model.lm_head(states)[..., first : first + CODES])
@@ -289,6 +293,27 @@ WRITTEN = {
 have 4 x 4), in words of the tiny tokenizers."""
 
 
+SETTINGS = {
+    "emu3_5": {"guidance_scale": 5.0, "temperature": 1.0, "top_k": 5_120, "top_p": 1.0},
+    "lumina_mgpt": {"guidance_scale": 4.0, "temperature": 1.0, "top_k": 2_000, "top_p": 1.0},
+    "lumina_mgpt_2": {"guidance_scale": 4.0, "temperature": 1.0, "top_k": 4_096, "top_p": 1.0},
+    "anole": {"guidance_scale": 3.0, "temperature": 0.7, "top_k": 0, "top_p": 0.9},
+    "simplear": {"guidance_scale": 6.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
+    "liquid": {"guidance_scale": 7.0, "temperature": 0.99, "top_k": 4_096, "top_p": 0.96},
+}
+"""How the authors' own scripts draw, by the files that each description names as its source."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pictures_are_drawn_as_the_authors_draw_them(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config(name)))
+    model = describe_model(tmp_path, family=name)
+    found = {setting: getattr(model, setting) for setting in SETTINGS[name]}
+    assert found == SETTINGS[name]
+    rows = TOKEN_IMAGE_FAMILIES[name].guidance
+    assert (rows.image_scale, rows.least) == {"anole": (1.2, None), "lumina_mgpt_2": (None, 4.0)}.get(name, (None,) * 2)
+
+
 def test_prompts_are_those_of_the_authors(pipeline: TokenImagePipeline) -> None:
     name = pipeline.family.name
     grid = (4, 4) if name == "lumina_mgpt_2" else (2, 4)
@@ -338,6 +363,15 @@ def test_codes_are_those_of_the_rule(name: str, grid: tuple[int, int]) -> None:
     assert len(set(wanted)) > 2, "or the comparison says little"
 
 
+def test_features_of_the_prompt_stand_before_those_of_the_null_prompt() -> None:
+    pipeline = build("anole")
+    asked, null = ((torch.tensor([ids_of(pipeline, text)]), None) for text in WRITTEN["anole"])
+    guided = pipeline._target([GRIDS[0]], [asked, null], guidance_scale=3.0).prefill().hidden_states
+    plain = pipeline._target([GRIDS[0]], [asked], guidance_scale=1.0).prefill().hidden_states
+    torch.testing.assert_close(guided[..., : plain.shape[-1]], plain)
+    assert not torch.allclose(guided[..., plain.shape[-1] :], plain, atol=1e-3)
+
+
 def test_pictures_in_a_prompt_have_a_row_of_their_own() -> None:
     """Anole's three rows: null + 1.2 (picture - null) + 3.0 (all - picture)."""
     pipeline = build("anole")
@@ -377,6 +411,10 @@ def test_a_scale_decays_as_in_lumina_mgpt_2() -> None:
     for method in ("ar", resolve_method("jacobi", {"window": 4})):
         made = draw(decaying, ["a dog"], GRIDS[2], temperature=0, method=method, guidance_scale=20.0)
         assert made.tokens[0].tolist() == drawn
+    sizes, settings = every_size(pipeline), {"guidance_scale": 20.0, "method": "ar", "output_type": "latent"}
+    for each in decaying.stream(PROMPTS, generator=seeds(range(3)), batch_size=2, **sizes, **settings):
+        alone = draw(decaying, PROMPTS, GRIDS[each.index], [each.index], **settings)
+        assert torch.equal(alone.images[0], each.image), "each picture's scale decays by its own size"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -544,7 +582,8 @@ def test_families_are_told_apart_by_their_config() -> None:
     assert find_family("anole", plain).name == "anole"
     assert find_family(None, {**plain, "vargen_family": "anole"}).name == "anole"
     refused("family must be one of .*, got 'anol' .did you mean 'anole'", find_family, "anol", plain)
-    refused("X-Omni cannot be drawn with", find_family, None, {"model_type": "x-omni"})
+    for spelling in ("x-omni", "X_Omni"):
+        refused("X-Omni cannot be drawn with", find_family, None, {"model_type": spelling})
     refused("fits no family which draws token by token", find_family, None, {"model_type": "qwen2"}, "here")
 
 

@@ -128,6 +128,36 @@ def test_an_exception_leaves_what_was_there(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
 
 
+def test_a_folder_that_cannot_be_put_in_its_place_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three renames (away, into its place, back) the second fails."""
+    replace_folder(tmp_path / "folder", "old")
+    replace, calls = os.replace, []
+
+    def failing(*arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, "broken")
+        replace(*arguments)
+
+    monkeypatch.setattr(files.os, "replace", failing)
+    with pytest.raises(OSError, match="broken"):
+        replace_folder(tmp_path / "folder", "new")
+    assert (tmp_path / "folder" / "one").read_text() == "old" and os.listdir(tmp_path) == ["folder"]
+
+
+def test_names_in_a_record_lead_to_its_folder_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "out").symlink_to(tmp_path)
+    assert files.inside(folder, "images/0.png") == folder / "images" / "0.png"
+    assert files.inside(folder, "images/../0.png") == folder / "images" / ".." / "0.png"
+    for name in ("../0.png", "out/0.png", "/0.png", "a\0", 7):
+        with pytest.raises(UserError, match="is not the name of something in it"):
+            files.inside(folder, name)
+
+
 def test_temporary_names_cannot_be_guessed_and_files_are_readable_as_others_are(tmp_path: Path) -> None:
     seen = set()
     for _ in range(3):
@@ -246,7 +276,8 @@ def test_a_link_or_a_file_where_a_folder_inside_should_be_is_refused(tmp_path: P
 
 def test_files_in_the_way_of_a_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+    (tmp_path / "link to no file").symlink_to(tmp_path / "nowhere")
+    for path in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "link to no file"):
         refused = pytest.raises(UserError, match=r"^output_dir: .*file is a file; name a folder")
         with refused, own_folder(path, argument="output_dir"):
             pass

@@ -34,6 +34,7 @@ def test_what_an_earlier_run_has_left_makes_nothing_faster(
     with progress(1000, "calls") as shown:
         shown.skip(900)
         now = 40.0
+        assert str(shown) == "900 of 1,000 calls, about ? left"
         shown.update(10)
     assert capsys.readouterr().err == "910 of 1,000 calls, about 06:00 left\n"
     with progress(3, "calls", quiet=True) as shown:

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,8 @@ def test_the_official_client_draws_two_pictures(engine: Engine, wanted: Callable
             assert head == "data:image/png;base64" and np.array_equal(picture_of(encoded), wanted(7))
             first, second = [(await own.images.generate(prompt=PROMPT)).data[0].seed for _ in range(2)]
             assert (first, second) == (0, 1), "the server counts where no seed is given"
+            several = [(await own.images.generate(prompt=PROMPT, n=2)).data for _ in range(2)]
+            assert [each.seed for data in several for each in data] == [2, 3, 4, 5], "every picture has its own"
             assert [each.id async for each in await own.models.list()] == ["tiny"]
 
     run(ask)
@@ -230,7 +233,29 @@ def test_one_that_fails_fails_alone(engine: Engine, wanted: Callable[..., Any]) 
     assert np.array_equal(np.asarray(jobs[0].finished.result(60)), wanted(0))
     assert isinstance(jobs[1].finished.exception(60), UserError)
     assert np.array_equal(np.asarray(jobs[2].finished.result(60)), wanted(2))
-    assert engine.alive
+    assert engine.alive and engine.totals.failures == 1
+
+
+def test_passes_are_added_up_over_pictures() -> None:
+    engine, drawing = Engine(build_tiny_pipeline(), {"method": "ar"}), []
+    jobs = [Job(PROMPT, 0), Job(PROMPT, 1)]
+    for job in jobs:
+        job.finished.add_done_callback(lambda _: drawing.append(engine.drawing))
+    engine.submit(jobs)
+    engine.close()
+    assert drawing == [1, 0], "a finished picture is not drawn any more"
+    assert engine.totals.pictures == 2 and engine.totals.row_passes == engine.totals.tokens > 2
+
+
+def test_partial_pictures_are_evenly_spaced() -> None:
+    shown: list[tuple[int, int]] = []
+    engine, job = Engine(SimpleNamespace(grid_size=4, decode_tokens=lambda tokens: [tokens])), Job(PROMPT, 0, 3)
+    for length in range(1, 17):
+        job.on_partial = lambda _, number, length=length: shown.append((length, number))
+        tensors = {"tokens": torch.zeros(1, 16).long(), "decided": torch.arange(16)[None] < length}
+        engine._show([job], tensors | {"lengths": torch.tensor([length]), "pictures": [0]})
+    engine.close()
+    assert shown == [(4, 0), (8, 1), (12, 2)]
 
 
 def test_a_thread_that_dies_ends_its_requests_in_500_and_health_says_so() -> None:
@@ -259,6 +284,13 @@ def test_a_key_is_asked_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> 
         async with client(engine, "secret", sent) as own:
             await own.images.generate(prompt=PROMPT)
 
+    async def look(sent: str) -> list[int]:
+        headers = {"authorization": f"Bearer {sent}"}
+        async with client(engine, "secret") as own:
+            places = ("/metrics", "/v1/models", "/health")
+            return [(await own._client.get(place, headers=headers)).status_code for place in places]
+
+    assert run(lambda: look("secret")) == [200] * 3 and run(lambda: look("other")) == [401, 401, 200]
     run(lambda: ask("secret"))
     with pytest.raises(openai.AuthenticationError, match="the key is missing or wrong"):
         run(lambda: ask("other"))

@@ -102,6 +102,18 @@ def test_positions_are_those_of_the_model_which_keeps_none_of_them(
     assert torch.equal(request.drawn_positions, drawn[..., :-1])
 
 
+def test_copies_of_a_row_stand_side_by_side(model: GlmImageForConditionalGeneration) -> None:
+    request = read_request(model, glm_image_models.inputs(True))
+    twice = request.repeated(2)
+    assert request.sources is not None and twice.sources is not None
+    for row in range(3):
+        for copied in (2 * row, 2 * row + 1):
+            assert torch.equal(twice.input_ids[copied], request.input_ids[row])
+            assert torch.equal(twice.position_ids[:, copied], request.position_ids[:, row])
+            assert torch.equal(twice.drawn_positions[:, copied], request.drawn_positions[:, row])
+            assert twice.sources[copied] is request.sources[row]
+
+
 def test_text_goes_on_behind_the_longer_side_of_a_picture() -> None:
     positions, following = prompt_positions([7, 1, 5, 5, 5, 2, 8, 1], [(1, 3)], beginning=1, end=2)
     assert positions.tolist() == [[0, 1, 2, 2, 2, 5, 6, 7], [0, 1, 2, 2, 2, 5, 6, 7], [0, 1, 2, 3, 4, 5, 6, 7]]

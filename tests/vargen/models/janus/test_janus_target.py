@@ -29,6 +29,7 @@ from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.janus.target import JanusTarget, SpecialTokens, num_image_tokens
+from vargen.models.janus.vq import intensities
 from vargen.pipelines.components.janus import JanusComponents
 from vargen.pipelines.reuse import Reuse
 
@@ -65,6 +66,14 @@ def test_prompts_of_different_lengths_in_one_batch(
     assert torch.equal(run(target).tokens, wanted)
     assert target.kv_cache is not None and target.kv_cache.batch_size == (6 if scale > 1 else 3)
     assert target.prefill().hidden_states.shape == (3, 6, 64 if scale > 1 else 32)
+
+
+def test_features_of_the_prompt_stand_before_those_of_the_null_prompt(model: JanusForConditionalGeneration) -> None:
+    prompts = janus_models.prompts()
+    guided, plain = (JanusTarget(model, *prompts, guidance_scale=each).prefill().hidden_states for each in (5.0, 1.0))
+    read = prompts[1].bool()
+    torch.testing.assert_close(guided[..., :32][read], plain[read])
+    assert not torch.allclose(guided[..., 32:][read], plain[read], atol=1e-3)
 
 
 @pytest.mark.parametrize("shape", ["3 / 2 1 / 1", "1 / 1 / 1"])
@@ -235,3 +244,8 @@ def test_codes_are_compared_as_the_decoder_looks_them_up(model: JanusForConditio
     grid = model.model.vqmodel.quantize.get_codebook_entry(torch.arange(16)[None])  # [1, d, 4, 4]
     torch.testing.assert_close(components.codebook()[:16], grid.flatten(2)[0].T.float())
     assert components.neighbours(3).shape == (40, 3) and components.neighbours(3) is components.neighbours(3)
+
+
+def test_intensities_stay_between_black_and_white() -> None:
+    pictures = torch.tensor([-9.0, -1.0, 0.0, 1.0, 9.0])[:, None].expand(1, 1, 5, 3)
+    assert intensities(pictures, [0.5] * 3, [0.5] * 3)[0, 0, :, 1].tolist() == pytest.approx([0, 0, 127.5, 255, 255])

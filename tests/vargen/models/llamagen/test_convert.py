@@ -193,11 +193,17 @@ def test_codes_and_images(small_vq_weights) -> None:
     decoded = decode_codes(model, codes, (3, 4))
     assert decoded.shape == (2, 3, 12, 16)
     torch.testing.assert_close(decoded, model.decode(latents).sample, atol=1e-4, rtol=0)
+    rounded = decode_codes(model, codes, (3, 4), torch.bfloat16)
+    assert rounded.dtype == model.dtype == torch.float32 and not torch.equal(rounded, decoded)
+    torch.testing.assert_close(rounded, decoded, atol=0.2, rtol=0)
 
     with pytest.raises(ValueError, match="grid_shape"):
         decode_codes(model, codes)
     with pytest.raises(ValueError, match="divisible by 4"):
         encode_images(model, torch.zeros(1, 3, 10, 12))
+    model.register_to_config(lookup_from_codebook=False)
+    with pytest.raises(ValueError, match="lookup_from_codebook=True"):
+        decode_codes(model, codes, (3, 4))
 
 
 def test_incomplete_tokenizers_are_refused(small_vq_weights) -> None:

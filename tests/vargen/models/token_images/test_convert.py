@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, ChameleonConfig, ChameleonForConditional
 
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.models.token_images.convert import norms_per_head, read_vqgan
+from vargen.models.token_images.convert import norms_per_head, read_meta_chameleon, read_vqgan
 from vargen.models.token_images.loading import load_family_model
 
 DIM, HEADS, KV_HEADS, WIDTH, LAYERS = 32, 4, 2, 48, 2
@@ -165,6 +165,11 @@ def test_metas_layout_gives_the_same_logits(anole, tmp_path, vqgan_weights, fuse
     assert (tokenizer.bos_token_id, tokenizer.sep_token_id) == (0, 14)
     pixels = VQModel.from_pretrained(output / "vqvae")
     assert torch.equal(pixels.quantize.embedding.weight, vqgan_weights["quantize.embedding.weight"])
+
+
+def test_settings_of_metas_files_reach_the_configuration(anole) -> None:
+    config = read_meta_chameleon(anole(norm_eps=1e-3, rope_theta=5000.0, swin_norm=True)).config
+    assert (config.rms_norm_eps, config.rope_parameters["rope_theta"], config.swin_norm) == (1e-3, 5000.0, True)
 
 
 def test_precision_is_chosen(anole, tmp_path) -> None:

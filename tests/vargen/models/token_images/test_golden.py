@@ -5,6 +5,7 @@ Sizes, scales and ids are the golden's own, so that another one of the same form
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,11 @@ def test_every_method_draws_them_too(goldens: dict[str, Golden], name: str, numb
     )
     assert torch.equal(made.vocabulary.text(result.tokens), made.drawn(number))
     assert result.trace.target_passes <= target.max_new_tokens - len(made.family.row_ends(made.grid(number)))
+
+
+def test_what_is_for_training_alone_is_off(tmp_path: Path) -> None:
+    folder = golden_folder("emu35_tiny", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.1}))
+    model, _ = load_family_model(folder, golden_family("emu35_tiny"))
+    assert model.config.attention_dropout == 0.0

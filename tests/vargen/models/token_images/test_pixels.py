@@ -108,7 +108,7 @@ def test_a_picture_does_not_depend_on_others(case) -> None:
 def test_what_is_no_pixel_tokenizer_is_refused(tmp_path, golden, fill_by_rule) -> None:
     weights = published(golden("lumina_mgpt_tiny")[0], fill_by_rule)
     torch.save({"state_dict": weights}, tmp_path / "vqgan.ckpt")
-    for path in (tmp_path, tmp_path / "absent", tmp_path / "vqgan.ckpt"):
+    for path in (tmp_path, tmp_path / "absent", tmp_path / "absent.safetensors", tmp_path / "vqgan.ckpt"):
         with pytest.raises(UserError, match=r"vargen convert vqgan.*what Anyone ships \(vqgan.ckpt\)"):
             load_pixels(path, VQGAN)
     (tmp_path / "cut.safetensors").write_bytes(b"\x10")
@@ -117,6 +117,10 @@ def test_what_is_no_pixel_tokenizer_is_refused(tmp_path, golden, fill_by_rule) -
     save_file({"lm_head.weight": torch.zeros(2)}, tmp_path / "other.safetensors")
     with pytest.raises(UserError, match=r"holds no 'quantize.embedding.weight'"):
         load_pixels(tmp_path / "other.safetensors", VQGAN)
+    infinite = {name: torch.full_like(each, torch.inf) for name, each in weights.items() if name.endswith("out.bias")}
+    save_file(weights | infinite, tmp_path / "infinite.safetensors")
+    with pytest.raises(UserError, match="are not finite in float32; copy the file again"):
+        load_pixels(tmp_path / "infinite.safetensors", VQGAN)
     load_vqgan(weights).save_pretrained(tmp_path / "vqvae")
     config = json.loads((tmp_path / "vqvae" / "config.json").read_text())
     (tmp_path / "vqvae" / "config.json").write_text(json.dumps(config | {"lookup_from_codebook": False}))

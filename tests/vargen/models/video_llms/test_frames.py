@@ -229,6 +229,35 @@ def test_rate_of_uneven_frames(tmp_path: Path) -> None:
     assert read_video(late).frames_per_second == pytest.approx(video.frames_per_second)
 
 
+def test_what_is_told_of_a_video_is_of_the_whole_of_it() -> None:
+    whole = VideoFrames.from_frames(moving(6), 12.0)
+    assert whole.metadata.fps == 12.0 and whole.metadata.duration == pytest.approx(0.5)
+    taken = VideoFrames(moving(2), (0, 30), 10.0, 60)
+    assert taken.metadata.duration == pytest.approx(6.0) and taken.metadata.frames_indices == [0, 30]
+    assert (taken.metadata.height, taken.metadata.width) == (32, 48)
+    assert frames_module._rate([0.5, 0.75, 1.0, 1.25]) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("begins", "stamps", "told"), [
+    ((True, False, True), (0, 2, 1), True),
+    ((False, False, True), (0, 2, 1), False),  # nothing decodes the first
+    ((True, False, True), (0, 1, 1), False),
+    ((True, False, True), (0, None, 1), False),
+])  # fmt: skip
+def test_packets_tell_frames_where_decoding_can_begin_with_the_first(
+    begins: tuple[bool, ...], stamps: tuple[int | None, ...], told: bool
+) -> None:
+    packets = [
+        SimpleNamespace(pts=stamp, is_keyframe=key, size=1, is_discard=False)
+        for stamp, key in zip(stamps, begins, strict=True)
+    ]
+    container = SimpleNamespace(format=SimpleNamespace(name="matroska,webm"), demux=lambda stream: iter(packets))
+    codec = SimpleNamespace(canonical_name="h264")
+    stream = SimpleNamespace(codec_context=SimpleNamespace(codec=codec))
+    index = frames_module._frame_index(container, stream)
+    assert index == ([(0, True), (1, True), (2, False)] if told else None)
+
+
 # Which frames
 
 

@@ -109,7 +109,8 @@ def test_questions_of_a_batch_are_answered_as_each_alone(
         answers = answerer.answer_batch(questions, method, max_new_tokens=12, temperature=1.0, seeds=[3, 4])
         for (frames, question), seed, answer in zip(questions, (3, 4), answers, strict=True):
             alone = answerer.answer(frames, question, method, max_new_tokens=12, temperature=1.0, seed=seed)
-            assert answer.token_ids == alone.token_ids
+            assert answer.token_ids == alone.token_ids and answer.origins == alone.origins
+            assert answer.trace.accepted_lengths == alone.trace.accepted_lengths
     with pytest.raises(UserError, match="questions and seeds must be as many, at least one: 2 and 1"):
         answerer.answer_batch(questions, seeds=[0])
 
@@ -299,6 +300,21 @@ def test_a_character_that_is_cut_off_hides_no_words() -> None:
     streamer.shown = ""
     streamer.end([1, 2, 3])
     assert "".join(pieces) == "a red ball\ufffd", "the end is shown as it is"
+
+
+def test_special_tokens_are_not_shown_and_others_keep_their_origins() -> None:
+    class Words:
+        all_special_ids = (9,)
+
+        def decode(self, token_ids: list[int], **_: Any) -> str:
+            return "".join({1: "a", 2: " ball", 9: "</s>"}[token] for token in token_ids)
+
+    shown: list[Any] = []
+    origins = [TokenOrigin.TARGET, TokenOrigin.ACCEPTED, TokenOrigin.RELAXED]
+    trace: Any = SimpleNamespace(token_origins=[origins])
+    streamer = _Streamer(Words(), trace, Listeners(on_tokens=lambda *given: shown.append(given)))
+    streamer.end([1, 9, 2])
+    assert shown == [(["a", " ball"], [TokenOrigin.TARGET, TokenOrigin.RELAXED])]
 
 
 def test_the_command(qwen_pair: Path, cases: list[VideoCase], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -47,6 +47,12 @@ QUESTION = "describe the video in detail."
             {"device_map": "cuda:0", "revision": "a"},
             {"device_map": "cuda:1", "revision": "b", "model": "small"},
         ),
+        ({"quantization": "int8"}, {"quantization": "int8"}, {"quantization": "int8", "model": "small"}),
+        (
+            {"quantization": "int8", "draft_quantization": "int4"},
+            {"quantization": "int8", "draft_quantization": "int4"},
+            {"quantization": "int4", "model": "small"},
+        ),
     ],
 )
 def test_target_and_drafter_have_places_of_their_own(

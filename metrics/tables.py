@@ -99,7 +99,7 @@ def markdown_groups(rows: Sequence[Mapping[str, Any]]) -> str:
     for kind, groups in rows[0]["groups"].items():
         columns = [column for column in GROUP_COLUMNS if column[0] in next(iter(groups.values()))]
         body = [
-            [name, row["method"], f"{group['count']:,}", *(format_figure(group[key], *how) for key, _, *how in columns)]
+            [name, row["method"], f"{group['count']:,}", *(format_figure(group[key], factor, decimals) for key, _, factor, decimals in columns)]
             for name in groups
             for row in rows
             for group in (row["groups"][kind][name],)
@@ -165,6 +165,7 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     header += ["p90", "speed-up, worst / median / best" if several else "speed-up", "GB/s", "GFLOP/s"]
     judged = any(row["judge_accuracy"] is not None for row in rows)
     scored = any(row.get("clip_score") is not None for row in rows)
+    compared = [row["extractor"] for row in rows if row.get("frechet_distance") is not None][:1]
     cells = [
         [
             row["method"],
@@ -181,10 +182,13 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
             *(_achieved(row, name) for name in ("gb_per_second", "gflop_per_second")),
             *([f"{100 * row['judge_accuracy']:.1f} %"] if judged else []),
             *([f"{row['clip_score']:.2f}"] if scored else []),
+            *([f"{row['frechet_distance']:.2f}"] if compared else []),
         ]
         for row in rows
     ]
-    return markdown_table([*header, *(["judge"] if judged else []), *(["CLIP score"] if scored else [])], cells)
+    header += (["judge"] if judged else []) + (["CLIP score"] if scored else [])
+    header += [quality_heading("frechet_distance", "FID", name) for name in compared]
+    return markdown_table(header, cells)
 
 
 def _speedups(row: Mapping[str, Any]) -> str:

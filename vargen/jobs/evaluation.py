@@ -26,7 +26,7 @@ from vargen.base.reading import read_yaml
 from vargen.base.resources import find_config, shipped_clip
 from vargen.base.world import missing_world
 from vargen.jobs.cases import BenchmarkCase, World, asked_cases, can_read, written_cases
-from vargen.jobs.prompt_formats import read_benchmark
+from vargen.jobs.prompt_formats import check_format, read_benchmark
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import read_method_list
 from vargen.models.description import ModelDescription, open_model
@@ -113,8 +113,7 @@ class EvaluateConfig(SamplingOptions):
                 "num_images_per_prompt": (1, MAX_PICTURES),
             },
         )
-        if self.prompts_format is not None and self.prompts_file is None:
-            raise UserError("prompts_format needs prompts_file, the benchmark's file; name it")
+        check_format(self.prompts_format, self.prompts_file)
         if Path(self.output).is_file():
             raise UserError(f"output: {self.output} is a file; name a folder")
 
@@ -381,20 +380,21 @@ def _with_check(
     for name in ("detector", "answers"):
         if getattr(config, name) is not None and name != needed:
             raise UserError(f"{name} checks nothing here; leave it out, or name a prompts_file and its prompts_format")
-    folder = None if needed is None else getattr(config, needed)
+    named = None if needed is None else getattr(config, needed)
+    folder = None if named is None else Path(named)
     own = world.detector() if needed == "detector" and folder is None and world is not None and protocol.judge else None
     if needed == "detector" and folder is None and own is None:
         raise UserError("detector: geneval needs one; name the folder of a Mask2Former or an OWL")
-    if folder is None and own is None:
-        return networks
     if folder is not None:
         check_stored(folder, str(needed))
+    elif own is None:
+        return networks
     check: PictureCheck
     try:
-        if needed == "answers":
-            check = QuestionCheck(VisualAnswers(Path(folder), device))
+        if folder is not None and needed == "answers":
+            check = QuestionCheck(VisualAnswers(folder, device))
         else:
-            detector = load_detector(Path(folder), device) if own is None else own
+            detector = own or load_detector(folder or Path(), device)
             clip = networks.extractors.get("clip")
             if not isinstance(clip, CLIPFeatures):
                 raise UserError(f"preset: {protocol.name} has no CLIP, which names colours; give it a clip_score")

@@ -74,14 +74,20 @@ def read_benchmark(source: str, name: str, argument: str = "prompts_file") -> li
         argument: what errors call the source.
 
     Raises:
-        UserError: an unknown format, or a source of another form; the row is named.
+        UserError: a source of another form; the row is named.
     """
-    if name not in FORMATS:
-        raise UserError(f"prompts_format must be one of {', '.join(FORMATS)}, got {name!r}")
     prompts = FORMATS[name]((where, lower_keys(row)) for where, row in read_records(source, argument))
     if not prompts:
         raise UserError(f"{argument}: {source} holds no prompt")
     return prompts
+
+
+def check_format(name: str | None, source: str | None) -> None:
+    """Raises UserError for an unknown format, or one without a source; None is no format."""
+    if name is not None and name not in FORMATS:
+        raise UserError(f"prompts_format must be one of {', '.join(FORMATS)}, got {name!r}")
+    if name is not None and source is None:
+        raise UserError("prompts_format needs prompts_file, the benchmark's file or folder; name it")
 
 
 def _parti(rows: _Rows) -> list[BenchmarkPrompt]:

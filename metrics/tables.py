@@ -99,7 +99,12 @@ def markdown_groups(rows: Sequence[Mapping[str, Any]]) -> str:
     for kind, groups in rows[0]["groups"].items():
         columns = [column for column in GROUP_COLUMNS if column[0] in next(iter(groups.values()))]
         body = [
-            [name, row["method"], f"{group['count']:,}", *(format_figure(group[key], factor, decimals) for key, _, factor, decimals in columns)]
+            [
+                name,
+                row["method"],
+                f"{group['count']:,}",
+                *(format_figure(group[key], factor, decimals) for key, _, factor, decimals in columns),
+            ]
             for name in groups
             for row in rows
             for group in (row["groups"][kind][name],)

@@ -22,6 +22,7 @@ from metrics.quality import figure, mean_figure
 from vargen.base.errors import UserError
 from vargen.jobs.prompt_formats import BenchmarkPrompt
 
+_LEAST_NUMBERS = 8
 _BACKGROUND = 0x99
 """Grey around an object whose colour is asked, as the published evaluator has it."""
 _COLOUR_TEXTS = ("a photo of a {colour} {name}", "a photo of a {colour}-colored {name}", "a photo of a {colour} object")
@@ -151,12 +152,12 @@ def benchmark_scores(
     figures = dict(figures)
     if answers is not None and any(prompt.composition is not None for prompt in prompts):
         shown = answers[:, 0] == 1
-        figures["shown"] = lambda chosen: mean_figure(shown[chosen], draws)
+        figures["shown"] = lambda chosen: group_mean(shown[chosen], draws)
     elif answers is not None:
         questions = _question_scores(prompts, answers)
-        figures["questions"] = lambda chosen: _mean(questions[chosen], draws)
+        figures["questions"] = lambda chosen: group_mean(questions[chosen], draws)
         scores["dpg"] = {
-            "score": _mean(questions, draws),
+            "score": group_mean(questions, draws),
             "categories": _question_categories(prompts, answers),
         }
     groups: dict[str, dict[str, Any]] = {}
@@ -173,8 +174,12 @@ def benchmark_scores(
     return {"groups": groups, **scores}
 
 
-def _mean(values: Tensor, draws: int) -> dict[str, Any] | None:
-    return None if values.isnan().all() else mean_figure(values, draws)
+def group_mean(values: Tensor, draws: int) -> dict[str, Any] | None:
+    """The mean over a group, which may be small; None where all are NaN. Few numbers that are no truths have no
+    interval: drawn again they would seem surer than they are."""
+    known = int((~values.isnan()).sum())
+    enough = values.dtype == torch.bool or known >= _LEAST_NUMBERS
+    return mean_figure(values, draws if enough else 0) if known else None
 
 
 def _geneval(

@@ -20,7 +20,7 @@ from metrics.protocol import Protocol
 from metrics.quality import EXTRAS, Reference, figure, mean_figure, preference_scores, score_pictures
 from vargen.base.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, Judge
-from vargen.jobs.checks import FigureOf, benchmark_scores
+from vargen.jobs.checks import FigureOf, benchmark_scores, group_mean
 from vargen.jobs.prompt_formats import BenchmarkPrompt
 
 
@@ -53,10 +53,10 @@ def benchmark_figures(
     figures: dict[str, FigureOf] = {}
     if (clip := protocol.clip_score) is not None:
         scores = clip_scores(measured["features_clip"], measured["text"], clip.scale, clip.clip_at_zero)
-        figures["clip_score"] = lambda chosen: mean_figure(scores[chosen], draws)
+        figures["clip_score"] = lambda chosen: group_mean(scores[chosen], draws)
     if protocol.hps:
         preferences = preference_scores({"hps": measured["features_hps"], "hps_text": measured["hps_text"]})
-        figures["hps"] = lambda chosen: mean_figure(preferences[chosen], draws)
+        figures["hps"] = lambda chosen: group_mean(preferences[chosen], draws)
     if "verdicts" in measured:
         figures["judge_prompts"] = lambda chosen: judge_scores(measured["verdicts"][chosen], kinds, draws)[
             "judge_prompts"

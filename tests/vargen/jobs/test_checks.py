@@ -20,6 +20,7 @@ from vargen.jobs.checks import (
     benchmark_scores,
     check_names,
     check_pictures,
+    group_mean,
     most_asked,
     needs_check,
 )
@@ -123,6 +124,13 @@ def test_tasks_count_alike_and_prompts_are_right_once() -> None:
     assert told["geneval"]["pictures"]["value"] == 0.25 and told["geneval"]["prompts"]["value"] == 0.5
     table = markdown_groups([{"method": "ar", **told}, {"method": "scd", **told}])
     assert table.count("| colors") == 2 and "mean over tasks, %" in table
+
+
+def test_few_numbers_have_no_interval() -> None:
+    assert group_mean(torch.arange(7.0), 50) == {"value": 3.0, "interval": None}
+    assert group_mean(torch.arange(8.0), 50)["interval"] is not None  # type: ignore[index]
+    assert group_mean(torch.tensor([True, False]), 50)["interval"] is not None  # type: ignore[index]
+    assert group_mean(torch.tensor([torch.nan]), 50) is None
 
 
 def test_a_class_that_the_detector_does_not_know() -> None:

@@ -59,6 +59,9 @@ def test_positions_are_to_the_entry_that_they_name() -> None:
     assert holds(left, found("dog", 50), found("cat", 0))
     assert not holds(left, found("dog", 0), found("cat", 50))
     assert not holds(left, found("cat", 0))
+    second = Composition((Wanted("dog"), Wanted("cow"), Wanted("cat", 1, None, ("left of", 1))))
+    assert holds(second, found("dog", 0), found("cow", 80), found("cat", 40))
+    assert not holds(second, found("dog", 80), found("cow", 0), found("cat", 40))
 
 
 def test_no_more_objects_of_a_class_than_the_rule_looks_at() -> None:

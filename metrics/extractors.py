@@ -1,7 +1,7 @@
 """Networks that turn pictures into features, each with an identity that a result can record.
 
-Belongs here: loading Inception, CLIP and VGG from local files and running them. Does not belong here: what is computed
-from features (`frechet`, `manifold`, `clip_score`, `diversity`).
+Belongs here: one table of extractors, loading their networks from local files and running them. Does not belong here:
+what is computed from features (`frechet`, `manifold`, `clip_score`, `class_score`, `diversity`).
 
 An extractor takes uint8 `[B, 3, H, W]` and gives fp32 `[B, num_features]` on the CPU. `identity` names network, layer
 and a hash of its weights: two results compare only where these agree. Nothing is downloaded but by torch-fidelity, and
@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from metrics.efficientnet import NUM_FEATURES, SIDE, load_efficientnet, packaged_weights
 from metrics.errors import DataError
 from metrics.images import to_image
 
@@ -52,6 +55,21 @@ def weights_hash(module: nn.Module) -> str:
         total.update(f"{name} {tuple(value.shape)} ".encode())
         total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()[:12]
+
+
+class InceptionReading(NamedTuple):
+    """What one pass of Inception says of pictures, fp32 on the CPU.
+
+    Attributes:
+        pool: `[B, 2048]`, features of FID.
+        spatial: `[B, 2023]`, features of sFID (Nash et al., arXiv 2103.03841): the first 7 channels of 17 x 17 places
+            of the graph's layer mixed_6/conv, as the ADM suite reads them.
+        logits: `[B, 1008]` of the classes without their bias, as the Inception Score is defined.
+    """
+
+    pool: Tensor
+    spatial: Tensor
+    logits: Tensor
 
 
 class InceptionFeatures:
@@ -98,10 +116,25 @@ class InceptionFeatures:
         self.resizing = resizing
         self.identity = f"inception-v3-compat 2048 {resizing} {weights_hash(network)}"
 
-    @torch.no_grad()
     def __call__(self, pictures: Tensor) -> Tensor:
+        return self.read(pictures).pool
+
+    @torch.no_grad()
+    def read(self, pictures: Tensor) -> InceptionReading:
+        """Everything that scores are made of, in one pass over uint8 `[B, 3, H, W]`."""
+        places: list[Tensor] = []
+        # mixed_6 of the graph is Mixed_6d here, and its "conv" ends in the ReLU.
+        handle = self.network.Mixed_6d.branch1x1.register_forward_hook(lambda *layer: places.append(layer[-1][:, :7]))
+        try:
+            pool = self._pool(pictures)
+        finally:
+            handle.remove()
+        logits = pool @ self.network.fc.weight.T
+        return InceptionReading(*(each.flatten(1).float().cpu() for each in (pool, places[0], logits)))
+
+    def _pool(self, pictures: Tensor) -> Tensor:
         if self.resizing == "tensorflow1":
-            return self.network(pictures.to(self.device))[0].float().cpu()
+            return self.network(pictures.to(self.device))[0]
         # The network's own entry resizes in its own way; its parts run in the order they are declared in.
         if self.resizing == "clean":
             values = torch.stack([_clean_resize(picture) for picture in pictures]).to(self.device)
@@ -113,7 +146,11 @@ class InceptionFeatures:
             if name == "fc":
                 break
             values = part(values)
-        return values.flatten(1).float().cpu()
+        return values.flatten(1)
+
+
+def _inception(resizing: str, weights: Path | None, device: torch.device | str) -> InceptionFeatures:
+    return InceptionFeatures(weights, resizing, device)
 
 
 def _clean_resize(picture: Tensor) -> Tensor:
@@ -166,6 +203,35 @@ class VGGFeatures:
         values = interpolate(values, size=(224, 224), mode="bicubic", antialias=True).clamp(0, 1)
         mean, std = (torch.tensor(each, device=self.device)[:, None, None] for each in (_VGG_MEAN, _VGG_STD))
         return self.network((values - mean) / std).float().cpu()
+
+
+class EfficientNetFeatures:
+    """EfficientNet-Lite0 trained on ImageNet, from an installed package: a real, public network without a download.
+
+    A Frechet distance of its features is not FID, and compares only with others of this network.
+
+    Args:
+        weights: file of the package's layout; None for the package's own.
+        device: where it runs.
+
+    Raises:
+        DataError: the package is not installed, or the file is not of its layout.
+    """
+
+    num_features = NUM_FEATURES
+
+    def __init__(self, weights: Path | None = None, device: torch.device | str = "cpu") -> None:
+        path = packaged_weights() if weights is None else weights
+        network = load_efficientnet(read_state_dict(path), path)
+        self.network = network.to(device).eval().requires_grad_(False)
+        self.device = torch.device(device)
+        self.identity = f"efficientnet-lite0 pool {weights_hash(network)}"
+
+    @torch.no_grad()
+    def __call__(self, pictures: Tensor) -> Tensor:
+        values = pictures.to(self.device).float()
+        values = interpolate(values, size=(SIDE, SIDE), mode="bicubic", antialias=True).clamp(0, 255)
+        return self.network((values - 127) / 128).float().cpu()  # as the Lite networks were trained
 
 
 class CLIPFeatures:
@@ -252,3 +318,31 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise DataError(f"{path} holds something else than a network's weights by name")
     return loaded
+
+
+@dataclass(frozen=True)
+class ExtractorKind:
+    """How a network comes to be.
+
+    Args:
+        load: from a file or a folder and a device.
+        argument: which names the file or the folder; empty: none does.
+        needed: what to name, where the network does not do without; empty: it does.
+    """
+
+    load: Callable[[Any, torch.device | str], FeatureExtractor]
+    argument: str = ""
+    needed: str = ""
+
+
+EXTRACTORS: dict[str, ExtractorKind] = {
+    "clip": ExtractorKind(CLIPFeatures, "clip", "a CLIP model; name the folder of one"),
+    **{
+        name: ExtractorKind(partial(_inception, resizing), "inception_weights")
+        for name, resizing in INCEPTION_RESIZINGS.items()
+    },
+    "vgg16": ExtractorKind(VGGFeatures, "vgg_weights", "torchvision's VGG16; name a file of its weights"),
+    "efficientnet-lite0": ExtractorKind(EfficientNetFeatures),
+    "hps": ExtractorKind(CLIPFeatures, "hps", "a CLIP trained on preferences; name the folder of one"),
+}
+"""Every network that a protocol may name. A new one is a class and a line here."""

@@ -53,24 +53,31 @@ class GaussianStatistics:
             scatter += centred.T @ centred
         return cls(mean, scatter / (count - 1), count)
 
+    def arrays(self, ending: str = "") -> dict[str, np.ndarray]:
+        """`mu` and `sigma`, as pytorch-fid, clean-fid and the ADM suite call them; the latter ends those of sFID in
+        "_s"."""
+        return {f"mu{ending}": self.mean.numpy(), f"sigma{ending}": self.covariance.numpy()}
+
     def save(self, path: Path | BinaryIO, **more: np.ndarray) -> None:
-        """Write `mu`, `sigma` (the names of pytorch-fid, clean-fid and the ADM suite), `count`, and other arrays."""
-        np.savez(path, mu=self.mean.numpy(), sigma=self.covariance.numpy(), count=self.count or 0, **more)  # type: ignore[arg-type]  # numpy names one keyword
+        """Write `mu`, `sigma`, `count`, and other arrays."""
+        np.savez(path, **self.arrays(), count=self.count or 0, **more)  # type: ignore[arg-type]  # numpy names one keyword
 
     @classmethod
-    def load(cls, path: Path) -> GaussianStatistics:
-        """From such a file. Raises DataError when it holds something else."""
+    def load(cls, path: Path, ending: str = "") -> GaussianStatistics:
+        """From such a file; `ending` as for `arrays`. Raises DataError when it holds something else."""
+        names = (f"mu{ending}", f"sigma{ending}")
         with open_npz(path) as arrays:
-            if "mu" not in arrays or "sigma" not in arrays:
-                raise DataError(f"{path} holds no statistics (arrays mu and sigma); it has {', '.join(arrays.files)}")
-            mean, covariance = (
-                torch.from_numpy(np.asarray(arrays[name], dtype=np.float64)) for name in ("mu", "sigma")
-            )
+            if any(name not in arrays for name in names):
+                told = " and ".join(names)
+                raise DataError(f"{path} holds no statistics (arrays {told}); it has {', '.join(arrays.files)}")
+            mean, covariance = (torch.from_numpy(np.asarray(arrays[name], dtype=np.float64)) for name in names)
             count = int(arrays["count"]) if "count" in arrays else 0
         if not (torch.isfinite(mean).all() and torch.isfinite(covariance).all()):
-            raise DataError(f"{path}: mu and sigma hold numbers that are not finite; make them again")
+            raise DataError(f"{path}: {names[0]} and {names[1]} hold numbers that are not finite; make them again")
         if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
-            raise DataError(f"{path}: mu {tuple(mean.shape)} and sigma {tuple(covariance.shape)} do not fit each other")
+            raise DataError(
+                f"{path}: {names[0]} {tuple(mean.shape)} and {names[1]} {tuple(covariance.shape)} do not fit each other"
+            )
         return cls(mean, covariance, count or None)
 
 

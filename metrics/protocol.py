@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from metrics.composition import CompositionRule
 from metrics.errors import DataError
+from metrics.extractors import EXTRACTORS, INCEPTION_RESIZINGS
 from metrics.images import RESIZERS
 
-EXTRACTORS = ("clip", "inception", "inception-antialiased", "inception-clean", "vgg16")
 CAPTION_SOURCES = ("scenes", "file", "class_labels")
 REFERENCES = ("renders", "given", "none")
 
@@ -56,11 +57,15 @@ class Protocol:
         resolution: side in pixels at which pictures are compared; null for the generated pictures' own.
         resizer: how they get there; see `metrics.images.RESIZERS`.
         extractor: features of the Frechet distance: "inception" (FID as first defined, and by torch-fidelity),
-            "inception-antialiased" (by torchmetrics since 1.8), "inception-clean" (by clean-fid), or "clip" (image
-            features of the CLIP model; not FID).
+            "inception-antialiased" (by torchmetrics since 1.8), "inception-clean" (by clean-fid), "clip" (image
+            features of the CLIP model; not FID), or "efficientnet-lite0" (a public network from a package; not FID).
         manifold_extractor: features of precision, recall, density and coverage; null leaves them out.
         manifold_neighbours: their k.
+        inception_score: make the Inception Score, with an extractor of Inception.
+        spatial_distance: make sFID, likewise.
         clip_score: null leaves it out.
+        hps: score pictures by a CLIP that was trained on preferences, such as HPS v2: 100 times the cosine.
+        composition: how GenEval's rule reads what a detector found; see `metrics.composition.CompositionRule`.
         reference: "renders" of held-out scenes, "given" on the command line, or "none": then there is no Frechet
             distance, no precision and no recall.
         reference_count: how many renders.
@@ -76,7 +81,11 @@ class Protocol:
     extractor: str = "inception"
     manifold_extractor: str | None = None
     manifold_neighbours: int = 3
+    inception_score: bool = False
+    spatial_distance: bool = False
     clip_score: ClipProtocol | None = field(default_factory=ClipProtocol)
+    hps: bool = False
+    composition: CompositionRule = field(default_factory=CompositionRule)
     reference: str = "given"
     reference_count: int | None = None
     judge: bool = False
@@ -98,17 +107,22 @@ class Protocol:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise DataError(f"{name} must be a positive integer, got {value!r}")
-        for name in ("longest_caption", "judge"):
+        for name in ("longest_caption", "judge", "inception_score", "spatial_distance", "hps"):
             if not isinstance(getattr(self, name), bool):
                 raise DataError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if self.clip_score is not None and not isinstance(self.clip_score, ClipProtocol):
             raise DataError(f"clip_score must be null or its own fields, got {self.clip_score!r}")
+        for name in ("inception_score", "spatial_distance"):
+            if getattr(self, name) and self.extractor not in INCEPTION_RESIZINGS:
+                raise DataError(f"{name} must be false: the extractor {self.extractor} is none of Inception")
+        _check_composition(self.composition)
         if self.reference == "renders" and self.reference_count is None:
             raise DataError('reference_count must say how many renders, since reference is "renders"')
         if self.reference == "none" and self.manifold_extractor is not None:
             raise DataError('manifold_extractor must be null, since reference is "none"')
-        if self.clip_score is not None and self.captions == "class_labels":
-            raise DataError("clip_score must be null: class labels are no captions")
+        for name, absent in (("clip_score", None), ("hps", False)):
+            if getattr(self, name) != absent and self.captions == "class_labels":
+                raise DataError(f"{name} must be {str(absent or 'null').lower()}: class labels are no captions")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Protocol:
@@ -117,6 +131,8 @@ class Protocol:
         clip = values.get("clip_score")
         if isinstance(clip, dict):
             values["clip_score"] = _fill(ClipProtocol, clip, "clip_score.")
+        if isinstance(rule := values.get("composition"), dict):
+            values["composition"] = _fill(CompositionRule, rule, "composition.")
         return _fill(cls, values, "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,6 +143,7 @@ class Protocol:
     def extractors(self) -> tuple[str, ...]:
         """Every network the protocol needs, each once."""
         wanted = [self.extractor, self.manifold_extractor, None if self.clip_score is None else "clip"]
+        wanted.append("hps" if self.hps else None)
         return tuple(dict.fromkeys(name for name in wanted if name is not None))
 
     def check_count(self, count: int) -> None:
@@ -163,6 +180,18 @@ class Protocol:
                     f"the Frechet distance too high; use more than {dimensions:,}"
                 )
         return found
+
+
+def _check_composition(rule: Any) -> None:
+    if not isinstance(rule, CompositionRule):
+        raise DataError(f"composition must be its own fields, got {rule!r}")
+    for name, value in asdict(rule).items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        whole = name == "most_objects"
+        if not is_number or not 0 <= value <= (1000 if whole else 1) or (whole and value != int(value)):
+            raise DataError(
+                f"composition.{name} must be {'an integer' if whole else 'a number from 0 to 1'}, got {value!r}"
+            )
 
 
 def _fill(kind: Any, values: dict[str, Any], prefix: str) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from metrics.bootstrap import mean_interval, spread_interval
+from metrics.class_score import inception_score
 from metrics.clip_score import clip_scores
 from metrics.diversity import distances_to_others
 from metrics.errors import DataError
@@ -32,10 +33,12 @@ class Reference:
     Args:
         statistics: of the features of `Protocol.extractor`.
         manifold_features: `[N, D]` of `Protocol.manifold_extractor`; None where only statistics are known.
+        spatial: statistics of the features of sFID; None where they are not known or not asked.
     """
 
     statistics: GaussianStatistics
     manifold_features: Tensor | None
+    spatial: GaussianStatistics | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Measured:
 
     Args:
         protocol: says which features and settings.
-        features: by extractor, `[N, D]` in the order of the pictures.
+        features: by extractor, `[N, D]` in the order of the pictures; beside them what `EXTRAS` names, where the
+            protocol asks for it.
         reference: None: there is nothing to compare with.
         text_features: of the captions, `[N, D]`; None where there are none.
         draws: of the bootstrap.
@@ -80,11 +84,35 @@ class Measured:
         return density_and_coverage(self.reference.manifold_features, features, self.protocol.manifold_neighbours)
 
 
+EXTRAS = {"spatial_distance": "spatial", "inception_score": "logits", "hps": "hps_text"}
+"""What is measured beside features, by the field of the protocol that asks for it: see `extractors.InceptionReading`,
+and the captions' features by the network of `hps`."""
+
 Figure = dict[str, Any]
 
 
 def _frechet_distance(measured: Measured) -> Figure | None:
     return None if measured.reference is None else _frechet(measured.own, measured.reference.statistics, measured.draws)
+
+
+def _spatial_distance(measured: Measured) -> Figure | None:
+    if measured.reference is None or measured.reference.spatial is None:
+        return None
+    return _frechet(measured.features["spatial"], measured.reference.spatial, measured.draws)
+
+
+def _inception_score(measured: Measured) -> Figure | None:
+    value, deviation = inception_score(measured.features["logits"])
+    return {**figure(value, None), "deviation": deviation}
+
+
+def _hps(measured: Measured) -> Figure | None:
+    return mean_figure(preference_scores(measured.features), measured.draws)
+
+
+def preference_scores(features: Mapping[str, Tensor]) -> Tensor:
+    """float64 `[N]`: 100 times the cosine of picture and caption by the network of `hps`, as HPS v2's tables say it."""
+    return clip_scores(features["hps"], features["hps_text"], clip_at_zero=False)
 
 
 def _clip_score(measured: Measured) -> Figure | None:
@@ -119,7 +147,10 @@ def _diversity(measured: Measured) -> Figure | None:
 
 SCORES: dict[str, Callable[[Measured], Figure | None]] = {
     "frechet_distance": _frechet_distance,
+    "spatial_distance": _spatial_distance,
+    "inception_score": _inception_score,
     "clip_score": _clip_score,
+    "hps": _hps,
     "precision": _precision,
     "recall": _recall,
     "density": _density,
@@ -136,7 +167,7 @@ def score_pictures(
     text_features: Tensor | None = None,
     draws: int = 200,
 ) -> dict[str, Figure | None]:
-    """Every score of `SCORES`; arguments as for `Measured`.
+    """Every score of `SCORES` but those of `EXTRAS` that the protocol leaves out; arguments as for `Measured`.
 
     Returns:
         By name `{"value": float, "interval": [low, high] or None}`, or None where it could not be computed. The
@@ -146,7 +177,8 @@ def score_pictures(
         DataError: too few pictures, or features that do not fit each other.
     """
     measured = Measured(protocol, features, reference, text_features, draws)
-    return {name: score(measured) for name, score in SCORES.items()}
+    asked = {name: score for name, score in SCORES.items() if name not in EXTRAS or getattr(protocol, name)}
+    return {name: score(measured) for name, score in asked.items()}
 
 
 def mean_figure(values: Tensor, draws: int) -> dict[str, Any]:

@@ -5,13 +5,16 @@ Belongs here: layout. A figure that was not computed is a dash.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 COLUMNS: tuple[tuple[str, str, float, int], ...] = (
     # key, heading, factor, decimals
     ("frechet_distance", "FID", 1.0, 3),
+    ("spatial_distance", "sFID", 1.0, 3),
+    ("inception_score", "Inception Score", 1.0, 2),
     ("clip_score", "CLIP score", 1.0, 2),
+    ("hps", "HPS", 1.0, 2),
     ("precision", "precision, %", 100.0, 1),
     ("recall", "recall, %", 100.0, 1),
     ("density", "density", 1.0, 3),
@@ -66,16 +69,73 @@ def format_figure(value: Mapping[str, Any] | None, factor: float, decimals: int)
     return f"{text} ± {(high - low) / 2:.{decimals}f}"
 
 
+def _computed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without figures that none of them has."""
+    empty = {key for key, *_ in COLUMNS if all(row.get(key) is None for row in rows)}
+    return [{key: value for key, value in row.items() if key not in empty} for row in rows]
+
+
 def markdown_quality(rows: Sequence[Mapping[str, Any]], extractor: str) -> str:
     """A Markdown table, one row a method."""
+    rows = _computed(rows)
     headings = ["method", "pictures", *quality_cells(rows[0], extractor)[0]]
     body = [[row["method"], f"{row['count']:,}", *quality_cells(row, extractor)[1]] for row in rows]
     lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
     return "\n".join(lines + ["| " + " | ".join(cells) + " |" for cells in body])
 
 
+GROUP_COLUMNS = (
+    ("shown", "as asked, %", 100.0, 1),
+    ("questions", "questions, %", 100.0, 1),
+    ("clip_score", "CLIP score", 1.0, 2),
+    ("hps", "HPS", 1.0, 2),
+    ("judge_prompts", "judge, % of prompts", 100.0, 1),
+)
+
+
+def markdown_groups(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown tables of a benchmark's groups, one a kind of group, a row a group and method; then its own figures."""
+    parts = []
+    for kind, groups in rows[0]["groups"].items():
+        columns = [column for column in GROUP_COLUMNS if column[0] in next(iter(groups.values()))]
+        body = [
+            [
+                name,
+                row["method"],
+                f"{group['count']:,}",
+                *(format_figure(group[key], factor, decimals) for key, _, factor, decimals in columns),
+            ]
+            for name in groups
+            for row in rows
+            for group in (row["groups"][kind][name],)
+        ]
+        parts.append(markdown_table([kind, "method", "pictures", *(column[1] for column in columns)], body))
+    for name, figures in BENCHMARK_FIGURES.items():
+        if name in rows[0]:
+            told = [
+                [row["method"], *(format_figure(figure, 100.0, 1) for figure in figures(row[name]).values())]
+                for row in rows
+            ]
+            parts.append(markdown_table(["method", *figures(rows[0][name])], told))
+    return "\n\n".join(parts)
+
+
+BENCHMARK_FIGURES: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+    "geneval": lambda told: {
+        "mean over tasks, %": told["overall"],
+        "pictures, %": told["pictures"],
+        "prompts, %": told["prompts"],
+    },
+    "dpg": lambda told: {
+        "score, %": told["score"],
+        **{f"{name}, %": each for name, each in told["categories"].items()},
+    },
+}
+
+
 def latex_quality(rows: Sequence[Mapping[str, Any]], extractor: str) -> str:
     """A LaTeX tabular (booktabs), one row a method."""
+    rows = _computed(rows)
     headings = ["method", "pictures", *quality_cells(rows[0], extractor)[0]]
     body = [[row["method"], f"{row['count']:,}", *quality_cells(row, extractor)[1]] for row in rows]
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}", r"\toprule", _latex_line(headings), r"\midrule"]
@@ -110,6 +170,7 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     header += ["p90", "speed-up, worst / median / best" if several else "speed-up", "GB/s", "GFLOP/s"]
     judged = any(row["judge_accuracy"] is not None for row in rows)
     scored = any(row.get("clip_score") is not None for row in rows)
+    compared = [row["extractor"] for row in rows if row.get("frechet_distance") is not None][:1]
     cells = [
         [
             row["method"],
@@ -126,10 +187,13 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
             *(_achieved(row, name) for name in ("gb_per_second", "gflop_per_second")),
             *([f"{100 * row['judge_accuracy']:.1f} %"] if judged else []),
             *([f"{row['clip_score']:.2f}"] if scored else []),
+            *([f"{row['frechet_distance']:.2f}"] if compared else []),
         ]
         for row in rows
     ]
-    return markdown_table([*header, *(["judge"] if judged else []), *(["CLIP score"] if scored else [])], cells)
+    header += (["judge"] if judged else []) + (["CLIP score"] if scored else [])
+    header += [quality_heading("frechet_distance", "FID", name) for name in compared]
+    return markdown_table(header, cells)
 
 
 def _speedups(row: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from diffusers.models.autoencoders.vq_model import VQModel
     from torch import Tensor
 
+    from metrics.picture_readers import Detector
     from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures, VideoCase, World
     from vargen.jobs.ranking import Ranker
     from vargen.training.video_questions import VideoSource
@@ -48,6 +49,11 @@ class SceneWorld:
         from scenes.judge.claim_judge import ClaimJudge
 
         return ClaimJudge()
+
+    def detector(self) -> Detector:
+        from scenes.judge.object_detector import SceneDetector
+
+        return SceneDetector()
 
     def ranker(self, image_size: int) -> Ranker:
         from scenes.judge.claim_judge import JudgeRanker

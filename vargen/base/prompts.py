@@ -18,14 +18,14 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.bounds import check_text
 from vargen.base.errors import UserError
-from vargen.base.prompt_tables import is_table, read_rows
-from vargen.base.reading import read_bytes, read_text, reason_of
+from vargen.base.prompt_tables import Row, is_table, read_rows
+from vargen.base.reading import read_bytes, reason_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,12 +67,22 @@ def read_prompts(source: str, argument: str = "prompts_file") -> list[str]:
     Raises:
         UserError: see `gather_prompts`.
     """
+    prompts = [prompt_of(row, where) for where, row in read_records(source, argument)]
+    if not prompts:
+        raise UserError(f"{argument}: {'standard input' if source == '-' else source} holds no prompt")
+    return prompts
+
+
+def read_records(source: str, argument: str = "prompts_file") -> Iterator[tuple[str, Row]]:
+    """The rows of a file, of standard input for "-", or of a data set, each with its place for errors.
+
+    A line of text is a row with a `prompt` alone. Keys are as the file has them, those of tables in lower case.
+
+    Raises:
+        UserError: see `gather_prompts`.
+    """
     if source != "-" and is_table(source):
-        rows = read_rows(source, PROMPT_COLUMNS, argument)
-        prompts = [check_prompt(_prompt_in(row, where), f"{where} the prompt") for where, row in rows]
-        if not prompts:
-            raise UserError(f"{argument}: {source} holds no prompt")
-        return prompts
+        return read_rows(source, PROMPT_COLUMNS, argument)
     path = Path(source).expanduser()
     if source == "-" and sys.stdin is None:
         raise UserError(f"{argument}: standard input is closed; name a file")
@@ -90,48 +100,31 @@ def read_prompts(source: str, argument: str = "prompts_file") -> list[str]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{argument}: {name} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
-
+    where = f"{argument}: {name}"
     if suffix in _DELIMITERS:
-        prompts = list(_from_table(text, f"{argument}: {name}", _DELIMITERS[suffix]))
-    elif suffix == ".jsonl":
-        prompts = list(_from_json_lines(text, f"{argument}: {name}"))
-    elif suffix in (".txt", ""):
+        return _from_table(text, where, _DELIMITERS[suffix])
+    if suffix == ".jsonl":
+        return _from_json_lines(text, where)
+    if suffix in (".txt", ""):
         lines = enumerate(split_lines(text), start=1)
-        prompts = [check_prompt(line, f"{argument}: {name}, line {number}:") for number, line in lines if line.strip()]
-    else:
-        raise UserError(f"{argument}: {name} must end in .txt, .csv, .tsv, .jsonl, .json, .parquet or .tar, or be -")
-    if not prompts:
-        raise UserError(f"{argument}: {name} holds no prompt")
-    return prompts
+        return ((f"{where}, line {number}:", {"prompt": line}) for number, line in lines if line.strip())
+    raise UserError(f"{where} must end in .txt, .csv, .tsv, .jsonl, .json, .parquet or .tar, or be -")
 
 
 def read_column(source: str, names: Sequence[str]) -> list[str] | None:
     """What a file of prompts says beside each prompt, under the first of `names` that it has; None if it has none."""
-    path = Path(source).expanduser()
-    suffix = path.suffix.lower()
-    if source != "-" and is_table(source):
-        rows: list[Any] = [row for _, row in read_rows(source, PROMPT_COLUMNS)]
-        return _column_of(rows, names)
-    if suffix not in (*_DELIMITERS, ".jsonl"):
+    if source == "-":
         return None
-    text = read_text(path, "prompts_file")
-    if suffix == ".jsonl":
-        rows = [json.loads(line) for line in split_lines(text) if line.strip()]
-    else:
-        lines = io.StringIO(text, newline="")
-        rows = list(
-            csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if suffix == ".tsv" else csv.DictReader(lines)
-        )
-    return _column_of(rows, names)
-
-
-def _column_of(rows: Sequence[Any], names: Sequence[str]) -> list[str] | None:
-    """See `read_column`; rows are mappings, or something else that has no columns."""
-    rows = [{str(key).strip().lower(): row[key] for key in row} if isinstance(row, dict) else row for row in rows]
+    rows = [lower_keys(row) for _, row in read_records(source)]
     for name in names:
-        if rows and all(isinstance(row, dict) and row.get(name) is not None for row in rows):
+        if rows and all(row.get(name) is not None for row in rows):
             return [str(row[name]) for row in rows]
     return None
+
+
+def lower_keys(row: Row) -> dict[str, Any]:
+    """A row by names of columns in lower case."""
+    return {str(key).strip().lower(): value for key, value in row.items()}
 
 
 def unknown_words(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
@@ -156,7 +149,7 @@ def split_lines(text: str) -> list[str]:
     return io.StringIO(text, newline=None).read().split("\n")
 
 
-def _from_table(text: str, name: str, delimiter: str) -> Iterable[str]:
+def _from_table(text: str, name: str, delimiter: str) -> Iterator[tuple[str, Row]]:
     # Tab-separated files in the field (PartiPrompts) do not quote, and their prompts contain quotation marks.
     lines = io.StringIO(text, newline="")
     if delimiter == "\t":
@@ -166,8 +159,7 @@ def _from_table(text: str, name: str, delimiter: str) -> Iterable[str]:
     try:
         header = next(reader, [])
         columns = [cell.strip().lower() for cell in header]
-        column = next((columns.index(wanted) for wanted in PROMPT_COLUMNS if wanted in columns), None)
-        if column is None:
+        if not set(columns) & set(PROMPT_COLUMNS):
             raise UserError(f"{name}: the first line must name a column {' or '.join(PROMPT_COLUMNS)}")
         for row in reader:
             if not any(cell.strip() for cell in row):
@@ -180,12 +172,12 @@ def _from_table(text: str, name: str, delimiter: str) -> Iterable[str]:
                 raise UserError(
                     f"{where} {len(row)} cells under {len(header)} columns; quote cells that contain {delimiter!r}"
                 )
-            yield check_prompt(row[column], f"{where} the prompt")
+            yield where, dict(zip(columns, row, strict=True))
     except csv.Error as error:
         raise UserError(f"{name}, line {reader.line_num}: {error}") from error
 
 
-def _from_json_lines(text: str, name: str) -> Iterable[str]:
+def _from_json_lines(text: str, name: str) -> Iterator[tuple[str, Row]]:
     for number, line in enumerate(split_lines(text), start=1):
         if not line.strip():
             continue
@@ -194,14 +186,13 @@ def _from_json_lines(text: str, name: str) -> Iterable[str]:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{where} not JSON ({reason_of(error)})") from error
-        yield check_prompt(_prompt_in(value, where), f"{where} the prompt")
+        yield where, value if isinstance(value, Mapping) else {"prompt": value}
 
 
-def _prompt_in(value: object, where: str) -> str:
-    """The prompt in a string or a row. Raises UserError where there is none."""
-    if isinstance(value, Mapping):
-        own = {str(key).strip().lower(): value[key] for key in value}
-        value = next((own[name] for name in PROMPT_COLUMNS if name in own), None)
+def prompt_of(row: Row, where: str) -> str:
+    """The prompt in a row. Raises UserError where there is none; `where` names the row."""
+    own = lower_keys(row)
+    value = next((own[name] for name in PROMPT_COLUMNS if name in own), None)
     if not isinstance(value, str):
         raise UserError(f"{where} need a string, or an object with a string under {' or '.join(PROMPT_COLUMNS)}")
-    return value
+    return check_prompt(value, f"{where} the prompt")

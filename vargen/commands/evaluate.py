@@ -36,13 +36,15 @@ def run(arguments: Sequence[str]) -> int:
 def _report(config: EvaluateConfig, rows: list[dict[str, Any]], as_json: bool) -> None:
     """Write scores.json, the tables and the plot; print what was asked for."""
     from metrics.plots import plot_quality
-    from metrics.tables import latex_quality, markdown_quality
+    from metrics.tables import latex_quality, markdown_groups, markdown_quality
 
     folder = Path(config.output)
     _warn_of_lost_rows(folder / "scores.json", rows)
     write_json_atomic(folder / "scores.json", rows)
     extractor = rows[0]["protocol"]["extractor"]
     table = markdown_quality(rows, extractor)
+    if "groups" in rows[0]:
+        table += f"\n\n{markdown_groups(rows)}"
     write_atomic(folder / "table.md", table + "\n")
     write_atomic(folder / "table.tex", latex_quality(rows, extractor) + "\n")
     try:

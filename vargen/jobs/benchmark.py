@@ -44,9 +44,12 @@ from vargen.runs.records import Records, own_calls
 if TYPE_CHECKING:
     import torch
 
+    from vargen.jobs.feature_distance import FeatureDistance
     from vargen.pipelines.loading import ImagePipeline
 
 MAX_PROCESSES = 100
+_REFERENCE_COUNT = 2000
+"""Renders: more than the features have dimensions, or their covariance would be singular."""
 _BATCHES_AT_ONCE = 4
 """Batches whose pictures one call draws in continuous batches."""
 
@@ -71,6 +74,8 @@ class BenchConfig(SamplingOptions):
         warm_up: number of calls of each method that do not count, before the first that does.
         judge: read the pictures and compare them with their prompts, where the model draws the project's own scenes.
         clip: folder of a CLIP model of transformers that scores pictures against their prompts; null for no scores.
+        extractor: name of a network that a package brings, "efficientnet-lite0", whose Frechet distance between the
+            pictures and renders of held-out scenes is told; null for none. It is not FID.
         output: folder for results.json, plot.png (judge accuracy against speed-up) and images/. Measured calls are kept
             in it until the end, and the same command continues a stopped run. null writes nothing.
         processes: how often the whole comparison runs, each time in a fresh process, one after the other. Ratios are
@@ -89,6 +94,7 @@ class BenchConfig(SamplingOptions):
     warm_up: int = 1
     judge: bool = True
     clip: str | None = field(default=None, metadata=READ)
+    extractor: str | None = None
     output: str | None = field(
         default=None, metadata=writes_in("results.json", "plot.png", "calls.jsonl", "images", "processes")
     )
@@ -153,6 +159,7 @@ def benchmark(config: BenchConfig, world: World | None, quiet: bool = False) -> 
 
     with own_calls(config.output, ["images", *(f"images/{escape(label)}" for label in methods)]) as calls:
         scorer = None if config.clip is None else ClipScorer(Path(config.clip))
+        distance = None if config.extractor is None else _distance(config.extractor, model, world, quiet)
         pipeline, _, dtype = load_pipeline(model, config, quiet)
         shared = {
             **{name: getattr(config, name) for name in ("batch_size", "continuous_batches", "seed")},
@@ -166,6 +173,7 @@ def benchmark(config: BenchConfig, world: World | None, quiet: bool = False) -> 
             device=str(pipeline.device),
             judged=judge is not None,
             **({} if scorer is None else {"clip": scorer.identity}),
+            **({} if distance is None else {"extractor": distance.identity}),
             **config.identity,
             **shared,
         )
@@ -178,6 +186,7 @@ def benchmark(config: BenchConfig, world: World | None, quiet: bool = False) -> 
                 warm_up=config.warm_up,
                 judge=judge,
                 clip=scorer,
+                distance=distance,
                 records=Records(calls, settings),
                 images=calls.parent / "images" if calls is not None and config.save_images else None,
                 shown=shown,
@@ -198,6 +207,17 @@ def _cases(config: BenchConfig, model: ModelDescription, world: World | None) ->
     if labels := class_labels_of(model, config.class_labels):
         return [BenchmarkCase(class_label=label) for label in labels]
     return prompt_cases(model, world, config.prompts_file, config.num_prompts, config.seed, config.split)
+
+
+def _distance(name: str, model: ModelDescription, world: World | None, quiet: bool) -> FeatureDistance:
+    from vargen.jobs.feature_distance import FeatureDistance
+
+    if world is None or not model.draws_scenes:
+        raise UserError(
+            "extractor compares with renders of the project's own scenes, which this model does not draw; use vargen "
+            "evaluate with a --reference"
+        )
+    return FeatureDistance(name, world.reference(_REFERENCE_COUNT, model.image_size), quiet)
 
 
 def _plot(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -222,6 +242,7 @@ def run_benchmark(
     warm_up: int = 1,
     judge: Judge | None = None,
     clip: ClipScorer | None = None,
+    distance: FeatureDistance | None = None,
     records: Records | None = None,
     images: Path | None = None,
     shown: Progress | None = None,
@@ -239,6 +260,7 @@ def run_benchmark(
         warm_up: number of calls of each method before the first that counts, over the first call's cases.
         judge: reads the pictures; None for no judging. Its time is not counted.
         clip: scores them against their prompts, likewise.
+        distance: compares them with reference pictures, likewise.
         records: keeps the calls, and holds those of a stopped run; None keeps them in memory.
         images: folder for the pictures, LABEL/000000.png; None keeps none. A recorded call whose pictures are missing
             is made again.
@@ -290,13 +312,15 @@ def run_benchmark(
         chosen = [cases[i] for i in batches[number]]
         kept: dict[str, Any] = {"call": record.to_dict()}
         kept["claims"] = {} if judge is None else count_claims(judge, pictures, chosen)
+        pixels = (pictures.clamp(0, 1) * 255).round().to(torch.uint8)
+        if distance is not None:
+            kept["features"] = distance.encode(pixels)
         if clip is not None:
-            pixels = (pictures.clamp(0, 1) * 255).round().to(torch.uint8)
             kept["clip_scores"] = clip.score_pixels(pixels, [case.prompt or "" for case in chosen])
         return kept
 
     compare(methods, len(batches), call, keep, warm_up=warm_up, records=records, shown=shown)
-    rows = build_rows(methods, records, len(batches))
+    rows = build_rows(methods, records, len(batches), distance)
     sequences = 2 if pipeline.do_classifier_free_guidance else 1
     return [{**row, "achieved": achieved(row, *pipeline.weights_a_pass, sequences)} for row in rows]
 
@@ -307,7 +331,9 @@ def _calls(count: int, batch_size: int, continuous_batches: bool) -> list[range]
     return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
 
-def build_rows(methods: Mapping[str, ImageMethodConfig], records: Records, num_calls: int) -> list[dict[str, Any]]:
+def build_rows(
+    methods: Mapping[str, ImageMethodConfig], records: Records, num_calls: int, distance: FeatureDistance | None = None
+) -> list[dict[str, Any]]:
     """One JSON-ready row for each method: its cost (`metrics.speculation.summarise`), quality, settings and origin."""
     from vargen.jobs.figures import clip_figures, judge_figures
 
@@ -316,6 +342,7 @@ def build_rows(methods: Mapping[str, ImageMethodConfig], records: Records, num_c
             **summarise(calls_of(kept), None if plain is None else calls_of(plain)),
             **judge_figures([call["claims"] for call in kept]),
             **clip_figures([call.get("clip_scores", []) for call in kept]),
+            **({} if distance is None else distance.figures([call["features"] for call in kept])),
         }
 
     return rows_of(methods, records, num_calls, figures)

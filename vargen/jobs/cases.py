@@ -7,7 +7,7 @@ any world, and finding the installed one (`vargen.base.world`); `vargen.commands
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vargen.base.errors import UserError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from diffusers.models.autoencoders.vq_model import VQModel
     from torch import Tensor
 
+    from metrics.picture_readers import Detector
+    from vargen.jobs.prompt_formats import BenchmarkPrompt
     from vargen.jobs.ranking import Ranker
     from vargen.models.description import ModelDescription
     from vargen.models.video_llms.frames import VideoFrames
@@ -33,12 +35,14 @@ class BenchmarkCase:
         class_label: for a class-conditional one.
         claims: what the prompt says, in the form that the judge takes; None where it cannot be judged.
         object_count: how many objects the picture ought to show though the prompt does not say so, for the judge.
+        asked: the prompt as a public benchmark has it; None for any other.
     """
 
     prompt: str | None = None
     class_label: int | None = None
     claims: Any = None
     object_count: int | None = None
+    asked: BenchmarkPrompt | None = None
 
 
 SPLITS = ("heldout", "all")
@@ -89,6 +93,12 @@ class VideoCase:
 def written_cases(prompts: Sequence[str], world: World | None) -> list[BenchmarkCase]:
     """Prompts that users wrote, with what they claim where the world can read them."""
     return [BenchmarkCase(prompt, claims=None if world is None else world.claims(prompt)) for prompt in prompts]
+
+
+def asked_cases(prompts: Sequence[BenchmarkPrompt], world: World | None) -> list[BenchmarkCase]:
+    """Prompts of a public benchmark, likewise."""
+    cases = written_cases([each.prompt for each in prompts], world)
+    return [replace(case, asked=prompt) for case, prompt in zip(cases, prompts, strict=True)]
 
 
 def prompt_cases(
@@ -192,6 +202,10 @@ class World(ShippedModels, Protocol):
 
     def judge(self) -> Judge:
         """Reads pictures of this world."""
+        ...
+
+    def detector(self) -> Detector:
+        """Finds the things of this world in pictures, by the judge's eyes, for benchmarks that ask for objects."""
         ...
 
     def ranker(self, image_size: int) -> Ranker:

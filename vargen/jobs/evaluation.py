@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,8 @@ from vargen.base.prompts import gather_prompts, read_column
 from vargen.base.reading import read_yaml
 from vargen.base.resources import find_config, shipped_clip
 from vargen.base.world import missing_world
-from vargen.jobs.cases import BenchmarkCase, World, can_read, written_cases
+from vargen.jobs.cases import BenchmarkCase, World, asked_cases, can_read, written_cases
+from vargen.jobs.prompt_formats import check_format, read_benchmark
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import read_method_list
 from vargen.models.description import ModelDescription, open_model
@@ -34,6 +35,8 @@ from vargen.runs.files import own_folder
 from vargen.runs.processes import Processes
 
 if TYPE_CHECKING:
+    import torch
+
     from metrics.protocol import Protocol
     from metrics.quality import Reference
     from vargen.jobs.measuring import Networks
@@ -48,12 +51,14 @@ class EvaluateConfig(SamplingOptions):
     """What to evaluate.
 
     Args:
-        preset: name of a shipped protocol (scenes, prompts, coco2014-30k, coco2017-5k-longest, imagenet-50k) or a YAML
-            file with the same fields; null for scenes, or for prompts with a model that does not draw the project's own
-            scenes.
-        num_prompts: number of pictures, one for each prompt or class; null for the protocol's, or 2000 where it has
-            none.
+        preset: name of a shipped protocol (scenes, scenes-efficientnet, scene-prompts, prompts, coco2014-30k,
+            coco2017-5k-longest, imagenet-50k) or a YAML file with the same fields; null for scenes, or for
+            scene-prompts with a prompts_file, or for prompts with a model that does not draw the project's own scenes.
+        num_prompts: number of prompts or classes; null for the protocol's, or 2000 where it has none.
+        num_images_per_prompt: number of pictures of each.
         prompts_file: captions, one for each picture in its order, in any form that `vargen generate` reads.
+        prompts_format: what the captions are of: parti, geneval, dpg or hpsv2, as published. Scores are then told by
+            group, too. null for captions alone.
         given_images: folder or .npz file of pictures to evaluate, instead of making any.
         method: decoding method or preset. Several, separated by commas, are evaluated one after the other.
         method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
@@ -62,6 +67,11 @@ class EvaluateConfig(SamplingOptions):
         write_npz: also write the pictures of each method as METHOD.npz, with the array arr_0 that the evaluators of ADM
             and LlamaGen read.
         clip: folder of a CLIP model; null for the one that comes with vargen (scenes only).
+        hps: folder of a CLIP model that was trained on preferences, such as HPS v2, in the layout of transformers. Its
+            score is then added.
+        detector: folder of a Mask2Former, OWL-ViT or OWLv2 of transformers, which finds what GenEval's prompts name.
+            null for the judge of the project's own scenes, which reads prompts about them alone.
+        answers: folder of a BLIP of transformers, which answers DPG-Bench's questions. null leaves them unasked.
         inception_weights: file of torch-fidelity's Inception weights; null lets torch-fidelity download them.
         vgg_weights: file of torchvision's VGG16 weights, for a protocol that uses them.
         batch_size: number of pictures per call. A stopped run is continued with the same one, since costs are recorded
@@ -75,13 +85,18 @@ class EvaluateConfig(SamplingOptions):
 
     preset: str | None = field(default=None, metadata=READ_FILE)
     num_prompts: int | None = None
+    num_images_per_prompt: int = 1
     prompts_file: str | None = field(default=None, metadata=READ)
+    prompts_format: str | None = None
     given_images: str | None = field(default=None, metadata=READ)
     method: str = field(default="jacobi", metadata=READ_FILE)
     method_options: dict[str, Any] = field(default_factory=dict)
     reference: str | None = field(default=None, metadata=READ)
     write_npz: bool = False
     clip: str | None = field(default=None, metadata=READ)
+    hps: str | None = field(default=None, metadata=READ)
+    detector: str | None = field(default=None, metadata=READ)
+    answers: str | None = field(default=None, metadata=READ)
     inception_weights: str | None = field(default=None, metadata=READ)
     vgg_weights: str | None = field(default=None, metadata=READ)
     batch_size: int = 32
@@ -92,8 +107,13 @@ class EvaluateConfig(SamplingOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_numbers(
-            self, {"batch_size": (1, MAX_BATCH_SIZE), "bootstrap": (0, 100_000), "num_prompts": (2, MAX_PICTURES)}
+            self,
+            {
+                **{"batch_size": (1, MAX_BATCH_SIZE), "bootstrap": (0, 100_000), "num_prompts": (2, MAX_PICTURES)},
+                "num_images_per_prompt": (1, MAX_PICTURES),
+            },
         )
+        check_format(self.prompts_format, self.prompts_file)
         if Path(self.output).is_file():
             raise UserError(f"output: {self.output} is a file; name a folder")
 
@@ -140,7 +160,13 @@ def evaluate(config: EvaluateConfig, world: World | None, quiet: bool = False) -
     """
     model = None if config.given_images is not None else open_model(config)
     usual = "scenes" if model is None or model.draws_scenes else "prompts"
+    if usual == "scenes" and config.prompts_file is not None:
+        usual = "prompts" if model is None else "scene-prompts"
     protocol = load_protocol(config.preset or usual)
+    if config.hps is not None:
+        if protocol.captions == "class_labels":
+            raise UserError(f"hps scores captions, and {protocol.name} has none; leave it out")
+        protocol = replace(protocol, hps=True)
     methods = {} if model is None else config.methods(model.resolve_method)
 
     from vargen.jobs.evaluated_pictures import GIVEN
@@ -170,10 +196,10 @@ def _evaluate(
     from metrics.speculation import CallRecord, summarise
     from vargen.jobs import evaluated_pictures as pictures
     from vargen.jobs import measuring
-    from vargen.jobs.figures import against_plain, score
+    from vargen.jobs.figures import against_plain, benchmark_figures, score
 
     cases = _cases(config, protocol, model, world)
-    networks = _networks(config, protocol, model, processes, world)
+    networks = _networks(config, protocol, model, processes, world, cases)
     shared = (config.batch_size, config.continuous_batches, protocol, cases, networks, processes, quiet)
     run = measuring.Evaluation(config, Path(config.output), *shared)
     path = None if config.reference is None else Path(config.reference)
@@ -228,6 +254,9 @@ def _evaluate(
             "networks": run.networks.identity(),
             "warnings": notes,
         }
+        if asked := [case.asked for case in cases if case.asked is not None]:
+            row |= {"prompts_format": config.prompts_format}
+            row |= benchmark_figures(asked, measured[label], protocol, kinds, config.bootstrap)
         if "ar" in measured and label != "ar":
             row["against_plain"] = against_plain(measured[label], measured["ar"], protocol, kinds, config.bootstrap)
         if label in jobs:
@@ -271,16 +300,22 @@ def _cases(
     else:
         if config.prompts_file is None:
             raise UserError(f"prompts_file: {protocol.name} needs captions; name a .txt, .csv, .tsv or .jsonl file")
-        cases = written_cases(gather_prompts([], config.prompts_file), world)
+        if config.prompts_format is None:
+            cases = written_cases(gather_prompts([], config.prompts_file), world)
+        else:
+            cases = asked_cases(read_benchmark(config.prompts_file, config.prompts_format), world)
         if count is not None and len(cases) < count:
             raise UserError(f"prompts_file: {config.prompts_file} holds {len(cases):,} captions, {count:,} are asked")
         cases = cases[:count]
+    cases = [case for case in cases for _ in range(config.num_images_per_prompt)]
+    if len(cases) > MAX_PICTURES:
+        raise UserError(f"num_images_per_prompt: {len(cases):,} pictures are more than {MAX_PICTURES:,}; ask for fewer")
     try:
         protocol.check_count(len(cases))
         if protocol.captions == "file":
             assert config.prompts_file is not None
             groups = read_column(config.prompts_file, ("image_id", "id", "file_name"))
-            groups = None if groups is None else groups[: len(cases)]
+            groups = None if groups is None or config.num_images_per_prompt > 1 else groups[: len(cases)]
             protocol.check_captions([case.prompt or "" for case in cases], groups)
     except DataError as error:
         raise UserError(str(error)) from error
@@ -307,12 +342,13 @@ def _networks(
     model: ModelDescription | None,
     processes: Processes,
     world: World | None,
+    cases: list[BenchmarkCase],
 ) -> Networks:
     from vargen.jobs.measuring import load_networks
 
-    named = {name: getattr(config, name) for name in ("clip", "inception_weights", "vgg_weights")}
+    named = {name: getattr(config, name) for name in ("clip", "hps", "inception_weights", "vgg_weights")}
     files = {name: None if path is None else Path(path) for name, path in named.items()}
-    if files["clip"] is None and protocol.captions == "scenes":
+    if files["clip"] is None and (protocol.captions == "scenes" or protocol.judge):
         files["clip"] = shipped_clip()
     judge = _needed(world, protocol).judge() if protocol.judge else None
     if judge is not None and model is not None and not can_read(judge, model.image_size):
@@ -320,4 +356,50 @@ def _networks(
             f"preset: the judge of {protocol.name} reads pictures of {judge.image_size} pixels or more, this model "
             f"makes {model.image_size}; use prompts, or another preset without a judge"
         )
-    return load_networks(protocol, processes.device, files, judge)
+    networks = load_networks(protocol, processes.device, files, judge)
+    return _with_check(config, networks, protocol, cases, world, processes.device)
+
+
+def _with_check(
+    config: EvaluateConfig,
+    networks: Networks,
+    protocol: Protocol,
+    cases: list[BenchmarkCase],
+    world: World | None,
+    device: torch.device,
+) -> Networks:
+    """The networks, with what checks a benchmark's pictures. Raises UserError where nothing can or need."""
+    from metrics.errors import DataError
+    from metrics.extractors import CLIPFeatures
+    from metrics.picture_readers import VisualAnswers, load_detector
+    from vargen.jobs.checks import CompositionCheck, PictureCheck, QuestionCheck, check_names, most_asked, needs_check
+    from vargen.models.model_folder import check_stored
+
+    asked = [case.asked for case in cases if case.asked is not None]
+    needed = needs_check(asked)
+    for name in ("detector", "answers"):
+        if getattr(config, name) is not None and name != needed:
+            raise UserError(f"{name} checks nothing here; leave it out, or name a prompts_file and its prompts_format")
+    named = None if needed is None else getattr(config, needed)
+    folder = None if named is None else Path(named)
+    own = world.detector() if needed == "detector" and folder is None and world is not None and protocol.judge else None
+    if needed == "detector" and folder is None and own is None:
+        raise UserError("detector: geneval needs one; name the folder of a Mask2Former or an OWL")
+    if folder is not None:
+        check_stored(folder, str(needed))
+    elif own is None:
+        return networks
+    check: PictureCheck
+    try:
+        if folder is not None and needed == "answers":
+            check = QuestionCheck(VisualAnswers(folder, device))
+        else:
+            detector = own or load_detector(folder or Path(), device)
+            clip = networks.extractors.get("clip")
+            if not isinstance(clip, CLIPFeatures):
+                raise UserError(f"preset: {protocol.name} has no CLIP, which names colours; give it a clip_score")
+            check_names(detector, asked)
+            check = CompositionCheck(detector, clip, protocol.composition)
+    except DataError as error:
+        raise UserError(f"{needed}: {error}") from error
+    return replace(networks, check=check, most_asked=most_asked(asked))

@@ -17,9 +17,11 @@ from metrics.clip_score import clip_scores
 from metrics.errors import DataError
 from metrics.proportion import Proportion, clustered_interval
 from metrics.protocol import Protocol
-from metrics.quality import Reference, figure, mean_figure, score_pictures
+from metrics.quality import EXTRAS, Reference, figure, mean_figure, preference_scores, score_pictures
 from vargen.base.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, Judge
+from vargen.jobs.checks import FigureOf, benchmark_scores, group_mean
+from vargen.jobs.prompt_formats import BenchmarkPrompt
 
 
 def score(
@@ -28,6 +30,9 @@ def score(
     """Figures of one set of pictures from its features; `kinds` are those of the judge. Raises UserError for too few
     pictures."""
     features = {name: measured[f"features_{name}"] for name in protocol.extractors}
+    features |= {
+        name: measured[name] for field, name in EXTRAS.items() if getattr(protocol, field) and name in measured
+    }
     try:
         scores = score_pictures(protocol, features, reference, measured.get("text"), draws)
     except DataError as error:
@@ -35,6 +40,28 @@ def score(
     if "verdicts" in measured:
         scores |= judge_scores(measured["verdicts"], kinds, draws)
     return scores
+
+
+def benchmark_figures(
+    prompts: Sequence[BenchmarkPrompt],
+    measured: Mapping[str, Tensor],
+    protocol: Protocol,
+    kinds: Sequence[str],
+    draws: int,
+) -> dict[str, Any]:
+    """Figures of a public benchmark's groups, as `vargen.jobs.checks.benchmark_scores` gives them."""
+    figures: dict[str, FigureOf] = {}
+    if (clip := protocol.clip_score) is not None:
+        scores = clip_scores(measured["features_clip"], measured["text"], clip.scale, clip.clip_at_zero)
+        figures["clip_score"] = lambda chosen: group_mean(scores[chosen], draws)
+    if protocol.hps:
+        preferences = preference_scores({"hps": measured["features_hps"], "hps_text": measured["hps_text"]})
+        figures["hps"] = lambda chosen: group_mean(preferences[chosen], draws)
+    if "verdicts" in measured:
+        figures["judge_prompts"] = lambda chosen: judge_scores(measured["verdicts"][chosen], kinds, draws)[
+            "judge_prompts"
+        ]
+    return benchmark_scores(prompts, figures, measured.get("answers"), draws)
 
 
 def judge_scores(verdicts: Tensor, kinds: Sequence[str], draws: int) -> dict[str, Any]:

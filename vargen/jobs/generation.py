@@ -26,6 +26,7 @@ from vargen.base.places import READ, READ_FILE, writes_in
 from vargen.base.prompts import gather_prompts
 from vargen.base.resources import shipped_clip
 from vargen.jobs.cases import class_labels_of
+from vargen.jobs.prompt_formats import check_format, read_benchmark
 from vargen.jobs.ranking import RANKERS, ClipScorer, Ranker, best, candidate_seed
 from vargen.methods.base import AUTO, ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
@@ -55,6 +56,7 @@ class GenerateConfig(SamplingOptions):
         prompts_file: file of more prompts: .txt (one a line), .csv or .tsv (with a column "prompt"), .jsonl, .json
             (COCO's captions too), .parquet, .tar (webdataset); a folder of `datasets`, shards or texts; "hub:NAME" for
             a data set on the hub; "-" reads lines from standard input.
+        prompts_format: what the file is of: parti, geneval, dpg or hpsv2, as published; null for prompts alone.
         class_labels: classes to draw instead of prompts, such as "[207, 360]", for a class-conditional model.
         height: height of the pictures in pixels, together with `width`, for a family that draws several sizes (Emu3
             multiples of 8, GLM-Image of 32); null for the model's usual size.
@@ -81,6 +83,7 @@ class GenerateConfig(SamplingOptions):
     """
 
     prompts_file: str | None = field(default=None, metadata=READ)
+    prompts_format: str | None = None
     class_labels: list[int] = field(default_factory=list)
     height: int | None = None
     width: int | None = None
@@ -99,6 +102,7 @@ class GenerateConfig(SamplingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_format(self.prompts_format, self.prompts_file)
         check_numbers(self, {"batch_size": (1, MAX_BATCH_SIZE)})
         check_numbers(self, {"num_candidates": (1, math.inf), "num_images_per_prompt": (1, math.inf)})  # more below
         if self.num_candidates > MAX_CANDIDATES:
@@ -234,7 +238,12 @@ def _read_conditions(config: GenerateConfig, prompts: Sequence[str], model: Mode
         raise UserError("prompts cannot be used: the model is class-conditional; give --class_labels")
     if labels := class_labels_of(model, config.class_labels):
         return labels
-    gathered = gather_prompts(prompts, config.prompts_file)
+    if config.prompts_format is None:
+        gathered = gather_prompts(prompts, config.prompts_file)
+    else:
+        assert config.prompts_file is not None
+        asked = read_benchmark(config.prompts_file, config.prompts_format)
+        gathered = [*gather_prompts(prompts), *(each.prompt for each in asked)]
     if not gathered:
         raise UserError("a prompt must be given, in quotes, or a file of them with --prompts_file")
     return gathered

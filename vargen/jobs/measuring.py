@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from metrics.errors import DataError
-from metrics.extractors import INCEPTION_RESIZINGS, CLIPFeatures, FeatureExtractor, InceptionFeatures, VGGFeatures
+from metrics.extractors import EXTRACTORS, CLIPFeatures, FeatureExtractor, InceptionFeatures
 from metrics.feature_bank import FeatureBank
 from metrics.frechet import GaussianStatistics
 from metrics.images import ImageArray, ImageFolder, open_images, open_npz, resize, save_array
@@ -29,6 +29,7 @@ from metrics.quality import Reference
 from vargen.base.errors import UserError
 from vargen.base.resources import cache_folder
 from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures, told_cases
+from vargen.jobs.checks import PictureCheck, check_pictures
 from vargen.models.model_folder import check_stored
 from vargen.models.options import SamplingOptions
 from vargen.runs.batches import Arrays, BatchStore, Share
@@ -48,14 +49,19 @@ class Networks:
     Args:
         extractors: by the names that protocols use.
         judge: reads claims; None where the protocol does not judge.
+        check: answers what a benchmark asks of pictures; None where nothing is asked.
+        most_asked: the most answers that one picture has.
     """
 
     extractors: dict[str, FeatureExtractor]
     judge: Judge | None
+    check: PictureCheck | None = None
+    most_asked: int = 0
 
     def identity(self) -> dict[str, str]:
         """Digests of the extractors, for results and caches."""
-        return {name: extractor.identity for name, extractor in self.extractors.items()}
+        identities = {name: extractor.identity for name, extractor in self.extractors.items()}
+        return identities if self.check is None else {**identities, "check": self.check.identity}
 
 
 def load_networks(
@@ -64,22 +70,19 @@ def load_networks(
     """Every network the protocol needs. Raises UserError for a file that is not named, missing or of another layout.
 
     Args:
-        files: of "clip", "inception_weights" and "vgg_weights".
+        files: by the arguments of `EXTRACTORS`.
         judge: reads claims, for a protocol that judges.
     """
 
     def load(name: str) -> FeatureExtractor:
-        if name == "clip":
-            if (clip := files["clip"]) is None:
-                raise UserError(f"clip: {protocol.name} needs a CLIP model; name the folder of one")
-            check_stored(clip, "clip")
-            transformers_logging.disable_progress_bar()  # the job has a bar of its own
-            return CLIPFeatures(clip, device)
-        if name == "vgg16":
-            if (vgg_weights := files["vgg_weights"]) is None:
-                raise UserError(f"vgg_weights: {protocol.name} needs torchvision's VGG16; name a file of its weights")
-            return VGGFeatures(vgg_weights, device)
-        return InceptionFeatures(files["inception_weights"], INCEPTION_RESIZINGS[name], device)
+        kind = EXTRACTORS[name]
+        path = files.get(kind.argument)
+        if path is None and kind.needed:
+            raise UserError(f"{kind.argument}: {protocol.name} needs {kind.needed}")
+        if path is not None and path.is_dir():
+            check_stored(path, kind.argument)
+        transformers_logging.disable_progress_bar()  # the job has a bar of its own
+        return kind.load(path, device)
 
     try:
         return Networks({name: load(name) for name in protocol.extractors}, judge)
@@ -116,16 +119,31 @@ def measure(
     """Features of pictures uint8 `[3, H, W]` and their captions.
 
     Returns:
-        `features_NAME` fp32 `[B, D]` by extractor; `text` fp32 `[B, D]` where CLIP score is made; `verdicts` int16
-        `[B, 2 * kinds]`, right claims and all claims by kind, where pictures are judged.
+        `features_NAME` fp32 `[B, D]` by extractor; `text` and `hps_text` fp32 `[B, D]` where CLIP score and HPS are
+        made; `spatial` and `logits` where sFID and the Inception Score are (`metrics.extractors.InceptionReading`);
+        `verdicts` int16 `[B, 2 * kinds]`, right claims and all claims by kind, where pictures are judged; `answers`
+        int8 `[B, Q]` where a benchmark asks (`vargen.jobs.checks`).
     """
     side = protocol.resolution or pictures[0].shape[-1]
     resized = resize(pictures, protocol.resizer, side)
-    arrays = {f"features_{name}": each(resized).numpy() for name, each in networks.extractors.items()}
-    if protocol.clip_score is not None and cases:
-        clip = networks.extractors["clip"]
-        assert isinstance(clip, CLIPFeatures)
-        arrays["text"] = clip.encode_text([protocol.clip_score.prefix + (case.prompt or "") for case in cases]).numpy()
+    arrays = {}
+    for name, each in networks.extractors.items():
+        if isinstance(each, InceptionFeatures) and (protocol.spatial_distance or protocol.inception_score):
+            pool, spatial, logits = each.read(resized)
+            arrays[f"features_{name}"] = pool.numpy()
+            arrays |= {"spatial": spatial.numpy()} if protocol.spatial_distance else {}
+            arrays |= {"logits": logits.numpy()} if protocol.inception_score and cases else {}
+        else:
+            arrays[f"features_{name}"] = each(resized).numpy()
+    for name, clip, prefix in (
+        ("text", networks.extractors.get("clip"), None if protocol.clip_score is None else protocol.clip_score.prefix),
+        ("hps_text", networks.extractors.get("hps"), ""),
+    ):
+        if prefix is not None and isinstance(clip, CLIPFeatures) and cases:
+            arrays[name] = clip.encode_text([prefix + (case.prompt or "") for case in cases]).numpy()
+    if networks.check is not None and cases:
+        asked = [case.asked for case in cases if case.asked is not None]
+        arrays["answers"] = check_pictures(networks.check, pictures, asked, networks.most_asked).numpy()
     if networks.judge is not None and cases:
         counts = networks.judge(torch.stack(list(pictures)).float() / 255, cases)
         arrays["verdicts"] = counts.flatten(1).numpy().astype(np.int16)
@@ -163,6 +181,8 @@ def measure_pictures(
     """
     networks = run.networks
     how = [run.protocol.to_dict(), networks.identity(), told_cases(run.cases), networks.judge is not None]
+    if networks.check is not None:
+        how.append(repr([case.asked for case in run.cases]))
     store = BatchStore(folder(digest(how)), len(run.cases), MEASURE_BATCH)
     return _measured(run, label, store, read, run.cases, networks)
 
@@ -177,20 +197,28 @@ def measured_reference(run: Evaluation, pictures: ReferencePictures) -> Referenc
         statistics = GaussianStatistics.of(features[protocol.extractor])
     except DataError as error:
         raise UserError(f"reference: {error}") from error
+    spatial = _spatial(features)
     if run.processes.is_main:
-        _save_statistics(run, run.output / "reference.npz", statistics)
-    return Reference(statistics, None if protocol.manifold_extractor is None else features[protocol.manifold_extractor])
+        _save_statistics(run, run.output / "reference.npz", statistics, spatial)
+    manifold = None if protocol.manifold_extractor is None else features[protocol.manifold_extractor]
+    return Reference(statistics, manifold, spatial)
+
+
+def _spatial(features: Mapping[str, Tensor]) -> GaussianStatistics | None:
+    """Statistics of the features of sFID, where they were measured."""
+    return GaussianStatistics.of(features["spatial"]) if "spatial" in features else None
 
 
 def _reference_features(run: Evaluation, pictures: ReferencePictures) -> dict[str, Tensor]:
-    """Features of the reference by extractor, those that the protocol compares."""
+    """Features of the reference by extractor, and "spatial": those that the protocol compares."""
     protocol = run.protocol
     wanted = [name for name in dict.fromkeys((protocol.extractor, protocol.manifold_extractor)) if name is not None]
     only = Networks({name: run.networks.extractors[name] for name in wanted}, None)
     identity = [pictures.digest(), protocol.resizer, protocol.resolution, *only.identity().values()]
+    identity += ["spatial"] if protocol.spatial_distance else []
     store = BatchStore(cache_folder() / "references" / digest(identity), len(pictures), MEASURE_BATCH)
     measured = _measured(run, "reference", store, pictures.read, (), only)
-    return {name: measured[f"features_{name}"] for name in wanted}
+    return {name.removeprefix("features_"): value for name, value in measured.items()}
 
 
 def _measured(
@@ -251,10 +279,14 @@ def stored_reference(run: Evaluation, path: Path, pictures: ReferencePictures | 
     Raises:
         UserError: a file of another network or resizing.
     """
+    protocol, spatial = run.protocol, None
     try:
         statistics = GaussianStatistics.load(path)
         with open_npz(path) as arrays:
+            has_spatial = "mu_s" in arrays
             note = json.loads(arrays["made_with"].tobytes()) if "made_with" in arrays else None
+        if protocol.spatial_distance and has_spatial:
+            spatial = GaussianStatistics.load(path, "_s")
     except (DataError, ValueError) as error:
         raise UserError(f"reference: {error}") from error
     notes = []
@@ -263,13 +295,21 @@ def stored_reference(run: Evaluation, path: Path, pictures: ReferencePictures | 
     else:
         remedy = "make it again from its pictures"
         check_identity(path, note, _made_with(run), holds="statistics made", argument="reference", remedy=remedy)
-    if pictures is not None and run.protocol.manifold_extractor is not None:
-        features = _reference_features(run, pictures)[run.protocol.manifold_extractor]
-        notes.append(f"reference: precision and recall use the {len(pictures):,} pictures beside the statistics")
-        return Reference(statistics, features), notes
-    if run.protocol.manifold_extractor is not None:
+    manifold = None
+    lacks_spatial = protocol.spatial_distance and spatial is None
+    if pictures is not None and (protocol.manifold_extractor is not None or lacks_spatial):
+        features = _reference_features(run, pictures)
+        if protocol.manifold_extractor is not None:
+            manifold = features[protocol.manifold_extractor]
+            notes.append(f"reference: precision and recall use the {len(pictures):,} pictures beside the statistics")
+        if lacks_spatial:
+            spatial = _spatial(features)
+            notes.append(f"reference: sFID uses the {len(pictures):,} pictures beside the statistics")
+    elif protocol.manifold_extractor is not None:
         notes.append("reference: statistics hold no features; precision, recall, density and coverage are left out")
-    return Reference(statistics, None), notes
+    if protocol.spatial_distance and spatial is None:
+        notes.append("reference: no statistics mu_s and sigma_s; sFID is left out")
+    return Reference(statistics, manifold, spatial), notes
 
 
 def write_pictures(path: Path, read: Callable[[Sequence[int]], Sequence[Tensor]], count: int) -> None:
@@ -288,8 +328,10 @@ def _made_with(run: Evaluation) -> dict[str, Any]:
     return {"resizer": protocol.resizer, "resolution": protocol.resolution, "extractor": extractor}
 
 
-def _save_statistics(run: Evaluation, path: Path, statistics: GaussianStatistics) -> None:
+def _save_statistics(
+    run: Evaluation, path: Path, statistics: GaussianStatistics, spatial: GaussianStatistics | None
+) -> None:
     """Write statistics as `stored_reference` reads them, whole or not at all."""
     note = np.frombuffer(json.dumps(_made_with(run)).encode(), dtype=np.uint8)
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
-        statistics.save(file, made_with=note)
+        statistics.save(file, made_with=note, **({} if spatial is None else spatial.arrays("_s")))

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from metrics.speculation import CallRecord, summarise
+from metrics.tables import format_table
 from scenes.captions.picture_captions import Claims, ObjectClaim
 from scenes.judge import claim_judge
 from scenes.judge.claim_judge import ClaimJudge
@@ -67,8 +69,22 @@ def test_passes_are_those_a_hook_counts(drafting_pipeline: LlamaGenPipeline, bat
         handle.remove()
 
 
+class Counting:
+    """Stands for `FeatureDistance`: the distance is the number of pictures."""
+
+    def encode(self, pixels: torch.Tensor) -> str:
+        assert pixels.dtype == torch.uint8 and pixels.float().std() > 0
+        return str(len(pixels))
+
+    def figures(self, encoded: list[str]) -> dict[str, Any]:
+        return {"frechet_distance": sum(map(int, encoded)), "extractor": "efficientnet-lite0"}
+
+
 def test_rows_compare_with_plain_decoding(drafting_pipeline: LlamaGenPipeline) -> None:
-    rows = run_benchmark(drafting_pipeline, contenders("ar", "eagle", "vvs"), CASES, seed=3)
+    players = contenders("ar", "eagle", "vvs")
+    rows = run_benchmark(drafting_pipeline, players, CASES, seed=3, distance=Counting())  # type: ignore[arg-type]
+    assert [row["frechet_distance"] for row in rows] == [len(CASES)] * 3
+    assert "Frechet distance (efficientnet-lite0 features)" in format_table(rows)
     assert all(row.keys() >= FIELDS for row in rows)
     plain, eagle, vvs = rows
     assert plain["pass_reduction"] == 1.0 and plain["speedup"] == 1.0 and plain["mean_accepted_length"] == 0.0

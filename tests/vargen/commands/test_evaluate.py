@@ -15,6 +15,9 @@ import torch
 from PIL import Image
 from process_jobs import ProcessJob
 
+from metrics import picture_readers
+from metrics.composition import Found
+from metrics.extractors import EXTRACTORS, ExtractorKind, InceptionFeatures, InceptionReading
 from metrics.images import ImageFolder
 from vargen.base.errors import UserError
 from vargen.cli import main
@@ -415,3 +418,117 @@ def test_a_second_run_in_the_same_folder_is_refused(
     with own_folder(tmp_path / "out"):
         assert main(arguments) == 2
     assert "another run" in capsys.readouterr().err
+
+
+def benchmark(arguments: list[str], tmp_path: Path, name: str, content: str, prompts_format: str) -> list[str]:
+    """An evaluation of a benchmark's file, on pictures that are there."""
+    (tmp_path / name).write_text(content)
+    (tmp_path / "mine.yaml").write_text(
+        "captions: file\nresolution: 32\nresizer: bicubic\nextractor: clip\nreference: none\n"
+    )
+    left_out = {"--prompts_file", "--reference", "--method", "--method_options.sjd.window", "--model"}
+    kept = [word for at, word in enumerate(arguments) if word not in left_out and arguments[at - 1] not in left_out]
+    given = ["--prompts_file", str(tmp_path / name), "--prompts_format", prompts_format]
+    return [*kept, *given, "--given_images", str(tmp_path / "reference")]
+
+
+def test_parti_prompts_are_scored_by_category_and_challenge(
+    arguments: list[str], tmp_path: Path, clip_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{text}\t{kind}\t{hard}" for text in CAPTIONS for kind, hard in (("A", "Basic"), ("B", "Basic"))]
+    table = "\n".join(["Prompt\tCategory\tChallenge", *rows[:4], "two cones\tA\tQuantity"])
+    run = benchmark(arguments, tmp_path, "p.tsv", table, "parti")
+    for number in range(10, 16):
+        (tmp_path / "reference" / f"{number}.png").unlink()
+    assert main([*run, "--num_images_per_prompt", "2", "--hps", str(clip_folder), "--inception_weights", "unused"]) == 0
+    (row,) = json.loads((tmp_path / "out" / "scores.json").read_text())
+    groups = row["groups"]
+    assert {name: each["count"] for name, each in groups["category"].items()} == {"A": 6, "B": 4}
+    assert {name: each["count"] for name, each in groups["challenge"].items()} == {"Basic": 8, "Quantity": 2}
+    for key in ("clip_score", "hps"):
+        parts = [(each["count"], each[key]["value"]) for each in groups["category"].values()]
+        assert sum(count * value for count, value in parts) / 10 == pytest.approx(row[key]["value"], abs=0.3)
+    assert row["prompts_format"] == "parti" and row["protocol"]["hps"]
+    printed = capsys.readouterr().out
+    assert "| category | method | pictures |" in printed and "HPS" in (tmp_path / "out" / "table.md").read_text()
+
+
+GENEVAL = {"tag": "single_object", "include": [{"class": "cube", "count": 1}], "prompt": "a cube"}
+
+
+def test_geneval_is_checked_by_a_detector_or_refused(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [GENEVAL, {**GENEVAL, "tag": "two_object", "include": [{"class": "cone", "count": 1}]}]
+    run = benchmark(arguments, tmp_path, "g.jsonl", "\n".join(map(json.dumps, lines)), "geneval")
+    folder = tmp_path / "detector"
+    folder.mkdir()
+    assert main([*run, "--num_images_per_prompt", "8"]) == 2
+    assert "detector: geneval needs one; name the folder" in capsys.readouterr().err
+    assert main([*run, "--num_images_per_prompt", "8", "--detector", str(folder)]) == 2
+    assert "detector: " in (said := capsys.readouterr().err) and "holds no detector" in said
+    assert main([*run, "--num_images_per_prompt", "8", "--answers", str(folder)]) == 2
+    assert "answers checks nothing here" in capsys.readouterr().err
+
+    class Cubes:
+        identity = "cubes"
+
+        def check(self, names: Any) -> None: ...
+
+        def __call__(self, picture: torch.Tensor, names: Any) -> Any:
+            return [Found("cube", 1.0, (0.0, 0.0, 4.0, 4.0))]
+
+    monkeypatch.setattr(picture_readers, "load_detector", lambda folder, device: Cubes())
+    assert main([*run, "--num_images_per_prompt", "8", "--detector", str(folder)]) == 0
+    (row,) = json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert row["geneval"]["overall"]["value"] == 0.5 == row["geneval"]["prompts"]["value"]
+    assert row["groups"]["task"]["single_object"]["shown"]["value"] == 1 and row["networks"]["check"].startswith(
+        "cubes"
+    )
+
+
+def test_sfid_and_the_inception_score_of_a_file_with_pictures_and_statistics(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Small(InceptionFeatures):
+        """Means of pictures' squares stand for what Inception sees."""
+
+        num_features = 12
+
+        def __init__(self, weights: Any, device: Any) -> None:
+            self.identity = "small"
+
+        def read(self, pictures: torch.Tensor) -> InceptionReading:
+            means = torch.nn.functional.adaptive_avg_pool2d(pictures.float(), 2).flatten(1) / 64
+            return InceptionReading(means, means[:, :8] ** 2, means)
+
+    monkeypatch.setitem(EXTRACTORS, "inception", ExtractorKind(Small, "inception_weights"))
+    run = benchmark(arguments, tmp_path, "p.txt", "a cube\n" * 16, "parti")
+    run = [word for word in run if word not in ("--prompts_format", "parti")]
+    write_reference(tmp_path / "real", 20)
+    more = "clip_score: null\nmanifold_extractor: inception\ninception_score: true\nspatial_distance: true\n"
+    (tmp_path / "mine.yaml").write_text(PRESET.replace("extractor: clip\nmanifold_extractor: clip\n", more))
+    assert main([*run, "--reference", str(tmp_path / "real")]) == 0
+    (whole,) = json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert whole["inception_score"]["value"] > 1 and whole["inception_score"]["deviation"] >= 0
+    assert whole["spatial_distance"]["value"] > 0
+    with np.load(tmp_path / "out" / "reference.npz") as saved:
+        stored = dict(saved)
+    assert stored["mu_s"].shape == (8,) and stored["sigma_s"].shape == (8, 8)
+    pictures = np.stack([np.asarray(Image.open(path)) for path in sorted((tmp_path / "real").iterdir())])
+    lacking = {name: value for name, value in stored.items() if not name.endswith("_s")}
+    for arrays, said in (
+        (stored, "precision, recall, density and coverage are left out"),
+        ({**lacking, "arr_0": pictures}, "sFID uses the 20 pictures beside the statistics"),
+        (lacking, "no statistics mu_s and sigma_s; sFID is left out"),
+    ):
+        np.savez(tmp_path / "r.npz", **arrays)
+        capsys.readouterr()
+        assert main([*run, "--reference", str(tmp_path / "r.npz")]) == 0
+        assert said in capsys.readouterr().err
+        (row,) = json.loads((tmp_path / "out" / "scores.json").read_text())
+        assert row["frechet_distance"]["value"] == pytest.approx(whole["frechet_distance"]["value"], rel=1e-6)
+        if arrays is lacking:
+            assert row["spatial_distance"] is None
+        else:
+            assert row["spatial_distance"]["value"] == pytest.approx(whole["spatial_distance"]["value"], rel=1e-6)

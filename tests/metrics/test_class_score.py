@@ -1,0 +1,78 @@
+"""Scores beside those of torch-fidelity and clean-fid, on the same features and the same files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from metrics.class_score import inception_score
+from metrics.errors import DataError
+from metrics.extractors import _clean_resize
+from metrics.frechet import GaussianStatistics, frechet_distance
+from metrics.images import read_image, to_image
+from metrics.manifold import density_and_coverage, precision_and_recall
+
+
+def features(count: int, shift: float, seed: int) -> Tensor:
+    return torch.randn(count, 6, generator=torch.Generator().manual_seed(seed)) * 1.5 + shift
+
+
+def test_the_inception_score_is_that_of_torch_fidelity() -> None:
+    theirs = pytest.importorskip("torch_fidelity.metric_isc", reason="torch-fidelity is missing")
+    logits = 3 * features(47, 0.0, 0)
+    told = theirs.isc_features_to_metric(logits)
+    assert inception_score(logits) == pytest.approx((told["inception_score_mean"], told["inception_score_std"]))
+    assert told["inception_score_mean"] > 1.5
+
+
+def test_the_inception_score_of_extremes() -> None:
+    certain = 50 * torch.eye(8).repeat(10, 1)  # every part of ten holds some classes, and each is sure
+    assert inception_score(certain, parts=1)[0] == pytest.approx(8)
+    assert inception_score(torch.zeros(20, 8)) == (pytest.approx(1), pytest.approx(0))
+    with pytest.raises(DataError, match="needs 10 or more pictures, got 9"):
+        inception_score(torch.zeros(9, 3))
+
+
+def test_distances_are_those_of_torch_fidelity_and_clean_fid() -> None:
+    one, two = features(40, 0.0, 1), features(50, 0.7, 2)
+    ours = frechet_distance(GaussianStatistics.of(one), GaussianStatistics.of(two))
+    fidelity = pytest.importorskip("torch_fidelity.metric_fid", reason="torch-fidelity is missing")
+    stats = [fidelity.fid_features_to_statistics(each.double()) for each in (one, two)]
+    told = fidelity.fid_statistics_to_metric(*stats, verbose=False)["frechet_inception_distance"]
+    assert ours == pytest.approx(told, rel=1e-8) and ours > 0.5
+    clean = pytest.importorskip("cleanfid.fid", reason="clean-fid is missing")
+    try:
+        told = clean.fid_from_feats(one.double().numpy(), two.double().numpy())
+    except TypeError:  # clean-fid 0.1.35 asks scipy.linalg.sqrtm for an argument that SciPy 1.18 has no more
+        pytest.skip("clean-fid does not run with this SciPy")
+    assert ours == pytest.approx(float(told), rel=1e-8)
+
+
+def test_precision_and_recall_are_those_of_torch_fidelity() -> None:
+    theirs = pytest.importorskip("torch_fidelity.metric_prc", reason="torch-fidelity is missing")
+    real, made = features(60, 0.0, 3), features(50, 1.0, 4)
+    told = theirs.calculate_precision_recall_full(made.double(), real.double(), 3)
+    assert [float(each.double().mean()) for each in precision_and_recall(real, made, 3)] == pytest.approx(told)
+    assert 0.1 < told[0] < 0.9
+
+
+def test_density_and_coverage_by_counting() -> None:
+    real, made = features(30, 0.0, 5), features(20, 0.5, 6)
+    apart = torch.cdist(real.double(), real.double()).sort(dim=1).values[:, 5]
+    inside = torch.cdist(made.double(), real.double()) <= apart
+    density, coverage = density_and_coverage(real, made, 5)
+    assert float(density.mean()) == pytest.approx(float(inside.double().sum() / (5 * len(made))))
+    assert float(coverage.double().mean()) == pytest.approx(float(inside.any(0).double().mean()))
+
+
+def test_files_are_resized_as_clean_fid_resizes_them(tmp_path: Path, pictures: Tensor) -> None:
+    resizer = pytest.importorskip("cleanfid.resize", reason="clean-fid is missing")
+    to_image(pictures[0]).save(tmp_path / "a.png")
+    theirs = resizer.build_resizer("clean")(np.asarray(Image.open(tmp_path / "a.png")))
+    ours = _clean_resize(read_image(tmp_path / "a.png"))
+    assert torch.equal(ours, torch.from_numpy(theirs).permute(2, 0, 1))

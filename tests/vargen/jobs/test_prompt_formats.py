@@ -1,0 +1,170 @@
+"""Files of the public benchmarks in their published forms, and one line where they are of another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metrics.composition import Composition, Wanted
+from vargen.base.errors import UserError
+from vargen.base.resources import configs_folder
+from vargen.jobs.prompt_formats import Question, check_format, read_benchmark
+
+PARTI = 'Prompt\tCategory\tChallenge\tNote\na sign, "so\tArtifacts\tWriting & Symbols\t\na fox\tAnimals\tBasic\tx\n'
+DPG_HEADER = (
+    "item_id,text,keywords,proposition_id,dependency,category_broad,category_detailed,tuple,question_natural_language\n"
+)
+DPG = (
+    DPG_HEADER + 'whoops1,"a cube, red",,1,0,entity,whole,entity - whole (cube),Is there a cube?\n'
+    'whoops1,"a cube, red",,2,1,attribute,color,"attribute - color (cube, red)",Is the cube red?\n'
+    'whoops1,"a cube, red",,3,"1, 2",relation,spatial,relation,Is it near?\n'
+    "vrd12,a cone,,1,0,entity,whole,entity - whole (cone),Is there a cone?\n"
+)
+COUNTING = {
+    "tag": "counting", "include": [{"class": "dog", "count": 2}], "exclude": [{"class": "dog", "count": 3}],
+    "prompt": "a photo of two dogs",
+}  # fmt: skip
+POSITION = {
+    "tag": "position",
+    "include": [{"class": "cat", "count": 1}, {"class": "dog", "count": 1, "color": None, "position": ["left of", 0]}],
+    "prompt": "a photo of a dog left of a cat",
+}
+
+
+def test_parti_prompts(tmp_path: Path) -> None:
+    (tmp_path / "PartiPrompts.tsv").write_text(PARTI)
+    one, two = read_benchmark(str(tmp_path / "PartiPrompts.tsv"), "parti")
+    assert one.prompt == 'a sign, "so' and one.groups == {
+        "category": "Artifacts",
+        "challenge": "Writing & Symbols",
+    }
+    assert two.groups["category"] == "Animals" and two.composition is None and two.questions == ()
+
+
+def test_geneval_as_lines_and_as_a_data_set(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="data sets need the extra data")
+    path = tmp_path / "evaluation_metadata.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (COUNTING, POSITION)))
+    counting, position = read_benchmark(str(path), "geneval")
+    assert counting.groups == {"task": "counting"} and position.prompt == "a photo of a dog left of a cat"
+    assert counting.composition == Composition((Wanted("dog", 2),), (Wanted("dog", 3),), "counting")
+    assert position.composition is not None
+    assert position.composition.include == (Wanted("cat"), Wanted("dog", 1, None, ("left of", 0)))
+    rows = [
+        {
+            "tag": row["tag"],
+            "prompt": row["prompt"],
+            **{key: json.dumps(row.get(key, [])) for key in ("include", "exclude")},
+        }
+        for row in (COUNTING, POSITION)
+    ]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "set")
+    assert read_benchmark(str(tmp_path / "set"), "geneval") == [counting, position]
+
+
+def test_dpg_as_a_table_and_as_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "dpg_bench.csv").write_text(DPG)
+    one, two = read_benchmark(str(tmp_path / "dpg_bench.csv"), "dpg")
+    assert (one.prompt, one.groups, two.groups) == ("a cube, red", {"source": "whoops"}, {"source": "vrd"})
+    assert one.questions == (
+        Question("Is there a cube?", "entity"),
+        Question("Is the cube red?", "attribute", (0,)),
+        Question("Is it near?", "relation", (0, 1)),
+    )
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "whoops1.txt").write_text("a cube, red\n")
+    (tmp_path / "prompts" / "7.txt").write_text("a cone")
+    told = read_benchmark(str(tmp_path / "prompts"), "dpg")
+    assert [(each.prompt, each.groups["source"], each.questions) for each in told] == [
+        ("a cone", "numbered", ()),
+        ("a cube, red", "whoops", ()),
+    ]
+
+
+def test_hpsv2_is_a_folder_of_styles(tmp_path: Path) -> None:
+    for style, prompts in (("photo", ["a cat"]), ("anime", ["a fox", "a dog"])):
+        (tmp_path / f"{style}.json").write_text(json.dumps(prompts))
+    told = read_benchmark(str(tmp_path), "hpsv2")
+    assert [(each.prompt, each.groups["style"]) for each in told] == [
+        ("a fox", "anime"),
+        ("a dog", "anime"),
+        ("a cat", "photo"),
+    ]
+
+
+def lines(*changes: dict[str, Any]) -> bytes:
+    return "\n".join(json.dumps({**COUNTING, **change}) for change in changes).encode()
+
+
+BAD = [
+    ("parti", "a.tsv", b"Prompt\tCategory\na fox\tAnimals\n", "line 2: needs a text in a column challenge"),
+    ("parti", "a.tsv", b"Prompt\tCategory\tChallenge\na fox\t\tBasic\n", "needs a text in a column category"),
+    ("parti", "a.tsv", b"Prompt\tCategory\tChallenge\n", "holds no prompt"),
+    ("parti", "a.txt", b"a fox\n", "needs a text in a column category"),
+    ("geneval", "a.jsonl", b'{"prompt": "a fox"}', "needs a text in a column tag"),
+    ("geneval", "a.jsonl", lines({}, {"tag": "magic"}), "line 2: tag must be one of single_object, "),
+    ("geneval", "a.jsonl", lines({"include": []}), "include names no object"),
+    ("geneval", "a.jsonl", lines({"include": "[[["}), "include is not JSON"),
+    ("geneval", "a.jsonl", lines({"include": "[" * 99_999}), "include is not JSON"),
+    ("geneval", "a.jsonl", lines({"include": 3}), "include must be a list of at most 100 objects"),
+    ("geneval", "a.jsonl", lines({"include": [{"class": "dog", "count": 1}] * 101}), "a list of at most 100 objects"),
+    ("geneval", "a.jsonl", lines({"include": [7]}), "include must say the class of every object"),
+    ("geneval", "a.jsonl", lines({"exclude": [{"class": "dog", "count": 10**9}]}), "exclude must say a count of 'dog'"),
+    ("geneval", "a.jsonl", lines({"include": [{"class": "dog", "count": True}]}), "must say a count of 'dog'"),
+    (
+        "geneval",
+        "a.jsonl",
+        lines({"include": [{"class": "dog", "count": 1, "color": "mauve"}]}),
+        "color must be one of",
+    ),
+    *(
+        (
+            "geneval",
+            "a.jsonl",
+            lines({"include": [{"class": "dog", "count": 1, "position": place}]}),
+            "position must be",
+        )
+        for place in (["left of", 0], ["near", 0], "left of", ["left of", "x"], [], 5)
+    ),
+    (
+        "dpg",
+        "a.csv",
+        DPG_HEADER.replace("item_id", "name").encode() + DPG.split("\n")[1].encode(),
+        "needs a column item_id",
+    ),
+    ("dpg", "a.csv", DPG.replace(",,2,1,", ",,1,1,").encode(), "proposition_id must be a number of its own, got '1'"),
+    ("dpg", "a.csv", DPG.replace(",,2,1,", ",,x,1,").encode(), "proposition_id must be a number of its own, got 'x'"),
+    ("dpg", "a.csv", DPG.replace(",,2,1,", ",,2,9,").encode(), "dependency must name questions of the same prompt"),
+    ("dpg", "a.csv", DPG.replace(",,2,1,attribute", ",,2,1,").encode(), "needs a text in a column category_broad"),
+    ("hpsv2", "a.json", b'["a fox"]', "a folder of lists, a style each"),
+    ("hpsv2", "a.parquet", b"PAR1", "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "content", "message"), BAD, ids=range(len(BAD)))
+def test_another_form_is_one_line(tmp_path: Path, name: str, file: str, content: bytes, message: str) -> None:
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(UserError, match=r"^prompts_file: ") as caught:
+        read_benchmark(str(tmp_path / file), name)
+    assert message in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+def test_a_format_has_a_file_and_a_known_name() -> None:
+    check_format(None, None)
+    with pytest.raises(UserError, match=r"prompts_format must be one of parti, geneval, dpg, hpsv2, got 'coco'"):
+        check_format("coco", "a.json")
+    with pytest.raises(UserError, match="prompts_format needs prompts_file"):
+        check_format("parti", None)
+
+
+def test_shipped_prompts_are_read_by_their_formats_and_by_the_judge() -> None:
+    from vargen.base.world import find_world
+
+    world = find_world()
+    for name in ("geneval", "parti"):
+        (path,) = (configs_folder() / "prompts").glob(f"scenes-{name}.*")
+        told = read_benchmark(str(path), name)
+        assert len(told) >= 8 and all(world.claims(each.prompt) is not None for each in told)

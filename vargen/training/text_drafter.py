@@ -347,7 +347,8 @@ class TextDrafterTask(DrafterTask):
         lengths = []
         for text in self.heldout[: self.config.decoded_prompts]:
             prompt, most = text.tokens[None, : text.prompt_length], self.config.max_answer_tokens
-            result = specdecode.generate(self.model, prompt, drafter=drafter, max_new_tokens=most, temperature=0)
+            options = {"max_new_tokens": most, "draft_length": drafter.draft_length}  # and nothing is copied
+            result = specdecode.generate(self.model, prompt, drafter=drafter, temperature=0, **options)
             lengths.append(result.trace.mean_accepted_length)
         return sum(lengths) / len(lengths)
 

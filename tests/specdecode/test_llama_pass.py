@@ -118,6 +118,16 @@ def test_modules_that_are_not_transformers_own_are_called(own_kernels: None, cha
     assert llama_pass(model, 40) is None
 
 
+def test_a_model_whose_hidden_states_were_asked_for_is_served(own_kernels: None) -> None:
+    """transformers leaves hooks on it, which look at outputs alone; a draft head asks for them."""
+    model = make("Llama")
+    model(torch.ones(1, 3, dtype=torch.int64), output_hidden_states=True)
+    assert any(module._forward_hooks for module in model.modules())
+    assert llama_pass(model, 40) is not None
+    _hooked(model)
+    assert llama_pass(model, 40) is None
+
+
 @pytest.mark.parametrize(
     ("family", "sizes"),
     [

@@ -1,11 +1,11 @@
-"""Rebuild the lab book's results, README's table and the model card's figures from recorded JSON.
+"""Rebuild the lab book's results, the tables of README and docs/text.md, and the model card's figures from JSON.
 
     python benchmarks/build_results.py            # rewrite them
     python benchmarks/build_results.py --check    # exit 1 if they are not what the records say
 
 No figure there is typed by hand. Text between `<!-- NAME:begin -->` and `<!-- NAME:end -->` is replaced: "methods" in
-the README, "results" in the model card. Plots are drawn from the same records (with matplotlib); `--check` does not
-look at them.
+the README, "results" in the model card and in docs/text.md. Plots are drawn from the same records (with matplotlib);
+`--check` does not look at them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from results_page.pictures import (
 from results_page.plain import TABLES, plain_section, training_section
 from results_page.records import MODEL, RESULTS, ROOT, load, load_all
 from results_page.speed import BENCHES, benches_section, fronts_section, ranges_section
+from results_page.text import text_section
 
 LAB = ROOT / "benchmarks" / "lab"
 MODEL_CARD = ROOT / "scenes" / "weights" / MODEL / "README.md"
-SHOWN = ("speed_ranges", "judge_", "vvs_studies", "front_", "evaluation_", "training_", *BENCHES, *TABLES)
+TEXT = ROOT / "docs" / "text.md"
+SHOWN = ("speed_ranges", "real_text", "judge_", "vvs_studies", "front_", "evaluation_", "training_", *BENCHES, *TABLES)
 """Records with a table on the page, by the beginning of their names."""
 
 
@@ -70,9 +72,12 @@ def build() -> dict[Path, str]:
     shipped = [record for name, record in trained.items() if MODEL in name and not name.endswith("-run")]
     card = [judge_section(judged), training_section(shipped)]
     readme = ROOT / "README.md"
+    text = load("real_text")
+    of_text = "Not recorded yet." if text is None else text_section(text, load("training_text-head"))
     return {
         LAB / "results.md": "\n\n".join(sections) + "\n",
         readme: between_markers(readme.read_text(), picks_table(ranges, evaluations), "README.md", "methods"),
+        TEXT: between_markers(TEXT.read_text(), of_text, "docs/text.md"),
         MODEL_CARD: between_markers(MODEL_CARD.read_text(), "\n\n".join(card), "the model card"),
     }
 

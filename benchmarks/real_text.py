@@ -362,7 +362,8 @@ def main(given: Sequence[str] | None = None) -> int:
         subprocess.run([sys.executable, __file__, *own, "--process", str(process)], check=True)
     rows = read_jsonl(arguments.rows)
     lines = summary(rows)
-    write_result(arguments.output, {"model": arguments.model or FILE, "new_tokens": NEW_TOKENS, "rows": lines})
+    name = Path(arguments.model or FILE).name  # where it lies says nothing elsewhere
+    write_result(arguments.output, {"model": name, "new_tokens": NEW_TOKENS, "rows": lines})
     for line in lines:
         print(json.dumps(line))
     wrong = [

@@ -18,7 +18,9 @@ from specdecode.checks import check_counts, is_integer, shown
 from specdecode.conventions import Wishes, check, read, through_transformers
 from specdecode.criteria import CriteriaRun
 from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
+from specdecode.drafters.copy_or_guess import CopyOrGuessDrafter, GuessDraftSize
 from specdecode.drafters.draft_model import MOST_WAITING, DraftModelDrafter
+from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.kernels.build import KERNELS
@@ -281,9 +283,13 @@ def _continue(
     max_new_tokens, name = wishes.max_new_tokens, players.method
     usual = players.drafter.draft_length if name == "drafter" else _DRAFT_LENGTHS.get(name, 0)
     length = usual if players.draft_length is None else players.draft_length
+    # A drawn guess decides which tokens are drawn, so that the clock must not choose it.
+    copies = name == "drafter" and players.draft_length is None and wishes.sampling.is_greedy
+    copies = copies and input_ids.device.type == "cpu"
+    longest = max(length, _DRAFT_LENGTHS["prompt-lookup"]) if copies else length
     texts, scores = Texts(input_ids, wishes.pad_token), None
     streams = _streams(players.generator, input_ids)
-    sizes: dict[str, Any] = {"max_new_tokens": max_new_tokens, "max_draft_nodes": length + 1}
+    sizes: dict[str, Any] = {"max_new_tokens": max_new_tokens, "max_draft_nodes": longest + 1}
     settings: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "sampling": wishes.sampling,
@@ -302,6 +308,11 @@ def _continue(
     drafter: Drafter | None = None
     if smaller is not None:
         drafter = DraftModelDrafter(smaller, sizer)
+    elif name == "drafter" and copies:
+        guesses = GuessDraftSize(length)
+        head = players.drafter(target, guesses, wishes.sampling)
+        lookup = PromptLookupDrafter(input_ids, MatchDraftSize(longest), mask)
+        drafter = CopyOrGuessDrafter(lookup, head, guesses) if isinstance(head, EagleDrafter) else head
     elif name == "drafter":
         drafter = players.drafter(target, sizer, wishes.sampling)
     elif name == "jacobi":

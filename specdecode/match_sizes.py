@@ -96,13 +96,18 @@ class MatchDraftSize:
 
     def choose(self, matched: Sequence[int]) -> int:
         """The length for rows with so many matching tokens each, 0 where there is none; finished rows left out."""
+        return self.best(matched)[0]
+
+    def best(self, matched: Sequence[int]) -> tuple[int, float]:
+        """What `choose` gives, and the expected tokens of all rows per cost of a pass over one column."""
         rates, cost = [self.rate(count) for count in matched if count], self.row_cost()
 
         def tokens_per_cost(length: int) -> float:
             expected = sum(rate * (1 - rate**length) / (1 - rate) if rate < 1 else length for rate in rates)
             return (len(matched) + expected) / (1 + cost * length)
 
-        return max(self._lengths, key=tokens_per_cost) if rates else 0
+        length = max(self._lengths, key=tokens_per_cost) if rates else 0
+        return length, tokens_per_cost(length)
 
     def begin(self, columns: int) -> None:
         """A step begins that adds so many columns to the newest token's."""
@@ -112,6 +117,16 @@ class MatchDraftSize:
         if self._began is not None:
             self._time(now - self._began[0], self._began[1])
         self._began = now, columns
+
+    def leave_out(self, seconds: float) -> None:
+        """So much of the time since the last step began was spent on something else."""
+        if self._began is not None:
+            self._began = self._began[0] + seconds, self._began[1]
+
+    def pass_seconds(self) -> float | None:
+        """What a step without columns takes; None where nothing was timed."""
+        weight, columns, _, seconds, _ = self._sums
+        return seconds / (weight + self.row_cost() * columns) if weight else None
 
     def observe(self, matched: Tensor, drafted: Tensor, accepted: Tensor) -> None:
         """Learn from a step. All [B] int64: matching tokens, tokens drafted behind them, and those accepted."""

@@ -145,14 +145,18 @@ class EagleDrafter(Drafter):
         self._chains: dict[int, tuple[Tensor, Tensor]] = {}
 
     @staticmethod
-    def most_new_pairs(shape: DynamicTree | StaticTree, largest: DraftSize) -> int:
-        """The most pairs a head has to hold beyond its sequence: waiting ones, or the expanded nodes of a tree."""
+    def most_new_pairs(shape: DynamicTree | StaticTree, largest: DraftSize, beside: int = 0) -> int:
+        """The most pairs a head has to hold beyond its sequence: waiting ones, or the expanded nodes of a tree.
+
+        Args:
+            beside: columns of the longest draft that is verified while this drafter stands aside.
+        """
         if isinstance(shape, DynamicTree):
             expanded = shape.top_k * max(largest.depth - 1, 0)
         else:
             expanded = len(set(shape.parents)) - 2  # neither the root nor its missing parent
         # With `refresh`, the pairs of a skipped step wait before those of the next accepted draft.
-        return max(2 * largest.depth + 1, _MOST_WAITING) + max(expanded, 1)
+        return max(2 * largest.depth + 1, _MOST_WAITING + beside) + max(expanded, 1)
 
     @property
     def skipping(self) -> EagleDrafter | None:
@@ -180,8 +184,7 @@ class EagleDrafter(Drafter):
         size, self._predicted = self._size, None
         root = state.last_tokens()
         if size.depth < 1:
-            if self._tokens.shape[1] >= _MOST_WAITING:
-                self._feed_all_but_last()
+            self.stand_aside()
             return Draft(TokenTree.chain(root[:, None]))
         logits, feature = self._feed_waiting()
         if isinstance(self.shape, DynamicTree):
@@ -194,6 +197,12 @@ class EagleDrafter(Drafter):
             self._plan = TreePlan(self.shape, root.device)
         sampled = self.children == "sampled"
         return static_tree(root, logits, feature, state, self._plan, size.depth, self._guess, sampled)
+
+    def stand_aside(self) -> None:
+        """Draft nothing in this step: what is verified comes from elsewhere, and its tokens wait."""
+        self._size, self._predicted = DraftSize(1, 0), None
+        if self._tokens.shape[1] >= _MOST_WAITING:
+            self._feed_all_but_last()
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """The accepted tokens and the newest one become waiting pairs, with the target's features."""

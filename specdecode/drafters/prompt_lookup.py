@@ -69,11 +69,11 @@ class PromptLookupDrafter(Drafter):
         """A chain behind each row's newest token."""
         root = state.last_tokens()[:, None]
         if isinstance(self.sizer, MatchDraftSize):
-            return self._matched(root, state, self.sizer)
+            return self.propose_behind(state, *self.last_occurrence(state))
         self._size = self.sizer.choose()
         if self._size.depth < 1:
             return Draft(TokenTree.chain(root))
-        return self._copied(root, state, self._size.depth, *self._last_occurrence(state))
+        return self._copied(root, state, self._size.depth, *self.last_occurrence(state))
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """Only the sizer learns."""
@@ -82,16 +82,17 @@ class PromptLookupDrafter(Drafter):
         elif draft.tree.device.type == "cpu":
             self.sizer.observe(self._match, draft.tree.valid[:, 1:].sum(1), verdict.accepted)
 
-    def _matched(self, root: Tensor, state: DecodeState, sizer: MatchDraftSize) -> Draft:
-        """A chain as long as the sizer says."""
-        occurrence, self._match = self._last_occurrence(state)
+    def propose_behind(self, state: DecodeState, occurrence: Tensor, match: Tensor) -> Draft:
+        """A chain as long as the `MatchDraftSize` says, behind what `last_occurrence` gave."""
+        root, sizer, self._match = state.last_tokens()[:, None], self.sizer, match
+        assert isinstance(sizer, MatchDraftSize)
         depth = sizer.longest
         if root.device.type == "cpu":
             depth = sizer.choose(self._match[state.active].tolist())
             room = (state.ends - 1 - state.lengths)[state.active]
             depth = min(depth, int(room.max())) if len(room) else 0
             sizer.begin(depth)
-        return self._copied(root, state, depth, occurrence, self._match) if depth else Draft(TokenTree.chain(root))
+        return self._copied(root, state, depth, occurrence, match) if depth else Draft(TokenTree.chain(root))
 
     def _copied(self, root: Tensor, state: DecodeState, depth: int, occurrence: Tensor, match: Tensor) -> Draft:
         """What followed `occurrence` [B, 1] in each row, as far as `match` [B] tokens before it are those before the
@@ -116,7 +117,7 @@ class PromptLookupDrafter(Drafter):
         mine, theirs = (F.pad(each, (length - each.shape[1], 0), value=-1) for each in (mine, theirs))
         self.prompt = ragged.put_rows(mine, rows, theirs)
 
-    def _last_occurrence(self, state: DecodeState) -> tuple[Tensor, Tensor]:
+    def last_occurrence(self, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Where the suffix of each row ended before, [B, 1] int64, and how many tokens match there, [B] int64."""
         row, last = self._rows(state)
         place = torch.arange(row.shape[1], device=row.device)

@@ -24,10 +24,18 @@ if TYPE_CHECKING:
     from specdecode.kv_cache import StaticKVCache
 
 
+_CAPTURING = "transformers.utils.output_capturing"
+"""Has the hooks that transformers leaves on a model whose hidden states were once asked for. They do nothing unless a
+call asks for them again."""
+
+
 def untouched(modules: Iterable[nn.Module]) -> bool:
     """Whether calling these modules runs their classes' own `forward` and nothing else."""
     return not any(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or "forward" in module.__dict__
+        any(getattr(hook, "__module__", "") != _CAPTURING for hook in module._forward_hooks.values())
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or "forward" in module.__dict__
         for module in modules
     )
 

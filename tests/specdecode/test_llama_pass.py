@@ -100,6 +100,10 @@ def _hooked(model: Any) -> None:
     model.model.layers[0].self_attn.q_proj.register_forward_hook(lambda module, inputs, output: output * 2)
 
 
+def _prepared(model: Any) -> None:
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+
+
 def _quantized(model: Any) -> None:
     from specdecode.kernels.quantized import quantize_linears
 
@@ -110,11 +114,21 @@ def _mixed(model: Any) -> None:
     model.model.layers[0].mlp.down_proj.bfloat16()
 
 
-@pytest.mark.parametrize("change", [_replaced, _patched, _hooked, _quantized, _mixed])
+@pytest.mark.parametrize("change", [_replaced, _patched, _hooked, _prepared, _quantized, _mixed])
 def test_modules_that_are_not_transformers_own_are_called(own_kernels: None, change: Callable[[Any], None]) -> None:
     model = make("Llama")
     assert llama_pass(model, 40) is not None
     change(model)
+    assert llama_pass(model, 40) is None
+
+
+def test_a_model_whose_hidden_states_were_asked_for_is_served(own_kernels: None) -> None:
+    """transformers leaves hooks on it, which look at outputs alone; a draft head asks for them."""
+    model = make("Llama")
+    model(torch.ones(1, 3, dtype=torch.int64), output_hidden_states=True)
+    assert any(module._forward_hooks for module in model.modules())
+    assert llama_pass(model, 40) is not None
+    _hooked(model)
     assert llama_pass(model, 40) is None
 
 

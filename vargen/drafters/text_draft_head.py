@@ -86,7 +86,8 @@ class TextDrafter:
         if target.model is not self.model:
             raise ValueError("drafter was loaded for another model; load it with this one")
         shape = StaticTree.chain(sizer.largest.depth)
-        head = TextDraftHead(self.network, target, EagleDrafter.most_new_pairs(shape, sizer.largest))
+        pairs = EagleDrafter.most_new_pairs(shape, sizer.largest, beside=target.max_draft_nodes)
+        head = TextDraftHead(self.network, target, pairs)
         return EagleDrafter(head, shape, sizer, "top" if sampling.is_greedy else "sampled")
 
 

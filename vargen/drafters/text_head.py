@@ -89,7 +89,7 @@ class TextHead(PairHead):
 
     def draft_logits(self, hidden_states: Tensor) -> Tensor:
         """Logits [..., draft_vocab_size] of the tokens `draft_ids`, of hidden states [..., dim]."""
-        weight, bias = self._output_rows()
+        weight, bias = self.output_rows()
         hidden_states = hidden_states.to(weight.dtype)
         logits = linear_now(hidden_states, weight, bias=bias) if fits_linear(hidden_states, weight) else None
         return F.linear(hidden_states, weight, bias) if logits is None else logits
@@ -107,7 +107,7 @@ class TextHead(PairHead):
         self.draft_ids.copy_(draft_ids.sort().values)
         self._rows = None
 
-    def _output_rows(self) -> tuple[Tensor, Tensor | None]:
+    def output_rows(self) -> tuple[Tensor, Tensor | None]:
         """The rows of the model's output head for `draft_ids`, gathered once."""
         assert self._lent is not None, "call borrow first"
         if self._rows is None:

@@ -90,10 +90,9 @@ class PictureDrafterTask(DrafterTask):
         positions = torch.arange(1 - length, num_pairs - length + 1, device=codes.device)
         positions = positions.clamp(min=CONDITION_POSITION)[None]
         valid = F.pad(mask[:, : length - 1], (0, num_pairs - length + 1), value=True)
-        guesses = guesses_by_level(
+        return guesses_by_level(
             self.drafter, tokens, features[:, :num_pairs], positions, valid, first=length, levels=levels
         )
-        return [each[:, length - 1 :] for each in guesses]
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config

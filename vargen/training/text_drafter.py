@@ -144,8 +144,22 @@ class Answered:
     prompt_length: int
 
 
+@dataclass(frozen=True)
+class Taught:
+    """What the model says of a text of L tokens.
+
+    Args:
+        states: [L, k dim] after the layers that the head reads, the last layer's at the end.
+        totals: [L] float32, behind the prompt the logarithm of the sum of the exponentials of the model's logits, with
+            which a token's logit gives its chance without the others; 0 in the prompt.
+    """
+
+    states: Tensor
+    totals: Tensor
+
+
 class TextStates:
-    """The hidden states of answered prompts, kept in main memory as far as there is room.
+    """What a model says of answered prompts, kept in main memory as far as there is room.
 
     Each text is fed alone, so its states do not depend on others, and a resumed run reads the same numbers.
 
@@ -159,18 +173,29 @@ class TextStates:
     def __init__(self, model: Any, layers: tuple[int, ...], dtype: torch.dtype, num_bytes: float) -> None:
         self.model, self.layers, self.dtype = model, layers, dtype
         self._left = num_bytes
-        self._kept: dict[int, Tensor] = {}
+        self._kept: dict[int, Taught] = {}
 
-    def of(self, number: int, tokens: Tensor) -> Tensor:
-        """[L, k dim]: states of text `number`, [L] tokens."""
+    @torch.no_grad()
+    def of(self, number: int, text: Answered) -> Taught:
+        """What is known of text `number`."""
         if (kept := self._kept.get(number)) is not None:
             return kept
-        with torch.autocast(tokens.device.type, enabled=False):
-            states = text_states(self.model, tokens[None], self.layers)[0].to(self.dtype)
+        with torch.autocast(text.tokens.device.type, enabled=False):
+            states = text_states(self.model, text.tokens[None], self.layers)[0].to(self.dtype)
+            last = int(self.model.config.get_text_config().hidden_size)
+            logits = model_logits(self.model, states[text.prompt_length :, -last:])
+        taught = Taught(states, F.pad(logits.logsumexp(-1), (text.prompt_length, 0)))
         if states.nbytes <= self._left:
             self._left -= states.nbytes
-            self._kept[number] = states
-        return states
+            self._kept[number] = taught
+        return taught
+
+
+def model_logits(model: Any, states: Tensor) -> Tensor:
+    """The model's logits [..., V] float32 of its last hidden states [..., dim]."""
+    output = model.get_output_embeddings()
+    logits: Tensor = output(states.to(output.weight.dtype))
+    return logits.float()
 
 
 @dataclass(frozen=True)
@@ -180,6 +205,7 @@ class Batch:
     Args:
         tokens: [B, n] int64 of the pairs.
         states: [B, n + 1, k dim] of the model, state k at the token before pair k.
+        totals: [B, n] float32 at the pairs' tokens, see `Taught`.
         valid: [B, n] bool, False at padding before a prompt.
         learned: [B, n] bool, the pairs of all tokens of the answers but the last one.
         first: the first pair whose feature a draft may guess, see `guesses_by_level`.
@@ -187,6 +213,7 @@ class Batch:
 
     tokens: Tensor
     states: Tensor
+    totals: Tensor
     valid: Tensor
     learned: Tensor
     first: int
@@ -197,19 +224,21 @@ class Batch:
         return torch.arange(self.tokens.shape[1], device=self.tokens.device)[None] - (self.first - 1)
 
 
-def batch_of(texts: Sequence[Answered], states: Sequence[Tensor]) -> Batch:
-    """Pad texts and their states [L, k dim], before the prompts and behind the answers."""
+def batch_of(texts: Sequence[Answered], taught: Sequence[Taught]) -> Batch:
+    """Pad texts, and what is known of them, before the prompts and behind the answers."""
     longest = max(each.prompt_length for each in texts)
     end = longest + max(len(each.tokens) - each.prompt_length for each in texts)
-    tokens, features, valid, learned = [], [], [], []
+    tokens, features, totals, valid, learned = [], [], [], [], []
     place = torch.arange(end - 1, device=texts[0].tokens.device)
-    for each, own in zip(texts, states, strict=True):
+    for each, own in zip(texts, taught, strict=True):
         before, behind = longest - each.prompt_length, end - (longest - each.prompt_length) - len(each.tokens)
         tokens.append(F.pad(each.tokens, (before, behind))[1:])
-        features.append(F.pad(own, (0, 0, before, behind)))
+        features.append(F.pad(own.states, (0, 0, before, behind)))
+        totals.append(F.pad(own.totals, (before, behind))[1:])
         valid.append(place >= before)
         learned.append((place >= longest - 1) & (place < end - behind - 2))
-    return Batch(torch.stack(tokens), torch.stack(features), torch.stack(valid), torch.stack(learned), longest)
+    stacked = (torch.stack(each) for each in (tokens, features, totals, valid, learned))
+    return Batch(*stacked, first=longest)
 
 
 class TextDrafterTask(DrafterTask):
@@ -241,11 +270,10 @@ class TextDrafterTask(DrafterTask):
 
     def _batch(self, split: str, numbers: Sequence[int]) -> Batch:
         texts: list[Answered] = [getattr(self, split)[number] for number in numbers]
-        states = [self._states[split].of(number, text.tokens) for number, text in zip(numbers, texts, strict=True)]
-        return batch_of(texts, states)
+        return batch_of(texts, [self._states[split].of(*each) for each in zip(numbers, texts, strict=True)])
 
     def _guesses(self, batch: Batch, features: Tensor, levels: int) -> list[Tensor]:
-        """For each level the head's hidden states [B, n, dim]."""
+        """For each level the head's hidden states [B, n - first + 1, dim], from pair `first - 1` on."""
         return guesses_by_level(
             self.drafter, batch.tokens, features, batch.positions, batch.valid, first=batch.first, levels=levels
         )
@@ -253,11 +281,6 @@ class TextDrafterTask(DrafterTask):
     def _wanted(self, batch: Batch) -> Tensor:
         """[B, n, dim]: the model's last hidden states at the pairs' tokens, which are guessed."""
         return batch.states[:, 1:, -int(self.drafter.config.dim) :]
-
-    def _model_logits(self, states: Tensor) -> Tensor:
-        """The model's logits [..., V] float32 of its last hidden states [..., dim]."""
-        output = self.model.get_output_embeddings()
-        return output(states.to(output.weight.dtype)).float()
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config, generator = self.config, self.generator(step)
@@ -270,14 +293,14 @@ class TextDrafterTask(DrafterTask):
             chosen = torch.randperm(len(rows), generator=generator)[: config.loss_positions].to(self.device)
             rows, places = rows[chosen], places[chosen]
         wanted = self._wanted(batch)[rows, places]
+        weight, bias = self.drafter.output_rows()
         with torch.no_grad():
-            own = self._model_logits(wanted)  # [m, V]
-            drafted = own[:, self.drafter.draft_ids]
-            truth = own.softmax(-1)[:, self.drafter.draft_ids]
+            drafted = F.linear(wanted.to(weight.dtype), weight, bias).float()  # [m, draft_vocab_size]
+            truth = (drafted - batch.totals[rows, places, None]).exp()
         decays = [config.level_decay**level for level in range(config.levels)]
         parts: dict[str, Tensor] = {}
         for decay, guess in zip(decays, self._guesses(batch, features, config.levels), strict=True):
-            guess = guess[rows, places]
+            guess = guess[rows, places - (batch.first - 1)]
             logits = self.drafter.draft_logits(guess).float()
             for name, value in (
                 ("features", F.smooth_l1_loss(guess.float(), wanted.float())),
@@ -305,10 +328,11 @@ class TextDrafterTask(DrafterTask):
         for start in range(0, len(self.heldout), config.batch_size):
             batch = self._batch("heldout", range(start, min(start + config.batch_size, len(self.heldout))))
             with autocast(config):
-                truth = self._model_logits(self._wanted(batch)[batch.learned])
+                learned = batch.learned[:, batch.first - 1 :]  # no pair before is
+                truth = model_logits(self.model, self._wanted(batch)[batch.learned])
                 guesses = self._guesses(batch, self.drafter.fused(batch.states[:, :-1]), _MEASURED_LEVELS)
                 for level, guess in enumerate(guesses):
-                    logits = self.drafter.draft_logits(guess[batch.learned]).float()
+                    logits = self.drafter.draft_logits(guess[learned]).float()
                     hits[level] += (self.drafter.draft_ids[logits.argmax(-1)] == truth.argmax(-1)).sum().cpu()
                     if level == 0:
                         theirs = truth.softmax(-1)[:, self.drafter.draft_ids]
@@ -323,7 +347,8 @@ class TextDrafterTask(DrafterTask):
         lengths = []
         for text in self.heldout[: self.config.decoded_prompts]:
             prompt, most = text.tokens[None, : text.prompt_length], self.config.max_answer_tokens
-            result = specdecode.generate(self.model, prompt, drafter=drafter, max_new_tokens=most, temperature=0)
+            options = {"max_new_tokens": most, "draft_length": drafter.draft_length}  # and nothing is copied
+            result = specdecode.generate(self.model, prompt, drafter=drafter, temperature=0, **options)
             lengths.append(result.trace.mean_accepted_length)
         return sum(lengths) / len(lengths)
 

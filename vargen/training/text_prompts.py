@@ -221,6 +221,7 @@ class TextAnswers:
             self.model,
             ids.to(device),
             attention_mask=mask.to(device),
+            method="ar",  # of many rows, the slowest decides how many passes there are
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperatures[first // len(inputs) % len(self.temperatures)],
             generator=[torch.Generator(device).manual_seed(self.seed + first + row) for row in range(len(inputs))],

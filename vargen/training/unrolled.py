@@ -23,17 +23,20 @@ _CHUNK = 96  # queries at once; as in `scenes.training.transformer_pass`
 def guesses_by_level(
     drafter: PairHead, tokens: Tensor, features: Tensor, positions: Tensor, valid: Tensor, first: int, levels: int
 ) -> list[Tensor]:
-    """The head's hidden states after each pair, for each level.
+    """The head's hidden states after each pair from pair `first - 1` on, for each level.
+
+    Of earlier pairs, and of the same ones at later levels, keys and values alone are needed: a prompt costs little.
 
     Args:
         tokens: int64 [R, P]. features: [R, P, dim] fused, of the target. positions: int64 [1, P].
         valid: bool [R, P], False at padding.
-        first: the first pair whose feature a draft may guess; pairs before it read the target's at every level.
+        first: the first pair whose feature a draft may guess, 1 or more; pairs before it read the target's at every
+            level.
         levels: 1 or more.
 
     Returns:
-        `levels` tensors [R, P, dim]. Where a draft of that many levels would begin before pair `first - 1`, the state
-        is of the deepest level that does not.
+        `levels` tensors [R, P - first + 1, dim]. Where a draft of that many levels would begin before pair `first - 1`,
+        the state is of the deepest level that does not.
     """
     attention = drafter.attn
     rotary = drafter.rotary_rows(positions)
@@ -42,34 +45,43 @@ def guesses_by_level(
     values: list[Tensor] = []
     guesses: list[Tensor] = []
     for level in range(levels):
-        read = features if level == 0 else torch.cat((features[:, :first], guesses[-1][:, first - 1 : -1]), dim=1)
-        hidden_states = drafter.fc(torch.cat((embeddings, read.to(embeddings.dtype)), dim=-1))
-        query, key, value = attention.project(attention, hidden_states, rotary)  # [R, H, P, D]
-        keys.append(key)
-        values.append(value)
-        attended = _attend(query, keys, values, valid)
+        # A later level's pairs before `first` are those of the level above it.
+        since, start = (first, first) if level else (0, first - 1)
+        read = guesses[-1][:, :-1] if level else features
+        hidden_states = drafter.fc(torch.cat((embeddings[:, since:], read.to(embeddings.dtype)), dim=-1))
+        query, key, value = attention.project(attention, hidden_states, rotary[:, since:])  # [R, H, P - since, D]
+        keys.append(torch.cat((keys[0][:, :, :since], key), dim=2) if level else key)
+        values.append(torch.cat((values[0][:, :, :since], value), dim=2) if level else value)
+        attended = _attend(query[:, :, start - since :], keys, values, valid, start)
+        hidden_states = hidden_states[:, start - since :]
         hidden_states = hidden_states + attention.to_out(attended.transpose(1, 2).reshape(hidden_states.shape))
-        guesses.append(hidden_states + drafter.ff(drafter.norm2(hidden_states)))
+        guess = hidden_states + drafter.ff(drafter.norm2(hidden_states))
+        guesses.append(torch.cat((guesses[0][:, :1], guess), dim=1) if level else guess)
     return guesses
 
 
-def _attend(query: Tensor, keys: list[Tensor], values: list[Tensor], valid: Tensor) -> Tensor:
-    """[R, H, P, D]: attention of the deepest level's queries to the keys of all levels, each [R, H, P, D]."""
-    num_pairs, above = query.shape[2], len(keys) - 1
+def _attend(query: Tensor, keys: list[Tensor], values: list[Tensor], valid: Tensor, start: int) -> Tensor:
+    """[R, H, P - start, D]: attention of the deepest level's queries to the keys of all levels, each [R, H, P, D].
+
+    Args:
+        query: [R, H, P - start, D], of pair `start` and later ones.
+    """
+    num_pairs, above = keys[0].shape[2], len(keys) - 1
     query = query * query.shape[-1] ** -0.5
     # Each later level has one visible key, the ancestor's, which stands `back` places before.
     backs = range(above - 1, -1, -1)
-    ancestors = [_moved(key, back) for key, back in zip(keys[1:], backs, strict=True)]
-    along = [_moved(value, back) for value, back in zip(values[1:], backs, strict=True)]
-    seen = [F.pad(valid, (back, 0))[:, :num_pairs] for back in backs]  # [R, P] each
+    ancestors = [_moved(key, back)[:, :, start:] for key, back in zip(keys[1:], backs, strict=True)]
+    along = [_moved(value, back)[:, :, start:] for value, back in zip(values[1:], backs, strict=True)]
+    seen = [F.pad(valid, (back, 0))[:, start:num_pairs] for back in backs]  # [R, P - start] each
     places = torch.arange(num_pairs, device=query.device)
     chunks = []
-    for begin in range(0, num_pairs, _CHUNK):
-        rows = slice(begin, min(begin + _CHUNK, num_pairs))
-        visible = (places[: rows.stop] <= places[rows, None] - above) & valid[:, None, : rows.stop]  # [R, c, end]
+    for begin in range(0, num_pairs - start, _CHUNK):
+        rows = slice(begin, min(begin + _CHUNK, num_pairs - start))
+        end, of_rows = start + rows.stop, places[start + begin : start + rows.stop, None]
+        visible = (places[:end] <= of_rows - above) & valid[:, None, :end]  # [R, c, end]
         if above == 0:
-            visible = visible | (places[: rows.stop] == places[rows, None])  # padding sees itself
-        scores = [query[:, :, rows] @ keys[0][:, :, : rows.stop].mT]  # [R, H, c, end]
+            visible = visible | (places[:end] == of_rows)  # padding sees itself
+        scores = [query[:, :, rows] @ keys[0][:, :, :end].mT]  # [R, H, c, end]
         scores[0] = scores[0].masked_fill(~visible[:, None], -torch.inf)
         for number, ancestor in enumerate(ancestors):
             score = (query[:, :, rows] * ancestor[:, :, rows]).sum(-1, keepdim=True)  # [R, H, c, 1]
@@ -77,9 +89,9 @@ def _attend(query: Tensor, keys: list[Tensor], values: list[Tensor], valid: Tens
                 score = score.masked_fill(~seen[number][:, None, rows, None], -torch.inf)
             scores.append(score)
         weights = torch.cat(scores, dim=-1).softmax(dim=-1).to(query.dtype)
-        mixed = weights[..., : rows.stop] @ values[0][:, :, : rows.stop]
+        mixed = weights[..., :end] @ values[0][:, :, :end]
         for number, value in enumerate(along):
-            mixed = mixed + weights[..., rows.stop + number, None] * value[:, :, rows]
+            mixed = mixed + weights[..., end + number, None] * value[:, :, rows]
         chunks.append(mixed)
     return torch.cat(chunks, dim=2)
 

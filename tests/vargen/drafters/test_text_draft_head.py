@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,8 @@ from transformers import PreTrainedModel
 
 import specdecode
 from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.copy_or_guess import CopyOrGuessDrafter
+from specdecode.drafters.eagle import EagleDrafter
 from specdecode.sampling import SamplingConfig
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
@@ -74,10 +77,64 @@ def test_the_kernels_and_the_modules_draft_alike(own_kernels: None) -> None:
             drafter.network.fast_pass.run = lambda *given, **named: None  # type: ignore[method-assign]
         result = specdecode.generate(
             model, prompts[0], attention_mask=prompts[1], drafter=drafter, max_new_tokens=20, kernels=kernels,
-            pad_token_id=PAD,
+            pad_token_id=PAD, draft_length=4,
         )  # fmt: skip
         passes.append((result.sequences.tolist(), result.trace.accepted_lengths))
     assert passes[0] == passes[1]
+
+
+def test_copies_take_turns_with_guesses_and_the_head_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head guesses behind copied tokens what it guesses behind its own, and every way is taken."""
+    model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(2)
+    drafter = TextDrafter(head_of(model, [1, 2, 3]), model)
+    options: dict[str, Any] = {"attention_mask": prompts[1], "max_new_tokens": 40, "pad_token_id": PAD}
+    wanted = specdecode.generate(model, prompts[0], method="ar", **options).sequences
+    guesses: dict[str, dict[tuple[int, int], int]] = {"alone": {}, "in turns": {}}
+    propose, run, ways = EagleDrafter.propose, "alone", Counter[str]()
+
+    def noted(self: EagleDrafter, state: Any) -> Any:
+        draft = propose(self, state)
+        for row in state.active.nonzero()[:, 0].tolist():
+            guesses[run][row, int(state.lengths[row])] = int(draft.tree.tokens[row, 1])
+        ways["guess"] += 1
+        return draft
+
+    monkeypatch.setattr(EagleDrafter, "propose", noted)
+    for length in (1, 2):
+        specdecode.generate(model, prompts[0], drafter=drafter, draft_length=length, **options)
+    run, turns = "in turns", iter("cccpccgcgpgg" * 9)
+
+    class InTurns(CopyOrGuessDrafter):
+        def propose(self, state: Any) -> Any:
+            turn = next(turns)
+            ways[turn] += 1
+            matched = turn == "c" and bool(self.lookup.last_occurrence(state)[1].max())
+            monkeypatch.setattr(self.sizer, "best", lambda *given: (2, 9.0) if turn == "g" else (0, 1.0))
+            monkeypatch.setattr(self._lengths, "best", lambda counts: (16, 2.0) if matched else (0, 0.5))
+            self.sizer._depth = 2
+            return super().propose(state)
+
+    monkeypatch.setitem(specdecode.generate.__globals__, "CopyOrGuessDrafter", InTurns)
+    result = specdecode.generate(model, prompts[0], drafter=drafter, **options)
+    assert torch.equal(result.sequences, wanted)
+    both = guesses["alone"].keys() & guesses["in turns"].keys()
+    assert len(both) > 8 and ways.keys() >= set("cpg")
+    assert {key: guesses["alone"][key] for key in both} == {key: guesses["in turns"][key] for key in both}
+
+
+def test_drawn_tokens_do_not_depend_on_what_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn guesses decide which tokens are drawn, so then the head drafts alone."""
+    model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(2)
+    drafter = TextDrafter(head_of(model, [1, 2, 3]), model)
+    monkeypatch.setitem(specdecode.generate.__globals__, "CopyOrGuessDrafter", None)
+    drawn = [
+        specdecode.generate(
+            model, prompts[0][row:], attention_mask=prompts[1][row:], drafter=drafter, max_new_tokens=12,
+            temperature=0.8, generator=[torch.Generator().manual_seed(seed) for seed in range(row, 3)],
+        ).sequences[-1].tolist()
+        for row in (0, 2)
+    ]  # fmt: skip
+    assert drawn[0] == drawn[1]
 
 
 def test_processors_and_ends_count_with_a_head_as_without() -> None:
@@ -127,6 +184,7 @@ def test_a_folder_keeps_a_head_and_its_model_is_recognised(tmp_path: Path) -> No
     head.register_to_config(target_states=describe_states(model, (1, 2, 3)))
     head.save_pretrained(tmp_path)
     options: dict[str, Any] = {"attention_mask": prompts[1], "max_new_tokens": 16, "pad_token_id": PAD}
+    options["draft_length"] = 4
     before = specdecode.generate(model, prompts[0], drafter=TextDrafter(head, model), **options)
     loaded = load_text_drafter(tmp_path, model)
     assert loaded.network.draft_ids.tolist() == list(range(17, 47))

@@ -15,14 +15,16 @@ from language_models import ragged_prompts
 import specdecode
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.drafters.text_draft_head import load_text_drafter, text_states
+from vargen.drafters.text_draft_head import load_text_drafter
 from vargen.runs.files import read_jsonl
 from vargen.training.text_drafter import (
     Answered,
     TextDrafterTask,
     TextDrafterTrainingConfig,
+    TextStates,
     batch_of,
     frequent_tokens,
+    model_logits,
     train_text_drafter,
 )
 from vargen.training.text_prompts import TextAnswers, TextPrompts, compose_prompts
@@ -151,15 +153,17 @@ def test_guesses_in_training_are_those_of_drafting(config: TextDrafterTrainingCo
     head.eval()
     layers = head.feature_layers
     texts = [Answered(torch.randint(3, 40, (length,)), prompt) for length, prompt in ((14, 4), (17, 9), (12, 1))]
-    states = [text_states(model, each.tokens[None], layers)[0] for each in texts]
-    batch = batch_of(texts, states)
+    known = TextStates(model, layers, torch.float32, 1e9)
+    batch = batch_of(texts, [known.of(*each) for each in enumerate(texts)])
+    truth = model_logits(model, batch.states[:, 1:, -int(head.config.dim) :]).logsumexp(-1)
+    torch.testing.assert_close(batch.totals[batch.learned], truth[batch.learned])
     levels = guesses_by_level(
         head, batch.tokens, head.fused(batch.states[:, :-1]), batch.positions, batch.valid, batch.first, 3
     )
     for row, text in enumerate(texts):
         for pair in (text.prompt_length - 1, text.prompt_length + 3):  # a chain from the token of this pair
             drafted = _drafted(head, model, text, pair)
-            column = pair + batch.first - text.prompt_length
+            column = pair + 1 - text.prompt_length
             for level, state in enumerate(drafted):
                 torch.testing.assert_close(levels[level][row, column + level], state, atol=2e-5, rtol=1e-4)
 

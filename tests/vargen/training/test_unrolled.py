@@ -65,8 +65,7 @@ def all_at_once(pipeline: LlamaGenPipeline, drafter: EagleHead, codes: Tensor, l
     positions = torch.arange(1 - length, 16 - 1)[None].clamp(min=-1)
     valid = F.pad(mask[:, : length - 1], (0, 15), value=True)
     features = drafter.fused(states)[:, : tokens.shape[1]]
-    guesses = guesses_by_level(drafter, tokens, features, positions, valid, length, levels)
-    return [each[:, length - 1 :] for each in guesses]
+    return guesses_by_level(drafter, tokens, features, positions, valid, length, levels)
 
 
 @torch.no_grad()

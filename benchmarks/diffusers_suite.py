@@ -106,7 +106,7 @@ def token_images() -> Subject:
         return {"model": model, "tokenizer": models.tiny_tokenizer(family), "vqvae": models.tiny_vqvae(family).float()}
 
     class Anole(TokenImagePipeline):
-        def __init__(self, model: Any, tokenizer: Any = None, vqvae: Any = None) -> None:
+        def __init__(self, model: Any, tokenizer: Any = None, vqvae: Any = None, family: Any = family) -> None:
             super().__init__(model, tokenizer, vqvae, family)
 
     return Subject(Anole, components, {"height": 32, "width": 64})
@@ -115,12 +115,13 @@ def token_images() -> Subject:
 def glm_image() -> Subject:
     """GLM-Image, whose pipeline is a subclass of diffusers' own."""
     import glm_image_models as models
+    from transformers import GlmImageProcessor
 
     from vargen.pipelines.glm_image import GlmImagePriorPipeline
 
     def components() -> dict[str, Any]:
-        made = models.make()
-        made.register_modules(vision_language_encoder=models.make_model(context=160).float())
+        made = models.make(kind=GlmImageProcessor)
+        made.register_modules(vision_language_encoder=models.make_model(context=512).float())
         return dict(made.components)
 
     size = {"height": models.HEIGHT, "width": models.WIDTH, "num_inference_steps": 2, "max_sequence_length": 16}

@@ -108,8 +108,8 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
     """diffusers' `GlmImagePipeline` of the same components, whose priors are drawn by any decoding method.
 
     Args:
-        processor: makes tokens of prompts and pictures, by its chat template.
-        vision_language_encoder: draws priors; in evaluation mode.
+        processor: makes tokens of prompts and pictures, by its chat template. None where only prompts are encoded.
+        vision_language_encoder: draws priors; in evaluation mode. None likewise.
         tokenizer, text_encoder, vae, transformer, scheduler: make pixels of priors. None where only priors are wanted.
 
     Raises:
@@ -121,15 +121,17 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
     def __init__(
         self,
         tokenizer: ByT5Tokenizer | None,
-        processor: GlmImageProcessor,
+        processor: GlmImageProcessor | None,
         text_encoder: T5EncoderModel | None,
-        vision_language_encoder: GlmImageForConditionalGeneration,
+        vision_language_encoder: GlmImageForConditionalGeneration | None,
         vae: AutoencoderKL | None,
         transformer: GlmImageTransformer2DModel | None,
         scheduler: FlowMatchEulerDiscreteScheduler | None,
     ) -> None:
         parts: Any = (tokenizer, processor, text_encoder, vision_language_encoder, vae, transformer, scheduler)
         super().__init__(*parts)
+        if vision_language_encoder is None:
+            return
         if not isinstance(vision_language_encoder, GlmImageForConditionalGeneration):
             kind = type(vision_language_encoder).__name__
             raise UserError(f"vision_language_encoder must be a GlmImageForConditionalGeneration, got {kind}")
@@ -221,6 +223,8 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         prompts = check_prompts(prompt)
         pictures = self._pictures(image, len(prompts))
         height, width = self._size(height, width, pictures)
+        if self.vision_language_encoder is None:
+            raise UserError("vision_language_encoder is None: this pipeline can only encode prompts; load it with it")
         if getattr(self.processor, "chat_template", None) is None:
             raise UserError(
                 "prompt needs a processor with a chat template, because the model was trained on prompts in that form; "

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import PIL.Image
@@ -33,11 +34,12 @@ from vargen.methods.base import ImageMethodConfig, Method
 from vargen.models.finite import check_component_weights, check_pixels
 from vargen.models.glm_image.request import PriorRequest, read_request, upsampled
 from vargen.models.glm_image.target import GlmImageTarget
-from vargen.models.model_folder import check_model_folder, check_pipeline_class
+from vargen.models.model_folder import check_model_folder, check_pipeline_class, has_torch_files
 from vargen.models.offloading import move_offloaded
 from vargen.models.picture_size import grid_of_sides
 from vargen.models.transformers_folder import hub_arguments, unloadable
 from vargen.pipelines.arguments import (
+    CALLBACK_TENSORS,
     StepCallback,
     StepReport,
     check_count_and_type,
@@ -117,6 +119,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
     """
 
     _optional_components = ["tokenizer", "text_encoder", "vae", "transformer", "scheduler"]  # noqa: RUF012 (a diffusers convention)
+    _callback_tensor_inputs = list(CALLBACK_TENSORS)  # noqa: RUF012 (likewise)
 
     def __init__(
         self,
@@ -192,7 +195,8 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
             check_pipeline_class(folder, (GlmImagePipeline.__name__,))
             passed = {*kwargs} & {*cls._get_signature_keys(cls)[0]}
             check_model_folder(folder, skip=passed, required={"processor", "vision_language_encoder"} - passed)
-            made: Self = super().from_pretrained(folder, **{"use_safetensors": True, **kwargs})
+            as_torch = any(has_torch_files(part) for part in Path(folder).iterdir())
+            made: Self = super().from_pretrained(folder, **{"use_safetensors": None if as_torch else True, **kwargs})
             if attention is not None:
                 made.vision_language_encoder.set_attn_implementation(attention)
             check_component_weights(made.components, folder)

@@ -109,7 +109,8 @@ def token_images() -> Subject:
         def __init__(self, model: Any, tokenizer: Any = None, vqvae: Any = None, _: Any = None) -> None:
             super().__init__(model, tokenizer, vqvae, family)
 
-    return Subject(Anole, components, {"height": 32, "width": 64})
+    refused = TOKENS | IN_LAYOUT_OF_TRANSFORMERS | PIXELS_IN_FLOAT32
+    return Subject(Anole, components, {"height": 32, "width": 64}, refused)
 
 
 def glm_image() -> Subject:
@@ -127,7 +128,8 @@ def glm_image() -> Subject:
     size = {"height": models.HEIGHT, "width": models.WIDTH, "num_inference_steps": 2, "max_sequence_length": 16}
     why = "a prior is drawn of words, so that `prompt` is needed beside features"
     words = dict.fromkeys(("test_encode_prompt_works_in_isolation", "test_save_load_optional_components"), why)
-    return Subject(GlmImagePriorPipeline, components, size, TOKENS | words)
+    unguided = {"test_callback_cfg": "changes guidance in a callback; a prior is drawn without guidance"}
+    return Subject(GlmImagePriorPipeline, components, size, TOKENS | words | unguided)
 
 
 PIPELINES = {each.__name__: each for each in (llamagen, janus, emu3, token_images, glm_image)}

@@ -348,7 +348,9 @@ class DecodeRun:
     def end_rows(self, first: int) -> None:
         """End the rows from `first` on, which nobody asked for, before the first step."""
         if first < self.target.batch_size:
-            self.state.active = self.state.active & (torch.arange(len(self.state.active), device=self.target.device) < first)
+            self.state.active = self.state.active & (
+                torch.arange(len(self.state.active), device=self.target.device) < first
+            )
             self.state.least_room = None
 
     @torch.no_grad()

@@ -27,7 +27,10 @@ CATEGORY = "vargen"
 METHODS = [*methods_for("image"), *find_presets("image")]
 PROMPT = ("STRING", {"multiline": True, "default": "a large green cone on grass"})
 SEED = ("INT", {"default": 0, "min": 0, "max": MAX_SEED - MAX_BATCH_SIZE})
-GUIDANCE = ("FLOAT", {"default": 0.0, "min": 0.0, "max": MAX_GUIDANCE_SCALE, "step": 0.5, "tooltip": "0: the model's own"})
+GUIDANCE = (
+    "FLOAT",
+    {"default": 0.0, "min": 0.0, "max": MAX_GUIDANCE_SCALE, "step": 0.5, "tooltip": "0: the model's own"},
+)
 
 
 class Model:
@@ -83,7 +86,9 @@ class LoadModel:
         options = ModelOptions(model=model.strip() or None, device=device, dtype=dtype)
         description = open_model(options)
         if description.num_classes is not None or not description.pixels_from_tokens:
-            raise UserError(f"model: {description.name} is not served by these nodes, which draw prompts by tokens alone")
+            raise UserError(
+                f"model: {description.name} is not served by these nodes, which draw prompts by tokens alone"
+            )
         return (Model(description, load_pipeline(description, options, quiet=True)[0]),)
 
 

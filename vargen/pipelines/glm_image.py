@@ -39,7 +39,6 @@ from vargen.models.offloading import move_offloaded
 from vargen.models.picture_size import grid_of_sides
 from vargen.models.transformers_folder import hub_arguments, unloadable
 from vargen.pipelines.arguments import (
-    CALLBACK_TENSORS,
     StepCallback,
     StepReport,
     check_count_and_type,
@@ -119,7 +118,6 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
     """
 
     _optional_components = ["tokenizer", "text_encoder", "vae", "transformer", "scheduler"]  # noqa: RUF012 (a diffusers convention)
-    _callback_tensor_inputs = list(CALLBACK_TENSORS)  # noqa: RUF012 (likewise)
 
     def __init__(
         self,

@@ -59,7 +59,9 @@ def draw(
     pipeline: LlamaGenPipeline, method: str | ImageMethodConfig, seeds: Sequence[int], batch_size: int, **other: Any
 ) -> list[FinishedPicture]:
     prompts = [PROMPTS[seed % len(PROMPTS)] for seed in seeds]
-    return streamed(pipeline, prompts, seeds, batch_size=batch_size, method=method, **{"output_type": "latent", **other})
+    return streamed(
+        pipeline, prompts, seeds, batch_size=batch_size, method=method, **{"output_type": "latent", **other}
+    )
 
 
 def check(

@@ -134,7 +134,7 @@ def decode_queue(
             for row in finished:
                 places[row] = None
         idle = [row for row, place in enumerate(places) if place is None]
-        if idle and arriving is None:
+        if arriving is None:
             joining = min(len(idle), count - following)
         elif idle and not (run.rows_keep_pace and any(places)):
             joining = joining or arriving(len(idle))

@@ -29,9 +29,9 @@ from specdecode.ordinary_tensors import ordinary_tensors
 from specdecode.roles import DecodeState
 from specdecode.skipping import new_run
 from specdecode.trace import DecodeTrace
+from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
-from vargen.base.errors import UserError
 from vargen.pipelines.arguments import CALLBACK_TENSORS, Interrupted, check_prompts, documented, refusals
 from vargen.pipelines.call_types import checked
 from vargen.pipelines.compilation import CompilablePipeline, compile_time_apart

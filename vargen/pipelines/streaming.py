@@ -159,7 +159,7 @@ def stream_pictures(
 
         try:
             with stack, compile_time_apart(reuse.compiler, trace, "decode"):
-                yield from decode_queue(start_run, last - first, size, on_step, arriving and arrived)
+                yield from decode_queue(start_run, last - first, size, on_step, None if arriving is None else arrived)
         except Interrupted:
             return  # pictures that are not finished are not given
         finally:

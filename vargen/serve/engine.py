@@ -3,9 +3,9 @@
 Belongs here: what waits, what is drawn together, and what becomes of requests when drawing fails. Does not belong here:
 HTTP (`app.py`).
 
-Pictures are drawn in waves, each a stream of the pipeline. A wave begins with what waits and has as many places again, up
-to the batch size. What arrives takes a free place after any forward pass. A wave that is narrower than the batch size and
-full takes no more, so that the next one is wider. A picture is that of its seed, whatever is drawn beside it.
+Pictures are drawn in waves, each a stream of the pipeline. A wave begins with what waits and has as many places again,
+up to the batch size. What arrives takes a free place after any forward pass. A full wave that is narrower than the
+batch size takes no more, so that the next one is wider. A picture is that of its seed, whatever is drawn beside it.
 """
 
 from __future__ import annotations

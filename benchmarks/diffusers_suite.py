@@ -6,8 +6,7 @@ The suite is not part of any package, so it is read from a checkout of diffusers
     python benchmarks/diffusers_suite.py diffusers                    # prints a table, one row a test
     python benchmarks/diffusers_suite.py diffusers --output suite.json
 
-It needs `pip install requests-mock parameterized peft`. Pipelines are tiny, with random weights. GLM-Image's pipeline
-is a subclass of diffusers' own, which the suite tests there.
+It needs `pip install requests-mock parameterized peft`. Pipelines are tiny, with random weights.
 """
 
 from __future__ import annotations
@@ -19,74 +18,132 @@ import sys
 import unittest
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "shared")]
 
-DOES_NOT_APPLY = {
-    "test_callback_inputs": "asks for `latents` among the callback's tensors; a picture here is made of `tokens`",
+TOKENS = {"test_callback_inputs": "asks for `latents` among the callback's tensors; a picture here is made of `tokens`"}
+PIXELS_IN_FLOAT32 = {
+    "test_dtype_alias": "asks for every component in `dtype`; pixels are decoded in float32 unless asked by name"
 }
-"""Tests that fail by design, with the reason."""
-
-IN_LAYOUT_OF_TRANSFORMERS = {
-    name: "one model of transformers, saved in its layout: there are no components in folders of their own"
-    for name in (
+IN_LAYOUT_OF_TRANSFORMERS = dict.fromkeys(
+    (
         "test_save_load_local", "test_save_load_optional_components", "test_loading_with_variants",
         "test_loading_with_incorrect_variants_raises_error", "test_serialization_with_variants", "test_dtype_dict",
-    )
-} | {
+    ),
+    "one model of transformers, saved in its layout: there are no components in folders of their own",
+) | {
     "test_encode_prompt_works_in_isolation": "a prompt is tokens of the one model, and no text encoder makes features",
 }  # fmt: skip
-"""The same for pipelines of one model."""
 
 
-def llamagen() -> tuple[type, Callable[[], dict[str, Any]], dict[str, str]]:
-    """The class, a maker of fresh components, and the tests that do not apply."""
+@dataclass(frozen=True)
+class Subject:
+    """A pipeline to test.
+
+    Args:
+        pipeline: its class.
+        components: makes fresh ones.
+        inputs: arguments of a call beside a prompt, a generator, guidance and `output_type`.
+        does_not_apply: tests that fail by design, with the reason.
+    """
+
+    pipeline: type
+    components: Callable[[], dict[str, Any]]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    does_not_apply: Mapping[str, str] = field(default_factory=lambda: TOKENS | IN_LAYOUT_OF_TRANSFORMERS)
+
+
+def llamagen() -> Subject:
+    """LlamaGen."""
     from tiny_pipelines import build_tiny_pipeline
 
-    components = build_tiny_pipeline().components
-    return type(build_tiny_pipeline()), lambda: copy.deepcopy(components), {}
+    made = build_tiny_pipeline()
+    return Subject(type(made), lambda: copy.deepcopy(made.components), {}, TOKENS | PIXELS_IN_FLOAT32)
 
 
-def janus() -> tuple[type, Callable[[], dict[str, Any]], dict[str, str]]:
-    """See `llamagen`."""
+def janus() -> Subject:
+    """Janus, with room for the suite's longest prompt."""
     import janus_models
 
     from vargen.pipelines.janus import JanusPipeline
 
     def components() -> dict[str, Any]:
-        return {"model": janus_models.make(), "processor": janus_models.processor()}
+        return {"model": janus_models.make(context=160).float(), "processor": janus_models.processor()}
 
-    return JanusPipeline, components, IN_LAYOUT_OF_TRANSFORMERS
+    return Subject(JanusPipeline, components)
 
 
-def emu3() -> tuple[type, Callable[[], dict[str, Any]], dict[str, str]]:
-    """See `llamagen`."""
+def emu3() -> Subject:
+    """Emu3, with room for the suite's longest prompt."""
     import emu3_models
 
     from vargen.pipelines.emu3 import Emu3Pipeline
 
     def components() -> dict[str, Any]:
-        return {"model": emu3_models.make(), "processor": emu3_models.processor()}
+        return {"model": emu3_models.make(context=160).float(), "processor": emu3_models.processor()}
 
-    return Emu3Pipeline, components, IN_LAYOUT_OF_TRANSFORMERS
-
-
-PIPELINES = {"llamagen": llamagen, "janus": janus, "emu3": emu3}
+    return Subject(Emu3Pipeline, components, emu3_models.SIZE)
 
 
-def suite_of(name: str, mixin: type) -> tuple[type[unittest.TestCase], dict[str, str]]:
-    """The mixin's tests of one pipeline, as a class of unittest, and those that do not apply with their reasons."""
-    pipeline, make, refused = PIPELINES[name]()
+def token_images() -> Subject:
+    """Anole, which stands for families that draw token by token."""
+    import token_image_models as models
+
+    from vargen.pipelines.token_images import TokenImagePipeline
+
+    family = models.tiny_family("anole")
+
+    def components() -> dict[str, Any]:
+        model = models.tiny_model(family, max_position_embeddings=160).float()
+        return {"model": model, "tokenizer": models.tiny_tokenizer(family), "vqvae": models.tiny_vqvae(family).float()}
+
+    class Anole(TokenImagePipeline):
+        def __init__(self, model: Any, tokenizer: Any = None, vqvae: Any = None, _: Any = None) -> None:
+            super().__init__(model, tokenizer, vqvae, family)
+
+    refused = TOKENS | IN_LAYOUT_OF_TRANSFORMERS | PIXELS_IN_FLOAT32
+    return Subject(Anole, components, {"height": 32, "width": 64}, refused)
+
+
+def glm_image() -> Subject:
+    """GLM-Image, whose pipeline is a subclass of diffusers' own."""
+    import glm_image_models as models
+    from transformers import GlmImageProcessor
+
+    from vargen.pipelines.glm_image import GlmImagePriorPipeline
+
+    def components() -> dict[str, Any]:
+        made = models.make(kind=GlmImageProcessor)
+        made.register_modules(vision_language_encoder=models.make_model(context=512).float())
+        return dict(made.components)
+
+    size = {"height": models.HEIGHT, "width": models.WIDTH, "num_inference_steps": 2, "max_sequence_length": 16}
+    why = "a prior is drawn of words, so that `prompt` is needed beside features"
+    words = dict.fromkeys(("test_encode_prompt_works_in_isolation", "test_save_load_optional_components"), why)
+    unguided = {"test_callback_cfg": "changes guidance in a callback; a prior is drawn without guidance"}
+    return Subject(GlmImagePriorPipeline, components, size, TOKENS | words | unguided)
+
+
+PIPELINES = {each.__name__: each for each in (llamagen, janus, emu3, token_images, glm_image)}
+
+
+def suite_of(subject: Subject, mixin: type) -> type[unittest.TestCase]:
+    """The mixin's tests of one pipeline, as a class of unittest."""
+    make = subject.components
+    # The suite reads the source of `encode_prompt` by the name of the class among diffusers' own.
+    setattr(diffusers.pipelines, subject.pipeline.__name__, subject.pipeline)
     embeds: dict[str, Any] = {}
 
     class Tests(mixin, unittest.TestCase):  # type: ignore[misc, valid-type]
-        pipeline_class = pipeline
+        pipeline_class = subject.pipeline
         params = frozenset({"prompt", "height", "width", "guidance_scale", "negative_prompt"})
         batch_params = frozenset({"prompt", "negative_prompt"})
         required_optional_params = frozenset({"num_images_per_prompt", "generator", "output_type", "return_dict"})
@@ -100,7 +157,7 @@ def suite_of(name: str, mixin: type) -> tuple[type[unittest.TestCase], dict[str,
         def get_dummy_inputs(self, device: Any, seed: int = 0) -> dict[str, Any]:
             asked = embeds or {"prompt": "a red cube"}
             generator = torch.Generator().manual_seed(seed)
-            return {**asked, "generator": generator, "guidance_scale": 2.5, "output_type": "np"}
+            return {**asked, "generator": generator, "guidance_scale": 2.5, "output_type": "np", **subject.inputs}
 
         def test_save_load_optional_components(self, expected_max_difference: float = 1e-4) -> None:
             """Without text encoder: prompts come as features."""
@@ -121,13 +178,13 @@ def suite_of(name: str, mixin: type) -> tuple[type[unittest.TestCase], dict[str,
                 batch_size, expected_max_diff, additional_params_copy_to_batched_inputs=[]
             )
 
-    Tests.__name__ = f"{name}_suite"
-    return Tests, {**DOES_NOT_APPLY, **refused}
+    return Tests
 
 
 def run(name: str, mixin: type) -> dict[str, dict[str, str]]:
     """What came of every test: "passed", "failed", "skipped" or "does not apply", and why."""
-    tests, refused = suite_of(name, mixin)
+    subject = PIPELINES[name]()
+    tests, refused = suite_of(subject, mixin), subject.does_not_apply
     found: dict[str, dict[str, str]] = {}
     for test in unittest.defaultTestLoader.getTestCaseNames(tests):
         if test in refused:

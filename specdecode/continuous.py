@@ -8,7 +8,8 @@ started. The rows of that run, cache included, are then copied over the finished
 as one that begins a batch, and since rows do not depend on each other, a request's tokens are those it gets alone.
 
 The host looks for finished rows only when one may have finished: a row gains at most a draft's depth plus one per step.
-All finished rows are refilled by one prefill. When no request is left, finished rows idle until the batch ends.
+All finished rows are refilled by one prefill. When no request is left, finished rows idle until the batch ends. In an
+open queue they idle until more requests arrive, and a batch may begin with idle rows: it ends when all rows idle.
 
 Source: Yu et al. 2022, "Orca: A distributed serving system for transformer-based generative models" (iteration-level
 scheduling).
@@ -70,6 +71,7 @@ def decode_queue(
     count: int,
     batch_size: int,
     on_step: Callable[[DecodeState, Sequence[int | None]], None] | None = None,
+    arriving: Callable[[int], int] | None = None,
 ) -> Iterator[FinishedRow]:
     """Decode requests 0 to `count - 1`, `batch_size` at a time, and give each as it is finished.
 
@@ -80,6 +82,8 @@ def decode_queue(
         on_step: called as `on_step(state, requests)` after the first prefill and every pass, with the request of each
             row, None where a row idles. It must not change `state`; reading a tensor's value there waits for the
             device.
+        arriving: makes the queue open: asked as `arriving(rows)` whenever so many rows idle, it gives how many further
+            requests take some of them now. The first run then begins all of `count`.
 
     Yields:
         Every request once, in the order in which they finish.
@@ -90,16 +94,19 @@ def decode_queue(
     """
     if count < 1 or batch_size < 1:
         raise ValueError(f"count and batch_size must be at least 1, got {count} and {batch_size}")
-    run = start_run(range(min(batch_size, count)), joins=False)
+    following = min(batch_size, count)
+    run = start_run(range(following), joins=False)
     num_rows = run.target.batch_size
-    if count > num_rows:
+    if arriving is not None or count > num_rows:
         for player in run.players:
             check_can_replace_rows(player)
     clock = _Clock()
     begun = clock.now()
     run.start()
-    places: list[_Occupied | None] = [_Occupied(request, begun, 0) for request in range(num_rows)]
-    following = num_rows
+    occupied = [_Occupied(request, begun, 0) for request in range(following)]
+    places: list[_Occupied | None] = [*occupied, *[None] * (num_rows - following)]
+    run.end_rows(following)
+    joining = 0  # requests that have arrived for rows that idle
     _report(on_step, run, places)
     step, look = run.steps_taken()
     # Tokens that the row nearest to its end needs. A row that has just started may have stopped already.
@@ -110,7 +117,9 @@ def decode_queue(
             while soonest > 0:
                 soonest -= step()
                 _report(on_step, run, places)
-                if run.stops is not None:
+                if arriving is not None and not run.rows_keep_pace and None in places:
+                    joining = joining or arriving(places.count(None))
+                if run.stops is not None or joining:
                     break
             seen = look(run.state.active) if run.stops is not None else run.state.active
             if seen is None:
@@ -124,13 +133,19 @@ def decode_queue(
                     yield given
             for row in finished:
                 places[row] = None
-            requests = range(following, min(following + len(finished), count))
-            if requests:
-                following = requests.stop
-                _refill(run, start_run, finished[: len(requests)], requests, places, clock.now())
-                look.forget()
+        idle = [row for row, place in enumerate(places) if place is None]
+        if arriving is None:
+            joining = min(len(idle), count - following)
+        elif idle and not (run.rows_keep_pace and any(places)):
+            joining = joining or arriving(len(idle))
+        requests, joining = range(following, following + joining), 0
+        if requests:
+            following = requests.stop
+            _refill(run, start_run, idle[: len(requests)], requests, places, clock.now())
+            look.forget()
+        if finished:
             run.trace.forget_steps(min((place.first_step for place in places if place), default=0))
-        soonest = int(not finished) if run.stops is not None else _soonest(run.state)
+        soonest = int(not finished and not requests) if run.stops is not None else _soonest(run.state)
 
 
 class _Clock:

@@ -105,6 +105,8 @@ class DecodeRun:
 
     in_no_graph = ("steps", "trace", "compiler")
     """Attributes that no graph reads, see `specdecode.static_step`; players may name theirs likewise."""
+    rows_keep_pace = False
+    """Whether all rows are at the same pass, so that others take their places only when all have ended."""
     logged_places = 0
     """Places of a row, where steps record what they add by place."""
 
@@ -342,6 +344,14 @@ class DecodeRun:
     def players(self) -> tuple[object, ...]:
         """All that keep something about rows: the target and, where they are asked, the others."""
         return self.target, self.drafter if self.state.max_new_tokens > 1 else None
+
+    def end_rows(self, first: int) -> None:
+        """End the rows from `first` on, which nobody asked for, before the first step."""
+        if first < self.target.batch_size:
+            self.state.active = self.state.active & (
+                torch.arange(len(self.state.active), device=self.target.device) < first
+            )
+            self.state.least_room = None
 
     @torch.no_grad()
     def replace_rows(self, rows: Tensor, other: DecodeRun) -> None:

@@ -360,6 +360,8 @@ class PlacedRun(DecodeRun):
         ValueError: As `DecodeRun` and `check_takes_places`. At the first step: the target has no room.
     """
 
+    rows_keep_pace = True
+
     def __init__(self, target: Target, *, order: PlaceOrder, **settings: Any) -> None:
         super().__init__(target, **settings)
         check_takes_places(target, order.num_places, settings)

@@ -65,6 +65,7 @@ class Queue:
         self.seeds, self.make, self.sampling, self.stop = seeds, make, sampling, stop
         self.asked: list[tuple[range, bool]] = []
         self.run: DecodeRun | None = None
+        self.rows = 0  # of the first run; more than requests in an open queue
 
     def arguments(self, requests: list[int]) -> tuple[MarkovTarget, dict[str, Any]]:
         seeds = [self.seeds[request] for request in requests]
@@ -79,7 +80,8 @@ class Queue:
 
     def __call__(self, requests: range, joins: bool) -> DecodeRun:
         self.asked.append((requests, joins))
-        target, others = self.arguments(list(requests))
+        idle = 0 if joins else self.rows - len(requests)
+        target, others = self.arguments([*requests, *[requests[0]] * idle])
         run = DecodeRun(target, **others)
         self.run = self.run if joins else run
         return run
@@ -104,12 +106,40 @@ class Queue:
     batch_size=st.integers(1, 5),
     sampling=st.sampled_from([GREEDY, DRAWN]),
     stop=st.sampled_from([None, STOP]),
+    arrivals=st.none() | st.lists(st.integers(0, 2), min_size=1, max_size=9),
 )
 def test_a_request_gets_what_it_gets_alone(
-    name: str, seeds: list[int], batch_size: int, sampling: SamplingConfig, stop: int | None
+    name: str,
+    seeds: list[int],
+    batch_size: int,
+    sampling: SamplingConfig,
+    stop: int | None,
+    arrivals: list[int] | None,
 ) -> None:
+    """From a list, or into an open queue, in which some arrive after any pass."""
     queue = Queue(seeds, DRAFTERS[name], sampling, stop)
-    queue.check(list(decode_queue(queue, len(seeds), batch_size)))
+    if arrivals is None:
+        queue.check(list(decode_queue(queue, len(seeds), batch_size)))
+        return
+    left, queue.rows = len(seeds) - 1, batch_size
+
+    def arriving(free: int) -> int:
+        nonlocal left
+        wanted = max(arrivals.pop() if arrivals else left, free == batch_size)  # the queue ends where none arrives
+        taken = min(wanted, free, left)
+        left -= taken
+        return taken
+
+    queue.check(list(decode_queue(queue, 1, batch_size, arriving=arriving)))
+
+
+def test_who_arrives_takes_a_free_place_after_the_running_pass() -> None:
+    queue, seen = Queue([0, 1, 2], DRAFTERS["none"], DRAWN), list[list[int | None]]()
+    queue.rows, coming = 3, iter([0, 0, 2, 0])
+    rows = decode_queue(queue, 1, 3, lambda state, who: seen.append(list(who)), lambda free: next(coming, 0))
+    queue.check(list(rows))
+    assert seen[:5] == [[0, None, None]] * 4 + [[0, 1, 2]], "the prefill, and three passes until two have arrived"
+    assert [requests for requests, _ in queue.asked] == [range(1), range(1, 3)]
 
 
 def test_places_are_refilled_at_once_and_the_shape_stays() -> None:

@@ -29,9 +29,10 @@ from specdecode.ordinary_tensors import ordinary_tensors
 from specdecode.roles import DecodeState
 from specdecode.skipping import new_run
 from specdecode.trace import DecodeTrace
+from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
-from vargen.pipelines.arguments import CALLBACK_TENSORS, Interrupted, documented, refusals
+from vargen.pipelines.arguments import CALLBACK_TENSORS, Interrupted, check_prompts, documented, refusals
 from vargen.pipelines.call_types import checked
 from vargen.pipelines.compilation import CompilablePipeline, compile_time_apart
 from vargen.pipelines.components.base import ONLY
@@ -39,8 +40,10 @@ from vargen.pipelines.lora import LoraPipeline
 from vargen.pipelines.quantization import QuantizablePipeline
 from vargen.pipelines.request import PictureRequest, finite_logits
 from vargen.pipelines.reuse import Reuse
-from vargen.pipelines.streaming import PictureStream, stream_pictures
+from vargen.pipelines.streaming import Arriving, PictureStream, stream_pictures
 
+ROOM_FOR_PROMPTS = 128
+"""Tokens that a prompt may have which joins a stream on the way; more where one that it began with has more."""
 AnyPipeline = TypeVar("AnyPipeline", bound="PicturePipeline")
 Arguments = ParamSpec("Arguments")
 
@@ -225,6 +228,7 @@ class StreamingPipeline(PicturePipeline):
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         batch_size: int = 8,
         continuous: bool = True,
+        arriving: Callable[[int, Callable[[str], bool]], Sequence[tuple[str, torch.Generator]]] | None = None,
         **arguments: Any,
     ) -> PictureStream:
         """Draw any number of pictures, each given as soon as it is finished.
@@ -238,6 +242,10 @@ class StreamingPipeline(PicturePipeline):
             batch_size: pictures drawn at once.
             continuous: False: every batch ends with its slowest picture, and only then the next begins. An offloaded
                 model always draws so, because it would have to move for every prompt.
+            arriving: keeps the batch open for others. It is asked as `arriving(places, fits)` after a forward pass that
+                left places free, and gives at most so many prompts with their generators; `fits(prompt)` says whether
+                there is room for its tokens. Their numbers follow in the order in which they come. The stream ends when
+                no picture is left and none arrives. Nothing joins where `continuous` is False or cannot be.
             **arguments: others of `__call__`, with an entry for each picture where they stand for prompts. The callback
                 also gets `tensors["pictures"]`: the number of the picture in each row, None where a row idles at the
                 end.
@@ -250,8 +258,35 @@ class StreamingPipeline(PicturePipeline):
             UserError: as `__call__`; also `batch_size` out of range.
         """
         describe = inspect.unwrap(type(self).__call__)  # the method that `draws` decorates
-        request = describe(self, prompt, generator=generator, num_images_per_prompt=1, **arguments)
-        return stream_pictures(self, request, batch_size, continuous)
+
+        def described(prompts: Sequence[str] | None, generators: Any) -> PictureRequest:
+            request: PictureRequest = describe(
+                self, prompts, generator=generators, num_images_per_prompt=1, **arguments
+            )
+            return request
+
+        closed = arriving is None or not continuous
+        if closed or described(check_prompts(prompt)[:1], torch.Generator()).offloaded:
+            return stream_pictures(self, described(prompt, generator), batch_size, continuous)
+        assert arriving is not None
+        prompts, generators = check_prompts(prompt), list(generator) if isinstance(generator, Sequence) else []
+        if len(generators) != len(prompts) or len(prompts) > batch_size:
+            raise UserError(
+                f"arriving needs a generator for each prompt, and at most batch_size {batch_size} to begin with; got "
+                f"{len(prompts)} prompts and {len(generators)} generators"
+            )
+        idle = batch_size - len(prompts)
+        request = described([*prompts, *prompts[:1] * idle], [*generators, *(torch.Generator() for _ in range(idle))])
+        room = max(request.longest_prompt(), ROOM_FOR_PROMPTS)
+
+        def fits(text: str) -> bool:
+            return described([text], [torch.Generator()]).longest_prompt() <= room
+
+        def take(places: int) -> PictureRequest | None:
+            new = arriving(places, fits)
+            return described(*(list(each) for each in zip(*new, strict=True))) if new else None
+
+        return stream_pictures(self, request, batch_size, continuous, Arriving(len(prompts), room, take))
 
 
 def beside(pipeline: AnyPipeline) -> AnyPipeline:

@@ -90,6 +90,8 @@ def _is_list(value: object) -> bool:
 
 def _fits(value: object, hint: Any) -> bool:
     home = get_origin(hint)
+    if hint is Any:  # a class since Python 3.11, of which nothing is an instance
+        return True
     if home in (Union, UnionType):
         return any(_fits(value, each) for each in get_args(hint))
     if hint in (None, NoneType):

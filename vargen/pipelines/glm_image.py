@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import PIL.Image
@@ -33,7 +34,7 @@ from vargen.methods.base import ImageMethodConfig, Method
 from vargen.models.finite import check_component_weights, check_pixels
 from vargen.models.glm_image.request import PriorRequest, read_request, upsampled
 from vargen.models.glm_image.target import GlmImageTarget
-from vargen.models.model_folder import check_model_folder, check_pipeline_class
+from vargen.models.model_folder import check_model_folder, check_pipeline_class, has_torch_files
 from vargen.models.offloading import move_offloaded
 from vargen.models.picture_size import grid_of_sides
 from vargen.models.transformers_folder import hub_arguments, unloadable
@@ -108,8 +109,8 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
     """diffusers' `GlmImagePipeline` of the same components, whose priors are drawn by any decoding method.
 
     Args:
-        processor: makes tokens of prompts and pictures, by its chat template.
-        vision_language_encoder: draws priors; in evaluation mode.
+        processor: makes tokens of prompts and pictures, by its chat template. None where only prompts are encoded.
+        vision_language_encoder: draws priors; in evaluation mode. None likewise.
         tokenizer, text_encoder, vae, transformer, scheduler: make pixels of priors. None where only priors are wanted.
 
     Raises:
@@ -121,15 +122,17 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
     def __init__(
         self,
         tokenizer: ByT5Tokenizer | None,
-        processor: GlmImageProcessor,
+        processor: GlmImageProcessor | None,
         text_encoder: T5EncoderModel | None,
-        vision_language_encoder: GlmImageForConditionalGeneration,
+        vision_language_encoder: GlmImageForConditionalGeneration | None,
         vae: AutoencoderKL | None,
         transformer: GlmImageTransformer2DModel | None,
         scheduler: FlowMatchEulerDiscreteScheduler | None,
     ) -> None:
         parts: Any = (tokenizer, processor, text_encoder, vision_language_encoder, vae, transformer, scheduler)
         super().__init__(*parts)
+        if vision_language_encoder is None:
+            return
         if not isinstance(vision_language_encoder, GlmImageForConditionalGeneration):
             kind = type(vision_language_encoder).__name__
             raise UserError(f"vision_language_encoder must be a GlmImageForConditionalGeneration, got {kind}")
@@ -190,7 +193,8 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
             check_pipeline_class(folder, (GlmImagePipeline.__name__,))
             passed = {*kwargs} & {*cls._get_signature_keys(cls)[0]}
             check_model_folder(folder, skip=passed, required={"processor", "vision_language_encoder"} - passed)
-            made: Self = super().from_pretrained(folder, **{"use_safetensors": True, **kwargs})
+            as_torch = any(has_torch_files(part) for part in Path(folder).iterdir())
+            made: Self = super().from_pretrained(folder, **{"use_safetensors": None if as_torch else True, **kwargs})
             if attention is not None:
                 made.vision_language_encoder.set_attn_implementation(attention)
             check_component_weights(made.components, folder)
@@ -221,6 +225,8 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         prompts = check_prompts(prompt)
         pictures = self._pictures(image, len(prompts))
         height, width = self._size(height, width, pictures)
+        if self.vision_language_encoder is None:
+            raise UserError("vision_language_encoder is None: this pipeline can only encode prompts; load it with it")
         if getattr(self.processor, "chat_template", None) is None:
             raise UserError(
                 "prompt needs a processor with a chat template, because the model was trained on prompts in that form; "

@@ -213,7 +213,8 @@ class LlamaGenPipeline(StreamingPipeline):
 
         A local folder is checked first: missing, truncated or ill-fitting weights are an error, where diffusers would
         put random numbers in their place. Classes of other libraries and pickled weights are errors too, but files
-        "*.bin" that torch reads without running code are not. And the vqvae stays in fp32 whatever `dtype` is.
+        "*.bin" that torch reads without running code are not. And the vqvae stays in fp32 where `dtype` is one for all;
+        a mapping by component is obeyed.
 
         Raises:
             UserError: a local folder is incomplete, damaged or inconsistent.
@@ -225,8 +226,7 @@ class LlamaGenPipeline(StreamingPipeline):
                 pretrained_model_name_or_path, skip=passed, required=parts - {*cls._optional_components} - passed
             )
         dtype = kwargs.pop("torch_dtype", None) or kwargs.pop("dtype", None) or torch.float32
-        dtypes = dtype if isinstance(dtype, dict) else {"default": dtype}
-        kwargs["dtype"] = {"vqvae": torch.float32, **dtypes}
+        kwargs["dtype"] = dtype if isinstance(dtype, dict) else {"default": dtype, "vqvae": torch.float32}
         with reading(pretrained_model_name_or_path, "copy the whole folder again"):
             pipeline = super().from_pretrained(os.fspath(pretrained_model_name_or_path), **kwargs)
             if pipeline.tokenizer is not None and pipeline.text_encoder is not None:

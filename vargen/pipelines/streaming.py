@@ -52,6 +52,21 @@ class FinishedPicture:
     batch_size: int
 
 
+@dataclass(frozen=True)
+class Arriving:
+    """Pictures that join a stream on the way.
+
+    Args:
+        asked: pictures that the stream begins with.
+        room: tokens that a prompt which joins may have.
+        take: asked with the number of free places, it gives a request of at most so many pictures, or None.
+    """
+
+    asked: int
+    room: int
+    take: Callable[[int], PictureRequest | None]
+
+
 class PictureStream:
     """Pictures in the order in which they are finished; iterate once.
 
@@ -69,7 +84,9 @@ class PictureStream:
         return iter(ordinary_tensors()(lambda: next(self._pictures, None)), None)
 
 
-def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, continuous: bool) -> PictureStream:
+def stream_pictures(
+    pipeline: Any, request: PictureRequest, batch_size: int, continuous: bool, arriving: Arriving | None = None
+) -> PictureStream:
     """A stream under the pipeline's progress bar, which counts pictures.
 
     Args:
@@ -77,6 +94,8 @@ def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, con
         request: the pictures. The first batch begins with the first ones; the others take its places later.
         batch_size: pictures drawn at once.
         continuous: False: a batch ends with its slowest picture, and only then the next begins.
+        arriving: gives pictures that join on the way. `request` then fills the batch, and those of its pictures that
+            were not asked for come last.
 
     Raises:
         UserError: `batch_size` out of range, or prompts that cannot be read.
@@ -85,21 +104,26 @@ def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, con
     """
     check_number("batch_size", batch_size, 1, MAX_BATCH_SIZE)
     with refusals():
-        longest_prompt = request.longest_prompt()
-    reuse, streams, count = pipeline.reuse, request.streams, request.count
-    size = min(batch_size, count)
+        longest_prompt = request.longest_prompt() if arriving is None else arriving.room
+    reuse, device = pipeline.reuse, request.streams.keys.device
+    count = request.count if arriving is None else arriving.asked
+    size = min(batch_size, request.count)
     continuous = continuous and not request.offloaded
+    parts = {number: (request, number) for number in range(count)}
+    """By the number of a picture that is not finished: the request that it is of, and its number there."""
 
     def queue(first: int, last: int, total: DecodeTrace) -> Iterator[FinishedRow]:
         """The pictures `first` to `last - 1`, by numbers from 0 on."""
-        trace, stack = DecodeTrace(min(size, last - first), streams.keys.device), ExitStack()
-        step, batch = 0, list[Target]()
+        rows = size if arriving is not None else min(size, last - first)
+        trace, stack = DecodeTrace(rows, device), ExitStack()
+        step, following, batch = 0, last, list[Target]()
 
         def start_run(requests: range, joins: bool) -> DecodeRun:
-            asked = range(first + requests.start, first + requests.stop)
-            own = DecodeTrace(len(asked), streams.keys.device) if joins else trace
+            request, begins = parts[first + requests.start]
+            asked = range(begins, begins + (len(requests) if joins else rows))
+            own = DecodeTrace(len(asked), device) if joins else trace
             with own.phase("encode_prompt"), refusals():
-                place = Place(longest_prompt, joins) if last - first > size else ONLY
+                place = ONLY if arriving is None and last - first <= size else Place(longest_prompt, joins)
                 target, players = request.start(asked, place)
             if not joins:  # a batch that joins another one has caches of its own
                 batch[:] = [target]
@@ -111,12 +135,21 @@ def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, con
                 target,
                 max_new_tokens=request.num_tokens,
                 sampling=request.sampling,
-                streams=streams.part(asked.start, asked.stop),
+                streams=request.streams.part(asked.start, asked.stop),
                 row_tokens=request.row_tokens_of(asked),
                 trace=own,
                 compiler=target.compiler,
                 **vars(players),
             )
+
+        def arrived(places: int) -> int:
+            nonlocal following
+            assert arriving is not None
+            if (later := arriving.take(places)) is None:
+                return 0
+            parts.update({following + number: (later, number) for number in range(later.count)})
+            following += later.count
+            return later.count
 
         def on_step(state: DecodeState, requests: Sequence[int | None]) -> None:
             nonlocal step
@@ -126,7 +159,7 @@ def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, con
 
         try:
             with stack, compile_time_apart(reuse.compiler, trace, "decode"):
-                yield from decode_queue(start_run, last - first, size, on_step)
+                yield from decode_queue(start_run, last - first, size, on_step, None if arriving is None else arrived)
         except Interrupted:
             return  # pictures that are not finished are not given
         finally:
@@ -142,11 +175,11 @@ def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, con
                     for row in rows if continuous else _together(rows):
                         number = first + row.request
                         with total.phase("decode_images"):
-                            image = request.images(row.tokens[None], range(number, number + 1))[0]
+                            own, index = parts.pop(number)
+                            image = own.images(row.tokens[None], range(index, index + 1))[0]
                         progress.update(1)
-                        yield FinishedPicture(
-                            number, image, row.tokens, row.trace, row.seconds, min(size, count - first)
-                        )
+                        together = size if arriving is not None else min(size, count - first)
+                        yield FinishedPicture(number, image, row.tokens, row.trace, row.seconds, together)
                 if pipeline.interrupt:
                     break
         pipeline.maybe_free_model_hooks()

@@ -374,6 +374,21 @@ def serve(config: ServeConfig) -> None:
     check_port(config.host, config.port)
     import uvicorn
 
+    app, name = open_app(config, key)
+    print(f"vargen: {name} at http://{config.host}:{config.port}/v1", flush=True)
+    uvicorn.run(app, host=config.host, port=config.port, log_level="warning")
+
+
+def open_app(config: ServeConfig, key: str | None) -> tuple[Any, str]:
+    """The application of a model that is loaded here, and the model's name.
+
+    Args:
+        config: host and port are for others.
+        key: see `build_app`.
+
+    Raises:
+        UserError: the model cannot be loaded or served.
+    """
     from vargen.models.description import open_model
     from vargen.pipelines.loading import load_pipeline
 
@@ -388,6 +403,4 @@ def serve(config: ServeConfig) -> None:
         config.batch_size,
         config.queue,
     )
-    app = build_app(engine, model.name, key, config.seed)
-    print(f"vargen: {model.name} at http://{config.host}:{config.port}/v1", flush=True)
-    uvicorn.run(app, host=config.host, port=config.port, log_level="warning")
+    return build_app(engine, model.name, key, config.seed), model.name

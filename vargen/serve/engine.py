@@ -3,12 +3,14 @@
 Belongs here: what waits, what is drawn together, and what becomes of requests when drawing fails. Does not belong here:
 HTTP (`app.py`).
 
-All pictures that wait when a wave begins are one stream of the pipeline: the place of a finished one goes to the next
-at once. What arrives meanwhile is the next wave. A picture is that of its seed, whatever is drawn beside it.
+Pictures are drawn in waves, each a stream of the pipeline. A wave begins with what waits and has as many places again,
+up to the batch size. What arrives takes a free place after any forward pass. A full wave that is narrower than the
+batch size takes no more, so that the next one is wider. A picture is that of its seed, whatever is drawn beside it.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -84,7 +86,7 @@ class Engine:
         self.totals = Totals()
         self.error: BaseException | None = None
         self._waiting: deque[Job] = deque()
-        self._drawing: list[Job] = []
+        self._drawing: dict[int, Job] = {}  # by number in the wave
         self._changed, self._closing = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="vargen-engine", daemon=True)
         self._thread.start()
@@ -129,59 +131,83 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._next_wave():
-                self._draw(self._drawing)
-                self._drawing = []
+                self._draw_wave()
         except BaseException as error:  # whatever ends the thread ends its requests, too
             self.error = error
         finally:
             with self._changed:
                 self._closing = True
-                left, self._waiting = [*self._drawing, *self._waiting], deque()
+                left, self._waiting = [*self._drawing.values(), *self._waiting], deque()
             reason = EngineStopped(f"drawing has ended ({type(self.error).__name__}); start the server again")
             for job in left:
                 if not job.finished.done():
                     job.finished.set_exception(reason)
 
     def _next_wave(self) -> bool:
-        """Wait for jobs, and take all that wait and are still wanted. False: there will be none."""
+        """Wait for jobs, and take as many as there are places. False: there will be none."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
-            wanted = [job for job in self._waiting if job.finished.set_running_or_notify_cancel()]
-            self._waiting.clear()
-            self._drawing = wanted
-            return bool(wanted) or not self._closing
+            self._drawing = dict(enumerate(self._taken(self.batch_size)))
+            return bool(self._drawing or self._waiting) or not self._closing
 
-    def _draw(self, jobs: list[Job]) -> None:
-        """Draw jobs together; where that fails, each alone, so that the one at fault fails alone."""
+    def _taken(self, most: int, fits: Callable[[str], bool] = lambda prompt: True) -> list[Job]:
+        """The next jobs that are still wanted, up to the first that does not fit."""
+        taken: list[Job] = []
+        while self._waiting and len(taken) < most:
+            job = self._waiting[0]
+            try:
+                if not fits(job.prompt):
+                    break
+            except UserError:  # it cannot be read: it fails alone, in a wave of its own
+                break
+            self._waiting.popleft()
+            if job.finished.set_running_or_notify_cancel():
+                taken.append(job)
+        return taken
+
+    def _draw_wave(self) -> None:
+        """Draw a wave; where that fails, each job that is left alone, so that the one at fault fails alone."""
+        jobs = self._drawing
         if not jobs:
             return
         try:
-            self._stream(jobs)
-        except Exception as error:
-            left = [job for job in jobs if not job.finished.done()]
-            if len(jobs) == 1:
-                self.totals.failures += 1
-                jobs[0].finished.set_exception(error)
-                return
-            for job in left:
-                self._draw([job])
+            self._stream(jobs, min(self.batch_size, 2 * len(jobs)), is_open=True)
+        except Exception:
+            for number, job in [*jobs.items()]:
+                try:
+                    self._stream({0: job}, 1, is_open=False)
+                except Exception as error:
+                    self.totals.failures += 1
+                    job.finished.set_exception(error)
+                del jobs[number]
 
-    def _stream(self, jobs: list[Job]) -> None:
+    def _stream(self, jobs: dict[int, Job], places: int, is_open: bool) -> None:
+        """Draw jobs, which leave `jobs` when they are finished, and into an open stream what arrives."""
         import torch
 
-        began = time.perf_counter()
-        options: dict[str, Any] = {}
-        if any(job.partial_images > job.shown for job in jobs):
-            options = {
-                "callback_on_step_end": lambda *step: self._show(jobs, step[3]),
-                "callback_on_step_end_tensor_inputs": ["tokens", "lengths", "decided"],
-            }
+        began, numbers, is_full = time.perf_counter(), itertools.count(len(jobs)), False
+
+        def seeded(job: Job) -> torch.Generator:
+            return torch.Generator().manual_seed(job.seed)
+
+        def arriving(free: int, fits: Callable[[str], bool]) -> list[tuple[str, torch.Generator]]:
+            nonlocal is_full
+            if is_full or not self._waiting:
+                return []
+            with self._changed:
+                is_full = places < self.batch_size and len(self._waiting) > free
+                taken = [] if is_full else self._taken(free, fits)
+            jobs.update({next(numbers): job for job in taken})
+            return [(job.prompt, seeded(job)) for job in taken]
+
         stream = self.pipeline.stream(
-            [job.prompt for job in jobs],
-            generator=[torch.Generator().manual_seed(job.seed) for job in jobs],
-            batch_size=min(self.batch_size, len(jobs)),
+            [job.prompt for job in jobs.values()],
+            generator=[seeded(job) for job in jobs.values()],
+            batch_size=places,
+            arriving=arriving if is_open else None,
             **self.arguments,
-            **options,
+            callback_on_step_end=lambda *step: self._show(jobs, step[3]),
+            callback_on_step_end_tensor_inputs=["tokens", "lengths", "decided"],
         )
         try:
             for picture in stream:
@@ -189,17 +215,20 @@ class Engine:
                 self.totals.tokens += picture.tokens.numel()
                 self.totals.row_passes += picture.trace.target_passes
                 jobs[picture.index].finished.set_result(picture.image)
+                del jobs[picture.index]
         finally:
             self.totals.seconds += time.perf_counter() - began
 
-    def _show(self, jobs: list[Job], tensors: Mapping[str, Any]) -> None:
+    def _show(self, jobs: Mapping[int, Job], tensors: Mapping[str, Any]) -> None:
         """Send partial pictures, evenly spaced over the tokens of each."""
+        if not any(job.partial_images > job.shown for job in jobs.values()):
+            return
         from vargen.drawing.unfinished import continue_downwards  # imports torch
 
         tokens, decided = tensors["tokens"], tensors["decided"]
         lengths, side = tensors["lengths"].tolist(), self.pipeline.grid_size
         for row, number in enumerate(tensors["pictures"]):
-            job = None if number is None else jobs[number]
+            job = jobs.get(number)
             if job is None or job.on_partial is None or job.shown >= job.partial_images:
                 continue
             due = tokens.shape[1] * (job.shown + 1) / (job.partial_images + 1)

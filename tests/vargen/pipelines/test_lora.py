@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny_pipelines import build_drafting_pipeline
 from torch import Tensor, nn
 
+from vargen import LlamaGenPipeline, find_model
 from vargen.base.errors import UserError
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
@@ -90,6 +91,46 @@ def test_an_adapter_changes_pictures_and_leaves_without_a_trace(family: str, tmp
     assert all(type(module).__module__.partition(".")[0] != "peft" for module in pipeline._adapted.modules())
     assert torch.equal(drawn(pipeline, arguments, "jacobi"), drawn(pipeline, arguments))
     assert not torch.equal(drawn(pipeline, arguments), plain), "what was fused stays"
+
+
+def test_an_adapter_of_twenty_steps_on_the_shipped_transformer(tmp_path: Path) -> None:
+    """It learns the first row of another caption's picture, by PEFT and torch alone; two rows are drawn."""
+    pipeline, asked = LlamaGenPipeline.from_pretrained(find_model()), "a red cube"
+    rows = 2 * pipeline.grid_size
+
+    def end(pipe: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> None:
+        pipe._interrupt = bool(lengths.min() >= rows)
+
+    def begun(method: str, prompt: str = asked) -> Tensor:
+        return drawn(pipeline, {"prompt": prompt, "callback_on_step_end": end}, method)[:, :rows]
+
+    plain = begun("ar")
+    picture = begun("ar", "a large green cone on grass")[:, : pipeline.grid_size]
+    features, _ = pipeline.encode_prompt(asked)
+    config = peft.LoraConfig(r=4, lora_alpha=16, target_modules=["to_qkv", "to_out"])
+    model = peft.get_peft_model(copy.deepcopy(pipeline.transformer), config)
+    optimizer = torch.optim.AdamW((each for each in model.parameters() if each.requires_grad), lr=1e-2)
+    words = pipeline.transformer.embed_condition(caption_embeds=features).detach()
+    places = torch.cat((torch.full((words.shape[1],), -1), torch.arange(picture.shape[1] - 1)))[None]
+    losses = []
+    for _ in range(20):
+        inputs = torch.cat((words, pipeline.transformer.token_embedding(picture[:, :-1]).detach()), 1)
+        said = model(inputs_embeds=inputs, positions=places, logits_to_keep=picture.shape[1]).logits
+        losses.append(nn.functional.cross_entropy(said[0], picture[0]))
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < 0.5 * losses[0]
+    model.save_pretrained(tmp_path / "trained")
+    pipeline.load_lora_weights(tmp_path / "trained")
+    adapted = begun("ar")
+    assert not torch.equal(adapted, plain)
+    assert torch.equal(begun("jacobi"), adapted), "exact methods stay exact"
+    pipeline.save_lora_weights(tmp_path / "saved")
+    pipeline.unload_lora_weights()
+    assert torch.equal(begun("jacobi"), plain)
+    pipeline.load_lora_weights(tmp_path / "saved")
+    assert torch.equal(begun("jacobi"), adapted)
 
 
 def test_what_is_loaded_computes_what_peft_computes(tmp_path: Path) -> None:

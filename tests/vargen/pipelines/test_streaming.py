@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from streamed import streamed
 
 from specdecode.kv_cache import StaticKVCache
 from specdecode.sampling import RandomStreams
@@ -57,22 +58,19 @@ def pipeline(drafting_pipeline: LlamaGenPipeline) -> LlamaGenPipeline:
 def draw(
     pipeline: LlamaGenPipeline, method: str | ImageMethodConfig, seeds: Sequence[int], batch_size: int, **other: Any
 ) -> list[FinishedPicture]:
-    stream = pipeline.stream(
-        [PROMPTS[seed % len(PROMPTS)] for seed in seeds],
-        generator=[torch.Generator().manual_seed(seed) for seed in seeds],
-        batch_size=batch_size,
-        method=method,
-        **{"output_type": "latent", **other},
+    prompts = [PROMPTS[seed % len(PROMPTS)] for seed in seeds]
+    return streamed(
+        pipeline, prompts, seeds, batch_size=batch_size, method=method, **{"output_type": "latent", **other}
     )
-    return sorted(stream, key=lambda picture: picture.index)
 
 
 def check(
     pipeline: LlamaGenPipeline, method: str | ImageMethodConfig, seeds: Sequence[int], batch_size: int, **other: Any
 ) -> None:
     pictures = draw(pipeline, method, seeds, batch_size, **other)
+    arrived = draw(pipeline, method, seeds, batch_size, arrive=True, **other)
     assert [picture.index for picture in pictures] == list(range(len(seeds)))
-    for seed, picture in zip(seeds, pictures, strict=True):
+    for seed, picture, later in zip(seeds, pictures, arrived, strict=True):
         alone = pipeline(
             PROMPTS[seed % len(PROMPTS)],
             generator=torch.Generator().manual_seed(seed),
@@ -80,11 +78,12 @@ def check(
             output_type="latent",
             **other,
         )
-        assert torch.equal(picture.tokens, alone.tokens[0]) and torch.equal(picture.image, alone.images[0])
-        if len(pipeline.resolve_method(method).sizes(16)) > 1:
-            continue  # what is drafted, and how much of it stays, is a matter of seconds
-        for figure in ("accepted_lengths", "token_origins", "row_passes", "drafted", "skipped_tokens"):
-            assert getattr(picture.trace, figure) == getattr(alone.trace, figure), figure
+        for each in (picture, later):
+            assert torch.equal(each.tokens, alone.tokens[0]) and torch.equal(each.image, alone.images[0])
+            if len(pipeline.resolve_method(method).sizes(16)) > 1:
+                continue  # what is drafted, and how much of it stays, is a matter of seconds
+            for figure in ("accepted_lengths", "token_origins", "row_passes", "drafted", "skipped_tokens"):
+                assert getattr(each.trace, figure) == getattr(alone.trace, figure), figure
 
 
 @pytest.mark.parametrize(

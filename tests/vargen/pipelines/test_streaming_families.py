@@ -10,6 +10,7 @@ import pytest
 import token_image_models
 import torch
 from random_heads import save_random_head
+from streamed import streamed
 
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
@@ -68,9 +69,7 @@ def head(family: str, pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def draw(pipeline: Any, **arguments: Any) -> list[Any]:
-    generators = [torch.Generator().manual_seed(seed) for seed in SEEDS]
-    stream = pipeline.stream(PROMPTS, generator=generators, output_type="latent", **arguments)
-    return sorted(stream, key=lambda picture: picture.index)
+    return streamed(pipeline, PROMPTS, SEEDS, output_type="latent", **arguments)
 
 
 @pytest.mark.parametrize(("name", "options"), METHODS, ids=[name for name, _ in METHODS])
@@ -80,14 +79,15 @@ def test_a_picture_of_a_stream_is_that_of_its_seed(
 ) -> None:
     own = {"drafter": head} if name == "eagle" else {}
     arguments = {"method": resolve_method(name, {**options, **own}), "guidance_scale": scale, **FAMILIES[family]}
-    pictures = draw(pipeline, batch_size=2, **arguments)
+    pictures, arrived = (draw(pipeline, batch_size=2, arrive=arrive, **arguments) for arrive in (False, True))
     assert [picture.index for picture in pictures] == list(range(len(PROMPTS)))
-    for seed, prompt, picture in zip(SEEDS, PROMPTS, pictures, strict=True):
+    for seed, prompt, picture, later in zip(SEEDS, PROMPTS, pictures, arrived, strict=True):
         generator = torch.Generator().manual_seed(seed)
         alone = pipeline(prompt, generator=generator, output_type="latent", **arguments)
-        assert torch.equal(picture.tokens, alone.tokens[0]) and torch.equal(picture.image, alone.images[0])
-        for figure in ("accepted_lengths", "token_origins", "row_passes"):
-            assert getattr(picture.trace, figure) == getattr(alone.trace, figure), figure
+        for each in (picture, later):
+            assert torch.equal(each.tokens, alone.tokens[0]) and torch.equal(each.image, alone.images[0])
+            for figure in ("accepted_lengths", "token_origins", "row_passes"):
+                assert getattr(each.trace, figure) == getattr(alone.trace, figure), figure
 
 
 def test_places_are_taken_at_once_and_fixed_batches_wait(family: str, pipeline: Any) -> None:

@@ -107,7 +107,8 @@ class LlamaGenComponents(ModelComponents):
                 F.pad(each, (0, 0, length - each.shape[1], 0)) for each in (embeds, negative_embeds)
             )
             mask, negative_mask = (F.pad(each, (length - each.shape[1], 0)) for each in (mask, negative_mask))
-        longest, kv_cache = max(embeds.shape[1], self._place.longest_prompt), None
+        longest = max(embeds.shape[1], min(self._place.longest_prompt, transformer.config.condition_length))
+        kv_cache = None
         if not self.joins:
             rows = len(embeds) * (2 if self._guidance_scale > 1 else 1)
             num_slots = cache_length(transformer, longest, max_draft_nodes)

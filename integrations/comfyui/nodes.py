@@ -1,0 +1,198 @@
+"""The nodes: load a model, draw with a method, show which pass drew which token, compare two methods.
+
+Belongs here: ComfyUI's names for vargen's arguments and results. Does not belong here: anything that draws.
+
+An IMAGE of ComfyUI is float32 [B, H, W, 3] in [0, 1], which is vargen's `output_type="np"` as a tensor.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_GUIDANCE_SCALE, MAX_SEED
+from vargen.base.errors import UserError
+from vargen.drawing.trace_image import draw_trace
+from vargen.methods.catalogue import find_presets, methods_for
+from vargen.models.description import ModelDescription, open_model
+from vargen.models.options import DTYPES, ModelOptions
+from vargen.pipelines.loading import load_pipeline
+
+CATEGORY = "vargen"
+METHODS = [*methods_for("image"), *find_presets("image")]
+PROMPT = ("STRING", {"multiline": True, "default": "a large green cone on grass"})
+SEED = ("INT", {"default": 0, "min": 0, "max": MAX_SEED - MAX_BATCH_SIZE})
+GUIDANCE = (
+    "FLOAT",
+    {"default": 0.0, "min": 0.0, "max": MAX_GUIDANCE_SCALE, "step": 0.5, "tooltip": "0: the model's own"},
+)
+
+
+class Model:
+    """A loaded pipeline and the description of its model."""
+
+    def __init__(self, description: ModelDescription, pipeline: Any) -> None:
+        self.description, self.pipeline = description, pipeline
+
+    def draw(self, prompt: str, method: str, seed: int, count: int, guidance_scale: float) -> Any:
+        """Pictures with seeds from `seed` on. Raises UserError for an argument that cannot be used."""
+        return self.pipeline(
+            prompt,
+            method=method,
+            num_images_per_prompt=count,
+            generator=[torch.Generator().manual_seed(seed + number) for number in range(count)],
+            guidance_scale=guidance_scale or None,
+            output_type="np",
+            callback_on_step_end=_watch(self.description.num_tokens),
+        )
+
+
+def _watch(num_tokens: int) -> Callable[..., None] | None:
+    """A callback that moves ComfyUI's progress bar and obeys its Stop button; None outside of ComfyUI."""
+    if importlib.util.find_spec("comfy") is None:
+        return None
+    import comfy.model_management
+    import comfy.utils
+
+    bar = comfy.utils.ProgressBar(num_tokens)
+
+    def step(pipeline: Any, number: int, lengths: torch.Tensor, tensors: dict[str, Any]) -> None:
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        bar.update_absolute(int(lengths.min()), num_tokens)
+
+    return step
+
+
+class LoadModel:
+    """A model by folder, name on the hub, or the name of a shipped one; empty: the shipped default."""
+
+    CATEGORY, FUNCTION = CATEGORY, "load"
+    RETURN_TYPES = ("VARGEN_MODEL",)
+    DESCRIPTION = __doc__
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {"model": ("STRING", {"default": ""})},
+            "optional": {"device": (["auto", "cpu", "cuda"],), "dtype": ([*DTYPES],)},
+        }
+
+    def load(self, model: str, device: str = "auto", dtype: str = "auto") -> tuple[Model]:
+        options = ModelOptions(model=model.strip() or None, device=device, dtype=dtype)
+        description = open_model(options)
+        if description.num_classes is not None or not description.pixels_from_tokens:
+            raise UserError(
+                f"model: {description.name} is not served by these nodes, which draw prompts by tokens alone"
+            )
+        return (Model(description, load_pipeline(description, options, quiet=True)[0]),)
+
+
+class Draw:
+    """Pictures of a prompt by a decoding method. The same seed gives the same picture."""
+
+    CATEGORY, FUNCTION = CATEGORY, "draw"
+    RETURN_TYPES = ("IMAGE", "VARGEN_DRAWN", "INT")
+    RETURN_NAMES = ("images", "drawn", "passes")
+    DESCRIPTION = __doc__
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "model": ("VARGEN_MODEL",),
+                "prompt": PROMPT,
+                "method": (METHODS, {"default": "jacobi"}),
+                "seed": SEED,
+                "count": ("INT", {"default": 1, "min": 1, "max": 64}),
+                "guidance_scale": GUIDANCE,
+            }
+        }
+
+    def draw(
+        self, model: Model, prompt: str, method: str, seed: int, count: int = 1, guidance_scale: float = 0.0
+    ) -> tuple[torch.Tensor, tuple[Model, Any], int]:
+        output = model.draw(prompt, method, seed, count, guidance_scale)
+        return torch.from_numpy(output.images), (model, output), output.trace.target_passes
+
+
+class Trace:
+    """For each picture, which forward pass drew which token, and how."""
+
+    CATEGORY, FUNCTION = CATEGORY, "trace"
+    RETURN_TYPES = ("IMAGE",)
+    OUTPUT_IS_LIST = (True,)
+    DESCRIPTION = __doc__
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"drawn": ("VARGEN_DRAWN",)}}
+
+    def trace(self, drawn: tuple[Model, Any]) -> tuple[list[torch.Tensor]]:
+        model, output = drawn
+        grid, beside = model.description.rows_and_columns, model.description.beside_grid
+        sheets = []
+        for row, pixels in enumerate(output.images):
+            picture = Image.fromarray((pixels * 255).round().astype(np.uint8))
+            sheet = np.asarray(draw_trace(picture, output.trace, row, grid, beside), dtype=np.float32) / 255
+            sheets.append(torch.from_numpy(sheet)[None])
+        return (sheets,)
+
+
+class Compare:
+    """The same prompt and seed by two methods: both pictures, and a line about each."""
+
+    CATEGORY, FUNCTION = CATEGORY, "compare"
+    RETURN_TYPES = ("IMAGE", "STRING")
+    RETURN_NAMES = ("images", "report")
+    DESCRIPTION = __doc__
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "model": ("VARGEN_MODEL",),
+                "prompt": PROMPT,
+                "first_method": (METHODS, {"default": "ar"}),
+                "second_method": (METHODS, {"default": "jacobi"}),
+                "seed": SEED,
+                "guidance_scale": GUIDANCE,
+            }
+        }
+
+    def compare(
+        self,
+        model: Model,
+        prompt: str,
+        first_method: str,
+        second_method: str,
+        seed: int,
+        guidance_scale: float = 0.0,
+    ) -> tuple[torch.Tensor, str]:
+        methods = (first_method, second_method)
+        outputs = [model.draw(prompt, method, seed, 1, guidance_scale) for method in methods]
+        lines = [
+            f"{method}: {output.trace.target_passes} forward passes, {sum(output.trace.phase_seconds.values()):.2f} s"
+            for method, output in zip(methods, outputs, strict=True)
+        ]
+        same = torch.equal(outputs[0].tokens, outputs[1].tokens)
+        lines.append("the same tokens" if same else "other tokens")
+        return torch.cat([torch.from_numpy(output.images) for output in outputs]), "\n".join(lines)
+
+
+NODE_CLASS_MAPPINGS = {
+    "VargenLoadModel": LoadModel,
+    "VargenDraw": Draw,
+    "VargenTrace": Trace,
+    "VargenCompare": Compare,
+}
+NODE_DISPLAY_NAME_MAPPINGS = {
+    "VargenLoadModel": "Load model (vargen)",
+    "VargenDraw": "Draw pictures (vargen)",
+    "VargenTrace": "Trace of a picture (vargen)",
+    "VargenCompare": "Compare two methods (vargen)",
+}

@@ -324,6 +324,20 @@ def test_weights_of_every_kind_that_is_none(kind: str, tmp_path: Path) -> None:
     check_stored(tmp_path)
 
 
+@pytest.mark.parametrize("shipped", LOADERS)
+def test_pipes_and_keys_that_come_twice_are_refused_wherever_weights_are_read(
+    shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of, command = place_of_loader(shipped, tmp_path, tiny_model_folder)
+    arguments = arguments_of(command, {"work": tmp_path, "model": tiny_model_folder, "of": of})
+    sound = (of / "config.json").read_text().rstrip()
+    (of / "config.json").write_text(sound.removesuffix("}") + ', "a": 1, "a": 1}')
+    check_refused(arguments, "a is there twice", capsys, tmp_path)
+    (of / "config.json").write_text(sound)
+    os.mkfifo(of / "more.safetensors")
+    check_refused(arguments, "more.safetensors is a device or a pipe", capsys, tmp_path)
+
+
 @each(CASES)
 def test_it_is_refused(case: Case, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert case.damage is not None

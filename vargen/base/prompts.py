@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from vargen.base.bounds import check_text
 from vargen.base.errors import UserError
 from vargen.base.prompt_tables import is_table, read_rows
-from vargen.base.reading import read_bytes, read_text, reason_of
+from vargen.base.reading import parse_json, read_bytes, read_text, reason_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -116,7 +115,7 @@ def read_column(source: str, names: Sequence[str]) -> list[str] | None:
         return None
     text = read_text(path, "prompts_file")
     if suffix == ".jsonl":
-        rows = [json.loads(line) for line in split_lines(text) if line.strip()]
+        rows = [parse_json(line) for line in split_lines(text) if line.strip()]
     else:
         lines = io.StringIO(text, newline="")
         rows = list(
@@ -191,7 +190,7 @@ def _from_json_lines(text: str, name: str) -> Iterable[str]:
             continue
         where = f"{name}, line {number}:"
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{where} not JSON ({reason_of(error)})") from error
         yield check_prompt(_prompt_in(value, where), f"{where} the prompt")

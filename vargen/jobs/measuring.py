@@ -229,40 +229,42 @@ def _measured(
     return gathered
 
 
-def holds_statistics(path: Path) -> bool:
-    """Whether a reference is a file with statistics, perhaps beside pictures. Raises UserError for a damaged one."""
+def stored_statistics(run: Evaluation, path: Path | None) -> tuple[GaussianStatistics, list[str]] | None:
+    """The statistics of a reference, and a warning where it does not say how they were made; None where it has none.
+    Raises UserError for a damaged file, or one of another network or resizing."""
     try:
-        if path.suffix != ".npz":
-            return False
+        if path is None or path.suffix != ".npz":
+            return None
         with open_npz(path) as arrays:
-            return "mu" in arrays
-    except DataError as error:
-        raise UserError(f"reference: {error}") from error
-
-
-def stored_reference(run: Evaluation, path: Path, pictures: ReferencePictures | None) -> tuple[Reference, list[str]]:
-    """The reference of a file of statistics, and warnings about what it leaves open.
-
-    Args:
-        path: of the statistics.
-        pictures: those in the file, for precision and recall; None: it has none. ADM's files hold some pictures beside
-            statistics of many more.
-
-    Raises:
-        UserError: a file of another network or resizing.
-    """
-    try:
-        statistics = GaussianStatistics.load(path)
-        with open_npz(path) as arrays:
+            if "mu" not in arrays:
+                return None
             note = json.loads(arrays["made_with"].tobytes()) if "made_with" in arrays else None
+        statistics = GaussianStatistics.load(path)
     except (DataError, ValueError) as error:
         raise UserError(f"reference: {error}") from error
-    notes = []
+    size, wanted = len(statistics.mean), run.networks.extractors[run.protocol.extractor].num_features
+    if size != wanted:
+        raise UserError(
+            f"reference: {path} has statistics of {size} features, and {run.protocol.extractor} gives {wanted}; name "
+            "one that was made with the same network"
+        )
     if note is None:
-        notes.append(f"reference: {path} does not say how it was made; its resizing is taken on trust")
-    else:
-        remedy = "make it again from its pictures"
-        check_identity(path, note, _made_with(run), holds="statistics made", argument="reference", remedy=remedy)
+        return statistics, [f"reference: {path} does not say how it was made; its resizing is taken on trust"]
+    remedy = "make it again from its pictures"
+    check_identity(path, note, _made_with(run), holds="statistics made", argument="reference", remedy=remedy)
+    return statistics, []
+
+
+def stored_reference(
+    run: Evaluation, statistics: GaussianStatistics, pictures: ReferencePictures | None
+) -> tuple[Reference, list[str]]:
+    """The reference of stored statistics, and warnings about what they leave open.
+
+    Args:
+        pictures: those in the same file, for precision and recall; None: it has none. ADM's files hold some pictures
+            beside statistics of many more.
+    """
+    notes = []
     if pictures is not None and run.protocol.manifold_extractor is not None:
         features = _reference_features(run, pictures)[run.protocol.manifold_extractor]
         notes.append(f"reference: precision and recall use the {len(pictures):,} pictures beside the statistics")

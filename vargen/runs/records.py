@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from metrics.speculation import CallRecord
 from vargen.base.errors import UserError
+from vargen.base.places import check_replaceable
 from vargen.base.reading import read_json
 from vargen.runs import files
 from vargen.runs.identity import check_identity
@@ -97,7 +98,7 @@ def own_calls(folder: str | None, inside: Sequence[str] = ()) -> Iterator[Path |
     with files.own_folder(folder, inside):
         path = Path(folder) / "calls.jsonl"
         for name in (path.name, "results.json", "plot.png"):
-            files.check_replaceable(Path(folder) / name)
+            check_replaceable(Path(folder) / name)
         yield path
         path.unlink(missing_ok=True)
 
@@ -254,9 +255,10 @@ def _read_image_record(path: Path) -> tuple[bool, dict[str, Any] | None]:
     """Whether a PNG is whole, and its record, if it has one."""
     from PIL import Image
 
+    from metrics.images import open_whole
+
     try:
-        with Image.open(path) as image:
-            image.load()  # decodes every pixel, so a truncated file fails here
+        with open_whole(path) as image:
             text = image.text.get(RECORD_CHUNK)  # type: ignore[attr-defined]  # PNG images have it
     except (
         OSError,

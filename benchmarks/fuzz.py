@@ -12,7 +12,7 @@ process with a folder of its own, which ends it in one of these ways:
     traceback    an error that is no line; `crash` where the process died
     no line      another exit code, or none or several lines
     leftover     it was refused and left something, or it changed its input
-    silent       ten seconds of work, or thirty of waiting, without a word
+    silent       no word in ten seconds of work or thirty of waiting, or no further word in four times as long
 
 Belongs here: trying, watching, counting. Does not belong here: the inputs and their answers (`fuzz_inputs.py`).
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gc
 import json
 import os
 import resource
@@ -117,7 +118,9 @@ def _wait(child: int, said: int) -> tuple[int, str]:
         now, worked = time.monotonic(), _processor_seconds(child)
         if os.fstat(said).st_size != length:
             length, spoke, work = os.fstat(said).st_size, now, worked
-        why = "silent" if worked - work > SILENT_WORK or now - spoke > SILENT_WAIT else ""
+        patience = 4 if length else 1  # a job that has said what it does says more every half minute
+        silent = worked - work > patience * SILENT_WORK or now - spoke > patience * SILENT_WAIT
+        why = "silent" if silent else ""
         why = why or ("still speaking" if now - began > LONGEST else "")
         if why:
             os.killpg(child, signal.SIGKILL)
@@ -161,6 +164,7 @@ def main() -> int:
 
         told = provenance()
         sound = Sound(Path(name))
+        gc.freeze()  # collecting garbage would copy all that is shared with the forked processes
         kinds = options.only or list(KINDS)
         numbers = range(options.first, options.count) if options.at is None else [options.at]
         ends: dict[str, collections.Counter[str]] = {}

@@ -80,6 +80,7 @@ class Sound:
     answers: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        every_command()  # imports what each command needs, which a forked process would do again
         build_tiny_pipeline().save_pretrained(self.folder / "text")
         build_tiny_pipeline(condition_type="class").save_pretrained(self.folder / "class")
         build_drafting_pipeline().save_pretrained(self.folder / "drafting")
@@ -208,11 +209,6 @@ def spoilt(draw: Random, content: bytes) -> tuple[str, bytes]:
     return how, bytes(new)
 
 
-def dump(content: Any) -> str:
-    """As JSON, with a key written twice where `content` says so by a list of pairs; lone surrogates stay escaped."""
-    return json.dumps(content)
-
-
 # Configurations: options, files of options, methods and protocols.
 
 SMALL: dict[str, Callable[[Sound, Path], dict[str, Any]]] = {
@@ -255,15 +251,15 @@ def configurations(draw: Random, sound: Sound, work: Path) -> Attempt:
         return _of_method(draw, command, options, work)
     if place == "preset" and command.words == "evaluate":
         content = changed(draw, {"extractor": "clip", "resizer": "bicubic", "resolution": 32, "clip_score": None})
-        (work / "p.yaml").write_text(dump(content))
+        (work / "p.yaml").write_text(json.dumps(content))
         options["preset"] = str(work / "p.yaml")
         return Attempt(f"evaluate with {content}", lambda: main(_line(command, options, work)))
     if place == "line":
         given = _line(command, options | fuzzed, work)
         return Attempt(f"{given}", lambda: main(given), check=_same_as_plain(command, options | fuzzed, work))
-    text = "".join(f"{name}: {dump(each)}\n" for name, each in fuzzed.items())
+    text = "".join(f"{name}: {json.dumps(each)}\n" for name, each in fuzzed.items())
     if place == "twice":
-        text += f"{draw.choice(sorted(fuzzed))}: {dump(value(draw))}\n"
+        text += f"{draw.choice(sorted(fuzzed))}: {json.dumps(value(draw))}\n"
     if place == "text":
         text = spoilt(draw, text.encode())[1].decode(errors="surrogateescape")
     (work / "c.yaml").write_bytes(text.encode(errors="surrogateescape"))
@@ -288,7 +284,7 @@ def _line(command: CommandOfTests, options: dict[str, Any], work: Path) -> list[
 
 
 def _written(option: Any) -> str:
-    return option if isinstance(option, str) else dump(option)
+    return option if isinstance(option, str) else json.dumps(option)
 
 
 def _of_method(draw: Random, command: CommandOfTests, options: dict[str, Any], work: Path) -> Attempt:
@@ -299,7 +295,7 @@ def _of_method(draw: Random, command: CommandOfTests, options: dict[str, Any], w
     fuzzed = {name: near(draw, settings[name]) for name in draw.sample(sorted(settings), min(2, len(settings)))}
     if draw.randrange(2):
         (work / "m.yaml").write_text(
-            f"method: {chosen.name}\n" + "".join(f"{k}: {dump(v)}\n" for k, v in fuzzed.items())
+            f"method: {chosen.name}\n" + "".join(f"{k}: {json.dumps(v)}\n" for k, v in fuzzed.items())
         )
         options = {**options, "method": str(work / "m.yaml")}
     else:
@@ -371,13 +367,15 @@ def folders(draw: Random, sound: Sound, work: Path) -> Attempt:
 
 
 def _json_changed(draw: Random, path: Path) -> None:
-    path.write_text(dump(changed(draw, json.loads(path.read_text()))))
+    path.write_text(json.dumps(changed(draw, json.loads(path.read_text()))))
 
 
 def _json_twice(draw: Random, path: Path) -> None:
     content = json.loads(path.read_text())
     name = draw.choice(sorted(content)) if isinstance(content, dict) and content else "a"
-    path.write_text(path.read_text().rstrip().removesuffix("}") + f", {dump(name)}: {dump(near(draw, 1))}}}")
+    path.write_text(
+        path.read_text().rstrip().removesuffix("}") + f", {json.dumps(name)}: {json.dumps(near(draw, 1))}}}"
+    )
 
 
 def _bytes(draw: Random, path: Path) -> None:
@@ -470,7 +468,7 @@ def _lines_damaged(draw: Random, path: Path) -> tuple[str, bool]:
         text = path.suffix in (".json", ".jsonl")
         whole = path.suffix == ".json"
         sound = json.loads(content if whole else lines[place]) if text else lines[place].decode().rstrip()
-        new = dump(changed(draw, sound)) if text else str(near(draw, sound)).encode("utf-8", "replace").decode()
+        new = json.dumps(changed(draw, sound)) if text else str(near(draw, sound)).encode("utf-8", "replace").decode()
         lines = [new.encode()] if whole else [*lines[:place], new.encode() + b"\n", *lines[place + 1 :]]
     elif how == "twice" and lines:
         lines.insert(draw.randrange(len(lines) + 1), lines[place])

@@ -50,6 +50,7 @@ def attempt(kind: str, seed: int, number: int, sound: Any, work: Path) -> dict[s
     from hostile import contents
 
     tried = KINDS[kind](Random(f"{kind}/{seed}/{number}"), sound, work)
+    os.chdir(work)  # where a command writes that was told nothing, or an empty name
     before = contents(work)
     try:
         code = tried.run()

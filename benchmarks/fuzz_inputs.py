@@ -271,8 +271,8 @@ def configurations(draw: Random, sound: Sound, work: Path) -> Attempt:
 def _small(command: CommandOfTests, sound: Sound, work: Path) -> dict[str, Any]:
     if command.words.startswith("train"):
         sizes = {"steps": 1, "batch_size": 2, "evaluation_size": 2, "image_size": 32, "max_seconds": 5}
-        return {**command.required(), **{name: size for name, size in sizes.items() if name in command.names()}}
-    return {**command.required(), **SMALL.get(command.words, lambda s, w: {})(sound, work)}
+        return {**command.required("output"), **{name: size for name, size in sizes.items() if name in command.names()}}
+    return {**command.required("output"), **SMALL.get(command.words, lambda s, w: {})(sound, work)}
 
 
 def _line(command: CommandOfTests, options: dict[str, Any], work: Path) -> list[str]:
@@ -740,7 +740,6 @@ def videos(draw: Random, sound: Sound, work: Path) -> Attempt:
     answer = {}
 
     def run() -> int:
-        os.chdir(work)
         code, answer["own"] = answered(given)
         return code
 

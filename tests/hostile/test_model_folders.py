@@ -205,6 +205,11 @@ CASES = [
     of("a tokenizer that is deep", write("tokenizer/tokenizer.json", DEEP), "model cannot be read"),
     of("a garbled tokenizer_config", write("tokenizer/tokenizer_config.json", "\0"), "model cannot be read"),
     of("a tokenizer that cannot pad", write("tokenizer/tokenizer_config.json", "{}"), "a padding token"),
+    of(
+        "a key twice in the tokenizer's settings",
+        write("tokenizer/tokenizer_config.json", '{"model_max_length": 9, "model_max_length": 8}'),
+        "model_max_length is there twice",
+    ),
     of("a tokenizer of more words", more_words, "text encoder knows"),
     of("a text encoder of another width", change("text_encoder/config.json", d_model=24), "text_encoder"),
     of("a text encoder of no class", change("text_encoder/config.json", d_ff="x"), "text_encoder"),

@@ -75,7 +75,7 @@ def check_model_folder(
             is of a class that a model folder must not name.
     """
     folder = Path(folder)
-    _check_regular(folder)
+    _check_files(folder)
     components = read_json(folder / "model_index.json")
     if renamed_index(components) != components:
         raise UserError(
@@ -236,9 +236,7 @@ def check_stored(folder: str | os.PathLike[str], argument: str = "") -> None:
     where = f"{argument}: " if argument else ""
     if not folder.is_dir():
         return
-    _check_regular(folder, where)
-    for path in sorted(folder.glob("*.json")):
-        _check_keys(path, where)
+    _check_files(folder, where)
     config = _config_of(folder)
     _check_config_numbers(f"{where}{folder / 'config.json'}", config)
     files = sorted(folder.glob("*.bin" if has_torch_files(folder) else "*.safetensors"))
@@ -257,11 +255,13 @@ def check_stored(folder: str | os.PathLike[str], argument: str = "") -> None:
                 )
 
 
-def _check_regular(folder: Path, where: str = "") -> None:
-    """Refuse a pipe or a device among the files of a model, which libraries would wait for."""
+def _check_files(folder: Path, where: str = "") -> None:
+    """Refuse a pipe or a device among the files of a model, which libraries would wait for, and keys that come twice."""
     for path in sorted(folder.rglob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise UserError(f"{where}{path} is a device or a pipe; copy the model's files again")
+        if path.suffix == ".json":
+            _check_keys(path, where)
 
 
 def _check_keys(path: Path, where: str) -> None:

@@ -256,7 +256,7 @@ def check_stored(folder: str | os.PathLike[str], argument: str = "") -> None:
 
 
 def _check_files(folder: Path, where: str = "") -> None:
-    """Refuse a pipe or a device among the files of a model, which libraries would wait for, and keys that come twice."""
+    """Refuse a pipe or a device among a model's files, which libraries would wait for, and keys that come twice."""
     for path in sorted(folder.rglob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise UserError(f"{where}{path} is a device or a pipe; copy the model's files again")

@@ -10,7 +10,6 @@ from vargen.base.places import READ
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.jobs.captioning import DEFAULT_QUESTION, CaptionConfig, caption
 from vargen.methods.catalogue import methods_for
-from vargen.pipelines.video.decoding import FirstUse
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -35,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     passes = f"{trace.target_passes} target passes"
     if answer.draft_passes is not None:
         passes += f", {answer.draft_passes} of the drafter"
-    if first != FirstUse():
+    if first.target_passes or first.draft_passes:
         passes += f", and at first use {first.target_passes} and {first.draft_passes} more"
     print(
         f"\n\n{answer.method.name}{'' if answer.method.exact else ' (relaxed)'}: {len(answer.token_ids)} tokens, "

@@ -233,8 +233,6 @@ SMALL: dict[str, Callable[[Sound, Path], dict[str, Any]]] = {
 }  # fmt: skip
 """Options with which a command is quick, or ends where its model is missing; of `train` none is, but for its steps."""
 NEVER_ENDS = {"demo", "serve"}
-SAME_TOKENS = ("jacobi", "eagle", "draft-model")
-"""Methods that draw plain decoding's picture; that of other exact ones is as likely, and another."""
 POSITIONAL = {"video", "folder", "question"}
 
 
@@ -308,6 +306,11 @@ def _of_method(draw: Random, command: CommandOfTests, options: dict[str, Any], w
                    check=_same_as_plain(command, options, work))  # fmt: skip
 
 
+def _same_tokens(method: Any) -> bool:
+    """Whether settings draw plain decoding's picture; that of other exact ones is as likely, and another."""
+    return method.name in ("jacobi", "eagle", "draft-model") and "sampled" not in method.to_dict().values()
+
+
 def _same_as_plain(command: CommandOfTests, options: dict[str, Any], work: Path) -> Callable[[], str]:
     """An exact method draws what plain decoding draws."""
 
@@ -318,7 +321,7 @@ def _same_as_plain(command: CommandOfTests, options: dict[str, Any], work: Path)
             name.partition(".")[2]: each for name, each in options.items() if name.startswith("method_options.")
         }
         method = resolve_method(str(options.get("method")), settings or options.get("method_options"))
-        if method.name not in SAME_TOKENS or "sampled" in method.to_dict().values():
+        if not _same_tokens(method):
             return ""
         made = pixels(work / WRITES / "images")
         plain = {name: each for name, each in options.items() if not name.startswith("method")}
@@ -671,7 +674,9 @@ def _wrong(name: str, array: np.ndarray) -> bool:
         return array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3 or not array.size
     if array.dtype.kind not in "fiub" or array.shape != ((FEATURES,) if name == "mu" else (FEATURES, FEATURES)):
         return True
-    return not np.isfinite(array).all() or (name == "sigma" and bool((np.diagonal(array) < 0).any()))
+    return not np.isfinite(np.square(array.astype(float)).sum()) or (
+        name == "sigma" and bool((np.diagonal(array) < 0).any())
+    )
 
 
 # Videos.
@@ -814,7 +819,7 @@ def _picture(draw: Random, sound: Sound) -> Attempt:
 
     def same(made: Any, arguments: dict[str, Any]) -> str:
         method = arguments["method"]
-        if not hasattr(made, "images") or not isinstance(method, str) or method not in SAME_TOKENS:
+        if not hasattr(made, "images") or not isinstance(method, str) or not _same_tokens(resolve_method(method)):
             return ""
         if not isinstance(made.images, torch.Tensor) or arguments.get("callback_on_step_end") is not None:
             return ""

@@ -91,6 +91,7 @@ def test_what_cannot_be_replaced_is_refused_before_any_work(command: CommandOfTe
     """A link or a folder with the name of every file that a command says it writes."""
     for output, place in places_of(command.settings).items():
         for name in filter(lambda name: Path(name).suffix, place.names):
+            check(command, f"{output} must name a place", **{output: ""})
             for number, make in enumerate((Path.mkdir, lambda path: path.symlink_to("nowhere"))):
                 folder = tmp_path / f"{output}-{name}-{number}"
                 folder.mkdir()

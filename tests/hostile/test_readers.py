@@ -162,16 +162,22 @@ ARRAYS = {
     "one array": b"\x93NUMPY\x01\x00",
     "statistics of nothing": npz(mu=np.full(4, np.nan), sigma=np.zeros((4, 4))),
     "statistics that do not fit": npz(mu=np.zeros(4), sigma=np.zeros((3, 3))),
+    "statistics of complex numbers": npz(mu=np.zeros(2, complex), sigma=np.eye(2)),
+    "no covariance": npz(mu=np.zeros(2), sigma=-np.eye(2)),
+    "no symmetry": npz(mu=np.zeros(2), sigma=np.array([[1.0, 0.5], [0, 1]])),
+    "one picture": npz(arr_0=np.zeros((1, 8, 8, 3), np.uint8)),
     "statistics of another network": npz(mu=np.zeros(3), sigma=np.eye(3)),
     "statistics of words": npz(mu=np.array(["a"]), sigma=np.zeros((1, 1))),
 }
+WHOLE = ("statistics of another network", "one picture")
+"""Arrays that are what they should be, and no reference."""
 GIVEN = (
     "evaluate --given_images {work}/f --preset {work}/p.yaml --prompts_file {work}/c.txt --output {work}/out --quiet "
 )
 GIVEN += "--clip {clip} "
 
 
-@pytest.mark.parametrize("name", [name for name in ARRAYS if name != "statistics of another network"])
+@pytest.mark.parametrize("name", [name for name in ARRAYS if name not in WHOLE])
 def test_arrays_that_are_none(name: str, tmp_path: Path) -> None:
     path = tmp_path / "r.npz"
     path.write_bytes(ARRAYS[name])
@@ -182,7 +188,7 @@ def test_arrays_that_are_none(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a negative shape", "statistics of nothing", "statistics that do not fit", "statistics of another network"]
+    "name", ["a negative shape", "statistics of nothing", "statistics that do not fit", "no covariance", *WHOLE]
 )
 def test_a_reference_that_is_none(
     name: str, tmp_path: Path, clip_folder: Path, capsys: pytest.CaptureFixture[str]

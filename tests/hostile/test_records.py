@@ -126,6 +126,20 @@ def test_calls_of_a_comparison_that_are_none(
     check_refused(command, expected, capsys, tmp_path)
 
 
+def test_a_value_of_a_kept_call_that_is_another_one_is_seen(tmp_path: Path) -> None:
+    from vargen.base.errors import UserError
+    from vargen.runs.records import Records
+
+    path, call = tmp_path / "calls.jsonl", {"method": "ar", "batch": 0, "call": {"seconds": 0.1}, "claims": {"a": [1]}}
+    Records(path, {}).add(call)
+    assert Records(path, {}).calls == {("ar", 0): call}
+    sound = path.read_text()
+    for old, new in (('"seconds": 0.1', '"seconds": "a"'), ('"claims": ', '"claim": '), ("[1]", "[2]")):
+        path.write_text(sound.replace(old, new))
+        with pytest.raises(UserError, match="line 2 is not as it was written"):
+            Records(path, {})
+
+
 def test_a_line_whose_index_is_none_is_written_anew(
     finished_run: Path, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path]
 ) -> None:

@@ -94,6 +94,8 @@ def check_places(places: Mapping[str, Place], values: Mapping[str, Any]) -> None
     """
     read = list(_read(places, values))
     for name, place in places.items():
+        if not place.is_read and values.get(name) == "" and (place.names or place.kind != "folder"):
+            raise UserError(f"{name} must name a place, got an empty name")
         if place.is_read or not values.get(name):
             continue
         output = Path(values[name]).expanduser().resolve()

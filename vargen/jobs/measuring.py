@@ -147,9 +147,12 @@ def open_reference(protocol: Protocol, path: Path | None) -> ImageFolder | Image
             with open_npz(path) as arrays:
                 if "mu" in arrays and ("arr_0" not in arrays or protocol.manifold_extractor is None):
                     return None
-        return open_images(path)
+        pictures = open_images(path)
     except DataError as error:
         raise UserError(f"reference: {error}") from error
+    if len(pictures) < 2:
+        raise UserError(f"reference: {path} holds one picture, which has no spread; name two or more")
+    return pictures
 
 
 def measure_pictures(

@@ -68,6 +68,7 @@ def attempt(kind: str, seed: int, number: int, sound: Any, work: Path) -> dict[s
     may = tried.may_change if code == 0 or tried.begun else ()
     moved = [name for name in {**before, **after} if before.get(name, 0) != after.get(name, 0)]
     moved = [name for name in moved if name.split("/")[0] not in may or (code and name not in after)]
+    moved = [name for name in moved if code or name in before]  # a success may write where it was told
     if moved:
         return {"end": "leftover", "what": tried.what, "why": f"{sorted(moved)[:8]}\n{text[-500:]}"}
     if code:

@@ -123,7 +123,11 @@ def evaluated(work: Path) -> object:
     tokens = [np.load(path)["tokens"].tolist() for path in sorted(work.glob("out/ar/batches/*.npz"))]
     scores = json.loads((work / "out" / "scores.json").read_text())
     rows = scores if isinstance(scores, list) else scores["methods"]
-    return pixels(work / "out" / "ar" / "images"), tokens, [counted({**row, **row["decoding"]}) for row in rows]
+    return (
+        pixels(work / "out" / "ar" / "images"),
+        tokens,
+        [counted({**row, **row["decoding"], "reference": "of this folder"}) for row in rows],
+    )
 
 
 def counted(row: dict[str, Any]) -> dict[str, Any]:

@@ -180,8 +180,12 @@ def main() -> int:
                           flush=True)  # fmt: skip
             print(f"{kind}: {dict(ends[kind])}, {time.monotonic() - began:.0f} s", flush=True)
     if options.record:
-        rows = {kind: dict(sorted(counts.items())) for kind, counts in ends.items()}
-        content = {"seed": options.seed, "inputs_a_kind": len(numbers), "ends": rows, "provenance": told}
+        bad = sorted({end for counts in ends.values() for end in counts} - {*GOOD})
+        rows = [
+            {"kind": kind, "inputs": counts.total(), **{end: counts[end] for end in (*GOOD, *bad)}}
+            for kind, counts in ends.items()
+        ]
+        content = {"seed": options.seed, "rows": rows, "provenance": told}
         RESULT.write_text(json.dumps(content, indent=1) + "\n")
     return int(any(end not in GOOD for counts in ends.values() for end in counts))
 

@@ -70,14 +70,26 @@ class GaussianStatistics:
             if any(name not in arrays for name in names):
                 told = " and ".join(names)
                 raise DataError(f"{path} holds no statistics (arrays {told}); it has {', '.join(arrays.files)}")
-            mean, covariance = (torch.from_numpy(np.asarray(arrays[name], dtype=np.float64)) for name in names)
+            stored = [arrays[name] for name in names]
+            for array in stored:
+                if array.dtype.kind not in "fiu":
+                    raise DataError(
+                        f"{path}: {names[0]} and {names[1]} must hold real numbers, not {array.dtype}; make them again"
+                    )
+            mean, covariance = (torch.from_numpy(np.asarray(array, dtype=np.float64)) for array in stored)
             count = int(arrays["count"]) if "count" in arrays else 0
-        if not (torch.isfinite(mean).all() and torch.isfinite(covariance).all()):
-            raise DataError(f"{path}: {names[0]} and {names[1]} hold numbers that are not finite; make them again")
+        if not torch.isfinite(mean.square().sum() + covariance.square().sum()):
+            raise DataError(
+                f"{path}: {names[0]} and {names[1]} hold numbers that are not finite, or too large; make them again"
+            )
         if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
             raise DataError(
                 f"{path}: {names[0]} {tuple(mean.shape)} and {names[1]} {tuple(covariance.shape)} do not fit each other"
             )
+        # What a covariance must be and can be asked cheaply; other tools' are symmetric up to rounding.
+        variance, scale = covariance.diagonal(), 1e-6 * float(covariance.abs().amax())
+        if bool((variance < -scale).any()) or not torch.allclose(covariance, covariance.T, rtol=0, atol=scale):
+            raise DataError(f"{path}: {names[1]} is no covariance: it must be symmetric, with no variance below zero")
         return cls(mean, covariance, count or None)
 
 

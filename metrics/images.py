@@ -153,13 +153,24 @@ def read_rgb(path: Path, upright: bool = False) -> Image.Image:
     """
     _check_regular(path)
     try:
-        with Image.open(path) as image:
-            image.load()
+        with open_whole(path) as image:
             return _to_rgb(ImageOps.exif_transpose(image) if upright else image)
     except (DataError, MemoryError):
         raise
     except Exception as error:  # PIL raises half a dozen kinds
         raise DataError(f"{path} cannot be read ({error}); make or copy it again") from error
+
+
+@contextmanager
+def open_whole(path: Path) -> Iterator[Image.Image]:
+    """A picture that is loaded. Reading pixels shows what is missing; a byte of a PNG that is another one shows in the
+    sums of its parts alone. Raises half a dozen kinds of errors."""
+    with Image.open(path) as image:
+        if image.format == "PNG":
+            image.verify()
+    with Image.open(path) as image:
+        image.load()
+        yield image
 
 
 def read_image(path: Path) -> Tensor:

@@ -22,6 +22,9 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
 
+MEASURED = ("seconds_per_image", "speedup", "phase_seconds", "peak_memory_gib", "achieved")
+"""Figures of `summarise` and `achieved` that differ between any two runs: they are measured. Others are counted."""
+
 
 @dataclass
 class CallRecord:

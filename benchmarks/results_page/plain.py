@@ -37,6 +37,12 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "torch and of the kernels; a forward pass counts as one. Processor time of one thread, on a busy machine.",
         ("method", "family", "calls", "milliseconds_outside", "accepted_length_planted", "passes_planted"),
     ),
+    "fuzz": (
+        "Inputs that nobody wrote down",
+        "Random inputs of six kinds, by `benchmarks/fuzz.py`. Refused: one line, and the folder is as it was. Still "
+        "speaking: stopped after a minute and a half. Any other end has a column of its own.",
+        (),
+    ),
     "greedy_equality": (
         "Greedy decoding, token for token",
         "Pictures whose 256 tokens all equal plain decoding's, float32. A near tie differs first where the two best "

@@ -16,7 +16,6 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from tqdm import tqdm
 
 from scenes.captions.picture_captions import compose_caption
 from scenes.rendering.scene import MAX_OBJECTS, OBJECT_COUNT_WEIGHTS, sample_scene
@@ -27,6 +26,7 @@ from vargen.base.places import READ, writes_in
 from vargen.base.reading import read_json, reading
 from vargen.runs.files import atomic_path, write_json_atomic
 from vargen.runs.identity import check_identity_file, digest
+from vargen.runs.progress import progress
 from vargen.training.config import bfloat16_pays, check, check_positive, check_sizes
 
 _DESCRIPTION = "store.json"
@@ -110,21 +110,25 @@ def write_codes(config: CodeStoreConfig, source: SceneSource | None = None) -> s
     identity = _identity(config, weights_fingerprint(vqvae), grid_size**2)
     check_identity_file(folder / _DESCRIPTION, identity, holds="codes", argument="output")
     write_json_atomic(folder / _DESCRIPTION, identity)
-    for shard in tqdm(range(-(-config.pictures // config.shard_size)), unit="shard", disable=None):
-        path = _shard_path(folder, shard)
-        if path.exists():
-            continue
-        first = STORE_SEED + shard * config.shard_size
-        parts = [
-            rendered(first + start, min(config.batch_size, config.shard_size - start))
-            for start in range(0, config.shard_size, config.batch_size)
-        ]
-        content = {
-            "codes": torch.cat([part.codes for part in parts]).cpu().to(torch.uint16),
-            "places": torch.cat([part.places for part in parts]).cpu().to(torch.uint8),
-        }
-        with atomic_path(path) as temporary:
-            save_file(content, temporary)
+    num_shards = -(-config.pictures // config.shard_size)
+    with progress(num_shards, "shards of codes") as shown:
+        for shard in range(num_shards):
+            path = _shard_path(folder, shard)
+            if path.exists():
+                shown.skip()
+                continue
+            first = STORE_SEED + shard * config.shard_size
+            parts = [
+                rendered(first + start, min(config.batch_size, config.shard_size - start))
+                for start in range(0, config.shard_size, config.batch_size)
+            ]
+            content = {
+                "codes": torch.cat([part.codes for part in parts]).cpu().to(torch.uint16),
+                "places": torch.cat([part.places for part in parts]).cpu().to(torch.uint8),
+            }
+            with atomic_path(path) as temporary:
+                save_file(content, temporary)
+            shown.update()
     return f"{len(StoredCodes(folder)):,} pictures in {folder}"
 
 

@@ -32,11 +32,14 @@ _WINDOW = 4
 
 @dataclass(frozen=True)
 class DraftLength:
-    """A draft length, and the seconds it follows from: of one draft token, and of the target's last timed pass."""
+    """A draft length, the seconds it follows from (of one draft token, and of the target's last timed pass), and the
+    forward passes that measuring took, those over the prompt included."""
 
     tokens: int
     target_seconds: float
     draft_seconds: float
+    target_passes: int
+    draft_passes: int
 
 
 def draft_length_of(target_seconds: float, draft_seconds: float) -> int:
@@ -71,14 +74,17 @@ def measure_draft_length(
     drafter.begin(DraftRequest(prompt, target.vocab_size, greedy, 0), 1)
     token = target.prefill().logits[:, -1].argmax(-1, keepdim=True)
     drafter.collect()
+    passes = {"target": 1, "draft": 1}
 
     def draft_seconds() -> float:
+        passes["draft"] += _WINDOW
         drafter.order(DraftOrder(kept=1, token=None, count=_WINDOW))
         return drafter.collect().seconds / _WINDOW
 
     none = torch.zeros(1, dtype=torch.int64, device=target.device)
 
     def target_seconds(count: int) -> float:
+        passes["target"] += 1
         window = token.expand(1, count)
         places, mask = chain_layout(window)
         began = time.perf_counter()
@@ -98,4 +104,4 @@ def measure_draft_length(
         if longer <= length:
             break
         length = longer
-    return DraftLength(length, of_target, of_drafter)
+    return DraftLength(length, of_target, of_drafter, passes["target"], passes["draft"])

@@ -134,6 +134,7 @@ class _Row:
         """Let the drafter begin. The first round is the target's prefill."""
         self._began, self._drafting = time.perf_counter(), True
         self._drafter.begin(request, self.rounds.order.count)
+        self.account.draft_passes += self.rounds.order.count
 
     def judge(self, logits: Tensor) -> Round:
         """Draw after every row of `logits` [1, n, V], settle the round, and order the next window."""
@@ -150,6 +151,7 @@ class _Row:
         self._drafting = not rounds.finished and rounds.order.count > 0
         if self._drafting:
             self._drafter.order(rounds.order)
+            self.account.draft_passes += rounds.order.count
         self.account.rounds.append(settled)
         self.account.seconds.append(RoundSeconds(drawn - began, window.seconds, self._began - drawn))
         state.tokens[:, len(rounds.tokens) - settled.emitted : len(rounds.tokens)] = chosen[:, : settled.emitted]

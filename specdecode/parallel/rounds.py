@@ -142,11 +142,13 @@ class RunAccount:
     Args:
         draft_length: Tokens of a window.
         rounds, seconds: One of each per round.
+        draft_passes: Forward passes of the drafter, its prompt's included: one for each token that was ordered.
     """
 
     draft_length: int
     rounds: list[Round] = field(default_factory=list)
     seconds: list[RoundSeconds] = field(default_factory=list)
+    draft_passes: int = 0
 
     @property
     def run_lengths(self) -> list[int]:

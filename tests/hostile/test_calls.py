@@ -29,7 +29,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "an answer": VideoAnswerer.answer,
     "answers": VideoAnswerer.answer_batch,
 }
-NOT_CHECKED = {"image", "inputs", "frames", "questions"}
+NOT_CHECKED = {"image", "frames", "questions"}
 """Checked by what reads them: classes of transformers and of our own."""
 ARGUMENTS = [
     (call, name)

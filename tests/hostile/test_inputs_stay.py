@@ -87,6 +87,19 @@ def test_an_output_is_no_input(command: CommandOfTests, output: str, source: str
     check(command, f"lies in {there}", **{output: there / "out", source: there})
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_what_cannot_be_replaced_is_refused_before_any_work(command: CommandOfTests, tmp_path: Path) -> None:
+    """A link or a folder with the name of every file that a command says it writes."""
+    for output, place in places_of(command.settings).items():
+        for name in filter(lambda name: Path(name).suffix, place.names):
+            check(command, f"{output} must name a place", **{output: ""})
+            for number, make in enumerate((Path.mkdir, lambda path: path.symlink_to("nowhere"))):
+                folder = tmp_path / f"{output}-{name}-{number}"
+                folder.mkdir()
+                make(folder / name)
+                check(command, f"{folder / name} is a {('folder', 'link')[number]}", **{output: folder})
+
+
 @pytest.mark.parametrize("command", [each for each in COMMANDS if each.words not in WRITES_NOTHING], ids=str)
 def test_nothing_is_written_among_the_files_of_a_model(command: CommandOfTests, tmp_path: Path) -> None:
     (tmp_path / "transformer").mkdir()

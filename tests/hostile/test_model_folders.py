@@ -205,6 +205,11 @@ CASES = [
     of("a tokenizer that is deep", write("tokenizer/tokenizer.json", DEEP), "model cannot be read"),
     of("a garbled tokenizer_config", write("tokenizer/tokenizer_config.json", "\0"), "model cannot be read"),
     of("a tokenizer that cannot pad", write("tokenizer/tokenizer_config.json", "{}"), "a padding token"),
+    of(
+        "a key twice in the tokenizer's settings",
+        write("tokenizer/tokenizer_config.json", '{"model_max_length": 9, "model_max_length": 8}'),
+        "model_max_length is there twice",
+    ),
     of("a tokenizer of more words", more_words, "text encoder knows"),
     of("a text encoder of another width", change("text_encoder/config.json", d_model=24), "text_encoder"),
     of("a text encoder of no class", change("text_encoder/config.json", d_ff="x"), "text_encoder"),
@@ -322,6 +327,20 @@ def test_weights_of_every_kind_that_is_none(kind: str, tmp_path: Path) -> None:
     save_file({"position_ids": torch.ones(2).long(), "b": torch.ones(2)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").unlink()
     check_stored(tmp_path)
+
+
+@pytest.mark.parametrize("shipped", LOADERS)
+def test_pipes_and_keys_that_come_twice_are_refused_wherever_weights_are_read(
+    shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of, command = place_of_loader(shipped, tmp_path, tiny_model_folder)
+    arguments = arguments_of(command, {"work": tmp_path, "model": tiny_model_folder, "of": of})
+    sound = (of / "config.json").read_text().rstrip()
+    (of / "config.json").write_text(sound.removesuffix("}") + ', "a": 1, "a": 1}')
+    check_refused(arguments, "a is there twice", capsys, tmp_path)
+    (of / "config.json").write_text(sound)
+    os.mkfifo(of / "more.safetensors")
+    check_refused(arguments, "more.safetensors is a device or a pipe", capsys, tmp_path)
 
 
 @each(CASES)

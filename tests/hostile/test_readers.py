@@ -6,12 +6,14 @@ Where a kind can occur in many places, they are found by walking the settings of
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import os
+import re
 import sys
 import zipfile
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,9 +25,10 @@ from PIL import Image
 
 from metrics.errors import DataError
 from metrics.frechet import GaussianStatistics
-from metrics.images import open_images, open_npz
+from metrics.images import open_images, open_npz, read_image
 from vargen.base.errors import UserError
 from vargen.base.places import places_of
+from vargen.base.reading import parse_json
 from vargen.cli import main
 from vargen.commands.arguments import fill
 
@@ -58,6 +61,42 @@ def test_every_number_has_a_bound(command: CommandOfTests) -> None:
         if kind == dict[str, Any]:
             with pytest.raises(UserError, match=rf"^{name}.eagle.depth must be"):
                 fill(command.settings, command.values(**{name: {"eagle": {"depth": 10**30}}}))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_null_is_refused_where_it_means_nothing(command: CommandOfTests, tmp_path: Path) -> None:
+    """In a file of options, for every option that has a default and no null."""
+    needed = [
+        field.name
+        for field in fields(command.settings)
+        if type(None) not in get_args(command.types()[field.name])
+        and (field.default not in (MISSING, None) or field.default_factory is not MISSING)
+    ]
+    (tmp_path / "c.yaml").write_text("".join(f"{name}: null\n" for name in needed))
+    positional = ["nowhere"] if command.words in ("caption", "judge", "convert folder") else []
+    required = [f"--{name}={value}" for name, value in command.required().items()]
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told):
+        assert main([*command.words.split(), *positional, *required, "--config", str(tmp_path / "c.yaml")]) == 2
+    assert set(needed) <= set(re.findall(r"\w+", told.getvalue().partition("must not be null")[0])), told.getvalue()
+
+
+def test_a_key_that_comes_twice_is_refused_in_all_json() -> None:
+    for text in ('{"a": 1, "a": 1}', '[{"b": {"a": 1, "a": 2}}]'):
+        with pytest.raises(ValueError, match="a is there twice"):
+            parse_json(text)
+    assert parse_json('{"a": {"a": 1}, "b": [1]}') == {"a": {"a": 1}, "b": [1]}
+
+
+def test_a_byte_of_a_picture_that_is_another_one_is_seen(tmp_path: Path) -> None:
+    """Every byte between the header and the end of a PNG; PIL's own reading ignores the sums."""
+    frames(1, (8, 8))(tmp_path)
+    path = tmp_path / "f" / "0.png"
+    sound = path.read_bytes()
+    for place in range(8, len(sound) - 12):
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        with pytest.raises(DataError, match="cannot be read"):
+            read_image(path)
 
 
 READERS = {
@@ -123,15 +162,22 @@ ARRAYS = {
     "one array": b"\x93NUMPY\x01\x00",
     "statistics of nothing": npz(mu=np.full(4, np.nan), sigma=np.zeros((4, 4))),
     "statistics that do not fit": npz(mu=np.zeros(4), sigma=np.zeros((3, 3))),
+    "statistics of complex numbers": npz(mu=np.zeros(2, complex), sigma=np.eye(2)),
+    "no covariance": npz(mu=np.zeros(2), sigma=-np.eye(2)),
+    "no symmetry": npz(mu=np.zeros(2), sigma=np.array([[1.0, 0.5], [0, 1]])),
+    "one picture": npz(arr_0=np.zeros((1, 8, 8, 3), np.uint8)),
+    "statistics of another network": npz(mu=np.zeros(3), sigma=np.eye(3)),
     "statistics of words": npz(mu=np.array(["a"]), sigma=np.zeros((1, 1))),
 }
+WHOLE = ("statistics of another network", "one picture")
+"""Arrays that are what they should be, and no reference."""
 GIVEN = (
     "evaluate --given_images {work}/f --preset {work}/p.yaml --prompts_file {work}/c.txt --output {work}/out --quiet "
 )
 GIVEN += "--clip {clip} "
 
 
-@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("name", [name for name in ARRAYS if name not in WHOLE])
 def test_arrays_that_are_none(name: str, tmp_path: Path) -> None:
     path = tmp_path / "r.npz"
     path.write_bytes(ARRAYS[name])
@@ -141,7 +187,9 @@ def test_arrays_that_are_none(name: str, tmp_path: Path) -> None:
         GaussianStatistics.load(path)
 
 
-@pytest.mark.parametrize("name", ["a negative shape", "statistics of nothing"])
+@pytest.mark.parametrize(
+    "name", ["a negative shape", "statistics of nothing", "statistics that do not fit", "no covariance", *WHOLE]
+)
 def test_a_reference_that_is_none(
     name: str, tmp_path: Path, clip_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +201,7 @@ def test_a_reference_that_is_none(
     code = main([*arguments, "--reference", str(tmp_path / "r.npz")])
     told = capsys.readouterr().err
     assert (code, told.count("vargen: error: ")) == (2, 1) and "r.npz" in told and "Traceback" not in told, told
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_array_is_read_within_the_reader(tmp_path: Path) -> None:

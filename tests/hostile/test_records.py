@@ -126,6 +126,20 @@ def test_calls_of_a_comparison_that_are_none(
     check_refused(command, expected, capsys, tmp_path)
 
 
+def test_a_value_of_a_kept_call_that_is_another_one_is_seen(tmp_path: Path) -> None:
+    from vargen.base.errors import UserError
+    from vargen.runs.records import Records
+
+    path, call = tmp_path / "calls.jsonl", {"method": "ar", "batch": 0, "call": {"seconds": 0.1}, "claims": {"a": [1]}}
+    Records(path, {}).add(call)
+    assert Records(path, {}).calls == {("ar", 0): call}
+    sound = path.read_text()
+    for old, new in (('"seconds": 0.1', '"seconds": "a"'), ('"claims": ', '"claim": '), ("[1]", "[2]")):
+        path.write_text(sound.replace(old, new))
+        with pytest.raises(UserError, match="line 2 is not as it was written"):
+            Records(path, {})
+
+
 def test_a_line_whose_index_is_none_is_written_anew(
     finished_run: Path, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path]
 ) -> None:
@@ -327,8 +341,26 @@ def test_a_damaged_store_of_codes(name: str, content: bytes, expected: str, tmp_
 
 def test_a_run_says_which_of_its_figures_follow_the_clock(finished_run: Path) -> None:
     """A window that is chosen by seconds changes passes and traces of a run that is killed and continued."""
-    from vargen.jobs.generation import clock_settings
     from vargen.methods.catalogue import resolve_method
 
     assert json.loads((finished_run / "config.json").read_text())["follows_the_clock"] == ["window"]
-    assert clock_settings(resolve_method("ar")) == clock_settings(resolve_method("jacobi", {"window": 4})) == []
+    assert resolve_method("jacobi").follows_the_clock == ["window"]
+    assert resolve_method("ar").follows_the_clock == resolve_method("jacobi", {"window": 4}).follows_the_clock == []
+
+
+def test_rows_of_bench_and_evaluate_say_which_settings_follow_the_clock(_evaluated: Path) -> None:
+    from metrics.speculation import CallRecord
+    from vargen.jobs.benchmark import build_rows
+    from vargen.methods.catalogue import resolve_method
+    from vargen.runs.records import Records
+
+    assert [row["follows_the_clock"] for row in json.loads((_evaluated / "e" / "scores.json").read_text())] == [[]]
+    methods = {
+        "ar": resolve_method("ar"),
+        "jacobi": resolve_method("jacobi"),
+        "four": resolve_method("jacobi", {"window": 4}),
+    }
+    records = Records(None, {})
+    for label in methods:
+        records.add({"method": label, "batch": 0, "call": CallRecord(1.0, 1, 4, 2, 2, 2, [1]).to_dict(), "claims": {}})
+    assert [row["follows_the_clock"] for row in build_rows(methods, records, 1)] == [[], ["window"], []]

@@ -42,6 +42,12 @@ CASES = [
     Case("a config of a list", CAPTION, "model", write("config.json", b"[]")),
     Case("a config of another kind of model", CAPTION, "model", change("config.json", model_type="bert")),
     Case("no config", CAPTION, "config.json", lambda work: (work / "model" / "config.json").unlink()),
+    Case(
+        "an end that is no token",
+        CAPTION,
+        "eos_token_id must be at most",
+        change("generation_config.json", eos_token_id=10**9),
+    ),
     Case("no weights", CAPTION, "model", lambda work: (work / "model" / "model.safetensors").unlink()),
     Case("torn weights", CAPTION, "model", cut("model.safetensors", 100_000)),
     Case("weights that are none", CAPTION, "model", write("model.safetensors", b"junk" * 9)),

@@ -52,6 +52,7 @@ def simulate_parallel(matches: Sequence[bool], costs: Costs, draft_length: int) 
     # Right tokens are zeros, wrong guesses ones. Behind a wrong guess nothing is read.
     while not rounds.finished:
         order, fed = rounds.order, len(rounds.fed)
+        account.draft_passes += order.count
         first = order.kept + (order.token is not None)
         window = [0 if matches[position] else 1 for position in range(first, first + order.count)]
         if fed:

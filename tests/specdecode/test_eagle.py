@@ -39,6 +39,7 @@ class TableHead:
     new: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     places: list[list[int]] = field(default_factory=list)
     calls: int = 0
+    most_new: int = 0
 
     @property
     def vocab_size(self) -> int:
@@ -56,6 +57,7 @@ class TableHead:
 
     def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
         self.calls += 1
+        self.most_new = max(self.most_new, mask.shape[2])
         before = features.argmax(-1)
         if mask.shape[2] == tokens.shape[1]:
             self.new, self.places = [], depths.expand(len(tokens), -1).tolist()
@@ -139,9 +141,10 @@ SHAPES: list[tuple[DynamicTree | StaticTree, DraftSize]] = [
 @pytest.mark.parametrize(("shape", "size"), SHAPES, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(), SamplingConfig(0.8, 10, 0.9)], ids=str)
 def test_likeliest_children_change_no_token(shape: Any, size: DraftSize, sampling: SamplingConfig) -> None:
-    plain, fast, trace, _ = run(shape, FixedDraftSize(size), sampling=sampling)
+    plain, fast, trace, head = run(shape, FixedDraftSize(size), sampling=sampling)
     assert torch.equal(plain, fast)
     assert trace.mean_accepted_length > 0.2
+    assert head.most_new <= EagleDrafter.most_new_pairs(shape, size)
 
 
 @pytest.mark.parametrize(("shape", "size"), SHAPES, ids=lambda value: type(value).__name__)
@@ -171,6 +174,7 @@ def test_steps_without_a_draft_lose_nothing(sampling: SamplingConfig) -> None:
     plain, fast, trace, head = run(DynamicTree(4), sizer, sampling=sampling, length=80)
     assert torch.equal(plain, fast)
     assert trace.drafted > 0
+    assert head.most_new <= EagleDrafter.most_new_pairs(DynamicTree(4), sizer.largest)
     for row, pairs in enumerate(head.sequence):
         assert [token for _, token in pairs] == fast[row, : len(pairs)].tolist()
 

@@ -317,6 +317,14 @@ def test_greedy_gives_a_shared_neighbour_to_the_first_child_that_reaches_it() ->
             assert emitted.tolist() == [children[0]] * 4
 
 
+def test_greedy_takes_from_a_neighbour_what_a_child_without_mass_of_its_own_gets() -> None:
+    """The filter leaves tokens 0 and 1. Token 3 takes all that 0 has, which must not be there twice."""
+    near = torch.tensor([[1], [0], [0], [0]])
+    logits = torch.tensor([0.6, 0.2, 0.15, 0.05]).log()
+    verifier = LanternVerifier(near, delta=0.8)
+    assert emitted_tokens(verifier, logits, [3], SamplingConfig(0, 2)).tolist() == [3] * 4
+
+
 def slow_walk(
     tree: TokenTree, logits: Tensor, delta: float | None, multiplier: float | None, state: DecodeState
 ) -> list[tuple[list[int], int]]:

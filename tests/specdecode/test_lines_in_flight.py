@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from specdecode.continuous import decode_queue
 from specdecode.lines_in_flight import FlightRun, LinesInFlight, SteadyLines, _Pass
 from specdecode.loop import DecodeRun
-from specdecode.places import StaggeredLines
+from specdecode.places import Lines, StaggeredLines
 from specdecode.sampling import SamplingConfig
 from specdecode.static_step import StepCompiler
 
@@ -129,6 +130,15 @@ def test_lines_keep_their_order(
     gaps = [opened[line] - opened[line - 1] for line in range(1, SIDE)]
     assert all(gap >= rule.passes_between_lines for gap in gaps)
     assert number >= (SIDE - 1) * rule.passes_between_lines
+
+
+def test_a_mark_is_decided_with_the_first_token_behind_it() -> None:
+    rule = LinesInFlight(Lines(3 * 4 - 1, 3, mark=9), 2)
+    counts = torch.tensor([[3, 2, 0], [3, 0, 0], [3, 3, 1]])
+    run = Mock(rule=rule, _columns=torch.arange(4), _counts=counts)
+    decided = FlightRun._decided_places(run)
+    assert decided.sum(1).tolist() == [3 + 1 + 2, 3, 3 + 1 + 3 + 1 + 1]
+    assert decided[:, 3].tolist() == [True, False, True] and decided[:, 7].tolist() == [False, False, True]
 
 
 def differs(model: Any, rule: LinesInFlight) -> bool:

@@ -400,10 +400,11 @@ def test_the_draft_length_is_the_ratio_of_measured_times(clocks: TwoClocks) -> N
             draft_length_of(*seconds)
     target = Slow(TABLE, lambda: clocks.work(6.0))
     channel = InTurnChannel(lambda prompt, hint: Slow(CLOSE_TABLE, lambda: clocks.work(1.5), 5))
-    assert measure_draft_length(target, channel, repeats=2) == DraftLength(4, 6.0, 1.5)
+    assert measure_draft_length(target, channel, repeats=2) == DraftLength(4, 6.0, 1.5, 1 + 2 * 3, 1 + 3 * 4)
     longer = Growing(TABLE, clocks)
     # 6 + 0.9 a token against 1.5: 5 tokens during a pass over one, then 7, 8, 9, and 9 during one over nine.
-    assert measure_draft_length(longer, channel, repeats=2) == DraftLength(9, pytest.approx(6 + 9 * 0.9), 1.5)
+    found = measure_draft_length(longer, channel, repeats=2)
+    assert found == DraftLength(9, pytest.approx(6 + 9 * 0.9), 1.5, 1 + 5 * 3, 1 + 3 * 4)
     # Where a token more costs the target more than the drafter, growth has an end.
     assert measure_draft_length(Growing(TABLE, clocks, 2.0), channel, repeats=2).tokens == 10
     assert measure_draft_length(Growing(TABLE, clocks, 2.0), channel, repeats=2, longest=7).tokens == 7

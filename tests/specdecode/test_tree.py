@@ -97,6 +97,18 @@ def test_a_chain_is_a_tree_of_width_one() -> None:
     assert (root.max_depth, root.num_nodes) == (0, 1)
 
 
+def test_a_padded_chain_sees_what_a_tree_of_its_shape_sees(torch_lines: None) -> None:
+    """A chain has lines of its own in torch, a tree has others."""
+    tokens, valid = (
+        torch.tensor([[5, 6, 7, 8]] * 3),
+        torch.tensor([[True] * 4, [True, True, False, False], [False] * 4]),
+    )
+    parents = torch.tensor([[-1, 0, 1, 2]] * 3)
+    chain, tree = (TokenTree.from_parents(tokens, parents, valid, max_children=width) for width in (1, 2))
+    assert chain.is_chain and not tree.is_chain
+    assert torch.equal(chain.ancestor_mask(), tree.ancestor_mask())
+
+
 def test_a_tight_depth_bound_changes_only_the_width_of_paths() -> None:
     tokens, parents = torch.arange(1, 8)[None], torch.tensor([[-1, 0, 0, 1, 1, 2, 2]])
     loose, tight = TokenTree.from_parents(tokens, parents), TokenTree.from_parents(tokens, parents, max_depth=2)

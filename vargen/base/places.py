@@ -8,6 +8,7 @@ against the folders of models. Does not belong here: writing (`vargen.runs.files
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -80,7 +81,8 @@ def places_of(settings: type[Any]) -> dict[str, Place]:
 
 
 def check_places(places: Mapping[str, Place], values: Mapping[str, Any]) -> None:
-    """Refuse an output that takes the place of an input or lies among the files of a model.
+    """Refuse an output that takes the place of an input, lies among the files of a model, or cannot be written because
+    something else has its name.
 
     Args:
         places: what arguments name. Of other arguments only mappings and lists are searched, for files and folders that
@@ -92,6 +94,8 @@ def check_places(places: Mapping[str, Place], values: Mapping[str, Any]) -> None
     """
     read = list(_read(places, values))
     for name, place in places.items():
+        if not place.is_read and values.get(name) == "" and (place.names or place.kind != "folder"):
+            raise UserError(f"{name} must name a place, got an empty name")
         if place.is_read or not values.get(name):
             continue
         output = Path(values[name]).expanduser().resolve()
@@ -101,6 +105,20 @@ def check_places(places: Mapping[str, Place], values: Mapping[str, Any]) -> None
         around = (output, *output.parents)[: _DEPTH_OF_A_MODEL + 1]
         if place.kind != "replaced" and (model := next(filter(_holds_a_model, around), None)):
             raise UserError(f"{name}: {model} holds a model, whose files stay as they are; name a place outside of it")
+        for file in (each for each in place.names if Path(each).suffix):
+            check_replaceable(output / file, name)
+
+
+def check_replaceable(path: str | os.PathLike[str], argument: str = "output", folder: bool = False) -> None:
+    """Raises UserError where something else than a regular file, or than a folder for `folder`, is in the way."""
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not (stat.S_ISDIR(mode) if folder else stat.S_ISREG(mode)):
+        kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file"}
+        found = kinds.get(stat.S_IFMT(mode), "a device or a pipe")
+        raise UserError(f"{argument}: {path} is {found}; name a {'folder' if folder else 'file'}")
 
 
 def _read(places: Mapping[str, Place], values: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:

@@ -16,14 +16,13 @@ Belongs here: from a file or a folder to rows, each a mapping with a prompt in i
 from __future__ import annotations
 
 import importlib.util
-import json
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from vargen.base.errors import UserError
-from vargen.base.reading import read_json, read_text, reading
+from vargen.base.reading import parse_json, read_json, read_text, reading
 
 TABLES = (".json", ".parquet", ".tar")
 HUB = "hub:"
@@ -164,7 +163,7 @@ def _of_shard(path: Path, argument: str) -> Iterator[tuple[str, Row]]:
                 file = archive.extractfile(member)
                 text = "" if file is None else file.read().decode("utf-8-sig")
                 if kind.lower() == "json":
-                    value = json.loads(text)
+                    value = parse_json(text)
                     row = {**(value if isinstance(value, dict) else {"prompt": value}), **row}
                 else:
                     row["prompt"] = text

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from vargen.base.bounds import check_text
 from vargen.base.errors import UserError
 from vargen.base.prompt_tables import Row, is_table, read_rows
-from vargen.base.reading import read_bytes, reason_of
+from vargen.base.reading import parse_json, read_bytes, reason_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -183,7 +182,7 @@ def _from_json_lines(text: str, name: str) -> Iterator[tuple[str, Row]]:
             continue
         where = f"{name}, line {number}:"
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{where} not JSON ({reason_of(error)})") from error
         yield where, value if isinstance(value, Mapping) else {"prompt": value}

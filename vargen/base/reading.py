@@ -83,7 +83,24 @@ def read_text(path: Path, argument: str) -> str:
 def read_json(path: Path, remedy: str = "copy it again", argument: str = "") -> Any:
     """What a JSON file holds. Raises FileNotFoundError where there is none, and UserError for anything else."""
     with _there(path), reading(path, remedy, argument):
-        return json.loads(read_bytes(path, argument))
+        return parse_json(read_bytes(path, argument))
+
+
+class RepeatedKeyError(ValueError):
+    """A key that stands twice in one object, of which json.loads takes the last."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """`json.loads`, but RepeatedKeyError, a ValueError, for a key that comes twice."""
+    return json.loads(text, object_pairs_hook=_object_of)
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise RepeatedKeyError(f"{next(name for name in names if names.count(name) > 1)} is there twice")
+    return found
 
 
 def read_yaml(path: Path, remedy: str = "repair it", argument: str = "") -> Any:
@@ -100,13 +117,7 @@ def _plain_loader() -> type[Any]:
 
     class PlainLoader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen: set[Any] = set()
-            for key_node in (key_node for key_node, _ in node.value if key_node.tag != _MERGE):
-                key = self.construct_object(key_node, deep=True)
-                if isinstance(key, Hashable):
-                    if key in seen:
-                        raise yaml.YAMLError(f"{key} is there twice, again in line {key_node.start_mark.line + 1}")
-                    seen.add(key)
+            _check_keys(self, node)
             return super().construct_mapping(node, deep)
 
     PlainLoader.yaml_implicit_resolvers = {
@@ -114,6 +125,19 @@ def _plain_loader() -> type[Any]:
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     return PlainLoader
+
+
+def _check_keys(loader: Any, node: Any) -> None:
+    """Raises YAMLError for a mapping with a key that comes twice."""
+    import yaml
+
+    seen: set[Any] = set()
+    for key_node in (key_node for key_node, _ in node.value if key_node.tag != _MERGE):
+        key = loader.construct_object(key_node, deep=True)
+        if isinstance(key, Hashable):
+            if key in seen:
+                raise yaml.YAMLError(f"{key} is there twice, again in line {key_node.start_mark.line + 1}")
+            seen.add(key)
 
 
 @lru_cache

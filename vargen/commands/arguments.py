@@ -178,6 +178,9 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
         values = parser.parse_args(_switched_on(parser, normalised))
     except ArgumentError as error:
         raise UserError(f"{_reason(parser, str(error))} (see {parser.prog} --help)") from error
+    # jsonargparse takes null for every type.
+    if missing := [name for name, value in vars(values).items() if value is None and _needs_a_value(parser, name)]:
+        raise UserError(f"{', '.join(missing)} must not be null; leave it out for the default")
     for name, value in vars(values).items():
         _check_characters(name, value)
         if isinstance(value, str) and value.startswith("~/"):  # from YAML; a shell replaces its own
@@ -325,6 +328,12 @@ def _find(parser: ArgumentParser, path: str) -> str:
     for name, value in content.items() if isinstance(content, dict) else ():
         _check_base_sixty(parser, str(name), value)
     return place
+
+
+def _needs_a_value(parser: ArgumentParser, name: str) -> bool:
+    """Whether an option has a default and no null."""
+    action = next((action for action in parser._actions if action.dest == name), None)
+    return action is not None and action.default is not None and type(None) not in get_args(_type_of(action))
 
 
 def _check_base_sixty(parser: ArgumentParser, name: str, value: Any) -> None:

@@ -30,10 +30,15 @@ def run(arguments: Sequence[str]) -> int:
     if values.json:
         print(json.dumps({"video": values.video, "question": values.question, **answer.to_dict()}))
         return 0
-    trace = answer.trace
+    trace, first = answer.trace, answer.first_use
+    passes = f"{trace.target_passes} target passes"
+    if answer.draft_passes is not None:
+        passes += f", {answer.draft_passes} of the drafter"
+    if first.target_passes or first.draft_passes:
+        passes += f", and at first use {first.target_passes} and {first.draft_passes} more"
     print(
         f"\n\n{answer.method.name}{'' if answer.method.exact else ' (relaxed)'}: {len(answer.token_ids)} tokens, "
-        f"{trace.target_passes} target passes, {trace.mean_accepted_length:.2f} draft tokens accepted per step, "
+        f"{passes}, {trace.mean_accepted_length:.2f} draft tokens accepted per step, "
         f"{answer.seconds:.2f} s",
         file=sys.stderr,
     )

@@ -39,7 +39,10 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.prog, parser.usage = f"vargen train {name}", f"vargen train {name} [options]"
     parser.exit_on_error, parser.formatter_class = False, HelpFormatter
-    result = train(name, fill(config_type, parser.instantiate_classes(parse(parser, rest))))
+    config = fill(config_type, parser.instantiate_classes(parse(parser, rest)))
+    # To standard error, and before what is learned from is loaded or made: that may take minutes.
+    print(f"vargen: training the {name}", file=sys.stderr)
+    result = train(name, config)
     if signal_number := getattr(result, "stopped_by", None):  # a store of codes has none
         print(f"vargen: interrupted at step {result.step}; the same command goes on", file=sys.stderr)
         return 128 + signal_number

@@ -34,6 +34,7 @@ class VideoDraftHead:
 
     Attributes:
         forward_passes: of the network, those over prompts included.
+        prompt_passes: those over prompts.
         flops: of these passes and their logits; see `VideoHead.flops`.
 
     Raises:
@@ -56,7 +57,7 @@ class VideoDraftHead:
         self.target = target
         self.vocab_size = target.vocab_size
         self.draft_length = network.config.draft_length
-        self.forward_passes = 0
+        self.forward_passes = self.prompt_passes = 0
         self.flops = 0
         self._room = 0  # slots for new rows
         self._cache = SlotCache(type(network).__name__, 1, target.batch_size)
@@ -83,6 +84,7 @@ class VideoDraftHead:
         self._cache.start_prompt(self._end, self._end + self.target.max_new_tokens + self._room)
         for row, rows in enumerate(fed):
             self._cache.row = row
+            self.prompt_passes += 1
             self._run(rows.inputs, rows.positions, None, lengths[row])
         starts = torch.tensor([self._end - length for length in lengths], device=self.target.device)
         self._cache.finish_prompt(starts)

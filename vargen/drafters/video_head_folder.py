@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from specdecode.kernels.linears import serve_linears
-from vargen.base.reading import read_bytes
+from vargen.base.reading import parse_json, read_bytes
 from vargen.drafters.target_states import are_alike, fixed_tokens, sample_states
 from vargen.drafters.video_head import VideoHead, VideoHeadConfig
 from vargen.models.finite import check_weights
@@ -130,7 +130,7 @@ def load_video_head(
     folder = Path(folder)
     check_stored(folder, "drafter")
     try:
-        config = VideoHeadConfig.from_dict(json.loads(read_bytes(folder / "config.json")))
+        config = VideoHeadConfig.from_dict(parse_json(read_bytes(folder / "config.json")))
         stored = load_file(folder / WEIGHTS_NAME)
     except OSError as error:
         raise ValueError(f"drafter: {folder} holds no {Path(error.filename or WEIGHTS_NAME).name}") from error

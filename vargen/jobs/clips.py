@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +16,7 @@ from typing import Any
 
 from vargen.base.errors import UserError
 from vargen.base.prompts import read_prompts, split_lines
-from vargen.base.reading import read_text
+from vargen.base.reading import parse_json, read_text
 from vargen.models.video_llms.frames import VideoFrames, read_video
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".gif", ".mpg", ".mpeg", ".ts", ".flv", ".wmv")
@@ -121,7 +120,7 @@ def _rows(path: Path) -> list[Any]:
             if wrong is not None:
                 raise ValueError(f"row {wrong} has other cells than the header; quote those that hold a comma")
             return [dict(zip(names, row, strict=True)) for row in rows if row]
-        return [json.loads(line) for line in split_lines(text) if line.strip()]
+        return [parse_json(line) for line in split_lines(text) if line.strip()]
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise UserError(f"questions: {path} cannot be read ({str(error).splitlines()[0]}); repair it") from error
 

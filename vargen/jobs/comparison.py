@@ -97,5 +97,6 @@ def rows_of(
     rows = []
     for label, method in methods.items():
         row = {"method": label, "exact": method.exact, **figures(kept[label], plain)}
-        rows.append({**row, "settings": method.to_dict(), "provenance": origin})
+        settings = {"settings": method.to_dict(), "follows_the_clock": method.follows_the_clock}
+        rows.append({**row, **settings, "provenance": origin})
     return rows

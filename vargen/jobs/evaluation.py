@@ -203,7 +203,8 @@ def _evaluate(
     shared = (config.batch_size, config.continuous_batches, protocol, cases, networks, processes, quiet)
     run = measuring.Evaluation(config, Path(config.output), *shared)
     path = None if config.reference is None else Path(config.reference)
-    given = measuring.open_reference(protocol, path)  # before anything is made, so that a wrong one costs nothing
+    # Before anything is made, so that a wrong one costs nothing.
+    given, stored = measuring.open_reference(protocol, path), measuring.stored_statistics(run, path)
 
     jobs: dict[str, PictureBatches] = {}
     if model is None:
@@ -219,8 +220,9 @@ def _evaluate(
     reference: Reference | None
     if protocol.reference == "none":
         reference, notes = None, ["no reference: Frechet distance, precision and recall are left out"]
-    elif path is not None and measuring.holds_statistics(path):
-        reference, notes = measuring.stored_reference(run, path, given)
+    elif stored is not None:
+        reference, notes = measuring.stored_reference(run, stored[0], given)
+        notes += stored[1]
     else:
         count, resolution = protocol.reference_count or 0, protocol.resolution or side
         compared_with = given or _needed(world, protocol).reference(count, resolution)
@@ -261,6 +263,7 @@ def _evaluate(
             row["against_plain"] = against_plain(measured[label], measured["ar"], protocol, kinds, config.bootstrap)
         if label in jobs:
             row["exact"] = methods[label].exact
+            row["follows_the_clock"] = methods[label].follows_the_clock
             row["decoding"] = summarise(calls[label], calls.get("ar"))
             row["settings"] = {name: value for name, value in jobs[label].settings.items() if name != "captions"}
         rows.append({**row, "provenance": provenance()})

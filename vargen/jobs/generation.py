@@ -28,7 +28,6 @@ from vargen.base.resources import shipped_clip
 from vargen.jobs.cases import class_labels_of
 from vargen.jobs.prompt_formats import check_format, read_benchmark
 from vargen.jobs.ranking import RANKERS, ClipScorer, Ranker, best, candidate_seed
-from vargen.methods.base import AUTO, ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import weights_fingerprint
@@ -226,12 +225,6 @@ def _share(run: _Run) -> RunTotals | None:
         processes.leave()
 
 
-def clock_settings(method: ImageMethodConfig) -> list[str]:
-    """Settings that a method chooses by measured seconds. They change no picture, but the number of passes, traces and
-    accepted lengths, which then differ between two runs, and between a run and one that was killed and continued."""
-    return [name for name, value in method.to_dict().items() if value == AUTO]
-
-
 def _read_conditions(config: GenerateConfig, prompts: Sequence[str], model: ModelDescription) -> list[str] | list[int]:
     """The prompts or class labels of the run. Raises UserError where there are none, or those of another model."""
     if model.num_classes is not None and (prompts or config.prompts_file is not None):
@@ -378,7 +371,7 @@ class _Run:
             "options": asdict(self.config),
             "model_folder": str(self.model.folder.resolve()),
             "device": device,
-            "follows_the_clock": clock_settings(self._method),
+            "follows_the_clock": self._method.follows_the_clock,
             "versions": {each.__name__: each.__version__ for each in (vargen, torch, diffusers, transformers)},
         }
 

@@ -165,9 +165,12 @@ def open_reference(protocol: Protocol, path: Path | None) -> ImageFolder | Image
             with open_npz(path) as arrays:
                 if "mu" in arrays and ("arr_0" not in arrays or protocol.manifold_extractor is None):
                     return None
-        return open_images(path)
+        pictures = open_images(path)
     except DataError as error:
         raise UserError(f"reference: {error}") from error
+    if len(pictures) < 2:
+        raise UserError(f"reference: {path} holds one picture, which has no spread; name two or more")
+    return pictures
 
 
 def measure_pictures(
@@ -257,45 +260,45 @@ def _measured(
     return gathered
 
 
-def holds_statistics(path: Path) -> bool:
-    """Whether a reference is a file with statistics, perhaps beside pictures. Raises UserError for a damaged one."""
+def stored_statistics(run: Evaluation, path: Path | None) -> tuple[Reference, list[str]] | None:
+    """The statistics of a reference, and a warning where it does not say how they were made; None where it has none.
+    Raises UserError for a damaged file, or one of another network or resizing."""
     try:
-        if path.suffix != ".npz":
-            return False
+        if path is None or path.suffix != ".npz":
+            return None
         with open_npz(path) as arrays:
-            return "mu" in arrays
-    except DataError as error:
-        raise UserError(f"reference: {error}") from error
-
-
-def stored_reference(run: Evaluation, path: Path, pictures: ReferencePictures | None) -> tuple[Reference, list[str]]:
-    """The reference of a file of statistics, and warnings about what it leaves open.
-
-    Args:
-        path: of the statistics.
-        pictures: those in the file, for precision and recall; None: it has none. ADM's files hold some pictures beside
-            statistics of many more.
-
-    Raises:
-        UserError: a file of another network or resizing.
-    """
-    protocol, spatial = run.protocol, None
-    try:
-        statistics = GaussianStatistics.load(path)
-        with open_npz(path) as arrays:
-            has_spatial = "mu_s" in arrays
+            if "mu" not in arrays:
+                return None
+            has_spatial = run.protocol.spatial_distance and "mu_s" in arrays
             note = json.loads(arrays["made_with"].tobytes()) if "made_with" in arrays else None
-        if protocol.spatial_distance and has_spatial:
-            spatial = GaussianStatistics.load(path, "_s")
+        statistics = GaussianStatistics.load(path)
+        reference = Reference(statistics, None, GaussianStatistics.load(path, "_s") if has_spatial else None)
     except (DataError, ValueError) as error:
         raise UserError(f"reference: {error}") from error
-    notes = []
+    size, wanted = len(statistics.mean), run.networks.extractors[run.protocol.extractor].num_features
+    if size != wanted:
+        raise UserError(
+            f"reference: {path} has statistics of {size} features, and {run.protocol.extractor} gives {wanted}; name "
+            "one that was made with the same network"
+        )
     if note is None:
-        notes.append(f"reference: {path} does not say how it was made; its resizing is taken on trust")
-    else:
-        remedy = "make it again from its pictures"
-        check_identity(path, note, _made_with(run), holds="statistics made", argument="reference", remedy=remedy)
-    manifold = None
+        return reference, [f"reference: {path} does not say how it was made; its resizing is taken on trust"]
+    remedy = "make it again from its pictures"
+    check_identity(path, note, _made_with(run), holds="statistics made", argument="reference", remedy=remedy)
+    return reference, []
+
+
+def stored_reference(
+    run: Evaluation, stored: Reference, pictures: ReferencePictures | None
+) -> tuple[Reference, list[str]]:
+    """The reference of stored statistics, and warnings about what they leave open.
+
+    Args:
+        stored: their distances.
+        pictures: those in the same file, for precision and recall; None: it has none. ADM's files hold some pictures
+            beside statistics of many more.
+    """
+    protocol, notes, manifold, spatial = run.protocol, [], None, stored.spatial
     lacks_spatial = protocol.spatial_distance and spatial is None
     if pictures is not None and (protocol.manifold_extractor is not None or lacks_spatial):
         features = _reference_features(run, pictures)
@@ -309,7 +312,7 @@ def stored_reference(run: Evaluation, path: Path, pictures: ReferencePictures | 
         notes.append("reference: statistics hold no features; precision, recall, density and coverage are left out")
     if protocol.spatial_distance and spatial is None:
         notes.append("reference: no statistics mu_s and sigma_s; sFID is left out")
-    return Reference(statistics, manifold, spatial), notes
+    return Reference(stored.statistics, manifold, spatial), notes
 
 
 def write_pictures(path: Path, read: Callable[[Sequence[int]], Sequence[Tensor]], count: int) -> None:

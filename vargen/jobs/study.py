@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
+from vargen.base.places import check_replaceable
 from vargen.base.reading import reason_of
 from vargen.methods.base import AUTO, ImageMethodConfig, MethodConfig, Suggestions
 from vargen.methods.catalogue import find_presets, methods_for, resolve_method
-from vargen.runs.files import append_jsonl, check_replaceable, read_jsonl
+from vargen.runs.files import append_jsonl, read_jsonl
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial

@@ -243,6 +243,7 @@ def run_video_benchmark(
             "relaxed": [place for place, origin in enumerate(answer.origins) if origin.name == "RELAXED"],
             "run_lengths": list(answer.run_lengths),
             "draft_passes": answer.draft_passes,
+            "draft_prompt_passes": answer.draft_prompt_passes,
             "draft_flops": answer.draft_flops,
             "accuracies": None if judge is None or truth is None else judge(truth, answer.text),
         }
@@ -317,7 +318,7 @@ def _drafting(answers: Kept, calls: Sequence[CallRecord]) -> dict[str, Any]:
     steps = sum(sum(call.accepted_histogram) for call in calls)
     accepted = sum(length * count for call in calls for length, count in enumerate(call.accepted_histogram))
     if all(answer["draft_passes"] is not None for answer in answers):
-        passes = sum(answer["draft_passes"] - 1 for answer in answers)
+        passes = sum(answer["draft_passes"] - answer["draft_prompt_passes"] for answer in answers)
         figures.update(drafting_passes=passes, accepted_per_drafting_pass=accepted / max(passes, 1))
     if all(answer["draft_flops"] is not None for answer in answers):
         figures["draft_flops_per_answer"] = sum(answer["draft_flops"] for answer in answers) / len(answers)

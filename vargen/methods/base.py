@@ -70,6 +70,13 @@ class MethodConfig:
         """The name and every setting, ready for JSON."""
         return {"name": self.name, **asdict(self)}
 
+    @property
+    def follows_the_clock(self) -> list[str]:
+        """Settings that are chosen by measured seconds, of resolved ones. They change no picture and no answer, but the
+        number of passes and accepted lengths, which then differ between two runs, and between a run and one that was
+        killed and continued."""
+        return [name for name, value in self.to_dict().items() if value == AUTO]
+
     @contextmanager
     def _errors_by_name(self) -> Iterator[None]:
         """ValueErrors of the players become UserErrors that name the method."""

@@ -50,6 +50,8 @@ _USED_LATER = {
 _BY_END = {"eps": (0.0, 1.0), "epsilon": (0.0, 1.0), "rope_theta": (1.0, 1e12), "rope_base": (1.0, 1e12)}
 """The same, by how names end."""
 _WEIGHT_KINDS = ("F64", "F32", "F16", "BF16", "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16")
+_LARGEST_SETTINGS = 2**20
+"""Bytes of a JSON file that holds settings; a vocabulary may be larger."""
 _COUNTED = ("_ids", "_index", "num_batches_tracked")
 """Ends of the names of tensors that are integers in every library."""
 _WEIGHT_NAMES = ("diffusion_pytorch_model", "model")
@@ -73,6 +75,7 @@ def check_model_folder(
             is of a class that a model folder must not name.
     """
     folder = Path(folder)
+    _check_files(folder)
     components = read_json(folder / "model_index.json")
     if renamed_index(components) != components:
         raise UserError(
@@ -226,13 +229,14 @@ def check_stored(folder: str | os.PathLike[str], argument: str = "") -> None:
     this first.
 
     Raises:
-        UserError: only pickled weights, weights of integers, truth values or eight bits, or a number in config.json
-            that spoils every pass.
+        UserError: a pipe, only pickled weights, weights of integers, truth values or eight bits, a number in
+            config.json that spoils every pass, or a key twice in any JSON file, of which libraries take the last.
     """
     folder = Path(folder)
     where = f"{argument}: " if argument else ""
     if not folder.is_dir():
         return
+    _check_files(folder, where)
     config = _config_of(folder)
     _check_config_numbers(f"{where}{folder / 'config.json'}", config)
     files = sorted(folder.glob("*.bin" if has_torch_files(folder) else "*.safetensors"))
@@ -249,6 +253,27 @@ def check_stored(folder: str | os.PathLike[str], argument: str = "") -> None:
                 raise UserError(
                     f"{where}{path} holds {name} as {kind}, which is no weight; save it as float or bfloat16"
                 )
+
+
+def _check_files(folder: Path, where: str = "") -> None:
+    """Refuse a pipe or a device among a model's files, which libraries would wait for, and keys that come twice."""
+    for path in sorted(folder.rglob("*")):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UserError(f"{where}{path} is a device or a pipe; copy the model's files again")
+        if path.suffix == ".json":
+            _check_keys(path, where)
+
+
+def _check_keys(path: Path, where: str) -> None:
+    """Refuse a JSON file with a key that comes twice. Of other damage its reader says more."""
+    if not path.is_file() or path.stat().st_size > _LARGEST_SETTINGS:
+        return
+    try:
+        reading.parse_json(path.read_bytes())
+    except reading.RepeatedKeyError as error:
+        raise UserError(f"{where}{path} cannot be read ({error}); copy it again") from error
+    except (ValueError, RecursionError):
+        return
 
 
 def _config_of(folder: Path) -> dict[str, Any]:

@@ -107,6 +107,8 @@ def _fits(value: object, hint: Any) -> bool:
         return _is_list(value) and all(_fits(each, inner) for each in value[:_ELEMENTS_LOOKED_AT])  # type: ignore[index]
     if home is Callable:
         return callable(value)
+    if home is Mapping:
+        return isinstance(value, Mapping)
     return not (isinstance(hint, type) and home is None) or isinstance(value, hint)
 
 
@@ -121,6 +123,8 @@ def _told(hint: Any) -> str:
         return " or ".join(dict.fromkeys(_told(each) for each in get_args(hint)))
     if get_origin(hint) is Callable:
         return "callable"
+    if get_origin(hint) is Mapping:
+        return "a mapping"
     if get_origin(hint) is not None and get_args(hint):
         return f"a list (each {_told(get_args(hint)[0])})"
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))

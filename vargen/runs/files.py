@@ -17,14 +17,14 @@ import os
 import re
 import secrets
 import shutil
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
-from vargen.base.reading import read_bytes, reading, reason_of
+from vargen.base.places import check_replaceable
+from vargen.base.reading import parse_json, read_bytes, reading, reason_of
 
 try:
     import fcntl
@@ -67,18 +67,6 @@ def _locked(path: Path) -> Iterator[bool | None]:
         yield held
     finally:
         os.close(descriptor)
-
-
-def check_replaceable(path: str | os.PathLike[str], argument: str = "output", folder: bool = False) -> None:
-    """Raises UserError where something else than a regular file, or than a folder for `folder`, is in the way."""
-    try:
-        mode = os.lstat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    if not (stat.S_ISDIR(mode) if folder else stat.S_ISREG(mode)):
-        kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file"}
-        found = kinds.get(stat.S_IFMT(mode), "a device or a pipe")
-        raise UserError(f"{argument}: {path} is {found}; name a {'folder' if folder else 'file'}")
 
 
 def check_file_place(path: str | os.PathLike[str], argument: str) -> None:
@@ -227,7 +215,7 @@ def read_jsonl(path: str | os.PathLike[str], once: Sequence[str] = ()) -> list[d
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except (ValueError, RecursionError) as error:
             reason = reason_of(error)
             raise UserError(f"{path}: line {number} is not JSON ({reason}); repair or delete the file") from error

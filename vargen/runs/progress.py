@@ -6,10 +6,14 @@ It counts units up to a total, by tqdm. The caller divides the work.
 from __future__ import annotations
 
 import sys
+import threading
+from typing import Any
 
 from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 30.0
+SECONDS_TO_FIRST_LINE = 8.0
+"""Of a log, even if nothing has been counted: who waits should know for what."""
 
 
 class Progress(tqdm):
@@ -25,6 +29,16 @@ class Progress(tqdm):
 
 class _LogLines(Progress):
     """Whole lines for a log, none at the beginning and none at the end."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._first_line = threading.Timer(SECONDS_TO_FIRST_LINE, self.refresh)
+        self._first_line.daemon = True
+        self._first_line.start()
+
+    def close(self) -> None:
+        self._first_line.cancel()
+        super().close()
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         if msg is None:

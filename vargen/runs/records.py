@@ -20,15 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from metrics.speculation import CallRecord
 from vargen.base.errors import UserError
+from vargen.base.places import check_replaceable
 from vargen.base.reading import read_json
 from vargen.runs import files
-from vargen.runs.identity import check_identity
+from vargen.runs.identity import check_identity, digest
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 RECORD_CHUNK = "vargen"
 _ANOTHER_FOLDER = "choose another --output or delete that one"
+_DIGEST = "digest"
+"""Of the rest of a line, by which a change shows that JSON allows."""
 
 
 class Records:
@@ -50,12 +53,10 @@ class Records:
         if path is not None and lines:
             earlier = lines[0].get("settings")
             check_identity(path, earlier, settings, holds="calls of a run", remedy=_ANOTHER_FOLDER)
-        for line in lines[1:]:
-            try:
-                CallRecord(**line["call"])
-                self.calls[line["method"], line["batch"]] = line
-            except (KeyError, TypeError) as error:
-                raise UserError(f"output: {path} holds a line that is no call ({error}); {_ANOTHER_FOLDER}") from error
+        for number, line in enumerate(lines[1:], start=2):
+            if line.pop(_DIGEST, None) != digest(line):
+                raise UserError(f"output: {path}: line {number} is not as it was written; {_ANOTHER_FOLDER}")
+            self.calls[line["method"], line["batch"]] = line
 
     def __contains__(self, key: tuple[str, int]) -> bool:
         return key in self.calls
@@ -75,7 +76,7 @@ class Records:
             if not self._begun:  # not before a call is made: a failed start leaves nothing
                 files.append_jsonl(self.path, {"settings": self._settings})
                 self._begun = True
-            files.append_jsonl(self.path, call)
+            files.append_jsonl(self.path, {**call, _DIGEST: digest(json.loads(json.dumps(call)))})
         self.calls[call["method"], call["batch"]] = call
 
 
@@ -97,7 +98,7 @@ def own_calls(folder: str | None, inside: Sequence[str] = ()) -> Iterator[Path |
     with files.own_folder(folder, inside):
         path = Path(folder) / "calls.jsonl"
         for name in (path.name, "results.json", "plot.png"):
-            files.check_replaceable(Path(folder) / name)
+            check_replaceable(Path(folder) / name)
         yield path
         path.unlink(missing_ok=True)
 
@@ -254,9 +255,10 @@ def _read_image_record(path: Path) -> tuple[bool, dict[str, Any] | None]:
     """Whether a PNG is whole, and its record, if it has one."""
     from PIL import Image
 
+    from metrics.images import open_whole
+
     try:
-        with Image.open(path) as image:
-            image.load()  # decodes every pixel, so a truncated file fails here
+        with open_whole(path) as image:
             text = image.text.get(RECORD_CHUNK)  # type: ignore[attr-defined]  # PNG images have it
     except (
         OSError,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, check_number, check_text
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.base.places import READ_FILE
-from vargen.base.reading import reason_of
+from vargen.base.reading import RepeatedKeyError, parse_json, reason_of
 from vargen.methods.catalogue import resolve_method
 from vargen.models.options import SamplingOptions
 from vargen.serve.engine import Engine, Job, QueueFull
@@ -223,7 +223,9 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
             if len(content) > MAX_BODY:
                 raise TooLarge(f"the request has more than {MAX_BODY:,} bytes; send a shorter prompt")
         try:
-            return json.loads(content)
+            return parse_json(content)
+        except RepeatedKeyError as error:
+            raise UserError(f"body: {error}; send each key once") from None
         except (ValueError, RecursionError):
             raise UserError("body must be JSON") from None
 

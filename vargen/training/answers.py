@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from tqdm import tqdm
 
 from vargen.base.reading import reading
 from vargen.runs.files import atomic_path, own_folder
 from vargen.runs.identity import check_identity
+from vargen.runs.progress import progress
 
 FILLER = -1
 """Stands behind the end of shorter answers."""
@@ -108,8 +108,7 @@ def keep_batches(
         UserError: the folder was made with other settings, or holds a damaged file.
     """
     batches = []
-    bar = tqdm(total=count, unit=f" {holds}", desc=f"{name} {holds} to learn from", disable=None)
-    with own_folder(folder, argument=argument), bar:
+    with own_folder(folder, argument=argument), progress(count, f"{holds} to learn from") as shown:
         for start in range(0, count, batch_size):
             numbers = range(start, min(start + batch_size, count))
             path, tokens = folder / f"{name}-{start:07d}.safetensors", None
@@ -123,5 +122,5 @@ def keep_batches(
                 with atomic_path(path) as temporary:
                     save_file({"tokens": tokens}, temporary, metadata={"settings": json.dumps(settings)})
             batches.append(tokens[: len(numbers)])
-            bar.update(len(numbers))
+            shown.update(len(numbers))
     return batches

@@ -35,7 +35,7 @@ def kept(method: str, batch: int, seconds: float, decode: float, tokens: int, ri
         phase_seconds={"prefill": 0.5, "decode": decode},
     )
     accuracies = {"all": right, "setting": right, "objects": right, "events": right}
-    drafting = {"draft_passes": None, "draft_flops": None}
+    drafting = {"draft_passes": None, "draft_prompt_passes": 1, "draft_flops": None}
     record = {"token_ids": [1, 2], "relaxed": [], "run_lengths": [], "accuracies": accuracies, **drafting, **more}
     return {"method": method, "batch": batch, "call": call.to_dict(), **record}
 

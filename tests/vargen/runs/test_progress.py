@@ -26,6 +26,15 @@ def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> N
     assert error.startswith("500 of 1,000 calls, about ") and error.count("\n") == 1
 
 
+def test_a_log_says_what_is_waited_for_before_anything_is_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vargen.runs.progress.SECONDS_TO_FIRST_LINE", 0.0)
+    with progress(3, "calls") as shown:
+        shown._first_line.join()
+    assert capsys.readouterr().err == "0 of 3 calls, about ? left\n"
+
+
 def test_what_an_earlier_run_has_left_makes_nothing_faster(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,8 +60,8 @@ class VideoMethod(Method):
 
     Args:
         target: the model, fed with the prompts.
-        network: the draft model or draft head behind the drafter, which counts its `forward_passes` and `flops`; None:
-            the drafter has no network of its own.
+        network: the draft model or draft head behind the drafter, which counts its `forward_passes`,
+            `prompt_passes` and `flops`; None: the drafter has no network of its own.
     """
 
     target: Target

@@ -32,4 +32,4 @@ class SparseToDenseConfig(VideoMethodConfig):
     def _players(self, components: VideoComponents) -> VideoMethod:
         target = components.target(self.draft_length + 1, capture_attention=True)
         draft = components.sparse_draft(target, self.keep_ratio, self.draft_length + 1)
-        return VideoMethod(likeliest_chain(draft, self.draft_length), target=target)
+        return VideoMethod(likeliest_chain(draft, self.draft_length), target=target, network=draft)

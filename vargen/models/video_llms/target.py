@@ -79,6 +79,7 @@ class VideoTarget(TransformersTarget):
 
     Attributes:
         forward_passes: of the model.
+        prompt_passes: those over prompts.
 
     Raises:
         ValueError: a layer that the model has not, or a model that cannot be served.
@@ -121,7 +122,7 @@ class VideoTarget(TransformersTarget):
         self.repetition_penalty = repetition_penalty
         self._repetition: RepetitionPenalty | None = None
         self._fed = torch.empty(0)  # [B, n] of the last forward
-        self.forward_passes = 0
+        self.forward_passes = self.prompt_passes = 0
         super().__init__(
             model,
             pad_sequence([each.input_ids[0] for each in self.requests], batch_first=True),
@@ -236,6 +237,7 @@ class VideoTarget(TransformersTarget):
 
     def _feed(self, row: int, prompt: SeenPrompt) -> None:
         """One pass over a prompt."""
+        self.prompt_passes += 1
         request, positions = prompt.request, prompt.request.position_ids
         self._cache.row = row
         self._reached(prompt, 0, request.inputs_embeds[0])

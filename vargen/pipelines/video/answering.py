@@ -11,7 +11,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ from vargen.models.video_llms.frames import QuestionWarning, VideoFrames, proces
 from vargen.models.video_llms.generation_settings import generation_settings
 from vargen.pipelines.call_types import checked
 from vargen.pipelines.video.components import VideoLLMComponents
-from vargen.pipelines.video.decoding import Generation, decode
+from vargen.pipelines.video.decoding import FirstUse, Generation, decode
 from vargen.pipelines.video.loading import LazyModel, VideoModelFolder, load_processor, open_video_model
 from vargen.pipelines.video.options import VideoOptions
 
@@ -59,7 +59,8 @@ class Answer:
         prompt_tokens: tokens of the prompt, visual ones included.
         visual_tokens: tokens of the video.
         method: its settings.
-        run_lengths, draft_passes, draft_flops: see `vargen.pipelines.video.decoding.Decoded`.
+        run_lengths, draft_passes, draft_prompt_passes, draft_flops: see `vargen.pipelines.video.decoding.Decoded`.
+        first_use: what this method did once, beside the answer.
     """
 
     text: str
@@ -72,7 +73,9 @@ class Answer:
     method: VideoMethodConfig
     run_lengths: tuple[int, ...] = ()
     draft_passes: int | None = None
+    draft_prompt_passes: int = 0
     draft_flops: int | None = None
+    first_use: FirstUse = field(default_factory=FirstUse)
 
     @property
     def origins(self) -> list[TokenOrigin]:
@@ -98,7 +101,9 @@ class Answer:
             "seconds": self.seconds,
             "run_lengths": list(self.run_lengths),
             "draft_passes": self.draft_passes,
+            "draft_prompt_passes": self.draft_prompt_passes,
             "draft_flops": self.draft_flops,
+            "first_use": asdict(self.first_use),
             **self.trace.to_dict(),
         }
 
@@ -233,11 +238,15 @@ class VideoAnswerer:
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """What ends an answer."""
+        """What ends an answer. Raises UserError for what is no token."""
         listed = self.model.generation_config.eos_token_id
         if listed is None:
             listed = self.processor.tokenizer.eos_token_id
-        return tuple(listed) if isinstance(listed, Sequence) else (int(listed),)
+        listed = tuple(listed) if isinstance(listed, list | tuple) else (listed,)
+        for token in listed:
+            last = int(self.model.config.get_text_config().vocab_size) - 1
+            check_number("generation_config.json: eos_token_id", token, 0, last)
+        return listed
 
     @checked
     def answer(
@@ -337,7 +346,9 @@ class VideoAnswerer:
                 self.context_use(frames, each).check(max_new_tokens)
             inputs = [self._placed(each) for each in inputs]
             components = self.components(inputs, max_new_tokens, settings.repetition_penalty)
+            known = len(self._draft_heads)
             players = config.build(components)
+            checks = len(self._draft_heads) - known  # of a draft head: one forward pass of the target each
         try:
             decoded = decode(
                 players, Generation(max_new_tokens, settings.sampling, seeds, self.stop_tokens, trace, show.step)
@@ -362,7 +373,9 @@ class VideoAnswerer:
                 method=config,
                 run_lengths=decoded.run_lengths,
                 draft_passes=decoded.draft_passes,
+                draft_prompt_passes=decoded.draft_prompt_passes,
                 draft_flops=decoded.draft_flops,
+                first_use=replace(decoded.first_use, target_passes=decoded.first_use.target_passes + checks),
             )
             for row, token_ids in enumerate(decoded.token_ids)
         ]

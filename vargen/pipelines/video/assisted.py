@@ -50,11 +50,16 @@ class AssistedLoop:
         sampling, trace = generation.sampling, generation.trace
         # Of each forward pass: tokens in the cache before it, tokens fed, and when it ended.
         passes: list[tuple[int, int, float]] = []
+        draft_passes = 0
 
         def watch(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
             after = int(cache_among(output).get_seq_length())
             fed = int(output.last_hidden_state.shape[1])
             passes.append((after - fed, fed, time.perf_counter()))
+
+        def count(*_: Any) -> None:
+            nonlocal draft_passes
+            draft_passes += 1
 
         assistant_settings = self.draft_model.generation_config
         assistant_settings.num_assistant_tokens = self.draft_length
@@ -63,6 +68,7 @@ class AssistedLoop:
         drawing = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
         began = time.perf_counter()
         handle = architecture_of(self.model).decoder(self.model).register_forward_hook(watch, with_kwargs=True)
+        of_drafter = architecture_of(self.draft_model).decoder(self.draft_model).register_forward_hook(count)
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(generation.seeds[0])
@@ -76,6 +82,7 @@ class AssistedLoop:
                 )
         finally:
             handle.remove()
+            of_drafter.remove()
         ended = time.perf_counter()
         length = int(self.inputs["input_ids"].shape[1])
         token_ids = tokens[0, length:].tolist()
@@ -87,4 +94,4 @@ class AssistedLoop:
             emitted = following - (before - length)
             counts = (torch.tensor([count]) for count in (fed - 1, max(emitted - 1, 0), emitted, 0))
             trace.record_step(StepRecord(torch.tensor([True]), *counts))
-        return Decoded([token_ids])
+        return Decoded([token_ids], draft_passes=draft_passes, draft_prompt_passes=1)

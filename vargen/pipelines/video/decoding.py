@@ -7,7 +7,7 @@ and loops of another kind (`parallel_pair.py`, `assisted.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -52,21 +52,33 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class FirstUse:
+    """Forward passes, those over prompts included, that a method makes once and no answer needs: a draft head is
+    checked beside its target, or the length of a window is measured. They are in no other count."""
+
+    target_passes: int = 0
+    draft_passes: int = 0
+
+
+@dataclass(frozen=True)
 class Decoded:
     """What was decoded.
 
     Args:
         token_ids: of every row, the stop token included, where there is one.
         run_lengths: of parallel decoding: draft tokens accepted between two rejections; else empty.
-        draft_passes: forward passes of the network that drafts, its prompt's included; None where there is no such
-            network in this process.
+        draft_passes: forward passes of the network that drafts, those over prompts included; None where none drafts.
+        draft_prompt_passes: those over prompts.
         draft_flops: floating-point operations of a draft head's forward passes, output head included; else None.
+        first_use: what decoding did beside the answer.
     """
 
     token_ids: list[list[int]]
     run_lengths: tuple[int, ...] = ()
     draft_passes: int | None = None
+    draft_prompt_passes: int = 0
     draft_flops: int | None = None
+    first_use: FirstUse = field(default_factory=FirstUse)
 
     @classmethod
     def from_result(cls, result: loop.DecodeResult, **account: Any) -> Decoded:
@@ -93,4 +105,9 @@ def decode(method: VideoMethod | OwnLoop, generation: Generation) -> Decoded:
     )
     if network is None:
         return Decoded.from_result(result)
-    return Decoded.from_result(result, draft_passes=network.forward_passes, draft_flops=network.flops)
+    return Decoded.from_result(
+        result,
+        draft_passes=network.forward_passes,
+        draft_prompt_passes=network.prompt_passes,
+        draft_flops=network.flops,
+    )

@@ -36,7 +36,7 @@ from vargen.models.video_llms.pruned_draft import PrunedDraft
 from vargen.models.video_llms.pruning import keep_highest
 from vargen.models.video_llms.request import VideoRequest, keep_share, keep_spread, prepare_request, visual_gain_scorer
 from vargen.models.video_llms.target import VideoTarget
-from vargen.pipelines.video.decoding import Decoded, Generation
+from vargen.pipelines.video.decoding import Decoded, FirstUse, Generation
 from vargen.pipelines.video.loading import LazyModel, open_video_model
 
 
@@ -149,30 +149,39 @@ class ParallelLoop:
         """Decode the answer. Raises UserError where the drafter's side fails, with its reason."""
         try:
             with self.pair.a_core_left():
+                window, first_use = self._window()
                 target = self._target()
                 result = decode_parallel(
                     target,
                     self.pair.channel,
-                    draft_length=self._window(),
+                    draft_length=window,
                     prompt=self._draft_prompt,
                     **generation.of_loop(target.device),
                 )
         except DrafterError as error:
             self.pair.close()
             raise UserError(f"parallelvlm: {error}") from error
-        return Decoded.from_result(result, run_lengths=tuple(result.account.run_lengths))
+        account = result.account
+        return Decoded.from_result(
+            result,
+            run_lengths=tuple(account.run_lengths),
+            draft_passes=account.draft_passes,
+            draft_prompt_passes=1,
+            first_use=first_use,
+        )
 
-    def _window(self) -> int:
-        """Tokens of a window."""
+    def _window(self) -> tuple[int, FirstUse]:
+        """Tokens of a window, and what measuring them took."""
         if self.draft_length is not None:
-            return self.draft_length
+            return self.draft_length, FirstUse()
         known = self.pair.draft_lengths
-        if self.pruning not in known:
-            measured = measure_draft_length(
-                self._target(), self.pair.channel, prompt=self._draft_prompt, longest=min(LONGEST, self._room)
-            )
-            known[self.pruning] = measured.tokens
-        return known[self.pruning]
+        if self.pruning in known:
+            return known[self.pruning], FirstUse()
+        measured = measure_draft_length(
+            self._target(), self.pair.channel, prompt=self._draft_prompt, longest=min(LONGEST, self._room)
+        )
+        known[self.pruning] = measured.tokens
+        return measured.tokens, FirstUse(measured.target_passes, measured.draft_passes)
 
     def _target(self) -> VideoTarget:
         request, channel, ratio = self._request(), self.pair.channel, self.pruning.keep_ratio

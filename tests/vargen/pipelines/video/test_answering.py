@@ -25,8 +25,10 @@ from vargen.methods.video.assisted import AssistedConfig
 from vargen.methods.video.lossy import FastVConfig, SparseVLMConfig
 from vargen.methods.video.lvspec import LVSpecConfig
 from vargen.methods.video.parallelvlm import ParallelConfig
+from vargen.methods.video.sparse_draft import SparseToDenseConfig
 from vargen.methods.video.speculative import SpeculativeConfig
 from vargen.methods.video.trained import FlashConfig, SparrowConfig, TrainedDrafterConfig
+from vargen.models.video_llms.architectures.catalogue import architecture_of
 from vargen.models.video_llms.frames import processor_inputs
 from vargen.models.video_llms.target import VideoTarget
 from vargen.pipelines.video.answering import Listeners, VideoAnswerer, _Streamer
@@ -155,6 +157,48 @@ def test_a_core_is_left_to_the_drafter(
     finally:
         torch.set_num_threads(before)
         answerer.close()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        SparrowConfig(),
+        SparseToDenseConfig(draft_length=3),
+        SpeculativeConfig(),
+        AssistedConfig(draft_length=3),
+        ParallelConfig(workers="in_turn"),
+        ParallelConfig(workers="in_turn", draft_length=2),
+    ],
+    ids=str,
+)
+def test_every_forward_pass_is_counted_those_of_a_first_use_by_themselves(
+    qwen_pair: Path, cases: list[VideoCase], method: MethodConfig
+) -> None:
+    """Beside hooks that count: twice the same question to a pair that has answered nothing."""
+    answerer = VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(qwen_pair / "draft"))
+    models = {"target": answerer.model, "draft": answerer.components([]).draft_weights("pair")}
+    count = dict.fromkeys(models, 0)
+
+    def counting(name: str) -> Callable[..., None]:
+        def add(*_: object) -> None:
+            count[name] += 1
+
+        return add
+
+    for name, model in models.items():
+        architecture_of(model).decoder(model).register_forward_hook(counting(name))
+    for turn in range(2):
+        count.update(dict.fromkeys(models, 0))
+        answer = answerer.answer(cases[0].frames, QUESTION, method, max_new_tokens=8)
+        drafted, first = answer.draft_passes, answer.first_use
+        assert drafted is not None and answer.to_dict()["draft_passes"] == drafted
+        by_target = drafted if method.name == "std" else 0  # its own weights draft
+        by_pair = 0 if method.name in ("std", "sparrow") else drafted
+        assert count["target"] == answer.trace.target_passes + by_target + first.target_passes
+        assert count["draft"] == by_pair + first.draft_passes
+        used = method.name == "sparrow" or getattr(method, "draft_length", 0) == "auto"
+        assert (first.target_passes > 0) is (used and turn == 0)
+    answerer.close()
 
 
 @pytest.mark.parametrize("tree", ["chain", "dynamic", "mc_sim_7b_63"])

@@ -36,8 +36,8 @@ class GaussianStatistics:
 
     @classmethod
     def of(cls, features: Tensor) -> GaussianStatistics:
-        """Of features `[N, D]`; sums are in float64 and in order, so equal features give equal bits. Raises DataError
-        for fewer than two features, or one that is not finite."""
+        """The statistics of features `[N, D]`; sums are in float64 and in order, so equal features give equal bits.
+        Raises DataError for fewer than two features, or one that is not finite."""
         count = len(features)
         if features.ndim != 2 or count < 2:
             raise DataError(f"a covariance needs 2 or more pictures, got features of shape {tuple(features.shape)}")

@@ -73,10 +73,10 @@ def density_and_coverage(reference: Tensor, generated: Tensor, neighbours: int =
 
 
 def neighbour_distances(features: Tensor, neighbours: int) -> Tensor:
-    """Of each feature of `[N, D]` the distance to its k-th nearest other one, `[N]`."""
+    """The distance `[N]` of each feature of `[N, D]` to its k-th nearest other one."""
     distances = []
     for chunk in features.split(_CHUNK):
-        # Of a row, the smallest distance is to itself.
+        # The smallest distance of a row is to itself.
         distances.append(_distances(chunk, features).kthvalue(neighbours + 1, dim=1).values)
     return torch.cat(distances)
 

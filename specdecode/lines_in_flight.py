@@ -209,7 +209,7 @@ class FlightRun(DecodeRun):
         return decided.flatten(1)[:, : self.rule.num_places]
 
     def _what_to_feed(self) -> _Pass:
-        """Of each line the decided tokens that were not fed, its guesses, and what a first token is drawn behind."""
+        """Each line's decided tokens that were not fed, its guesses, and the token before a first one."""
         rule, lines, counts, active = self.rule, self.rule.lines, self._counts, self.state.active[:, None]
         full = lines.line_length
         ahead = torch.cat((torch.full_like(counts[:, :1], full), counts[:, :-1]), 1)  # of the line before

@@ -124,7 +124,7 @@ class PlacedTarget(Target, Protocol):
         """Feed tokens [B, n] int64 and keep each in its slot. Returns logits [B, n, V].
 
         Args:
-            tokens: Of every row.
+            tokens: The tokens of every row.
             placed: Where they stand and what they see, on the target's device.
         """
         ...

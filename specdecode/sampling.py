@@ -36,7 +36,7 @@ class SamplingConfig:
         temperature: Divides the logits; 0 means greedy (argmax, no random number is used), else 0.01 to 100: beyond
             that float32 logits overflow or become equal.
         top_k: Keep the `top_k` largest logits and every logit equal to the smallest of them; 0 keeps all.
-        top_p: Of what top-k left, keep the most probable tokens up to and including the one at which their cumulative
+        top_p: Keep the most probable tokens that top-k left up to and including the one at which their cumulative
             probability exceeds `top_p`; 1 keeps all.
 
     Raises:

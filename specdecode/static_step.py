@@ -136,10 +136,10 @@ class _Kind:
         slots: What it replaces.
         changes: Attributes that are other objects behind it, and these.
         gained: See `DecodeRun.step`.
-        kept: By cache, how many tokens commits keep at most.
-        most_new: By cache, how many tokens a pass feeds at most.
+        kept: The most tokens that commits keep, by cache.
+        most_new: The most tokens that a pass feeds, by cache.
         then: The number of the state behind it.
-        graphs: By the slots that attention reads of each cache: how often it ran, and what was captured.
+        graphs: How often it ran and what was captured, by the slots that attention reads of each cache.
     """
 
     slots: list[Slot]

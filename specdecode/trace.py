@@ -242,7 +242,7 @@ class DecodeTrace(_Records):
     def log_on_device(self, depth: int, num_places: int = 0) -> StepLog:
         """From now on steps are recorded by graphs, in the log that is returned; arguments as of `StepLog`.
 
-        The caller counts the steps and passes; whoever reads this trace reads what was logged."""
+        The caller counts the steps and passes; a reader of this trace reads what was logged."""
         self._log = StepLog(self.batch_size, depth, self.device, num_places)
         return self._log
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from vargen.base.bounds import MAX_BATCH_SIZE, check_numbers
 from vargen.base.errors import UserError
 from vargen.base.places import READ, writes_in
-from vargen.commands.arguments import build_parser, fill, parse
+from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.runs.files import own_folder, write_json_atomic
 
 
@@ -40,11 +40,11 @@ def run(arguments: Sequence[str]) -> int:
         "Read the pictures of a `vargen generate` folder and say which claims of their prompts hold.",
         JudgeConfig,
         epilog="The judge knows the scene world only. Prompts it cannot read are named, counted and left out. "
-        "In the table prompt is right where everything that is said holds, and object count, where no number is "
-        "said, if there are as many objects as the prompt names.",
+        "In the table, `prompt` counts the prompts whose claims all hold. `object count` of a prompt without a "
+        "number is right if there are as many objects as the prompt names.",
     )
     parser.add_argument("folder", type=str, help="output folder of vargen generate")
-    parser.add_argument("--json", action="store_true", help="print a JSON summary and nothing else")
+    add_switches(parser, quiet=False, json="print a JSON summary and nothing else")
     values = parse(parser, arguments)
     config, folder = fill(JudgeConfig, values, folder=writes_in("judge.json")), Path(values.folder)
     results = folder / "result.jsonl"

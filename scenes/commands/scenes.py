@@ -23,10 +23,10 @@ class ScenesConfig:
         num_scenes: number of scenes.
         split: "train", "heldout" (combinations that training never shows) or "all".
         seed: seed of the first scene; scene i has `seed + i`.
-        image_size: side of the pictures in pixels, a multiple of 8; null for 128, and 96 of videos.
+        image_size: side of the pictures in pixels, a multiple of 8; null for 128, or 96 for videos.
         detail: strength of grass, sand, wood grain and clouds; 0 is smooth.
-        num_frames: of a video, 8 or more.
-        frames_per_second: of a video.
+        num_frames: number of frames of a video, 8 or more.
+        frames_per_second: number of frames of a video in each second.
     """
 
     output: str = field(default="scenes", metadata=writes_in(*_FILES))
@@ -48,11 +48,8 @@ class ScenesConfig:
 def run(arguments: Sequence[str]) -> int:
     """Write scenes and say where they are."""
     parser = build_parser("scenes", "Render scenes of the captioned world into a folder.", ScenesConfig)
-    parser.add_argument(
-        "--videos",
-        action="store_true",
-        help="mp4 files of scenes in which something happens, with questions and answers",
-    )
+    videos = "mp4 files of scenes in which something happens, with questions and answers"
+    add_switches(parser, quiet=False, title="What to render", videos=videos)
     add_switches(parser, json="print a JSON summary and nothing else")
     values = parse(parser, arguments)
     config = fill(ScenesConfig, values)

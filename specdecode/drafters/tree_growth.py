@@ -116,8 +116,8 @@ def dynamic_tree(
 
 
 class _GrowthStart(NamedTuple):
-    """What every growth of some sizes begins with: the first frontier [B, k], who sees itself [B, k, k], the depths
-    [1, k] of each level's pairs, and the level of every node seen [B, R]."""
+    """What every growth of some sizes begins with: the first frontier [B, k], a mask [B, k, k] by which each node sees
+    itself, the depths [1, k] of each level's pairs, and the level of every node seen [B, R]."""
 
     frontier: Tensor
     oneself: Tensor

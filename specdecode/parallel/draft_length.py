@@ -26,7 +26,7 @@ from specdecode.roles import Target
 from specdecode.sampling import SamplingConfig
 
 LONGEST = 10
-"""Of a window that grows with the pass that verifies it. Longer ones are seldom accepted whole."""
+"""The longest window that grows with the pass that verifies it. Longer ones are seldom accepted whole."""
 _WINDOW = 4
 
 

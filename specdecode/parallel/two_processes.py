@@ -62,7 +62,7 @@ class Failure:
 
 
 Content = Begin | Hint | DraftOrder | Window | Failure | None
-"""Of a message; None tells the worker to stop."""
+"""What a message holds; None tells the worker to stop."""
 
 
 class PipeLink:
@@ -71,7 +71,7 @@ class PipeLink:
     Args:
         connection: This side's end.
         timeout: Seconds to wait for a message; None: no limit.
-        sentinel: Of the process at the other end, where known. Its death is then noticed even if another process
+        sentinel: Tells of the other process's end, where known. Its death is then noticed even if another process
             holds its end open.
     """
 

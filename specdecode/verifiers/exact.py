@@ -113,8 +113,8 @@ def walk_by_token(tree: TokenTree, token_at: Callable[[Tensor, int], Tensor]) ->
 def one_draw_walk(tree: TokenTree, output: TargetOutput, state: DecodeState) -> Verdict:
     """One draw from the target per level; exact for deterministic children, and for any others.
 
-    Of a large tree distributions are computed along the path only: one filtered softmax per level instead of one per
-    node.
+    In a large tree, distributions are computed along the path only: one filtered softmax for each level instead of one
+    for each node.
     """
     logits = output.logits
     if tree.is_chain or logits.numel() <= FEW_NUMBERS:

@@ -184,7 +184,7 @@ class LooseVerifier:
         return torch.stack(rows)
 
     def _unit_vectors(self) -> list[Tensor]:
-        """Of each row's reference [m, dim] float32."""
+        """The unit vectors of each row's reference, [m, dim] float32."""
         references = self.reference()
         for row, reference in enumerate(references):
             if row not in self._directions or self._directions[row][0] is not reference:

@@ -13,37 +13,37 @@ from vargen.base.errors import UserError
 
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 10**12
-"""Of anything that is counted: steps, pictures, tokens, bytes of a cache."""
+"""The upper limit of anything that is counted: steps, pictures, tokens, bytes of a cache."""
 MAX_AMOUNT = 1e15
-"""Of anything that is measured, such as seconds."""
+"""The upper limit of anything that is measured, such as seconds."""
 MAX_GUIDANCE_SCALE = 100.0
 """Published models are used with 1.5 to 20. Far beyond, the difference of two rounded logits is all that is left."""
 TEMPERATURES = (0.01, 100.0)
-"""Beside 0. Below, the likeliest token is always taken; above, all are alike."""
+"""The range of a temperature that is not 0. Below it the likeliest token is always taken; above it all are alike."""
 MAX_TOP_K = 2**31 - 1
 MAX_BATCH_SIZE = 65_536
 MAX_PICTURES = 1_000_000
-"""Of one run: their names have six digits."""
+"""The most pictures of one run: their names have six digits."""
 MAX_NEW_TOKENS = 131_072
-"""Of an answer: the longest context of the models that are known here."""
+"""The most tokens of an answer: the longest context of the models that are known here."""
 MAX_PIXELS = 4_096
-"""Along a side."""
+"""The most pixels along a side of a picture."""
 MAX_FRAMES = 10_000
-"""Of a video, taken or rendered."""
+"""The most frames of a video, taken or rendered."""
 MAX_COMPILE_BUCKET = 65_536
 """Tokens. One bucket then holds the longest sequence that is known here."""
 MAX_THREADS = 1_024
-"""Of one process. torch ends without a word where a system gives no more."""
+"""The most threads of one process. torch ends without a word where a system gives no more."""
 MAX_WARM_UP = 1_000
-"""Calls that do not count."""
+"""The most calls that do not count."""
 MAX_DRAFT = 4_096
 """Tokens drafted at once. Far fewer are ever accepted, and masks grow with the square."""
 MAX_DEPTH = 100
-"""Of what is nested in an argument or a YAML file."""
+"""The most levels of nesting in an argument or a YAML file."""
 MAX_ARGUMENT = 100_000
-"""Characters of one argument; what reads options takes a minute for a million."""
+"""The most characters of one argument; the reader of options takes a minute for a million."""
 MAX_CHARACTERS = 10_000
-"""Of a prompt or a question. No model here reads more than a few thousand."""
+"""The most characters of a prompt or a question. No model here reads more than a few thousand."""
 
 Bounds = Mapping[str, tuple[float, float]]
 

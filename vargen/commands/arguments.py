@@ -41,6 +41,9 @@ _GROUPS = {
     ),
 }
 """Groups of the help text, in their order, after the group of the task itself. Every other option is of the task."""
+_HEADS = {"Decoding method": ("method", "methods"), "Loading the model": ("device",)}
+"""A command with none of these options has no such group: its `batch_size` or `vqvae` is of the task."""
+_LAST = ("Output", "Loading the model", "About these options")
 
 _FOLDERS = ("output", "clip", "text_encoder", "drafter", "judge_model")
 _FILES = ("picture", "vgg_weights", "inception_weights", "config", "transformer", "vqvae")
@@ -91,29 +94,42 @@ def build_parser(command: str, description: str, options: type[Any] | None = Non
             help="YAML file with any of these options, or the name of a shipped one; options after it override it",
         )
         parser._optionals.title = "About these options"
-        parser._action_groups = sorted(parser._action_groups, key=lambda group: group is parser._optionals)
+        _sort_groups(parser)
     return parser
 
 
-def add_switches(parser: ArgumentParser, quiet: bool = True, **switches: str) -> None:
+def add_switches(parser: ArgumentParser, quiet: bool = True, title: str = "Output", **switches: str) -> None:
     """Switches of a command that are no settings of its job, such as `json`, by name with their help texts.
 
     Args:
         parser: of the command.
         quiet: add `--quiet`, too.
+        title: group of the help text that shows them.
         switches: what each does.
     """
     if quiet:
         switches["quiet"] = "show no progress"
-    group = next((each for each in parser._action_groups if each.title == "Output"), None)
+    group = next((each for each in parser._action_groups if each.title == title), None)
+    group = group or parser.add_argument_group(title)
     for name, text in switches.items():
-        (group or parser.add_argument_group("Output")).add_argument(f"--{name}", action="store_true", help=text)
+        group.add_argument(f"--{name}", action="store_true", help=text)
+    _sort_groups(parser)
+
+
+def _sort_groups(parser: ArgumentParser) -> None:
+    parser._action_groups.sort(key=lambda group: _LAST.index(group.title) if group.title in _LAST else -1)
 
 
 def _add_options(parser: ArgumentParser, options: type[Any]) -> None:
     """One option for each field, in groups: those of the task first, those that load the model last."""
     types, texts = get_type_hints(options), _help_texts(options)
-    group_of = {name: title for title, names in _GROUPS.items() for name in names}
+    present = {field.name for field in fields(options)}
+    group_of = {
+        name: title
+        for title, names in _GROUPS.items()
+        if present.intersection(_HEADS.get(title, present))
+        for name in names
+    }
     task = (options.__doc__ or "").splitlines()[0].rstrip(".")
     for title in (task, *_GROUPS):
         chosen = [field for field in fields(options) if group_of.get(field.name, task) == title]

@@ -8,7 +8,7 @@ from typing import Any
 
 from metrics.tables import markdown_table
 from vargen.base.world import find_world
-from vargen.commands.arguments import build_parser, fill, parse
+from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.jobs.tuning import TuneConfig, tune
 from vargen.methods.catalogue import resolve_method
 
@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> int:
         TuneConfig,
         epilog="`vargen generate --method DIR/best.yaml` uses what was found.",
     )
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_switches(parser)
     values = parse(parser, arguments)
     config = fill(TuneConfig, values)
 

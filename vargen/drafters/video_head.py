@@ -281,7 +281,7 @@ class VideoHead(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its computation; its matrices may be rounded to integers."""
+        """The type that it computes in; its matrices may be rounded to integers."""
         return self.layer.input_layernorm.weight.dtype
 
     def set_attention(self, name: str) -> None:

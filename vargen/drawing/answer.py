@@ -24,7 +24,7 @@ ORIGIN_LABELS = {**PICTURE_LABELS, TokenOrigin.TARGET: "the target's own"}
 """Labels of `vargen.drawing.trace_image`, but for greedy decoding, which draws no token."""
 
 MAX_FRAMES = 16
-"""Largest number of frames that are shown. Of a longer video they are evenly spread."""
+"""Largest number of frames that are shown. They are evenly spread over a longer video."""
 
 _WIDTH = 1080
 _MARGIN = 28

@@ -97,7 +97,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
 
     @property
     def guidance_scale(self) -> float:
-        """Of the running or the last call."""
+        """The guidance scale of the running or the last call."""
         return self._guidance_scale
 
     @property
@@ -117,7 +117,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
 
     @property
     def _own_methods(self) -> Mapping[str, Mapping[str, Any]]:
-        """By name of a method, settings that this model brings along."""
+        """Settings that this model brings along, by the name of the method."""
         return {}
 
     def resolve_method(

@@ -73,7 +73,7 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Of each parameter whose annotation can be resolved here."""
+    """The type of each parameter whose annotation can be resolved here."""
     found: dict[str, Any] = {"": None}  # never empty, so that it is made once
     scope = inspect.unwrap(function).__globals__
     for name, annotation in inspect.get_annotations(function).items():

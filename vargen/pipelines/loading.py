@@ -45,8 +45,8 @@ _PIPELINES = {
     "emu3": ("emu3", "Emu3Pipeline"),
     **dict.fromkeys(TOKEN_IMAGE_FAMILIES, ("token_images", "TokenImagePipeline")),
 }
-"""By family, a module of `vargen.pipelines` and its class. Its `from_pretrained` takes a folder, `dtype`, and those of
-`device_map`, `quantization_config` and `attn_implementation` that `ModelDescription.loading` names."""
+"""The module of `vargen.pipelines` and its class, by family. Its `from_pretrained` takes a folder, `dtype`, and those
+of `device_map`, `quantization_config` and `attn_implementation` that `ModelDescription.loading` names."""
 
 
 def pipeline_class(family: str) -> Any:

@@ -27,7 +27,7 @@ from vargen.pipelines.reuse import Reuse
 
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
 _PREFIX = "base_model.model."
-"""Of the names in an adapter's file."""
+"""How the names in an adapter's file begin."""
 
 
 class LoraPipeline:

@@ -34,7 +34,7 @@ class QuantizablePipeline:
 
     @property
     def weights_a_pass(self) -> tuple[int, int]:
-        """Of the linear layers that every token goes through: bytes, and weights that a token is multiplied by."""
+        """Bytes and number of the weights in the linear layers that every token goes through."""
         return linear_weights(self._decoder_layers)
 
     def quantize(self, quantization: str = "int8", parts: Sequence[str] = (DECODER,)) -> Self:

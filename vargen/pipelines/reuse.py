@@ -1,8 +1,8 @@
 """What a pipeline keeps from one batch for the next, and how its forward passes are computed.
 
 Belongs here: memory, loaded models and measured costs that the next batch uses again; no picture depends on them. Does
-not belong here: a cache of keys and values itself (`vargen.models.kept_caches`), and who asks for compiled or quantized
-layers (`compilation.py`, `quantization.py`).
+not belong here: a cache of keys and values itself (`vargen.models.kept_caches`), and the methods of a pipeline that ask
+for compiled or quantized layers (`compilation.py`, `quantization.py`).
 """
 
 from __future__ import annotations

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 MOST_PICTURES = 10
-"""Of one request, as OpenAI has it."""
+"""The most pictures of one request, as in OpenAI's interface."""
 MOST_PARTIAL = 3
-"""Partial pictures of one picture, likewise."""
+"""The most partial pictures of one picture, likewise."""
 MAX_BODY = 1 << 18
-"""Bytes of a request."""
+"""The most bytes of a request."""
 KEY = "VARGEN_API_KEY"
 """The variable of the environment that holds the key of clients."""
 
@@ -63,7 +63,7 @@ class ServeConfig(SamplingOptions):
     """What to serve, and to whom.
 
     Args:
-        seed: of the first picture for which a request gives no seed; the next has the next one.
+        seed: seed of the first picture for which a request gives none; each further one has the next seed.
         method: decoding method or preset of all pictures; `vargen methods` lists them.
         method_options: settings that differ from the method's defaults.
         batch_size: pictures that are drawn at once.

@@ -29,7 +29,7 @@ TOKEN_IMAGE_FAMILIES = {
         LIQUID,
     )
 }
-"""By name. Emu3 is described too, and has a pipeline of its own, which reads its classes of transformers."""
+"""The families by name. Emu3 has a pipeline of its own, which reads its classes of transformers."""
 
 FAMILY_KEY = "vargen_family"
 """The entry of config.json that names the family, in folders that vargen wrote; weights there are as the class of

@@ -39,12 +39,12 @@ class CosmosDecoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights; pipelines of diffusers ask."""
+        """The type of its weights; pipelines of diffusers ask."""
         return next((weight.dtype for weight in self.parameters()), torch.float32)
 
     @property
     def device(self) -> torch.device:
-        """Of its weights; pipelines of diffusers ask."""
+        """The device of its weights; pipelines of diffusers ask."""
         return next((weight.device for weight in self.parameters()), torch.device("cpu"))
 
     @torch.no_grad()

@@ -42,8 +42,8 @@ class CodeIds:
 class Guidance:
     """Guidance towards the prompt: null + scale * (prompt - null).
 
-    Of logits: where published code guides log-probabilities, these differ from logits by one number for all tokens, so
-    the distribution is the same.
+    It works on logits. Where published code guides log-probabilities, these differ from logits by one number for all
+    tokens, so the distribution is the same.
 
     Args:
         scale: used where a call gives none; off at values <= 1.

@@ -117,7 +117,7 @@ def _ids_of_codes(family: TokenImageFamily, model: Any, marks: dict[str, int | N
 
 
 def _id_of_mark(family: TokenImageFamily, name: str, model: Any, tokenizer: Any) -> int | None:
-    """By `vocabulary_map` of config.json, else the tokenizer, else as published. All that there are must agree."""
+    """The number in config.json's `vocabulary_map`, else the tokenizer's, else the published one. All must agree."""
     published = family.marks[name]
     listed = (getattr(model.config, "vocabulary_map", None) or {}).get(name)
     found = None

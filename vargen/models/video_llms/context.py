@@ -37,7 +37,7 @@ class ContextUse:
 
     @classmethod
     def of(cls, config: Any, inputs: Mapping[str, Tensor], num_frames: int, bytes_per_number: int) -> ContextUse:
-        """Of what a processor has made.
+        """The use of a request that a processor has made.
 
         Args:
             config: transformers' configuration of the model.

@@ -34,7 +34,7 @@ MAX_FRAMES = 768
 """Most frames of a video that are taken where neither the processor nor anybody else says how many: Qwen2.5-VL's."""
 
 FRAMES_PER_SECOND = 2.0
-"""Of frames whose times nobody says; what Qwen2.5-VL looks at of a second."""
+"""The rate of frames that come without times; Qwen2.5-VL looks at as many of a second."""
 
 CAPTION_PROMPTS = (
     "describe the video in detail.",

@@ -19,7 +19,7 @@ from vargen.pipelines.reuse import Reuse
 
 
 def _class_name(folder: str) -> object:
-    """Of the network in a folder, where it says one."""
+    """The class of the network in a folder, where its config.json names one."""
     path = Path(folder) / "config.json"
     return read_json(path).get("_class_name") if path.is_file() else None
 

@@ -39,7 +39,7 @@ def find_architecture(model_type: object, called: object = "model") -> Architect
 
 
 def architecture_of(model: Any) -> Architecture:
-    """Of a loaded model. Raises UserError for one that cannot be served."""
+    """The architecture of a loaded model. Raises UserError for one that cannot be served."""
     return find_architecture(getattr(model.config, "model_type", None), f"model: {type(model).__name__}")
 
 

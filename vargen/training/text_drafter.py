@@ -237,8 +237,8 @@ def batch_of(texts: Sequence[Answered], taught: Sequence[Taught]) -> Batch:
         totals.append(F.pad(own.totals, (before, behind))[1:])
         valid.append(place >= before)
         learned.append((place >= longest - 1) & (place < end - behind - 2))
-    stacked = (torch.stack(each) for each in (tokens, features, totals, valid, learned))
-    return Batch(*stacked, first=longest)
+    pairs, states, sums, there, counted = (torch.stack(each) for each in (tokens, features, totals, valid, learned))
+    return Batch(pairs, states, sums, there, counted, first=longest)
 
 
 class TextDrafterTask(DrafterTask):
@@ -347,8 +347,10 @@ class TextDrafterTask(DrafterTask):
         lengths = []
         for text in self.heldout[: self.config.decoded_prompts]:
             prompt, most = text.tokens[None, : text.prompt_length], self.config.max_answer_tokens
-            options = {"max_new_tokens": most, "draft_length": drafter.draft_length}  # and nothing is copied
-            result = specdecode.generate(self.model, prompt, drafter=drafter, temperature=0, **options)
+            length = drafter.draft_length  # and nothing is copied
+            result = specdecode.generate(
+                self.model, prompt, drafter=drafter, temperature=0, max_new_tokens=most, draft_length=length
+            )
             lengths.append(result.trace.mean_accepted_length)
         return sum(lengths) / len(lengths)
 

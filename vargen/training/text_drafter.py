@@ -26,7 +26,6 @@ from specdecode.targets.transformers import check_model
 from vargen.base.errors import UserError
 from vargen.base.places import READ, writes_in
 from vargen.base.prompts import read_prompts
-from vargen.drafters.target_states import fixed_tokens
 from vargen.drafters.text_draft_head import TextDrafter, describe_states, text_states
 from vargen.drafters.text_head import TextHead
 from vargen.models.model_folder import weights_fingerprint
@@ -119,16 +118,10 @@ class TextDrafterTrainingConfig(UnrolledConfig):
             head.borrow(model)
         except ValueError as error:
             raise UserError(str(error)) from error
-        head.start_from_features(_embedding_scale(model))
+        # Without the token's embedding: scaled like SmolLM2's states it says that the token comes again, at 131 nats a
+        # token instead of 13.
+        head.start_from_features()
         return head
-
-
-@torch.no_grad()
-def _embedding_scale(model: Any) -> float:
-    """How many times as large the model's last hidden states are as its embeddings, by their root mean squares."""
-    tokens = fixed_tokens(int(model.config.get_text_config().vocab_size), model.get_input_embeddings().weight.device)
-    embeds, states = model.get_input_embeddings()(tokens), text_states(model, tokens, ())
-    return float(states.float().square().mean().sqrt() / embeds.float().square().mean().sqrt().clamp(min=1e-6))
 
 
 @dataclass(frozen=True)
@@ -347,8 +340,10 @@ class TextDrafterTask(DrafterTask):
         lengths = []
         for text in self.heldout[: self.config.decoded_prompts]:
             prompt, most = text.tokens[None, : text.prompt_length], self.config.max_answer_tokens
-            options = {"max_new_tokens": most, "draft_length": drafter.draft_length}  # and nothing is copied
-            result = specdecode.generate(self.model, prompt, drafter=drafter, temperature=0, **options)
+            length = drafter.draft_length  # said, so that nothing is copied
+            result = specdecode.generate(
+                self.model, prompt, drafter=drafter, draft_length=length, max_new_tokens=most, temperature=0
+            )
             lengths.append(result.trace.mean_accepted_length)
         return sum(lengths) / len(lengths)
 

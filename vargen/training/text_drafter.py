@@ -26,7 +26,6 @@ from specdecode.targets.transformers import check_model
 from vargen.base.errors import UserError
 from vargen.base.places import READ, writes_in
 from vargen.base.prompts import read_prompts
-from vargen.drafters.target_states import fixed_tokens
 from vargen.drafters.text_draft_head import TextDrafter, describe_states, text_states
 from vargen.drafters.text_head import TextHead
 from vargen.models.model_folder import weights_fingerprint
@@ -51,7 +50,7 @@ class TextDrafterTrainingConfig(UnrolledConfig):
     Args:
         dtype: precision of the model: float32, bfloat16 or float16.
         prompts_file: file of prompts, as `vargen generate` reads them; empty for prompts composed from words.
-        num_prompts: number of prompts that the model answers to learn from; the most that are taken of a file.
+        prompts: how many prompts the model answers to learn from; of a file at most so many.
         answers: folder of the model's answers, which several runs can share; empty for output/answers.
         max_answer_tokens: the most tokens of an answer.
         temperatures: of batch after batch of answers, in turns; 0 is greedy.
@@ -63,7 +62,7 @@ class TextDrafterTrainingConfig(UnrolledConfig):
 
     dtype: str = "float32"
     prompts_file: str = field(default="", metadata=READ)
-    num_prompts: int = 1536
+    prompts: int = 1536
     answers: str = field(default="", metadata=writes_in())
     max_answer_tokens: int = 128
     temperatures: list[float] = field(default_factory=lambda: [0.0, 0.8])
@@ -82,7 +81,7 @@ class TextDrafterTrainingConfig(UnrolledConfig):
         known = ("float32", "bfloat16", "float16")
         check(self.dtype in known, "dtype", self.dtype, f"is not one of {', '.join(known)}")
         check(not self.compile, "compile", True, "gains nothing here: no two steps are of one length; leave it out")
-        check_positive(self, "num_prompts", "max_answer_tokens", "decoded_prompts")
+        check_positive(self, "prompts", "max_answer_tokens", "decoded_prompts")
         check_not_negative(self, "memory_gib")
         for name in ("num_attention_heads", "draft_vocab_size"):
             value = getattr(self, name)
@@ -119,16 +118,10 @@ class TextDrafterTrainingConfig(UnrolledConfig):
             head.borrow(model)
         except ValueError as error:
             raise UserError(str(error)) from error
-        head.start_from_features(_embedding_scale(model))
+        # Without the token's embedding: scaled like SmolLM2's states it says that the token comes again, at 131 nats a
+        # token instead of 13.
+        head.start_from_features()
         return head
-
-
-@torch.no_grad()
-def _embedding_scale(model: Any) -> float:
-    """How many times as large the model's last hidden states are as its embeddings, by their root mean squares."""
-    tokens = fixed_tokens(int(model.config.get_text_config().vocab_size), model.get_input_embeddings().weight.device)
-    embeds, states = model.get_input_embeddings()(tokens), text_states(model, tokens, ())
-    return float(states.float().square().mean().sqrt() / embeds.float().square().mean().sqrt().clamp(min=1e-6))
 
 
 @dataclass(frozen=True)
@@ -237,8 +230,8 @@ def batch_of(texts: Sequence[Answered], taught: Sequence[Taught]) -> Batch:
         totals.append(F.pad(own.totals, (before, behind))[1:])
         valid.append(place >= before)
         learned.append((place >= longest - 1) & (place < end - behind - 2))
-    pairs, states, sums, there, counted = (torch.stack(each) for each in (tokens, features, totals, valid, learned))
-    return Batch(pairs, states, sums, there, counted, first=longest)
+    stacked = (torch.stack(each) for each in (tokens, features, totals, valid, learned))
+    return Batch(*stacked, first=longest)
 
 
 class TextDrafterTask(DrafterTask):
@@ -347,9 +340,9 @@ class TextDrafterTask(DrafterTask):
         lengths = []
         for text in self.heldout[: self.config.decoded_prompts]:
             prompt, most = text.tokens[None, : text.prompt_length], self.config.max_answer_tokens
-            length = drafter.draft_length  # and nothing is copied
+            length = drafter.draft_length  # said, so that nothing is copied
             result = specdecode.generate(
-                self.model, prompt, drafter=drafter, temperature=0, max_new_tokens=most, draft_length=length
+                self.model, prompt, drafter=drafter, draft_length=length, max_new_tokens=most, temperature=0
             )
             lengths.append(result.trace.mean_accepted_length)
         return sum(lengths) / len(lengths)
@@ -418,13 +411,13 @@ def train_text_drafter(config: TextDrafterTrainingConfig) -> RunResult:
 
 def _prompts(config: TextDrafterTrainingConfig, tokenizer: Any) -> tuple[TextPrompts, TextPrompts]:
     """Prompts to learn from, and those kept apart."""
-    counts = {"train": config.num_prompts, "heldout": config.evaluation_size}
+    counts = {"train": config.prompts, "heldout": config.evaluation_size}
     if config.prompts_file:
         texts = read_prompts(config.prompts_file)
         remedy = f"must hold more than evaluation_size ({config.evaluation_size}) prompts"
         check(len(texts) > config.evaluation_size, "prompts_file", config.prompts_file, remedy)
         kept_apart = texts[: config.evaluation_size]
-        chosen = {"train": texts[config.evaluation_size :][: config.num_prompts], "heldout": kept_apart}
+        chosen = {"train": texts[config.evaluation_size :][: config.prompts], "heldout": kept_apart}
         described = {split: {"prompts": digest(listed)} for split, listed in chosen.items()}
     else:
         chosen = {split: compose_prompts(split, config.seed, count) for split, count in counts.items()}

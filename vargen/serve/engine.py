@@ -99,7 +99,7 @@ class Engine:
     @property
     def drawing(self) -> int:
         """Pictures that are drawn now; a finished one is not, though others of its wave are."""
-        return sum(not job.finished.done() for job in list(self._drawing.values()))
+        return sum(not job.finished.done() for job in [*self._drawing.values()])
 
     @property
     def alive(self) -> bool:

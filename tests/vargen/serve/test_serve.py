@@ -253,7 +253,7 @@ def test_partial_pictures_are_evenly_spaced() -> None:
     for length in range(1, 17):
         job.on_partial = lambda _, number, length=length: shown.append((length, number))
         tensors = {"tokens": torch.zeros(1, 16).long(), "decided": torch.arange(16)[None] < length}
-        engine._show([job], tensors | {"lengths": torch.tensor([length]), "pictures": [0]})
+        engine._show({0: job}, tensors | {"lengths": torch.tensor([length]), "pictures": [0]})
     engine.close()
     assert shown == [(4, 0), (8, 1), (12, 2)]
 

@@ -117,8 +117,8 @@ def add_switches(parser: ArgumentParser, quiet: bool = True, title: str = "Outpu
 
 
 def _sort_groups(parser: ArgumentParser) -> None:
-    groups: list[Any] = parser._action_groups  # type: ignore[assignment]  # what typeshed calls a Sequence
-    groups.sort(key=lambda group: _LAST.index(group.title) if group.title in _LAST else -1)
+    order = {title: number for number, title in enumerate(_LAST)}
+    parser._action_groups = sorted(parser._action_groups, key=lambda group: order.get(str(group.title), -1))
 
 
 def _add_options(parser: ArgumentParser, options: type[Any]) -> None:

@@ -230,8 +230,14 @@ def batch_of(texts: Sequence[Answered], taught: Sequence[Taught]) -> Batch:
         totals.append(F.pad(own.totals, (before, behind))[1:])
         valid.append(place >= before)
         learned.append((place >= longest - 1) & (place < end - behind - 2))
-    stacked = (torch.stack(each) for each in (tokens, features, totals, valid, learned))
-    return Batch(*stacked, first=longest)
+    return Batch(
+        torch.stack(tokens),
+        torch.stack(features),
+        torch.stack(totals),
+        torch.stack(valid),
+        torch.stack(learned),
+        longest,
+    )
 
 
 class TextDrafterTask(DrafterTask):

@@ -48,6 +48,11 @@ def test_what_is_not_tried_is_tried_again() -> None:
     for _ in range(600):
         sizer.observe(DraftSize(1, 0), torch.tensor([0]), YES)
     assert sizer.best(1, 0.05, None)[0] > 0
+    sizer = taught([2])
+    for _ in range(2000):
+        sizer.observe(DraftSize(1, 0), torch.tensor([0]), YES)
+    before = GuessDraftSize(4)
+    assert [sizer.rate(level) for level in range(4)] == pytest.approx([before.rate(level) for level in range(4)])
 
 
 def test_costs_follow_the_clock() -> None:

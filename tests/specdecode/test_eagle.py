@@ -398,3 +398,10 @@ def test_no_number_of_a_draft_is_drawn_twice(monkeypatch: pytest.MonkeyPatch) ->
     run(shape, sizer, children="sampled", batch_size=1, noise=3.0, sampling=SamplingConfig(temperature=1.0))
     every = [each for step in drawn for each in step]
     assert len(drawn) > 10 and len(set(every)) == len(every)
+
+
+def test_a_head_has_room_for_what_waits_and_what_is_drafted() -> None:
+    shape, size = StaticTree.chain(9), DraftSize(10, 9)
+    room = EagleDrafter.most_new_pairs(shape, size)
+    assert room == (2 * 9 + 1) + 8, "a skipped and an accepted draft, and the nodes of the next that are expanded"
+    assert EagleDrafter.most_new_pairs(shape, size, beside=17) == (16 + 17) + 8

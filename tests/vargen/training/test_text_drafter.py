@@ -155,11 +155,16 @@ def test_guesses_in_training_are_those_of_drafting(config: TextDrafterTrainingCo
     texts = [Answered(torch.randint(3, 40, (length,)), prompt) for length, prompt in ((14, 4), (17, 9), (12, 1))]
     known = TextStates(model, layers, torch.float32, 1e9)
     batch = batch_of(texts, [known.of(*each) for each in enumerate(texts)])
+    assert batch.learned.sum(1).tolist() == [len(each.tokens) - each.prompt_length - 1 for each in texts]
+    assert batch.positions[0, batch.first - 1] == 0
     truth = model_logits(model, batch.states[:, 1:, -int(head.config.dim) :]).logsumexp(-1)
     torch.testing.assert_close(batch.totals[batch.learned], truth[batch.learned])
     levels = guesses_by_level(
         head, batch.tokens, head.fused(batch.states[:, :-1]), batch.positions, batch.valid, batch.first, 3
     )
+    # Where a draft would begin before the answer, the state is of the deepest level that does not.
+    torch.testing.assert_close(levels[2][:, 0], levels[0][:, 0])
+    torch.testing.assert_close(levels[2][:, 1], levels[1][:, 1])
     for row, text in enumerate(texts):
         for pair in (text.prompt_length - 1, text.prompt_length + 3):  # a chain from the token of this pair
             drafted = _drafted(head, model, text, pair)

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from hostile import Case, arguments_of, check_refused, each
 
+from vargen.base.errors import UserError
+from vargen.methods.base import MethodConfig
+from vargen.methods.catalogue import METHODS, resolve_method
+
 FILE = "generate --prompts_file {work}/p.%s --output {work}/out --quiet"
 CONFIG = "generate 'a red cube' --config {work}/c.yaml --output {work}/out --quiet"
 METHOD = "generate 'a red cube' --method {work}/m.yaml --output {work}/out --quiet"
@@ -156,6 +160,15 @@ CASES = [
     yaml("of another encoding", PRESET, b"\xff\xfe", "cannot be read"),
     yaml("no such network", PRESET, "extractor: magic\n", "extractor must be one of"),
 ]
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method.weights], ids=lambda method: method.name)
+def test_weights_of_a_method_that_are_no_text(method: type[MethodConfig]) -> None:
+    """Every setting of every method that names a folder."""
+    for name in method.weights:
+        for wrong in ([None], 7, {"a": "b"}, True):
+            with pytest.raises(UserError, match=f"^{method.name}.{name} must name a folder"):
+                resolve_method(method.name, {name: wrong}, task=method.task)
 
 
 @each(CASES)

@@ -8,6 +8,7 @@ built.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -129,7 +130,12 @@ def configure(config: type[AnyConfig], options: Mapping[str, Any], own: Mapping[
     own = own or {}
     if not options.keys().isdisjoint(config.draft_settings):
         own = {name: value for name, value in own.items() if name not in config.draft_settings}
-    return config(**{**own, **options})
+    made = config(**{**own, **options})
+    for name in config.weights:
+        folder = getattr(made, name)
+        if folder is not None and not isinstance(folder, str | os.PathLike):
+            raise UserError(f"{config.name}.{name} must name a folder, got {folder!r}")
+    return made
 
 
 @dataclass

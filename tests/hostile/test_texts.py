@@ -117,7 +117,7 @@ CASES = [
     file("of another encoding", "txt", b"caf\xe9", "is not UTF-8 text (byte 3)"),
     file("of UTF-16", "txt", "a cube".encode("utf-16"), "is not UTF-8 text"),
     file("with a zero character", "txt", "a\0cube", "zero character"),
-    file("a line of a megabyte", "txt", "red " * 250_000, "line 1: has 1,000,000 characters"),
+    file("a line of a megabyte", "txt", "red " * 250_000, "line 1: the prompt has 1,000,000 characters"),
     file("a table without a column", "csv", "a,b\n1,2\n", "must name a column"),
     file("a table of ragged rows", "csv", "prompt,id\na cube\n", "1 cells under 2 columns"),
     file("a table with an empty cell", "tsv", "prompt\tid\n\t7\n", "the prompt is empty"),

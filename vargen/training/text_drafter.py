@@ -50,7 +50,7 @@ class TextDrafterTrainingConfig(UnrolledConfig):
     Args:
         dtype: precision of the model: float32, bfloat16 or float16.
         prompts_file: file of prompts, as `vargen generate` reads them; empty for prompts composed from words.
-        prompts: how many prompts the model answers to learn from; of a file at most so many.
+        num_prompts: how many prompts the model answers to learn from; of a file at most so many.
         answers: folder of the model's answers, which several runs can share; empty for output/answers.
         max_answer_tokens: the most tokens of an answer.
         temperatures: of batch after batch of answers, in turns; 0 is greedy.
@@ -62,7 +62,7 @@ class TextDrafterTrainingConfig(UnrolledConfig):
 
     dtype: str = "float32"
     prompts_file: str = field(default="", metadata=READ)
-    prompts: int = 1536
+    num_prompts: int = 1536
     answers: str = field(default="", metadata=writes_in())
     max_answer_tokens: int = 128
     temperatures: list[float] = field(default_factory=lambda: [0.0, 0.8])
@@ -411,13 +411,13 @@ def train_text_drafter(config: TextDrafterTrainingConfig) -> RunResult:
 
 def _prompts(config: TextDrafterTrainingConfig, tokenizer: Any) -> tuple[TextPrompts, TextPrompts]:
     """Prompts to learn from, and those kept apart."""
-    counts = {"train": config.prompts, "heldout": config.evaluation_size}
+    counts = {"train": config.num_prompts, "heldout": config.evaluation_size}
     if config.prompts_file:
         texts = read_prompts(config.prompts_file)
         remedy = f"must hold more than evaluation_size ({config.evaluation_size}) prompts"
         check(len(texts) > config.evaluation_size, "prompts_file", config.prompts_file, remedy)
         kept_apart = texts[: config.evaluation_size]
-        chosen = {"train": texts[config.evaluation_size :][: config.prompts], "heldout": kept_apart}
+        chosen = {"train": texts[config.evaluation_size :][: config.num_prompts], "heldout": kept_apart}
         described = {split: {"prompts": digest(listed)} for split, listed in chosen.items()}
     else:
         chosen = {split: compose_prompts(split, config.seed, count) for split, count in counts.items()}

@@ -112,6 +112,7 @@ def test_methods_take_turns_and_every_answer_has_its_question_and_seed() -> None
             asked.append((method.name, f"{frames} {question}", seed))
             call = CallRecord(**kept("ar", 0, 4.0, 2.0, 10, 0.8)["call"])
             more = {"token_ids": [1], "origins": [], "run_lengths": (), "draft_passes": None, "draft_flops": None}
+            more["draft_prompt_passes"] = 0
             return SimpleNamespace(record=call, text="", **more)
 
     asks = ("what?", "", "who?")

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from metrics.errors import DataError
-from metrics.extractors import EXTRACTORS, CLIPFeatures, FeatureExtractor, InceptionFeatures
+from metrics.extractors import EXTRACTORS, FeatureExtractor, InceptionFeatures
 from metrics.feature_bank import FeatureBank
 from metrics.frechet import GaussianStatistics
 from metrics.images import ImageArray, ImageFolder, open_images, open_npz, resize, save_array
@@ -135,11 +135,12 @@ def measure(
             arrays |= {"logits": logits.numpy()} if protocol.inception_score and cases else {}
         else:
             arrays[f"features_{name}"] = each(resized).numpy()
+    clip: Any
     for name, clip, prefix in (
         ("text", networks.extractors.get("clip"), None if protocol.clip_score is None else protocol.clip_score.prefix),
         ("hps_text", networks.extractors.get("hps"), ""),
     ):
-        if prefix is not None and isinstance(clip, CLIPFeatures) and cases:
+        if prefix is not None and clip is not None and cases:
             arrays[name] = clip.encode_text([prefix + (case.prompt or "") for case in cases]).numpy()
     if networks.check is not None and cases:
         asked = [case.asked for case in cases if case.asked is not None]

@@ -21,12 +21,12 @@ import torch
 from hostile import arguments_of, check_refused
 from PIL import Image
 
-from metrics import plots
+from metrics import extractors, plots
 from metrics.speculation import MEASURED
 from scenes.shipped import WEIGHTS
 from scenes.world import SceneWorld
 from vargen.cli import main
-from vargen.jobs import evaluated_pictures, measuring, tuning
+from vargen.jobs import evaluated_pictures, tuning
 from vargen.jobs.training import recipes
 from vargen.pipelines import loading
 from vargen.runs.files import own_folder
@@ -52,7 +52,7 @@ def _judged_and_loaded_once() -> Iterator[None]:
         for module, name in (
             (loading, "load_pipeline"),
             (evaluated_pictures, "load_pipeline"),
-            (measuring, "CLIPFeatures"),
+            (extractors, "CLIPFeatures"),
         ):
             patch.setattr(module, name, _once(getattr(module, name)))
         yield

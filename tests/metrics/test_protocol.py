@@ -110,4 +110,4 @@ def test_tables_say_what_was_measured_and_dash_what_was_not() -> None:
     assert cells == "| vvs_x | 2,000 | 0.500 ± 0.100 | 31.20 | 99.0 (94.6-99.8) | 2.50x | 1.25 | 14 % |"
     latex = latex_quality([row], "clip")
     assert r"vvs\_x & 2,000 & 0.500 $\pm$ 0.100 & 31.20 & 99.0 (94.6-99.8) & 2.50$\times$ & 1.25 & " in latex
-    assert r"precision, \%" in latex
+    assert r"recall, \%" in latex

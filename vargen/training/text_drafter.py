@@ -81,7 +81,7 @@ class TextDrafterTrainingConfig(UnrolledConfig):
         known = ("float32", "bfloat16", "float16")
         check(self.dtype in known, "dtype", self.dtype, f"is not one of {', '.join(known)}")
         check(not self.compile, "compile", True, "gains nothing here: no two steps are of one length; leave it out")
-        check_positive(self, "prompts", "max_answer_tokens", "decoded_prompts")
+        check_positive(self, "num_prompts", "max_answer_tokens", "decoded_prompts")
         check_not_negative(self, "memory_gib")
         for name in ("num_attention_heads", "draft_vocab_size"):
             value = getattr(self, name)

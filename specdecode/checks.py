@@ -29,7 +29,7 @@ def check_number(name: str, value: object, lowest: float, highest: float = math.
     if is_real and lowest <= value <= highest:  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
     bounds = f">= {lowest:g}" if math.isinf(highest) else f"in [{lowest:g}, {highest:g}]"
-    raise ValueError(f"{name} must be a finite number {bounds}, got {value!r}")
+    raise ValueError(f"{name} must be a finite number {bounds}, got {shown(value)}")
 
 
 def is_integer(value: object) -> bool:
@@ -41,7 +41,7 @@ def check_counts(least: int = 1, **counts: int) -> None:
     """Raises ValueError for the first argument that is no integer or is below `least`, by its name."""
     for name, count in counts.items():
         if not is_integer(count):
-            raise ValueError(f"{name} must be an integer, at least {least}, got {count!r}")
+            raise ValueError(f"{name} must be an integer, at least {least}, got {shown(count)}")
         if count < least:
             raise ValueError(f"{name} must be at least {least}, got {count}")
 

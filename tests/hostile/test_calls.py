@@ -82,6 +82,8 @@ EMBEDS = torch.zeros(1, 3, 12)
         ({"prompt_embeds": EMBEDS.long()}, "prompt_embeds must hold floating-point numbers"),
         ({"prompt_embeds": EMBEDS, "prompt_attention_mask": torch.full((1, 3), 2)}, "must hold 0 and 1 only"),
         ({"class_labels": "3"}, "class_labels must be an integer"),
+        ({"class_labels": 10**30}, "class_labels must be at most"),
+        ({"class_labels": [1, -(10**30)]}, "class_labels must be at least"),
         ({"class_labels": True}, "class_labels must be an integer"),
         ({"class_labels": [1, True]}, "got a list that holds bool True"),
     ],

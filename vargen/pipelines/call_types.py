@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_typ
 import torch
 from torch import Tensor
 
-from vargen.base.bounds import check_text
+from vargen.base.bounds import check_magnitudes, check_text
 from vargen.base.errors import UserError
 
 Arguments = ParamSpec("Arguments")
@@ -62,6 +62,8 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
         wrong = next((each for each in value if not _fits_inside(each, hint)), value) if _is_list(value) else value
         held = "" if wrong is value else "a list that holds "
         raise UserError(f"{name} must be {_told(hint)}, got {held}{type(wrong).__name__} {_shown(wrong)}")
+    if isinstance(value, int) or _is_list(value):
+        check_magnitudes(name, value)
     for text in [value] if isinstance(value, str) else value if _is_list(value) else ():
         if isinstance(text, str):
             check_text(name, text)

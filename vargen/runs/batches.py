@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Arrays = dict[str, np.ndarray]
+_NUMBER = "vargen"
+"""The name of a text in a picture: its number."""
 Item = TypeVar("Item")
 
 
@@ -182,13 +184,13 @@ class PictureBatches:
             (self.path / "images").mkdir(exist_ok=True)
             first, tokens = self.tokens.batches[batch][0], self.tokens.read(batch)[0]["tokens"]
             for index in broken:
-                save_image_atomic(decode(tokens[index - first]), self.image_path(index))
+                self._save(decode(tokens[index - first]), index)
 
     def keep_pictures(self, indices: range, pictures: Sequence[Image]) -> None:
         """Write the pictures of a batch before its tokens, for a model whose tokens alone do not make the pixels."""
         (self.path / "images").mkdir(parents=True, exist_ok=True)
         for index, picture in zip(indices, pictures, strict=True):
-            save_image_atomic(picture, self.image_path(index))
+            self._save(picture, index)
 
     def forget_without_pictures(self, batches: Sequence[int]) -> None:
         """Remove the tokens of batches with a missing or damaged picture, so that both are made again."""
@@ -197,10 +199,31 @@ class PictureBatches:
                 self.tokens.path(batch).unlink(missing_ok=True)
 
     def _broken(self, batch: int) -> list[int]:
-        """Numbers of the batch's pictures that are missing or not whole."""
-        from metrics.images import unreadable
+        """Numbers of the batch's pictures that are missing, not whole, or other pictures."""
+        return [index for index in self.tokens.batches[batch] if not self._is_own(index)]
 
-        return [index for index in self.tokens.batches[batch] if unreadable([self.image_path(index)])]
+    def _save(self, picture: Image, index: int) -> None:
+        """Write a picture that says which one it is."""
+        from PIL.PngImagePlugin import PngInfo
+
+        chunk = PngInfo()
+        chunk.add_text(_NUMBER, str(index))
+        save_image_atomic(picture, self.image_path(index), pnginfo=chunk)
+
+    def _is_own(self, index: int) -> bool:
+        """Whether a picture is whole, and the one that was written there."""
+        from metrics.images import open_whole
+
+        path = self.image_path(index)
+        if not path.is_file():
+            return False
+        try:
+            with open_whole(path) as image:
+                return bool(image.info.get(_NUMBER) == str(index))
+        except MemoryError:
+            raise
+        except Exception:  # half a dozen kinds; whatever it is, the picture is made again
+            return False
 
     def call_records(self) -> list[dict[str, Any]]:
         """The cost of each batch, in order."""

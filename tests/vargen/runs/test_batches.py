@@ -102,6 +102,8 @@ def test_pictures_are_made_again_from_their_own_tokens(tmp_path: Path) -> None:
     assert [Image.open(job.image_path(index)).getpixel((0, 0)) for index in range(4)] == [0, 10, 20, 30]
     job.image_path(3).write_bytes(whole[3][: len(whole[3]) // 2])
     job.image_path(0).unlink()
+    job.image_path(1).write_bytes(whole[2])
+    Image.new("L", (8, 8)).save(job.image_path(2))
     for batch in (0, 1):
         job.save_pictures(batch, decode)
     assert [job.image_path(index).read_bytes() for index in range(4)] == whole

@@ -106,6 +106,9 @@ CASES = [
     say(
         "a protocol of 300 characters", "evaluate --preset " + "x" * 300 + ".yaml --output {work}/out", "does not exist"
     ),
+    say("the home of nobody", "generate a --model ~nobody-at-all --output {work}/out", "~nobody-at-all"),
+    say("prompts at the home of nobody", "generate --prompts_file ~nobody-at-all/p.txt --output {work}/out", "p.txt"),
+    say("a video at the home of nobody", "caption ~nobody-at-all/v.mp4", "does not exist"),
     say("a video of 300 characters", "caption " + "x" * 300, "too long"),
     Case("prompts that are a folder", FILE % "txt", "holds neither a data set", lambda work: (work / "p.txt").mkdir()),
     Case("a method that is a folder", METHOD, "cannot be read", lambda work: (work / "m.yaml").mkdir()),

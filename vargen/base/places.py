@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vargen.base.errors import UserError
+from vargen.base.reading import expanded
 from vargen.base.resources import shipped_models, shipped_video_models
 
 _KEY = "place"
@@ -98,7 +99,7 @@ def check_places(places: Mapping[str, Place], values: Mapping[str, Any]) -> None
             raise UserError(f"{name} must name a place, got an empty name")
         if place.is_read or not values.get(name):
             continue
-        output = Path(values[name]).expanduser().resolve()
+        output = expanded(values[name]).resolve()
         for argument, source in read:
             if reason := place.conflict(output, source):
                 raise UserError(f"{name}: {reason.format(argument)}; name another place")
@@ -129,7 +130,7 @@ def _read(places: Mapping[str, Place], values: Mapping[str, Any]) -> Iterator[tu
             continue
         kind = "" if place is None else place.kind
         for argument, given in _named(name, value.split(",") if kind == "read file" and value else value):
-            path = Path(given).expanduser()
+            path = expanded(given)
             if not _is_there(path) or (kind == "read model" and given in (*shipped_models(), *shipped_video_models())):
                 continue
             if place is not None and not (path.is_file() or path.is_dir()):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vargen.base.errors import UserError
-from vargen.base.reading import parse_json, read_json, read_text, reading
+from vargen.base.reading import expanded, parse_json, read_json, read_text, reading
 
 TABLES = (".json", ".parquet", ".tar")
 HUB = "hub:"
@@ -40,7 +40,7 @@ Row = Mapping[str, Any]
 
 def is_table(source: str) -> bool:
     """Whether a source is read here."""
-    return source.startswith(HUB) or Path(source).suffix.lower() in TABLES or Path(source).expanduser().is_dir()
+    return source.startswith(HUB) or Path(source).suffix.lower() in TABLES or expanded(source).is_dir()
 
 
 def read_rows(source: str, columns: tuple[str, ...], argument: str = "prompts_file") -> Iterator[tuple[str, Row]]:
@@ -56,7 +56,7 @@ def read_rows(source: str, columns: tuple[str, ...], argument: str = "prompts_fi
     """
     if source.startswith(HUB):
         return _of_datasets(source, columns, argument)
-    path = Path(source).expanduser()
+    path = expanded(source)
     if path.is_dir():
         if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
             return _of_datasets(str(path), columns, argument)

@@ -18,13 +18,12 @@ import io
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.bounds import check_text
 from vargen.base.errors import UserError
 from vargen.base.prompt_tables import Row, is_table, read_rows
-from vargen.base.reading import parse_json, read_bytes, reason_of
+from vargen.base.reading import expanded, parse_json, read_bytes, reason_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -82,7 +81,7 @@ def read_records(source: str, argument: str = "prompts_file") -> Iterator[tuple[
     """
     if source != "-" and is_table(source):
         return read_rows(source, PROMPT_COLUMNS, argument)
-    path = Path(source).expanduser()
+    path = expanded(source)
     if source == "-" and sys.stdin is None:
         raise UserError(f"{argument}: standard input is closed; name a file")
     if source == "-":

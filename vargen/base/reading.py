@@ -65,6 +65,11 @@ def reason_of(error: BaseException) -> str:
     return line if len(line) <= _LONGEST_REASON else f"{line[: _LONGEST_REASON - 3]}..."
 
 
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """The path with "~" and "~name" replaced. The name of nobody stays: pathlib raises a RuntimeError for it."""
+    return Path(os.path.expanduser(path))
+
+
 def read_bytes(path: Path, argument: str = "") -> bytes:
     """All of a regular file: a pipe would be waited for, and a device may never end. Raises UserError for anything
     else, and OSError."""

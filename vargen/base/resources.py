@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vargen.base.errors import UserError
+from vargen.base.reading import expanded
 from vargen.base.world import find_world, require_world
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -98,7 +99,7 @@ def find_model(model: str | os.PathLike[str] | None = None, files: Sequence[str]
 
 def find_weights(name: str) -> Path:
     """The folder of a network: a shipped one by its name in the world's folder of weights, or the folder itself."""
-    world, folder = find_world(), Path(name).expanduser()
+    world, folder = find_world(), expanded(name)
     shipped = None if world is None or folder.name != name else world.weights / name
     return shipped if shipped is not None and shipped.is_dir() and not folder.is_dir() else folder
 
@@ -106,7 +107,7 @@ def find_weights(name: str) -> Path:
 def _model_folder(model: str | os.PathLike[str] | None, default: str, shipped: list[str]) -> Path:
     """The folder that a name stands for; `default` is the world's attribute that names a model for None."""
     if model is not None and os.fspath(model) not in shipped:
-        return Path(model).expanduser()
+        return expanded(model)
     world = require_world("model", "name a folder or a model on the hub with --model")
     return world.weights / (getattr(world, default) if model is None else os.fspath(model))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from vargen.base.errors import UserError
 from vargen.base.prompts import read_prompts, split_lines
-from vargen.base.reading import parse_json, read_text
+from vargen.base.reading import expanded, parse_json, read_text
 from vargen.models.video_llms.frames import VideoFrames, read_video
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".gif", ".mpg", ".mpeg", ".ts", ".flv", ".wmv")
@@ -52,7 +52,7 @@ class Clip:
 
 def find_videos(folder: str | Path) -> list[Path]:
     """The videos of a folder by name. Raises UserError for no such folder, or none in it."""
-    place = Path(folder).expanduser()
+    place = expanded(folder)
     if not place.is_dir():
         raise UserError(f"videos: {place} is not a folder; name one that holds videos")
     shown = (path for path in place.iterdir() if not path.name.startswith("."))
@@ -112,7 +112,7 @@ def describe_clips(clips: Sequence[Clip]) -> list[list[Any]]:
 
 def _rows(path: Path) -> list[Any]:
     try:
-        text = read_text(path.expanduser(), "questions")
+        text = read_text(expanded(path), "questions")
         if path.suffix.lower() == ".csv":
             table = csv.reader(io.StringIO(text, newline=""))
             names, rows = [name.strip().lower() for name in next(table, [])], list(table)

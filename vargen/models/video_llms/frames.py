@@ -28,7 +28,7 @@ from metrics.errors import DataError
 from metrics.images import natural_key, read_rgb
 from vargen.base.errors import UserError
 from vargen.base.prompts import unknown_words
-from vargen.base.reading import reason_of
+from vargen.base.reading import expanded, reason_of
 
 MAX_FRAMES = 768
 """Most frames of a video that are taken where neither the processor nor anybody else says how many: Qwen2.5-VL's."""
@@ -288,7 +288,7 @@ def processor_inputs(
 
 
 def _existing(path: str | PathLike[str]) -> Path:
-    place = Path(path).expanduser()
+    place = expanded(path)
     if not place.exists():
         raise UserError(f"video: {place} does not exist; give a video file or a folder of pictures")
     if not (place.is_file() or place.is_dir()):  # a pipe would be waited for

@@ -2,7 +2,7 @@
 2310.11513, and its published evaluator).
 
 Belongs here: what is wanted, what was found, and the rule, as plain data. Does not belong here: detectors
-(`detectors.py`), and files of prompts.
+(`picture_readers.py`), and files of prompts.
 """
 
 from __future__ import annotations

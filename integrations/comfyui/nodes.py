@@ -33,6 +33,11 @@ GUIDANCE = (
 )
 
 
+def _drawing(**between: Any) -> dict[str, Any]:
+    """The inputs of a node that draws."""
+    return {"required": {"model": ("VARGEN_MODEL",), "prompt": PROMPT, **between, "guidance_scale": GUIDANCE}}
+
+
 class Model:
     """A loaded pipeline and the description of its model."""
 
@@ -102,16 +107,8 @@ class Draw:
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "model": ("VARGEN_MODEL",),
-                "prompt": PROMPT,
-                "method": (METHODS, {"default": "jacobi"}),
-                "seed": SEED,
-                "count": ("INT", {"default": 1, "min": 1, "max": 64}),
-                "guidance_scale": GUIDANCE,
-            }
-        }
+        count = ("INT", {"default": 1, "min": 1, "max": 64})
+        return _drawing(method=(METHODS, {"default": "jacobi"}), seed=SEED, count=count)
 
     def draw(
         self, model: Model, prompt: str, method: str, seed: int, count: int = 1, guidance_scale: float = 0.0
@@ -153,16 +150,8 @@ class Compare:
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "model": ("VARGEN_MODEL",),
-                "prompt": PROMPT,
-                "first_method": (METHODS, {"default": "ar"}),
-                "second_method": (METHODS, {"default": "jacobi"}),
-                "seed": SEED,
-                "guidance_scale": GUIDANCE,
-            }
-        }
+        first, second = ((METHODS, {"default": name}) for name in ("ar", "jacobi"))
+        return _drawing(first_method=first, second_method=second, seed=SEED)
 
     def compare(
         self,

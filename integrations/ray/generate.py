@@ -9,14 +9,14 @@ what is there is not drawn again.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from vargen.base.errors import UserError
 from vargen.base.prompts import read_prompts
+from vargen.base.reading import read_json
+from vargen.runs.files import save_image_atomic, write_json_atomic
 
 
 class Drawer:
@@ -47,10 +47,7 @@ class Drawer:
             method=self.method,
         )
         for picture in stream:
-            path = self.folder / f"{numbers[picture.index]:06}.png"
-            unfinished = path.with_suffix(f".{os.getpid()}.part")
-            picture.image.save(unfinished, format="PNG")
-            os.replace(unfinished, path)
+            save_image_atomic(picture.image, self.folder / f"{numbers[picture.index]:06}.png")
         return {"number": rows["number"]}
 
 
@@ -70,9 +67,9 @@ def main() -> int:
     asked.output.mkdir(parents=True, exist_ok=True)
     settings = {"prompts": prompts, "model": asked.model, "method": asked.method, "seed": asked.seed}
     kept = asked.output / "settings.json"
-    if kept.is_file() and json.loads(kept.read_text()) != settings:
+    if kept.is_file() and read_json(kept) != settings:
         raise UserError(f"{kept} is of other prompts or settings; choose another folder")
-    kept.write_text(json.dumps(settings))
+    write_json_atomic(kept, settings)
     there = {int(path.stem) for path in asked.output.glob("??????.png")}
     left = [{"number": number, "prompt": prompt} for number, prompt in enumerate(prompts) if number not in there]
     print(f"{len(there)} of {len(prompts)} pictures are there", flush=True)

@@ -7,7 +7,7 @@ the rule (`metrics.composition`), networks (`metrics.picture_readers`), forms of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -56,6 +56,7 @@ class CompositionCheck:
     detector: Detector
     clip: CLIPFeatures
     rule: CompositionRule
+    _named: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def identity(self) -> str:
@@ -80,9 +81,15 @@ class CompositionCheck:
         if item.mask is not None:
             picture = torch.where(item.mask, picture, torch.tensor(_BACKGROUND, dtype=torch.uint8))
         shown = self.clip(picture[None, :, top:bottom, left:right])
-        texts = [text.format(colour=colour, name=item.name) for colour in COLOURS for text in _COLOUR_TEXTS]
-        named = self.clip.encode_text(texts).unflatten(0, (len(COLOURS), -1)).mean(1)
-        return COLOURS[int((torch.nn.functional.normalize(named, dim=-1) @ shown[0]).argmax())]
+        return COLOURS[int((self._colours_of(item.name) @ shown[0]).argmax())]
+
+    def _colours_of(self, name: str) -> Tensor:
+        """What CLIP makes of a class in each colour, made once."""
+        if name not in self._named:
+            texts = [text.format(colour=colour, name=name) for colour in COLOURS for text in _COLOUR_TEXTS]
+            means = self.clip.encode_text(texts).unflatten(0, (len(COLOURS), -1)).mean(1)
+            self._named[name] = torch.nn.functional.normalize(means, dim=-1)
+        return self._named[name]
 
 
 @dataclass(frozen=True)

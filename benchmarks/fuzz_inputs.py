@@ -121,7 +121,7 @@ class Sound:
 
     def evaluate(self, work: Path, output: Path, *more: str) -> list[str]:
         """Of `work` it reads p.yaml, c.txt and ref."""
-        places = {"preset": "p.yaml", "prompts_file": "c.txt", "reference": "ref"}
+        places = {"protocol": "p.yaml", "prompts_file": "c.txt", "reference": "ref"}
         found = [word for name, place in places.items() for word in (f"--{name}", str(work / place))]
         small = ["--num_prompts", "3", "--batch_size", "2", "--bootstrap", "0", "--quiet"]
         made = [] if "--given_images" in more else ["--method", "ar", "--model", str(self.folder / "text")]
@@ -214,7 +214,7 @@ def spoilt(draw: Random, content: bytes) -> tuple[str, bytes]:
 SMALL: dict[str, Callable[[Sound, Path], dict[str, Any]]] = {
     "generate": lambda s, w: {"prompts_file": s.folder / "c.txt", "model": s.folder / "text", "method": "jacobi"},
     "evaluate": lambda s, w: {
-        "preset": s.folder / "p.yaml", "prompts_file": s.folder / "c.txt", "reference": s.folder / "ref",
+        "protocol": s.folder / "p.yaml", "prompts_file": s.folder / "c.txt", "reference": s.folder / "ref",
         "clip": WEIGHTS / "clip", "model": s.folder / "text", "method": "ar", "bootstrap": 0, "num_prompts": 3,
     },
     "bench": lambda s, w: {
@@ -244,13 +244,13 @@ def configurations(draw: Random, sound: Sound, work: Path) -> Attempt:
     options = {name: str(at) if isinstance(at, Path) else at for name, at in _small(command, sound, work).items()}
     names = [name for name in command.names() if name not in ("processes",)]
     fuzzed = {name: near(draw, options.get(name)) for name in draw.sample(names, draw.choice((1, 1, 2)))}
-    place = draw.choice(("line", "line", "file", "method", "preset", "twice", "text"))
+    place = draw.choice(("line", "line", "file", "method", "protocol", "twice", "text"))
     if place == "method" and "method" in command.names():
         return _of_method(draw, command, options, work)
-    if place == "preset" and command.words == "evaluate":
+    if place == "protocol" and command.words == "evaluate":
         content = changed(draw, {"extractor": "clip", "resizer": "bicubic", "resolution": 32, "clip_score": None})
         (work / "p.yaml").write_text(json.dumps(content))
-        options["preset"] = str(work / "p.yaml")
+        options["protocol"] = str(work / "p.yaml")
         return Attempt(f"evaluate with {content}", lambda: main(_line(command, options, work)))
     if place == "line":
         given = _line(command, options | fuzzed, work)

@@ -105,8 +105,8 @@ def _weighted(record: str, *arguments: str) -> Step:
 
 def _evaluation(record: str, count: int, methods: str) -> Step:
     folder = WORK / record
-    arguments = ("--preset", "scenes", "--dtype", "bfloat16", "--batch_size", "50", "--num_prompts", str(count))
-    command = ("-m", "vargen.cli", "evaluate", *arguments, "--method", methods, "--output", str(folder))
+    arguments = ("--protocol", "scenes", "--dtype", "bfloat16", "--batch_size", "50", "--num_prompts", str(count))
+    command = ("-m", "vargen.cli", "evaluate", *arguments, "--methods", methods, "--output", str(folder))
     return Step(command, copies=(folder / "scores.json", RESULTS / f"{record}.json"))
 
 

@@ -414,7 +414,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         scenes = (f"--output={folder / 'scenes'}", f"--num_scenes={len(VIDEOS)}", "--split=heldout", "--seed=0")
-        command("scenes", "--videos", "--quiet", *scenes)
+        command("scenes", "--task", "video", "--quiet", *scenes)
         videos = sorted(folder.glob("scenes/videos/*.mp4"))
         makers: dict[str, Callable[[Case], Case]] = {
             "images": lambda case: draw(pipeline, case, folder, options.reverse),

@@ -70,7 +70,7 @@ PARTS = {"both": "flash_k4", "compression": "flash_k1", **{name: f"part_{name}" 
 
 def trained() -> dict[str, str]:
     """By folder, how each drafter is trained, by the shipped configuration but for these options."""
-    flash = "--kind flash --videos 1024 --steps 600"
+    flash = "--kind flash --num_videos 1024 --steps 600"
     visuals = {"states": "", "embeddings": " --visual embeddings"}
     passes = {"mtp": "", "none": " --own_passes 0"}
     rows = {"text": "", "video": " --text_only false --blind_share 0"}
@@ -80,7 +80,7 @@ def trained() -> dict[str, str]:
             f"still_{visual}_{own}_{row}": f"{SHORT}{visuals[visual]}{passes[own]}{rows[row]}"
             for visual, own, row in itertools.product(visuals, passes, rows)
         },
-        LONG: "--kind sparrow --videos 1024 --steps 600",
+        LONG: "--kind sparrow --num_videos 1024 --steps 600",
         **{f"flash_k{places}": f"{flash} --draft_length {places}" for places in PLACES},
         **{f"flash_{name}": f"{flash} --num_queries {many}" for name, many in QUERIES.items() if name != USUAL_QUERIES},
         **{f"part_{name}": f"{flash} {options}" for name, options in LEFT.items()},

@@ -49,7 +49,7 @@ class Protocol:
     """A way to measure.
 
     Args:
-        name: of the preset.
+        name: of the protocol.
         captions: where captions come from: "scenes" (composed from held-out scenes of the project's own world), "file"
             or "class_labels".
         count: pictures that the protocol asks for; null for as many as are asked for.
@@ -151,7 +151,7 @@ class Protocol:
         if self.count is not None and count != self.count:
             raise DataError(
                 f"count: {self.name} is defined on {self.count:,} pictures, not {count:,}; a figure on fewer is not "
-                "comparable. Give that many, or use a preset of your own without `count`"
+                "comparable. Give that many, or use a protocol of your own without `count`"
             )
 
     def check_captions(self, captions: Sequence[str], groups: Sequence[object] | None = None) -> None:

@@ -86,7 +86,7 @@ def write_videos(
     image_size: int = VIDEO_SIDE,
     detail: float = 1.0,
     num_frames: int = VIDEO_FRAMES,
-    frames_per_second: float = 2.0,
+    fps: float = 2.0,
     progress: bool = False,
 ) -> Path:
     """Render videos `seed`, `seed + 1`, ... into a folder.
@@ -98,7 +98,7 @@ def write_videos(
     Args:
         output, count, split, seed, image_size, detail, progress: as for `write_scenes`.
         num_frames: of a video, 8 or more. A seed gives another video with another number of frames.
-        frames_per_second: of a video.
+        fps: of a video.
 
     Returns:
         The folder.
@@ -110,8 +110,8 @@ def write_videos(
 
     renderer = _check(count, split, seed, image_size, detail)
     check_story_length(num_frames)
-    check_writing(frames_per_second)
-    samples = _videos(renderer, count, split, seed, num_frames, frames_per_second)
+    check_writing(fps)
+    samples = _videos(renderer, count, split, seed, num_frames, fps)
     return _write(Path(output), "videos", samples, count, MAX_SHEET_VIDEOS, progress, columns=1)
 
 
@@ -196,7 +196,7 @@ def _pictures(renderer: SceneRenderer, count: int, split: str, seed: int) -> Ite
 
 
 def _videos(
-    renderer: SceneRenderer, count: int, split: str, seed: int, num_frames: int, frames_per_second: float
+    renderer: SceneRenderer, count: int, split: str, seed: int, num_frames: int, fps: float
 ) -> Iterator[_Sample]:
     """Records and videos, rendered one at a time."""
     from scenes.rendering.video_file import write_video
@@ -211,11 +211,11 @@ def _videos(
             "claims": sorted(caption.claims),
             "questions": [{"question": each, "answer": answer} for each, answer in compose_written_questions(video)],
             "split": split,
-            "frames_per_second": frames_per_second,
+            "fps": fps,
             "video": {**asdict(video), "frames": [scene.to_dict() for scene in video.frames]},
             "boxes": [_boxes(scene, frames.shape[-1]) for scene in video.frames],
         }
-        yield _Sample(record, _strip(to_pil(frames)), partial(write_video, frames, frames_per_second=frames_per_second))
+        yield _Sample(record, _strip(to_pil(frames)), partial(write_video, frames, fps=fps))
 
 
 def _boxes(scene: Scene, image_size: int) -> list[list[float]]:

@@ -13,7 +13,7 @@ import torch
 from small_video_llms import build_video_llm, save_both
 
 from scenes.cases import scene_video_cases
-from scenes.models.architectures import TextModelConfig, VideoLLMConfig, VisionModelConfig
+from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, processor_inputs
 from vargen.pipelines.video.answering import VideoAnswerer
 
@@ -88,7 +88,7 @@ def test_the_theorem_and_the_share_of_mismatches_by_hand() -> None:
 
 def test_targets_that_last_answer_as_new_ones(tmp_path: Path) -> None:
     """Every rule on two tiny models: what was read once gives what is read anew, after any other rule."""
-    sizes = TextModelConfig(32, 64, 2, 4, 2), VisionModelConfig(32, 64, 1, 2)
+    sizes = TextModelConfig(32, 64, 2, 4, 2), TowerConfig(32, 64, 1, 2)
     save_both(tmp_path, *build_video_llm(VideoLLMConfig(32, 8, 8, *sizes)))
     answerer = VideoAnswerer.from_pretrained(tmp_path, tmp_path)
     cases = scene_video_cases(2, "heldout", 8, 32, 0)

@@ -11,8 +11,8 @@ from scene_truth import render_video
 
 from scenes.models.architectures import (
     TextModelConfig,
+    TowerConfig,
     VideoLLMConfig,
-    VisionModelConfig,
     build_model,
 )
 from scenes.models.processor import build_processor
@@ -32,7 +32,7 @@ CONFIG = VideoLLMConfig(
     image_size=64,
     num_frames=8,
     text=TextModelConfig(32, 64, 6, 4, 2),
-    vision=VisionModelConfig(32, 64, 1, 2),
+    vision=TowerConfig(32, 64, 1, 2),
 )
 
 

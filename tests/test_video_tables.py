@@ -12,7 +12,7 @@ from small_video_llms import build_video_llm, save_both
 from training_commands import configuration_of
 
 from metrics.provenance import provenance
-from scenes.models.architectures import TextModelConfig, VideoLLMConfig, VisionModelConfig
+from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -40,7 +40,7 @@ def test_a_pair_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two tiny models, one video, by the script as it is called."""
-    sizes = TextModelConfig(32, 64, 2, 4, 2), VisionModelConfig(32, 64, 1, 2)
+    sizes = TextModelConfig(32, 64, 2, 4, 2), TowerConfig(32, 64, 1, 2)
     save_both(tmp_path, *build_video_llm(VideoLLMConfig(32, 8, 8, *sizes)))
     models = ["--model", str(tmp_path), "--draft_model", str(tmp_path), "--image_size", "32"]
     chosen = ["--studies", "length", "--lengths", "8", "--videos", "1", "--quiet", "--dry_run"]

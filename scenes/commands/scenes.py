@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, field
 
 from scenes.shipped import VIDEO_FRAMES
 from vargen.base.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_SEED, check_numbers
+from vargen.base.errors import UserError
 from vargen.base.places import writes_in
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
+from vargen.methods.base import TASKS
 
 _FILES = ("images", "videos", "captions.txt", "metadata.jsonl", "contact_sheet.png")
 
@@ -19,6 +21,8 @@ class ScenesConfig:
     """What to render.
 
     Args:
+        task: "image" for pictures, "video" for mp4 files of scenes in which something happens, with questions and
+            answers.
         output: folder for images/ or videos/, captions.txt, metadata.jsonl and contact_sheet.png.
         num_scenes: number of scenes.
         split: "train", "heldout" (combinations that training never shows) or "all".
@@ -26,9 +30,10 @@ class ScenesConfig:
         image_size: side of the pictures in pixels, a multiple of 8; null for 128, or 96 for videos.
         detail: strength of grass, sand, wood grain and clouds; 0 is smooth.
         num_frames: number of frames of a video, 8 or more.
-        frames_per_second: number of frames of a video in each second.
+        fps: number of frames of a video in each second.
     """
 
+    task: str = "image"
     output: str = field(default="scenes", metadata=writes_in(*_FILES))
     num_scenes: int = 16
     split: str = "all"
@@ -36,9 +41,11 @@ class ScenesConfig:
     image_size: int | None = None
     detail: float = 1.0
     num_frames: int = VIDEO_FRAMES
-    frames_per_second: float = 2.0
+    fps: float = 2.0
 
     def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise UserError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}")
         check_numbers(
             self, {"num_scenes": (1, MAX_PICTURES), "image_size": (8, MAX_PIXELS), "num_frames": (4, MAX_FRAMES)}
         )
@@ -48,8 +55,6 @@ class ScenesConfig:
 def run(arguments: Sequence[str]) -> int:
     """Write scenes and say where they are."""
     parser = build_parser("scenes", "Render scenes of the captioned world into a folder.", ScenesConfig)
-    videos = "mp4 files of scenes in which something happens, with questions and answers"
-    add_switches(parser, quiet=False, title="What to render", videos=videos)
     add_switches(parser, json="print a JSON summary and nothing else")
     values = parse(parser, arguments)
     config = fill(ScenesConfig, values)
@@ -57,18 +62,19 @@ def run(arguments: Sequence[str]) -> int:
     from scenes.dataset import write_scenes, write_videos
 
     settings = asdict(config)
+    videos = settings.pop("task") == "video"
     settings["count"] = settings.pop("num_scenes")
     if settings["image_size"] is None:
         del settings["image_size"]
-    if values.videos:
+    if videos:
         folder = write_videos(**settings, progress=not values.quiet)
     else:
-        for name in ("num_frames", "frames_per_second"):
+        for name in ("num_frames", "fps"):
             del settings[name]
         folder = write_scenes(**settings, progress=not values.quiet)
     if values.json:
         print(json.dumps({"output": str(folder), "count": config.num_scenes, "split": config.split}))
     else:
-        things = "videos" if values.videos else "scenes"
+        things = "videos" if videos else "scenes"
         print(f"{config.num_scenes} {things} ({config.split}) in {folder}; look at {folder / 'contact_sheet.png'}")
     return 0

@@ -11,27 +11,48 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from scenes.models.processor import IMAGE, VIDEO, VISION_END, VISION_START
+from vargen.training.config import check, check_positive
+
+
+@dataclass
+class TowerConfig:
+    """Sizes of an encoder of pictures or captions, named as in transformers.
+
+    Args:
+        hidden_size: width of a block, a multiple of `num_attention_heads`.
+        intermediate_size: width inside the feed-forward part.
+        num_hidden_layers: number of blocks.
+        num_attention_heads: number of heads.
+    """
+
+    hidden_size: int = 128
+    intermediate_size: int = 256
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+
+    def __post_init__(self) -> None:
+        check_positive(self, "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        width, heads = self.hidden_size, self.num_attention_heads
+        check(width % heads == 0, "num_attention_heads", heads, f"must divide hidden_size {width}")
 
 
 @dataclass
 class TextModelConfig:
-    """Sizes of the language model; names as in transformers."""
+    """Sizes of the language model, named as in transformers.
+
+    Args:
+        hidden_size: width of a block, a multiple of twice `num_attention_heads`.
+        intermediate_size: width inside the feed-forward part.
+        num_hidden_layers: number of blocks.
+        num_attention_heads: number of heads of the queries.
+        num_key_value_heads: number of heads of the keys and values.
+    """
 
     hidden_size: int = 192
     intermediate_size: int = 384
     num_hidden_layers: int = 8
     num_attention_heads: int = 6
     num_key_value_heads: int = 2
-
-
-@dataclass
-class VisionModelConfig:
-    """Sizes of the vision tower; names as in transformers."""
-
-    hidden_size: int = 128
-    intermediate_size: int = 256
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
 
 
 @dataclass
@@ -52,7 +73,7 @@ class VideoLLMConfig:
     patch_size: int = 8
     num_frames: int = 8
     text: TextModelConfig = field(default_factory=TextModelConfig)
-    vision: VisionModelConfig = field(default_factory=VisionModelConfig)
+    vision: TowerConfig = field(default_factory=TowerConfig)
 
     def __post_init__(self) -> None:
         if self.image_size % (2 * self.patch_size):

@@ -24,7 +24,7 @@ _ENCODERS = (
 )
 
 
-def write_video(frames: Tensor, path: str | PathLike[str], frames_per_second: float = FRAMES_PER_SECOND) -> None:
+def write_video(frames: Tensor, path: str | PathLike[str], fps: float = FRAMES_PER_SECOND) -> None:
     """Write an mp4 file, whole or not at all; the same frames give the same bytes.
 
     H.264 without loss, where PyAV has the encoder: the same frames are read back. VLC, mpv and Chrome play that,
@@ -33,19 +33,19 @@ def write_video(frames: Tensor, path: str | PathLike[str], frames_per_second: fl
     Args:
         frames: [F, 3, H, W], float in [0, 1] or uint8, F at least 1.
         path: ending in .mp4, in a folder that exists.
-        frames_per_second: 0.001 to 1000.
+        fps: 0.001 to 1000.
 
     Raises:
         UserError: another ending, a rate out of range, or PyAV is not installed.
         ValueError: frames of another shape.
     """
-    av = check_writing(frames_per_second)
+    av = check_writing(fps)
     if Path(path).suffix.lower() != ".mp4":
         raise UserError(f"path: {path} must end in .mp4")
     pixels = VideoFrames.from_frames(frames).frames.permute(0, 2, 3, 1).cpu().contiguous().numpy()  # [F, H, W, 3]
     name, pixel_format, options = next(each for each in _ENCODERS if each[0] in av.codecs_available)
     with atomic_path(path) as temporary, av.open(f"file:{temporary}", "w", format="mp4") as container:
-        rate = Fraction(frames_per_second).limit_denominator(1001)  # 30000 / 1001 is a customary one
+        rate = Fraction(fps).limit_denominator(1001)  # 30000 / 1001 is a customary one
         stream = container.add_stream(name, rate=rate, options=options)
         stream.codec_context.thread_count = 1  # x264's bytes depend on the number of threads
         stream.height, stream.width, stream.pix_fmt = *pixels.shape[1:3], pixel_format
@@ -54,8 +54,8 @@ def write_video(frames: Tensor, path: str | PathLike[str], frames_per_second: fl
         container.mux(stream.encode())
 
 
-def check_writing(frames_per_second: float) -> ModuleType:
+def check_writing(fps: float) -> ModuleType:
     """PyAV, if it is installed and can write a video of so many frames a second. Raises UserError otherwise."""
-    if not 0.001 <= frames_per_second <= 1000:
-        raise UserError(f"frames_per_second must lie between 0.001 and 1000, got {frames_per_second}")
+    if not 0.001 <= fps <= 1000:
+        raise UserError(f"fps must lie between 0.001 and 1000, got {fps}")
     return pyav()

@@ -23,6 +23,7 @@ from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 from metrics.clip_score import retrieval_accuracy
 from scenes.captions.picture_captions import MAX_CAPTION_TOKENS, compose_caption
 from scenes.captions.text_tokenizer import build_tokenizer
+from scenes.models.architectures import TowerConfig
 from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, Scene, SceneObject
 from scenes.seeds import HELDOUT_SEED
 from scenes.training.data import RenderedSceneSource, SceneSource
@@ -34,22 +35,6 @@ from vargen.training.run import RunResult, prepare, train
 _LARGEST_LOGIT_SCALE = 4.605  # ln 100, where CLIP stops it
 _SHEET_IMAGES = 16
 _SPLIT = "all"  # a measure must know the combinations that are held out from the generator
-
-
-@dataclass
-class TowerConfig:
-    """Shape of one tower; names as in transformers' CLIP."""
-
-    hidden_size: int = 96
-    intermediate_size: int = 384
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
-
-    def __post_init__(self) -> None:
-        names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-        check_positive(self, *names)
-        width, heads = self.hidden_size, self.num_attention_heads
-        check(width % heads == 0, "num_attention_heads", heads, f"must divide hidden_size {width}")
 
 
 @dataclass
@@ -65,8 +50,8 @@ class ClipTrainingConfig(RunConfig):
 
     image_size: int = 128
     patch_size: int = 8
-    vision: TowerConfig = field(default_factory=lambda: TowerConfig(num_hidden_layers=5))
-    text: TowerConfig = field(default_factory=lambda: TowerConfig(num_hidden_layers=3))
+    vision: TowerConfig = field(default_factory=lambda: TowerConfig(96, 384, 5, 4))
+    text: TowerConfig = field(default_factory=lambda: TowerConfig(96, 384, 3, 4))
     projection_dim: int = 128
 
     def __post_init__(self) -> None:

@@ -41,7 +41,7 @@ class CodeStoreConfig:
     Args:
         output: folder of the store.
         vqvae: folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline).
-        pictures: how many; a finished store grows when more are asked for.
+        num_images: number of pictures; a finished store grows when more are asked for.
         shard_size: pictures per file; what is lost when the process is killed.
         batch_size: pictures rendered and encoded at once. On a CPU a small batch stays in the cache.
         image_size: side of the pictures, pixels.
@@ -55,7 +55,7 @@ class CodeStoreConfig:
 
     output: str = field(default="runs/codes", metadata=writes_in(_DESCRIPTION))
     vqvae: str = field(default="", metadata=READ)
-    pictures: int = 200_000
+    num_images: int = 200_000
     shard_size: int = 2048
     batch_size: int = 16
     image_size: int = 128
@@ -70,7 +70,7 @@ class CodeStoreConfig:
         self.object_count_weights = tuple(self.object_count_weights)
         check(bool(self.vqvae), "vqvae", self.vqvae, "must name the folder of a trained tokenizer")
         check_sizes(self)
-        check_positive(self, "pictures", "shard_size", "batch_size", "image_size")
+        check_positive(self, "num_images", "shard_size", "batch_size", "image_size")
         check_object_count_weights(self.object_count_weights)
         check(self.detail >= 0, "detail", self.detail, "must not be negative")
         check(self.num_threads >= 0, "num_threads", self.num_threads, "must not be negative")
@@ -110,7 +110,7 @@ def write_codes(config: CodeStoreConfig, source: SceneSource | None = None) -> s
     identity = _identity(config, weights_fingerprint(vqvae), grid_size**2)
     check_identity_file(folder / _DESCRIPTION, identity, holds="codes", argument="output")
     write_json_atomic(folder / _DESCRIPTION, identity)
-    num_shards = -(-config.pictures // config.shard_size)
+    num_shards = -(-config.num_images // config.shard_size)
     with progress(num_shards, "shards of codes") as shown:
         for shard in range(num_shards):
             path = _shard_path(folder, shard)

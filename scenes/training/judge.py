@@ -49,7 +49,7 @@ class JudgeTrainingConfig(RunConfig):
         noise: largest standard deviation of the noise on a picture; many have none.
         vqvae: folder of a trained tokenizer (a `diffusers.VQModel`); null trains without reconstructions.
         reconstruction_share: share of each batch that is drawn from its reconstructions.
-        reconstruction_count: how many pictures are reconstructed, once, before training.
+        num_reconstructions: how many pictures are reconstructed, once, before training.
     """
 
     image_size: int = 128
@@ -59,7 +59,7 @@ class JudgeTrainingConfig(RunConfig):
     noise: float = 0.05
     vqvae: str | None = field(default=None, metadata=READ)
     reconstruction_share: float = 0.3
-    reconstruction_count: int = 1024
+    num_reconstructions: int = 1024
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +70,7 @@ class JudgeTrainingConfig(RunConfig):
         four = len(channels) == 4 and min(channels) > 0
         check(four, "block_out_channels", channels, "must be four positive numbers")
         check_fraction(self, "degraded_share", "colour_shift", "noise", "reconstruction_share")
-        check(self.reconstruction_count > 0, "reconstruction_count", self.reconstruction_count, "must be above zero")
+        check(self.num_reconstructions > 0, "num_reconstructions", self.num_reconstructions, "must be above zero")
 
     def architecture(self) -> dict[str, Any]:
         return {"image_size": self.image_size, "block_out_channels": self.block_out_channels}
@@ -275,7 +275,7 @@ class JudgeTask:
         self.degrade = Degrader(config.degraded_share, config.colour_shift, config.noise)
         self.bank: ReconstructionBank | None = None
         if config.vqvae is not None and config.reconstruction_share:
-            self.bank = ReconstructionBank(config.vqvae, config.reconstruction_count, config.image_size, source, device)
+            self.bank = ReconstructionBank(config.vqvae, config.num_reconstructions, config.image_size, source, device)
         heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
         self.heldout_scenes = heldout.scenes
         images = heldout.images * 0.5 + 0.5

@@ -39,7 +39,15 @@ _LENGTH_STEP = 8  # captions are padded to a multiple, so that compiled code mee
 
 @dataclass
 class TextEncoderConfig:
-    """Shape of the text encoder; names as in `transformers.T5Config`."""
+    """Shape of the text encoder, named as in `transformers.T5Config`.
+
+    Args:
+        d_model: width of a block.
+        d_kv: width of a head.
+        d_ff: width inside the feed-forward part.
+        num_layers: number of blocks.
+        num_heads: number of heads.
+    """
 
     d_model: int = 128
     d_kv: int = 32
@@ -48,7 +56,7 @@ class TextEncoderConfig:
     num_heads: int = 4
 
     def __post_init__(self) -> None:
-        check_positive(self, "d_model", "d_kv", "d_ff", "num_layers", "num_heads", prefix="text_encoder.")
+        check_positive(self, "d_model", "d_kv", "d_ff", "num_layers", "num_heads", prefix="shape.")
 
 
 @dataclass
@@ -56,20 +64,20 @@ class TextEncoderTrainingConfig(RunConfig):
     """Settings of `vargen train text-encoder`, beside those of every run; a batch is of captions.
 
     Args:
-        text_encoder: shape of the text encoder.
+        shape: shape of the text encoder.
         complete_caption_share: share of the captions that say everything, see `compose_training_caption`.
         length_groups: the captions of a batch are sorted by length and padded in this many parts; must divide
             `batch_size`.
     """
 
-    text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
+    shape: TextEncoderConfig = field(default_factory=TextEncoderConfig)
     complete_caption_share: float = 0.7
     length_groups: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.text_encoder, dict):
-            self.text_encoder = TextEncoderConfig(**self.text_encoder)
+        if isinstance(self.shape, dict):
+            self.shape = TextEncoderConfig(**self.shape)
         check_positive(self, "length_groups")
         check_fraction(self, "complete_caption_share")
         check(
@@ -80,7 +88,7 @@ class TextEncoderTrainingConfig(RunConfig):
         )
 
     def architecture(self) -> dict[str, Any]:
-        return {f"text_encoder.{name}": value for name, value in asdict(self.text_encoder).items()}
+        return {f"shape.{name}": value for name, value in asdict(self.shape).items()}
 
 
 def build_text_encoder(config: TextEncoderConfig, tokenizer: PreTrainedTokenizerBase) -> T5EncoderModel:
@@ -137,9 +145,9 @@ class TextEncoderTask:
         self.config = config
         self.device = device
         self.tokenizer = build_tokenizer()
-        self.text_encoder = build_text_encoder(config.text_encoder, self.tokenizer)
+        self.text_encoder = build_text_encoder(config.shape, self.tokenizer)
         self.module = nn.ModuleDict({"text_encoder": self.text_encoder.train()})
-        self.extra_modules = nn.ModuleList([CaptionReader(config.text_encoder.d_model)])
+        self.extra_modules = nn.ModuleList([CaptionReader(config.shape.d_model)])
         move(self.module, device)
         move(self.extra_modules, device)
         self.batch_loss = torch.compile(self._batch_loss, dynamic=False) if config.compile else self._batch_loss

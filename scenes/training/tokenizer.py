@@ -55,11 +55,11 @@ class VQModelConfig:
         check_positive(
             self,
             *("layers_per_block", "latent_channels", "num_vq_embeddings", "vq_embed_dim", "norm_num_groups"),
-            prefix="model.",
+            prefix="shape.",
         )
         fits = all(channels > 0 and channels % self.norm_num_groups == 0 for channels in self.block_out_channels)
-        remedy = f"must divide each of model.block_out_channels {self.block_out_channels}"
-        check(fits, "model.norm_num_groups", self.norm_num_groups, remedy)
+        remedy = f"must divide each of shape.block_out_channels {self.block_out_channels}"
+        check(fits, "shape.norm_num_groups", self.norm_num_groups, remedy)
 
 
 @dataclass
@@ -68,36 +68,36 @@ class TokenizerTrainingConfig(PictureLossConfig):
 
     Args:
         image_size: side of the training pictures, pixels.
-        model: shape of the tokenizer.
+        shape: shape of the tokenizer.
         commitment_weight: weight of the distance between latents and their codewords.
     """
 
     image_size: int = 128
-    model: VQModelConfig = field(default_factory=VQModelConfig)
+    shape: VQModelConfig = field(default_factory=VQModelConfig)
     commitment_weight: float = 0.25
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.model, dict):
-            self.model = VQModelConfig(**self.model)
-        factor = 2 ** (len(self.model.block_out_channels) - 1)
+        if isinstance(self.shape, dict):
+            self.shape = VQModelConfig(**self.shape)
+        factor = 2 ** (len(self.shape.block_out_channels) - 1)
         check_positive(self, "image_size")
         check(self.image_size % factor == 0, "image_size", self.image_size, f"must be a multiple of {factor}")
         check_not_negative(self, "commitment_weight")
 
     def architecture(self) -> dict[str, Any]:
-        return {f"model.{name}": value for name, value in asdict(self.model).items()}
+        return {f"shape.{name}": value for name, value in asdict(self.shape).items()}
 
 
 def build_tokenizer_model(config: TokenizerTrainingConfig) -> VQModel:
     """A new `VQModel` of the configured shape, weights from torch's global random state."""
-    levels = len(config.model.block_out_channels)
+    levels = len(config.shape.block_out_channels)
     return VQModel(
         in_channels=3,
         out_channels=3,
         down_block_types=("DownEncoderBlock2D",) * levels,
         up_block_types=("UpDecoderBlock2D",) * levels,
-        **asdict(config.model),
+        **asdict(config.shape),
         sample_size=config.image_size,
         scaling_factor=1.0,
         lookup_from_codebook=True,
@@ -172,7 +172,7 @@ class TokenizerTask:
 
     def evaluate(self) -> dict[str, float]:
         reconstructions, codes = self._reconstruct(self.heldout.images)
-        frequencies = torch.bincount(codes.flatten(), minlength=self.config.model.num_vq_embeddings) / codes.numel()
+        frequencies = torch.bincount(codes.flatten(), minlength=self.config.shape.num_vq_embeddings) / codes.numel()
         return {
             "psnr": peak_signal_to_noise(self.heldout.images, reconstructions).item(),
             "psnr_objects": peak_signal_to_noise(self.heldout.images, reconstructions, self.heldout.object_mask).item(),

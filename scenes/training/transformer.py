@@ -94,11 +94,11 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         names = ("dim", "num_layers", "num_attention_heads", "intermediate_size", "condition_length", "position_scale")
-        check_positive(self, *names, prefix="model.")
+        check_positive(self, *names, prefix="shape.")
         rotary, heads, known = self.condition_rotary, self.num_attention_heads, ", ".join(CONDITION_ROTARY)
-        check(rotary in CONDITION_ROTARY, "model.condition_rotary", rotary, f"is not one of {known}")
-        remedy = f"must split model.dim {self.dim} into heads of a multiple of 4"
-        check(self.dim % (4 * heads) == 0, "model.num_attention_heads", heads, remedy)
+        check(rotary in CONDITION_ROTARY, "shape.condition_rotary", rotary, f"is not one of {known}")
+        remedy = f"must split shape.dim {self.dim} into heads of a multiple of 4"
+        check(self.dim % (4 * heads) == 0, "shape.num_attention_heads", heads, remedy)
 
 
 @dataclass
@@ -114,7 +114,7 @@ class TransformerTrainingConfig(RunConfig):
         frozen_text_encoder: folder whose text encoder is used as it is: the export of `vargen train text-encoder`, or a
             pipeline for which a draft model is trained.
         image_size: side of the training pictures, pixels.
-        model: shape of the transformer.
+        shape: shape of the transformer.
         null_caption_probability: share of the captions replaced by the null caption.
         complete_caption_share: share of the other captions that say everything, see `compose_training_caption`.
         replaced_rows: share of the pictures in which later tokens see some tokens replaced by others of the batch.
@@ -143,7 +143,7 @@ class TransformerTrainingConfig(RunConfig):
     initial_weights: str = field(default="", metadata=READ)
     frozen_text_encoder: str = field(default="", metadata=READ)
     image_size: int = 128
-    model: TransformerConfig = field(default_factory=TransformerConfig)
+    shape: TransformerConfig = field(default_factory=TransformerConfig)
     null_caption_probability: float = 0.1
     complete_caption_share: float = 0.7
     replaced_rows: float = 0.0
@@ -158,8 +158,8 @@ class TransformerTrainingConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.model, dict):
-            self.model = TransformerConfig(**self.model)
+        if isinstance(self.shape, dict):
+            self.shape = TransformerConfig(**self.shape)
         check(bool(self.vqvae), "vqvae", self.vqvae, "must name the folder of a trained tokenizer")
         encoder = self.frozen_text_encoder
         check(bool(encoder), "frozen_text_encoder", encoder, "must name the folder of a trained text encoder")
@@ -174,7 +174,7 @@ class TransformerTrainingConfig(RunConfig):
 
     def architecture(self) -> dict[str, Any]:
         return {
-            **{f"model.{name}": value for name, value in asdict(self.model).items()},
+            **{f"shape.{name}": value for name, value in asdict(self.shape).items()},
             "image_size": self.image_size,
         }
 
@@ -190,7 +190,7 @@ def load_initial_weights(folder: str, transformer: LlamaGenTransformer, vqvae: V
     check(same, "initial_weights", folder, "has another tokenizer, so its tokens mean something else; name its vqvae")
     saved = LlamaGenTransformer.from_pretrained(Path(folder) / "transformer")
     before, now = saved.config.condition_rotary, transformer.config.condition_rotary
-    check(before == now, "model.condition_rotary", now, f"does not fit initial_weights, which have {before!r}")
+    check(before == now, "shape.condition_rotary", now, f"does not fit initial_weights, which have {before!r}")
     fill(transformer, saved.state_dict(), f"transformer in {folder!r}", "model says")
 
 
@@ -203,7 +203,7 @@ class TransformerTask:
         self.vqvae, grid_size = load_vqvae(config.vqvae, config.image_size, device)
         self.grid_size = grid_size
         self.tokenizer = build_tokenizer()
-        shape = config.model
+        shape = config.shape
         self.text_encoder = load_text_encoder(config.frozen_text_encoder).requires_grad_(False)
         self.transformer = LlamaGenTransformer(
             **asdict(shape),

@@ -71,7 +71,7 @@ class VideoLLMTrainingConfig(RunConfig):
     """Settings of `vargen train video-llm`, beside those of every run.
 
     Args:
-        model: what is trained.
+        shape: what is trained.
         split: videos to train on; "train" never shows a held-out object.
         question_share: share of samples that are questions and answers; the others are captions.
         grounding_weight: weight of the grounding loss at the start; it falls to zero at three quarters of the run.
@@ -79,7 +79,7 @@ class VideoLLMTrainingConfig(RunConfig):
             the middle one.
         alignment_weight: weight of a loss at that layer that makes tokens of objects more similar to the question
             (`scenes.training.video_views.alignment_loss`).
-        frame_counts: frames of the videos, one number drawn for each step; empty for `model.num_frames` always.
+        frame_counts: frames of the videos, one number drawn for each step; empty for `shape.num_frames` always.
         short_until: share of the run in which all videos have the fewest of these frames.
         kept_shares: shares of the visual tokens that the language model is given, one drawn for each step.
         kept_choices: how these tokens are chosen, one drawn for each step; see `scenes.training.video_views.CHOICES`.
@@ -93,7 +93,7 @@ class VideoLLMTrainingConfig(RunConfig):
             model; empty for all of them. A draft model starts from some layers of its target in this way.
     """
 
-    model: VideoLLMConfig = field(default_factory=VideoLLMConfig)
+    shape: VideoLLMConfig = field(default_factory=VideoLLMConfig)
     split: str = "train"
     question_share: float = 0.25
     grounding_weight: float = 1.0
@@ -117,11 +117,11 @@ class VideoLLMTrainingConfig(RunConfig):
         for name in ("grounding_weight", "alignment_weight"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
         check_positive(self, "visual_word_weight", "time_stretch")
-        layers, layer = self.model.text.num_hidden_layers, self.grounded_layer
+        layers, layer = self.shape.text.num_hidden_layers, self.grounded_layer
         check(layer is None or 1 <= layer <= layers, "grounded_layer", layer, f"must lie between 1 and {layers}")
         if picked := self.initial_layers:
             check(self.initial_weights is not None, "initial_layers", picked, "need initial_weights to be layers of")
-            check(len(picked) == layers, "initial_layers", picked, f"must be as many as model.text has, {layers}")
+            check(len(picked) == layers, "initial_layers", picked, f"must be as many as shape.text has, {layers}")
         for share in (*self.kept_shares, *([] if self.evaluated_share is None else [self.evaluated_share])):
             check(0 < share <= 1, "kept_shares", share, "must lie above 0 and at most at 1")
         check(bool(self.kept_shares), "kept_shares", self.kept_shares, "must name one share at least")
@@ -131,13 +131,13 @@ class VideoLLMTrainingConfig(RunConfig):
             self.kept_choices,
             f"must name some of {', '.join(CHOICES)}",
         )
-        for count in (self.model.num_frames, *self.frame_counts):
+        for count in (self.shape.num_frames, *self.frame_counts):
             remedy = f"must be an even number of at least {MIN_STORY_FRAMES}"
             check(count >= MIN_STORY_FRAMES and count % 2 == 0, "frame_counts", count, remedy)
 
     def architecture(self) -> dict[str, Any]:
-        model = vars(self.model)
-        return {"model": {**model, "text": vars(self.model.text), "vision": vars(self.model.vision)}}
+        shape = vars(self.shape)
+        return {"shape": {**shape, "text": vars(self.shape.text), "vision": vars(self.shape.vision)}}
 
 
 class VideoLLMTask:
@@ -145,9 +145,9 @@ class VideoLLMTask:
 
     def __init__(self, config: VideoLLMTrainingConfig, source: VideoSource, device: torch.device) -> None:
         self.config, self.source, self.device = config, source, device
-        self.processor = build_processor(config.model.image_size, config.model.patch_size)
+        self.processor = build_processor(config.shape.image_size, config.shape.patch_size)
         self.tokenizer = self.processor.tokenizer
-        self.model = build_model(config.model, self.tokenizer).to(device)
+        self.model = build_model(config.shape, self.tokenizer).to(device)
         if config.device == "cpu":
             _avoid_slow_bfloat16(self.model)
         self.module: nn.Module = self.model
@@ -155,21 +155,21 @@ class VideoLLMTask:
             _copy_weights(self.model, config.initial_weights, config.initial_layers)
         self.num_layers = len(self.model.model.language_model.layers)
         self.grounded_layer = config.grounded_layer or max(1, self.num_layers // 2)
-        longest = max((config.model.num_frames, *config.frame_counts))
-        self.heads = nn.ModuleDict({each: _heads(config.model, longest // 2) for each in ("tower", "half-way")}).to(
+        longest = max((config.shape.num_frames, *config.frame_counts))
+        self.heads = nn.ModuleDict({each: _heads(config.shape, longest // 2) for each in ("tower", "half-way")}).to(
             device
         )
         self.extra_modules = nn.ModuleList([self.heads])
         self.word_weights = torch.ones(len(self.tokenizer), device=device)
         self.word_weights[self._word_ids(sorted(visual_words()))] = config.visual_word_weight
-        self._sources = {config.model.num_frames: source}
+        self._sources = {config.shape.num_frames: source}
         self._conversations: dict[int, Conversations] = {}
         self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
 
     @property
     def conversations(self) -> Conversations:
         """About videos of the model's number of frames."""
-        return self._about(self.config.model.num_frames)
+        return self._about(self.config.shape.num_frames)
 
     def muon_parameters(self) -> Iterable[nn.Parameter]:
         model = self.model.model
@@ -218,19 +218,19 @@ class VideoLLMTask:
         return loss, parts
 
     def _frame_count(self, draw: random.Random, progress: float) -> int:
-        counts = self.config.frame_counts or (self.config.model.num_frames,)
+        counts = self.config.frame_counts or (self.config.shape.num_frames,)
         chosen = draw.choice(counts)
         return min(counts) if progress < self.config.short_until else chosen
 
     def _source(self, num_frames: int) -> VideoSource:
         if num_frames not in self._sources:
-            model = self.config.model
-            self._sources[num_frames] = RenderedVideoSource(model.image_size, num_frames, self.device)
+            shape = self.config.shape
+            self._sources[num_frames] = RenderedVideoSource(shape.image_size, num_frames, self.device)
         return self._sources[num_frames]
 
     def _about(self, num_frames: int) -> Conversations:
         if num_frames not in self._conversations:
-            num_visual = self.config.model.grid_size**2 * num_frames // 2
+            num_visual = self.config.shape.grid_size**2 * num_frames // 2
             self._conversations[num_frames] = Conversations(self.tokenizer, num_visual)
         return self._conversations[num_frames]
 
@@ -283,7 +283,7 @@ class VideoLLMTask:
 
     def _positions(self, ids: Tensor, num_frames: int) -> Tensor:
         """[3, B, L]. All conversations begin alike and go on with text: one row serves all."""
-        size, row = self.config.model, ids[:1]
+        size, row = self.config.shape, ids[:1]
         positions, _ = self.model.model.get_rope_index(
             row,
             2 * (row == self.model.config.video_token_id).int(),
@@ -294,7 +294,7 @@ class VideoLLMTask:
 
     def _truth(self, videos: Sequence[Story], num_frames: int) -> dict[str, Tensor]:
         """By name, int64 [B, m]: what each visual token shows, of its two frames the later one, and its position."""
-        frames, grid_size = range(1, num_frames, 2), self.config.model.grid_size
+        frames, grid_size = range(1, num_frames, 2), self.config.shape.grid_size
         places = place_targets(len(frames), grid_size)
         told = grounding_targets(videos, frames, grid_size)
         told.update({name: place.expand(len(videos), -1) for name, place in places.items()})
@@ -355,7 +355,7 @@ class VideoLLMTask:
 
     def _pixels(self, frames: Tensor) -> dict[str, Tensor]:
         """What the vision tower reads of videos [B, F, 3, size, size]."""
-        patches, grid = qwen_patches(frames.to(self.device), self.config.model.patch_size)
+        patches, grid = qwen_patches(frames.to(self.device), self.config.shape.patch_size)
         return {"pixel_values_videos": patches, "video_grid_thw": grid.to(self.device)}
 
     def draw_samples(self, path: Path) -> None:
@@ -366,7 +366,7 @@ class VideoLLMTask:
         save_image_atomic(contact_sheet(strips, captions, columns=1), path)
 
     def export(self, folder: Path) -> None:
-        exported = build_model(self.config.model, self.tokenizer)
+        exported = build_model(self.config.shape, self.tokenizer)
         exported.load_state_dict(self.model.state_dict())
         exported.to(torch.bfloat16)
         exported.save_pretrained(folder)
@@ -412,6 +412,6 @@ def train_video_llm(config: VideoLLMTrainingConfig, source: VideoSource | None =
         UserError: for a field or checkpoint that does not fit.
     """
     device = prepare(config)
-    model = config.model
-    source = source or RenderedVideoSource(model.image_size, model.num_frames, device)
+    shape = config.shape
+    source = source or RenderedVideoSource(shape.image_size, shape.num_frames, device)
     return train(config, VideoLLMTask(config, source, device))

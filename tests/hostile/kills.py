@@ -161,7 +161,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Path], object]]] = {
         generated,
     ),
     "evaluate": (
-        "evaluate --method ar --model {model} --preset {work}/p.yaml --prompts_file {work}/c.txt --quiet "
+        "evaluate --methods ar --model {model} --protocol {work}/p.yaml --prompts_file {work}/c.txt --quiet "
         "--reference {work}/ref --output {work}/out --batch_size 2 --bootstrap 0 --clip {clip}",
         evaluated,
     ),

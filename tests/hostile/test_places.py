@@ -14,7 +14,7 @@ from vargen.cli import main
 
 GENERATE = "generate 'a red cube' --model {model} --quiet --output {work}/out"
 BENCH = "bench --methods ar --model {model} --num_prompts 1 --warm_up 0 --quiet --judge false --output {work}/out"
-EVALUATE = "evaluate --method ar --model {model} --num_prompts 2 --quiet --output {work}/out"
+EVALUATE = "evaluate --methods ar --model {model} --num_prompts 2 --quiet --output {work}/out"
 SCENES = "scenes --num_scenes 1 --quiet --output {work}/out"
 TUNE = "tune --method eagle --model {model} --quiet --output {work}/out"
 TRAIN = "train judge --output {work}/out --batch_size 2 --steps 1 --evaluation_size 2 --image_size 32"

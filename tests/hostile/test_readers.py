@@ -172,7 +172,7 @@ ARRAYS = {
 WHOLE = ("statistics of another network", "one picture")
 """Arrays that are what they should be, and no reference."""
 GIVEN = (
-    "evaluate --given_images {work}/f --preset {work}/p.yaml --prompts_file {work}/c.txt --output {work}/out --quiet "
+    "evaluate --given_images {work}/f --protocol {work}/p.yaml --prompts_file {work}/c.txt --output {work}/out --quiet "
 )
 GIVEN += "--clip {clip} "
 

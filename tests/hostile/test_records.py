@@ -164,7 +164,7 @@ def test_a_picture_that_is_torn_is_made_again(
 
 
 EVALUATE = (
-    "evaluate --method ar --model {model} --preset {work}/p.yaml --prompts_file {work}/c.txt --reference {work}/ref "
+    "evaluate --methods ar --model {model} --protocol {work}/p.yaml --prompts_file {work}/c.txt --reference {work}/ref "
 )
 EVALUATE += "--reference {work}/ref --output {work}/e --quiet --batch_size 2 --bootstrap 0"
 

@@ -15,7 +15,7 @@ from vargen.methods.catalogue import METHODS, resolve_method
 FILE = "generate --prompts_file {work}/p.%s --output {work}/out --quiet"
 CONFIG = "generate 'a red cube' --config {work}/c.yaml --output {work}/out --quiet"
 METHOD = "generate 'a red cube' --method {work}/m.yaml --output {work}/out --quiet"
-PRESET = "evaluate --preset {work}/p.yaml --output {work}/out --quiet"
+PRESET = "evaluate --protocol {work}/p.yaml --output {work}/out --quiet"
 DEEP = "[" * 50_000
 BOMB = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
 
@@ -83,7 +83,7 @@ CASES = [
         "a video method for pictures", "generate 'a cube' --method lvspec --output {work}/out", "'lvspec' is not known"
     ),
     say("a method for pictures about videos", "caption {work} --method vvs", "'vvs' is not known for videos"),
-    say("no such protocol", "evaluate --preset magic --output {work}/out", "'evaluate/magic' is not shipped"),
+    say("no such protocol", "evaluate --protocol magic --output {work}/out", "'evaluate/magic' is not shipped"),
     say("what cannot be tuned", "tune --method ar --output {work}/out", "'ar' has nothing to tune"),
     say("a fixed setting that is none", "tune --fixed.depht 3 --output {work}/out", "no setting 'depht'"),
     say("what cannot be trained", "train everything", "'everything' cannot be trained"),
@@ -104,7 +104,9 @@ CASES = [
         "does not exist",
     ),
     say(
-        "a protocol of 300 characters", "evaluate --preset " + "x" * 300 + ".yaml --output {work}/out", "does not exist"
+        "a protocol of 300 characters",
+        "evaluate --protocol " + "x" * 300 + ".yaml --output {work}/out",
+        "does not exist",
     ),
     say("the home of nobody", "generate a --model ~nobody-at-all --output {work}/out", "~nobody-at-all"),
     say("prompts at the home of nobody", "generate --prompts_file ~nobody-at-all/p.txt --output {work}/out", "p.txt"),

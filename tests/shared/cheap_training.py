@@ -29,7 +29,7 @@ FEW_STEPS: dict[str, Any] = dict(
 DRAFT_STEPS: dict[str, Any] = dict(
     generation_batch_size=8, warmup_steps=5, learning_rate=1e-2, ema_decay=0.9, evaluate_every=1000, autocast=False
 )
-PICTURE_STEPS: dict[str, Any] = DRAFT_STEPS | dict(images=24, batch_size=8, evaluation_size=8, steps=60)
+PICTURE_STEPS: dict[str, Any] = DRAFT_STEPS | dict(num_images=24, batch_size=8, evaluation_size=8, steps=60)
 
 
 class CheapScenes:
@@ -82,7 +82,7 @@ def tokenizer_config(tmp_path: Path) -> TokenizerTrainingConfig:
         evaluate_every=3,
         sample_every=3,
         image_size=IMAGE_SIZE,
-        model=VQModelConfig((8, 16), 1, 16, 32, 4, 4),
+        shape=VQModelConfig((8, 16), 1, 16, 32, 4, 4),
         **FEW_STEPS | {"evaluation_size": 4},
     )
 
@@ -102,7 +102,7 @@ def transformer_config(tmp_path: Path, tokenizer_config) -> TransformerTrainingC
         evaluate_every=100,
         sample_every=100,
         image_size=tokenizer_config.image_size,
-        model=TransformerConfig(32, 2, 2, 48, 48),
+        shape=TransformerConfig(32, 2, 2, 48, 48),
         frozen_text_encoder=str(tmp_path / "text"),
         **FEW_STEPS,
     )

@@ -11,7 +11,7 @@ import torch
 from small_video_llms import ARCHITECTURES, build_talkative, save_both
 
 from scenes.cases import scene_video_cases
-from scenes.models.architectures import TextModelConfig, VideoLLMConfig, VisionModelConfig
+from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
 from vargen.drafters.video_head import KINDS
 from vargen.drafters.video_head_folder import new_video_head, save_video_head
 from vargen.jobs.cases import VideoCase
@@ -22,7 +22,7 @@ SIZE, FRAMES = 64, 4
 
 def build_pair(folder: Path, architecture: str) -> None:
     """A target of three layers, and its disturbed copy of the same size as a drafter that is often right."""
-    sizes = TextModelConfig(64, 96, 3, 4, 2), VisionModelConfig(32, 64, 2, 2)
+    sizes = TextModelConfig(64, 96, 3, 4, 2), TowerConfig(32, 64, 2, 2)
     model, processor = build_talkative(VideoLLMConfig(SIZE, 8, FRAMES, *sizes), architecture)
     for name in ("target", "draft"):
         save_both(folder / name, model, processor)

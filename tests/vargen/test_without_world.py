@@ -105,7 +105,7 @@ def test_behind_a_broken_entry_point_models_of_ones_own_work_and_the_rest_ends_i
         Image.new("RGB", (32, 32), (60 * number, 0, 0)).save(frames / f"{number}.png")
     bench = ["bench", "--model", tiny_model_folder, "--methods", "ar,jacobi", "--warm_up", "0", "--quiet"]
     evaluate = ["evaluate", "--model", tiny_model_folder, "--quiet", "--output", tmp_path / "scores"]
-    file = ["--preset", tmp_path / "mine.yaml", "--prompts_file", prompts, "--bootstrap", "0"]
+    file = ["--protocol", tmp_path / "mine.yaml", "--prompts_file", prompts, "--bootstrap", "0"]
     caption = ["caption", frames, "what happens?", "--num_frames", "4", "--max_new_tokens", "4", "--method", "ar"]
 
     *needing, drawn, compared, composed, scored, scenes, described, shipped, converted, trained = run_blocked(
@@ -127,7 +127,7 @@ def test_behind_a_broken_entry_point_models_of_ones_own_work_and_the_rest_ends_i
     assert [row["method"] for row in json.loads((tmp_path / "bench" / "results.json").read_text())] == ["ar", "jacobi"]
     composed.check_line("prompts_file: no world is installed", "name a file of prompts")
     scored.check_worked()
-    scenes.check_line("preset scenes: no world is installed", "use another preset")
+    scenes.check_line("protocol scenes: no world is installed", "use another protocol")
     described.check_worked()
     shipped.check_line("model: no world is installed", "name a folder")
     converted.check_worked()

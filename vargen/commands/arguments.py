@@ -12,7 +12,7 @@ import os
 import re
 from argparse import SUPPRESS, Action
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -34,16 +34,30 @@ _GROUPS = {
         *("seed", "guidance_scale", "temperature", "top_k", "top_p", "repetition_penalty", "max_new_tokens"),
         *("num_candidates", "ranker"),
     ),
-    "Output": ("output", "save_images", "trace_image", "picture", "save_to_model", "overwrite", "json", "quiet"),
+    "Training": (
+        *("batch_size", "steps", "max_seconds", "seed", "learning_rate", "warmup_steps", "final_learning_rate"),
+        *("decay_start", "optimizer", "muon_learning_rate", "weight_decay", "adam_betas", "gradient_clip", "ema_decay"),
+        *("evaluate_every", "evaluation_size"),
+    ),
+    "Output": (
+        *("output", "save_images", "trace_image", "picture", "save_to_model", "overwrite", "json", "quiet"),
+        *("checkpoint_seconds", "log_every", "log_with", "sample_every"),
+    ),
     "Loading the model": (
         *(field.name for field in fields(ModelOptions) if field.name != "model"),
         *("draft_model", "draft_revision"),
     ),
+    "Computing": ("device", "num_threads", "autocast", "compile"),
 }
 """Groups of the help text, in their order, after the group of the task itself. Every other option is of the task."""
-_HEADS = {"Decoding method": ("method", "methods"), "Loading the model": ("device",)}
+_HEADS = {
+    "Decoding method": ("method", "methods"),
+    "Training": ("learning_rate",),
+    "Loading the model": ("revision", "judge_model"),
+    "Computing": ("num_threads",),
+}
 """A command with none of these options has no such group: its `batch_size` or `vqvae` is of the task."""
-_LAST = ("Output", "Loading the model", "About these options")
+_LAST = ("Training", "Output", "Loading the model", "Computing", "About these options")
 
 _FOLDERS = ("output", "clip", "text_encoder", "drafter", "judge_model")
 _FILES = ("picture", "vgg_weights", "inception_weights", "config", "transformer", "vqvae")
@@ -138,6 +152,9 @@ def _add_options(parser: ArgumentParser, options: type[Any]) -> None:
             continue
         group = parser.add_argument_group(title)
         for field in sorted(chosen, key=lambda field: field.name == "model" and title == task):
+            if is_dataclass(types[field.name]):  # in a group of its own, whose options have dots
+                parser.add_class_arguments(types[field.name], field.name, default=asdict(_default(field)))
+                continue
             group.add_argument(
                 f"--{field.name}",
                 type=types[field.name],

@@ -14,8 +14,8 @@ from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.jobs.benchmark import BenchConfig, benchmark
 from vargen.jobs.stopwatch import in_processes
 from vargen.jobs.video_benchmark import BenchVideoConfig, benchmark_videos
+from vargen.methods.base import TASKS
 
-TASKS = ("image", "video")
 _THIS_MACHINE = "Seconds are of this machine; keep other work off it meanwhile."
 
 

@@ -63,7 +63,7 @@ def _warn_of_lost_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     if gone := [label for label in earlier if label not in {row["method"] for row in rows}]:
         names = ",".join(row["method"] for row in rows if row["method"] not in gone)
         print(
-            f"vargen: warning: {path} had {', '.join(gone)} too; --method {','.join(gone)},{names} gives one table of "
+            f"vargen: warning: {path} had {', '.join(gone)} too; --methods {','.join(gone)},{names} gives one table of "
             "all, and what was made is not made again",
             file=sys.stderr,
         )

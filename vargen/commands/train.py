@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from vargen.base.errors import UserError, did_you_mean
 from vargen.base.resources import find_config
-from vargen.commands.arguments import HelpFormatter, fill, parse
+from vargen.commands.arguments import build_parser, fill, parse
 from vargen.jobs.training import load_trainer, recipes, train
 
-_TASKS = {"pictures": "drafter", "videos": "video-drafter", "text": "drafter-text"}
+_TASKS = {"image": "drafter", "video": "video-drafter", "text": "drafter-text"}
 """The recipes of `vargen train drafter --task TASK`."""
 
 
@@ -29,16 +29,13 @@ def run(arguments: Sequence[str]) -> int:
     if not any(argument == "--config" or argument.startswith("--config=") for argument in rest):
         rest = ["--config", str(find_config(f"train/{name}")), *rest]
 
-    from vargen.training.config import build_parser
-
     config_type, _ = load_trainer(known[name])
     parser = build_parser(
-        config_type,
+        f"train {name}",
         f"Train {known[name].summary}. Without --config, configs/train/{name}.yaml. The same command continues a "
         "stopped run from its last checkpoint.",
+        config_type,
     )
-    parser.prog, parser.usage = f"vargen train {name}", f"vargen train {name} [options]"
-    parser.exit_on_error, parser.formatter_class = False, HelpFormatter
     config = fill(config_type, parser.instantiate_classes(parse(parser, rest)))
     # To standard error, and before what is learned from is loaded or made: that may take minutes.
     print(f"vargen: training the {name}", file=sys.stderr)
@@ -55,7 +52,7 @@ def _of_task(name: str, rest: list[str]) -> tuple[str, list[str]]:
     if name != "drafter":
         return name, rest
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--task", nargs="?", default="pictures")
+    parser.add_argument("--task", nargs="?", default="image")
     found, others = parser.parse_known_args(rest)
     if found.task not in _TASKS:
         raise UserError(f"--task must be one of {', '.join(_TASKS)}, got {found.task!r}")

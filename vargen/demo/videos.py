@@ -129,7 +129,7 @@ def show_clip(models: Models, _tickets: Tickets, _ticket: str, clip: Clip, num_f
     pictures = to_pil(frames.frames.float() / 255)
     for picture in pictures:
         picture.thumbnail((480, 480))
-    seconds = max(frames.total_num_frames / frames.frames_per_second / len(pictures), 0.12)
+    seconds = max(frames.total_num_frames / frames.fps / len(pictures), 0.12)
     said = f"{name}; the model looks at {len(pictures)} of {frames.total_num_frames:,} frames"
     yield markup.moving(pictures, min(seconds, 1.0), name) + markup.notice(said)
 

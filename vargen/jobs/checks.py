@@ -123,10 +123,10 @@ def most_asked(prompts: Sequence[BenchmarkPrompt]) -> int:
 
 
 def needs_check(prompts: Sequence[BenchmarkPrompt]) -> str | None:
-    """What a picture of these prompts is checked by: "detector", "answers" or nothing."""
+    """What a picture of these prompts is checked by: "detector", "vqa_model" or nothing."""
     if any(each.composition is not None for each in prompts):
         return "detector"
-    return "answers" if any(each.questions for each in prompts) else None
+    return "vqa_model" if any(each.questions for each in prompts) else None
 
 
 def check_names(detector: Detector, prompts: Sequence[BenchmarkPrompt]) -> None:

@@ -31,19 +31,19 @@ class Clip:
         path: of the video.
         question: asked about it.
         choose: chooses frames; see `vargen.models.video_llms.frames.frame_sampler`.
-        frames_per_second: of pictures in a folder.
+        fps: of pictures in a folder.
     """
 
     path: Path
     question: str
     choose: Callable[[int, float], list[int]]
-    frames_per_second: float | None = None
+    fps: float | None = None
     truth: Any = field(default=None, init=False)
 
     @cached_property
     def frames(self) -> VideoFrames:
         """The frames, read at the first use. Raises UserError as `read_video` does."""
-        return read_video(self.path, self.choose, self.frames_per_second)
+        return read_video(self.path, self.choose, self.fps)
 
     def forget(self) -> None:
         """Free the memory of the frames."""
@@ -67,7 +67,7 @@ def ask_about(
     questions: str | None,
     usual: str,
     choose: Callable[[int, float], list[int]],
-    frames_per_second: float | None = None,
+    fps: float | None = None,
 ) -> list[Clip]:
     """Clips of a folder with their questions.
 
@@ -75,7 +75,7 @@ def ask_about(
         folder: of the videos.
         questions: a .txt file, whose lines are all asked about every video; or a .csv or .jsonl file with a "video" of
             the folder and a "question" in each row; None asks `usual` about all.
-        choose, frames_per_second: of each clip.
+        choose, fps: of each clip.
 
     Raises:
         UserError: no folder, no videos, or a file without questions.
@@ -90,7 +90,7 @@ def ask_about(
         raise UserError(f"questions: {questions} must end in .txt, .csv or .jsonl")
     else:
         pairs = [(path, each) for path in videos for each in read_prompts(questions, "questions")]
-    clips = [Clip(path, question, choose, frames_per_second) for path, question in pairs]
+    clips = [Clip(path, question, choose, fps) for path, question in pairs]
     if not clips:
         raise UserError(f"questions: {questions} holds none; write one a line")
     return clips

@@ -51,7 +51,7 @@ class EvaluateConfig(SamplingOptions):
     """What to evaluate.
 
     Args:
-        preset: name of a shipped protocol (scenes, scenes-efficientnet, scene-prompts, prompts, coco2014-30k,
+        protocol: name of a shipped protocol (scenes, scenes-efficientnet, scene-prompts, prompts, coco2014-30k,
             coco2017-5k-longest, imagenet-50k) or a YAML file with the same fields; null for scenes, or for
             scene-prompts with a prompts_file, or for prompts with a model that does not draw the project's own scenes.
         num_prompts: number of prompts or classes; null for the protocol's, or 2000 where it has none.
@@ -60,7 +60,8 @@ class EvaluateConfig(SamplingOptions):
         prompts_format: what the captions are of: parti, geneval, dpg or hpsv2, as published. Scores are then told by
             group, too. null for captions alone.
         given_images: folder or .npz file of pictures to evaluate, instead of making any.
-        method: decoding method or preset. Several, separated by commas, are evaluated one after the other.
+        methods: names of methods or presets, or YAML files of settings, separated by commas. They are evaluated one
+            after the other.
         method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
         reference: folder of pictures, or .npz file of pictures (arr_0) or statistics (mu, sigma), for a protocol that
             does not render its own.
@@ -71,7 +72,7 @@ class EvaluateConfig(SamplingOptions):
             score is then added.
         detector: folder of a Mask2Former, OWL-ViT or OWLv2 of transformers, which finds what GenEval's prompts name.
             null for the judge of the project's own scenes, which reads prompts about them alone.
-        answers: folder of a BLIP of transformers, which answers DPG-Bench's questions. null leaves them unasked.
+        vqa_model: folder of a BLIP of transformers, which answers DPG-Bench's questions. null leaves them unasked.
         inception_weights: file of torch-fidelity's Inception weights; null lets torch-fidelity download them.
         vgg_weights: file of torchvision's VGG16 weights, for a protocol that uses them.
         batch_size: number of pictures per call. A stopped run is continued with the same one, since costs are recorded
@@ -83,20 +84,20 @@ class EvaluateConfig(SamplingOptions):
             continues a stopped run.
     """
 
-    preset: str | None = field(default=None, metadata=READ_FILE)
+    protocol: str | None = field(default=None, metadata=READ_FILE)
     num_prompts: int | None = None
     num_images_per_prompt: int = 1
     prompts_file: str | None = field(default=None, metadata=READ)
     prompts_format: str | None = None
     given_images: str | None = field(default=None, metadata=READ)
-    method: str = field(default="jacobi", metadata=READ_FILE)
+    methods: str = field(default="jacobi", metadata=READ_FILE)
     method_options: dict[str, Any] = field(default_factory=dict)
     reference: str | None = field(default=None, metadata=READ)
     write_npz: bool = False
     clip: str | None = field(default=None, metadata=READ)
     hps: str | None = field(default=None, metadata=READ)
     detector: str | None = field(default=None, metadata=READ)
-    answers: str | None = field(default=None, metadata=READ)
+    vqa_model: str | None = field(default=None, metadata=READ)
     inception_weights: str | None = field(default=None, metadata=READ)
     vgg_weights: str | None = field(default=None, metadata=READ)
     batch_size: int = 32
@@ -117,31 +118,31 @@ class EvaluateConfig(SamplingOptions):
         if Path(self.output).is_file():
             raise UserError(f"output: {self.output} is a file; name a folder")
 
-    def methods(
+    def contenders(
         self, resolve: Callable[[str, Mapping[str, Any] | None], ImageMethodConfig]
     ) -> dict[str, ImageMethodConfig]:
         """The methods by label. Raises UserError for an unknown one, or for options of one that is not evaluated."""
-        return read_method_list(self.method, self.method_options, "method", resolve)
+        return read_method_list(self.methods, self.method_options, "methods", resolve)
 
 
-def load_protocol(preset: str) -> Protocol:
+def load_protocol(name: str) -> Protocol:
     """A shipped protocol by name, or the protocol of a YAML file. Raises UserError where there is none, or a field is
     unknown or wrong."""
     from metrics.errors import DataError
     from metrics.protocol import Protocol
 
-    given = preset.endswith((".yaml", ".yml"))
-    path = Path(preset) if given else find_config(f"evaluate/{preset}")
+    given = name.endswith((".yaml", ".yml"))
+    path = Path(name) if given else find_config(f"evaluate/{name}")
     try:
-        content = read_yaml(path, argument="preset")
+        content = read_yaml(path, argument="protocol")
     except FileNotFoundError:
-        raise UserError(f"preset: {path} does not exist") from None
+        raise UserError(f"protocol: {path} does not exist") from None
     if not isinstance(content, dict):
-        raise UserError(f"preset: {path} must hold the fields of a protocol")
+        raise UserError(f"protocol: {path} must hold the fields of a protocol")
     try:
         return Protocol.from_dict({"name": path.stem, **content})
     except (DataError, TypeError) as error:
-        raise UserError(f"preset: {path}: {error}") from error
+        raise UserError(f"protocol: {path}: {error}") from error
 
 
 def evaluate(config: EvaluateConfig, world: World | None, quiet: bool = False) -> list[dict[str, Any]]:
@@ -162,12 +163,12 @@ def evaluate(config: EvaluateConfig, world: World | None, quiet: bool = False) -
     usual = "scenes" if model is None or model.draws_scenes else "prompts"
     if usual == "scenes" and config.prompts_file is not None:
         usual = "prompts" if model is None else "scene-prompts"
-    protocol = load_protocol(config.preset or usual)
+    protocol = load_protocol(config.protocol or usual)
     if config.hps is not None:
         if protocol.captions == "class_labels":
             raise UserError(f"hps scores captions, and {protocol.name} has none; leave it out")
         protocol = replace(protocol, hps=True)
-    methods = {} if model is None else config.methods(model.resolve_method)
+    methods = {} if model is None else config.contenders(model.resolve_method)
 
     from vargen.jobs.evaluated_pictures import GIVEN
     from vargen.runs.batches import PictureBatches
@@ -240,7 +241,7 @@ def _evaluate(
     if model is None and protocol.captions == "scenes":
         notes.append(
             f"given_images: picture i is taken to show caption i of those that {protocol.name} composes with seed "
-            f"{config.seed}; for pictures of other captions name a preset that reads a --prompts_file"
+            f"{config.seed}; for pictures of other captions name a protocol that reads a --prompts_file"
         )
     calls = {label: [CallRecord(**record) for record in job.call_records()] for label, job in jobs.items()}
     kinds = () if run.networks.judge is None else run.networks.judge.kinds
@@ -281,11 +282,11 @@ def _cases(
     count = config.num_prompts or protocol.count
     if protocol.captions == "scenes":
         if config.prompts_file is not None:
-            raise UserError(f"prompts_file: {protocol.name} composes its own captions; use another preset for a file")
+            raise UserError(f"prompts_file: {protocol.name} composes its own captions; use another protocol for a file")
         if model is not None and not model.draws_scenes:
             raise UserError(
-                f"preset: {protocol.name} asks for vargen's own scenes, which a model of the family {model.family} "
-                f"does not draw; use prompts, or another preset for captions of a file"
+                f"protocol: {protocol.name} asks for vargen's own scenes, which a model of the family {model.family} "
+                f"does not draw; use prompts, or another protocol for captions of a file"
             )
         if count is None and config.given_images is not None:
             from vargen.jobs.evaluated_pictures import open_given
@@ -326,7 +327,7 @@ def _cases(
         by_class = model.num_classes is not None
         if by_class != (protocol.captions == "class_labels"):
             kind = "class labels" if by_class else "text"
-            raise UserError(f"preset: the model is conditioned on {kind}, which {protocol.name} does not give")
+            raise UserError(f"protocol: the model is conditioned on {kind}, which {protocol.name} does not give")
     if len(cases) < 2:
         raise UserError("num_prompts: one picture has no spread; give 2 or more")
     return cases
@@ -335,7 +336,7 @@ def _cases(
 def _needed(world: World | None, protocol: Protocol) -> World:
     """The world, for a protocol that asks for its captions, pictures or judge."""
     if world is None:
-        raise missing_world(f"preset {protocol.name}", "use another preset, such as prompts")
+        raise missing_world(f"protocol {protocol.name}", "use another protocol, such as prompts")
     return world
 
 
@@ -356,8 +357,8 @@ def _networks(
     judge = _needed(world, protocol).judge() if protocol.judge else None
     if judge is not None and model is not None and not can_read(judge, model.image_size):
         raise UserError(
-            f"preset: the judge of {protocol.name} reads pictures of {judge.image_size} pixels or more, this model "
-            f"makes {model.image_size}; use prompts, or another preset without a judge"
+            f"protocol: the judge of {protocol.name} reads pictures of {judge.image_size} pixels or more, this model "
+            f"makes {model.image_size}; use prompts, or another protocol without a judge"
         )
     networks = load_networks(protocol, processes.device, files, judge)
     return _with_check(config, networks, protocol, cases, world, processes.device)
@@ -380,7 +381,7 @@ def _with_check(
 
     asked = [case.asked for case in cases if case.asked is not None]
     needed = needs_check(asked)
-    for name in ("detector", "answers"):
+    for name in ("detector", "vqa_model"):
         if getattr(config, name) is not None and name != needed:
             raise UserError(f"{name} checks nothing here; leave it out, or name a prompts_file and its prompts_format")
     named = None if needed is None else getattr(config, needed)
@@ -394,13 +395,13 @@ def _with_check(
         return networks
     check: PictureCheck
     try:
-        if folder is not None and needed == "answers":
+        if folder is not None and needed == "vqa_model":
             check = QuestionCheck(VisualAnswers(folder, device))
         else:
             detector = own or load_detector(folder or Path(), device)
             clip = networks.extractors.get("clip")
             if not isinstance(clip, CLIPFeatures):
-                raise UserError(f"preset: {protocol.name} has no CLIP, which names colours; give it a clip_score")
+                raise UserError(f"protocol: {protocol.name} has no CLIP, which names colours; give it a clip_score")
             check_names(detector, asked)
             check = CompositionCheck(detector, clip, protocol.composition)
     except DataError as error:

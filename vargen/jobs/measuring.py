@@ -157,7 +157,7 @@ def open_reference(protocol: Protocol, path: Path | None) -> ImageFolder | Image
     if protocol.reference != "given":
         if path is not None:
             what = "renders" if protocol.reference == "renders" else "nothing"
-            raise UserError(f"reference: {protocol.name} compares with {what}; use another preset to name pictures")
+            raise UserError(f"reference: {protocol.name} compares with {what}; use another protocol to name pictures")
         return None
     if path is None:
         raise UserError(f"reference: {protocol.name} needs a folder of pictures, or an .npz of pictures or statistics")

@@ -86,7 +86,7 @@ def _learn_from_pictures(train: Callable[..., object], config: Any) -> object:
 
 def _train_video_drafter(train: Callable[..., object], config: Any) -> object:
     """Give the trainer questions about the user's videos, or about videos that the world renders."""
-    if isinstance(config.videos, str):
+    if config.videos is not None:
         return train(config, _about_own_videos(config))
     from vargen.training.run import prepare
     from vargen.training.video_drafter import rendered_questions

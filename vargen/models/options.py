@@ -32,8 +32,8 @@ OWN_QUANTIZATION = ("int8", "int8-dynamic", "int4")
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """Which model, and how it is loaded.
+class LoadingOptions:
+    """Which model, for pictures or videos, and how it is loaded.
 
     Args:
         model: model folder, in the layout of diffusers or of transformers; or a name on the hub, such as
@@ -47,15 +47,9 @@ class ModelOptions:
             on a CPU; or bitsandbytes-8bit, bitsandbytes-4bit, torchao-int8 or torchao-int4; or a mapping of
             "quant_method" (bitsandbytes or torchao) and the fields of transformers' BitsAndBytesConfig or
             TorchAoConfig, where "quant_type" names a configuration of torchao and further fields are its own.
-        draft_quantization: int8, int8-dynamic or int4, of the drafter; exact methods draw the same pictures with it.
+        draft_quantization: int8, int8-dynamic or int4, of the drafter; exact methods make the same
+            pictures or answers with it.
         attn_implementation: "sdpa" or "eager"; null for transformers' choice.
-        compile: make every decoding step one compiled graph. Each method takes seconds to minutes once, kept in a cache
-            for later runs. Needs a C++ compiler, or Triton on a GPU. Pictures can differ where two tokens are about
-            equally likely. Models that answer about videos have no compiled steps.
-        compile_bucket: attention of compiled steps reads keys in multiples of this many tokens.
-        family: family of a model whose config.json fits several, such as anole; null where it says which.
-        tokenizer: folder of the text tokenizer, or its name on the hub, where it does not lie beside the model.
-        vqvae: folder or file of what makes pictures of codes, where it does not lie in "vqvae" beside the model.
     """
 
     model: str | None = field(default=None, metadata=MODEL)
@@ -66,11 +60,6 @@ class ModelOptions:
     quantization: str | dict[str, Any] | None = None
     draft_quantization: str | None = None
     attn_implementation: str | None = None
-    compile: bool = False
-    compile_bucket: int = COMPILE_BUCKET
-    family: str | None = None
-    tokenizer: str | None = field(default=None, metadata=READ)
-    vqvae: str | None = field(default=None, metadata=READ)
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
@@ -86,7 +75,6 @@ class ModelOptions:
         if self.draft_quantization not in (None, *OWN_QUANTIZATION):
             known = ", ".join(OWN_QUANTIZATION)
             raise UserError(f"draft_quantization must be one of {known}, got {self.draft_quantization!r}")
-        check_number("compile_bucket", self.compile_bucket, 2, MAX_COMPILE_BUCKET)
 
     @property
     def library_quantization(self) -> str | dict[str, Any] | None:
@@ -94,16 +82,9 @@ class ModelOptions:
         return None if self.quantization in OWN_QUANTIZATION else self.quantization
 
     @property
-    def beside_model(self) -> dict[str, str]:
-        """What else is named to load a model of a family that draws token by token."""
-        asked = {"family": self.family, "tokenizer": self.tokenizer, "vqvae": self.vqvae}
-        return {name: value for name, value in asked.items() if value is not None}
-
-    @property
     def special(self) -> dict[str, Any]:
         """Given options that some families do not support, by name."""
         asked = {
-            **self.beside_model,
             "device_map": self.device_map,
             "quantization": self.library_quantization,
             "attn_implementation": self.attn_implementation,
@@ -114,7 +95,46 @@ class ModelOptions:
     def identity(self) -> dict[str, Any]:
         """Given options that change a model's numbers, beside its weights and its precision."""
         names = ("quantization", "draft_quantization", "attn_implementation")
-        asked = {name: value for name in names if (value := getattr(self, name)) is not None} | self.beside_model
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True)
+class ModelOptions(LoadingOptions):
+    """Which model of pictures, and how it is loaded.
+
+    Args:
+        compile: make every decoding step one compiled graph. Each method takes seconds to minutes once, kept in a cache
+            for later runs. Needs a C++ compiler, or Triton on a GPU. Pictures can differ where two tokens are about
+            equally likely.
+        compile_bucket: attention of compiled steps reads keys in multiples of this many tokens.
+        family: family of a model whose config.json fits several, such as anole; null where it says which.
+        tokenizer: folder of the text tokenizer, or its name on the hub, where it does not lie beside the model.
+        vqvae: folder or file of what makes pictures of codes, where it does not lie in "vqvae" beside the model.
+    """
+
+    compile: bool = False
+    compile_bucket: int = COMPILE_BUCKET
+    family: str | None = None
+    tokenizer: str | None = field(default=None, metadata=READ)
+    vqvae: str | None = field(default=None, metadata=READ)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("compile_bucket", self.compile_bucket, 2, MAX_COMPILE_BUCKET)
+
+    @property
+    def beside_model(self) -> dict[str, str]:
+        """What else is named to load a model of a family that draws token by token."""
+        asked = {"family": self.family, "tokenizer": self.tokenizer, "vqvae": self.vqvae}
+        return {name: value for name, value in asked.items() if value is not None}
+
+    @property
+    def special(self) -> dict[str, Any]:
+        return self.beside_model | super().special
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        asked = super().identity | self.beside_model
         return asked | ({"compile_bucket": self.compile_bucket} if self.compile else {})
 
 

@@ -23,7 +23,7 @@ from specdecode.kernels.build import why_not
 from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
 from vargen.models.description import ModelDescription
-from vargen.models.options import OWN_QUANTIZATION, ModelOptions
+from vargen.models.options import OWN_QUANTIZATION, LoadingOptions, ModelOptions
 from vargen.models.quantization import pipeline_quantization, quantization_config
 from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES
 from vargen.pipelines.compilation import check_compiler
@@ -73,7 +73,7 @@ def place_and_precision(device: str, dtype: str) -> tuple[str, str]:
 
 
 def loading_arguments(
-    options: ModelOptions, quantized: Mapping[str, str] | None = None
+    options: LoadingOptions, quantized: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], str, str]:
     """Arguments for `from_pretrained`, the name of the device, and the name of the precision.
 
@@ -86,7 +86,7 @@ def loading_arguments(
     """
     check_kernels()
     device, dtype = place_and_precision(options.device, options.dtype)
-    arguments: dict[str, Any] = {"dtype": getattr(torch, dtype), **options.beside_model}
+    arguments: dict[str, Any] = {"dtype": getattr(torch, dtype)}
     if options.device_map is not None:
         arguments["device_map"] = options.device_map
     if options.attn_implementation is not None:
@@ -117,6 +117,7 @@ def load_pipeline(
         UserError: a device is absent, a file is damaged, an option does not fit the family, or there is no compiler.
     """
     arguments, device, dtype = loading_arguments(options, model.quantized)
+    arguments |= options.beside_model
     if options.compile:
         check_compiler(torch.device(device))  # before anything is loaded
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns of missing CUDA

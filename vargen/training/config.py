@@ -1,4 +1,4 @@
-"""Settings of a training run: the fields that trainers share, their checks, and reading them from YAML and flags.
+"""Settings of a training run: the fields that trainers share, and their checks.
 
 Belongs here: settings of two trainers or more. Does not belong here: the code that uses them (`run.py`, the trainers),
 and anything that imports a model.
@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import ArgumentParser
 
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PIXELS, MAX_SEED, MAX_THREADS
 from vargen.base.errors import UserError
 from vargen.base.places import MODEL, writes_in
-from vargen.base.reading import parser_mode
 from vargen.training.trackers import check_tracker
 
 CHECKPOINT_NAME = "checkpoint.pt"
@@ -233,11 +231,3 @@ def bfloat16_pays(device: str) -> bool:
     """Whether a device computes faster in bfloat16 than in float32: GPUs, and processors with instructions for it."""
     instructions = ("avx512_bf16", "amx_bf16", "bf16")
     return device != "cpu" or any(torch.cpu.get_capabilities().get(each) for each in instructions)
-
-
-def build_parser(config_type: type[RunConfig], description: str) -> ArgumentParser:
-    """A parser with `--config FILE.yaml` and one flag per field (dotted for nested ones)."""
-    parser = ArgumentParser(description=description, parser_mode=parser_mode())
-    parser.add_argument("--config", action="config", help="YAML file with any of the fields below")
-    parser.add_class_arguments(config_type)
-    return parser

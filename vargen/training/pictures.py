@@ -38,10 +38,11 @@ class PictureRunConfig(DrafterRunConfig):
         tokenizer: folder of the model's text tokenizer, or its name on the hub, where it does not lie beside it.
         prompts_file: file of prompts to draw, as `vargen generate` reads them; empty for captions of rendered scenes,
             which only models trained on scenes draw.
-        images: pictures that the model makes to learn from; with a file of prompts, at most this many of them.
+        num_images: number of pictures that the model makes to learn from; with a file of prompts, at most this many of
+            them.
         codes: folder of a store that `vargen train data` wrote with the model's own tokenizer; its pictures are learned
             from as well, and are rendered instead of drawn. Empty for none.
-        stored_images: the most pictures read from the store.
+        num_stored_images: largest number of pictures read from the store.
         initial_weights: folder of a network of the same shape from which a new run starts; empty starts from new
             weights.
     """
@@ -51,19 +52,19 @@ class PictureRunConfig(DrafterRunConfig):
     family: str | None = None
     tokenizer: str | None = field(default=None, metadata=READ)
     prompts_file: str = field(default="", metadata=READ)
-    images: int = 2048
+    num_images: int = 2048
     codes: str = field(default="", metadata=READ)
-    stored_images: int = 20_000
+    num_stored_images: int = 20_000
     initial_weights: str = field(default="", metadata=READ)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "images", "stored_images")
+        check_positive(self, "num_images", "num_stored_images")
         is_own = self.quantization in OWN_QUANTIZATION
         remedy = "is for drawing; leave it out: what is trained without it fits the quantized model as well"
         check(not is_own, "quantization", self.quantization, remedy)
         remedy = f"must exceed evaluation_size ({self.evaluation_size}), whose pictures are kept apart"
-        check(self.images > self.evaluation_size, "images", self.images, remedy)
+        check(self.num_images > self.evaluation_size, "num_images", self.num_images, remedy)
 
 
 StoredPictures = Callable[[str, int, Any], tuple[list[str], Tensor]]
@@ -128,9 +129,9 @@ def gather_lessons(
     model = open_model(options)
     pipeline, _, _ = load_pipeline(model, options)
     if config.prompts_file:
-        prompts = gather_prompts((), config.prompts_file)[: config.images]
+        prompts = gather_prompts((), config.prompts_file)[: config.num_images]
     elif model.draws_scenes:
-        prompts = sample_prompts(config.seed, config.images)
+        prompts = sample_prompts(config.seed, config.num_images)
     else:
         raise UserError(
             f"prompts_file must name a file: a model of the family {model.family} does not draw rendered scenes, which "
@@ -157,7 +158,7 @@ def gather_lessons(
     if config.codes:
         if not model.draws_scenes or stored_pictures is None:
             raise UserError("codes: a store holds rendered scenes, which this model does not draw; leave it out")
-        captions, stored = stored_pictures(config.codes, config.stored_images, pipeline.vqvae)
+        captions, stored = stored_pictures(config.codes, config.num_stored_images, pipeline.vqvae)
         prompts, codes = [*prompts, *captions], torch.cat((codes, stored.to(codes)))
     identity = {"target": fingerprint, **options.identity, **sampling}
     return Lessons(teacher, prompts, codes, heldout, heldout_codes, identity)

@@ -52,19 +52,19 @@ class TextDrafterTrainingConfig(UnrolledConfig):
         prompts_file: file of prompts, as `vargen generate` reads them; empty for prompts composed from words.
         num_prompts: how many prompts the model answers to learn from; of a file at most so many.
         answers: folder of the model's answers, which several runs can share; empty for output/answers.
-        max_answer_tokens: the most tokens of an answer.
+        max_new_tokens: the most tokens of an answer.
         temperatures: of batch after batch of answers, in turns; 0 is greedy.
         memory_gib: the most memory for hidden states in GiB; those that do not fit are computed again at every step.
         num_attention_heads: of the head; null for the model's, or the next smaller number that fits.
         draft_vocab_size: how many tokens may be drafted, the most frequent ones of the answers; null for all.
-        decoded_prompts: held-out prompts that are answered with the head for the accepted length.
+        num_decoded_prompts: held-out prompts that are answered with the head for the accepted length.
     """
 
     dtype: str = "float32"
     prompts_file: str = field(default="", metadata=READ)
     num_prompts: int = 1536
     answers: str = field(default="", metadata=writes_in())
-    max_answer_tokens: int = 128
+    max_new_tokens: int = 128
     temperatures: list[float] = field(default_factory=lambda: [0.0, 0.8])
     memory_gib: float = 4.0
     num_attention_heads: int | None = None
@@ -73,7 +73,7 @@ class TextDrafterTrainingConfig(UnrolledConfig):
     feature_loss_weight: float = 0.1
     loss_positions: int | None = 256
     levels: int = 4
-    decoded_prompts: int = 6
+    num_decoded_prompts: int = 6
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,7 +81,7 @@ class TextDrafterTrainingConfig(UnrolledConfig):
         known = ("float32", "bfloat16", "float16")
         check(self.dtype in known, "dtype", self.dtype, f"is not one of {', '.join(known)}")
         check(not self.compile, "compile", True, "gains nothing here: no two steps are of one length; leave it out")
-        check_positive(self, "num_prompts", "max_answer_tokens", "decoded_prompts")
+        check_positive(self, "num_prompts", "max_new_tokens", "num_decoded_prompts")
         check_not_negative(self, "memory_gib")
         for name in ("num_attention_heads", "draft_vocab_size"):
             value = getattr(self, name)
@@ -90,7 +90,7 @@ class TextDrafterTrainingConfig(UnrolledConfig):
         usual = bool(self.temperatures) and all(each == 0 or 0.01 <= each <= 100 for each in self.temperatures)
         check(usual, "temperatures", self.temperatures, "must be a list of 0 (greedy) and numbers from 0.01 to 100")
         remedy = f"must be at most evaluation_size ({self.evaluation_size})"
-        check(self.decoded_prompts <= self.evaluation_size, "decoded_prompts", self.decoded_prompts, remedy)
+        check(self.num_decoded_prompts <= self.evaluation_size, "num_decoded_prompts", self.num_decoded_prompts, remedy)
 
     def architecture(self) -> dict[str, Any]:
         names = ("num_attention_heads", "intermediate_size", "feature_layers", "draft_vocab_size")
@@ -338,8 +338,8 @@ class TextDrafterTask(DrafterTask):
         """Mean over verification steps, without the bonus token."""
         drafter = TextDrafter(self._copy(self.model.dtype), self.model)
         lengths = []
-        for text in self.heldout[: self.config.decoded_prompts]:
-            prompt, most = text.tokens[None, : text.prompt_length], self.config.max_answer_tokens
+        for text in self.heldout[: self.config.num_decoded_prompts]:
+            prompt, most = text.tokens[None, : text.prompt_length], self.config.max_new_tokens
             length = drafter.draft_length  # said, so that nothing is copied
             result = specdecode.generate(
                 self.model, prompt, drafter=drafter, draft_length=length, max_new_tokens=most, temperature=0
@@ -387,16 +387,16 @@ def train_text_drafter(config: TextDrafterTrainingConfig) -> RunResult:
     fingerprint = weights_fingerprint(folder)
     settings = {
         "target": fingerprint,
-        "max_answer_tokens": config.max_answer_tokens,
+        "max_new_tokens": config.max_new_tokens,
         "temperatures": config.temperatures,
         "seed": config.seed,
     }
-    answer = TextAnswers(model, config.max_answer_tokens, config.temperatures, config.seed)
+    answer = TextAnswers(model, config.max_new_tokens, config.temperatures, config.seed)
     kept = Path(config.answers or Path(config.output) / "answers")
     answered = []
     for prompts in _prompts(config, tokenizer):
         inputs = [prompts.inputs(number)["input_ids"][0] for number in range(len(prompts.texts))]
-        _check_lengths(model, inputs, config.max_answer_tokens)
+        _check_lengths(model, inputs, config.max_new_tokens)
         answers = keep_answers(answer, prompts, len(prompts.texts), kept, settings)
         texts = [
             Answered(torch.cat((prompt, torch.tensor(tokens))).to(device), len(prompt))
@@ -450,6 +450,6 @@ def _check_lengths(model: Any, prompts: Sequence[Tensor], most: int) -> None:
     length = max(len(prompt) for prompt in prompts)
     if longest is not None and length + most > longest:
         raise UserError(
-            f"max_answer_tokens: {most} after a prompt of {length} tokens reach past the {longest} positions of model; "
+            f"max_new_tokens: {most} after a prompt of {length} tokens reach past the {longest} positions of model; "
             f"lower it, or give shorter prompts"
         )

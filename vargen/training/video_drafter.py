@@ -73,8 +73,8 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
         compact: give rows consecutive positions.
         own_passes: further passes over the head's own guesses, whose losses are added.
         blind_share: share of steps in which the video has no rows.
-        videos: number of rendered videos, each with an answer to learn from; or a folder of videos, of which every
-            tenth is kept apart for evaluation.
+        num_videos: number of rendered videos, each with an answer to learn from.
+        videos: folder of videos to learn from instead, of which every tenth is kept apart for evaluation.
         questions: about a folder's videos: a .txt file, each line of which is asked about every video, or a .csv or
             .jsonl file with a "video" and a "question" in each row; null asks for descriptions.
         num_frames: frames of a video; null for the world's own number, and for the processor's own choice of others.
@@ -82,11 +82,11 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
         max_pixels: of a folder's videos: the most pixels of a frame; null for the processor's own limit.
         image_size: side of the rendered frames in pixels; null for the side of the world's own videos.
         answers: folder of the target's answers, which several runs can share; empty for output/answers.
-        max_answer_tokens: the most tokens of an answer.
+        max_new_tokens: the most tokens of an answer.
         states: folder in which the target's hidden states are kept, a MiB for 1,000 tokens of the shipped target. Runs
             that differ only in the head share them, and a resumed run reads them again. Empty keeps them in memory.
         memory_gib: the most memory for them in GiB; states that do not fit are computed again at every step.
-        decoded_videos: held-out videos whose answers are decoded for the accepted length.
+        num_decoded_videos: held-out videos whose answers are decoded for the accepted length.
     """
 
     kind: str = "sparrow"
@@ -98,17 +98,18 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
     compact: bool = False
     own_passes: int | None = None
     blind_share: float | None = None
-    videos: int | str = field(default=2048, metadata=READ)
+    num_videos: int = 2048
+    videos: str | None = field(default=None, metadata=READ)
     questions: str | None = field(default=None, metadata=READ)
     num_frames: int | None = None
     fps: float | None = None
     max_pixels: int | None = None
     image_size: int | None = None
     answers: str = field(default="", metadata=writes_in())
-    max_answer_tokens: int = 220
+    max_new_tokens: int = 220
     states: str = field(default="", metadata=writes_in())
     memory_gib: float = 4.0
-    decoded_videos: int = 4
+    num_decoded_videos: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,7 +117,7 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
         check(self.kind in KINDS, "kind", self.kind, f"is not one of {', '.join(KINDS)}")
         known = self.visual in (None, *VISUAL_INPUTS)
         check(known, "visual", self.visual, f"is not one of {', '.join(VISUAL_INPUTS)}")
-        check_positive(self, "max_answer_tokens", "decoded_videos")
+        check_positive(self, "max_new_tokens", "num_decoded_videos")
         self._check_videos()
         for name, least in (("visual_layer", 0), ("num_queries", 1), ("draft_length", 1), ("own_passes", 0)):
             value = getattr(self, name)
@@ -125,17 +126,17 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
             check_fraction(self, "blind_share")
         check_not_negative(self, "memory_gib")
         remedy = f"must be at most evaluation_size ({self.evaluation_size})"
-        check(self.decoded_videos <= self.evaluation_size, "decoded_videos", self.decoded_videos, remedy)
+        check(self.num_decoded_videos <= self.evaluation_size, "num_decoded_videos", self.num_decoded_videos, remedy)
 
     def _check_videos(self) -> None:
         for name in ("num_frames", "fps", "max_pixels", "image_size"):
             if getattr(self, name) is not None:
                 check_positive(self, name)
-        if isinstance(self.videos, str):
+        if self.videos is not None:
             both = self.num_frames is not None and self.fps is not None
             check(not both, "fps", self.fps, "and num_frames cannot both be given; leave out one of them")
             return
-        check_positive(self, "videos")
+        check_positive(self, "num_videos")
         for name in ("questions", "fps", "max_pixels"):
             value = getattr(self, name)
             check(value is None, name, value, "belongs to a folder of videos; name one with videos, or leave it out")
@@ -295,21 +296,21 @@ class VideoDrafterTask(DrafterTask):
         """Mean over verification steps, without the bonus token, for chains as long as agreement is measured."""
         length = _MEASURED_DEPTHS if self.drafter.config.draft_length == 1 else self.drafter.config.draft_length
         accepted = rounds = 0
-        for number in range(min(self.config.decoded_videos, len(self.heldout.answers))):
+        for number in range(min(self.config.num_decoded_videos, len(self.heldout.answers))):
             inputs = {name: value.to(self.device) for name, value in self.heldout.questions.inputs(number).items()}
             request = prepare_request(self.model, inputs)
             target = VideoTarget(
                 self.model,
                 request,
                 capture_layers=self.drafter.config.capture_layers,
-                max_new_tokens=self.config.max_answer_tokens,
+                max_new_tokens=self.config.max_new_tokens,
                 max_draft_nodes=length + 1,
             )
             sizer = FixedDraftSize(DraftSize(length + 1, length))
             drafter: Drafter = VideoDraftHead(self.drafter, target).drafter(StaticTree.chain(length), sizer)
             trace = decode(
                 target,
-                max_new_tokens=self.config.max_answer_tokens,
+                max_new_tokens=self.config.max_new_tokens,
                 sampling=SamplingConfig(temperature=0.0),
                 streams=RandomStreams.from_seeds([number], device=self.device),
                 drafter=drafter,
@@ -348,9 +349,8 @@ def rendered_questions(config: VideoDrafterTrainingConfig, source: VideoSource, 
             ]
             return Questions(answerer.processor, answerer.architecture, videos, described, split, size)
 
-        assert isinstance(config.videos, int)
         return (
-            about("train", config.videos, first_seeds["train"] + config.seed),
+            about("train", config.num_videos, first_seeds["train"] + config.seed),
             about("heldout", config.evaluation_size, first_seeds["heldout"]),
         )
 
@@ -383,7 +383,7 @@ def train_video_drafter(config: VideoDrafterTrainingConfig, ask: Ask) -> RunResu
         with own_folder(config.states, argument="states"):  # refuses a place that cannot be written
             folder = StatesFolder(Path(config.states), {"target": fingerprint})
     for questions in ask(answerer):
-        settings, most = {"target": fingerprint}, config.max_answer_tokens
+        settings, most = {"target": fingerprint}, config.max_new_tokens
         answers = generate_answers(model, questions, len(questions.videos), kept, settings, most)
         dtype = torch.bfloat16 if config.autocast else torch.float32
         memory = config.memory_gib * 2**30

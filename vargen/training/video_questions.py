@@ -108,7 +108,7 @@ def generate_answers(
     model: Any, questions: Questions, count: int, folder: Path, settings: dict[str, Any], max_new_tokens: int
 ) -> list[list[int]]:
     """The target's greedy answers to the first questions, at most `max_new_tokens` tokens each; see `keep_answers`."""
-    settings = {**settings, "max_answer_tokens": max_new_tokens}
+    settings = {**settings, "max_new_tokens": max_new_tokens}
     return keep_answers(
         lambda first, inputs: generate_batch(model, inputs, max_new_tokens), questions, count, folder, settings
     )

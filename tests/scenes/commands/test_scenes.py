@@ -122,7 +122,7 @@ def test_it_writes_videos_with_questions_and_truth(
 ) -> None:
     pytest.importorskip("av")
     folder = tmp_path / "videos"
-    arguments = ["scenes", "--videos", "--num_scenes", "3", "--split", "heldout", "--seed", "7", *options]
+    arguments = ["scenes", "--task", "video", "--num_scenes", "3", "--split", "heldout", "--seed", "7", *options]
     assert main([*arguments, "--output", str(folder), "--json", "--image-size", "64"]) == 0
     assert json.loads(capsys.readouterr().out) == {"output": str(folder), "count": 3, "split": "heldout"}
     written = records(folder)
@@ -132,7 +132,7 @@ def test_it_writes_videos_with_questions_and_truth(
         truth = sample_story(7 + number, num_frames, "heldout")
         video = read_video(folder / record["file_name"])
         assert torch.equal(video.frames, (render_video(truth, 64) * 255).round().byte())
-        assert video.frames_per_second == record["frames_per_second"] == 2.0
+        assert video.fps == record["fps"] == 2.0
         assert tuple(Scene.from_dict(scene) for scene in record["video"]["frames"]) == truth.frames
         assert [event["kind"] for event in record["video"]["events"]] == [event.kind for event in truth.events]
         caption = compose_written_caption(truth, 7 + number)
@@ -163,10 +163,10 @@ def test_videos_do_not_depend_on_the_count_and_replace_what_a_run_before_left(tm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--videos", "--image-size", "60"], "image_size"),
-        (["--videos", "--num_scenes", "0"], "num_scenes must be at least 1, got 0"),
-        (["--videos", "--num-frames", "3"], "num_frames must be at least 4, got 3"),
-        (["--videos", "--frames-per-second", "0"], "frames_per_second must lie between"),
+        (["--task", "video", "--image-size", "60"], "image_size"),
+        (["--task", "video", "--num_scenes", "0"], "num_scenes must be at least 1, got 0"),
+        (["--task", "video", "--num-frames", "3"], "num_frames must be at least 4, got 3"),
+        (["--task", "video", "--fps", "0"], "fps must lie between"),
     ],
 )
 def test_bad_arguments_of_videos_are_one_line_and_leave_nothing(
@@ -183,7 +183,7 @@ def test_without_pyav_nothing_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
-    assert main(["scenes", "--videos", "--output", str(tmp_path / "scenes"), "--quiet"]) == 2
+    assert main(["scenes", "--task", "video", "--output", str(tmp_path / "scenes"), "--quiet"]) == 2
     assert 'pip install "vargen[video]"' in capsys.readouterr().err
     assert not (tmp_path / "scenes").exists()
     assert (

@@ -15,8 +15,9 @@ from torch.nn.functional import normalize
 from metrics.clip_score import clip_scores
 from metrics.extractors import CLIPFeatures
 from scenes.captions.picture_captions import compose_caption
+from scenes.models.architectures import TowerConfig
 from scenes.rendering.scene import sample_scene
-from scenes.training.clip import ClipTrainingConfig, TowerConfig, altered, contrastive_loss, train_clip
+from scenes.training.clip import ClipTrainingConfig, altered, contrastive_loss, train_clip
 from scenes.training.data import RenderedSceneSource
 from vargen.base.errors import UserError
 from vargen.runs.files import read_jsonl

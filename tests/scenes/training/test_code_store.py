@@ -26,7 +26,7 @@ def config(tmp_path: Path, transformer_config) -> CodeStoreConfig:
     return CodeStoreConfig(
         output=str(tmp_path / "codes"),
         vqvae=transformer_config.vqvae,
-        pictures=10,
+        num_images=10,
         shard_size=5,
         batch_size=2,
         image_size=transformer_config.image_size,
@@ -74,7 +74,7 @@ def test_a_killed_writer_goes_on_and_nothing_is_written_twice(tmp_path: Path, co
     assert files(config.output) == files(str(tmp_path / "whole"))
 
     cheap_scenes.first_seeds.clear()
-    write_codes(replace(config, pictures=15), cheap_scenes)
+    write_codes(replace(config, num_images=15), cheap_scenes)
     assert min(cheap_scenes.first_seeds) == STORE_SEED + 10 and len(StoredCodes(config.output)) == 15
     assert load_file(Path(config.output) / "codes-000002.safetensors")["codes"].dtype == torch.uint16
 

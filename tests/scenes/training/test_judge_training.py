@@ -165,7 +165,7 @@ def test_batches_are_a_function_of_the_step_with_reconstructions_too(tmp_path: P
     vqvae = VQModel(**vq_config((8, 8), layers_per_block=1, latent_channels=8, num_vq_embeddings=16, norm_num_groups=2))
     vqvae.save_pretrained(tmp_path / "vqvae")
     config = small_config(
-        tmp_path, vqvae=str(tmp_path / "vqvae"), reconstruction_count=5, reconstruction_share=0.5, batch_size=8
+        tmp_path, vqvae=str(tmp_path / "vqvae"), num_reconstructions=5, reconstruction_share=0.5, batch_size=8
     )
     task = JudgeTask(config, RenderedSceneSource(64, CPU), CPU)
     images, scenes = task._batch(7)

@@ -37,7 +37,7 @@ def config(tmp_path: Path) -> TextEncoderTrainingConfig:
         log_every=2,
         evaluate_every=100,
         autocast=False,
-        text_encoder=TextEncoderConfig(16, 8, 24, 1, 2),
+        shape=TextEncoderConfig(16, 8, 24, 1, 2),
     )
 
 
@@ -104,7 +104,7 @@ def test_the_export_is_what_a_transformer_trains_on(config, tmp_path: Path) -> N
 
 def test_it_learns_whose_colour_is_whose(config) -> None:
     """One batch for ever: the words' classes can be learned, and reach the mean of the states."""
-    config = replace(config, steps=150, learning_rate=1e-2, text_encoder=TextEncoderConfig(32, 16, 64, 2, 2))
+    config = replace(config, steps=150, learning_rate=1e-2, shape=TextEncoderConfig(32, 16, 64, 2, 2))
     original = TextEncoderTask.loss
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TextEncoderTask, "loss", lambda self, step, progress: original(self, 0, progress))
@@ -118,6 +118,6 @@ def test_bad_values_are_named(config, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="length_groups"):
         replace(config, length_groups=3)
     with pytest.raises(UserError, match=r"text_encoder\.d_model"):
-        replace(config, text_encoder={"d_model": 0})
+        replace(config, shape={"d_model": 0})
     with pytest.raises(UserError, match=r"frozen_text_encoder: .* holds no text_encoder"):
         load_text_encoder(str(tmp_path))

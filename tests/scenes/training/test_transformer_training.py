@@ -257,7 +257,7 @@ def test_a_run_starts_from_the_weights_of_a_pipeline(transformer_config, cheap_s
     with pytest.raises(UserError, match=r"initial_weights: .* another tokenizer"):
         TransformerTask(renumbered, cheap_scenes, CPU)
 
-    larger = replace(again, output=str(tmp_path / "larger"), model=replace(first.model, num_layers=3))
+    larger = replace(again, output=str(tmp_path / "larger"), shape=replace(first.shape, num_layers=3))
     with pytest.raises(UserError, match="initial_weights"):
         train_transformer(larger, cheap_scenes)
 
@@ -271,7 +271,7 @@ def test_a_run_starts_from_the_weights_of_a_smaller_grid(transformer_config, che
         output=str(tmp_path / "larger"),
         image_size=2 * transformer_config.image_size,
         initial_weights=str(folder),
-        model=replace(transformer_config.model, position_scale=0.5),
+        shape=replace(transformer_config.shape, position_scale=0.5),
     )
     task = TransformerTask(larger, CheapScenes(size=larger.image_size), CPU)
     side = before.config.grid_size
@@ -284,8 +284,8 @@ def test_a_run_starts_from_the_weights_of_a_smaller_grid(transformer_config, che
     assert torch.equal(rows[::2, ::2].flatten(0, 1), before.rotary_rows.table(CPU)[:-1])
 
     train_transformer(larger, CheapScenes(size=larger.image_size))
-    with pytest.raises(UserError, match=r"another model\.position_scale"):
-        train_transformer(replace(larger, model=transformer_config.model), CheapScenes(size=larger.image_size))
+    with pytest.raises(UserError, match=r"another shape\.position_scale"):
+        train_transformer(replace(larger, shape=transformer_config.shape), CheapScenes(size=larger.image_size))
 
 
 @pytest.mark.usefixtures("without_pictures")

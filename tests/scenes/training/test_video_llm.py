@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from scenes.captions.story_captions import compose_written_caption
-from scenes.models.architectures import TextModelConfig, VideoLLMConfig, VisionModelConfig
+from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
 from scenes.models.processor import build_processor
 from scenes.rendering import camera
 from scenes.rendering.renderer import SceneRenderer
@@ -47,7 +47,7 @@ def model_config(**changes: Any) -> VideoLLMConfig:
         "image_size": SIZE,
         "num_frames": FRAMES,
         "text": TextModelConfig(32, 64, 2, 4, 2),
-        "vision": VisionModelConfig(32, 64, 2, 2),
+        "vision": TowerConfig(32, 64, 2, 2),
     }
     return VideoLLMConfig(**{**sizes, **changes})
 
@@ -62,7 +62,7 @@ def training_config(folder: Path, **changes: Any) -> VideoLLMTrainingConfig:
         "warmup_steps": 1,
         "optimizer": "muon",
     }
-    return VideoLLMTrainingConfig(**{"model": model_config(), **values, **changes})
+    return VideoLLMTrainingConfig(**{"shape": model_config(), **values, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_stories_are_learned_from_parts_of_them_at_several_lengths(
         visual_word_weight=2.0,
         evaluated_share=0.1,
     )
-    config.model = model_config(text=TextModelConfig(32, 64, 3, 4, 2))
+    config.shape = model_config(text=TextModelConfig(32, 64, 3, 4, 2))
     result = train_video_llm(config)
     assert result.finished and {"sequence_pruned", "all_shuffled", "objects"} <= set(result.evaluation)
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -254,7 +254,7 @@ def test_a_run_learns_resumes_and_exports(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_drafter_starts_from_layers_of_its_target(tmp_path: Path) -> None:
     """One model run through the picked layers alone is what the drafter begins as."""
     source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
-    target = training_config(tmp_path / "target", model=model_config(text=DEEP))
+    target = training_config(tmp_path / "target", shape=model_config(text=DEEP))
     VideoLLMTask(target, source, torch.device("cpu")).export(tmp_path / "target")
     model = AutoModelForImageTextToText.from_pretrained(tmp_path / "target", dtype=torch.float32)
     inside = model.model.language_model

@@ -7,8 +7,8 @@ import torch
 
 from scenes.models.architectures import (
     TextModelConfig,
+    TowerConfig,
     VideoLLMConfig,
-    VisionModelConfig,
     build_model,
 )
 from scenes.models.processor import build_processor
@@ -18,7 +18,7 @@ from vargen.models.video_llms.pruning import keep_uniform, visual_gain
 from vargen.models.video_llms.request import keep_visual, prepare_request
 
 CONFIG = VideoLLMConfig(
-    image_size=64, num_frames=8, text=TextModelConfig(32, 64, 4, 4, 2), vision=VisionModelConfig(32, 64, 1, 2)
+    image_size=64, num_frames=8, text=TextModelConfig(32, 64, 4, 4, 2), vision=TowerConfig(32, 64, 1, 2)
 )
 
 

@@ -9,9 +9,8 @@ import pytest
 from vargen.base import resources
 from vargen.base.errors import UserError
 from vargen.base.resources import configs_folder, find_config, find_model, shipped_models
-from vargen.commands.arguments import parse
+from vargen.commands.arguments import build_parser, parse
 from vargen.jobs.training import load_trainer, recipes
-from vargen.training.config import build_parser
 
 
 def test_the_default_model_is_shipped_whole() -> None:
@@ -56,8 +55,7 @@ def test_models_that_are_none_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", recipes())
 def test_training_configs_fill_their_dataclass(name: str) -> None:
-    parser = build_parser(load_trainer(recipes()[name])[0], "")
-    parser.exit_on_error = False
+    parser = build_parser("train", "", load_trainer(recipes()[name])[0])
     values = parser.instantiate_classes(parse(parser, ["--config", str(find_config(f"train/{name}"))]))
     assert values.output.startswith("runs/")
 

@@ -50,9 +50,9 @@ def arguments(tmp_path: Path, tiny_model_folder: Path, clip_folder: Path) -> lis
     (tmp_path / "captions.txt").write_text("\n".join(CAPTIONS[i % 3] for i in range(COUNT)))
     write_reference(tmp_path / "reference")
     return [
-        *("evaluate", "--preset", str(tmp_path / "mine.yaml"), "--prompts_file", str(tmp_path / "captions.txt")),
+        *("evaluate", "--protocol", str(tmp_path / "mine.yaml"), "--prompts_file", str(tmp_path / "captions.txt")),
         *("--model", str(tiny_model_folder), "--clip", str(clip_folder), "--reference", str(tmp_path / "reference")),
-        *("--method", "ar,sjd", "--method_options.sjd.window", "3", "--batch_size", "4", "--bootstrap", "10"),
+        *("--methods", "ar,sjd", "--method_options.sjd.window", "3", "--batch_size", "4", "--bootstrap", "10"),
         *("--device", "cpu", "--quiet", "--output", str(tmp_path / "out")),
     ]
 
@@ -151,7 +151,7 @@ def test_one_more_method_leaves_the_others_alone(
     assert set(made) == {"sjd"}
     assert "scores.json had" not in capsys.readouterr().err
     assert main(only_ar) == 0
-    assert "had sjd too; --method sjd,ar gives one table of all" in capsys.readouterr().err
+    assert "had sjd too; --methods sjd,ar gives one table of all" in capsys.readouterr().err
 
 
 def test_a_folder_of_other_pictures_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,11 +304,11 @@ def test_too_few_pictures_are_warned_of(arguments: list[str], capsys: pytest.Cap
         (["--prompts_file", "missing.txt"], "missing.txt"),
         (["--reference", "missing"], "not a folder of pictures"),
         (["--clip", "missing"], "holds no CLIP"),
-        (["--method", "ar,fastest"], "fastest"),
-        (["--preset", "missing.yaml"], "does not exist"),
-        (["--preset", "coco"], "known:"),
-        (["--preset", "coco2017-5k-longest"], "14 captions, 5,000 are asked"),
-        (["--preset", "scenes"], "composes its own captions"),
+        (["--methods", "ar,fastest"], "fastest"),
+        (["--protocol", "missing.yaml"], "does not exist"),
+        (["--protocol", "coco"], "known:"),
+        (["--protocol", "coco2017-5k-longest"], "14 captions, 5,000 are asked"),
+        (["--protocol", "scenes"], "composes its own captions"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(
@@ -337,7 +337,7 @@ def test_shipped_protocols_are_what_their_names_say() -> None:
 @pytest.mark.parametrize("content", ["captions: 3\n", "- list\n", "{", "resizer: nearest\n"])
 def test_protocols_with_a_mistake_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "mine.yaml").write_text(content)
-    with pytest.raises(UserError, match="preset:"):
+    with pytest.raises(UserError, match="protocol:"):
         load_protocol(str(tmp_path / "mine.yaml"))
 
 
@@ -399,7 +399,7 @@ def test_a_new_drafter_leaves_the_pictures_of_methods_without_one(
     arguments: list[str], drafting_pipeline: LlamaGenPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drafting_pipeline.save_pretrained(tmp_path / "model")
-    few = [*arguments, "--model", str(tmp_path / "model"), "--num_prompts", "4", "--method"]
+    few = [*arguments, "--model", str(tmp_path / "model"), "--num_prompts", "4", "--methods"]
     assert main([*few, "sjd,eagle"]) == 0
     config = tmp_path / "model" / "drafter" / "config.json"
     config.write_text(
@@ -426,7 +426,7 @@ def benchmark(arguments: list[str], tmp_path: Path, name: str, content: str, pro
     (tmp_path / "mine.yaml").write_text(
         "captions: file\nresolution: 32\nresizer: bicubic\nextractor: clip\nreference: none\n"
     )
-    left_out = {"--prompts_file", "--reference", "--method", "--method_options.sjd.window", "--model"}
+    left_out = {"--prompts_file", "--reference", "--methods", "--method_options.sjd.window", "--model"}
     kept = [word for at, word in enumerate(arguments) if word not in left_out and arguments[at - 1] not in left_out]
     given = ["--prompts_file", str(tmp_path / name), "--prompts_format", prompts_format]
     return [*kept, *given, "--given_images", str(tmp_path / "reference")]
@@ -467,8 +467,8 @@ def test_geneval_is_checked_by_a_detector_or_refused(
     assert "detector: geneval needs one; name the folder" in capsys.readouterr().err
     assert main([*run, "--num_images_per_prompt", "8", "--detector", str(folder)]) == 2
     assert "detector: " in (said := capsys.readouterr().err) and "holds no detector" in said
-    assert main([*run, "--num_images_per_prompt", "8", "--answers", str(folder)]) == 2
-    assert "answers checks nothing here" in capsys.readouterr().err
+    assert main([*run, "--num_images_per_prompt", "8", "--vqa_model", str(folder)]) == 2
+    assert "vqa_model checks nothing here" in capsys.readouterr().err
 
     class Cubes:
         identity = "cubes"

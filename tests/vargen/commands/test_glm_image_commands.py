@@ -47,7 +47,7 @@ def test_evaluate_scores_pictures_and_goes_on(
     assert describe_model(folder).image_size == 64
     (tmp_path / "prompts.txt").write_text("\n".join(glm_image_models.PROMPTS))
     output = tmp_path / "out"
-    command = ["evaluate", "--model", str(folder), "--output", str(output), "--method", "jacobi", "--quiet", "--json"]
+    command = ["evaluate", "--model", str(folder), "--output", str(output), "--methods", "jacobi", "--quiet", "--json"]
     command += ["--prompts_file", str(tmp_path / "prompts.txt"), "--bootstrap", "0", "--batch_size", "2"]
     command += ["--clip", str(clip_folder)]
     assert main(command) == 0

@@ -58,7 +58,7 @@ def test_bench_reports_what_needs_no_judge(
 def test_evaluate_scores_the_prompts_of_a_file(
     folder: Path, prompts: str, clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["evaluate", "--model", str(folder), "--output", str(tmp_path / "out"), "--method", "ar,scd", "--quiet"]
+    command = ["evaluate", "--model", str(folder), "--output", str(tmp_path / "out"), "--methods", "ar,scd", "--quiet"]
     command += ["--prompts_file", prompts, "--bootstrap", "5", "--batch_size", "2"]
     assert main(command) == 2
     assert "clip: prompts needs a CLIP model; name the folder of one" in capsys.readouterr().err
@@ -69,7 +69,7 @@ def test_evaluate_scores_the_prompts_of_a_file(
     assert plain["frechet_distance"] is None and plain["reference"] is None and "judge_accuracy" not in plain
     assert fast["decoding"]["pass_reduction"] > 1 and fast["settings"]["guidance_scale"] == 5.0
     assert "no reference: Frechet distance, precision and recall are left out" in err
-    assert main([*command, "--preset", "scenes"]) == 2
+    assert main([*command, "--protocol", "scenes"]) == 2
     assert "prompts_file: scenes composes its own captions" in capsys.readouterr().err
 
 

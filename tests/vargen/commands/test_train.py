@@ -81,8 +81,8 @@ def test_a_second_run_in_the_same_folder_is_refused_at_once(tmp_path: Path, caps
         (["judge", "--stepz", "3"], "stepz"),
         (["judge", "--steps", "many"], "steps"),
         (["judge", "--batch-size", "0"], "batch_size"),
-        (["tokenizer", "--model.norm_num_groups", "5"], "norm_num_groups"),
-        (["transformer", "--model.dim", "10"], "model.num_attention_heads"),
+        (["tokenizer", "--shape.norm_num_groups", "5"], "norm_num_groups"),
+        (["transformer", "--shape.dim", "10"], "shape.num_attention_heads"),
         (["judge", "--config", "/nowhere.yaml"], "nowhere"),
     ],
 )

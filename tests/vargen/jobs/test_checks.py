@@ -99,7 +99,7 @@ def test_answers_are_a_table() -> None:
     prompts = [BenchmarkPrompt("a", {}, None, ASKED), BenchmarkPrompt("b", {}, None, ASKED[:1])]
     table = check_pictures(QuestionCheck(answers), [PICTURE] * 2, prompts, most_asked(prompts))
     assert table.tolist() == [[1, 0, 0], [1, -1, -1]]
-    assert needs_check(prompts) == "answers" and needs_check([RED]) == "detector" and needs_check([]) is None
+    assert needs_check(prompts) == "vqa_model" and needs_check([RED]) == "detector" and needs_check([]) is None
     assert most_asked([RED, TWO]) == 1
 
 

@@ -10,14 +10,15 @@ from scenes.training.code_store import CodeStoreConfig
 from scenes.training.tokenizer import TokenizerTrainingConfig, VQModelConfig
 from scenes.training.transformer import TransformerConfig, TransformerTrainingConfig
 from vargen.base.errors import UserError
-from vargen.training.config import RunConfig, build_parser
+from vargen.commands.arguments import build_parser
+from vargen.training.config import RunConfig
 
 REPOSITORY = Path(__file__).parents[3]
 
 
 def read_flags(config_type: type[Any], arguments: list[str]) -> Any:
     """Settings as `vargen train` reads them."""
-    parser = build_parser(config_type, "")
+    parser = build_parser("train", "", config_type)
     values = parser.instantiate_classes(parser.parse_args(arguments))
     return config_type(**{field.name: getattr(values, field.name) for field in fields(config_type)})
 
@@ -46,9 +47,9 @@ def test_a_bad_value_is_an_error_that_names_the_field(name: str, value: Any) -> 
 
 
 def test_nested_fields_are_named_with_their_path() -> None:
-    with pytest.raises(UserError, match=r"^model\.norm_num_groups: "):
+    with pytest.raises(UserError, match=r"^shape\.norm_num_groups: "):
         VQModelConfig(norm_num_groups=5)
-    with pytest.raises(UserError, match=r"^model\.num_attention_heads: "):
+    with pytest.raises(UserError, match=r"^shape\.num_attention_heads: "):
         TransformerConfig(dim=192, num_attention_heads=5)
     with pytest.raises(UserError, match=r"^image_size: "):
         TokenizerTrainingConfig(output="runs/x", image_size=100)
@@ -68,8 +69,8 @@ def test_the_shipped_file_is_read_and_flags_override_it(config_type: type[RunCon
 
 
 def test_a_dotted_flag_reaches_a_nested_field() -> None:
-    flags = ["--output", "x", "--model.norm_num_groups", "8", "--model.block_out_channels", "[8,16]"]
-    assert read_flags(TokenizerTrainingConfig, flags).model == VQModelConfig(
+    flags = ["--output", "x", "--shape.norm_num_groups", "8", "--shape.block_out_channels", "[8,16]"]
+    assert read_flags(TokenizerTrainingConfig, flags).shape == VQModelConfig(
         block_out_channels=(8, 16), norm_num_groups=8
     )
 

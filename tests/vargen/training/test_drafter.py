@@ -178,7 +178,7 @@ def test_soft_cross_entropy_is_the_mean_surprise() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"images": 8}, "images"),
+        ({"num_images": 8}, "num_images"),
         ({"guided_loss_weight": -1.0}, "guided_loss_weight"),
         ({"generation_batch_size": 0}, "generation_batch_size"),
         ({"levels": 0}, "levels"),
@@ -287,7 +287,7 @@ def test_pictures_of_a_store_are_learned_from_too(config: DrafterTrainingConfig)
         assert (folder, count, vqvae.quantize.n_e) == ("store", 5, 24)
         return prompts, codes
 
-    changed = replace(config, codes="store", stored_images=5)
+    changed = replace(config, codes="store", num_stored_images=5)
     without, lessons = (gather_lessons(each, scene_prompts, stored) for each in (config, changed))
     assert lessons.prompts[-2:] == prompts and torch.equal(lessons.codes[-2:], codes)
     assert len(lessons.codes) == len(lessons.prompts) == 24 - 8 + 2

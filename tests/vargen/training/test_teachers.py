@@ -74,7 +74,7 @@ def test_a_teacher_says_what_decoding_sees(pipeline: Any, layers: tuple[int, ...
 
 def test_a_drafter_learns_numbers_and_changes_no_picture(pipeline: Any, tmp_path: Path) -> None:
     plain = draw(pipeline)
-    config = DrafterTrainingConfig(str(tmp_path), images=3, evaluation_size=1, batch_size=2, autocast=False)
+    config = DrafterTrainingConfig(str(tmp_path), num_images=3, evaluation_size=1, batch_size=2, autocast=False)
     prompts, tokens = janus_models.PROMPTS, plain.tokens
     lessons = Lessons(teacher_of(pipeline), prompts[1:], tokens[1:], prompts[:1], tokens[:1], {})
     task = PictureDrafterTask(config, lessons)

@@ -42,10 +42,10 @@ def config(tmp_path: Path, folder: Path) -> TextDrafterTrainingConfig:
         output=str(tmp_path / "run"),
         model=str(folder),
         prompts_file=str(text_models.prompts_file(tmp_path / "prompts.txt", 30)),
-        max_answer_tokens=16,
+        max_new_tokens=16,
         batch_size=4,
         evaluation_size=6,
-        decoded_prompts=3,
+        num_decoded_prompts=3,
         steps=25,
         log_every=20,
         draft_vocab_size=38,
@@ -227,10 +227,10 @@ def test_composed_prompts_are_a_function_of_the_seed_and_none_of_the_benchmarks(
         ),
         ({"num_attention_heads": 5}, "dim must be num_attention_heads times an even number"),
         ({"temperatures": [-1.0]}, "temperatures: .* must be a list of 0"),
-        ({"max_answer_tokens": 500}, "max_answer_tokens: 500 after a prompt of 6 tokens reach past the 128 positions"),
+        ({"max_new_tokens": 500}, "max_new_tokens: 500 after a prompt of 6 tokens reach past the 128 positions"),
         ({"prompts_file": "/nowhere.txt"}, "prompts_file: cannot read"),
         ({"evaluation_size": 30}, "prompts_file: .* must hold more than evaluation_size"),
-        ({"decoded_prompts": 9}, "decoded_prompts: 9 must be at most evaluation_size"),
+        ({"num_decoded_prompts": 9}, "num_decoded_prompts: 9 must be at most evaluation_size"),
         ({"dtype": "int8"}, "dtype: 'int8' is not one of"),
     ],
 )
@@ -244,7 +244,7 @@ def test_settings_that_do_not_fit_are_named(
 
 def test_the_command_trains_for_text(config: TextDrafterTrainingConfig, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["train", "drafter", "--task", "text", "--model", config.model, "--prompts_file", config.prompts_file]
-    small = {"steps": 1, "evaluation_size": 4, "decoded_prompts": 1, "max_answer_tokens": 8, "num_threads": 1}
+    small = {"steps": 1, "evaluation_size": 4, "num_decoded_prompts": 1, "max_new_tokens": 8, "num_threads": 1}
     for name, value in small.items():
         arguments += [f"--{name}", str(value)]
     assert main([*arguments, "--output", config.output]) == 0

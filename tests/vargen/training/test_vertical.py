@@ -110,7 +110,7 @@ def test_a_resumed_run_ends_with_the_same_weights(config: VerticalTrainingConfig
         ({"gate_size": 0}, "gate_size: 0 must be above zero"),
         ({"guided_loss_weight": 0.0, "token_loss_weight": 0.0}, "leaves no loss at all"),
         ({"guided_loss_weight": -1.0}, "guided_loss_weight"),
-        ({"images": 8}, "must exceed evaluation_size"),
+        ({"num_images": 8}, "must exceed evaluation_size"),
     ],
 )
 def test_wrong_fields_are_named(config: VerticalTrainingConfig, change: dict[str, Any], message: str) -> None:

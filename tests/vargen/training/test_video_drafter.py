@@ -17,7 +17,7 @@ from small_video_llms import ARCHITECTURES, build_talkative, save_both
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
-from scenes.models.architectures import TextModelConfig, VideoLLMConfig, VisionModelConfig
+from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import decode
@@ -72,7 +72,7 @@ def qwen_folder(folders: dict[str, Path]) -> Path:
 
 
 def build_target(folder: Path, architecture: str) -> Path:
-    sizes = TextModelConfig(32, 48, LAYERS, 4, 2), VisionModelConfig(32, 64, 1, 2)
+    sizes = TextModelConfig(32, 48, LAYERS, 4, 2), TowerConfig(32, 64, 1, 2)
     save_both(folder, *build_talkative(VideoLLMConfig(SIZE, 8, FRAMES, *sizes), architecture))
     return folder
 
@@ -88,15 +88,15 @@ def training_config(target: Path, folder: Path, **changes: Any) -> VideoDrafterT
     values: dict[str, Any] = {
         "output": str(folder),
         "model": str(target),
-        "videos": 6,
+        "num_videos": 6,
         "num_frames": FRAMES,
         "image_size": SIZE,
         "generation_batch_size": 3,
-        "max_answer_tokens": 10,
+        "max_new_tokens": 10,
         "batch_size": 3,
         "steps": 3,
         "evaluation_size": 2,
-        "decoded_videos": 1,
+        "num_decoded_videos": 1,
         "warmup_steps": 1,
         "log_every": 1,
         "optimizer": "muon",
@@ -464,7 +464,7 @@ def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str) 
         qwen_folder,
         tmp_path,
         kind=kind,
-        videos=1,
+        num_videos=1,
         evaluation_size=1,
         steps=120,
         learning_rate=4e-3,
@@ -475,7 +475,7 @@ def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str) 
         ema_decay=0.0,
         weight_decay=0.0,
         token_loss_weight=1.0,
-        max_answer_tokens=16,
+        max_new_tokens=16,
         text_only=False,
     )
     result = train_on_noise(config, dict.fromkeys(FIRST_SEEDS, FIRST_SEEDS["heldout"]))
@@ -533,9 +533,9 @@ def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path
         ({"blind_share": 1.5}, "blind_share"),
         ({"draft_length": 0}, "draft_length"),
         ({"feature_noise": -1.0}, "feature_noise"),
-        ({"decoded_videos": 65}, "decoded_videos"),
+        ({"num_decoded_videos": 65}, "num_decoded_videos"),
         ({"compile": True}, "compile"),
-        ({"videos": 0}, "videos"),
+        ({"num_videos": 0}, "num_videos"),
         ({"questions": "asked.txt"}, "questions.*belongs to a folder"),
         ({"videos": "clips", "fps": 2.0, "num_frames": 8}, "fps.*cannot both"),
     ],
@@ -553,8 +553,8 @@ def test_settings_that_do_not_fit_the_target_are_named(qwen_folder: Path, tmp_pa
     train_on_noise(config)
     with pytest.raises(UserError, match="draft_length"):
         train_on_noise(replace(config, draft_length=2))
-    with pytest.raises(UserError, match="max_answer_tokens"):
-        train_on_noise(replace(config, max_answer_tokens=11))
+    with pytest.raises(UserError, match="max_new_tokens"):
+        train_on_noise(replace(config, max_new_tokens=11))
 
 
 @pytest.mark.parametrize(("kind", "share", "expected"), [("sparrow", None, 0.5), ("msd", None, 0.0), ("msd", 1.0, 1.0)])
@@ -616,8 +616,8 @@ def test_a_users_own_videos_train_a_drafter(
         for at, frame in enumerate(torch.rand(frames, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(number))):
             to_pil_image(frame).save(pictures / f"{at}.png")
     arguments = ["train", "video-drafter", "--model", str(qwen_folder), "--videos", str(tmp_path / "clips")]
-    arguments += ["--output", str(tmp_path / "run"), "--max_answer_tokens", "6", "--steps", "2"]
-    arguments += ["--batch_size", "3", "--evaluation_size", "2", "--decoded_videos", "1", "--autocast", "false"]
+    arguments += ["--output", str(tmp_path / "run"), "--max_new_tokens", "6", "--steps", "2"]
+    arguments += ["--batch_size", "3", "--evaluation_size", "2", "--num_decoded_videos", "1", "--autocast", "false"]
     assert main(arguments) == 0
     assert "training of the video-drafter is over" in capsys.readouterr().out
     assert load_video_head(tmp_path / "run" / "export", load(qwen_folder)[0]).config.kind == "sparrow"

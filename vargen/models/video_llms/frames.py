@@ -76,19 +76,19 @@ class VideoFrames:
     Attributes:
         frames: [F, 3, H, W] uint8, RGB.
         frames_indices: their numbers in the whole video, ascending.
-        frames_per_second: of the whole video, on average.
+        fps: of the whole video, on average.
         total_num_frames: of the whole video.
     """
 
     frames: Tensor
     frames_indices: tuple[int, ...]
-    frames_per_second: float
+    fps: float
     total_num_frames: int
 
     @classmethod
-    def from_frames(cls, frames: Tensor, frames_per_second: float = FRAMES_PER_SECOND) -> VideoFrames:
+    def from_frames(cls, frames: Tensor, fps: float = FRAMES_PER_SECOND) -> VideoFrames:
         """A whole video that is there already: [F, 3, H, W], float in [0, 1] or uint8."""
-        return cls(_to_bytes(frames), tuple(range(len(frames))), frames_per_second, len(frames))
+        return cls(_to_bytes(frames), tuple(range(len(frames))), fps, len(frames))
 
     @property
     def metadata(self) -> VideoMetadata:
@@ -96,10 +96,10 @@ class VideoFrames:
         height, width = self.frames.shape[-2:]
         return VideoMetadata(
             total_num_frames=self.total_num_frames,
-            fps=self.frames_per_second,
+            fps=self.fps,
             width=width,
             height=height,
-            duration=self.total_num_frames / self.frames_per_second,
+            duration=self.total_num_frames / self.fps,
             frames_indices=list(self.frames_indices),
         )
 
@@ -175,7 +175,7 @@ def every_frame(total: int, rate: float) -> list[int]:
 def read_video(
     path: str | PathLike[str],
     choose: Callable[[int, float], list[int]] = every_frame,
-    frames_per_second: float | None = None,
+    fps: float | None = None,
 ) -> VideoFrames:
     """Take frames out of a video.
 
@@ -184,7 +184,7 @@ def read_video(
             ("2.png" before "10.png").
         choose: gives the numbers of the frames to take, ascending, of how many there are and how many a second; see
             `frame_sampler`.
-        frames_per_second: of pictures in a folder; None: 2.
+        fps: of pictures in a folder; None: 2.
 
     Returns:
         The frames, upright where the file says how it was held.
@@ -202,7 +202,7 @@ def read_video(
             raise UserError(f"{error} ({place})") from error
 
     if place.is_dir():
-        return _read_folder(place, chosen, FRAMES_PER_SECOND if frames_per_second is None else frames_per_second)
+        return _read_folder(place, chosen, FRAMES_PER_SECOND if fps is None else fps)
     return _read_file(place, chosen)
 
 

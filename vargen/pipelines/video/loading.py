@@ -23,7 +23,7 @@ from vargen.base.reading import reason_of
 from vargen.base.resources import find_video_model, shipped_video_models
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import check_stored, read_json
-from vargen.models.options import OWN_QUANTIZATION, ModelOptions
+from vargen.models.options import OWN_QUANTIZATION, LoadingOptions
 from vargen.models.quantization import quantize_layers
 from vargen.models.source import SETTINGS, WEIGHTS, fetch, is_hub_name
 from vargen.models.video_llms.architectures.base import Architecture
@@ -120,7 +120,7 @@ class LazyModel:
     """
 
     found: VideoModelFolder
-    options: ModelOptions
+    options: LoadingOptions
     _loaded: Any = field(default=None, repr=False)
 
     @property
@@ -147,7 +147,7 @@ class LazyModel:
         return self._loaded
 
 
-def load_video_model(found: VideoModelFolder, options: ModelOptions) -> Any:
+def load_video_model(found: VideoModelFolder, options: LoadingOptions) -> Any:
     """Load a model as options say.
 
     Raises:

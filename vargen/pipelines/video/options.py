@@ -20,11 +20,11 @@ from vargen.base.bounds import (
 )
 from vargen.base.errors import UserError
 from vargen.base.places import MODEL
-from vargen.models.options import ModelOptions
+from vargen.models.options import LoadingOptions
 
 
 @dataclass(frozen=True)
-class VideoOptions(ModelOptions):
+class VideoOptions(LoadingOptions):
     """A Video-LLM, its draft model, and how both answer.
 
     Args:
@@ -73,8 +73,6 @@ class VideoOptions(ModelOptions):
         check_sampling(self.temperature, self.top_k, self.top_p)
         if self.repetition_penalty is not None:
             check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        for name in (*self.beside_model, *(["compile"] if self.compile else [])):
-            raise UserError(f"{name} cannot be used with Video-LLMs; leave it out")
         if self.num_frames is not None and self.fps is not None:
             raise UserError("num_frames and fps cannot both be given; leave out one of them")
         if self.draft_revision is not None and self.draft_model is None:
@@ -90,13 +88,13 @@ class VideoOptions(ModelOptions):
         return [place.strip() for place in (self.device_map or "").split(",")]
 
     @property
-    def of_target(self) -> ModelOptions:
+    def of_target(self) -> LoadingOptions:
         """How the target is loaded."""
-        own = ModelOptions(**{field.name: getattr(self, field.name) for field in fields(ModelOptions)})
+        own = LoadingOptions(**{field.name: getattr(self, field.name) for field in fields(LoadingOptions)})
         return own if self.device_map is None else replace(own, device_map=self._places[0])
 
     @property
-    def of_draft_model(self) -> ModelOptions:
+    def of_draft_model(self) -> LoadingOptions:
         """How the draft model is loaded."""
         own = replace(
             self.of_target,

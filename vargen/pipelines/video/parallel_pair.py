@@ -31,7 +31,7 @@ from specdecode.parallel import (
 from specdecode.parallel.draft_length import LONGEST
 from vargen.base.errors import UserError
 from vargen.methods.video.base import SPREADS, Pruning
-from vargen.models.options import ModelOptions
+from vargen.models.options import LoadingOptions
 from vargen.models.video_llms.pruned_draft import PrunedDraft
 from vargen.models.video_llms.pruning import keep_highest
 from vargen.models.video_llms.request import VideoRequest, keep_share, keep_spread, prepare_request, visual_gain_scorer
@@ -90,7 +90,7 @@ class ParallelPair:
             return DraftProcess(partial(_load_source, drafter.elsewhere()))
         if not drafter.name_or_path:
             raise UserError("draft_model must be loaded from a folder, so that the drafter's process can load it")
-        options = ModelOptions(device=str(drafter.device), dtype=str(drafter.dtype).removeprefix("torch."))
+        options = LoadingOptions(device=str(drafter.device), dtype=str(drafter.dtype).removeprefix("torch."))
         return DraftProcess(partial(_load_source, LazyModel(open_video_model(drafter.name_or_path), options)))
 
     def close(self) -> None:

@@ -22,8 +22,8 @@ from vargen.pipelines.janus import JanusPipeline
 TREE = {"total_tokens": 9, "depth": 3, "tree_top_k": 3}
 CHAIN = {"tree": [[0], [0, 0]], "children": "sampled"}
 SMALL = """
---images 36 --evaluation_size 8 --batch_size 8 --generation_batch_size 18 --steps 40 --warmup_steps 4 --num_threads 1
---evaluate_every 1000 --ema_decay 0.9 --learning_rate 1e-2 --autocast false
+--num_images 36 --evaluation_size 8 --batch_size 8 --generation_batch_size 18 --steps 40 --warmup_steps 4
+--num_threads 1 --evaluate_every 1000 --ema_decay 0.9 --learning_rate 1e-2 --autocast false
 """
 
 

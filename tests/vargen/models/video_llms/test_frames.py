@@ -129,7 +129,7 @@ def test_frames_are_those_of_decoding_everything(
         video = read_video(files[name], sampler(**chosen))
         assert torch.equal(video.frames, everything[list(video.frames_indices)]), (name, chosen)
         assert video.total_num_frames == len(everything)
-        assert video.frames_per_second == pytest.approx(25 if "gif" in name else 30, rel=0.01)
+        assert video.fps == pytest.approx(25 if "gif" in name else 30, rel=0.01)
     assert bool(used) != CONTAINERS[name][2], "frames were sought where that is not safe, or not where it is"
 
 
@@ -226,7 +226,7 @@ def test_rate_of_uneven_frames(tmp_path: Path) -> None:
     video = read_video(path)
     assert video.total_num_frames == 8 and len(video.frames) == 8
     late = encode(tmp_path / "late.mkv", moving(8), "libx264", {}, rate=10, stamps=[50 + stamp for stamp in stamps])
-    assert read_video(late).frames_per_second == pytest.approx(video.frames_per_second)
+    assert read_video(late).fps == pytest.approx(video.fps)
 
 
 def test_what_is_told_of_a_video_is_of_the_whole_of_it() -> None:
@@ -381,14 +381,14 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mp4", "b.mp4"]
     video = read_video(tmp_path / "a.mp4")
     assert video.frames.dtype == torch.uint8 and torch.equal(video.frames, (noise * 255).round().byte())
-    assert video.frames_per_second == pytest.approx(30000 / 1001)
+    assert video.fps == pytest.approx(30000 / 1001)
 
 
 def test_without_an_h264_encoder_there_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(video_file, "_ENCODERS", video_file._ENCODERS[1:])
     write_video(moving(8), tmp_path / "a.mp4", 7.5)
     video = read_video(tmp_path / "a.mp4")
-    assert video.frames_per_second == 7.5
+    assert video.fps == 7.5
     assert (video.frames.float() - moving(8)).abs().mean() < 4
 
 
@@ -425,10 +425,10 @@ def test_pictures_of_a_folder_come_by_name(tmp_path: Path) -> None:
     Image.open(folder / "3.png").convert("RGBA").save(folder / "3.png")
     video = read_video(folder)
     assert torch.equal(video.frames, frames)  # 2.png before 10.png
-    assert video.frames_per_second == 2.0 and video.total_num_frames == 12
+    assert video.fps == 2.0 and video.total_num_frames == 12
     assert read_video(folder, sampler(num_frames=4)).frames_indices == (0, 3, 6, 9)
-    faster = read_video(folder, frames_per_second=4.0)
-    assert len(faster.frames) == 12 and faster.frames_per_second == 4.0 and faster.metadata.sampled_fps == 4.0
+    faster = read_video(folder, fps=4.0)
+    assert len(faster.frames) == 12 and faster.fps == 4.0 and faster.metadata.sampled_fps == 4.0
 
 
 def test_a_photograph_held_upright_is_upright(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from transformers import Qwen2VLVideoProcessor
 
 from scenes.models.architectures import (
     TextModelConfig,
+    TowerConfig,
     VideoLLMConfig,
-    VisionModelConfig,
 )
 from scenes.rendering.story import sample_story
 from scenes.rendering.video_file import write_video
@@ -351,7 +351,7 @@ def test_settings_of_a_method_are_named_as_on_the_command_line(model: Callable[.
 
 def test_a_real_model_answers(logged: list[dict[str, Any]], video: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = VideoLLMConfig(32, 8, 4, TextModelConfig(32, 48, 2, 2, 1), VisionModelConfig(16, 32, 1, 2))
+    config = VideoLLMConfig(32, 8, 4, TextModelConfig(32, 48, 2, 2, 1), TowerConfig(16, 32, 1, 2))
     save_both(tmp_path, *build_video_llm(config))
     made = model_class().create_from_arg_string(f"pretrained={tmp_path},num_frames=8,device=cpu", {"batch_size": 1})
     results = ask(made, video, ["describe the video in detail."] * 2, max_new_tokens=5)

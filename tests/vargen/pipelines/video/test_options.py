@@ -25,7 +25,7 @@ from vargen.cli import main
 from vargen.jobs.cases import VideoCase
 from vargen.methods.catalogue import default_video_method, resolve_method
 from vargen.methods.video.parallelvlm import ParallelConfig
-from vargen.models.options import ModelOptions
+from vargen.models.options import LoadingOptions
 from vargen.models.video_llms.architectures.catalogue import ARCHITECTURES
 from vargen.models.video_llms.context import ContextUse
 from vargen.models.video_llms.frames import frame_sampler
@@ -59,8 +59,8 @@ def test_target_and_drafter_have_places_of_their_own(
     given: dict[str, Any], target: dict[str, Any], drafter: dict[str, Any]
 ) -> None:
     options = VideoOptions(model="large", draft_model="small", **given)
-    assert options.of_target == ModelOptions(**{"model": "large", **target})
-    assert options.of_draft_model == ModelOptions(**drafter)
+    assert options.of_target == LoadingOptions(**{"model": "large", **target})
+    assert options.of_draft_model == LoadingOptions(**drafter)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,6 @@ def test_target_and_drafter_have_places_of_their_own(
         ({"attn_implementation": "flash_attention_2"}, "attn_implementation"),
         ({"quantization": "int3"}, "quantization"),
         ({"dtype": "int8"}, "dtype"),
-        ({"compile": True}, "compile cannot be used with Video-LLMs"),
     ],
 )
 def test_wrong_options_are_refused_by_name(given: dict[str, Any], named: str) -> None:

@@ -52,7 +52,8 @@ ROWS = (  # the presets rows-quality and rows-fast, the default of pjd, and the 
 )
 EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
 LANTERN = "benchmarks/methods/lantern-chain.yaml,ar"
-TRADE_OFFS = ",".join(dict.fromkeys(f"{EVALUATED},{REST},{LANTERN}".split(",")))
+PUBLIC = "scenes-efficientnet"
+"""The protocol with features of a public network."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,9 @@ STEPS: dict[str, Step] = {
     "evaluation": _evaluation("evaluation_scenes", 1000, EVALUATED),
     "evaluation_rest": _evaluation("evaluation_scenes_rest", 1000, REST),
     "evaluation_lantern": _evaluation("evaluation_lantern", 1000, LANTERN),
-    "evaluation_efficientnet": _evaluation("evaluation_efficientnet", 250, TRADE_OFFS, "scenes-efficientnet"),
+    "evaluation_public": _evaluation("evaluation_public", 250, EVALUATED, PUBLIC),
+    "evaluation_public_rest": _evaluation("evaluation_public_rest", 250, REST, PUBLIC),
+    "evaluation_public_lantern": _evaluation("evaluation_public_lantern", 250, LANTERN, PUBLIC),
     "rows_side_by_side": Step(_script("rows_side_by_side", "--prompts", "1000", "--labels", ROWS), reads_drafter=False),
     "vvs_studies": Step(_script("vvs_studies")),
     "host_work": Step(_script("host_work"), timed=True),

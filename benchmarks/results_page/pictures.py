@@ -148,7 +148,8 @@ def quality_section(records: dict[str, list[Record]]) -> str:
         "## Quality",
         "The CLIP score is of the shipped CLIP, and so is the Frechet distance of the protocol scenes. That of "
         "scenes-efficientnet is of EfficientNet-Lite0, a public network that was trained on photographs. Neither is "
-        "FID, and neither compares with figures from outside this project. Intervals are 95 %, by the bootstrap over pictures.",
+        "FID, and neither compares with figures from outside this project. Intervals are 95 %, by the bootstrap over "
+        "pictures.",
     ]
     pairs: dict[str, Cell] = {
         "method": "{method}",

@@ -51,6 +51,9 @@ ROWS = (  # the presets rows-quality and rows-fast, the default of pjd, and the 
     "vvs-rows 5, 2 guesses, 2 looks,vvs-rows 6, 1 guesses, 1 looks,pjd 5, 2 guesses,zipar 4"
 )
 EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
+LANTERN = "benchmarks/methods/lantern-chain.yaml,ar"
+PUBLIC = "scenes-efficientnet"
+"""The protocol with features of a public network."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,9 @@ def _weighted(record: str, *arguments: str) -> Step:
     return Step(_script("weighted_bench", *wanted), timed=True, copies=copies)
 
 
-def _evaluation(record: str, count: int, methods: str) -> Step:
+def _evaluation(record: str, count: int, methods: str, protocol: str = "scenes") -> Step:
     folder = WORK / record
-    arguments = ("--protocol", "scenes", "--dtype", "bfloat16", "--batch_size", "50", "--num_prompts", str(count))
+    arguments = ("--protocol", protocol, "--dtype", "bfloat16", "--batch_size", "50", "--num_prompts", str(count))
     command = ("-m", "vargen.cli", "evaluate", *arguments, "--methods", methods, "--output", str(folder))
     return Step(command, copies=(folder / "scores.json", RESULTS / f"{record}.json"))
 
@@ -126,7 +129,10 @@ STEPS: dict[str, Step] = {
     "greedy_equality": Step(_script("greedy_equality")),
     "evaluation": _evaluation("evaluation_scenes", 1000, EVALUATED),
     "evaluation_rest": _evaluation("evaluation_scenes_rest", 1000, REST),
-    "evaluation_lantern": _evaluation("evaluation_lantern", 1000, "benchmarks/methods/lantern-chain.yaml,ar"),
+    "evaluation_lantern": _evaluation("evaluation_lantern", 1000, LANTERN),
+    "evaluation_public": _evaluation("evaluation_public", 250, EVALUATED, PUBLIC),
+    "evaluation_public_rest": _evaluation("evaluation_public_rest", 250, REST, PUBLIC),
+    "evaluation_public_lantern": _evaluation("evaluation_public_lantern", 250, LANTERN, PUBLIC),
     "rows_side_by_side": Step(_script("rows_side_by_side", "--prompts", "1000", "--labels", ROWS), reads_drafter=False),
     "vvs_studies": Step(_script("vvs_studies")),
     "host_work": Step(_script("host_work"), timed=True),

@@ -3,13 +3,19 @@
 # The output folder lies on a file system that all machines share. A requeued job goes on where it was stopped.
 #SBATCH --job-name=vargen
 #SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
+#SBATCH --ntasks-per-node=4
 #SBATCH --gpus-per-node=4
-#SBATCH --cpus-per-task=16
+#SBATCH --cpus-per-task=4
 #SBATCH --requeue
 #SBATCH --signal=TERM@60
 set -euo pipefail
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun torchrun --nnodes "$SLURM_NNODES" --nproc_per_node "${SLURM_GPUS_ON_NODE:-1}" \
-    --rdzv_backend c10d --rdzv_id "$SLURM_JOB_ID" --rdzv_endpoint "$head:29500" \
-    -m vargen generate --prompts_file "$1" --output "$2" "${@:3}"
+mapfile -t machines < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+MASTER_ADDR=${machines[0]}
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) # jobs that share a machine have ports of their own
+export MASTER_ADDR MASTER_PORT
+# A task is one process with one GPU; it learns its place from the variables that torchrun would set.
+# shellcheck disable=SC2016
+srun bash -c '
+    export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS
+    export LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$((SLURM_NTASKS / SLURM_NNODES))
+    exec python -m vargen generate --prompts_file "$1" --output "$2" "${@:3}"' vargen "$@"

@@ -136,7 +136,7 @@ def _wanted(entries: Any, where: str) -> tuple[Wanted, ...]:
         if position is not None:
             position = tuple(position) if isinstance(position, list | tuple) else ()
             is_pair = len(position) == 2 and position[0] in POSITIONS
-            if not is_pair or not str(position[1]).isdecimal() or int(position[1]) >= len(wanted):
+            if not is_pair or not _is_number(str(position[1])) or int(position[1]) >= len(wanted):
                 raise UserError(
                     f"{where}: position must be one of {', '.join(POSITIONS)} and the place of an entry above"
                 )
@@ -155,10 +155,12 @@ def _dpg(rows: _Rows) -> list[BenchmarkPrompt]:
             raise UserError(f"{where} needs a column item_id")
         if not items or items[-1][0] != name:
             items.append((name, prompt, {}, where))
+        if prompt != items[-1][1]:
+            raise UserError(f"{where} text must be that of the rows above with item_id {name[:50]!r}")
         if row.get("proposition_id") is None:
             continue  # texts of its folder come without questions
         number = str(row["proposition_id"]).strip()
-        if not number.isdecimal() or len(number) > 6 or int(number) in items[-1][2]:
+        if not _is_number(number) or int(number) in items[-1][2]:
             raise UserError(f"{where} proposition_id must be a number of its own, got {number[:50]!r}")
         text, kind = (_text(row, key, where) for key in ("question_natural_language", "category_broad"))
         items[-1][2][int(number)] = (text, kind, str(row.get("dependency") or "0"))
@@ -171,10 +173,13 @@ def _dpg(rows: _Rows) -> list[BenchmarkPrompt]:
 def _questions(asked: Mapping[int, tuple[str, str, str]], where: str) -> tuple[Question, ...]:
     places = {number: place for place, number in enumerate(asked)}
     found = []
-    for text, kind, named in asked.values():
+    for number, (text, kind, named) in asked.items():
         parents = [each.strip() for each in named.split(",")]
-        if not all(each.isdecimal() and (each == "0" or int(each) in places) for each in parents):
-            raise UserError(f"{where} dependency must name questions of the same prompt, or 0; got {named[:50]!r}")
+        others = places.keys() - {number}
+        if not all(_is_number(each) and (each == "0" or int(each) in others) for each in parents):
+            raise UserError(
+                f"{where} dependency must name other questions of the same prompt, or 0; got {named[:50]!r}"
+            )
         found.append(Question(text, kind, tuple(places[int(each)] for each in parents if each != "0")))
     return tuple(found)
 
@@ -188,6 +193,11 @@ def _hpsv2(rows: _Rows) -> list[BenchmarkPrompt]:
             )
         prompts.append(BenchmarkPrompt(prompt_of(row, where), {"style": str(row["list"])}))
     return prompts
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is the number of a row; Python refuses to read thousands of digits."""
+    return text.isdecimal() and len(text) <= 6
 
 
 def _text(row: Mapping[str, Any], name: str, where: str) -> str:

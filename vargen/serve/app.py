@@ -14,13 +14,16 @@ import ipaddress
 import itertools
 import json
 import os
+import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, check_number, check_text
 from vargen.base.errors import NotFiniteError, UserError
@@ -87,6 +90,14 @@ class ServeConfig(SamplingOptions):
         resolve_method(self.method, self.method_options)
 
 
+def is_own_machine(host: str) -> bool:
+    """Whether a name or an address means the machine that asks."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def check_serving(config: ServeConfig) -> str | None:
     """The key that clients must send; None: there is none. Raises UserError where a package is missing, or where other
     machines reach the server and there is no key."""
@@ -94,11 +105,7 @@ def check_serving(config: ServeConfig) -> str | None:
         if importlib.util.find_spec(package) is None:
             raise UserError(f'vargen serve needs {package}, which is not installed; run pip install "vargen[serve]"')
     key = os.environ.get(KEY) or None
-    try:
-        is_own = config.host == "localhost" or ipaddress.ip_address(config.host).is_loopback
-    except ValueError:
-        is_own = False
-    if key is None and not is_own:
+    if key is None and not is_own_machine(config.host):
         raise UserError(f"host {config.host} lets other machines in; set a key for them in {KEY}, or use 127.0.0.1")
     return key
 
@@ -182,12 +189,12 @@ def png(picture: Image) -> str:
 
 
 def build_app(engine: Engine, model: str, key: str | None = None, first_seed: int = 0) -> Any:
-    """The application.
+    """The application, whose `state.engine` is the engine.
 
     Args:
         engine: draws. It is closed when the application ends.
         model: its name.
-        key: that clients must send; None: anybody may ask.
+        key: that clients must send; None: anybody on this machine may ask.
         first_seed: of the first picture for which a request gives none.
     """
     from starlette.applications import Starlette
@@ -211,6 +218,14 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
         return JSONResponse({"error": error}, status)
 
     def not_allowed(request: Request) -> Any:
+        try:
+            named = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+        except ValueError:
+            named = ""
+        if key is None and not is_own_machine(named):  # a page in a browser here, whose name leads to this address
+            return refused(
+                403, f"Host must name this machine where no key is set, such as 127.0.0.1, got {named!r:.40}"
+            )
         sent = request.headers.get("authorization", "").removeprefix("Bearer ")
         if key is not None and not hmac.compare_digest(sent.encode(), key.encode()):
             return refused(401, "the key is missing or wrong; send it as `Authorization: Bearer KEY`")
@@ -277,7 +292,9 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
         Route("/health", health),
         Route("/metrics", measured),
     ]
-    return Starlette(routes=routes, lifespan=lifespan)
+    app = Starlette(routes=routes, lifespan=lifespan)
+    app.state.engine = engine
+    return app
 
 
 class _Events:
@@ -377,6 +394,8 @@ def serve(config: ServeConfig) -> None:
     import uvicorn
 
     app, name = open_app(config, key)
+    # uvicorn finishes what runs, then sends itself the signal again. That it was asked to end is no failure.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print(f"vargen: {name} at http://{config.host}:{config.port}/v1", flush=True)
     uvicorn.run(app, host=config.host, port=config.port, log_level="warning")
 

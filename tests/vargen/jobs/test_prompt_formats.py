@@ -137,7 +137,12 @@ BAD = [
     ),
     ("dpg", "a.csv", DPG.replace(",,2,1,", ",,1,1,").encode(), "proposition_id must be a number of its own, got '1'"),
     ("dpg", "a.csv", DPG.replace(",,2,1,", ",,x,1,").encode(), "proposition_id must be a number of its own, got 'x'"),
-    ("dpg", "a.csv", DPG.replace(",,2,1,", ",,2,9,").encode(), "dependency must name questions of the same prompt"),
+    (
+        "dpg",
+        "a.csv",
+        DPG.replace(",,2,1,", ",,2,9,").encode(),
+        "dependency must name other questions of the same prompt",
+    ),
     ("dpg", "a.csv", DPG.replace(",,2,1,attribute", ",,2,1,").encode(), "needs a text in a column category_broad"),
     ("hpsv2", "a.json", b'["a fox"]', "a folder of lists, a style each"),
     ("hpsv2", "a.parquet", b"PAR1", "cannot be read"),

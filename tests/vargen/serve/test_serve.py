@@ -40,8 +40,8 @@ def engine() -> Iterator[Engine]:
 @asynccontextmanager
 async def client(engine: Engine, key: str | None = None, sent: str = "none") -> AsyncIterator[Any]:
     transport = httpx.ASGITransport(app=build_app(engine, "tiny", key))
-    async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
-        yield openai.AsyncOpenAI(api_key=sent, base_url="http://server/v1", http_client=http, max_retries=0)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        yield openai.AsyncOpenAI(api_key=sent, base_url="http://localhost/v1", http_client=http, max_retries=0)
 
 
 def run(function: Callable[[], Any]) -> Any:

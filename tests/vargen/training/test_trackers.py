@@ -1,8 +1,11 @@
-"""A training is watched in TensorBoard: the numbers of `log.jsonl`, through a kill and a resume."""
+"""A training is watched in TensorBoard and in Weights & Biases: the numbers of `log.jsonl`, through a kill and a resume."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +75,45 @@ def test_trackers_that_are_none_or_not_there_are_one_line(tmp_path: Path, monkey
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="log_with wandb needs wandb, which is not installed"):
         config_of(tmp_path, log_with="wandb")
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """The records of an offline run: blocks of 32 KiB, in which every piece has a checksum, a length and a kind."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, offset, whole = path.read_bytes(), 7, b""
+    while offset < len(content):
+        if (left := 32_768 - offset % 32_768) < 7:
+            offset += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, offset)
+        whole += content[offset + 7 : offset + 7 + length]
+        offset += 7 + length
+        if kind in (1, 4):  # the whole of a record, or its last piece
+            yield Record.FromString(whole)
+            whole = b""
+
+
+def test_wandb_keeps_the_numbers_of_the_log_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="needs wandb, an account of which the training would use")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    output = tmp_path / "run"
+    train(config_of(output, log_with="wandb", steps=2, log_every=1, evaluate_every=2), OneWeight())
+    (path,) = output.rglob("*.wandb")
+    seen: dict[int, dict[str, float]] = {}
+    settings: dict[str, Any] = {}
+    for record in wandb_records(path):
+        items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        if items:
+            seen.setdefault(items["_step"], {}).update(items)
+        settings |= {item.key: json.loads(item.value_json) for item in record.config.update}
+    assert (settings["steps"], settings["log_with"]) == (2, "wandb")
+    entries = [entry for entry in read_jsonl(output / "log.jsonl") if "loss" in entry]
+    assert [entry["step"] for entry in entries] == [1, 2]
+    for entry in entries:
+        for name in ("loss", "lr", "progress"):
+            assert seen[entry["step"]][f"train/{name}"] == pytest.approx(entry[name])
+    assert "evaluation/weight" in seen[2]

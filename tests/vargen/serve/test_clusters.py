@@ -1,0 +1,157 @@
+"""The recipes for clusters: Ray Data and Ray Serve on a local Ray, and the Slurm script with two tasks on this machine."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from background import PATH, ROOT, process, wait_for
+from PIL import Image
+
+from vargen import LlamaGenPipeline
+
+NO_RAY = 'needs the extra cluster, which is not in dev: a local Ray starts ten processes; pip install "vargen[cluster]"'
+
+
+@pytest.fixture(scope="module")
+def drawn(_saved_tiny_pipelines: dict[str, Path]) -> Callable[[str, int], Any]:
+    pipeline = LlamaGenPipeline.from_pretrained(_saved_tiny_pipelines["text"])
+    return lambda prompt, seed: np.asarray(pipeline(prompt, generator=torch.Generator().manual_seed(seed)).images[0])
+
+
+def test_ray_data_goes_on_after_a_kill_and_ray_serve_answers(
+    _saved_tiny_pipelines: dict[str, Path],
+    drawn: Callable[[str, int], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One test, since a cluster is slow to start."""
+    ray = pytest.importorskip("ray", reason=NO_RAY)
+    pytest.importorskip("ray.serve", reason=NO_RAY)
+    model, log, output = str(_saved_tiny_pipelines["text"]), tmp_path / "log", tmp_path / "pictures"
+    monkeypatch.setenv("PYTHONPATH", PATH)  # of the workers
+    ray.init(num_cpus=3, include_dashboard=False, object_store_memory=80 << 20, logging_level="ERROR")
+    try:
+        cluster = ray.get_runtime_context().gcs_address
+        prompts = [f"a {colour} {shape}" for colour in ("red", "blue", "green") for shape in ("cube", "cone")] * 40
+        (tmp_path / "prompts.txt").write_text("\n".join(prompts))
+        recipe = [sys.executable, "integrations/ray/generate.py", str(tmp_path / "prompts.txt"), str(output)]
+        recipe += ["--model", model, "--workers", "2", "--batch_size"]
+
+        def there() -> dict[str, int]:
+            return {path.name: path.stat().st_mtime_ns for path in output.glob("*.png")}
+
+        with process([*recipe, "1"], log, RAY_ADDRESS=cluster) as running:
+            wait_for(there, running, log)
+            os.killpg(running.pid, signal.SIGKILL)
+        before: dict[str, int] = {}
+        while before != there():  # a worker hears of the end a little later
+            before = there()
+            time.sleep(0.5)
+        assert 0 < len(before) < len(prompts), "killed while it drew"
+        with process([*recipe, "100"], log, RAY_ADDRESS=cluster) as running:
+            assert running.wait(240) == 0, log.read_text()[-3000:]
+        assert f"{len(before)} of {len(prompts)} pictures are there" in log.read_text()
+        after = there()
+        assert len(after) == len(prompts) and {name: after[name] for name in before} == before
+        for number in (*range(6), len(prompts) - 1):
+            assert np.array_equal(Image.open(output / f"{number:06}.png"), drawn(prompts[number], number))
+        assert not [*output.glob("*.partial*")]
+        (tmp_path / "prompts.txt").write_text("a red cube")
+        refused = subprocess.run([*recipe, "1"], cwd=ROOT, capture_output=True, text=True)
+        assert refused.returncode == 1 and refused.stderr.startswith("error: ") and "choose another" in refused.stderr
+        check_ray_serve(cluster, model, drawn, tmp_path)
+    finally:
+        ray.shutdown()
+
+
+def check_ray_serve(cluster: str, model: str, drawn: Callable[[str, int], Any], folder: Path) -> None:
+    """The shipped file with a tiny model, a key and a free port, run as it says."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shipped = yaml.safe_load((ROOT / "integrations" / "ray" / "serve.yaml").read_text())
+    assert shipped["http_options"]["host"] == "127.0.0.1"
+    shipped["http_options"]["port"] = port
+    (application,) = shipped["applications"]
+    assert application["deployments"][0]["num_replicas"] == 2
+    application["runtime_env"]["env_vars"] = {
+        "VARGEN_SERVE": json.dumps({"model": model, "method": "jacobi"}), "VARGEN_API_KEY": "secret"
+    }  # fmt: skip
+    (folder / "serve.yaml").write_text(yaml.safe_dump(shipped))
+    log = folder / "serve.log"
+
+    def answer(place: str, body: Any = None, key: str = "secret") -> tuple[int, Any]:
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{port}{place}",
+            None if body is None else json.dumps(body).encode(),
+            {"Authorization": f"Bearer {key}"},
+        )
+        try:
+            with urllib.request.urlopen(asked, timeout=60) as got:
+                return got.status, json.loads(got.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read() or b"{}")
+
+    def healthy() -> bool:
+        try:
+            return answer("/health")[0] == 200
+        except (OSError, ValueError):
+            return False
+
+    command = [sys.executable, "-m", "ray.serve.scripts", "run", str(folder / "serve.yaml")]
+    with process(command, log, RAY_ADDRESS=cluster) as running:
+        wait_for(healthy, running, log)
+        for seed in range(4):  # whichever replica draws, a seed decides its picture
+            status, told = answer("/v1/images/generations", {"prompt": "a red cube", "seed": seed % 2})
+            picture = Image.open(io.BytesIO(base64.b64decode(told["data"][0]["b64_json"])))
+            assert status == 200 and np.array_equal(picture, drawn("a red cube", seed % 2))
+        assert answer("/v1/images/generations", {"prompt": "a red cube", "n": 1000})[0] == 400
+        assert answer("/v1/models", key="other")[0] == 401
+        running.send_signal(signal.SIGINT)
+        running.wait(60)
+
+
+def test_the_slurm_script_shares_pictures_among_two_tasks(
+    _saved_tiny_pipelines: dict[str, Path], drawn: Callable[[str, int], Any], tmp_path: Path
+) -> None:
+    """Its body by bash: `srun` starts two tasks of one machine each, here, with the variables that Slurm would set."""
+    (tmp_path / "bin").mkdir()
+    task = "SLURM_PROCID=$rank SLURM_LOCALID=0 PATH=$PYTHON_FIRST:$PATH"
+    programs = {
+        "scontrol": '[ "$*" = "show hostnames here,there" ] && printf "127.0.0.1\\nthere\\n"',
+        "srun": f'for rank in 0 1; do {task} "$@" & tasks+=($!); done; for each in "${{tasks[@]}}"; do wait $each; done',
+    }
+    for name, body in programs.items():
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/usr/bin/env bash\nset -e\n{body}\n")
+        path.chmod(0o755)
+    prompts = ["a red cube", "a blue cone", "a green cube"]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts))
+    slurm = {"JOB_NODELIST": "here,there", "JOB_ID": str(os.getpid()), "NTASKS": "2", "NNODES": "2"}
+    variables = {f"SLURM_{name}": value for name, value in slurm.items()}
+    variables |= {"PYTHON_FIRST": str(Path(sys.executable).parent), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    command = ["bash", "integrations/slurm/generate.sh", str(tmp_path / "prompts.txt"), str(tmp_path / "pictures")]
+    command += ["--model", str(_saved_tiny_pipelines["text"]), "--device", "cpu", "--batch_size", "1"]
+    with process(command, tmp_path / "log", **variables) as running:
+        assert running.wait(240) == 0, (tmp_path / "log").read_text()[-3000:]
+    told = (tmp_path / "log").read_text()
+    assert told.count("3 images in") == 1, "the first task alone speaks, for both"
+    for number, prompt in enumerate(prompts):
+        picture = Image.open(tmp_path / "pictures" / "images" / f"{number:06}.png")
+        assert np.array_equal(picture, drawn(prompt, number))

@@ -1,4 +1,4 @@
-"""The recipes for clusters: Ray Data and Ray Serve on a local Ray, and the Slurm script with two tasks on this machine."""
+"""The recipes for clusters: Ray Data and Ray Serve on a local Ray, and the Slurm script with two tasks here."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +134,7 @@ def test_the_slurm_script_shares_pictures_among_two_tasks(
     task = "SLURM_PROCID=$rank SLURM_LOCALID=0 PATH=$PYTHON_FIRST:$PATH"
     programs = {
         "scontrol": '[ "$*" = "show hostnames here,there" ] && printf "127.0.0.1\\nthere\\n"',
-        "srun": f'for rank in 0 1; do {task} "$@" & tasks+=($!); done; for each in "${{tasks[@]}}"; do wait $each; done',
+        "srun": f'for rank in 0 1; do {task} "$@" & tasks[rank]=$!; done; wait ${{tasks[0]}}; wait ${{tasks[1]}}',
     }
     for name, body in programs.items():
         path = tmp_path / "bin" / name

@@ -46,7 +46,8 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "diffusers_suite": (
         "diffusers' own tests of a pipeline",
         "The `PipelineTesterMixin` of a checkout of diffusers on tiny pipelines with random weights "
-        "(`benchmarks/diffusers_suite.py`). The record names every test with what came of it, and why it does not apply or was skipped.",
+        "(`benchmarks/diffusers_suite.py`). The record names every test with what came of it, and why it does not "
+        "apply or was skipped.",
         (),
     ),
     "greedy_equality": (

@@ -4,7 +4,7 @@ The suite is not part of any package, so it is read from a checkout of diffusers
 
     git clone --depth 1 https://github.com/huggingface/diffusers
     python benchmarks/diffusers_suite.py diffusers                    # prints a table, one row a test
-    python benchmarks/diffusers_suite.py diffusers --output suite.json
+    python benchmarks/diffusers_suite.py diffusers --output benchmarks/results/diffusers_suite.json
 
 It needs `pip install requests-mock parameterized peft`. Pipelines are tiny, with random weights.
 """
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
+import hashlib
+import re
 import sys
 import unittest
 import warnings
@@ -26,9 +27,12 @@ from typing import Any
 import diffusers
 import torch
 
+from metrics.provenance import write_result
+
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "shared")]
 
+OUTCOMES = ("passed", "failed", "does not apply", "skipped")
 TOKENS = {"test_callback_inputs": "asks for `latents` among the callback's tensors; a picture here is made of `tokens`"}
 PIXELS_IN_FLOAT32 = {
     "test_dtype_alias": "asks for every component in `dtype`; pixels are decoded in float32 unless asked by name"
@@ -223,13 +227,21 @@ def main() -> int:
     from tests.pipelines.test_pipelines_common import PipelineTesterMixin
 
     outcomes = {name: run(name, PipelineTesterMixin) for name in options.pipelines}
+    rows = []
     for name, found in outcomes.items():
         counts = Counter(each["outcome"] for each in found.values())
-        applies = counts["passed"] + counts["failed"]
-        print(f"{name}: {counts['passed']} of {applies} passed; {dict(counts)}")
+        rows.append({"pipeline": name, **{kind: counts[kind] for kind in OUTCOMES}})
+        print(f"{name}: {counts['passed']} of {counts['passed'] + counts['failed']} passed; {dict(counts)}")
     if options.output is not None:
-        options.output.write_text(json.dumps(outcomes, indent=1) + "\n")
-    return int(any(each["outcome"] == "failed" for found in outcomes.values() for each in found.values()))
+        suite = {"version": _version(options.checkout), "sha256": hashlib.sha256(home.read_bytes()).hexdigest()}
+        write_result(options.output, {"suite": suite, "rows": rows, "outcomes": outcomes})
+    return int(any(row["failed"] for row in rows))
+
+
+def _version(checkout: Path) -> str:
+    """That of diffusers in a checkout, which is not the installed one."""
+    told = (checkout / "src" / "diffusers" / "__init__.py").read_text()
+    return next(iter(re.findall(r'^__version__ = "(.+)"', told, re.MULTILINE)), "unknown")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,13 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "speaking: stopped after a minute and a half. Any other end has a column of its own.",
         (),
     ),
+    "diffusers_suite": (
+        "diffusers' own tests of a pipeline",
+        "The `PipelineTesterMixin` of a checkout of diffusers on tiny pipelines with random weights "
+        "(`benchmarks/diffusers_suite.py`). The record names every test with what came of it, and why it does not "
+        "apply or was skipped.",
+        (),
+    ),
     "greedy_equality": (
         "Greedy decoding, token for token",
         "Pictures whose 256 tokens all equal plain decoding's, float32. A near tie differs first where the two best "

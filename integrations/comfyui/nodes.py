@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vargen.base.bounds import MAX_BATCH_SIZE, MAX_GUIDANCE_SCALE, MAX_SEED
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_GUIDANCE_SCALE, MAX_SEED, check_number, check_text
 from vargen.base.errors import UserError
 from vargen.drawing.trace_image import draw_trace
 from vargen.methods.catalogue import find_presets, methods_for
@@ -26,6 +26,8 @@ from vargen.pipelines.loading import load_pipeline
 CATEGORY = "vargen"
 METHODS = [*methods_for("image"), *find_presets("image")]
 PROMPT = ("STRING", {"multiline": True, "default": "a large green cone on grass"})
+MOST = 64
+"""The most pictures of one node."""
 SEED = ("INT", {"default": 0, "min": 0, "max": MAX_SEED - MAX_BATCH_SIZE})
 GUIDANCE = (
     "FLOAT",
@@ -46,6 +48,8 @@ class Model:
 
     def draw(self, prompt: str, method: str, seed: int, count: int, guidance_scale: float) -> Any:
         """Pictures with seeds from `seed` on. Raises UserError for an argument that cannot be used."""
+        check_number("seed", seed, 0, MAX_SEED - MAX_BATCH_SIZE)
+        check_number("count", count, 1, MOST)
         return self.pipeline(
             prompt,
             method=method,
@@ -88,6 +92,7 @@ class LoadModel:
         }
 
     def load(self, model: str, device: str = "auto", dtype: str = "auto") -> tuple[Model]:
+        check_text("model", model)
         options = ModelOptions(model=model.strip() or None, device=device, dtype=dtype)
         description = open_model(options)
         if description.num_classes is not None or not description.pixels_from_tokens:
@@ -107,7 +112,7 @@ class Draw:
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        count = ("INT", {"default": 1, "min": 1, "max": 64})
+        count = ("INT", {"default": 1, "min": 1, "max": MOST})
         return _drawing(method=(METHODS, {"default": "jacobi"}), seed=SEED, count=count)
 
     def draw(

@@ -1,4 +1,7 @@
-"""`vargen serve` with the official client, in this process: pictures, streams, refusals, many clients, and a death."""
+"""`vargen serve` with the official client, in this process: pictures, streams, many clients, and a death.
+
+What a server refuses: tests/hostile/test_server.py.
+"""
 
 from __future__ import annotations
 
@@ -104,54 +107,6 @@ def test_the_official_client_streams_partial_pictures(engine: Engine, wanted: Ca
         assert np.array_equal(picture_of(events[-1].b64_json), whole)
         assert all(picture_of(event.b64_json).shape == whole.shape for event in events)
         assert not np.array_equal(picture_of(events[0].b64_json), whole)
-
-    run(ask)
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "message"),
-    [
-        ({"prompt": PROMPT, "size": "1024x1024"}, 400, "size must be 8x8"),
-        ({"prompt": PROMPT, "size": 3}, 400, "size must be 8x8"),
-        ({"prompt": "x" * 1_000_000}, 413, "more than 262,144 bytes"),
-        ({"prompt": "x" * 20_000}, 400, "prompt has 20,000 characters"),
-        ({"prompt": "\0"}, 400, "prompt"),
-        ({"prompt": " "}, 400, "prompt must be a text"),
-        ({"prompt": ["a"]}, 400, "prompt must be a text"),
-        ({"n": 2}, 400, "prompt must be a text"),
-        ({"prompt": PROMPT, "n": 1000}, 400, "n must be a whole number from 1 to 10, got 1000"),
-        ({"prompt": PROMPT, "n": True}, 400, "n must be a whole number"),
-        ({"prompt": PROMPT, "seed": -1}, 400, "seed must be a whole number"),
-        ({"prompt": PROMPT, "response_format": "jpeg"}, 400, "response_format must be b64_json or url"),
-        ({"prompt": PROMPT, "output_format": "webp"}, 400, "output_format must be png"),
-        ({"prompt": PROMPT, "stream": "yes"}, 400, "stream must be true or false"),
-        ({"prompt": PROMPT, "stream": True, "n": 2}, 400, "n must be 1 where stream is true"),
-        ({"prompt": PROMPT, "partial_images": 1}, 400, "partial_images needs stream true"),
-        ({"prompt": PROMPT, "stream": True, "partial_images": 9}, 400, "partial_images must be a whole number"),
-        ([1], 400, "body must be a JSON object"),
-    ],
-    ids=range(18),
-)
-def test_what_cannot_be_served_is_one_line(engine: Engine, body: Any, status: int, message: str) -> None:
-    async def ask() -> None:
-        async with client(engine) as own:
-            answer = await own._client.post("/v1/images/generations", json=body)
-            said = answer.json()["error"]
-            assert (answer.status_code, said["type"]) == (status, "invalid_request_error")
-            assert message in said["message"] and "\n" not in said["message"] and len(said["message"]) < 300
-
-    run(ask)
-    assert engine.alive and engine.waiting == 0
-
-
-def test_bodies_that_are_no_json_and_other_places(engine: Engine) -> None:
-    async def ask() -> None:
-        async with client(engine) as own:
-            for content in (b"", b"{", b"\xff", b"[" * 100_000):
-                answer = await own._client.post("/v1/images/generations", content=content)
-                assert answer.status_code == 400 and "body must be JSON" in answer.json()["error"]["message"]
-            assert (await own._client.get("/v1/images/generations")).status_code == 405
-            assert (await own._client.get("/docs")).status_code == 404
 
     run(ask)
 

@@ -1,4 +1,4 @@
-"""A training is watched in TensorBoard and in Weights & Biases: the numbers of `log.jsonl`, through a kill and a resume."""
+"""A training is watched in TensorBoard, through a kill, and in Weights & Biases: both show the numbers of its log."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Pictures on several machines of a Slurm cluster: sbatch integrations/slurm/generate.sh prompts.txt pictures
+# A command of vargen that shares its work, generate or evaluate, on several machines of a Slurm cluster:
+#   sbatch integrations/slurm/run.sh generate --prompts_file prompts.txt --output pictures
 # The output folder lies on a file system that all machines share. A requeued job goes on where it was stopped.
 #SBATCH --job-name=vargen
 #SBATCH --nodes=2
@@ -18,4 +19,4 @@ export MASTER_ADDR MASTER_PORT
 srun bash -c '
     export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS
     export LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$((SLURM_NTASKS / SLURM_NNODES))
-    exec python -m vargen generate --prompts_file "$1" --output "$2" "${@:3}"' vargen "$@"
+    exec python -m vargen "$@"' vargen "$@"

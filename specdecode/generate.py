@@ -175,6 +175,7 @@ def generate(
     players = _Players(_method(method, draft_model, drafter), draft_model, drafter, draft_length, generator, kernels)
     check_model(model)
     _check_ids(input_ids)
+    _check_places(input_ids, attention_mask, model, draft_model)
     left_padded(attention_mask, *input_ids.shape)
     size, own = int(model.config.get_text_config().vocab_size), model.generation_config
     if int(input_ids.min()) < 0 or int(input_ids.max()) >= size:
@@ -262,6 +263,7 @@ def custom_generate(
     _check_streamer(stream_to)
     mask = check(generation_config, model_kwargs, synced_gpus)
     _check_ids(input_ids)
+    _check_places(input_ids, mask, model, draft_model)
     wishes = read(input_ids, logits_processor, stopping_criteria, generation_config)
     if stream_to is not None:
         stream_to.put(input_ids.cpu())
@@ -436,6 +438,16 @@ def _check_ids(input_ids: object) -> None:
         raise ValueError(
             f"input_ids must be int64 of shape [batch, length], got {input_ids.dtype} of {list(input_ids.shape)}"
         )
+
+
+def _check_places(input_ids: Tensor, mask: Tensor | None, model: Any, draft_model: Any) -> None:
+    """Raises ValueError for what lies on another device than the prompts, which nothing here moves."""
+    for name, each in (("model", model), ("draft_model", draft_model), ("attention_mask", mask)):
+        place = getattr(each, "device", input_ids.device)
+        if place != input_ids.device and not hasattr(each, "_hf_hook"):  # which moves what it is given
+            raise ValueError(
+                f"{name} must lie where input_ids do, on {input_ids.device}, got {place}; move one of them"
+            )
 
 
 def _check_streamer(streamer: Any) -> None:

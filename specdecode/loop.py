@@ -445,7 +445,7 @@ class Look:
         copy.copy_(numbers, non_blocking=True)
         event = torch.cuda.Event() if numbers.is_cuda else None
         if event is not None:
-            event.record()
+            event.record(torch.cuda.current_stream(numbers.device))  # which need not be the current device
         self._seen.append((copy, event))
         if len(self._seen) <= self._late:
             return None

@@ -19,7 +19,7 @@ import torch
 def ordinary_tensors() -> Iterator[None]:
     """Without gradients, inference mode and autocast. Also a decorator of functions, though not of generators."""
     with torch.inference_mode(False), torch.no_grad(), ExitStack() as stack:
-        for device in ("cpu", "cuda"):
+        for device in ("cpu", "cuda", "mps", "xpu"):
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         yield

@@ -68,6 +68,7 @@ class StepCompiler:
         self.num_compiled, self.seconds = 0, 0.0
         self._compiled = torch.compile(_step, fullgraph=True, dynamic=False, backend=backend)
         self._pool: Any = None  # of the memory of all captured graphs, of which one runs at a time
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}  # on which they are captured
 
     def round_up(self, length: int) -> int:
         """The length rounded up to whole buckets."""
@@ -96,8 +97,12 @@ class StepCompiler:
         """A step as a `torch.cuda.CUDAGraph`, which has not run yet."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
+        device = run.state.lengths.device  # which need not be the current one
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
         # What other threads ask of the device meanwhile, such as the page's, is theirs.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        own = torch.cuda.graph(graph, self._pool, self._streams[device], capture_error_mode="thread_local")
+        with torch.cuda.device(device), own:
             self._compiled(run, slots)
         return graph
 

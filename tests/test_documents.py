@@ -56,6 +56,18 @@ def test_every_picture_and_page_the_readme_links_to_is_there() -> None:
     assert len(own) >= 10 and all((ROOT / link).is_file() for link in own)
 
 
+def test_every_claim_of_exactness_stands_on_its_page_and_has_its_test() -> None:
+    """The table of benchmarks/lab/robustness.md; a claim in other words, or a test of another name, is found here."""
+    page = (ROOT / "benchmarks" / "lab" / "robustness.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.split("|---|---|---|\n")[1].splitlines()]
+    assert len(rows) >= 55
+    for words, place, test in rows:
+        text = " ".join((ROOT / place.strip("`")).read_text().split())
+        assert words in text, f"{place} does not say: {words}"
+        file, _, name = test.strip("`").partition("::")
+        assert f"def {name}(" in (ROOT / file).read_text(), test
+
+
 def test_the_readme_holds_no_figure_of_an_unclean_commit() -> None:
     assert "-dirty" not in (ROOT / "README.md").read_text()
     assert "dirty" not in (RESULTS / "speed_ranges.json").read_text()

@@ -82,9 +82,9 @@ def serves(*tensors: Tensor) -> bool:
 
 
 def serves_gpu(*tensors: Tensor) -> bool:
-    """Whether the kernels of `gpu` take these: on a GPU, in graphs, too, whole rows of float32."""
+    """Whether the kernels of `gpu` take these: on the current GPU, in graphs, too, whole rows of float32."""
     return gpu is not None and all(
-        (each.is_cuda or gpu.INTERPRETED)
+        ((each.is_cuda and each.device.index == torch.cuda.current_device()) or gpu.INTERPRETED)
         and (not each.is_floating_point() or (each.dtype == torch.float32 and each.stride(-1) == 1))
         for each in tensors
     )

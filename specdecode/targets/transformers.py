@@ -591,7 +591,10 @@ def check_model(model: Any, decoder: Callable[..., Any] | None = None) -> None:
         model, decoder: see `TransformersTarget`.
     """
     if not callable(model) or not hasattr(getattr(model, "config", None), "get_text_config"):
-        raise ValueError(f"model must be a causal language model of transformers, got {shown(model)}")
+        remedy = (
+            "; give its .module" if isinstance(getattr(model, "module", None), torch.nn.Module) else ""
+        )  # DataParallel
+        raise ValueError(f"model must be a causal language model of transformers, got {shown(model)}{remedy}")
     config = model.config.get_text_config()
     name, served = type(model).__name__, decoder or model
     reasons = {

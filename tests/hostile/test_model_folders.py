@@ -314,6 +314,60 @@ def test_numbers_that_spoil_every_pass_are_refused_wherever_weights_are_read(
         values[key] = before
 
 
+@pytest.mark.parametrize("shipped", LOADERS)
+def test_weights_of_a_variant_alone_are_named_wherever_weights_are_read(
+    shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of, command = place_of_loader(shipped, tmp_path, tiny_model_folder)
+    path = next(of.glob("*.safetensors"))
+    path.rename(path.with_name(path.name.replace(".", ".fp16.", 1)))
+    arguments = arguments_of(command, {"work": tmp_path, "model": tiny_model_folder, "of": of})
+    check_refused(arguments, "holds weights of the variant 'fp16' alone; give variant='fp16' in", capsys, tmp_path)
+
+
+def test_a_pipeline_saved_with_a_variant_is_loaded_with_it_alone(tmp_path: Path) -> None:
+    from tiny_pipelines import build_tiny_pipeline
+
+    from vargen.pipelines.llamagen import LlamaGenPipeline
+
+    pipeline = build_tiny_pipeline()
+    pipeline.save_pretrained(tmp_path / "of", variant="fp16")
+    pipeline.save_pretrained(tmp_path / "plain")
+    assert LlamaGenPipeline.from_pretrained(tmp_path / "of", variant="fp16").transformer is not None
+    for folder, variant, told in (
+        ("of", None, "holds weights of the variant 'fp16' alone; give variant='fp16'"),
+        ("of", "bf16", "variant: .*of holds no weights of 'bf16'; it holds 'fp16'"),
+        ("plain", "fp16", "variant: .*plain holds no weights of 'fp16'; leave it out"),
+    ):
+        with pytest.raises(UserError, match=told):
+            LlamaGenPipeline.from_pretrained(tmp_path / folder, variant=variant)
+    path = next((tmp_path / "of" / "transformer").glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:999])
+    with pytest.raises(UserError, match=r"fp16.safetensors is truncated"):
+        LlamaGenPipeline.from_pretrained(tmp_path / "of", variant="fp16")
+
+
+def test_a_model_of_transformers_saved_with_a_variant_is_loaded_with_it_alone(tmp_path: Path) -> None:
+    import janus_models
+
+    from vargen.pipelines.janus import JanusPipeline
+
+    janus_models.make().float().save_pretrained(tmp_path, variant="fp16")
+    assert JanusPipeline.from_pretrained(tmp_path, variant="fp16").processor is None
+    with pytest.raises(UserError, match="give variant='fp16' in Python, or save the model without variant"):
+        JanusPipeline.from_pretrained(tmp_path)
+    with pytest.raises(UserError, match="holds no weights of 'bf16'; it holds 'fp16'"):
+        JanusPipeline.from_pretrained(tmp_path, variant="bf16")
+
+
+@pytest.mark.parametrize("place", ["auto", "cuda:7", {"transformer": "cpu"}])
+def test_a_device_map_that_no_pipeline_of_diffusers_takes(place: object, tiny_model_folder: Path) -> None:
+    from vargen.pipelines.llamagen import LlamaGenPipeline
+
+    with pytest.raises(UserError, match=r"device_map of a pipeline of diffusers must be one of .*balanced"):
+        LlamaGenPipeline.from_pretrained(tiny_model_folder, device_map=place)
+
+
 @pytest.mark.parametrize("kind", ["int64", "int32", "bool", "uint8", "float8_e4m3fn", "float8_e5m2"])
 def test_weights_of_every_kind_that_is_none(kind: str, tmp_path: Path) -> None:
     import torch

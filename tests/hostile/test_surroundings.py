@@ -8,10 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import emu3_models
+import glm_image_models
+import janus_models
+import language_models
 import pytest
+import token_image_models
 import torch
 from hostile import check_refused
 from tiny_pipelines import build_drafting_pipeline
+from torch import nn
 from video_pairs import answerer_of, cases, qwen_pair  # noqa: F401  # the fixtures are for the tests below
 
 import specdecode
@@ -19,7 +25,11 @@ from metrics.extractors import CLIPFeatures
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import methods_for
 from vargen.models.video_llms.frames import VideoFrames
+from vargen.pipelines.emu3 import Emu3Pipeline
+from vargen.pipelines.glm_image import GlmImagePriorPipeline
+from vargen.pipelines.janus import JanusPipeline
 from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.pipelines.token_images import TokenImagePipeline
 from vargen.pipelines.video.answering import VideoAnswerer
 
 
@@ -52,6 +62,76 @@ def test_modes_around_a_picture(method: str) -> None:
     check_modes(lambda: pipeline(prompts, method=method, generator=seeds(0, 1)).tokens.tolist())
 
 
+def janus() -> tuple[Any, dict[str, Any]]:
+    return JanusPipeline(janus_models.make().float(), janus_models.processor()), {}
+
+
+def emu3() -> tuple[Any, dict[str, Any]]:
+    return Emu3Pipeline(emu3_models.make().float(), emu3_models.processor()), {**emu3_models.SIZE}
+
+
+def anole() -> tuple[Any, dict[str, Any]]:
+    family = token_image_models.tiny_family("anole")
+    model, tokenizer = token_image_models.tiny_model(family), token_image_models.tiny_tokenizer(family)
+    return TokenImagePipeline(model, tokenizer, None, family), {"height": 32, "width": 64}
+
+
+def glm_image() -> tuple[Any, dict[str, Any]]:
+    pipe = glm_image_models.make()
+    glm_image_models.mend(pipe)
+    return GlmImagePriorPipeline.from_pipe(pipe), {"height": 64, "width": 96}
+
+
+FAMILIES = [janus, emu3, anole, glm_image]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.filterwarnings("ignore")
+def test_modes_around_a_picture_of_another_family(family: Callable[[], tuple[Any, dict[str, Any]]]) -> None:
+    pipeline, size = family()
+    pipeline.set_progress_bar_config(disable=True)
+    own = {} if family is glm_image else {"output_type": "latent"}
+    check_modes(lambda: pipeline(["a dog", "the dog runs"], generator=seeds(0, 1), **size, **own).tokens.tolist())
+
+
+@pytest.mark.parametrize("family", [build_drafting_pipeline, *FAMILIES])
+def test_parts_that_are_wrapped_or_train_are_named(family: Callable[[], Any]) -> None:
+    """Every part of every family: `DataParallel` hides its attributes, and dropout would draw another picture."""
+    pipeline, size = family() if family in FAMILIES else (family(), {})
+    modules = {name: each for name, each in pipeline.components.items() if isinstance(each, nn.Module)}
+    assert modules
+    for name, module in modules.items():
+        wrapped = nn.DataParallel(module)
+        with pytest.raises(UserError, match=rf"^{name} must be .*, got (a )?DataParallel; give its .module"):
+            setattr(pipeline, name, wrapped)
+        module.train()
+        with pytest.raises(UserError, match=rf"^{name} must be in evaluation mode; call {name}.eval\(\)$"):
+            pipeline("a dog", **size)
+        module.eval()
+        with pytest.raises(UserError, match=rf"^{name} must be .*DataParallel"):
+            type(pipeline)(**{**pipeline.components, name: wrapped})
+
+
+def test_models_of_a_text_or_a_video_that_are_wrapped_or_elsewhere_are_named(qwen_pair: Path) -> None:  # noqa: F811
+    model, prompt = language_models.make("llama"), torch.tensor([[3, 5, 3]])
+    elsewhere = language_models.make("llama").to("meta")
+    for given, told in (
+        ({"model": nn.DataParallel(model)}, r"^model must be .*DataParallel; give its \.module"),
+        ({"draft_model": nn.DataParallel(model)}, r"^draft_model: .*DataParallel; give its \.module"),
+        ({"model": elsewhere}, "^model must lie where input_ids do, on cpu, got meta; move one of them"),
+        ({"draft_model": elsewhere}, "^draft_model must lie where input_ids do, on cpu, got meta"),
+        ({"attention_mask": torch.ones(1, 3, device="meta")}, "^attention_mask must lie where input_ids do"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            specdecode.generate(**{"model": model, "input_ids": prompt, "max_new_tokens": 2, **given})
+    with pytest.raises(ValueError, match=r"^draft_model must lie where input_ids do"):
+        model.generate(prompt, max_new_tokens=2, custom_generate=specdecode.custom_generate, draft_model=elsewhere)
+    video: Any = nn.Linear(1, 1)
+    for name in ("model", "draft_model"):
+        with pytest.raises(UserError, match=rf"^{name} must be the model itself, got a DataParallel; give its .module"):
+            VideoAnswerer(**{"model": video, "processor": None, name: nn.DataParallel(video)})
+
+
 def test_modes_around_a_stream() -> None:
     pipeline = build_drafting_pipeline()
 
@@ -69,8 +149,6 @@ def test_modes_around_an_answer(qwen_pair: Path, cases: Any, answerer_of: Callab
 
 
 def test_modes_around_a_text() -> None:
-    import language_models
-
     model = language_models.make("llama")
     prompt = torch.tensor([[3, 5, 3, 5, 3]])
     check_modes(lambda: specdecode.generate(model, prompt, max_new_tokens=8).sequences.tolist())

@@ -16,6 +16,7 @@ from metrics.clip_score import clip_scores, retrieval_accuracy
 from metrics.diversity import distances_to_others
 from metrics.errors import DataError
 from metrics.feature_bank import FeatureBank
+from metrics.frechet import GaussianStatistics, frechet_distance
 from metrics.proportion import Proportion, clustered_interval
 
 
@@ -89,6 +90,21 @@ def test_the_interval_around_a_figure_is_two_standard_errors_each_way() -> None:
     low, high = spread_interval(7.0, 200, lambda chosen: float(values[chosen].mean()), draws=400) or (0.0, 0.0)
     assert (low + high) / 2 == pytest.approx(7.0)
     assert (high - low) / 2 == pytest.approx(1.96 * float(values.std()) / math.sqrt(200), rel=0.15)
+
+
+def test_the_interval_of_a_frechet_distance_surrounds_the_biased_value() -> None:
+    """Of 32 pictures it never holds the true distance, 0 here, as docs/evaluation.md says."""
+    generator = torch.Generator().manual_seed(3)
+    reference = GaussianStatistics.of(torch.randn(4000, 16, generator=generator))
+    for _ in range(10):
+        features = torch.randn(32, 16, generator=generator)
+
+        def distance(chosen: torch.Tensor, features: torch.Tensor = features) -> float:
+            return frechet_distance(reference, GaussianStatistics.of(features[chosen]))
+
+        value = distance(torch.arange(32))
+        low, high = spread_interval(value, 32, distance, draws=20) or (0.0, 0.0)
+        assert 0 < low < value < high
 
 
 def test_no_interval_without_draws_and_nan_is_no_number() -> None:

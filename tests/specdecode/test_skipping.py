@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -218,8 +220,10 @@ SMALL_TABLE = random_table(SMALL, seed=3, scale=1.2)
 DRAFTED_FROM = (random_table(SMALL, seed=4, scale=1.0), random_table(SMALL, seed=5, scale=1.0))
 
 
-def skip_in_every_second_row(children: str, draws: int = DRAWS) -> tuple[DecodeResult, TwoFacedDrafter]:
-    """Four tokens a row; every second row takes its second one unverified."""
+def skip_in_every_second_row(
+    children: str, draws: int = DRAWS, skips: Callable[[Draft], Tensor] | None = None
+) -> tuple[DecodeResult, TwoFacedDrafter]:
+    """Four tokens a row; every second row takes its second one unverified, or those of which `skips` is 1."""
     prompts = torch.tensor([1, 3]).expand(draws, 2)
     drafter = TwoFacedDrafter(DRAFTED_FROM[0], prompts, [-1, 0, 0, 1], children)  # type: ignore[arg-type]
     drafter.tables = DRAFTED_FROM
@@ -233,7 +237,7 @@ def skip_in_every_second_row(children: str, draws: int = DRAWS) -> tuple[DecodeR
                 return None
             self.due = False
             path = torch.tensor([0, 1, 3]).expand(draws, -1)
-            return Selection(path, torch.arange(draws) % 2)
+            return Selection(path, torch.arange(draws) % 2 if skips is None else skips(draft))
 
     result = new_run(
         MarkovTarget(SMALL_TABLE, prompts, 3),
@@ -270,6 +274,22 @@ def test_what_is_verified_beside_and_behind_a_skip_has_the_targets_distribution(
             torch.cat([counts[kept], counts[~kept].sum()[None]]) if rest else counts for counts in (observed, expected)
         ]
         assert stats.chisquare(pooled[0].numpy(), pooled[1].numpy()).pvalue > 1e-3, "skips" if first else "stays"
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_schedule_that_looks_at_drawn_tokens_biases_those_it_leaves(looks: bool) -> None:
+    """A token that is skipped where it is this one, or anywhere: of the rest, only the latter is the target's."""
+    result, _ = skip_in_every_second_row(
+        "sampled", skips=lambda draft: (draft.tree.tokens[:, 1] == 0).long() if looks else torch.arange(DRAWS) % 2
+    )
+    left = torch.tensor([row[1] != TokenOrigin.UNVERIFIED for row in result.trace.token_origins])
+    first, second = result.tokens[left][:, :2].T
+    observed = (first * SMALL + second).bincount(minlength=SMALL**2).double().reshape(SMALL, SMALL)
+    expected = observed.sum(1, keepdim=True) * logits_to_probabilities(SMALL_TABLE[3], SamplingConfig(0.9)).double()
+    expected *= observed.sum(1, keepdim=True) / expected.sum(1, keepdim=True)
+    figure = float(((observed - expected) ** 2 / expected).sum())
+    chance = float(stats.chi2.sf(figure, SMALL * (SMALL - 1)))
+    assert chance < 1e-9 if looks else chance > 1e-3
 
 
 def test_a_row_that_does_not_skip_is_judged_on_its_first_draft() -> None:

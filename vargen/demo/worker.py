@@ -102,7 +102,7 @@ class WorkerProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._started += 1
-        self._address = str(self._folder / f"worker-{self._started}")
+        self._address = _address(self._folder / f"worker-{self._started}")
         program = f"from vargen.demo.worker import main; main({self._address!r})"
         process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
         assert process.stdin is not None
@@ -119,7 +119,7 @@ class WorkerProcess:
         deadline = time.monotonic() + _PATIENCE
         while process.poll() is None and time.monotonic() < deadline:
             with suppress(OSError):
-                return process, Client(address, "AF_UNIX")
+                return process, Client(address)
             time.sleep(0.02)
         raise self._lost(process)
 
@@ -129,6 +129,11 @@ class WorkerProcess:
             process.wait(1)
         ended = "does not answer" if process.returncode is None else f"has ended ({process.returncode})"
         return UserError(f"The process that computes {ended}, perhaps for want of memory; try again.")
+
+
+def _address(path: Path, system: str = os.name) -> str:
+    """Where a process listens: a socket at a path, or on Windows, which has none, a pipe of the path's names."""
+    return "\\\\.\\pipe\\" + "-".join(path.parts[-2:]) if system == "nt" else str(path)
 
 
 Worker = LocalWorker | WorkerProcess
@@ -197,7 +202,7 @@ def main(address: str) -> None:
     gc.disable()  # importing makes millions of objects that stay
     models = Models(*pickle.load(sys.stdin.buffer))
     server = _Server(models)
-    with Listener(address, "AF_UNIX") as listener:
+    with Listener(address) as listener:
         for task in (server.load, lambda: server.listen(listener)):
             threading.Thread(target=task, daemon=True).start()
         sys.stdin.buffer.read()

@@ -15,7 +15,8 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -56,12 +57,19 @@ _COUNTED = ("_ids", "_index", "num_batches_tracked")
 """Ends of the names of tensors that are integers in every library."""
 _WEIGHT_NAMES = ("diffusion_pytorch_model", "model")
 _TORCH_NAMES = ("diffusion_pytorch_model", "pytorch_model")
+_VARIANT = re.compile(
+    r"(?:diffusion_pytorch_model|model)(?:-\d+-of-\d+)?(?:\.(?P<variant>\w+))?(?:-\d+-of-\d+)?\.safetensors"
+)
+"""Names of weights, of a variant or of none, in shards or whole."""
 _TIED_NAMES = ({"shared.weight", "encoder.embed_tokens.weight"},)
 """Several names of one tensor; a file needs only one of them (T5's token embedding)."""
 
 
 def check_model_folder(
-    folder: str | os.PathLike[str], skip: Collection[str] = (), required: Collection[str] = ()
+    folder: str | os.PathLike[str],
+    skip: Collection[str] = (),
+    required: Collection[str] = (),
+    variant: str | None = None,
 ) -> None:
     """Check every component that `model_index.json` names.
 
@@ -69,14 +77,16 @@ def check_model_folder(
         folder: of the pipeline.
         skip: components that the caller gives as objects.
         required: components that the pipeline needs.
+        variant: of the weights, as `from_pretrained` takes it; components without it have weights of none.
 
     Raises:
-        UserError: a file is missing, truncated or unreadable, weights do not fit their configuration, or a component
-            is of a class that a model folder must not name.
+        UserError: a file is missing, truncated or unreadable, there are weights of another variant alone, weights do
+            not fit their configuration, or a component is of a class that a model folder must not name.
     """
     folder = Path(folder)
     _check_files(folder)
     components = read_json(folder / "model_index.json")
+    check_variant(folder, variant, [part for part in sorted(folder.iterdir()) if part.is_dir()])
     if renamed_index(components) != components:
         raise UserError(
             f"{folder} was saved by an earlier version of vargen; convert it with `vargen convert folder {folder} "
@@ -98,7 +108,7 @@ def check_model_folder(
             )
         model_class = _component_class(*names)
         if model_class is not None:
-            _check_component(folder / component, model_class)
+            _check_component(folder / component, model_class, variant)
 
 
 def renamed_index(index: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,13 +234,35 @@ def _component_class(library: str, class_name: str) -> type[torch.nn.Module] | N
     return found if issubclass(found, torch.nn.Module) else None
 
 
-def check_stored(folder: str | os.PathLike[str], argument: str = "") -> None:
+def check_variant(source: str | os.PathLike[str], variant: str | None, parts: Iterable[Path]) -> None:
+    """Refuse a variant of weights of which no part of a folder has any. Raises UserError."""
+    found = {each for part in parts for each in _variants(part)}
+    if variant is not None and variant not in found:
+        others = ", ".join(repr(each) for each in sorted(found - {""}))
+        raise UserError(
+            f"variant: {source} holds no weights of {variant!r}; {f'it holds {others}' if others else 'leave it out'}"
+        )
+
+
+def _variants(folder: Path) -> set[str]:
+    """The variants of weights in the folder of one network; that of plain names is empty."""
+    found = [_VARIANT.fullmatch(path.name) for path in folder.glob("*.safetensors")]
+    return {each["variant"] or "" for each in found if each}
+
+
+def check_stored(folder: str | os.PathLike[str], argument: str = "", variant: str | None = None) -> None:
     """Check what libraries accept in the folder of one network although it means nothing. Every reader of weights asks
     this first.
 
+    Args:
+        folder: of the network.
+        argument: that named it.
+        variant: of weights that is asked for, where the reader can ask for one.
+
     Raises:
-        UserError: a pipe, only pickled weights, weights of integers, truth values or eight bits, a number in
-            config.json that spoils every pass, or a key twice in any JSON file, of which libraries take the last.
+        UserError: a pipe, only weights of a variant that is not asked for, only pickled weights, weights of integers,
+            truth values or eight bits, a number in config.json that spoils every pass, or a key twice in any JSON file,
+            of which libraries take the last.
     """
     folder = Path(folder)
     where = f"{argument}: " if argument else ""
@@ -239,6 +271,12 @@ def check_stored(folder: str | os.PathLike[str], argument: str = "") -> None:
     _check_files(folder, where)
     config = _config_of(folder)
     _check_config_numbers(f"{where}{folder / 'config.json'}", config)
+    known = _variants(folder)
+    if known and not {"", variant} & known:
+        raise UserError(
+            f"{where}{folder} holds weights of the variant {min(known)!r} alone; give variant={min(known)!r} in "
+            f"Python, or save the model without variant"
+        )
     files = sorted(folder.glob("*.bin" if has_torch_files(folder) else "*.safetensors"))
     pickled = [path for path in sorted(folder.iterdir()) if path.suffix in _PICKLED]
     if pickled and not files:
@@ -345,9 +383,9 @@ def _torch_tensors(path: Path) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The weight files of a component, from its index if it is sharded; empty for a variant of other names."""
-    for name in _WEIGHT_NAMES:
+def _weight_files(folder: Path, variant: str | None) -> list[Path]:
+    """The weight files of a component, from its index if it is sharded; empty for a sharded variant."""
+    for name in [f"{name}.{variant}" for name in _WEIGHT_NAMES if variant] + [*_WEIGHT_NAMES]:
         index = folder / f"{name}.safetensors.index.json"
         if index.is_file():
             shards = read_json(index).get("weight_map")
@@ -374,10 +412,10 @@ def check_component_folder(folder: str | os.PathLike[str], model_class: type[tor
     _check_component(Path(folder), model_class)
 
 
-def _check_component(folder: Path, model_class: type[torch.nn.Module]) -> None:
+def _check_component(folder: Path, model_class: type[torch.nn.Module], variant: str | None = None) -> None:
     config = read_json(folder / "config.json")
-    check_stored(folder)
-    files = _weight_files(folder)
+    check_stored(folder, variant=variant)
+    files = _weight_files(folder, variant)
     if not files:
         return
     read = {".bin": _torch_shapes}

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
 from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
 from vargen.models.finite import check_weights
-from vargen.models.model_folder import check_stored, has_torch_files
+from vargen.models.model_folder import check_stored, check_variant, has_torch_files
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 Processor = TypeVar("Processor", bound=ProcessorMixin)
@@ -38,7 +38,7 @@ def load_model(
         model_class: of transformers.
         model_type: the family's name in config.json.
         absent: prefixes of weights that may be missing, because nothing here uses them.
-        **kwargs: for `from_pretrained`, such as dtype, device_map, quantization_config, attn_implementation, revision.
+        **kwargs: for `from_pretrained`, such as dtype, device_map, quantization_config, attn_implementation, variant.
 
     Raises:
         UserError: the model cannot be loaded, is of another family, or has pickled or missing weights; or code of a
@@ -46,7 +46,9 @@ def load_model(
     """
     refuse_remote_code(kwargs)
     check_family(source, model_type, **kwargs)
-    check_stored(source)
+    if os.path.isdir(source):
+        check_variant(source, kwargs.get("variant"), [Path(source, kwargs.get("subfolder") or "")])
+    check_stored(source, variant=kwargs.get("variant"))
     arguments = {"use_safetensors": None if has_torch_files(source) else True, **kwargs}
     try:
         loaded: Any = model_class.from_pretrained(source, output_loading_info=True, **arguments)

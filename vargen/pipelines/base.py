@@ -33,7 +33,7 @@ from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.arguments import CALLBACK_TENSORS, Interrupted, check_prompts, documented, refusals
-from vargen.pipelines.call_types import checked
+from vargen.pipelines.call_types import check_evaluating, check_module, checked
 from vargen.pipelines.compilation import CompilablePipeline, compile_time_apart
 from vargen.pipelines.components.base import ONLY
 from vargen.pipelines.lora import LoraPipeline
@@ -86,13 +86,19 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
         self.reuse = Reuse()
         self._interrupt, self._num_timesteps, self._guidance_scale = False, 0, 1.0
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As `DiffusionPipeline`. Raises UserError for a module that another one wraps."""
+        check_module(name, value)
+        super().__setattr__(name, value)
+
     @property
     def _usual_num_tokens(self) -> int:
         """Tokens of a picture of the usual size."""
         raise NotImplementedError
 
     def _begin(self, request: PictureRequest) -> None:
-        """Set what a callback may read and change."""
+        """Set what a callback may read and change. Raises UserError for a module in training mode."""
+        check_evaluating(self.components)
         self._interrupt, self._num_timesteps, self._guidance_scale = False, 0, request.guidance_scale
 
     @property

@@ -2,8 +2,8 @@
 
 One decorator for the calls of every family, so that a new argument is checked without a line of its own.
 
-Belongs here: kinds, and what no tensor or text of a certain name may hold. Does not belong here: bounds of numbers, and
-arguments that do not fit each other.
+Belongs here: kinds, also of a pipeline's modules, and what no tensor or text of a certain name may hold. Does not
+belong here: bounds of numbers, and arguments that do not fit each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vargen.base.bounds import check_magnitudes, check_text
 from vargen.base.errors import UserError
@@ -54,6 +54,19 @@ def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result
         return function(*arguments, **keywords)
 
     return call
+
+
+def check_module(name: str, value: object) -> None:
+    """Refuse a module that another one wraps, as `DataParallel` does: its attributes are hidden. Raises UserError."""
+    if isinstance(value, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UserError(f"{name} must be the model itself, got a {type(value).__name__}; give its .module")
+
+
+def check_evaluating(modules: Mapping[str, object]) -> None:
+    """Refuse a module in training mode, whose dropout would draw another picture. Raises UserError with its name."""
+    for name, module in modules.items():
+        if isinstance(module, nn.Module) and module.training:
+            raise UserError(f"{name} must be in evaluation mode; call {name}.eval()")
 
 
 def check_argument(name: str, value: Any, hint: Any) -> None:

@@ -21,7 +21,6 @@ import PIL.Image
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DModel
 from diffusers.pipelines.glm_image.pipeline_glm_image import GlmImagePipeline
-from diffusers.pipelines.pipeline_utils import SUPPORTED_DEVICE_MAP
 from diffusers.utils import BaseOutput
 from torch import Tensor
 from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
@@ -35,7 +34,7 @@ from vargen.models.finite import check_component_weights, check_pixels
 from vargen.models.glm_image.request import PriorRequest, read_request, upsampled
 from vargen.models.glm_image.target import GlmImageTarget
 from vargen.models.model_folder import check_model_folder, check_pipeline_class, has_torch_files
-from vargen.models.offloading import move_offloaded
+from vargen.models.offloading import check_device_map, move_offloaded
 from vargen.models.picture_size import grid_of_sides
 from vargen.models.transformers_folder import hub_arguments, unloadable
 from vargen.pipelines.arguments import (
@@ -185,14 +184,13 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
                 missing or damaged.
         """
         source, attention = os.fspath(pretrained_model_name_or_path), kwargs.pop("attn_implementation", None)
-        if (place := kwargs.get("device_map")) not in (None, *SUPPORTED_DEVICE_MAP):
-            known = ", ".join(dict.fromkeys(SUPPORTED_DEVICE_MAP))
-            raise UserError(f"device_map of a pipeline of diffusers must be one of {known}, got {place!r}")
+        check_device_map(kwargs.get("device_map"))
         try:
             folder = source if os.path.isdir(source) else cls.download(source, **hub_arguments(kwargs))
             check_pipeline_class(folder, (GlmImagePipeline.__name__,))
             passed = {*kwargs} & {*cls._get_signature_keys(cls)[0]}
-            check_model_folder(folder, skip=passed, required={"processor", "vision_language_encoder"} - passed)
+            required = {"processor", "vision_language_encoder"} - passed
+            check_model_folder(folder, skip=passed, required=required, variant=kwargs.get("variant"))
             as_torch = any(has_torch_files(part) for part in Path(folder).iterdir())
             made: Self = super().from_pretrained(folder, **{"use_safetensors": None if as_torch else True, **kwargs})
             if attention is not None:

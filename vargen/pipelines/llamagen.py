@@ -34,7 +34,7 @@ from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vertical_branch import VerticalBranch, check_branch
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor
 from vargen.models.model_folder import check_model_folder
-from vargen.models.offloading import is_offloaded
+from vargen.models.offloading import check_device_map, is_offloaded
 from vargen.pipelines.arguments import (
     PromptWarning,
     StepCallback,
@@ -217,14 +217,14 @@ class LlamaGenPipeline(StreamingPipeline):
         a mapping by component is obeyed.
 
         Raises:
-            UserError: a local folder is incomplete, damaged or inconsistent.
+            UserError: a local folder is incomplete, damaged or inconsistent, or it cannot be placed as asked.
         """
+        check_device_map(kwargs.get("device_map"))
         if os.path.isdir(pretrained_model_name_or_path):
             parts = {*cls._get_signature_keys(cls)[0]}
             passed = {name for name in parts & {*kwargs} if kwargs[name] is None or isinstance(kwargs[name], nn.Module)}
-            check_model_folder(
-                pretrained_model_name_or_path, skip=passed, required=parts - {*cls._optional_components} - passed
-            )
+            required, variant = parts - {*cls._optional_components} - passed, kwargs.get("variant")
+            check_model_folder(pretrained_model_name_or_path, skip=passed, required=required, variant=variant)
         dtype = kwargs.pop("torch_dtype", None) or kwargs.pop("dtype", None) or torch.float32
         kwargs["dtype"] = dtype if isinstance(dtype, dict) else {"default": dtype, "vqvae": torch.float32}
         with reading(pretrained_model_name_or_path, "copy the whole folder again"):

@@ -41,6 +41,7 @@ from vargen.pipelines.arguments import (
     negative_prompts,
 )
 from vargen.pipelines.base import draws
+from vargen.pipelines.call_types import check_module
 from vargen.pipelines.components.token_images import TokenImageComponents
 from vargen.pipelines.request import PictureRequest
 from vargen.pipelines.transformers import (
@@ -303,6 +304,7 @@ class TokenImagePipeline(TokenImages):
         vqvae: nn.Module | None = None,
         family: TokenImageFamily | str | None = None,
     ) -> None:
+        check_module("model", model)
         self.family = find_family(family, model.config.to_dict() if isinstance(model, PreTrainedModel) else {})
         self.model_class = getattr(transformers, self.family.model_class)  # type: ignore[misc]
         super().__init__(model, tokenizer=tokenizer, vqvae=vqvae)

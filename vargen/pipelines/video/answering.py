@@ -39,7 +39,7 @@ from vargen.models.video_llms.architectures.catalogue import architecture_of
 from vargen.models.video_llms.context import ContextUse
 from vargen.models.video_llms.frames import QuestionWarning, VideoFrames, processor_inputs
 from vargen.models.video_llms.generation_settings import generation_settings
-from vargen.pipelines.call_types import checked
+from vargen.pipelines.call_types import check_module, checked
 from vargen.pipelines.video.components import VideoLLMComponents
 from vargen.pipelines.video.decoding import FirstUse, Generation, decode
 from vargen.pipelines.video.loading import LazyModel, VideoModelFolder, load_processor, open_video_model
@@ -149,7 +149,7 @@ class VideoAnswerer:
         max_pixels: of a frame; None: the processor's own limit.
 
     Raises:
-        UserError: an architecture that cannot be served.
+        UserError: an architecture that cannot be served, or a model that another module wraps.
     """
 
     def __init__(
@@ -161,6 +161,8 @@ class VideoAnswerer:
         source: LazyModel | None = None,
         max_pixels: int | None = None,
     ) -> None:
+        for name, each in (("model", model), ("draft_model", draft_model)):
+            check_module(name, each)
         self.architecture = architecture_of(model)
         self.model = model.eval().requires_grad_(False)
         self.processor = processor

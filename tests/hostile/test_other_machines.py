@@ -1,0 +1,94 @@
+"""Windows and several GPUs, which no test here has: what would break there is looked for in the source itself."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vargen.demo.worker import _address
+
+ROOT = Path(__file__).parents[2]
+FILES = [path for package in ("specdecode", "metrics", "vargen", "scenes") for path in (ROOT / package).rglob("*.py")]
+UNIX_ONLY = {
+    "vargen/runs/files.py": "locks, behind `fcntl is None`",
+    "vargen/jobs/calls.py": "peak memory, behind `resource is None`",
+    "specdecode/checks.py": "the size of memory, behind `hasattr`",
+    "metrics/provenance.py": "the same",
+}
+"""Modules that name what Windows lacks, and why that is well."""
+LACKING = {
+    *("fcntl", "pwd", "grp", "resource", "termios", "AF_UNIX", "SIGKILL", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGXFSZ"),
+    *("fork", "forkpty", "geteuid", "getuid", "getpgid", "setsid", "killpg", "mkfifo", "sysconf", "uname", "nice"),
+    *("O_NOFOLLOW", "O_NONBLOCK", "O_DIRECTORY", "fchmod", "chown", "statvfs", "memfd_create", "pread", "pwrite"),
+}
+
+
+@functools.cache
+def nodes() -> list[tuple[str, ast.AST]]:
+    of = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in FILES}
+    kinds = (ast.Call, ast.Attribute, ast.Import, ast.ImportFrom)
+    return [(name, node) for name, tree in of.items() for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def found(is_wrong: Callable[[ast.AST], object]) -> set[str]:
+    return {f"{name}:{getattr(node, 'lineno', 0)}" for name, node in nodes() if is_wrong(node)}
+
+
+def test_what_windows_lacks_is_named_behind_a_check_alone() -> None:
+    def is_lacking(node: ast.AST) -> bool:
+        if isinstance(node, ast.Import):
+            return any(each.name in LACKING for each in node.names)
+        if isinstance(node, ast.ImportFrom):
+            return node.module in LACKING
+        home = node.value.id if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) else ""
+        return home in ("os", "signal", "socket") and getattr(node, "attr", "") in LACKING
+
+    assert {place.rpartition(":")[0] for place in found(is_lacking)} == set(UNIX_ONLY)
+
+
+def test_text_is_read_and_written_as_utf8_or_is_ascii() -> None:
+    """Elsewhere the encoding follows the system."""
+    ascii_alone = {"vargen/jobs/conversion.py", "vargen/drafters/video_head_folder.py", "vargen/demo/compare.py"}
+    own_files = {"specdecode/kernels/build.py", "metrics/provenance.py"}
+
+    def is_open(node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            return False
+        return node.func.attr in ("read_text", "write_text") and not any(
+            each.arg == "encoding" for each in node.keywords
+        )
+
+    assert {place.rpartition(":")[0] for place in found(is_open)} == ascii_alone | own_files
+    sources = (ROOT / "specdecode" / "kernels").rglob("*.cpp")
+    assert all(path.read_text().isascii() for path in sources)
+
+
+@pytest.mark.parametrize(
+    ("system", "wanted"), [("posix", "/tmp/vargen_demo_a/worker-1"), ("nt", r"\\.\pipe\vargen_demo_a-worker-1")]
+)
+def test_the_process_of_the_page_listens_where_the_system_can(system: str, wanted: str) -> None:
+    assert _address(Path("/tmp/vargen_demo_a/worker-1"), system) == wanted
+
+
+def test_no_call_means_the_current_gpu_where_a_tensor_may_lie_on_another() -> None:
+    """Streams, events, waits and moves name their device; a default one is that of the process."""
+    one_device = {
+        "vargen/training/run.py": "its device is cpu or cuda, the current one",
+        "specdecode/parallel/one_process.py": "the thread has set its stream, which is the current one there",
+        "specdecode/kernels/judging.py": "asks which one is the current",
+        "metrics/provenance.py": "names the machine",
+    }
+    silent = {"cuda", "record", "current_stream", "synchronize", "Stream", "get_rng_state", "max_memory_allocated"}
+    silent |= {"reset_peak_memory_stats", "current_device", "mem_get_info", "empty_cache", "get_device_name"}
+
+    def is_silent(node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.args or node.keywords:
+            return False
+        called, home = node.func.attr, ast.unparse(node.func.value)
+        return called in silent and (called in ("cuda", "record") or home == "torch.cuda")
+
+    assert {place.rpartition(":")[0] for place in found(is_silent)} <= set(one_device)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specdecode.continuous import decode_queue
 from specdecode.lines_in_flight import FlightRun, LinesInFlight, SteadyLines, _Pass
+from specdecode.lines_of_rows import Layout
 from specdecode.loop import DecodeRun
 from specdecode.places import Lines, StaggeredLines
 from specdecode.sampling import SamplingConfig
@@ -135,7 +136,8 @@ def test_lines_keep_their_order(
 def test_a_mark_is_decided_with_the_first_token_behind_it() -> None:
     rule = LinesInFlight(Lines(3 * 4 - 1, 3, mark=9), 2)
     counts = torch.tensor([[3, 2, 0], [3, 0, 0], [3, 3, 1]])
-    run = Mock(rule=rule, _columns=torch.arange(4), _counts=counts)
+    layout = Layout(rule.lines, torch.device("cpu"))
+    run = Mock(rule=rule, _columns=torch.arange(4), _counts=counts, _layout=layout)
     decided = FlightRun._decided_places(run)
     assert decided.sum(1).tolist() == [3 + 1 + 2, 3, 3 + 1 + 3 + 1 + 1]
     assert decided[:, 3].tolist() == [True, False, True] and decided[:, 7].tolist() == [False, False, True]
@@ -153,20 +155,22 @@ VISIBLE, FEED = FlightRun._visible, FlightRun._what_to_feed
 
 def stand_in_seen_below(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
     visible = VISIBLE(run, what, slots)
-    seen = run._line_of[slots][..., None] > run._stood_in
+    seen = run._layout.line_of[0, slots][..., None] > run._layout.stood_in
     visible[..., COUNT:] |= seen
     return visible
 
 
 def undecided_seen(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
     visible = VISIBLE(run, what, slots)
-    visible[..., :COUNT] = run._places <= run._position_of[slots][..., None]
+    visible[..., :COUNT] = run._places <= run._layout.position_of[0, slots][..., None]
     return visible
 
 
 def guesses_seen_below(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
     visible = VISIBLE(run, what, slots)
-    visible[..., :COUNT] |= what.guessed.flatten(1)[:, None] & (run._places <= run._position_of[slots][..., None])
+    visible[..., :COUNT] |= what.guessed.flatten(1)[:, None] & (
+        run._places <= run._layout.position_of[0, slots][..., None]
+    )
     return visible
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.checks import check_counts
 from specdecode.in_graph import in_graph
+from specdecode.lines_of_rows import Layout, LinesOfRows
 from specdecode.loop import DecodeRun
 from specdecode.places import Lines, PlacedTarget, Places, StaggeredLines, check_takes_places, fill_known
 from specdecode.roles import Target, TargetOutput
@@ -39,8 +40,9 @@ class LinesInFlight:
     """When lines open, and how much of them is guessed.
 
     Args:
-        lines: The lines.
-        window: Decided tokens of the line before when a line opens, from 1 to the length of a line.
+        lines: The lines, of one size or of several.
+        window: Decided tokens of the line before when a line opens, from 1 to the length of a line. Of `LinesOfRows`
+            it may be longer: where lines are shorter, it is the whole line.
         guesses: The most guesses of a line. It has no more than the line before is ahead, so that it does not overtake.
         first_holds: A line's first token is decided once two passes in a row draw it, or once the token before it is
             known. Until then it is a guess.
@@ -51,7 +53,7 @@ class LinesInFlight:
         ValueError: An argument out of range.
     """
 
-    lines: Lines
+    lines: Lines | LinesOfRows
     window: int
     guesses: int = 0
     first_holds: bool = False
@@ -80,8 +82,14 @@ class LinesInFlight:
     @property
     def passes_between_lines(self) -> int:
         """The least number of passes from the opening of a line to that of the next."""
+        window = min(self.window, *(lines.line_length for lines in self.lines.sizes))
         alone = 0 if self.copies else 1  # without guesses, the pass that opens a line draws one token
-        return alone + -(-(self.window - alone) // (self.guesses + 1))
+        return alone + -(-(window - alone) // (self.guesses + 1))
+
+    @property
+    def least_passes(self) -> int:
+        """Passes before which no row of the batch has opened its last line."""
+        return (min(lines.num_lines for lines in self.lines.sizes) - 1) * self.passes_between_lines
 
     @property
     def most_fed(self) -> int:
@@ -135,15 +143,22 @@ class FlightRun(DecodeRun):
     Args:
         target: A `PlacedTarget` before its prefill.
         rule: The lines, with one place for each of `max_new_tokens`.
-        settings: Arguments of `DecodeRun`, without drafter, verifier and stop token.
+        settings: Arguments of `DecodeRun`, without drafter, verifier and stop token; `row_tokens` are the places of
+            each row where lines are of several sizes.
 
     Raises:
         ValueError: As `DecodeRun` and `places.check_takes_places`. At the first step: the target has no room.
     """
 
-    def __init__(self, target: Target, *, rule: LinesInFlight, **settings: Any) -> None:
-        super().__init__(target, **settings)
+    def __init__(
+        self, target: Target, *, rule: LinesInFlight, row_tokens: Tensor | None = None, **settings: Any
+    ) -> None:
+        super().__init__(target, row_tokens=row_tokens, **settings)
         check_takes_places(target, rule.num_places, settings)
+        self._layout = layout = Layout(rule.lines, target.device)
+        own = layout.num_places.tolist() if isinstance(rule.lines, LinesOfRows) else None
+        if own != (None if row_tokens is None else row_tokens.tolist()):
+            raise ValueError("row_tokens must be the places of each row, and None where lines are of one size")
         self._placed: PlacedTarget = target  # type: ignore[assignment]
         self.rule, self.logged_places = rule, rule.num_places
         self.may_stop = self.compiler is not None  # the host looks late, and so never waits for a graph
@@ -151,18 +166,15 @@ class FlightRun(DecodeRun):
         self._places = torch.arange(rule.num_places, device=device)
         lines = rule.lines
         self._columns = torch.arange(lines.stride, device=device)
-        self._lines = torch.arange(lines.num_lines, device=device)
-        firsts = self._lines * lines.stride
-        self._stood_in = self._lines[1:][: lines.num_slots - lines.num_places]  # lines with a stand-in
-        # Of what lies in each slot: [W].
-        self._line_of = torch.cat((self._places // lines.stride, self._stood_in))
-        self._position_of = torch.cat((self._places, firsts[self._stood_in] - 1))
-        copied = (self._stood_in - 2).clamp(min=0)  # the lines whose newest tokens stand in
-        self._copied, self._before_copied = copied, firsts[copied] - 1
-        self._stand_ins = rule.num_places + self._lines[:-1]  # slots, where there are any
+        self._copied = (layout.stood_in - 2).clamp(min=0)  # the lines whose newest tokens stand in
+        # Slots of stand-ins by line, where there are any; the first line has none.
+        self._stand_ins = rule.num_places - 1 + torch.arange(lines.num_lines, device=device)
         shape = batch_size, lines.num_lines, lines.stride
-        self._counts = torch.zeros(shape[:2], dtype=torch.int64, device=device)  # decided tokens of each line
-        self._counts[:, 0] = 1  # which the prefill draws
+        # Decided tokens of each line; all of a line that a row does not have. The prefill draws the first one.
+        self._counts = torch.where(layout.firsts < layout.num_places[:, None], 0, layout.line_length).repeat(
+            batch_size // len(layout.firsts), 1
+        )
+        self._counts[:, 0] = 1
         self._guesses = torch.zeros_like(self._counts)  # behind them
         self._fed = torch.zeros(shape, dtype=torch.bool, device=device)  # places whose decided tokens were fed
         self._looks = torch.zeros(shape, dtype=torch.int64, device=device)  # passes that have drawn each place
@@ -181,7 +193,7 @@ class FlightRun(DecodeRun):
         with self._part("draft"):
             what = self._what_to_feed()
             slots, real = _chosen(what.feeding, rule.most_fed)
-            placed = Places(self._position_of[slots], slots, self._visible(what, slots))
+            placed = Places(_at(self._layout.position_of, slots), slots, self._visible(what, slots))
             tokens = self._buffer.gather(1, self._sources().gather(1, slots))
         with self._part("target"):
             output = self._placed.forward_places(tokens, placed)
@@ -195,25 +207,23 @@ class FlightRun(DecodeRun):
             state.decided_places = self._decided_places()
             state.lengths = _leading(state.decided_places)
             state.newest = state.least_room = None
-            state.active = state.active & (state.lengths < rule.num_places)
+            state.active = state.active & (state.lengths < state.ends)
         # Nothing ends before all lines have opened; after that, whatever is left may be decided at once.
-        return (
-            1 if in_graph() or self.steps < (rule.lines.num_lines - 1) * rule.passes_between_lines else rule.num_places
-        )
+        return 1 if in_graph() or self.steps < self.rule.least_passes else rule.num_places
 
     def _decided_places(self) -> Tensor:
         """[B, N] bool. A mark is decided with the first token behind it."""
         decided = self._columns < self._counts[..., None]
         if self.rule.lines.has_marks:
-            decided[:, :-1, -1] = self._counts[:, 1:] > 0
-        return decided.flatten(1)[:, : self.rule.num_places]
+            decided = decided | (self._layout.is_end & _of_next_line(self._counts > 0)[..., None])
+        return self._layout.by_place(decided)
 
     def _what_to_feed(self) -> _Pass:
         """Each line's decided tokens that were not fed, its guesses, and the token before a first one."""
-        rule, lines, counts, active = self.rule, self.rule.lines, self._counts, self.state.active[:, None]
-        full = lines.line_length
-        ahead = torch.cat((torch.full_like(counts[:, :1], full), counts[:, :-1]), 1)  # of the line before
-        opened = (counts < full) & (ahead >= rule.window) & active
+        rule, layout, counts, active = self.rule, self._layout, self._counts, self.state.active[:, None]
+        full = layout.line_length
+        ahead = torch.cat((full.expand(len(counts), 1), counts[:, :-1]), 1)  # of the line before
+        opened = (counts < full) & (ahead >= full.clamp(max=rule.window)) & active
         begins = opened & (counts == 0)
         waiting = begins & (ahead < full)
         end = counts + self._guesses
@@ -222,29 +232,28 @@ class FlightRun(DecodeRun):
         looked = opened[..., None] & ~decided & (self._columns <= end[..., None])
         feeding = (decided & ~self._fed) | guessed
         # The mark before a line that begins, or the last token of the line before; perhaps once more.
-        feeding[:, :-1, -1] |= (begins if lines.has_marks else begins & ~waiting)[:, 1:]
-        feeding[:, -1, full - 1] = False  # the last token of all is never fed
-        places = feeding.flatten(1)[:, : rule.num_places]
-        feeding = torch.cat((places, waiting[:, self._stood_in]), 1) & active
+        ending = _of_next_line(begins if rule.lines.has_marks else begins & ~waiting)
+        feeding = (feeding | (layout.is_end & ending[..., None])) & layout.is_fed
+        feeding = torch.cat((layout.by_place(feeding), waiting[:, layout.stood_in]), 1) & active
         return _Pass(opened, waiting, decided, guessed, looked, feeding)
 
     def _visible(self, what: _Pass, slots: Tensor) -> Tensor:
         """[B, n, W] bool: the decided tokens at or before a token's place that are fed by now, its line's guesses among
         these places, and its line's stand-in until the real token is fed."""
-        count = self.rule.num_places
-        guessed = what.guessed.flatten(1)[:, :count]
-        shared = self._fed.flatten(1)[:, :count] | (what.feeding[:, :count] & ~guessed)
-        lines, positions = self._line_of[slots][..., None], self._position_of[slots][..., None]
-        own = guessed[:, None] & (self._line_of[:count] == lines)
+        count, layout = self.rule.num_places, self._layout
+        guessed = layout.by_place(what.guessed)
+        shared = layout.by_place(self._fed) | (what.feeding[:, :count] & ~guessed)
+        lines, positions = _at(layout.line_of, slots)[..., None], _at(layout.position_of, slots)[..., None]
+        own = guessed[:, None] & (layout.line_of[:, None, :count] == lines)
         among_places = (shared[:, None] | own) & (self._places <= positions)
-        missing = ~shared[:, self._position_of[count:]]
-        return torch.cat((among_places, missing[:, None] & (self._stood_in == lines)), 2)
+        missing = ~_at(shared, layout.position_of[:, count:])
+        return torch.cat((among_places, missing[:, None] & (layout.stood_in == lines)), 2)
 
     def _sources(self) -> Tensor:
         """[B, W] int64: the place whose token lies in a slot; a stand-in copies the newest token of the line two before
         its own, that of the second line the newest of the first."""
-        newest = self._before_copied + self._counts[:, self._copied]
-        return torch.cat((self._places.expand(len(newest), -1), newest), 1)
+        newest = self._layout.firsts[:, self._copied] - 1 + self._counts[:, self._copied]
+        return torch.cat((self._places.expand(len(newest), -1), newest.clamp(max=self.rule.num_places)), 1)
 
     def _draw(self, output: TargetOutput, places: Tensor) -> Tensor:
         """[B, n] int64: the target's tokens for places [B, n], with the numbers of plain decoding."""
@@ -257,17 +266,13 @@ class FlightRun(DecodeRun):
     def _by_place(self, places: Tensor, values: Tensor, real: Tensor) -> Tensor:
         """[B, R, S]: values [B, n] at their places, where they are `real`."""
         laid = torch.zeros_like(self._buffer).scatter_(1, places.where(real, self.rule.num_places), values)
-        return self._by_line(laid)
-
-    def _by_line(self, values: Tensor) -> Tensor:
-        """A view [B, R, S] of values [B, N + 1], whose last column is no place."""
-        return values[:, : self._looks[0].numel()].view_as(self._looks)
+        return self._layout.by_line(laid)
 
     def _judge(self, what: _Pass, drawn: Tensor) -> None:
         """Decide tokens and keep them, given the draws [B, R, S] of the pass. Draws behind what is decided are the next
         guesses."""
         rule, before, columns = self.rule, self._counts, self._columns
-        kept = self._by_line(self._buffer)
+        kept = self._layout.by_line(self._buffer)
         match = what.guessed & (kept == drawn)
         right = _leading(what.decided | match)
         counts = torch.where(what.opened, right + 1, before)
@@ -277,8 +282,10 @@ class FlightRun(DecodeRun):
         if rule.looks is not None:
             self._looks += what.looked
             counts = _leading((columns < counts[..., None]) | (what.looked & (self._looks >= rule.looks)))
-        kept.copy_(drawn.where(what.looked, kept))
-        fed = self._by_line(F.pad(what.feeding[:, : rule.num_places], (0, 1)))
+        looked = self._layout.by_place(what.looked)
+        tokens = self._buffer[:, : rule.num_places]
+        tokens.copy_(self._layout.by_place(drawn).where(looked, tokens))
+        fed = self._layout.by_line(F.pad(what.feeding[:, : rule.num_places], (0, 1)))
         # What was taken unverified has a newest token, too, which the next pass draws behind.
         self._fed |= fed & (~what.guessed | (match & (columns < counts[..., None] - 1)))
         decided_before = self._decided_places()
@@ -296,7 +303,7 @@ class FlightRun(DecodeRun):
                 (verified - before).sum(1) + marks,
                 no_tokens if rule.looks is None else (counts - verified).sum(1),
                 fed=what.feeding.sum(1),
-                by_place=origin.flatten(1)[:, : rule.num_places].where(added, -1).to(torch.int8),
+                by_place=self._layout.by_place(origin).where(added, -1).to(torch.int8),
             )
         )
 
@@ -304,28 +311,29 @@ class FlightRun(DecodeRun):
         """Fill up the guesses of every line, from the distribution that its last draw came from."""
         rule, counts = self.rule, self._counts
         wanted = torch.where(counts == 0, max(rule.guesses, int(rule.first_holds)), rule.guesses)
-        ahead, full = counts[:, :-1], rule.lines.line_length
-        room = torch.full_like(counts, full)
+        layout, ahead, full = self._layout, counts[:, :-1], self._layout.line_length
+        room = full.expand_as(counts).clone()
         room[:, 1:] = torch.where(ahead == full, full, ahead - counts[:, 1:])
         wanted = wanted.minimum(room).minimum(full - 1 - counts).clamp_(min=0)
         opening = torch.zeros_like(what.opened)
         if rule.copies:
-            opening[:, 1:] = (ahead >= rule.window) & ~what.opened[:, 1:] & (counts[:, 1:] == 0)
-            tokens = self._by_line(self._buffer)
-            tokens[:, 1:] = tokens[:, :-1].where(opening[:, 1:, None], tokens[:, 1:])
+            opening[:, 1:] = (ahead >= full.clamp(max=rule.window)) & ~what.opened[:, 1:] & (counts[:, 1:] == 0)
+            kept, tokens = layout.by_line(self._buffer), self._buffer[:, : rule.num_places]
+            above = layout.by_place(torch.cat((kept[:, :1], kept[:, :-1]), 1))
+            tokens.copy_(above.where(layout.by_place(opening[..., None].expand_as(kept)), tokens))
         self._guesses = wanted * (what.opened | opening)
         end = counts + wanted * what.opened
         looked_to = what.looked.sum(2) + what.decided.sum(2)  # [B, R], what a pass did not look at begins here
         new = (self._columns >= looked_to[..., None]) & (self._columns < end[..., None])
-        new = new.flatten(1)[:, : rule.num_places]
+        new = layout.by_place(new)
         if ragged.surely_none(new.any(1)):
             return
         places, real = _chosen(new, rule.most_fed)
         # The last fed token of each line, which its last draw came from: [B, R], as the number of a fed token.
-        last = self._lines * rule.lines.stride + looked_to - 2
+        last = layout.firsts + looked_to - 2
         if not rule.lines.has_marks:
-            last[:, 1:] = torch.where(what.waiting[:, 1:] & (looked_to[:, 1:] == 1), self._stand_ins, last[:, 1:])
-        fed = slots[:, None] == last.gather(1, places // rule.lines.stride)[..., None]  # [B, m, n]
+            last = torch.where(what.waiting & (looked_to == 1), self._stand_ins, last)
+        fed = slots[:, None] == last.gather(1, _at(layout.line_of, places))[..., None]  # [B, m, n]
         guessed_from = TargetOutput(ragged.take(output.logits, fed.byte().argmax(2)))
         drawn = self._draw(guessed_from, places)
         self._buffer.scatter_(1, places.where(real, rule.num_places), drawn)
@@ -336,6 +344,7 @@ class FlightRun(DecodeRun):
         assert isinstance(other, FlightRun)
         with self.in_place():
             super().replace_rows(rows, other)
+            self._layout.replace_rows(rows, other._layout)
             for name in ("_counts", "_guesses", "_fed", "_looks"):
                 getattr(self, name).index_copy_(0, rows, getattr(other, name))
             self.state.decided_places = self._decided_places()
@@ -349,6 +358,17 @@ def _chosen(mask: Tensor, most: int) -> tuple[Tensor, Tensor]:
     index = mask.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
     real = torch.arange(width, device=mask.device) < counts[:, None]
     return index.where(real, index[:, :1]), real
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """Entries `index` [1 or B, n] of each row of values [1 or B, m]: [1 or B, n]."""
+    size = max(len(values), len(index))
+    return values.expand(size, -1).gather(1, index.expand(size, -1))
+
+
+def _of_next_line(flags: Tensor) -> Tensor:
+    """[B, R] bool: what is said of the line behind each; nothing of the one behind the last."""
+    return F.pad(flags[:, 1:], (0, 1))
 
 
 def _leading(flags: Tensor) -> Tensor:

@@ -131,10 +131,11 @@ class PlacedTarget(Target, Protocol):
 
 
 def fill_known(buffer: Tensor, known_tokens: Tensor | None) -> None:
-    """Write known tokens [num_places] to a buffer of tokens [B, num_places or more]."""
+    """Write known tokens [num_places] or [B, num_places] to a buffer of tokens [B, num_places or more]."""
     if known_tokens is not None:
-        places = (known_tokens >= 0).nonzero()[:, 0].to(buffer.device)
-        buffer[:, places] = known_tokens.to(buffer.device)[places]
+        known = known_tokens.to(buffer.device)
+        first = buffer[:, : known.shape[-1]]
+        first.copy_(known.where(known >= 0, first))
 
 
 def check_takes_places(target: Target, num_places: int, settings: Mapping[str, Any]) -> None:
@@ -173,6 +174,11 @@ class Lines:
                 f"num_places must be those of whole lines of line_length ({self.line_length}){marked}, got "
                 f"{self.num_places}"
             )
+
+    @property
+    def sizes(self) -> tuple[Lines, ...]:
+        """The lines that rows of the batch may have."""
+        return (self,)
 
     @property
     def has_marks(self) -> bool:

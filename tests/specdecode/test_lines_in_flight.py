@@ -18,10 +18,13 @@ from torch import Tensor
 
 from specdecode.continuous import decode_queue
 from specdecode.lines_in_flight import FlightRun, LinesInFlight, SteadyLines, _Pass
+from specdecode.lines_of_rows import Layout
 from specdecode.loop import DecodeRun
-from specdecode.places import Lines, StaggeredLines
+from specdecode.places import Lines, Places, StaggeredLines
+from specdecode.roles import TargetOutput
 from specdecode.sampling import SamplingConfig
 from specdecode.static_step import StepCompiler
+from vargen.models.llamagen.target import LlamaGenTarget
 
 RULES = {
     "an adaptive start": LinesInFlight(LINES, 2, first_holds=True),
@@ -94,6 +97,35 @@ def test_the_kernels_take_guesses_with_the_bits_of_plain_decoding(own_kernels: N
         ]
 
 
+def one_at_a_time(target: LlamaGenTarget, tokens: Tensor, placed: Places) -> TargetOutput:
+    """A pass over places as passes over one token each, those of lower places first."""
+    logits = []
+    order = placed.positions.argsort(dim=1, stable=True)
+    for index in order.T[..., None]:
+        one = [each.gather(1, index) for each in (placed.positions, placed.slots)]
+        seen = placed.visible.gather(1, index[..., None].expand(-1, -1, placed.visible.shape[2]))
+        logits.append(FORWARD(target, tokens.gather(1, index.expand(len(tokens), -1)), Places(*one, seen)).logits)
+    back = order.argsort(1)[..., None].expand(len(tokens), -1, logits[0].shape[2])
+    return TargetOutput(torch.cat(logits, 1).gather(1, back))
+
+
+FORWARD = LlamaGenTarget.forward_places
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["an order known beforehand", "both", "two looks at copies"])
+def test_in_the_kernels_bits_do_not_depend_on_how_tokens_are_fed(
+    own_kernels: None, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
+) -> None:
+    """In a batch, alone, and one token after another."""
+    model, order = make_placed_model().to(dtype), RULES.get(name, StaggeredLines(LINES, 2))
+    together = run_of(model, range(3), order).finish().tokens
+    alone = [run_of(model, range(request, request + 1), order).finish().tokens for request in range(3)]
+    assert torch.equal(torch.cat(alone), together)
+    monkeypatch.setattr(LlamaGenTarget, "forward_places", one_at_a_time)
+    assert torch.equal(run_of(model, range(3), order).finish().tokens, together)
+
+
 @settings(deadline=None, max_examples=25)
 @given(
     window=st.integers(1, SIDE),
@@ -135,7 +167,8 @@ def test_lines_keep_their_order(
 def test_a_mark_is_decided_with_the_first_token_behind_it() -> None:
     rule = LinesInFlight(Lines(3 * 4 - 1, 3, mark=9), 2)
     counts = torch.tensor([[3, 2, 0], [3, 0, 0], [3, 3, 1]])
-    run = Mock(rule=rule, _columns=torch.arange(4), _counts=counts)
+    layout = Layout(rule.lines, torch.device("cpu"))
+    run = Mock(rule=rule, _columns=torch.arange(4), _counts=counts, _layout=layout)
     decided = FlightRun._decided_places(run)
     assert decided.sum(1).tolist() == [3 + 1 + 2, 3, 3 + 1 + 3 + 1 + 1]
     assert decided[:, 3].tolist() == [True, False, True] and decided[:, 7].tolist() == [False, False, True]
@@ -153,20 +186,22 @@ VISIBLE, FEED = FlightRun._visible, FlightRun._what_to_feed
 
 def stand_in_seen_below(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
     visible = VISIBLE(run, what, slots)
-    seen = run._line_of[slots][..., None] > run._stood_in
+    seen = run._layout.line_of[0, slots][..., None] > run._layout.stood_in
     visible[..., COUNT:] |= seen
     return visible
 
 
 def undecided_seen(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
     visible = VISIBLE(run, what, slots)
-    visible[..., :COUNT] = run._places <= run._position_of[slots][..., None]
+    visible[..., :COUNT] = run._places <= run._layout.position_of[0, slots][..., None]
     return visible
 
 
 def guesses_seen_below(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
     visible = VISIBLE(run, what, slots)
-    visible[..., :COUNT] |= what.guessed.flatten(1)[:, None] & (run._places <= run._position_of[slots][..., None])
+    visible[..., :COUNT] |= what.guessed.flatten(1)[:, None] & (
+        run._places <= run._layout.position_of[0, slots][..., None]
+    )
     return visible
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specdecode.draft_size import DraftSize, DraftSizer
     from specdecode.drafters.draft_model import DraftModel
     from specdecode.drafters.eagle import DraftHead
+    from specdecode.lines_of_rows import LinesOfRows
     from specdecode.places import Lines, Order
     from specdecode.roles import Drafter, Schedule, Target, Verifier
 
@@ -185,8 +186,8 @@ class Components(Protocol):
     def num_tokens(self) -> int:
         """Tokens of a finished picture."""
 
-    def grid_lines(self) -> Lines:
-        """The rows of the picture's grid, where the target can draw them side by side."""
+    def grid_lines(self) -> Lines | LinesOfRows:
+        """The rows of the pictures' grids, where the target can draw them side by side."""
 
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
         """The EAGLE head in a folder, or (None) the one that came with the model, with room for so many new pairs."""

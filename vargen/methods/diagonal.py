@@ -7,14 +7,11 @@ branch of a LlamaGen `vargen.models.llamagen.vertical_branch`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from vargen.base.errors import UserError
 from vargen.methods.base import Components, Method
 from vargen.methods.grid import GridMethodConfig
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -39,5 +36,6 @@ class DiagonalConfig(GridMethodConfig):
 
         if getattr(components.target, "compiler", None) is not None:
             raise UserError("compile: steps over diagonals are no graphs; leave it out or use zipar")
-        lines = components.grid_lines()
-        return Method(order=Diagonals(lines, components.load_vertical_head(self.vertical_branch)))
+        head = components.load_vertical_head(self.vertical_branch)
+        lines: Any = components.grid_lines()  # of one size, as in all families that have branches
+        return Method(order=Diagonals(lines, head))

@@ -17,6 +17,7 @@ from vargen.methods.base import AUTO, Auto, Components, ImageMethodConfig, Metho
 
 if TYPE_CHECKING:
     from specdecode.draft_size import DraftSize
+    from specdecode.lines_of_rows import LinesOfRows
     from specdecode.places import Lines, Order
 
 
@@ -53,16 +54,16 @@ class RowMethodConfig(GridMethodConfig):
     opening_setting: ClassVar[str]
 
     @abstractmethod
-    def _order(self, lines: Lines) -> Order:
-        """In what order tokens are drawn in a grid with these rows."""
+    def _order(self, lines: Lines | LinesOfRows) -> Order:
+        """In what order tokens are drawn in grids with these rows."""
 
     def _players(self, components: Components) -> Method:
         lines, field = components.grid_lines(), self.opening_setting
-        given = getattr(self, field)
-        if given != AUTO and given > lines.line_length:
+        given, least = getattr(self, field), min(size.line_length for size in lines.sizes)
+        if given != AUTO and given > least:
+            grid = "this model's grid" if len(lines.sizes) == 1 else "the narrowest picture"
             raise UserError(
-                f"{self.name}.{field} must be between 1 and {lines.line_length}, the tokens of a row of this model's "
-                f"grid, got {given}"
+                f"{self.name}.{field} must be between 1 and {least}, the tokens of a row of {grid}, got {given}"
             )
         return Method(order=self._order(lines))
 

@@ -15,6 +15,7 @@ from vargen.methods.base import Suggestions
 from vargen.methods.grid import GuessingRowsConfig
 
 if TYPE_CHECKING:
+    from specdecode.lines_of_rows import LinesOfRows
     from specdecode.places import Lines, Order
 
 
@@ -36,7 +37,7 @@ class PJDConfig(GuessingRowsConfig):
         super().__post_init__()
         self._flag("adaptive")
 
-    def _order(self, lines: Lines) -> Order:
+    def _order(self, lines: Lines | LinesOfRows) -> Order:
         from specdecode.lines_in_flight import LinesInFlight
 
         columns = lines.line_length

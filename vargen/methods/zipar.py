@@ -13,6 +13,7 @@ from vargen.methods.base import Suggestions
 from vargen.methods.grid import RowMethodConfig
 
 if TYPE_CHECKING:
+    from specdecode.lines_of_rows import LinesOfRows
     from specdecode.places import Lines, Order
 
 
@@ -40,11 +41,12 @@ class ZipARConfig(RowMethodConfig):
         self._number("window", 1, whole=True)
         self._flag("adaptive")
 
-    def _order(self, lines: Lines) -> Order:
+    def _order(self, lines: Lines | LinesOfRows) -> Order:
         from specdecode.lines_in_flight import LinesInFlight, SteadyLines
+        from specdecode.places import Lines
 
-        if self.adaptive:
-            return LinesInFlight(lines, self.window, first_holds=True)
+        if self.adaptive or not isinstance(lines, Lines):  # pictures of several sizes are not at the same pass
+            return LinesInFlight(lines, self.window, first_holds=self.adaptive)
         return SteadyLines(lines, self.window)
 
     @classmethod

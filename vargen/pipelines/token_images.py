@@ -228,7 +228,8 @@ class TokenImages(TransformersPipeline):
 
         def target_of(pictures: range, prompts: Sequence[Prompts], **given: Any) -> TokenImageTarget:
             part = sizes[:1] if alike else sizes[pictures.start : pictures.stop]
-            return self._target(part, prompts, num_tokens=num_tokens, **given)
+            others = [] if alike else [*dict.fromkeys(grids)]
+            return self._target(part, prompts, other_grids=others, num_tokens=num_tokens, **given)
 
         def images(tokens: Tensor, pictures: range) -> Any:
             if alike:

@@ -40,6 +40,7 @@ def contenders(*names: str) -> dict[str, Any]:
     options: dict[str, dict[str, Any]] = {
         "eagle": {"total_tokens": 8, "depth": 3},
         "vvs": {"total_tokens": 8, "depth": 3, "interval": 2, "min_tokens": 2},
+        "zipar": {"window": 2},
     }
     return {name: resolve_method(name, options.get(name)) for name in names}
 
@@ -60,7 +61,7 @@ def test_passes_are_those_a_hook_counts(drafting_pipeline: LlamaGenPipeline, bat
     counts: list[int] = []
     handle = drafting_pipeline.transformer.register_forward_hook(lambda *_: counts.append(1))
     try:
-        for name in ("ar", "eagle", "vvs"):
+        for name in ("ar", "eagle", "vvs", "zipar", "vvs-rows"):
             counts.clear()
             (row,) = run_benchmark(drafting_pipeline, contenders(name), CASES, batch_size=batch_size, warm_up=0)
             assert row["target_passes"] == len(counts)
@@ -100,7 +101,7 @@ def test_rows_compare_with_plain_decoding(drafting_pipeline: LlamaGenPipeline) -
 def test_in_continuous_batches_pictures_are_the_same_and_none_waits_for_another(
     drafting_pipeline: LlamaGenPipeline, tmp_path: Path
 ) -> None:
-    cases, players = CASES * 2, contenders("ar", "eagle")  # calls of eight and of two
+    cases, players = CASES * 2, contenders("ar", "eagle", "vvs-rows", "zipar")  # calls of eight and of two
     fixed, flowing = (
         run_benchmark(
             drafting_pipeline,
@@ -114,11 +115,11 @@ def test_in_continuous_batches_pictures_are_the_same_and_none_waits_for_another(
         for way in (False, True)
     )
     names = [path.relative_to(tmp_path / "True") for path in (tmp_path / "True").rglob("*.png")]
-    assert len(names) == 2 * len(cases)
+    assert len(names) == len(players) * len(cases)
     assert all((tmp_path / "True" / name).read_bytes() == (tmp_path / "False" / name).read_bytes() for name in names)
     for one, other in zip(fixed, flowing, strict=True):
         assert (one["tokens"], one["images"]) == (other["tokens"], other["images"])
-        assert one["accepted_histogram"] == other["accepted_histogram"]
+        assert one["accepted_histogram"] == other["accepted_histogram"] and one["rows_fed"] == other["rows_fed"]
     assert flowing[0]["target_passes"] == 2 * 16  # a mean of pictures for each call
     own = fixed[1]["target_passes"] / len(cases) * 2  # of a batch that waits for its slowest
     assert flowing[1]["target_passes"] / 2 <= own < 16

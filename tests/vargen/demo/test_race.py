@@ -77,6 +77,21 @@ def test_rows_appear_as_they_are_decided(tiny_pipeline, monkeypatch: pytest.Monk
         assert alpha.getpixel((0, 0)) == 255 and alpha.getpixel((7, 7)) == 0
 
 
+def test_rows_that_are_drawn_side_by_side_appear_together(tiny_pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    race = Race(tiny_pipeline, Commission("a red cube", (0,)), {"rows": resolve_method("zipar", {"window": 2})})
+    shown = []
+    preview = race._preview
+    monkeypatch.setattr(race, "_preview", lambda *args: shown.append(preview(*args)) or shown[-1])
+    list(race.run())
+    begun = []
+    for images in shown:
+        alpha = images[0].getchannel("A")
+        counts = [sum(alpha.getpixel((2 * column, 2 * row)) == 255 for column in range(4)) for row in range(4)]
+        assert counts == sorted(counts, reverse=True)  # none overtakes
+        begun.append(sum(0 < count < 4 for count in counts))
+    assert max(begun) == 2
+
+
 def test_a_stop_ends_both_before_their_end(tiny_pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     race = Race(tiny_pipeline, Commission("a red cube", (0,)), METHODS)
     step = race._step

@@ -34,6 +34,12 @@ from vargen.training.pictures import Lessons
 from vargen.training.teachers import teacher_of
 
 NAMES = sorted(TOKEN_IMAGE_FAMILIES)
+ROWS = {
+    "zipar": {"window": 2},
+    "pjd": {"opens_after": 2, "guesses": 2},
+    "vvs-rows": {"opens_after": 2, "looks": 1, "guesses": 1},
+}
+"""Methods that draw rows side by side, with settings that fit every picture."""
 
 
 def build(name: str) -> TokenImagePipeline:
@@ -133,8 +139,13 @@ def test_a_seeds_picture_is_the_same_whatever_is_drawn_beside_it(pipeline: Token
 def test_sizes_are_one_for_all_or_one_for_each(pipeline: TokenImagePipeline) -> None:
     sizes = every_size(pipeline)
     refused("height must be one for all prompts or one for each, 2 here; got 3", pipeline, ["a", "dog"], **sizes)
-    beside = {**sizes, "method": "zipar", "output_type": "latent"}
-    refused("height and width must be the same for all pictures of a call with methods", pipeline, PROMPTS, **beside)
+    wide = {**sizes, "method": resolve_method("zipar", {"window": 4}), "output_type": "latent"}
+    refused(
+        "zipar.window must be between 1 and 2, the tokens of a row of the narrowest picture, got 4",
+        pipeline,
+        PROMPTS,
+        **wide,
+    )
     other = {"height": [GRIDS[0][0] * pipeline.family.sizes.pixels_a_code, 16], "width": sizes["width"][:2]}
     refused("height and width must be a size of this model|height must be a multiple", pipeline, PROMPTS[:2], **other)
 
@@ -188,6 +199,22 @@ def test_rows_side_by_side_draw_on_every_family(pipeline: TokenImagePipeline) ->
         assert early.trace.target_passes < plain.trace.target_passes
         for made in (whole, early):
             assert [(row == CODES).nonzero().flatten().tolist() for row in made.tokens] == [ends] * 3
+
+
+@pytest.mark.parametrize("name", ["zipar", "pjd", "vvs-rows"])
+def test_rows_side_by_side_of_several_sizes(pipeline: TokenImagePipeline, name: str) -> None:
+    """Each picture is what it is alone: beside others, and in a place that one of another size has left."""
+    settings: dict[str, Any] = {"temperature": 1.0, "method": resolve_method(name, ROWS[name])}
+    together = draw(pipeline, PROMPTS, **every_size(pipeline), **settings)
+    sizes = every_size(pipeline)
+    queue = pipeline.stream(PROMPTS, generator=seeds(range(3)), batch_size=2, output_type="latent", **sizes, **settings)
+    for each in queue:
+        alone = draw(pipeline, PROMPTS, GRIDS[each.index], [each.index], **settings)
+        assert torch.equal(alone.images[0], each.image)
+        assert torch.equal(alone.images[0], together.images[each.index])
+        assert each.trace.rows_fed == alone.trace.rows_fed == [together.trace.rows_fed[each.index]]
+        assert each.trace.row_tokens == alone.trace.row_tokens == [together.trace.row_tokens[each.index]]
+        assert each.trace.row_passes == alone.trace.row_passes
 
 
 def test_relaxed_methods_draw_on_every_family(pipeline: TokenImagePipeline) -> None:

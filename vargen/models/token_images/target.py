@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from specdecode.kernels.fast_pass import untouched
 from specdecode.kernels.linears import is_plain_linear
+from specdecode.lines_of_rows import LinesOfRows
 from specdecode.places import Lines, Places
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
@@ -42,6 +43,7 @@ class TokenImageTarget(GuidedTarget):
         prompts: of the pictures, with what begins a picture at their ends; then, where guidance is on, the pictures in
             these prompts alone (for three rows), and the null prompts.
         grids: rows and columns of codes, of each picture, or one for all.
+        other_grids: of pictures that may take a row's place later, where sizes differ.
         num_tokens: of a picture, at most; None: those of the largest of these.
         decoder: path of the decoder in the model.
         guidance: its form; None: two rows, a constant scale.
@@ -65,6 +67,7 @@ class TokenImageTarget(GuidedTarget):
         prompts: Sequence[Rows],
         *,
         grids: Sequence[Grid],
+        other_grids: Sequence[Grid] = (),
         num_tokens: int | None = None,
         decoder: str = "model",
         guidance: Guidance | None = None,
@@ -90,8 +93,10 @@ class TokenImageTarget(GuidedTarget):
             [F.pad(known[grid], (0, longest - len(known[grid])), value=-1) for grid in each]
         )
         self._has_mark = vocabulary.has_mark
-        self.lines = None if len(known) > 1 else Lines(len(known[each[0]]), each[0][1], vocabulary.mark)
-        """The rows of the grid; None: pictures have several sizes."""
+        alike = len({*each, *other_grids}) == 1
+        rows, others = ([_lines(grid, vocabulary.mark) for grid in some] for some in (each, other_grids))
+        self.lines = rows[0] if alike else LinesOfRows(rows, others)
+        """The rows of the pictures' grids."""
         least = None if guidance is None else guidance.least
         self._scales = None  # [B, N], one for each place; None: the same for all
         if self.is_guided and least is not None:
@@ -193,6 +198,12 @@ class TokenImageTarget(GuidedTarget):
 def _at(values: Tensor, places: Tensor) -> Tensor:
     """[B, n] of values [B, N] at places [1 or B, n]."""
     return values.gather(1, places.expand(len(values), -1))
+
+
+def _lines(grid: Grid, mark: int | None) -> Lines:
+    """Rows of a picture's grid; the last one has no mark."""
+    height, width = grid
+    return Lines(height * width + (0 if mark is None else height - 1), width, mark)
 
 
 def decaying_scales(scale: float, least: float, height: int, width: int, count: int) -> list[float]:

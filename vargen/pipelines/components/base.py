@@ -20,6 +20,7 @@ from specdecode.diagonals import VerticalHead
 from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.eagle import DraftHead
+from specdecode.lines_of_rows import LinesOfRows
 from specdecode.places import Lines
 from specdecode.roles import Target
 from specdecode.verifiers.neighbours import nearest_neighbours
@@ -99,8 +100,8 @@ class ModelComponents(ABC):
         compiled = self.target.compiler is not None
         return self.reuse.draft_sizes.sizer(sizes, geometry, self._probe, draft_step, expected, compiled)
 
-    def grid_lines(self) -> Lines:
-        """The rows of the grid.
+    def grid_lines(self) -> Lines | LinesOfRows:
+        """The rows of the pictures' grids.
 
         Raises:
             UserError: the family offers no grid.
@@ -113,8 +114,8 @@ class ModelComponents(ABC):
             )
         return lines
 
-    def _lines(self) -> Lines | None:
-        """The rows of the grid; None: the family offers none."""
+    def _lines(self) -> Lines | LinesOfRows | None:
+        """The rows of the grids; None: the family offers none."""
         return None
 
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from specdecode.lines_of_rows import LinesOfRows
 from specdecode.places import Lines
 from specdecode.targets.transformers import TransformersTarget
-from vargen.base.errors import UserError
 from vargen.models.token_images.codebook import unit_codebook
 from vargen.pipelines.components.transformers import TransformersComponents
 from vargen.pipelines.reuse import Reuse
@@ -38,14 +38,9 @@ class TokenImageComponents(TransformersComponents):
         self.family = family  # type: ignore[misc]
         self._code_vectors = code_vectors
 
-    def _lines(self) -> Lines:
+    def _lines(self) -> Lines | LinesOfRows:
         target: Any = self.target
-        if target.lines is None:
-            raise UserError(
-                "height and width must be the same for all pictures of a call with methods that draw rows side by "
-                "side; draw each size in a call of its own"
-            )
-        lines: Lines = target.lines
+        lines: Lines | LinesOfRows = target.lines
         return lines
 
     def codebook(self) -> Tensor:

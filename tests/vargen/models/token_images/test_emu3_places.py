@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import emu3_models
@@ -13,6 +15,7 @@ from place_oracles import FullPasses, in_flight, staggered, with_prompt
 from torch import Tensor
 
 from specdecode.lines_in_flight import LinesInFlight
+from specdecode.lines_of_rows import LinesOfRows
 from specdecode.places import Lines, Order, StaggeredLines
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
 from specdecode.skipping import new_run
@@ -31,7 +34,9 @@ def model() -> Any:
     return emu3_models.make()
 
 
-def target_of(model: Any, requests: list[int], scale: float) -> Emu3Target:
+def target_of(
+    model: Any, requests: list[int], scale: float, grids: Sequence[tuple[int, int]] = ((ROWS, COLUMNS),)
+) -> Emu3Target:
     (ids, mask), (away, away_mask) = emu3_models.tokens(PROMPTS), emu3_models.tokens([AWAY] * 3)
     return Emu3Target(
         model,
@@ -41,15 +46,15 @@ def target_of(model: Any, requests: list[int], scale: float) -> Emu3Target:
         negative_attention_mask=away_mask[requests],
         guidance_scale=scale,
         max_draft_nodes=8,
-        grids=[(ROWS, COLUMNS)],
+        grids=grids,
     )
 
 
 class Emu3Passes(FullPasses):
     """See `FullPasses`."""
 
-    def __init__(self, model: Any, request: int, scale: float) -> None:
-        super().__init__(request, SAMPLING, ROWS, COLUMNS, mark=CODES)
+    def __init__(self, model: Any, request: int, scale: float, rows: int = ROWS, columns: int = COLUMNS) -> None:
+        super().__init__(request, SAMPLING, rows, columns, mark=CODES)
         self.model, self.scale, self.ids = model, scale, vocabulary_of(EMU3, model).ids
         (ids, mask), (away, away_mask) = emu3_models.tokens(PROMPTS), emu3_models.tokens([AWAY] * 3)
         prompts = [(ids, mask), (away, away_mask)][: 2 if scale > 1 else 1]
@@ -106,6 +111,36 @@ def test_every_token_is_that_of_full_forward_passes(model: Any, order: Any, scal
 @pytest.mark.parametrize("order", [StaggeredLines(LINES, COLUMNS), LinesInFlight(LINES, COLUMNS, guesses=2)])
 def test_a_window_of_a_whole_row_is_plain_decoding(model: Any, order: Order) -> None:
     assert tokens_of(model, [0, 1, 2], 3.0, order) == tokens_of(model, [0, 1, 2], 3.0, None)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        LinesInFlight(LINES, 1),
+        LinesInFlight(LINES, 3, first_holds=True),
+        LinesInFlight(LINES, 2, guesses=2),
+        LinesInFlight(LINES, 3, guesses=3, looks=2, copies=True),
+    ],
+)
+def test_pictures_of_several_sizes_are_those_of_full_forward_passes(model: Any, rule: LinesInFlight) -> None:
+    """A window longer than a picture's rows is a whole row there."""
+    grids = [(2, 5), (4, 2), (ROWS, COLUMNS)]
+    lines = [Lines(rows * (columns + 1) - 1, columns, mark=CODES) for rows, columns in grids]
+    target = target_of(model, [0, 1, 2], 3.0, grids)
+    assert isinstance(target.lines, LinesOfRows) and [*target.lines.rows] == lines
+    most, places = target.lines.num_places, [each.num_places for each in lines]
+    result = new_run(
+        target, max_new_tokens=most, sampling=SAMPLING, streams=RandomStreams.from_seeds([0, 1, 2]),
+        row_tokens=torch.tensor(places), order=replace(rule, lines=target.lines),
+    ).finish()  # fmt: skip
+    assert result.lengths.tolist() == result.trace.row_tokens == places
+    for request, (rows, columns) in enumerate(grids):
+        own = replace(rule, lines=lines[request], window=min(rule.window, columns))
+        expected = in_flight(Emu3Passes(model, request, 3.0, rows, columns), own)
+        assert result.tokens[request, : places[request]].tolist() == expected["tokens"]
+        assert not result.tokens[request, places[request] :].any()
+        assert result.trace.rows_fed[request] == expected["fed"]
+        assert result.trace.row_passes[request] == expected["passes"]
 
 
 def test_its_rows_are_offered_to_methods(model: Any) -> None:

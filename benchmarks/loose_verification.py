@@ -267,7 +267,7 @@ def scores(answerer: VideoAnswerer, cases: Sequence[VideoCase]) -> dict[str, lis
     """Of the words of plain decoding's answers whether they are about what is seen, and their relevance by `_WAYS`."""
     visual, found = visual_words(), {"is_visual": [], **{name: [] for name in _WAYS}}
     for case in cases:
-        plain = answerer.answer(case.frames, CAPTION_PROMPTS[0], max_new_tokens=MAX_CAPTION_TOKENS)
+        plain = answerer.answer(case.frames, CAPTION_PROMPTS[0], "ar", max_new_tokens=MAX_CAPTION_TOKENS)
         found["is_visual"] += [word in visual for word in plain.tokens]
         tokens = torch.tensor([plain.token_ids])
         inputs = processor_inputs(answerer.processor, case.frames, CAPTION_PROMPTS[0])
@@ -309,7 +309,7 @@ def watch(answerer: VideoAnswerer, chosen: Sequence[Variant], cases: Sequence[Vi
     found: dict[str, Any] = {"accuracy": [], "words": [], "variants": {}}
     model = components.draft_weights("pair")
     for case, request in zip(cases, components._draft_requests(model), strict=True):
-        plain = answerer.answer(case.frames, CAPTION_PROMPTS[0], max_new_tokens=room)
+        plain = answerer.answer(case.frames, CAPTION_PROMPTS[0], "ar", max_new_tokens=room)
         found["accuracy"].append(written_accuracy(case.truth, plain.text))
         agreed = {}
         for view in VIEWS:

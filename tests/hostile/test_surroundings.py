@@ -161,7 +161,7 @@ def test_a_video_of_one_frame_is_refused_wherever_it_comes_from(
 ) -> None:
     one = VideoFrames.from_frames(torch.zeros(1, 3, 56, 56))
     with pytest.raises(UserError, match="video: it has 1 frame, the model reads at least"):
-        answerer_of(qwen_pair).answer(one, "what?", max_new_tokens=2)
+        answerer_of(qwen_pair).answer(one, "what?", "ar", max_new_tokens=2)
 
 
 def test_a_prompt_of_utf8_under_a_locale_of_ascii(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

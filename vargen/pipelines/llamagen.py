@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import diffusers
@@ -70,6 +71,26 @@ EXAMPLE_DOC_STRING = """
         True
         ```
 """
+
+
+@dataclass(frozen=True)
+class _Prompts:
+    """What pictures show, or what they keep away from, a prompt a row: words, or text features instead.
+
+    Args:
+        texts: words; None with `embeds`, or where there is nothing to say.
+        embeds: features [B, T, caption_dim], padded on the left.
+        mask: [B, T] of `embeds`, 0 at padding; None: nothing is padded.
+    """
+
+    texts: list[str] | None
+    embeds: Tensor | None
+    mask: Tensor | None
+
+    def of(self, part: slice) -> _Prompts:
+        """Some of the rows."""
+        own = (None if each is None else each[part] for each in (self.embeds, self.mask))
+        return _Prompts(None if self.texts is None else self.texts[part], *own)
 
 
 class LlamaGenPipeline(StreamingPipeline):
@@ -450,17 +471,20 @@ class LlamaGenPipeline(StreamingPipeline):
             max_sequence_length: cut prompts to so many tokens, with a warning.
         """
         report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
-        embeds = (prompt_embeds, prompt_attention_mask)
-        self.check_inputs(prompt, class_labels, height, width, num_images_per_prompt, *embeds, output_type)
-        prompts = None if prompt is None else check_prompts(prompt)
+        self.check_inputs(
+            *(prompt, class_labels, height, width, num_images_per_prompt),
+            *(prompt_embeds, prompt_attention_mask, output_type),
+        )
+        texts = None if prompt is None else check_prompts(prompt)
         labels = None if class_labels is None else torch.as_tensor(class_labels).reshape(-1)
         chosen = self.resolve_method(method)
         scale = self.config["default_guidance_scale"] if guidance_scale is None else guidance_scale
         sampling = check_sampling(temperature, self.config["default_top_k"] if top_k is None else top_k, top_p, scale)
-        (given,) = (each for each in (prompts, labels, prompt_embeds) if each is not None)
+        (given,) = (each for each in (texts, labels, prompt_embeds) if each is not None)
         away = (negative_prompt_embeds, negative_prompt_attention_mask)
-        negative = self._check_negative(negative_prompt, *away, len(given))
-        has_negative = scale > 1 and (negative is not None or negative_prompt_embeds is not None)
+        shown = _Prompts(texts, prompt_embeds, prompt_attention_mask)
+        avoided = _Prompts(self._check_negative(negative_prompt, *away, len(given)), *away)
+        has_negative = scale > 1 and (avoided.texts is not None or avoided.embeds is not None)
         device, copies = self._execution_device, num_images_per_prompt
         trim = not self._components().wants_full_prompt(chosen)
 
@@ -468,35 +492,32 @@ class LlamaGenPipeline(StreamingPipeline):
             """The arguments of `LlamaGenTransformer.embed_condition`, and the mask [B, T] of prompts."""
             if labels is not None:
                 return {"class_labels": labels[part].to(device).long().repeat_interleave(copies)}, None
-            features, mask = encoded(prompts, embeds, part)
+            features, mask = encoded(shown.of(part))
             return {"caption_embeds": features}, mask
 
-        def encoded(
-            texts: list[str] | None, embeds: tuple[Tensor | None, Tensor | None], part: slice
-        ) -> tuple[Tensor, Tensor]:
-            own, own_mask = (None if each is None else each[part] for each in embeds)
-            text = None if texts is None else texts[part]
-            return self.encode_prompt(text, copies, own, own_mask, max_sequence_length, device, trim)
+        def encoded(prompts: _Prompts) -> tuple[Tensor, Tensor]:
+            texts, embeds, mask = prompts.texts, prompts.embeds, prompts.mask
+            return self.encode_prompt(texts, copies, embeds, mask, max_sequence_length, device, trim)
 
-        def longest(texts: list[str] | None, embeds: Tensor | None) -> int:
-            if texts is None:
-                return 1 if embeds is None else embeds.shape[1]
+        def longest(prompts: _Prompts) -> int:
+            if prompts.texts is None:
+                return 1 if prompts.embeds is None else prompts.embeds.shape[1]
             most = self._sequence_length(max_sequence_length)
-            ids = self.tokenizer(self._clean(texts), verbose=False)["input_ids"] if trim else ()
+            ids = self.tokenizer(self._clean(prompts.texts), verbose=False)["input_ids"] if trim else ()
             return min(max(len(each) for each in ids), most) if trim else most
 
         def start(pictures: range, place: Place) -> tuple[PictureTarget, Method]:
             components = self._components()
             nodes = chosen.max_draft_nodes(self._usual_num_tokens)
             part = slice(pictures.start // copies, pictures.stop // copies)
-            avoided = encoded(negative, away, part) if has_negative else None
-            return components.start(*condition(part), scale, nodes, place, avoided), chosen.build(components)
+            negative = encoded(avoided.of(part)) if has_negative else None
+            return components.start(*condition(part), scale, nodes, place, negative), chosen.build(components)
 
         return PictureRequest(
             start=start,
             images=lambda tokens, pictures: self.decode_tokens(tokens, output_type),
             num_tokens=self._usual_num_tokens,
-            longest_prompt=lambda: max(longest(prompts, prompt_embeds), longest(negative, negative_prompt_embeds)),
+            longest_prompt=lambda: max(longest(shown), longest(avoided)),
             sampling=sampling,
             streams=random_streams(generator, len(given) * copies, device),
             report=report,

@@ -30,7 +30,7 @@ from vargen.base.resources import find_trained_drafters
 from vargen.drafters.video_head import VideoHead
 from vargen.drafters.video_head_folder import load_video_head
 from vargen.methods.base import MethodConfig
-from vargen.methods.catalogue import resolve_method
+from vargen.methods.catalogue import default_video_method, resolve_method
 from vargen.methods.video.base import VideoMethodConfig
 from vargen.methods.video.lvspec import LVSpecConfig
 from vargen.models.quantization import quantize_layers
@@ -239,6 +239,11 @@ class VideoAnswerer:
         return cls(source.load(), processor, draft, drafters, source.elsewhere(), options.max_pixels)
 
     @property
+    def default_method(self) -> str:
+        """The fastest exact method whose drafter is there, as `vargen caption` takes it."""
+        return default_video_method(self.drafters, self.draft_model is not None)
+
+    @property
     def stop_tokens(self) -> tuple[int, ...]:
         """What ends an answer. Raises UserError for what is no token."""
         listed = self.model.generation_config.eos_token_id
@@ -255,7 +260,7 @@ class VideoAnswerer:
         self,
         frames: VideoFrames,
         question: str,
-        method: str | MethodConfig = "ar",
+        method: str | MethodConfig | None = None,
         *,
         max_new_tokens: int = 256,
         temperature: float | None = None,
@@ -272,7 +277,7 @@ class VideoAnswerer:
         Args:
             frames: as `vargen.models.video_llms.frames.read_video` gives them.
             question: any words the processor knows.
-            method: a name or settings.
+            method: a name or settings; None: `self.default_method`, which gives the words of plain decoding ("ar").
             max_new_tokens: tokens of the answer, at most.
             temperature, top_k, top_p, repetition_penalty: see `Sampling`.
             seed: the same seed and video give the same answer; an exact method gives that of plain decoding.
@@ -297,7 +302,7 @@ class VideoAnswerer:
     def answer_batch(
         self,
         questions: Sequence[tuple[VideoFrames, str]],
-        method: str | MethodConfig = "ar",
+        method: str | MethodConfig | None = None,
         *,
         max_new_tokens: int = 256,
         temperature: float | None = None,
@@ -329,14 +334,14 @@ class VideoAnswerer:
     def _answer(
         self,
         questions: Sequence[tuple[VideoFrames, str]],
-        method: str | MethodConfig,
+        method: str | MethodConfig | None,
         seeds: Sequence[int],
         max_new_tokens: int,
         sampling: Sampling,
         listeners: Listeners,
         inputs: Sequence[Mapping[str, Tensor]] | None = None,
     ) -> list[Answer]:
-        config = resolve_method(method, task="video")
+        config = resolve_method(self.default_method if method is None else method, task="video")
         check_number("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
         settings = generation_settings(self.model.generation_config, **asdict(sampling))
         began = time.perf_counter()

@@ -39,7 +39,7 @@ class VargenVideo(lmms):
 
     Args:
         pretrained: folder of the target, its name on the hub, or a shipped name; None: the shipped one.
-        method: decoding method.
+        method: decoding method; None: the fastest exact one whose drafter is there.
         num_frames: frames of a video, or all of a shorter one. By default 32, or None with `fps`.
         fps: frames of each second, instead of `num_frames`.
         batch_size: 1.
@@ -59,7 +59,7 @@ class VargenVideo(lmms):
     def __init__(
         self,
         pretrained: str | None = None,
-        method: str = "ar",
+        method: str | None = None,
         num_frames: int | None = None,
         fps: float | None = None,
         batch_size: int | str = 1,
@@ -69,9 +69,8 @@ class VargenVideo(lmms):
         if str(batch_size) != "1":
             raise UserError(f"batch_size must be 1, got {batch_size}: speed is measured one request at a time")
         own = [name for name in options if name.startswith(_OF_THE_METHOD)]
-        self.method = resolve_method(
-            method, {name.removeprefix(_OF_THE_METHOD): options.pop(name) for name in own}, task="video"
-        )
+        settings = {name.removeprefix(_OF_THE_METHOD): options.pop(name) for name in own}
+        named = None if method is None else resolve_method(method, settings, task="video")
         if options.get("device_map") is not None:
             options["device_map"] = options["device_map"].replace(";", ",")
         taken = 32 if num_frames is None and fps is None else num_frames
@@ -81,7 +80,9 @@ class VargenVideo(lmms):
             device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
             self.options = replace(self.options, device=device)
         self.device = torch.device(device)
-        self.answerer: VideoAnswerer | None = VideoAnswerer.from_options(self.options, methods=[self.method])
+        answerer = VideoAnswerer.from_options(self.options, methods=[] if named is None else [named])
+        self.answerer: VideoAnswerer | None = answerer
+        self.method = named or resolve_method(answerer.default_method, settings, task="video")
 
     @property
     def batch_size(self) -> int:

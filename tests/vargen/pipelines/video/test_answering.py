@@ -77,11 +77,20 @@ def test_exact_methods_draw_what_plain_decoding_draws(
     qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer], method: type[MethodConfig]
 ) -> None:
     answerer, drawing = answerer_of(qwen_pair), {"max_new_tokens": 25, "temperature": 1.0, "top_p": 0.9, "seed": 3}
-    plain = answerer.answer(cases[0].frames, QUESTION, **drawing)
+    plain = answerer.answer(cases[0].frames, QUESTION, "ar", **drawing)
     answer = answerer.answer(cases[0].frames, QUESTION, settings_of(method), **drawing)
     assert answer.token_ids == plain.token_ids
-    other = answerer.answer(cases[0].frames, QUESTION, **{**drawing, "seed": 4})
+    other = answerer.answer(cases[0].frames, QUESTION, "ar", **{**drawing, "seed": 4})
     assert other.token_ids != plain.token_ids
+
+
+def test_the_default_method_is_exact_and_its_drafter_is_there(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    answerer = answerer_of(qwen_pair)
+    answer = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=6)
+    assert answer.method.name == answerer.default_method != "ar" and answer.method.exact
+    assert answer.token_ids == answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=6).token_ids
 
 
 @pytest.mark.parametrize("drafter", ["self", "pair"])
@@ -90,7 +99,7 @@ def test_no_pruning_of_the_drafter_changes_the_answer(
     pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer], drafter: str, pruning: str
 ) -> None:
     answerer = answerer_of(pair)
-    plain = answerer.answer(cases[1].frames, QUESTION, max_new_tokens=20)
+    plain = answerer.answer(cases[1].frames, QUESTION, "ar", max_new_tokens=20)
     config = SpeculativeConfig(drafter=drafter, pruning=pruning, keep_ratio=0.25)
     assert answerer.answer(cases[1].frames, QUESTION, config, max_new_tokens=20).token_ids == plain.token_ids
 
@@ -208,7 +217,7 @@ def test_what_a_trained_drafter_took_is_told(
 ) -> None:
     answerer = answerer_of(qwen_pair)
     answer = answerer.answer(cases[0].frames, QUESTION, method(tree=tree, depth=3), max_new_tokens=12)
-    plain = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=12)
+    plain = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=12)
     assert answer.token_ids == plain.token_ids and plain.draft_passes is None
     steps = len(answer.trace.accepted_lengths[0])
     assert answer.draft_passes is not None and answer.draft_flops
@@ -245,7 +254,7 @@ def test_relaxed_tokens_are_told(
         answerer.answer(cases[0].frames, QUESTION, LVSpecConfig(loose_ratio=ratio), max_new_tokens=40)
         for ratio in (0.0, 1.0)
     )
-    plain = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=40)
+    plain = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=40)
     assert strict.token_ids == plain.token_ids and TokenOrigin.RELAXED not in strict.origins
     assert loose.to_dict()["relaxed_positions"]
     assert loose.trace.target_passes < strict.trace.target_passes
@@ -256,7 +265,7 @@ def test_relevance_is_read_as_the_rule_says(
 ) -> None:
     """Token by token over a prompt fed anew each time: a row, a layer, and the mean of all cosines taken off."""
     answerer, num_layers = answerer_of(qwen_pair), 3
-    answer = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=5)
+    answer = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=5)
     (request,) = answerer.components([answerer.inputs(cases[0].frames, QUESTION)]).requests
     for row, layer, centred in (("token", -1, False), ("prediction", -2, True), ("prediction", 1, False)):
         rule = LVSpecConfig(relevance_from=row, relevance_layer=layer, relevance_centred=centred, num_nearest=2)
@@ -295,7 +304,7 @@ def test_lossy_methods_lose_only_what_they_drop(
     much: dict[str, Any],
 ) -> None:
     answerer = answerer_of(pair)
-    plain = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=30).token_ids
+    plain = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=30).token_ids
     kept = answerer.answer(cases[0].frames, QUESTION, method(**nothing), max_new_tokens=30).token_ids
     dropped = answerer.answer(cases[0].frames, QUESTION, method(**much), max_new_tokens=30).token_ids
     assert kept == plain and dropped != plain
@@ -306,7 +315,7 @@ def test_transformers_own_assistant_drafts_blindly_and_ours_does_not(
 ) -> None:
     answerer = answerer_of(qwen_pair)
     twin = VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(qwen_pair / "target"))
-    plain = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=20)
+    plain = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=20)
     stock = twin.answer(cases[0].frames, QUESTION, AssistedConfig(), max_new_tokens=20)
     ours = twin.answer(cases[0].frames, QUESTION, SpeculativeConfig(), max_new_tokens=20)
     assert stock.token_ids == ours.token_ids == plain.token_ids
@@ -424,9 +433,9 @@ def test_what_is_missing_is_named(qwen_pair: Path, pair: Path, cases: list[Video
     with pytest.raises(UserError, match="trained on other features"):
         draft.answer(cases[0].frames, QUESTION, SparrowConfig(drafter=str(qwen_pair / "target/drafters/sparrow")))
     with pytest.raises(UserError, match="max_new_tokens"):
-        alone.answer(cases[0].frames, QUESTION, max_new_tokens=0)
+        alone.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=0)
     with pytest.raises(UserError, match="temperature"):
-        alone.answer(cases[0].frames, QUESTION, temperature=-1.0)
+        alone.answer(cases[0].frames, QUESTION, "ar", temperature=-1.0)
     with pytest.raises(UserError, match="pruning_layer"):
         alone.answer(cases[0].frames, QUESTION, SpeculativeConfig(drafter="self", pruning_layer=9))
     with pytest.raises(UserError, match=r"config\.json"):
@@ -454,7 +463,7 @@ def test_a_drafter_that_dies_fails_the_answer_and_not_the_next(
 
     answerer, config = answerer_of(qwen_pair), ParallelConfig(draft_length=3)
     try:
-        plain = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=10)
+        plain = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=10)
         answerer.answer(cases[0].frames, QUESTION, config, max_new_tokens=10)
         (pair,) = answerer._lasting.values()
         os.kill(pair.channel.pid, signal.SIGKILL)

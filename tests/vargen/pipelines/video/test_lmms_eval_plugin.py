@@ -152,6 +152,7 @@ class FakeAnswerer:
     """Answers with what it was asked."""
 
     def __init__(self) -> None:
+        self.default_method = "flash"
         video_processor = Qwen2VLVideoProcessor()
         self.processor = types.SimpleNamespace(video_processor=video_processor)
         self.asked: list[dict[str, Any]] = []

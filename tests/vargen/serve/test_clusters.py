@@ -146,16 +146,8 @@ def test_the_slurm_script_shares_pictures_among_two_tasks(
     variables = {f"SLURM_{name}": value for name, value in slurm.items()}
     variables |= {"PYTHON_FIRST": str(Path(sys.executable).parent), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     command = ["bash", "integrations/slurm/run.sh", "generate", "--prompts_file", str(tmp_path / "prompts.txt")]
-    command += [
-        "--output",
-        str(tmp_path / "pictures"),
-        "--model",
-        str(_saved_tiny_pipelines["text"]),
-        "--device",
-        "cpu",
-        "--batch_size",
-        "1",
-    ]
+    command += ["--output", str(tmp_path / "pictures"), "--model", str(_saved_tiny_pipelines["text"])]
+    command += ["--device", "cpu", "--batch_size", "1"]
     with process(command, tmp_path / "log", **variables) as running:
         assert running.wait(240) == 0, (tmp_path / "log").read_text()[-3000:]
     told = (tmp_path / "log").read_text()

@@ -267,3 +267,22 @@ def test_logits_that_are_no_numbers_are_those_of_a_picture_by_its_number() -> No
     with pytest.raises(NotFiniteError, match=r"^picture 6 of the batch: ") as raised, finite_logits(3, "of the batch"):
         raise LogitsError(2, 7)
     assert raised.value.row == 5
+
+
+def test_a_scale_of_1_guides_nothing(tiny_pipeline: LlamaGenPipeline) -> None:
+    for scale, guides in ((1.0, False), (2.0, True)):
+        drawn(tiny_pipeline, guidance_scale=scale)
+        assert tiny_pipeline.do_classifier_free_guidance is guides
+
+
+def test_parts_in_training_mode_are_named(tiny_pipeline: LlamaGenPipeline) -> None:
+    """In a call and in a stream."""
+    tiny_pipeline.text_encoder.train()
+    try:
+        for draw in (lambda: drawn(tiny_pipeline), lambda: list(tiny_pipeline.stream([PROMPT]))):
+            with pytest.raises(
+                UserError, match=r"^text_encoder must be in evaluation mode; call text_encoder.eval\(\)$"
+            ):
+                draw()
+    finally:
+        tiny_pipeline.text_encoder.eval()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity
+from torch.nn.functional import cosine_similarity, interpolate
 from torchmetrics.image.fid import FrechetInceptionDistance
 from torchmetrics.multimodal import CLIPScore
 from torchmetrics_clip import torchmetrics_clip
@@ -209,11 +209,18 @@ def test_vgg_gives_its_second_hidden_layer(monkeypatch: pytest.MonkeyPatch, pict
     generator = torch.Generator().manual_seed(0)
     for parameter in network.to_empty(device="cpu").parameters():
         parameter.data.uniform_(-0.01, 0.02, generator=generator)
+    network.classifier[3].weight.data[::2].neg_()
     monkeypatch.setattr(extractors, "read_state_dict", lambda path: network.state_dict())
     vgg = VGGFeatures(Path("weights.pth"))
     features = vgg(pictures[:2])
     assert features.shape == (2, 4096)
     assert (features >= 0).all() and (features > 0).any()  # after the ReLU
+    values = interpolate(pictures[:2].float() / 255, (224, 224), mode="bicubic", antialias=True).clamp(0, 1)
+    mean, std = (torch.tensor(each)[:, None, None] for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    with torch.no_grad():
+        inner = network.avgpool(network.features((values - mean) / std)).flatten(1)
+        hidden = network.classifier[3](network.classifier[0](inner).relu())
+    assert (hidden < 0).any() and torch.allclose(features, hidden.relu(), rtol=1e-4, atol=1e-6)
     halves = {name: value.half() for name, value in network.state_dict().items()}
     monkeypatch.setattr(extractors, "read_state_dict", lambda path: halves)
     assert VGGFeatures(Path("weights.pth"))(pictures[:2]).dtype == torch.float32
@@ -245,3 +252,7 @@ def test_the_hash_sees_names_and_values() -> None:
     with torch.no_grad():
         layer.bias[0] += 1e-6
     assert weights_hash(layer) != before
+    turned = nn.Linear(2, 3)
+    turned.load_state_dict({"weight": layer.weight.reshape(3, 2), "bias": torch.zeros(3)})
+    assert weights_hash(nn.ParameterDict({"a": layer.weight})) != weights_hash(nn.ParameterDict({"b": layer.weight}))
+    assert weights_hash(nn.ParameterDict({"a": layer.weight})) != weights_hash(nn.ParameterDict({"a": turned.weight}))

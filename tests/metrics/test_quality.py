@@ -7,7 +7,7 @@ import torch
 
 from metrics.clip_score import clip_scores
 from metrics.frechet import GaussianStatistics
-from metrics.manifold import precision_and_recall
+from metrics.manifold import density_and_coverage, precision_and_recall
 from metrics.protocol import ClipProtocol, Protocol
 from metrics.quality import Reference, mean_figure, score_pictures
 
@@ -28,6 +28,9 @@ def test_scores_are_those_of_their_formulas() -> None:
     assert precision > recall + 0.2, "pictures of little variety"
     assert scores["precision"]["value"] == pytest.approx(precision)
     assert scores["recall"]["value"] == pytest.approx(recall)
+    density, coverage = (float(each.double().mean()) for each in density_and_coverage(theirs, ours, 2))
+    assert density != coverage == pytest.approx(scores["coverage"]["value"])
+    assert scores["density"]["value"] == pytest.approx(density)
     assert scores["clip_score"]["value"] == pytest.approx(float(clip_scores(ours, texts, 2.5).mean()))
 
 

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from scenes.cases import RenderedReference, scene_video_cases
+from dataclasses import replace
+
+from scenes.captions.picture_captions import compose_caption
+from scenes.cases import PromptCase, RenderedReference, scene_video_cases
+from scenes.rendering.scene import sample_scene
 from scenes.seeds import VIDEO_SEED
+
+
+def test_as_many_objects_are_expected_as_are_named_unless_there_are_others() -> None:
+    scene = next(scene for scene in map(sample_scene, range(50)) if len(scene.objects) == 2)
+    caption = next(each for each in (compose_caption(scene, n) for n in range(50)) if len(each.claims.objects) == 2)
+    assert PromptCase(scene, caption).object_count == 2
+    assert PromptCase(replace(scene, objects=(*scene.objects, scene.objects[0])), caption).object_count is None
 
 
 def test_videos_are_new_and_the_same_every_time() -> None:

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from scenes.captions.picture_captions import compose_caption
+from scenes.judge import claim_judge
 from scenes.judge.claim_judge import ClaimJudge, JudgeRanker
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import sample_scene
@@ -67,3 +68,20 @@ def test_of_pictures_that_are_right_the_plainest_comes_first() -> None:
     faint = Image.blend(IMAGES[number], IMAGES[number].filter(ImageFilter.GaussianBlur(25)), 0.4)
     plain, doubtful = JudgeRanker(128).score([IMAGES[number], faint], [f"a {item.colour} {item.shape}"] * 2)
     assert plain > doubtful > plain - 0.5 / 3
+
+
+def test_a_score_is_the_share_of_right_claims_less_half_a_claim_of_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least sure of the objects that were found decides, and as many objects are expected as are named."""
+    seen = SimpleNamespace(objects=[SimpleNamespace(confidence=c, certainty=s) for c, s in ((1.0, 0.8), (0.5, 0.9))])
+    checks = [SimpleNamespace(right=right) for right in (True, True, False, True)]
+    expected: list[int] = []
+
+    def judged(reading: object, claims: object, object_count: int) -> SimpleNamespace:
+        expected.append(object_count)
+        return SimpleNamespace(match=[0, 1, None], checks=checks)
+
+    ranker = JudgeRanker(128)
+    monkeypatch.setattr(claim_judge, "read_images", lambda *_: [seen])
+    monkeypatch.setattr(claim_judge, "judge_claims", judged)
+    (score,) = ranker.score(IMAGES[:1], ["a red cube left of a blue sphere"])
+    assert score == pytest.approx((3 - (1 - 0.45) / 2) / 4) and expected == [2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -17,9 +18,11 @@ from scenes.rendering.scene import (
     SIZES,
     Scene,
     SceneObject,
+    is_heldout_object,
     object_boxes,
     sample_scene,
 )
+from scenes.rendering.textures import LATTICE_SIDE, Octave, noise_matrix
 
 
 def one_object_scene(**changes: object) -> Scene:
@@ -160,3 +163,23 @@ def test_cuda_renders_the_same_pictures(renderer: SceneRenderer) -> None:
     # A ray that grazes an edge may fall on either side of it, so a few pixels may differ.
     difference = (SceneRenderer(device="cuda")(scenes).images.cpu() - renderer(scenes).images).abs()
     assert (difference > 0.02).float().mean() < 1e-3
+
+
+def test_what_training_never_shows_stays_what_it_is() -> None:
+    """Shipped weights were trained without these: another choice would test them on what they have seen."""
+    combinations = list(itertools.product(SHAPES, COLOURS, MATERIALS))
+    kept = [each for each in combinations if is_heldout_object(*each)]
+    assert len(kept) == len(combinations) // 16 and (SHAPES[0], COLOURS[5], MATERIALS[0]) in kept
+
+
+def test_scenes_of_one_seed_differ_from_split_to_split() -> None:
+    pairs = [(sample_scene(seed, "all").objects, sample_scene(seed, "train").objects) for seed in range(20)]
+    assert all(one != other for one, other in pairs)
+
+
+def test_noise_reads_every_point_of_a_lattice_and_wraps_around() -> None:
+    last = LATTICE_SIDE - 1
+    points = torch.tensor([[0.0, last], [last, 0.0], [LATTICE_SIDE, LATTICE_SIDE]])
+    noise = noise_matrix(points, torch.full_like(points, 1e-3), (Octave(1, (1.0, 1.0), 0.5),)).to_dense()
+    places = [(LATTICE_SIDE + v) * LATTICE_SIDE + u for u, v in ((0, last), (last, 0), (0, 0))]
+    assert noise.argmax(1).tolist() == places and torch.allclose(noise.amax(1), torch.full((3,), 0.5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -12,10 +13,14 @@ from video_order import backwards
 
 from scenes.rendering import camera
 from scenes.rendering.scene import MAX_OBJECTS, is_heldout_object
-from scenes.rendering.story import MAX_EVENTS, Story, sample_story
-from scenes.rendering.video import KINDS
+from scenes.rendering.story import MAX_EVENTS, Story, _looks, sample_story
+from scenes.rendering.video import KINDS, on_the_way
 
-STORIES = [sample_story(seed, frames, "all") for frames in (8, 16, 32) for seed in range(60)]
+
+@functools.cache
+def stories() -> list[Story]:
+    """Of 8 frames, then of 16, then of 32."""
+    return [sample_story(seed, frames, "all") for frames in (8, 16, 32) for seed in range(60)]
 
 
 def names_at(story: Story, frame: int) -> set[tuple[str, str]]:
@@ -24,15 +29,15 @@ def names_at(story: Story, frame: int) -> set[tuple[str, str]]:
 
 def test_the_same_seed_gives_the_same_story_and_longer_ones_say_more() -> None:
     assert sample_story(7) == sample_story(7) != sample_story(8)
-    assert {event.kind for story in STORIES for event in story.events} == set(KINDS)
-    lengths = [sum(len(story.events) for story in STORIES[start : start + 60]) / 60 for start in (0, 60, 120)]
+    assert {event.kind for story in stories() for event in story.events} == set(KINDS)
+    lengths = [sum(len(story.events) for story in stories()[start : start + 60]) / 60 for start in (0, 60, 120)]
     assert lengths[0] < lengths[1] < lengths[2] <= MAX_EVENTS
-    assert any(len([each for each in story.events if each.subject == 0]) > 1 for story in STORIES)
+    assert any(len([each for each in story.events if each.subject == 0]) > 1 for story in stories())
 
 
 def test_after_each_event_the_frames_show_what_the_states_say() -> None:
     """The states are an account of their own: colour, column, distance and presence, event by event."""
-    for story in [*STORIES, *map(backwards, STORIES)]:
+    for story in [*stories(), *map(backwards, stories())]:
         ends = [event.first for event in story.events[1:]] + [len(story.frames) - 1]
         for turn, frame in enumerate([story.events[0].first, *ends]):
             there = [state for state in story.states(turn) if state.is_there]
@@ -45,7 +50,7 @@ def test_after_each_event_the_frames_show_what_the_states_say() -> None:
 
 
 def test_at_most_three_are_there_and_names_are_never_shared() -> None:
-    for story in STORIES:
+    for story in stories():
         assert all(1 <= len(scene.objects) <= MAX_OBJECTS for scene in story.frames)
         names = [(item.colour, item.shape) for item in story.objects]
         names += [(event.colour, story.objects[event.subject].shape) for event in story.events if event.colour]
@@ -54,14 +59,39 @@ def test_at_most_three_are_there_and_names_are_never_shared() -> None:
         assert len(set(told)) == len(told)
 
 
+def test_an_object_goes_by_one_column_or_to_the_other_distance() -> None:
+    item = stories()[0].objects[0]
+    across = camera.screen_position(item.x, item.depth)
+    for kind, columns, deeper in (
+        ("goes right", 0.62, 0.0), ("goes left", -0.62, 0.0), ("comes closer", 0.0, -2.2), ("goes away", 0.0, 2.2),
+    ):  # fmt: skip
+        half, there = on_the_way(item, kind, 0.5), on_the_way(item, kind, 1.0)
+        assert (half.depth - item.depth, there.depth - item.depth) == pytest.approx((deeper / 2, deeper))
+        assert camera.screen_position(there.x, there.depth) - across == pytest.approx(columns)
+
+
+def test_the_place_on_the_screen_is_that_of_the_camera() -> None:
+    for x, depth in ((1.0, 0.1), (-0.7, 2.3)):
+        pixels = camera.project(torch.tensor([[x, 0.0, depth]]), 128)[0]
+        assert float(pixels[0]) / 64 - 1 == pytest.approx(camera.screen_position(x, depth), abs=1e-5)
+
+
+def test_every_object_is_asked_for_in_each_colour_that_it_has() -> None:
+    story = next(story for story in stories() if any(event.kind == "turns" for event in story.events))
+    turned = next(event for event in story.events if event.kind == "turns")
+    looks = [(item.shape, colour) for item, colour in _looks(story)]
+    assert (story.objects[turned.subject].shape, turned.colour) in looks
+    assert len(looks) == len(story.objects) + sum(event.colour is not None for event in story.events)
+
+
 def test_events_follow_each_other_inside_the_video() -> None:
-    for story in STORIES:
+    for story in stories():
         assert all(0 < event.first < event.last < len(story.frames) for event in story.events)
         assert all(one.last <= other.first for one, other in zip(story.events, story.events[1:], strict=False))
 
 
 def test_nothing_stands_in_anything() -> None:
-    for story in STORIES:
+    for story in stories():
         for scene in story.frames:
             for one, other in itertools.combinations(scene.objects, 2):
                 apart = math.dist((one.x, one.depth), (other.x, other.depth))
@@ -69,7 +99,7 @@ def test_nothing_stands_in_anything() -> None:
 
 
 def test_frames_are_drawn_and_only_what_happens_changes() -> None:
-    story = next(story for story in STORIES if "goes right" in [event.kind for event in story.events])
+    story = next(story for story in stories() if "goes right" in [event.kind for event in story.events])
     event = next(event for event in story.events if event.kind == "goes right")
     frames = render_video(story, 64)
     assert frames.shape == (len(story.frames), 3, 64, 64) and 0 <= float(frames.min()) <= float(frames.max()) <= 1
@@ -87,7 +117,7 @@ def test_training_shows_no_held_out_object_in_any_colour() -> None:
 
 
 def test_backwards_and_backwards_again_is_the_same_story() -> None:
-    for story in STORIES:
+    for story in stories():
         again = backwards(backwards(story))
         assert (again.frames, again.events) == (story.frames, story.events)
         count = range(len(story.objects))

@@ -281,3 +281,4 @@ def test_clip_ranks_whatever_the_words_are(tiny_model_folder: Path, tmp_path: Pa
     assert generate(tiny_model_folder, tmp_path / "out", "a red cube", *arguments) == 0
     (record,) = records(tmp_path / "out")
     assert record["scores"][record["candidate"]] == max(record["scores"]) and len(set(record["scores"])) > 1
+    assert generate(tiny_model_folder, tmp_path / "out", "a red cube") == 2, "it chose among three"

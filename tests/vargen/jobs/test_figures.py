@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from metrics.protocol import Protocol
+from metrics.protocol import ClipProtocol, Protocol
 from scenes.judge.claim_checks import KINDS
+from vargen.jobs.cases import BenchmarkCase
+from vargen.jobs.comparison import describe_run
 from vargen.jobs.figures import against_plain, judge_scores
+from vargen.jobs.measuring import Networks, measure
+from vargen.jobs.study import key_of
+from vargen.methods.catalogue import resolve_method
 
 COLOUR, PROMPT, COUNT = KINDS.index("colour"), KINDS.index("prompt"), KINDS.index("object_count")
 
@@ -68,3 +75,30 @@ def test_pairs_cancel_what_clip_scores_of_captions_differ_in() -> None:
     difference = against_plain(ours, plain, Protocol("mine"), KINDS, draws=50)["clip_score"]
     assert difference["value"] == pytest.approx(-1.0, abs=1e-4)
     assert difference["interval"] == pytest.approx([-1.0, -1.0], abs=1e-3)
+
+
+def test_texts_are_encoded_behind_the_protocols_words() -> None:
+    """And for HPS as they are."""
+    told: list[list[str]] = []
+
+    class Reader:
+        def __call__(self, pictures: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(len(pictures), 2)
+
+        def encode_text(self, texts: list[str]) -> torch.Tensor:
+            told.append(texts)
+            return torch.zeros(len(texts), 2)
+
+    protocol = Protocol("own", extractor="clip", resolution=8, clip_score=ClipProtocol(prefix="A photo of "))
+    readers: Any = {"clip": Reader(), "hps": Reader()}
+    pictures = [torch.zeros(3, 8, 8, dtype=torch.uint8)] * 2
+    cases = [BenchmarkCase(prompt=text) for text in ("a cube", "a cone")]
+    measure(pictures, cases, protocol, Networks(readers, None))
+    assert told == [["A photo of a cube", "A photo of a cone"], ["a cube", "a cone"]]
+
+
+def test_a_run_is_known_by_its_weights_and_settings_whatever_their_order() -> None:
+    methods = {"ar": resolve_method("ar")}
+    assert describe_run(methods, "one") != describe_run(methods, "two")
+    assert describe_run(methods, "one", seed=1) != describe_run(methods, "one", seed=2)
+    assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1}) != key_of({"a": 2, "b": 1})

@@ -12,8 +12,11 @@ import torch
 from diffusers import AutoPipelineForText2Image, DiffusionPipeline
 from torch import Tensor
 
+from specdecode.finite import NotFiniteError as LogitsError
 from vargen import AutoPicturePipeline, JanusPipeline, LlamaGenPipeline
-from vargen.base.errors import UserError
+from vargen.base.errors import NotFiniteError, UserError
+from vargen.pipelines.arguments import random_streams
+from vargen.pipelines.request import finite_logits
 
 PROMPT, AWAY = "a red cube left of a small blue sphere", "a green cone"
 
@@ -250,3 +253,36 @@ def test_absent_components_are_one_line(tiny_pipeline: LlamaGenPipeline) -> None
         codes(**arguments)
     with pytest.raises(UserError, match="prompt needs a pipeline with text_encoder and tokenizer"):
         codes.encode_prompt(PROMPT)
+
+
+def test_a_single_generator_gives_each_picture_a_stream_of_its_own() -> None:
+    def keys(seed: int) -> list[int]:
+        streams = random_streams(torch.Generator().manual_seed(seed), 2, torch.device("cpu"))
+        return [int(key) for key in streams.keys]
+
+    assert keys(0) == keys(0) and len({*keys(0), *keys(1)}) == 4
+
+
+def test_logits_that_are_no_numbers_are_those_of_a_picture_by_its_number() -> None:
+    with pytest.raises(NotFiniteError, match=r"^picture 6 of the batch: ") as raised, finite_logits(3, "of the batch"):
+        raise LogitsError(2, 7)
+    assert raised.value.row == 5
+
+
+def test_a_scale_of_1_guides_nothing(tiny_pipeline: LlamaGenPipeline) -> None:
+    for scale, guides in ((1.0, False), (2.0, True)):
+        drawn(tiny_pipeline, guidance_scale=scale)
+        assert tiny_pipeline.do_classifier_free_guidance is guides
+
+
+def test_parts_in_training_mode_are_named(tiny_pipeline: LlamaGenPipeline) -> None:
+    """In a call and in a stream."""
+    tiny_pipeline.text_encoder.train()
+    try:
+        for draw in (lambda: drawn(tiny_pipeline), lambda: list(tiny_pipeline.stream([PROMPT]))):
+            with pytest.raises(
+                UserError, match=r"^text_encoder must be in evaluation mode; call text_encoder.eval\(\)$"
+            ):
+                draw()
+    finally:
+        tiny_pipeline.text_encoder.eval()

@@ -80,7 +80,7 @@ class Answer:
     @property
     def origins(self) -> list[TokenOrigin]:
         """How each token came about."""
-        return self.trace.token_origins[0][: len(self.token_ids)]
+        return self.trace.token_origins[0]
 
     @property
     def record(self) -> CallRecord:

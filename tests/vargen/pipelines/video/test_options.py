@@ -317,3 +317,8 @@ def test_every_setting_of_a_call_reaches_the_answer(
     finally:
         own.repetition_penalty = None
     assert again.token_ids == penalised.token_ids
+
+
+def test_a_draft_model_is_named_or_comes_with_the_shipped_model() -> None:
+    given = [{}, {"model": "large"}, {"model": "large", "draft_model": "small"}, {"draft_model": "small"}]
+    assert [VideoOptions(**each).paired for each in given] == [True, False, True, True]  # type: ignore[arg-type]

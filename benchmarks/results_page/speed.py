@@ -91,8 +91,11 @@ def benches_section(records: dict[str, list[Record]]) -> str:
         "faster": _faster,
         "claims right, %": _judged,
     }
-    parts = ["## Decoding methods", "Faster: wall clock of whole calls against plain decoding on the same code path; "
-        "of fresh processes the median, and the worst and the best of them."]
+    parts = [
+        "## Decoding methods",
+        "Faster: wall clock of whole calls against plain decoding on the same code path; "
+        "of fresh processes the median, and the worst and the best of them.",
+    ]
     for name, rows in records.items():
         first = rows[0]
         heavy = f" Every pass also goes through {first['weighted_by']}." if "weighted_by" in first else ""

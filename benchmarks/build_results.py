@@ -24,6 +24,7 @@ from results_page.pictures import (
 )
 from results_page.plain import TABLES, plain_section, training_section
 from results_page.records import MODEL, RESULTS, ROOT, load, load_all
+from results_page.rows import published_section
 from results_page.speed import BENCHES, benches_section, fronts_section, ranges_section
 from results_page.text import text_section
 
@@ -65,6 +66,7 @@ def build() -> dict[Path, str]:
         quality_section(evaluations),
         studies_section(studies),
         *plain.values(),
+        published_section(load("rows_side_by_side")),
         training_section([*trained.values()]),
         "## Records without a table",
         ", ".join(f"`{name}`" for name in not_shown()),

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from judge_report import judge_images
 from PIL import Image, ImageDraw, ImageFont
+from results_page.records import percent_points
 from torch import Tensor
 
 from metrics.bootstrap import percentile_interval
@@ -139,12 +140,6 @@ def figures(batches: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[
 
 def table(rows: list[dict[str, Any]]) -> str:
     """In percent and percentage points."""
-
-    def change(row: dict[str, Any], name: str) -> str:
-        told = row[f"{name}_against_plain"]
-        low, high = (100 * bound for bound in told["interval"])
-        return f"{100 * told['value']:+.1f} ({low:+.1f} to {high:+.1f})"
-
     cells = [
         (
             row["label"],
@@ -152,9 +147,9 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{row['fewer_passes']:.1f}",
             f"{row['rows_fed']:.0f}",
             f"{100 * row['claims']:.1f}",
-            change(row, "claims"),
+            percent_points(row["claims_against_plain"]),
             f"{100 * row['numbers']:.1f}",
-            change(row, "numbers"),
+            percent_points(row["numbers_against_plain"]),
         )
         for row in rows
     ]

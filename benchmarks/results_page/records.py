@@ -52,6 +52,12 @@ def section(title: str, text: str, rows: Iterable[Record], columns: Columns, rec
     return "\n\n".join([title, text, table_of(rows, columns), source_line(record, *runs)])
 
 
+def percent_points(figure: Record) -> str:
+    """A difference of shares with its interval, in percentage points."""
+    low, high = (100 * bound for bound in figure["interval"])
+    return f"{100 * figure['value']:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
 def yes(name: str) -> Cell:
     """A cell for a field that is true or false."""
     return lambda row: "yes" if row[name] else "no"

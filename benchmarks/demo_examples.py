@@ -24,7 +24,8 @@ METHODS = ("ar", "scd")
 SEEDS = range(8)
 SHOWN = 3
 ALL_RIGHT = 0.9
-"""Of a score that takes off half a claim at most for doubt, and at least a whole one for what is wrong."""
+"""The least score of a right picture. A score loses half a claim at most for doubt, and a whole one for a wrong
+claim."""
 
 
 def main(sheet: Path) -> None:

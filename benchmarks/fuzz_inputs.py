@@ -120,7 +120,7 @@ class Sound:
         return ["generate", *asked, "--model", str(model), "--output", str(output), "--quiet", *more]
 
     def evaluate(self, work: Path, output: Path, *more: str) -> list[str]:
-        """Of `work` it reads p.yaml, c.txt and ref."""
+        """It reads p.yaml, c.txt and ref in `work`."""
         places = {"protocol": "p.yaml", "prompts_file": "c.txt", "reference": "ref"}
         found = [word for name, place in places.items() for word in (f"--{name}", str(work / place))]
         small = ["--num_prompts", "3", "--batch_size", "2", "--bootstrap", "0", "--quiet"]

@@ -39,7 +39,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "sjd": ("sjd", {"window": 8}),
     "draft-model": ("draft-model", {"draft_length": 3}),
 }
-"""Of fixed sizes, so that every machine compares the same. Greedily, "scd" is "sjd"."""
+"""The methods draft by fixed sizes, so that every machine compares the same. Greedily, "scd" is "sjd"."""
 
 
 def decode(pipeline: LlamaGenPipeline, prompts: list[str], method: ImageMethodConfig) -> Tensor:
@@ -70,7 +70,7 @@ def margins(pipeline: LlamaGenPipeline, prompts: list[str], tokens: Tensor) -> T
 def compare(
     pipeline: LlamaGenPipeline, prompts: list[str], methods: dict[str, ImageMethodConfig]
 ) -> dict[str, list[int]]:
-    """By method, how many of the prompts' pictures are equal, differ first at a near tie, or differ elsewhere."""
+    """How many of the prompts' pictures are equal, differ first at a near tie, or differ elsewhere, by method."""
     plain = decode(pipeline, prompts, resolve_method("ar"))
     lead = None
     counts = {label: [0, 0, 0] for label in methods}

@@ -99,7 +99,7 @@ RULES: dict[str, tuple[type[LooseVerifier], dict[str, Any]]] = {
     "random": (RandomVerifier, {}),
     "entropy": (LooseVerifier, {"loosened_by": "entropy"}),
 }
-"""By name, the verifier and the settings of LVSpec that differ from its defaults."""
+"""The verifier and the settings of LVSpec that differ from its defaults, by name."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def main() -> None:
 
 
 def scores(answerer: VideoAnswerer, cases: Sequence[VideoCase]) -> dict[str, list]:
-    """Of the words of plain decoding's answers whether they are about what is seen, and their relevance by `_WAYS`."""
+    """Whether the words of plain decoding's answers are about what is seen, and their relevance by `_WAYS`."""
     visual, found = visual_words(), {"is_visual": [], **{name: [] for name in _WAYS}}
     for case in cases:
         plain = answerer.answer(case.frames, CAPTION_PROMPTS[0], "ar", max_new_tokens=MAX_CAPTION_TOKENS)
@@ -300,8 +300,8 @@ def score_rows(batches: Sequence[Mapping[str, list]]) -> list[dict]:
 
 
 def watch(answerer: VideoAnswerer, chosen: Sequence[Variant], cases: Sequence[VideoCase], seed: int) -> dict[str, Any]:
-    """Of some videos: the accuracy of plain decoding's answers; of their words whether each is about what is seen and
-    whether the draft model agrees, by its view; and for each variant what its answers are like."""
+    """The accuracy of plain decoding's answers to some videos. For each of their words, whether it is about what is
+    seen and whether the draft model agrees, by its view. For each variant, what its answers are like."""
     room, visual = MAX_CAPTION_TOKENS, visual_words()
     inputs = [processor_inputs(answerer.processor, case.frames, CAPTION_PROMPTS[0]) for case in cases]
     own = answerer.components(inputs, room)
@@ -357,7 +357,7 @@ def run(
 
 
 def mismatch_rows(words: Sequence[Sequence[bool]]) -> list[dict]:
-    """By the draft model's view, where it differs from the target."""
+    """Where the draft model differs from the target, by its view."""
     told = torch.tensor(words)
     visual, rows = told[:, 0], []
     for number, view in enumerate(VIEWS, 1):

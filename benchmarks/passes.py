@@ -56,7 +56,7 @@ KERNELS = ("auto", "plain")
 
 
 def milliseconds(calls: dict[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, list[float]]:
-    """Of every call, in turns, after two that do not count."""
+    """The times of every call, taken in turns, after two that do not count."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(repeats + 2):
         for name, call in calls.items():

@@ -38,7 +38,8 @@ FAULTS = Path(__file__).with_name("planted_faults.txt")
 RESULT = ROOT / "benchmarks" / "results" / "planted_faults.json"
 DOCUMENT = ROOT / "benchmarks" / "lab" / "planted_faults.md"
 MOST_SECONDS = 60
-"""Of a processor, after which the tests are given up: a fault may keep a loop from ending. Nobody has failed then."""
+"""Seconds of a processor after which the tests are given up: a fault may keep a loop from ending. No test fails
+then."""
 MOST_WAITING = 1800
 """Seconds of a clock, likewise: a fault may keep two processes waiting for each other, and a machine may be busy."""
 ENDLESS = "does not end"

@@ -212,7 +212,7 @@ def launches(draw: Callable[[], Any], layer: torch.nn.Module) -> dict[str, float
 
 
 def counted() -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """By method launches of a step of the shipped model, and by kind those of one layer."""
+    """Launches of a step of the shipped model by method, and those of one layer by kind."""
     from family_loops import token_images
 
     from scenes.cases import sample_prompts

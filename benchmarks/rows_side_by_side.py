@@ -84,7 +84,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         for looks in (1, 2, 3)
     },
 }
-"""By label, the method and its settings."""
+"""The method and its settings, by label."""
 
 
 def judged(verdict: Verdict) -> list[int]:

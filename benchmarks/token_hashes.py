@@ -177,7 +177,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "no guidance": {"guidance_scale": 1.0},
     "filtered": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
 }
-"""Of plain decoding and "eagle" beside the model's own."""
+"""Sampling of plain decoding and "eagle" beside the model's own."""
 
 PAIR = {"draft_length": 5}
 AS_PRINTED = {"relevance_from": "token", "relevance_layer": -1, "relevance_centred": False}

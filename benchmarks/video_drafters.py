@@ -69,7 +69,7 @@ PARTS = {"both": "flash_k4", "compression": "flash_k1", **{name: f"part_{name}" 
 
 
 def trained() -> dict[str, str]:
-    """By folder, how each drafter is trained, by the shipped configuration but for these options."""
+    """How each drafter is trained, by folder: the shipped configuration but for these options."""
     flash = "--kind flash --num_videos 1024 --steps 600"
     visuals = {"states": "", "embeddings": " --visual embeddings"}
     passes = {"mtp": "", "none": " --own_passes 0"}
@@ -188,7 +188,7 @@ class Studies:
     def answers(
         self, config: TrainedDrafterConfig, cases: Sequence[VideoCase], max_new_tokens: int | None = None
     ) -> list[dict]:
-        """Of a method, to some videos."""
+        """The answers of a method about some videos."""
         found = []
         for case in cases:
             found.append(answer(self.answerer, case, config, max_new_tokens or self.room))

@@ -164,7 +164,7 @@ class Studies:
         return agreements(drafter_of(self.drafter, request, kept, len(tokens) + 1), tokens)
 
     def layers(self) -> list[dict]:
-        """By the layer after which no visual token is left; the whole model last."""
+        """A row for each layer after which no visual token is left; the whole model is the last."""
         chosen = sorted({max(1, round(self.num_layers * share)) for share in (0.17, 0.33, 0.5, 0.67, 0.75, 0.84)})
         found: dict[int, list[float]] = {layer: [] for layer in (*chosen, self.num_layers)}
         for number, case in self.cases():
@@ -177,7 +177,7 @@ class Studies:
         ]
 
     def views(self) -> list[dict]:
-        """By model and the share of visual tokens that it is shown."""
+        """A row for each model and each share of visual tokens that it is shown."""
         found: dict[tuple[str, float], list[float]] = {}
         for _, case in self.cases():
             for name, model in (("target", self.model), ("drafter", self.drafter)):
@@ -209,7 +209,7 @@ class Studies:
         return objects, {**pruning_scores(target, layer, number), **by_truth}
 
     def pruning(self) -> list[dict]:
-        """By way and share of pruning; "nothing" keeps all."""
+        """A row for each way and share of pruning; "nothing" keeps all."""
         rows: dict[tuple[str, float], dict[str, list[Any]]] = {}
         for number, case in self.cases():
             tokens, request = self.plain(number, case), self.request(case, self.drafter)
@@ -240,7 +240,7 @@ class Studies:
         ]
 
     def language(self) -> list[dict]:
-        """By who drafts, and what of the video it is shown."""
+        """A row for each drafter and each share of the video that it is shown."""
         visual = visual_words()
         found: dict[tuple[str, float | None], list[list[tuple[bool, bool]]]] = {}
         places: dict[str, list[list[bool]]] = {name: [] for name in HEADS}
@@ -299,7 +299,8 @@ class Studies:
         return rows
 
     def lossy(self) -> list[dict]:
-        """By method and share kept: agreement of what it leaves of the target, and its caption's F1."""
+        """A row for each method and share kept: how the pruned target agrees with the whole one, and its caption's
+        F1."""
         found: dict[tuple[str, float], tuple[list[float], list[float]]] = {}
         for number, case in self.cases():
             tokens = self.plain(number, case)

@@ -150,7 +150,7 @@ class WeightedPipeline(LlamaGenPipeline):
 
     @property
     def weights_a_pass(self) -> tuple[int, int]:
-        """Of the model's layers and those of the network beside it."""
+        """Weights of the model's layers and of those of the network beside it."""
         both = zip(super().weights_a_pass, linear_weights(self.networks.transformer.transformer_blocks), strict=True)
         read, multiplied = map(sum, both)
         return read, multiplied

@@ -1,9 +1,9 @@
 """How far a figure over pictures would stray if other pictures had been drawn: the bootstrap (Efron, 1979).
 
-Pictures are drawn again, with replacement, from those there are. Of a mean the interval is the studentised bootstrap's
-(`mean_interval`). Of a difference of shares it is what the middle 95 % of such draws give (`percentile_interval`). Of
-shares it is Wilson's (`metrics.proportion`). A Frechet distance of pictures drawn twice is biased upwards, its spread
-much less so: its interval is the figure plus and minus 1.96 standard errors (`spread_interval`).
+Pictures are drawn again, with replacement, from those there are. A mean has the interval of the studentised bootstrap
+(`mean_interval`). A difference of shares has the middle 95 % of such draws (`percentile_interval`). A share has Wilson's
+interval (`metrics.proportion`). A Frechet distance of pictures drawn twice is biased upwards, and its spread much less
+so: its interval is the figure plus and minus 1.96 standard errors (`spread_interval`).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def mean_interval(values: Tensor, draws: int = 200, seed: int = 0) -> Interval |
 
     Where the numbers are bool the mean is a share of independent cases, and the interval Wilson's. Else it is the
     studentised bootstrap's (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, section 12.5), cut at the
-    least and the greatest number. Of few numbers that lean to one side it holds the truth more often than the middle
-    of the means of what was drawn again.
+    least and the greatest number. Where few numbers lean to one side, it holds the truth more often than the middle of
+    the resampled means does.
     """
     if values.dtype == torch.bool:
         enough = draws >= 2 and len(values) >= 2

@@ -99,7 +99,7 @@ class CompositionRule:
         """Whether a picture shows what is wanted.
 
         Args:
-            wanted: see there. Of each class the surest objects are looked at, as many as are wanted.
+            wanted: see there. The surest objects of each class are looked at, as many as are wanted.
             found: in the picture.
             colour_of: the colour of one of them; asked only where a colour is wanted.
         """

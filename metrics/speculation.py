@@ -215,7 +215,7 @@ def survival_by_place(histogram: Sequence[int]) -> list[float]:
 
 
 def seconds_per_image(calls: Sequence[CallRecord]) -> list[float]:
-    """Of every picture, the seconds of its call over the call's pictures."""
+    """The seconds of a picture's call over the call's pictures, for every picture."""
     return [call.seconds / call.images for call in calls for _ in range(call.images)]
 
 

@@ -17,7 +17,6 @@ from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import Scene, sample_scene
 from scenes.rendering.story import sample_story
 from scenes.seeds import PROMPT_SEED, REFERENCE_SEED, VIDEO_SEED
-from vargen.base.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, VideoCase
 from vargen.models.video_llms.frames import VideoFrames
 from vargen.runs.identity import digest
@@ -47,14 +46,7 @@ def sample_prompts(
         seed: which ones; sets of different seeds may overlap, the same seed gives the same set.
         split: "heldout" for combinations that training never shows, "all" for any.
         num_objects: keep only scenes with so many objects, named by their captions one and all.
-
-    Raises:
-        UserError: for a count or seed out of range.
     """
-    if count < 1:
-        raise UserError(f"count: {count} prompts cannot be judged; give 1 or more")
-    if seed < 0:
-        raise UserError(f"seed: {seed} must not be negative")
     cases: list[PromptCase] = []
     scene_seed = PROMPT_SEED + seed
     while len(cases) < count:

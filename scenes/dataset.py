@@ -48,7 +48,6 @@ def write_scenes(
     split: str = "all",
     seed: int = 0,
     image_size: int = 128,
-    detail: float = 1.0,
     progress: bool = False,
 ) -> Path:
     """Render scenes `seed`, `seed + 1`, ... into a folder.
@@ -64,7 +63,6 @@ def write_scenes(
         split: "train", "heldout" or "all".
         seed: the first scene's seed, not negative.
         image_size: side of the pictures in pixels, a multiple of 8.
-        detail: strength of the stochastic detail, as for `SceneRenderer`.
         progress: show a progress bar.
 
     Returns:
@@ -73,7 +71,7 @@ def write_scenes(
     Raises:
         UserError: for a value out of range, or an output path that is a file.
     """
-    renderer = _check(count, split, seed, image_size, detail)
+    renderer = _renderer(split, image_size)
     samples = _pictures(renderer, count, split, seed)
     return _write(Path(output), "images", samples, count, MAX_SHEET_IMAGES, progress)
 
@@ -84,7 +82,6 @@ def write_videos(
     split: str = "all",
     seed: int = 0,
     image_size: int = VIDEO_SIDE,
-    detail: float = 1.0,
     num_frames: int = VIDEO_FRAMES,
     fps: float = 2.0,
     progress: bool = False,
@@ -96,7 +93,7 @@ def write_videos(
     scene); and `boxes` of every frame. The sheet shows frames of each video side by side.
 
     Args:
-        output, count, split, seed, image_size, detail, progress: as for `write_scenes`.
+        output, count, split, seed, image_size, progress: as for `write_scenes`.
         num_frames: of a video, 8 or more. A seed gives another video with another number of frames.
         fps: of a video.
 
@@ -108,7 +105,7 @@ def write_videos(
     """
     from scenes.rendering.video_file import check_writing  # pictures shall not need what videos need
 
-    renderer = _check(count, split, seed, image_size, detail)
+    renderer = _renderer(split, image_size)
     check_story_length(num_frames)
     check_writing(fps)
     samples = _videos(renderer, count, split, seed, num_frames, fps)
@@ -124,16 +121,12 @@ class _Sample:
     save: Callable[[Path], None]
 
 
-def _check(count: int, split: str, seed: int, image_size: int, detail: float) -> SceneRenderer:
-    """The renderer, if the numbers are right."""
-    if count < 1:
-        raise UserError(f"count: {count} scenes cannot be written; give 1 or more")
-    if seed < 0:
-        raise UserError(f"seed: {seed} must not be negative")
+def _renderer(split: str, image_size: int) -> SceneRenderer:
+    """Raises UserError for an unknown split or a size that cannot be rendered."""
     if split not in SPLITS:
         raise UserError(f"split: {split!r} is not one of {', '.join(SPLITS)}")
     try:
-        return SceneRenderer(image_size, detail)
+        return SceneRenderer(image_size)
     except ValueError as error:
         raise UserError(str(error)) from error
 

@@ -290,7 +290,7 @@ class RandomStreams:
         self.keys = keys
         self._tag_keys: dict[int, Tensor] = {}
         self._elements: dict[int, Tensor] = {}
-        # By tag, kind of number and size.
+        # Numbers drawn ahead, by tag, kind of number and size.
         self._ahead: dict[tuple[int, str, int | None], Ahead] = {}
 
     @classmethod

@@ -115,7 +115,7 @@ class StepLog(_Records):
     Args:
         batch_size: Rows of every record.
         depth: The most levels of a draft.
-        device: Of the records.
+        device: The device of the records.
         num_places: Places of a row, where records have what was fed and what was added by place; 0: they have not.
 
     Attributes:

@@ -21,7 +21,7 @@ TRAINED = {TRANSFORMER_RUN: "picture model", DRAFTER_RUN: "draft head", VIDEO_RU
 Record = dict[str, Any]
 Cell = str | Callable[[Record], str]
 Columns = Mapping[str, Cell]
-"""By header: a format over a record's fields, or a function that makes the cell."""
+"""The columns by header: a format over a record's fields, or a function that makes the cell."""
 
 
 def load(name: str) -> Any:

@@ -81,6 +81,6 @@ def _learned(training: Record) -> str:
     last = training["evaluations"][-1]
     return (
         f"The head learned from {settings['prompts']:,} answers in {training['steps']:,} steps, "
-        f"{training['seconds'] / 60:.0f} minutes of one thread. Of four guesses on prompts kept apart, the model "
-        f"accepted {last['accepted_length']:.2f}. {training['remark']}".strip()
+        f"{training['seconds'] / 60:.0f} minutes of one thread. On prompts kept apart, the model "
+        f"accepted {last['accepted_length']:.2f} of four guesses. {training['remark']}".strip()
     )

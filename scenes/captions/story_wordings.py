@@ -58,7 +58,7 @@ WORDINGS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "it": {"it": ("it",)},
 }
-"""By slot and what fills it, the phrases; the first is the plainest."""
+"""The phrases by slot and what fills it; the first is the plainest."""
 
 NEXT = ("then", "after that", "next", "later", "afterwards", "a moment later")
 FIRST = ("first", "to begin with", "at first", "it starts when")

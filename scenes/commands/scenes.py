@@ -28,7 +28,6 @@ class ScenesConfig:
         split: "train", "heldout" (combinations that training never shows) or "all".
         seed: seed of the first scene; scene i has `seed + i`.
         image_size: side of the pictures in pixels, a multiple of 8; null for 128, or 96 for videos.
-        detail: strength of grass, sand, wood grain and clouds; 0 is smooth.
         num_frames: number of frames of a video, 8 or more.
         fps: number of frames of a video in each second.
     """
@@ -39,17 +38,15 @@ class ScenesConfig:
     split: str = "all"
     seed: int = 0
     image_size: int | None = None
-    detail: float = 1.0
     num_frames: int = VIDEO_FRAMES
     fps: float = 2.0
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise UserError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}")
-        check_numbers(
-            self, {"num_scenes": (1, MAX_PICTURES), "image_size": (8, MAX_PIXELS), "num_frames": (4, MAX_FRAMES)}
-        )
-        check_numbers(self, {"seed": (0, MAX_SEED - self.num_scenes), "detail": (0.0, 100.0)})
+        sizes = {"num_scenes": (1, MAX_PICTURES), "image_size": (8, MAX_PIXELS), "num_frames": (4, MAX_FRAMES)}
+        check_numbers(self, sizes)
+        check_numbers(self, {"seed": (0, MAX_SEED - self.num_scenes)})
 
 
 def run(arguments: Sequence[str]) -> int:

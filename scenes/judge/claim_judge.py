@@ -53,8 +53,8 @@ class ClaimJudge:
 class JudgeRanker:
     """Ranks pictures by the share of a prompt's claims that the recogniser finds in them.
 
-    Where a prompt gives no count, as many objects as it names are expected. Of pictures with equal shares, the one with
-    the clearest objects comes first: the score loses up to half a claim for the recogniser's remaining doubt about
+    Where a prompt gives no count, as many objects as it names are expected. Among pictures with equal shares, the one
+    with the clearest objects comes first: the score loses up to half a claim for the recogniser's remaining doubt about
     shape, colour, material, size and presence.
 
     Args:

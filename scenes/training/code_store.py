@@ -45,11 +45,9 @@ class CodeStoreConfig:
         shard_size: pictures per file; what is lost when the process is killed.
         batch_size: pictures rendered and encoded at once. On a CPU a small batch stays in the cache.
         image_size: side of the pictures, pixels.
-        detail: strength of the pictures' stochastic detail.
         object_count_weights: how often a scene has one, two or three objects, as weights.
         device: "cpu" or "cuda".
         autocast: encode in bfloat16; null: where bfloat16 is faster.
-        compile: compile the encoder; needs a C++ compiler.
         num_threads: of torch on the CPU; 0 for torch's choice.
     """
 
@@ -59,11 +57,9 @@ class CodeStoreConfig:
     shard_size: int = 2048
     batch_size: int = 16
     image_size: int = 128
-    detail: float = 1.0
     object_count_weights: tuple[float, ...] = OBJECT_COUNT_WEIGHTS
     device: str = "cpu"
     autocast: bool | None = None
-    compile: bool = False
     num_threads: int = 0
 
     def __post_init__(self) -> None:
@@ -72,7 +68,6 @@ class CodeStoreConfig:
         check_sizes(self)
         check_positive(self, "num_images", "shard_size", "batch_size", "image_size")
         check_object_count_weights(self.object_count_weights)
-        check(self.detail >= 0, "detail", self.detail, "must not be negative")
         check(self.num_threads >= 0, "num_threads", self.num_threads, "must not be negative")
         if self.autocast is None:
             self.autocast = bfloat16_pays(self.device)
@@ -100,9 +95,9 @@ def write_codes(config: CodeStoreConfig, source: SceneSource | None = None) -> s
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     vqvae, grid_size = load_vqvae(config.vqvae, config.image_size, device)
-    encoder = FrozenEncoder(vqvae, config.autocast, config.compile)
+    encoder = FrozenEncoder(vqvae, config.autocast)
     if source is None:
-        source = RenderedSceneSource(config.image_size, device, config.detail, config.object_count_weights)
+        source = RenderedSceneSource(config.image_size, device, config.object_count_weights)
     rendered = RenderedCodes(source, encoder, grid_size)
 
     folder = Path(config.output)
@@ -214,7 +209,6 @@ def _identity(config: CodeStoreConfig, vqvae: str, num_tokens: int) -> dict[str,
         "vqvae": vqvae,
         "num_tokens": num_tokens,
         "image_size": config.image_size,
-        "detail": config.detail,
         "object_count_weights": list(config.object_count_weights),
         "shard_size": config.shard_size,
         "autocast": config.autocast,

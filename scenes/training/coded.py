@@ -84,19 +84,17 @@ class FrozenEncoder:
     Args:
         vqvae: the tokenizer, frozen.
         use_autocast: compute in bfloat16.
-        compiled: compile the encoder; worth it for many batches of one size.
     """
 
-    def __init__(self, vqvae: VQModel, use_autocast: bool | None, compiled: bool = False) -> None:
+    def __init__(self, vqvae: VQModel, use_autocast: bool | None) -> None:
         self.vqvae = vqvae
         self.use_autocast = use_autocast
-        self._encode = torch.compile(encode_images) if compiled else encode_images
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Codes int64 [B, N] of images [B, 3, H, W] in [-1, 1]."""
         with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=bool(self.use_autocast)):
-            return self._encode(self.vqvae, images.contiguous(memory_format=torch.channels_last))
+            return encode_images(self.vqvae, images.contiguous(memory_format=torch.channels_last))
 
 
 def load_vqvae(folder: str, image_size: int, device: torch.device) -> tuple[VQModel, int]:

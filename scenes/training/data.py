@@ -51,14 +51,10 @@ class RenderedSceneSource:
     """
 
     def __init__(
-        self,
-        image_size: int,
-        device: torch.device,
-        detail: float = 1.0,
-        object_count_weights: Sequence[float] = OBJECT_COUNT_WEIGHTS,
+        self, image_size: int, device: torch.device, object_count_weights: Sequence[float] = OBJECT_COUNT_WEIGHTS
     ):
         self.object_count_weights = object_count_weights
-        self.renderer = SceneRenderer(image_size=image_size, detail=detail, device=device)
+        self.renderer = SceneRenderer(image_size, device=device)
 
     @torch.no_grad()
     def __call__(self, first_seed: int, count: int, split: str) -> SceneBatch:

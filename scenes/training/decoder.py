@@ -34,11 +34,13 @@ from vargen.base.places import MODEL
 from vargen.base.resources import find_model
 from vargen.models.llamagen.vq import downsampling_factor, encode_images
 from vargen.models.model_folder import weights_fingerprint
-from vargen.training.config import check_fraction
 from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.training.teachers import guided_features
 
 _SHEET_IMAGES = 8
+_DRAWN_SHARE = 0.5
+"""Share of each batch's pictures in which codes are replaced: in each of them a random share of the codes, by tokens
+that the transformer draws with the pipeline's settings."""
 _BARE = (PLACES.index("ground"), PLACES.index("sky"))
 
 
@@ -48,16 +50,9 @@ class DecoderTrainingConfig(PictureLossConfig):
 
     Args:
         model: folder of the pipeline whose decoder is trained; empty for the shipped one.
-        drawn_share: share of each batch's pictures in which codes are replaced. In each of them a random share of the
-            codes is replaced by tokens that the transformer draws with the pipeline's settings.
     """
 
     model: str = field(default="", metadata=MODEL)
-    drawn_share: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fraction(self, "drawn_share")
 
 
 class DecoderTask:
@@ -119,7 +114,7 @@ class DecoderTask:
 
     def _replaced(self, batch: SceneBatch, codes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Codes with some drawn by the transformer, and a mask of those, bool [B, N]."""
-        count = round(self.config.drawn_share * len(codes))
+        count = round(_DRAWN_SHARE * len(codes))
         where = torch.zeros(codes.shape, dtype=torch.bool)
         if not count:
             return codes, where.to(self.device)
@@ -136,7 +131,7 @@ class DecoderTask:
         batch = self.source(config.seed + step * config.batch_size, config.batch_size, "train")
         codes, replaced = self._replaced(batch, self._encode(batch.images), generator)
         pictures = self.decode(codes)
-        weights = object_weights(batch.object_mask, config.object_weight) * self._counts(batch, replaced)
+        weights = object_weights(batch.object_mask) * self._counts(batch, replaced)
         return self.picture_loss(batch.images, pictures, weights / weights.mean(), progress)
 
     def _counts(self, batch: SceneBatch, replaced: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ def cell_attributes(scenes: Sequence[Scene], grid_size: int, owners: Tensor | No
         owners: of `cell_owners`, where they are known.
 
     Returns:
-        By attribute, [B, grid_size, grid_size] int64 classes: 0 for no object, else one more than the place in
+        Classes int64 [B, grid_size, grid_size] by attribute: 0 for no object, else one more than the place in
         `GROUNDING`.
     """
     owners = cell_owners(scenes, grid_size) if owners is None else owners
@@ -125,7 +125,7 @@ class CellReader(nn.Module):
         self.readers = nn.ModuleDict({name: nn.Linear(dim, count) for name, count in classes.items()})
 
     def forward(self, states: Tensor) -> dict[str, Tensor]:
-        """By name, logits [B, N, classes] of hidden states [B, N, dim]."""
+        """Logits [B, N, classes] of hidden states [B, N, dim], by name."""
         states = F.rms_norm(states.float(), states.shape[-1:])
         return {name: reader(states) for name, reader in self.readers.items()}
 

@@ -32,6 +32,10 @@ from vargen.training.config import RunConfig, check, check_fraction
 from vargen.training.run import RunResult, prepare, train
 
 _CENTRE_SPREAD = 1.0  # cells; standard deviation of the bump that marks a centre
+_COLOUR_SHIFT = 0.05  # largest change of a colour channel, as a share of the range and of its own scale
+_NOISE = 0.05  # largest standard deviation of the noise on a picture; many have none
+_RECONSTRUCTIONS = 1024  # pictures that are reconstructed, once, before training
+_RECONSTRUCTION_SHARE = 0.3  # of each batch
 _SHEET_IMAGES = 16
 _SPLIT = "all"  # a judge must know the combinations that are held out from the generator
 _CHUNK = 32
@@ -45,21 +49,13 @@ class JudgeTrainingConfig(RunConfig):
         image_size: side of the training pictures, pixels.
         block_out_channels: as in `SceneJudge`.
         degraded_share: share of each batch that is blurred or scaled down and up.
-        colour_shift: largest change of a colour channel, as a share of the range and of its own scale.
-        noise: largest standard deviation of the noise on a picture; many have none.
         vqvae: folder of a trained tokenizer (a `diffusers.VQModel`); null trains without reconstructions.
-        reconstruction_share: share of each batch that is drawn from its reconstructions.
-        num_reconstructions: how many pictures are reconstructed, once, before training.
     """
 
     image_size: int = 128
     block_out_channels: tuple[int, ...] = (24, 48, 80, 88)
     degraded_share: float = 0.5
-    colour_shift: float = 0.05
-    noise: float = 0.05
     vqvae: str | None = field(default=None, metadata=READ)
-    reconstruction_share: float = 0.3
-    num_reconstructions: int = 1024
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,8 +65,7 @@ class JudgeTrainingConfig(RunConfig):
         channels = self.block_out_channels
         four = len(channels) == 4 and min(channels) > 0
         check(four, "block_out_channels", channels, "must be four positive numbers")
-        check_fraction(self, "degraded_share", "colour_shift", "noise", "reconstruction_share")
-        check(self.num_reconstructions > 0, "num_reconstructions", self.num_reconstructions, "must be above zero")
+        check_fraction(self, "degraded_share")
 
     def architecture(self) -> dict[str, Any]:
         return {"image_size": self.image_size, "block_out_channels": self.block_out_channels}
@@ -176,11 +171,11 @@ class Degrader:
     """Makes renders look a little as if a tokenizer had been at them: soft, blocky, noisy, off in colour.
 
     Args:
-        degraded_share, colour_shift, noise: as in `JudgeTrainingConfig`.
+        degraded_share: as in `JudgeTrainingConfig`.
     """
 
-    def __init__(self, degraded_share: float, colour_shift: float, noise: float) -> None:
-        self.degraded_share, self.colour_shift, self.noise = degraded_share, colour_shift, noise
+    def __init__(self, degraded_share: float) -> None:
+        self.degraded_share = degraded_share
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """New images for `[B, 3, H, W]` in [0, 1]; every random number comes from the (CPU) generator.
@@ -204,13 +199,13 @@ class Degrader:
             """In [-1, 1]."""
             return (torch.rand(shape, generator=generator) * 2 - 1).to(images.device)
 
-        gain, shift = 1 + self.colour_shift * uniform(batch, 3, 1, 1), self.colour_shift * uniform(batch, 3, 1, 1)
+        gain, shift = 1 + _COLOUR_SHIFT * uniform(batch, 3, 1, 1), _COLOUR_SHIFT * uniform(batch, 3, 1, 1)
         images = images * gain + shift
         # Fine noise in brightness, coarse noise in colour, at the places of the tokens; half of the pictures have it.
         fine = torch.randn(batch, 1, side, side, generator=generator).to(images.device)
-        images += fine * self.noise * uniform(batch, 1, 1, 1).clamp_min(0)
+        images += fine * _NOISE * uniform(batch, 1, 1, 1).clamp_min(0)
         coarse = torch.randn(batch, 3, side // 8, side // 8, generator=generator).to(images.device)
-        coarse = coarse * 0.6 * self.noise * uniform(batch, 1, 1, 1).clamp_min(0)
+        coarse = coarse * 0.6 * _NOISE * uniform(batch, 1, 1, 1).clamp_min(0)
         return (images + F.interpolate(coarse, scale_factor=8.0)).clamp_(0, 1)
 
 
@@ -247,12 +242,12 @@ class ReconstructionBank:
     """
 
     def __init__(self, folder: str, count: int, image_size: int, source: SceneSource, device: torch.device) -> None:
-        vqvae, _ = load_vqvae(folder, image_size, device)
+        self.vqvae, _ = load_vqvae(folder, image_size, device)
         images: list[Tensor] = []
         self.scenes: list[Scene] = []
         for start in range(0, count, _CHUNK):
             batch = source(RECONSTRUCTION_SEED + start, min(_CHUNK, count - start), _SPLIT)
-            images.append((reconstruct(vqvae, batch.images * 0.5 + 0.5) * 255).round().byte())
+            images.append((reconstruct(self.vqvae, batch.images * 0.5 + 0.5) * 255).round().byte())
             self.scenes += batch.scenes
         self.images = torch.cat(images)
 
@@ -272,19 +267,15 @@ class JudgeTask:
         self.module: nn.Module = self.judge
         self.extra_modules = nn.ModuleList()
         self.run_judge = torch.compile(self.judge) if config.compile else self.judge
-        self.degrade = Degrader(config.degraded_share, config.colour_shift, config.noise)
-        self.bank: ReconstructionBank | None = None
-        if config.vqvae is not None and config.reconstruction_share:
-            self.bank = ReconstructionBank(config.vqvae, config.num_reconstructions, config.image_size, source, device)
+        self.degrade = Degrader(config.degraded_share)
         heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
         self.heldout_scenes = heldout.scenes
         images = heldout.images * 0.5 + 0.5
-        self.heldout = {
-            "": images,
-            "degraded_": Degrader(1.0, config.colour_shift, config.noise)(images, _generator(0)),
-        }
-        if self.bank is not None and config.vqvae is not None:
-            self.heldout["reconstructed_"] = reconstruct(load_vqvae(config.vqvae, config.image_size, device)[0], images)
+        self.heldout = {"": images, "degraded_": Degrader(1.0)(images, _generator(0))}
+        self.bank: ReconstructionBank | None = None
+        if config.vqvae is not None:
+            self.bank = ReconstructionBank(config.vqvae, _RECONSTRUCTIONS, config.image_size, source, device)
+            self.heldout["reconstructed_"] = reconstruct(self.bank.vqvae, images)
 
     def muon_parameters(self) -> Iterable[nn.Parameter]:
         return ()
@@ -301,18 +292,13 @@ class JudgeTask:
         """The pictures `[B, 3, H, W]` in [0, 1] of a step, and their scenes; a function of the step alone."""
         config = self.config
         generator = _generator(config.seed + step)
-        drawn = round(config.batch_size * config.reconstruction_share) if self.bank else 0
-        pictures: list[Tensor] = []
-        scenes: list[Scene] = []
-        if drawn < config.batch_size:
-            batch = self.source(config.seed + step * config.batch_size, config.batch_size - drawn, _SPLIT)
-            pictures.append(self.degrade(batch.images * 0.5 + 0.5, generator))
-            scenes += batch.scenes
-        if self.bank and drawn:
-            reconstructions, their_scenes = self.bank.draw(drawn, generator)
-            pictures.append(reconstructions)
-            scenes += their_scenes
-        return torch.cat(pictures), scenes
+        drawn = round(config.batch_size * _RECONSTRUCTION_SHARE) if self.bank else 0
+        batch = self.source(config.seed + step * config.batch_size, config.batch_size - drawn, _SPLIT)
+        pictures = self.degrade(batch.images * 0.5 + 0.5, generator)
+        if self.bank is None:
+            return pictures, list(batch.scenes)
+        reconstructions, their_scenes = self.bank.draw(drawn, generator)
+        return torch.cat((pictures, reconstructions)), [*batch.scenes, *their_scenes]
 
     def evaluate(self) -> dict[str, float]:
         """Accuracy by kind against everything that is true of the held-out scenes, on clean and on harder pictures."""

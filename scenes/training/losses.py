@@ -11,15 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+OBJECT_WEIGHT = 7.0
 
-def object_weights(object_mask: Tensor, weight: float) -> Tensor:
-    """Weights [B, 1, H, W] with mean one: `weight` on objects and their outline, relative to one elsewhere.
+
+def object_weights(object_mask: Tensor) -> Tensor:
+    """Weights [B, 1, H, W] with mean one: `OBJECT_WEIGHT` on objects and their outline, relative to one elsewhere.
 
     Args:
         object_mask: [B, H, W], 1 on objects, 0 elsewhere.
     """
     grown = F.max_pool2d(object_mask[:, None], kernel_size=3, stride=1, padding=1)  # the outline counts as object
-    weights = 1 + (weight - 1) * grown
+    weights = 1 + (OBJECT_WEIGHT - 1) * grown
     return weights / weights.mean()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from scenes.training.losses import PatchDiscriminator, adaptive_weight, hinge_loss, sharpness_loss
-from vargen.training.config import RunConfig, check, check_fraction, check_positive
+from vargen.training.config import RunConfig, check, check_fraction
 from vargen.training.run import move
 
 _SHARPNESS_SCALES = 3
@@ -24,18 +24,15 @@ class PictureLossConfig(RunConfig):
     """Settings of the loss, beside those of every run.
 
     Args:
-        object_weight: weight of object pixels relative to the background's.
         adversarial_weight: weight of the patch discriminator's loss; 0 trains without one.
         adversarial_start: share of the run after which the discriminator takes part.
     """
 
-    object_weight: float = 3.0
     adversarial_weight: float = 0.0
     adversarial_start: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "object_weight")
         check_fraction(self, "adversarial_start")
         check(self.adversarial_weight >= 0, "adversarial_weight", self.adversarial_weight, "must not be negative")
 

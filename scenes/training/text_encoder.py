@@ -31,9 +31,11 @@ from scenes.training.caption_reading import (
 )
 from vargen.base.errors import UserError
 from vargen.models.model_folder import check_model_folder
-from vargen.training.config import RunConfig, check, check_fraction, check_positive
+from vargen.training.config import RunConfig, check, check_positive
 from vargen.training.run import RunResult, move, prepare, train
 
+_COMPLETE_CAPTION_SHARE = 0.7  # of captions that say everything, see `compose_training_caption`
+_LENGTH_GROUPS = 4  # parts of a batch in which captions are padded, sorted by length
 _LENGTH_STEP = 8  # captions are padded to a multiple, so that compiled code meets few shapes
 
 
@@ -65,27 +67,13 @@ class TextEncoderTrainingConfig(RunConfig):
 
     Args:
         shape: shape of the text encoder.
-        complete_caption_share: share of the captions that say everything, see `compose_training_caption`.
-        length_groups: the captions of a batch are sorted by length and padded in this many parts; must divide
-            `batch_size`.
     """
 
     shape: TextEncoderConfig = field(default_factory=TextEncoderConfig)
-    complete_caption_share: float = 0.7
-    length_groups: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.shape, dict):
-            self.shape = TextEncoderConfig(**self.shape)
-        check_positive(self, "length_groups")
-        check_fraction(self, "complete_caption_share")
-        check(
-            self.batch_size % self.length_groups == 0,
-            "length_groups",
-            self.length_groups,
-            f"must divide batch_size {self.batch_size}",
-        )
+        check(self.batch_size % _LENGTH_GROUPS == 0, "batch_size", self.batch_size, f"must divide by {_LENGTH_GROUPS}")
 
     def architecture(self) -> dict[str, Any]:
         return {f"shape.{name}": value for name, value in asdict(self.shape).items()}
@@ -168,17 +156,17 @@ class TextEncoderTask:
         first = CAPTION_SEED + config.seed + step * config.batch_size
         seeds = range(first, first + config.batch_size)
         scenes = _scenes(seeds, "train")
-        share = config.complete_caption_share
-        captions = [compose_training_caption(scene, seed, share) for scene, seed in zip(scenes, seeds, strict=True)]
+        pairs = zip(scenes, seeds, strict=True)
+        captions = [compose_training_caption(scene, seed, _COMPLETE_CAPTION_SHARE) for scene, seed in pairs]
         order = sorted(range(len(captions)), key=lambda index: len(captions[index].text.split()))
-        size = config.batch_size // config.length_groups
+        size = config.batch_size // _LENGTH_GROUPS
         losses, sums = [], dict[str, Tensor]()
         for start in range(0, len(order), size):
             part = order[start : start + size]
             batch = self._batch([scenes[index] for index in part], [captions[index] for index in part])
             loss, parts = self.batch_loss(batch)
             losses.append(loss)
-            sums = {name: sums.get(name, 0.0) + value / config.length_groups for name, value in parts.items()}
+            sums = {name: sums.get(name, 0.0) + value / _LENGTH_GROUPS for name, value in parts.items()}
         return torch.stack(losses).mean(), sums
 
     def _batch_loss(self, batch: CaptionBatch) -> tuple[Tensor, dict[str, Tensor]]:

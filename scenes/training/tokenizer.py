@@ -20,9 +20,10 @@ from scenes.training.data import RenderedSceneSource, SceneSource, save_sheet
 from scenes.training.losses import object_weights, peak_signal_to_noise
 from scenes.training.picture_loss import PictureLoss, PictureLossConfig
 from scenes.training.quantizer import SphericalQuantizer
-from vargen.training.config import check, check_not_negative, check_positive
+from vargen.training.config import check, check_positive
 from vargen.training.run import RunResult, autocast, move, prepare, train
 
+_COMMITMENT_WEIGHT = 0.25  # of the distance between latents and their codewords
 _SHEET_IMAGES = 8
 _CODEBOOK_DECAY = 0.98  # of the running k-means
 _DEAD_CODE = 0.05  # uses a step below which a code is placed anew
@@ -69,21 +70,16 @@ class TokenizerTrainingConfig(PictureLossConfig):
     Args:
         image_size: side of the training pictures, pixels.
         shape: shape of the tokenizer.
-        commitment_weight: weight of the distance between latents and their codewords.
     """
 
     image_size: int = 128
     shape: VQModelConfig = field(default_factory=VQModelConfig)
-    commitment_weight: float = 0.25
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.shape, dict):
-            self.shape = VQModelConfig(**self.shape)
         factor = 2 ** (len(self.shape.block_out_channels) - 1)
         check_positive(self, "image_size")
         check(self.image_size % factor == 0, "image_size", self.image_size, f"must be a multiple of {factor}")
-        check_not_negative(self, "commitment_weight")
 
     def architecture(self) -> dict[str, Any]:
         return {f"shape.{name}": value for name, value in asdict(self.shape).items()}
@@ -148,14 +144,14 @@ class TokenizerTask:
         quantized = self.quantizer(latents, learn=True, replace_dead=progress < _REPLACE_DEAD_UNTIL)
         reconstructions = self.decode(self.vqvae.post_quant_conv(quantized.codewords)).float()
 
-        weights = object_weights(batch.object_mask, config.object_weight)
+        weights = object_weights(batch.object_mask)
         loss, parts = self.picture_loss(images, reconstructions, weights, progress)
         parts |= {
             "commitment": quantized.commitment.detach(),
             "perplexity": self.quantizer.perplexity(),
             "used_codes": self.quantizer.used_codes(),
         }
-        loss = loss + config.commitment_weight * quantized.commitment
+        loss = loss + _COMMITMENT_WEIGHT * quantized.commitment
         return loss, parts
 
     @torch.no_grad()

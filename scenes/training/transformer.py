@@ -49,11 +49,14 @@ from vargen.base.places import READ
 from vargen.models.llamagen.text_encoder import encode_text
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.model_folder import check_model_folder
-from vargen.models.transformer_layers import CONDITION_ROTARY
 from vargen.training.config import RunConfig, check, check_fraction, check_not_negative, check_positive
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, autocast, move, prepare, train
 
+CONDITION_ROTARY = "identity"
+"""Image tokens attend to words by content. With "zero", as in official weights, they see the words' mean."""
+NULL_CAPTION_SHARE = 0.1
+"""Share of the captions replaced by the null caption, for guidance."""
 _REPLACED_STREAM = 1 << 41  # the random numbers of replaced tokens, apart from those of null captions
 _MISTAKEN_STREAM = 1 << 42
 _SAMPLE_GUIDANCE = 3.0
@@ -79,8 +82,6 @@ class TransformerConfig:
         num_attention_heads: heads.
         intermediate_size: width inside the feed-forward part.
         condition_length: the most text tokens that a prompt may have.
-        condition_rotary: "identity" lets image tokens attend to words by content; "zero" shows them the words' mean, as
-            in official weights.
         position_scale: factor on rows and columns; 0.5 for a grid of twice the side that `initial_weights` have.
     """
 
@@ -89,14 +90,12 @@ class TransformerConfig:
     num_attention_heads: int = 6
     intermediate_size: int = 512
     condition_length: int = 120
-    condition_rotary: str = "identity"
     position_scale: float = 1.0
 
     def __post_init__(self) -> None:
         names = ("dim", "num_layers", "num_attention_heads", "intermediate_size", "condition_length", "position_scale")
         check_positive(self, *names, prefix="shape.")
-        rotary, heads, known = self.condition_rotary, self.num_attention_heads, ", ".join(CONDITION_ROTARY)
-        check(rotary in CONDITION_ROTARY, "shape.condition_rotary", rotary, f"is not one of {known}")
+        heads = self.num_attention_heads
         remedy = f"must split shape.dim {self.dim} into heads of a multiple of 4"
         check(self.dim % (4 * heads) == 0, "shape.num_attention_heads", heads, remedy)
 
@@ -115,8 +114,7 @@ class TransformerTrainingConfig(RunConfig):
             pipeline for which a draft model is trained.
         image_size: side of the training pictures, pixels.
         shape: shape of the transformer.
-        null_caption_probability: share of the captions replaced by the null caption.
-        complete_caption_share: share of the other captions that say everything, see `compose_training_caption`.
+        complete_caption_share: share of the captions but null ones that say everything, see `compose_training_caption`.
         replaced_rows: share of the pictures in which later tokens see some tokens replaced by others of the batch.
             Drawing makes mistakes that true pictures do not have, such as one token of an object where no object
             belongs. A model that has seen such mistakes trusts the caption and does not draw the rest of the object.
@@ -144,7 +142,6 @@ class TransformerTrainingConfig(RunConfig):
     frozen_text_encoder: str = field(default="", metadata=READ)
     image_size: int = 128
     shape: TransformerConfig = field(default_factory=TransformerConfig)
-    null_caption_probability: float = 0.1
     complete_caption_share: float = 0.7
     replaced_rows: float = 0.0
     replaced_tokens: float = 0.1
@@ -158,16 +155,13 @@ class TransformerTrainingConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.shape, dict):
-            self.shape = TransformerConfig(**self.shape)
         check(bool(self.vqvae), "vqvae", self.vqvae, "must name the folder of a trained tokenizer")
         encoder = self.frozen_text_encoder
         check(bool(encoder), "frozen_text_encoder", encoder, "must name the folder of a trained text encoder")
         check_positive(self, "image_size", "object_loss_weight", "first_token_weight")
         check_fraction(
             self,
-            *("null_caption_probability", "complete_caption_share"),
-            *("replaced_rows", "replaced_tokens", "mistaken_objects"),
+            *("complete_caption_share", "replaced_rows", "replaced_tokens", "mistaken_objects"),
             *("object_loss_until", "grounding_until"),
         )
         check_not_negative(self, "grounding_weight", "counting_weight")
@@ -189,8 +183,8 @@ def load_initial_weights(folder: str, transformer: LlamaGenTransformer, vqvae: V
     same = weights_fingerprint(VQModel.from_pretrained(Path(folder) / "vqvae")) == weights_fingerprint(vqvae)
     check(same, "initial_weights", folder, "has another tokenizer, so its tokens mean something else; name its vqvae")
     saved = LlamaGenTransformer.from_pretrained(Path(folder) / "transformer")
-    before, now = saved.config.condition_rotary, transformer.config.condition_rotary
-    check(before == now, "shape.condition_rotary", now, f"does not fit initial_weights, which have {before!r}")
+    rotary = saved.config.condition_rotary
+    check(rotary == CONDITION_ROTARY, "initial_weights", folder, f"has condition_rotary {rotary!r}; name a scene model")
     fill(transformer, saved.state_dict(), f"transformer in {folder!r}", "model says")
 
 
@@ -211,7 +205,8 @@ class TransformerTask:
             grid_size=grid_size,
             condition_type="text",
             caption_dim=self.text_encoder.config.d_model,
-            class_dropout_prob=config.null_caption_probability,
+            condition_rotary=CONDITION_ROTARY,
+            class_dropout_prob=NULL_CAPTION_SHARE,
             **dict.fromkeys(("token_dropout", "residual_dropout", "ffn_dropout"), 0.0),  # scenes never repeat
         )
         if config.initial_weights and not config.goes_on:
@@ -320,7 +315,7 @@ class TransformerTask:
     def _null_rows(self, step: int) -> Tensor:
         """Rows of the batch of `step` that see the null caption, bool [B]."""
         generator = torch.Generator().manual_seed(self.config.seed + step)
-        rows = torch.rand(self.config.batch_size, generator=generator) < self.config.null_caption_probability
+        rows = torch.rand(self.config.batch_size, generator=generator) < NULL_CAPTION_SHARE
         return rows.to(self.device)
 
     def _seen(self, codes: Tensor, step: int) -> Tensor:

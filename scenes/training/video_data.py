@@ -76,7 +76,7 @@ def grounding_targets(videos: Sequence[Story], steps: Sequence[int], grid_size: 
         grid_size: visual tokens across a frame.
 
     Returns:
-        By name, [B, S * grid_size^2] int64 classes, 0 or one more than the place in `VIDEO_GROUNDING`: attributes and
+        Classes int64 [B, S * grid_size^2] by name, 0 or one more than the place in `VIDEO_GROUNDING`: attributes and
         event of the object that a token shows, the ground or sky where it shows none, and the light everywhere.
     """
     scenes = [video.frames[step] for video in videos for step in steps]
@@ -116,7 +116,7 @@ def _happenings(video: Story, steps: Sequence[int]) -> list[dict[tuple[str, str]
 
 
 def place_targets(num_steps: int, grid_size: int) -> dict[str, Tensor]:
-    """By name, [num_steps * grid_size^2] int64: where each visual token stands."""
+    """Where each visual token stands, int64 [num_steps * grid_size^2] by name."""
     axes = torch.meshgrid(*(torch.arange(size) for size in (num_steps, grid_size, grid_size)), indexing="ij")
     step, row, column = (axis.flatten() for axis in axes)
     return {"step": step, "column": column, "row": row}

@@ -56,13 +56,16 @@ from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.models.video_llms.frames import CAPTION_PROMPTS
 from vargen.models.video_llms.pruning import keep_uniform, token_budget
 from vargen.runs.files import save_image_atomic
-from vargen.training.config import RunConfig, check, check_fraction, check_positive
+from vargen.training.config import RunConfig, check, check_fraction, check_not_negative
 from vargen.training.cpu_attention import FLOAT32_ATTENTION
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, prepare, train
 from vargen.training.video_questions import VideoSource
 
 _SHEET_VIDEOS = 6
+_TIME_STRETCH = 3  # the largest factor by which steps of time are spread, so that they stand as in longer videos
+_EVALUATED_SHARE = 0.1  # of the visual tokens
+_VISUAL_WORD_WEIGHT = 2.0  # in the loss, of words that describe what is seen
 _CAPTIONS_AT_ONCE = 16
 
 
@@ -72,9 +75,7 @@ class VideoLLMTrainingConfig(RunConfig):
 
     Args:
         shape: what is trained.
-        split: videos to train on; "train" never shows a held-out object.
         question_share: share of samples that are questions and answers; the others are captions.
-        grounding_weight: weight of the grounding loss at the start; it falls to zero at three quarters of the run.
         grounded_layer: the layer of the language model whose output the grounding loss reads, counted from 1; null for
             the middle one.
         alignment_weight: weight of a loss at that layer that makes tokens of objects more similar to the question
@@ -85,18 +86,13 @@ class VideoLLMTrainingConfig(RunConfig):
         kept_choices: how these tokens are chosen, one drawn for each step; see `scenes.training.video_views.CHOICES`.
         fusion_share: share of steps in which visual tokens are removed after a random layer in the last third, so that
             the model reads them before it.
-        time_stretch: the largest factor by which steps of time are spread, so that they stand as in longer videos.
-        visual_word_weight: weight in the loss of words that describe what is seen; the others have 1.
-        evaluated_share: share of the visual tokens, evenly spread, for additional figures; null adds none.
         initial_weights: folder of a model of the same sizes to start from; null starts fresh.
         initial_layers: which layers of that language model to start from, counted from 0, one for each layer of this
             model; empty for all of them. A draft model starts from some layers of its target in this way.
     """
 
     shape: VideoLLMConfig = field(default_factory=VideoLLMConfig)
-    split: str = "train"
     question_share: float = 0.25
-    grounding_weight: float = 1.0
     grounded_layer: int | None = None
     alignment_weight: float = 0.0
     frame_counts: tuple[int, ...] = ()
@@ -104,9 +100,6 @@ class VideoLLMTrainingConfig(RunConfig):
     kept_shares: tuple[float, ...] = (1.0,)
     kept_choices: tuple[str, ...] = CHOICES
     fusion_share: float = 0.0
-    time_stretch: int = 1
-    visual_word_weight: float = 1.0
-    evaluated_share: float | None = None
     initial_weights: str | None = field(default=None, metadata=READ)
     initial_layers: tuple[int, ...] = ()
 
@@ -114,15 +107,13 @@ class VideoLLMTrainingConfig(RunConfig):
         super().__post_init__()
         check(not self.compile, "compile", True, "gains nothing here: no two steps are of one length; leave it out")
         check_fraction(self, "question_share", "short_until", "fusion_share")
-        for name in ("grounding_weight", "alignment_weight"):
-            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
-        check_positive(self, "visual_word_weight", "time_stretch")
+        check_not_negative(self, "alignment_weight")
         layers, layer = self.shape.text.num_hidden_layers, self.grounded_layer
         check(layer is None or 1 <= layer <= layers, "grounded_layer", layer, f"must lie between 1 and {layers}")
         if picked := self.initial_layers:
             check(self.initial_weights is not None, "initial_layers", picked, "need initial_weights to be layers of")
             check(len(picked) == layers, "initial_layers", picked, f"must be as many as shape.text has, {layers}")
-        for share in (*self.kept_shares, *([] if self.evaluated_share is None else [self.evaluated_share])):
+        for share in self.kept_shares:
             check(0 < share <= 1, "kept_shares", share, "must lie above 0 and at most at 1")
         check(bool(self.kept_shares), "kept_shares", self.kept_shares, "must name one share at least")
         check(
@@ -161,7 +152,7 @@ class VideoLLMTask:
         )
         self.extra_modules = nn.ModuleList([self.heads])
         self.word_weights = torch.ones(len(self.tokenizer), device=device)
-        self.word_weights[self._word_ids(sorted(visual_words()))] = config.visual_word_weight
+        self.word_weights[self._word_ids(sorted(visual_words()))] = _VISUAL_WORD_WEIGHT
         self._sources = {config.shape.num_frames: source}
         self._conversations: dict[int, Conversations] = {}
         self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
@@ -181,12 +172,12 @@ class VideoLLMTask:
         seed = config.seed + step * config.batch_size
         draw = random.Random(f"view-{config.seed}-{step}")
         num_frames = self._frame_count(draw, progress)
-        batch = self._source(num_frames)(seed, config.batch_size, config.split)
+        batch = self._source(num_frames)(seed, config.batch_size, "train")
         conversations = self._about(num_frames)
         samples = [conversations.about(video, step, config.question_share) for video in batch.videos]
         ids, labels = (each.to(self.device) for each in pad(samples, int(self.tokenizer.pad_token_id)))
         features = self._features(batch.frames)  # [B, m, dim]
-        weight = config.grounding_weight * max(0.0, 1 - progress / 0.75)
+        weight = max(0.0, 1 - progress / 0.75)  # of the grounding loss
         truth = self._truth(batch.videos, num_frames)
         view, kept = self._drawn_view(draw, step, self.view(ids, features, num_frames), truth["shape"] > 0)
         layer = None
@@ -242,7 +233,7 @@ class VideoLLMTask:
     ) -> tuple[View, Tensor | None]:
         """What of a view this step shows, and the numbers [B, k] of its visual tokens; None for all."""
         share, how = draw.choice(self.config.kept_shares), draw.choice(self.config.kept_choices)
-        factor = draw.randint(1, self.config.time_stretch)
+        factor = draw.randint(1, _TIME_STRETCH)
         if factor > 1:
             view = view.stretched(factor)
         if share == 1:
@@ -293,7 +284,7 @@ class VideoLLMTask:
         return positions[-3:].expand(3, *ids.shape)
 
     def _truth(self, videos: Sequence[Story], num_frames: int) -> dict[str, Tensor]:
-        """By name, int64 [B, m]: what each visual token shows, of its two frames the later one, and its position."""
+        """What each visual token shows in the later of its two frames, and its position, int64 [B, m] by name."""
         frames, grid_size = range(1, num_frames, 2), self.config.shape.grid_size
         places = place_targets(len(frames), grid_size)
         told = grounding_targets(videos, frames, grid_size)
@@ -315,7 +306,7 @@ class VideoLLMTask:
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Accuracy of greedy captions of held-out videos: as they are, with shuffled frames, of another video and of a
-        grey one (both are chance), and with `evaluated_share` of the visual tokens."""
+        grey one (both are chance), and with a tenth of the visual tokens."""
         frames = self.heldout.frames
         generator = torch.Generator().manual_seed(0)
         shuffled = torch.stack([each[torch.randperm(len(each), generator=generator)] for each in frames])
@@ -324,9 +315,8 @@ class VideoLLMTask:
             "_shuffled": (shuffled, 1.0),
             "_other": (frames.roll(1, 0), 1.0),
             "_none": (torch.full_like(frames, 0.5), 1.0),
+            "_pruned": (frames, _EVALUATED_SHARE),
         }
-        if self.config.evaluated_share is not None:
-            shown["_pruned"] = (frames, self.config.evaluated_share)
         figures = {}
         for name, (each, share) in shown.items():
             captions = self.captions(each, share)

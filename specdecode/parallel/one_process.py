@@ -57,7 +57,7 @@ class ThreadChannel(AbstractContextManager):
 
     Args:
         source: Makes the drafter's model of a request. It is called in the thread.
-        device: Of the drafter's model. On a GPU, `begin` waits for all of the caller's work there.
+        device: The device of the drafter's model. On a GPU, `begin` waits for all of the caller's work there.
     """
 
     def __init__(self, source: DraftSource, device: torch.device | str = "cpu") -> None:

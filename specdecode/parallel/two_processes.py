@@ -253,7 +253,7 @@ class DraftProcess(RemoteDrafter):
 
     Args:
         build: Picklable, called in the new process.
-        num_threads: Of torch there; on a CPU both sides together should not have more than there are cores.
+        num_threads: Threads of torch there. On a CPU both sides together should not have more than there are cores.
         timeout: Seconds to wait for a window; the first one includes the start of the process.
     """
 

@@ -166,7 +166,7 @@ class TransformersTarget:
         self._cache = SlotCache(type(model).__name__, int(self._config.num_hidden_layers), num_rows, kv_cache)
         self._num_new = 0  # tokens of the last forward
         self.prompt_length = length
-        # [R]: where the tokens after the prompt begin. Of one number, until rows are given to other prompts.
+        # [R]: where the tokens after the prompt begin. All rows have one number until they are given to other prompts.
         self._prompt_lengths = torch.full((num_rows,), length, device=prompt.device)
 
     @property
@@ -641,8 +641,8 @@ def _check_rotation(model: Any, config: Any, prompt_length: int, end: int) -> No
 
 
 def _last_position(model: Any, config: Any, fed: int) -> int | None:
-    """Of a model that has a vector for each position (GPT-2, OPT). Raises ValueError where it has none for the last of
-    `fed` tokens; the last token that is drawn is never fed."""
+    """The last position of a model that has a vector for each one (GPT-2, OPT). Raises ValueError where it has none for
+    the last of `fed` tokens; the last token that is drawn is never fed."""
     limit = getattr(config, "max_position_embeddings", None)
     if limit is None or not isinstance(model, torch.nn.Module):
         return None

@@ -86,8 +86,8 @@ def check_places(places: Mapping[str, Place], values: Mapping[str, Any]) -> None
     something else has its name.
 
     Args:
-        places: what arguments name. Of other arguments only mappings and lists are searched, for files and folders that
-            are there.
+        places: what arguments name. Mappings and lists among the other arguments are searched for files and folders
+            that are there.
         values: arguments by name.
 
     Raises:

@@ -94,7 +94,7 @@ def listed(own: Mapping[str, Listed], group: str) -> dict[str, Listed]:
 def find_world() -> Any:
     """The installed world, a `ShippedModels` and `vargen.jobs.cases.World`; None where there is none.
 
-    Of several worlds the first by name is taken.
+    The first by name stands for several worlds.
     """
     found, _ = _load(WORLDS)
     return found[min(found)] if found else None

@@ -246,8 +246,8 @@ def _reason(parser: ArgumentParser, message: str) -> str:
 def _take_nested(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str, str]]]:
     """The other arguments, and those like `--method_options.eagle.depth 3` as (field, key, name, value).
 
-    jsonargparse lets a second option of the same key replace the first whole. Of several settings of one method, only
-    the last would count.
+    jsonargparse lets a second option of the same key replace the first whole. Only the last of several settings of one
+    method would count.
     """
     rest: list[str] = []
     nested: list[tuple[str, str, str, str]] = []

@@ -33,7 +33,7 @@ _SHOWN = ("llamagen", "janus")
 
 
 class Models:
-    """Models by the names that the page shows. Of each kind, the last one that was used stays loaded.
+    """Models by the names that the page shows. The last one of each kind stays loaded.
 
     Args:
         options: the model that is offered first, and how each is loaded. The shipped ones are offered beside it.

@@ -72,7 +72,8 @@ class FeatureDistance:
 
     @cached_property
     def _statistics(self) -> GaussianStatistics:
-        """Of the reference. Its features are cached by content, in batches, so that a kill loses one batch at most."""
+        """The statistics of the reference. Its features are cached by content, in batches, so that a kill loses one
+        batch at most."""
         folder = cache_folder() / "references" / digest([self.identity, "comparison"])
         store = BatchStore(folder, len(self.reference), _BATCH)
 

@@ -114,7 +114,7 @@ def against_plain(
 
 
 def count_claims(judge: Judge, pictures: Tensor, cases: Sequence[BenchmarkCase]) -> dict[str, list[int]]:
-    """By kind, the number of right claims in all pictures, and the number of all claims."""
+    """The number of right claims in all pictures and the number of all claims, by kind."""
     return dict(zip(judge.kinds, judge(pictures, cases).sum(0).tolist(), strict=True))
 
 

@@ -303,7 +303,7 @@ def _check_files(folder: Path, where: str = "") -> None:
 
 
 def _check_keys(path: Path, where: str) -> None:
-    """Refuse a JSON file with a key that comes twice. Of other damage its reader says more."""
+    """Refuse a JSON file with a key that comes twice. Its reader says more about other damage."""
     if not path.is_file() or path.stat().st_size > _LARGEST_SETTINGS:
         return
     try:
@@ -501,8 +501,8 @@ def _is_beyond(value: object, most: int) -> bool:
 def weights_fingerprint(folder: str | os.PathLike[str], apart_from: str | None = None) -> str:
     """A short hash of everything in a model folder that decides its pictures, fast also for gigabytes.
 
-    Small files count completely. Of large ones the size, the first 64 KiB (with the header of a weight file) and 255
-    evenly spread samples of 4 KiB count, since any retraining changes all tensors. Chat templates count: they change
+    Small files count completely. A large file counts by its size, its first 64 KiB (with the header of a weight file)
+    and 255 evenly spread samples of 4 KiB, since any retraining changes all tensors. Chat templates count: they change
     prompts. The heads of a Video-LLM (`drafters/`) do not count, since they do not change its answers; nor do settings
     of methods in `model_index.json`, since every run records the settings that it uses.
 

@@ -110,7 +110,7 @@ def stream_pictures(
     size = min(batch_size, request.count)
     continuous = continuous and not request.offloaded
     parts = {number: (request, number) for number in range(count)}
-    """By the number of a picture that is not finished: the request that it is of, and its number there."""
+    """The request of each picture that is not finished, and its number there, by the picture's number in this batch."""
 
     def queue(first: int, last: int, total: DecodeTrace) -> Iterator[FinishedRow]:
         """The pictures `first` to `last - 1`, by numbers from 0 on."""

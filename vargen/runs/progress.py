@@ -13,7 +13,8 @@ from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 30.0
 SECONDS_TO_FIRST_LINE = 8.0
-"""Of a log, even if nothing has been counted: who waits should know for what."""
+"""A log gets its first line after so long even if nothing has been counted, so that a reader knows what it waits
+for."""
 
 
 class Progress(tqdm):

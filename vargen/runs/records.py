@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 RECORD_CHUNK = "vargen"
 _ANOTHER_FOLDER = "choose another --output or delete that one"
 _DIGEST = "digest"
-"""Of the rest of a line, by which a change shows that JSON allows."""
+"""The field with the digest of the rest of a line. It reveals a change that is still valid JSON."""
 
 
 class Records:

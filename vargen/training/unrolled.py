@@ -25,7 +25,8 @@ def guesses_by_level(
 ) -> list[Tensor]:
     """The head's hidden states after each pair from pair `first - 1` on, for each level.
 
-    Of earlier pairs, and of the same ones at later levels, keys and values alone are needed: a prompt costs little.
+    Earlier pairs, and the same ones at later levels, are needed for their keys and values alone, so a prompt costs
+    little.
 
     Args:
         tokens: int64 [R, P]. features: [R, P, dim] fused, of the target. positions: int64 [1, P].

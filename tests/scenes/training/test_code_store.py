@@ -81,7 +81,7 @@ def test_a_killed_writer_goes_on_and_nothing_is_written_twice(tmp_path: Path, co
 
 def test_a_store_is_of_one_making(tmp_path: Path, config, cheap_scenes, monkeypatch) -> None:
     write_codes(config, cheap_scenes)
-    for name, value in {"detail": 0.5, "object_count_weights": (1.0, 0.0, 0.0), "shard_size": 4}.items():
+    for name, value in {"object_count_weights": (1.0, 0.0, 0.0), "shard_size": 4}.items():
         with pytest.raises(UserError, match=f"^output: .* holds codes with (an)?other {name}"):
             write_codes(replace(config, **{name: value}), cheap_scenes)
     vqvae, _ = load_vqvae(config.vqvae, config.image_size, CPU)

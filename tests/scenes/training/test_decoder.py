@@ -15,6 +15,7 @@ from PIL import Image
 
 from scenes.captions.picture_captions import compose_caption
 from scenes.seeds import HELDOUT_SEED
+from scenes.training import decoder
 from scenes.training.coded import PLACES, token_places
 from scenes.training.decoder import DecoderTask, DecoderTrainingConfig, train_decoder
 from scenes.training.transformer_pass import training_forward
@@ -81,14 +82,14 @@ def test_codes_are_drawn_as_the_pipeline_would_draw_them(task: DecoderTask) -> N
     assert ((observed - uniform).square() / uniform).sum() > degrees + 5 * (2 * degrees) ** 0.5  # it could fail
 
 
-def test_a_share_of_the_pictures_gets_drawn_codes(task: DecoderTask) -> None:
+def test_a_share_of_the_pictures_gets_drawn_codes(task: DecoderTask, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = task.source(0, 4, "train")
     codes = task._encode(batch.images)
     mixed, replaced = task._replaced(batch, codes, torch.Generator().manual_seed(3))
     assert replaced[:2].any() and not replaced[2:].any()
     assert torch.equal(mixed[~replaced], codes[~replaced])
     assert not torch.equal(mixed, codes)
-    task.config.drawn_share = 0.0
+    monkeypatch.setattr(decoder, "_DRAWN_SHARE", 0.0)
     mixed, replaced = task._replaced(batch, codes, torch.Generator().manual_seed(3))
     assert torch.equal(mixed, codes) and not replaced.any()
 
@@ -171,7 +172,7 @@ def sheets(config: DecoderTrainingConfig) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [({"drawn_share": 1.5}, "drawn_share"), ({"adversarial_weight": -1.0}, "adversarial_weight")],
+    [({"adversarial_start": 1.5}, "adversarial_start"), ({"adversarial_weight": -1.0}, "adversarial_weight")],
 )
 def test_bad_settings_name_the_field(config: DecoderTrainingConfig, change: dict[str, float], name: str) -> None:
     with pytest.raises(UserError, match=name):

@@ -18,9 +18,9 @@ from scenes.training.losses import (
 def test_object_weights_have_mean_one_and_cover_the_outline() -> None:
     mask = torch.zeros(1, 9, 9)
     mask[0, 3:6, 3:6] = 1
-    weights = object_weights(mask, 3.0)[0, 0]
+    weights = object_weights(mask)[0, 0]
     assert weights.mean().item() == pytest.approx(1.0)
-    assert weights[4, 4] / weights[0, 0] == pytest.approx(3.0)
+    assert weights[4, 4] / weights[0, 0] == pytest.approx(7.0)
     assert weights[2, 2] == weights[4, 4] and weights[1, 1] == weights[0, 0]  # one pixel around the object counts
 
 

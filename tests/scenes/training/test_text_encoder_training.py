@@ -29,7 +29,6 @@ def config(tmp_path: Path) -> TextEncoderTrainingConfig:
     return TextEncoderTrainingConfig(
         output=str(tmp_path / "text_encoder"),
         batch_size=16,
-        length_groups=2,
         steps=6,
         warmup_steps=2,
         learning_rate=3e-3,
@@ -115,9 +114,9 @@ def test_it_learns_whose_colour_is_whose(config) -> None:
 
 
 def test_bad_values_are_named(config, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="length_groups"):
-        replace(config, length_groups=3)
-    with pytest.raises(UserError, match=r"text_encoder\.d_model"):
-        replace(config, shape={"d_model": 0})
+    with pytest.raises(UserError, match="batch_size"):
+        replace(config, batch_size=6)
+    with pytest.raises(UserError, match=r"shape\.d_model"):
+        TextEncoderConfig(d_model=0)
     with pytest.raises(UserError, match=r"frozen_text_encoder: .* holds no text_encoder"):
         load_text_encoder(str(tmp_path))

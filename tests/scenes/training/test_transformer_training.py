@@ -83,9 +83,9 @@ def test_dropped_rows_do_not_see_their_captions(transformer_config, cheap_scenes
 
 
 def test_the_share_of_null_captions_is_as_asked(transformer_config, cheap_scenes) -> None:
-    task = TransformerTask(replace(transformer_config, null_caption_probability=0.25), cheap_scenes, CPU)
+    task = TransformerTask(replace(transformer_config, batch_size=8), cheap_scenes, CPU)
     rows = [task._null_rows(step) for step in range(500)]
-    assert 0.22 < torch.cat(rows).float().mean().item() < 0.28
+    assert 0.08 < torch.cat(rows).float().mean().item() < 0.12
     assert torch.equal(task._null_rows(7), rows[7])  # a function of the step, so a resumed run drops the same ones
 
 

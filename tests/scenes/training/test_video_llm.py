@@ -124,11 +124,8 @@ def test_stories_are_learned_from_parts_of_them_at_several_lengths(
         short_until=0.3,
         kept_shares=(1.0, 0.5, 0.2),
         fusion_share=0.5,
-        time_stretch=3,
         grounded_layer=1,
         alignment_weight=0.5,
-        visual_word_weight=2.0,
-        evaluated_share=0.1,
     )
     config.shape = model_config(text=TextModelConfig(32, 64, 3, 4, 2))
     result = train_video_llm(config)
@@ -277,7 +274,7 @@ def test_a_drafter_starts_from_layers_of_its_target(tmp_path: Path) -> None:
     ("changes", "named"),
     [
         ({"question_share": 1.5}, "question_share"),
-        ({"grounding_weight": -1}, "grounding_weight"),
+        ({"alignment_weight": -1}, "alignment_weight"),
         ({"kept_shares": (0.0,)}, "kept_shares"),
         ({"kept_choices": ("best",)}, "kept_choices"),
         ({"frame_counts": (7,)}, "frame_counts"),

@@ -113,7 +113,7 @@ class VideoComponents(Protocol):
         """
 
     def visual_states(self, target: Any) -> list[Tensor]:
-        """Of each prompt, the hidden states [m, dim] that the target gives at its visual tokens; after the prefill."""
+        """The hidden states [m, dim] that the target gives at the visual tokens of each prompt; after the prefill."""
 
     def pruned_draft(self, target: Any, drafter: str, pruning: Pruning, num_nodes: int) -> Any:
         """A `DraftModel` that is shown a part of the video, and counts its `forward_passes`.

@@ -295,7 +295,7 @@ def density_peaks(points: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
     nearest = distance.topk(num_clusters, largest=False).values  # itself among them
     density = (-nearest.square().mean(-1)).exp()
     order = torch.arange(count, device=points.device)
-    # Of two points of equal density the first counts as the denser.
+    # The first of two points of equal density counts as the denser.
     denser = (density > density[:, None]) | ((density == density[:, None]) & (order < order[:, None]))
     separation = torch.where(denser, distance, distance.max()).amin(-1)
     centres = (separation * density).argsort(descending=True, stable=True)[:num_clusters]

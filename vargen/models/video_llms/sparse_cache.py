@@ -3,9 +3,9 @@
 Belongs here: the sparse cache. Does not belong here: how attention is read (`attention.py`), forwards and positions
 (`target.py`), drafting (`specdecode.drafters`).
 
-Source: Sparse-to-Dense (arXiv 2505.19155). Of the prompt every layer keeps all text, and those visual tokens to which
-the text after the video pays most attention in this very layer; heads that share keys choose together. The choice is
-made once, from the target's own prefill, so drafting costs no prefill. What is generated is kept in full.
+Source: Sparse-to-Dense (arXiv 2505.19155). Every layer keeps all text of the prompt, and those visual tokens to which
+    the text after the video pays most attention in this very layer. Heads that share keys choose together. The choice
+    is made once, from the target's own prefill, so drafting costs no prefill. What is generated is kept in full.
 
 Keys carry their positions already. They are kept in order all the same, and new tokens stand at the positions they
 have in the whole sequence, not at the length of the sparse cache.

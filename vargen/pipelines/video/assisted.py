@@ -48,7 +48,7 @@ class AssistedLoop:
     def decode(self, generation: Generation) -> Decoded:
         """Decode the answer. The trace is made from watching the target's forward passes."""
         sampling, trace = generation.sampling, generation.trace
-        # Of each forward pass: tokens in the cache before it, tokens fed, and when it ended.
+        # Each forward pass has the tokens in the cache before it, the tokens fed, and when it ended.
         passes: list[tuple[int, int, float]] = []
         draft_passes = 0
 

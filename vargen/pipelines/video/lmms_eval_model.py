@@ -46,7 +46,7 @@ class VargenVideo(lmms):
         **options: settings of the method, as on the command line `method_options.loose_ratio=0.5`; and further fields
             of `vargen.pipelines.video.options.VideoOptions`, such as draft_model, revision, device, dtype, device_map,
             quantization, attn_implementation, max_pixels, max_new_tokens (if the task sets none) and seed, to which a
-            request's own number is added. Of several processes on "auto", each takes its own GPU. Separate two devices
+            request's own number is added. With "auto" each of several processes takes its own GPU. Separate two devices
             of a device_map by ";", since lmms-eval separates arguments by commas.
 
     Raises:

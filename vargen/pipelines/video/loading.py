@@ -65,7 +65,7 @@ class VideoModelFolder:
 def open_video_model(
     model: str | os.PathLike[str] | None = None, revision: str | None = None, argument: str = "model"
 ) -> VideoModelFolder:
-    """Find a Video-LLM. Of one on the hub only the small files are fetched, so that errors come before gigabytes.
+    """Find a Video-LLM. Only the small files of one on the hub are fetched, so that errors come before gigabytes.
 
     Args:
         model: a shipped name (None: the default), a folder, or a name on the hub.

@@ -1,8 +1,8 @@
 """How far a figure over pictures would stray if other pictures had been drawn: the bootstrap (Efron, 1979).
 
 Pictures are drawn again, with replacement, from those there are. A mean has the interval of the studentised bootstrap
-(`mean_interval`). A difference of shares has the middle 95 % of such draws (`percentile_interval`). A share has Wilson's
-interval (`metrics.proportion`). A Frechet distance of pictures drawn twice is biased upwards, and its spread much less
+(`mean_interval`). A difference of shares has the middle 95 % of such draws (`percentile_interval`). A share has
+Wilson's interval (`metrics.proportion`). A Frechet distance of pictures drawn twice is biased upwards, and its spread much less
 so: its interval is the figure plus and minus 1.96 standard errors (`spread_interval`).
 """
 

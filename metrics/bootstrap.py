@@ -2,8 +2,8 @@
 
 Pictures are drawn again, with replacement, from those there are. A mean has the interval of the studentised bootstrap
 (`mean_interval`). A difference of shares has the middle 95 % of such draws (`percentile_interval`). A share has
-Wilson's interval (`metrics.proportion`). A Frechet distance of pictures drawn twice is biased upwards, and its spread much less
-so: its interval is the figure plus and minus 1.96 standard errors (`spread_interval`).
+Wilson's interval (`metrics.proportion`). A Frechet distance of pictures drawn twice is biased upwards, and its spread
+much less so: its interval is the figure plus and minus 1.96 standard errors (`spread_interval`).
 """
 
 from __future__ import annotations

@@ -70,6 +70,23 @@ def test_an_object_goes_by_one_column_or_to_the_other_distance() -> None:
         assert camera.screen_position(there.x, there.depth) - across == pytest.approx(columns)
 
 
+def test_who_goes_is_on_the_way_in_between() -> None:
+    seen = 0
+    for story in stories():
+        for turn, event in enumerate(story.events):
+            if event.kind in ("goes left", "goes right", "comes closer", "goes away"):
+                name = story.states(turn)[event.subject].name
+                start, *between = (
+                    next(each for each in story.frames[frame].objects if (each.colour, each.shape) == name)
+                    for frame in range(event.first, event.last)
+                )
+                for number, item in enumerate(between, 1):
+                    wanted = on_the_way(start, event.kind, number / (event.last - event.first))
+                    assert (item.x, item.depth) == pytest.approx((wanted.x, wanted.depth)) != (start.x, start.depth)
+                    seen += 1
+    assert seen > 50
+
+
 def test_the_place_on_the_screen_is_that_of_the_camera() -> None:
     for x, depth in ((1.0, 0.1), (-0.7, 2.3)):
         pixels = camera.project(torch.tensor([[x, 0.0, depth]]), 128)[0]

@@ -286,3 +286,15 @@ def test_parts_in_training_mode_are_named(tiny_pipeline: LlamaGenPipeline) -> No
                 draw()
     finally:
         tiny_pipeline.text_encoder.eval()
+
+
+def test_a_picture_that_a_callback_ends_is_looked_at_like_others(tiny_model_folder: Path) -> None:
+    pipeline = LlamaGenPipeline.from_pretrained(tiny_model_folder)
+    pipeline.transformer.transformer_blocks[0].ff.down_proj.weight.data.fill_(float("nan"))
+
+    def end(pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        pipeline._interrupt = True
+        return tensors
+
+    with pytest.raises(NotFiniteError, match="logits are not finite"):
+        pipeline(PROMPT, method="ar", callback_on_step_end=end)

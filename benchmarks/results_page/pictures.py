@@ -140,8 +140,8 @@ def groups_section(records: dict[str, list[Record]]) -> str:
     """Runs of prompts in the form of a public benchmark, by group."""
     parts = [
         "## Prompts in the form of public benchmarks",
-        "Prompts of the project's own world, drawn by the shipped model, four pictures each. In the form of GenEval the "
-        "project's own judge finds the objects. These figures say nothing about a published score.",
+        "Prompts of the project's own world, drawn by the shipped model, four pictures each. In the form of GenEval "
+        "the project's own judge finds the objects. These figures say nothing about a published score.",
     ]
     for name, rows in records.items():
         parts += [f"### {name}", markdown_groups(rows), source_line(rows[0], TRANSFORMER_RUN)]

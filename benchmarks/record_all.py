@@ -54,8 +54,6 @@ FASTEST = "ar,jacobi,rows-quality,rows-fast,zipar"
 """The default, and what draws rows of the grid side by side, which is fastest on a CPU."""
 EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
 LANTERN = "benchmarks/methods/lantern-chain.yaml,ar"
-PUBLIC = "scenes-efficientnet"
-"""The protocol with features of a public network."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from results_page.pictures import (
     STUDIES_PLOT,
+    groups_section,
     judge_section,
     picks_table,
     quality_section,
@@ -31,7 +32,18 @@ from results_page.text import text_section
 LAB = ROOT / "benchmarks" / "lab"
 MODEL_CARD = ROOT / "scenes" / "weights" / MODEL / "README.md"
 TEXT = ROOT / "docs" / "text.md"
-SHOWN = ("speed_ranges", "real_text", "judge_", "vvs_studies", "front_", "evaluation_", "training_", *BENCHES, *TABLES)
+SHOWN = (
+    "speed_ranges",
+    "real_text",
+    "judge_",
+    "vvs_studies",
+    "front_",
+    "evaluation_",
+    "prompts_",
+    "training_",
+    *BENCHES,
+    *TABLES,
+)
 """Records with a table on the page, by the beginning of their names."""
 
 
@@ -64,6 +76,7 @@ def build() -> dict[Path, str]:
         benches_section({name: record for name in BENCHES if (record := load(name)) is not None}),
         fronts_section(load_all("front_*").values()),
         quality_section(evaluations),
+        groups_section(load_all("prompts_*")),
         studies_section(studies),
         *plain.values(),
         published_section(load("rows_side_by_side")),

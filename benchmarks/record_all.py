@@ -54,8 +54,6 @@ FASTEST = "ar,jacobi,rows-quality,rows-fast,zipar"
 """The default, and what draws rows of the grid side by side, which is fastest on a CPU."""
 EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
 LANTERN = "benchmarks/methods/lantern-chain.yaml,ar"
-PUBLIC = "scenes-efficientnet"
-"""The protocol with features of a public network."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +119,13 @@ def _evaluation(record: str, count: int, methods: str, protocol: str = "scenes")
     return Step(command, copies=(folder / "scores.json", RESULTS / f"{record}.json"))
 
 
+def _prompts(form: str, file: str) -> Step:
+    folder = WORK / f"prompts_{form}"
+    asked = ("--prompts_file", f"configs/prompts/{file}", "--prompts_format", form, "--num_images_per_prompt", "4")
+    command = ("-m", "vargen.cli", "evaluate", *asked, "--methods", "ar,vvs-jacobi", "--dtype", "bfloat16")
+    return Step((*command, "--output", str(folder)), copies=(folder / "scores.json", RESULTS / f"prompts_{form}.json"))
+
+
 def _front(method: str, batch_size: int, seconds: int, quality_loss: float = 0.02) -> Step:
     name = f"front_{method}_batch_{batch_size}"
     options = ("--method", method, "--batch_size", str(batch_size), "--max_seconds", str(seconds))
@@ -138,6 +143,8 @@ STEPS: dict[str, Step] = {
     "evaluation": _evaluation("evaluation_scenes", 1000, EVALUATED),
     "evaluation_rest": _evaluation("evaluation_scenes_rest", 1000, REST),
     "evaluation_lantern": _evaluation("evaluation_lantern", 1000, LANTERN),
+    "prompts_geneval": _prompts("geneval", "scenes-geneval.jsonl"),
+    "prompts_parti": _prompts("parti", "scenes-parti.tsv"),
     "rows_side_by_side": Step(_script("rows_side_by_side", "--prompts", "1000", "--labels", ROWS), reads_drafter=False),
     "vvs_studies": Step(_script("vvs_studies")),
     "host_work": Step(_script("host_work"), timed=True),

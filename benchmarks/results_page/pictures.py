@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from metrics.plots import plot_studies
-from metrics.tables import format_figure, markdown_quality
+from metrics.tables import format_figure, markdown_groups, markdown_quality
 from results_page.records import (
     DRAFTER_RUN,
     TRANSFORMER_RUN,
@@ -134,6 +134,18 @@ def studies_plot(record: Record) -> bytes:
 def _turned(record: Record) -> dict[str, list[Record]]:
     """The studies with one method and one setting that varies."""
     return {name: rows for name, rows in record["studies"].items() if name != "sampling"}
+
+
+def groups_section(records: dict[str, list[Record]]) -> str:
+    """Runs of prompts in the form of a public benchmark, by group."""
+    parts = [
+        "## Prompts in the form of public benchmarks",
+        "Prompts of the project's own world, drawn by the shipped model, four pictures each. In the form of GenEval "
+        "the project's own judge finds the objects. These figures say nothing about a published score.",
+    ]
+    for name, rows in records.items():
+        parts += [f"### {name}", markdown_groups(rows), source_line(rows[0], TRANSFORMER_RUN)]
+    return "\n\n".join(parts)
 
 
 def quality_section(records: dict[str, list[Record]]) -> str:

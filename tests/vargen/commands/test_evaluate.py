@@ -487,6 +487,36 @@ def test_geneval_is_checked_by_a_detector_or_refused(
     )
 
 
+def test_dpg_is_answered_and_told_by_source(
+    arguments: list[str], tmp_path: Path, clip_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = "item_id,text,proposition_id,dependency,category_broad,question_natural_language\n"
+    asked = "\n".join(f"{name},{name},1,0,entity,Is there a {name}?" for name in ("cube", "cone"))
+
+    class Answers:
+        identity = "finds cubes"
+
+        def __call__(self, picture: torch.Tensor, questions: Any) -> list[str]:
+            return ["yes" if "cube" in question else "no" for question in questions]
+
+    monkeypatch.setattr(picture_readers, "VisualAnswers", lambda folder, device: Answers())
+    run = benchmark(arguments, tmp_path, "d.csv", head + asked, "dpg")
+    assert main([*run, "--num_images_per_prompt", "8", "--vqa_model", str(clip_folder)]) == 0
+    (row,) = json.loads((tmp_path / "out" / "scores.json").read_text())
+    sources = row["groups"]["source"]
+    assert row["dpg"]["score"]["value"] == 0.5 and sources["cube"]["count"] == sources["cone"]["count"] == 8
+
+
+def test_hpsv2_is_told_by_style(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "h").mkdir()
+    (tmp_path / "h" / "anime.json").write_text(json.dumps(CAPTIONS[:1]))
+    run = benchmark(arguments, tmp_path, "h/photo.json", json.dumps(CAPTIONS[1:2]), "hpsv2")
+    run[run.index("--prompts_file") + 1] = str(tmp_path / "h")
+    assert main([*run, "--num_images_per_prompt", "8"]) == 0
+    (row,) = json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert {name: each["count"] for name, each in row["groups"]["style"].items()} == {"anime": 8, "photo": 8}
+
+
 def test_sfid_and_the_inception_score_of_a_file_with_pictures_and_statistics(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,19 +65,24 @@ class GaussianStatistics:
     @classmethod
     def load(cls, path: Path, ending: str = "") -> GaussianStatistics:
         """From such a file; `ending` as for `arrays`. Raises DataError when it holds something else."""
-        names = (f"mu{ending}", f"sigma{ending}")
         with open_npz(path) as arrays:
-            if any(name not in arrays for name in names):
-                told = " and ".join(names)
-                raise DataError(f"{path} holds no statistics (arrays {told}); it has {', '.join(arrays.files)}")
-            stored = [arrays[name] for name in names]
-            for array in stored:
-                if array.dtype.kind not in "fiu":
-                    raise DataError(
-                        f"{path}: {names[0]} and {names[1]} must hold real numbers, not {array.dtype}; make them again"
-                    )
-            mean, covariance = (torch.from_numpy(np.asarray(array, dtype=np.float64)) for array in stored)
-            count = int(arrays["count"]) if "count" in arrays else 0
+            return cls.read(arrays, path, ending)
+
+    @classmethod
+    def read(cls, arrays: np.lib.npyio.NpzFile, path: Path, ending: str = "") -> GaussianStatistics:
+        """As `load`, from a file that is open."""
+        names = (f"mu{ending}", f"sigma{ending}")
+        if any(name not in arrays for name in names):
+            told = " and ".join(names)
+            raise DataError(f"{path} holds no statistics (arrays {told}); it has {', '.join(arrays.files)}")
+        stored = [arrays[name] for name in names]
+        for array in stored:
+            if array.dtype.kind not in "fiu":
+                raise DataError(
+                    f"{path}: {names[0]} and {names[1]} must hold real numbers, not {array.dtype}; make them again"
+                )
+        mean, covariance = (torch.from_numpy(np.asarray(array, dtype=np.float64)) for array in stored)
+        count = int(arrays["count"]) if "count" in arrays else 0
         if not torch.isfinite(mean.square().sum() + covariance.square().sum()):
             raise DataError(
                 f"{path}: {names[0]} and {names[1]} hold numbers that are not finite, or too large; make them again"

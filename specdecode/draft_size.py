@@ -141,6 +141,34 @@ class StepCosts:
         return self.target(size.total_tokens) + size.depth * self.drafting_step_seconds + self.overhead_seconds
 
 
+class AcceptanceRates:
+    """Acceptance rates by level, from decayed counts of the draft tokens that came to a level and of those that passed.
+
+    Args:
+        count: how many levels.
+        decay: what a later count leaves of an earlier one, below 1.
+        weight: how many draft tokens a rate counts as that is assumed before anything is known.
+    """
+
+    def __init__(self, count: int, decay: float, weight: float) -> None:
+        self.decay, self.weight = decay, weight
+        self._came, self._passed = [0.0] * count, [0.0] * count
+
+    def rate(self, level: int, assumed: float) -> float:
+        """The rate of a level, between what is assumed and what was counted."""
+        return (self._passed[level] + self.weight * assumed) / (self._came[level] + self.weight)
+
+    def learn(self, level: int, came: float, passed: float) -> None:
+        """Count draft tokens of a level, and those of them that were accepted."""
+        self._came[level] = self.decay * self._came[level] + came
+        self._passed[level] = self.decay * self._passed[level] + passed
+
+    def forget(self, share: float) -> None:
+        """Keep this share of all counts, so that what is not tried is tried again."""
+        self._came = [share * count for count in self._came]
+        self._passed = [share * count for count in self._passed]
+
+
 class AdaptiveDraftSize:
     """The size with the most expected tokens per second, from what is accepted.
 
@@ -181,10 +209,7 @@ class AdaptiveDraftSize:
         self.costs = costs
         self.prior_rate = prior_rate
         self.interval = interval
-        deepest = self.largest.depth
-        # Decayed counts by level: drafts that reached it, and drafts that passed it.
-        self._came = [0.0] * (deepest + 1)
-        self._passed = [0.0] * (deepest + 1)
+        self._rates = AcceptanceRates(self.largest.depth + 1, _DECAY, _PRIOR_WEIGHT)
         measured = {} if expected_lengths is None else dict(zip(candidates, expected_lengths, strict=True))
         self._measured = [float(measured[size]) for size in self.candidates] if measured else None
         self._predicted = self._measured
@@ -243,7 +268,7 @@ class AdaptiveDraftSize:
         prior = 1 - (1 - self.prior_rate) ** (width**0.5)
         expected, survival, rate = 0.0, 1.0, prior
         for level in range(1, size.depth + 1):
-            rate = (self._passed[level] + _PRIOR_WEIGHT * rate) / (self._came[level] + _PRIOR_WEIGHT)
+            rate = self._rates.rate(level, rate)
             survival *= rate
             expected += survival
         return expected
@@ -276,8 +301,7 @@ class AdaptiveDraftSize:
             for level in range(1, size.depth + 1):
                 came = sum(length >= level - 1 for length in lengths) / len(lengths)
                 passed = sum(length >= level for length in lengths) / len(lengths)
-                self._came[level] = _DECAY * self._came[level] + came
-                self._passed[level] = _DECAY * self._passed[level] + passed
+                self._rates.learn(level, came, passed)
             latest = self._measured if predicted is None else predicted[number]
             if latest is not None:
                 before = self._predicted or latest

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from specdecode.checks import check_counts
-from specdecode.draft_size import DraftSize
+from specdecode.draft_size import AcceptanceRates, DraftSize
 
 LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 """Lengths to choose from, beside the longest allowed."""
@@ -57,7 +57,7 @@ class MatchDraftSize:
         self.longest = longest
         self._lengths = sorted({min(length, longest) for length in LENGTHS} | {longest})
         self._assumed, self._clock = row_cost, clock
-        self._came, self._passed = [0.0] * len(_RATES), [0.0] * len(_RATES)
+        self._rates = AcceptanceRates(len(_RATES), _RATE_DECAY, _RATE_WEIGHT)
         # Decayed sums over steps: weight, columns, squared columns, seconds, columns times seconds.
         self._sums = [0.0] * 5
         self._began: tuple[float, int] | None = None  # when the step began, and its columns
@@ -79,7 +79,7 @@ class MatchDraftSize:
     def rate(self, matched: int) -> float:
         """The acceptance rate of a copied token behind so many matching ones."""
         matched = min(matched, self.matched)
-        return (self._passed[matched] + _RATE_WEIGHT * _RATES[matched]) / (self._came[matched] + _RATE_WEIGHT)
+        return self._rates.rate(matched, _RATES[matched])
 
     def row_cost(self) -> float:
         """What another column costs, as a share of a pass over one."""
@@ -132,9 +132,7 @@ class MatchDraftSize:
         """Learn from a step. All [B] int64: matching tokens, tokens drafted behind them, and those accepted."""
         for count, length, good in zip(matched.tolist(), drafted.tolist(), accepted.tolist(), strict=True):
             if count and length:
-                count = min(count, self.matched)
-                self._came[count] = _RATE_DECAY * self._came[count] + good + (good < length)
-                self._passed[count] = _RATE_DECAY * self._passed[count] + good
+                self._rates.learn(min(count, self.matched), good + (good < length), good)
 
     def _time(self, seconds: float, columns: int) -> None:
         """Learn what a step took."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from specdecode.draft_size import DraftSize
+from specdecode.draft_size import AcceptanceRates, DraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.match_sizes import MatchDraftSize
@@ -41,7 +41,7 @@ class GuessDraftSize:
     def __init__(self, longest: int, guess_cost: float = _GUESS_COST) -> None:
         self.longest = longest
         self._depth, self._assumed = longest, guess_cost
-        self._came, self._passed = [0.0] * longest, [0.0] * longest
+        self._rates = AcceptanceRates(longest, _RATE_DECAY, _RATE_WEIGHT)
         self._seconds = self._levels = 0.0
 
     @property
@@ -51,8 +51,7 @@ class GuessDraftSize:
 
     def rate(self, level: int) -> float:
         """The acceptance rate of the guess so many levels below the first, if those above were accepted."""
-        before = _RATE_WEIGHT * _RATES[min(level, len(_RATES) - 1)]
-        return (self._passed[level] + before) / (self._came[level] + _RATE_WEIGHT)
+        return self._rates.rate(level, _RATES[min(level, len(_RATES) - 1)])
 
     def guess_cost(self, pass_seconds: float | None) -> float:
         """What a guess costs, as a share of a pass over one token, which takes so long."""
@@ -87,13 +86,11 @@ class GuessDraftSize:
     def observe(self, size: DraftSize, accepted: Tensor, active: Tensor, predicted: Tensor | None = None) -> None:
         """See `DraftSizer`. What is not tried is forgotten slowly, so that it is tried again."""
         if size.depth < 1:
-            self._came = [_FORGETTING * count for count in self._came]
-            self._passed = [_FORGETTING * count for count in self._passed]
+            self._rates.forget(_FORGETTING)
             return
         for good in accepted[active].tolist():
             for level in range(min(good + 1, size.depth)):
-                self._came[level] = _RATE_DECAY * self._came[level] + 1
-                self._passed[level] = _RATE_DECAY * self._passed[level] + (level < good)
+                self._rates.learn(level, 1, level < good)
 
     def took(self, seconds: float, depth: int) -> None:
         """A draft of so many levels took so long."""

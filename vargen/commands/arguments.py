@@ -35,7 +35,7 @@ _GROUPS = {
         *("num_candidates", "ranker"),
     ),
     "Training": (
-        *("batch_size", "steps", "max_seconds", "seed", "learning_rate", "warmup_steps", "final_learning_rate"),
+        *("batch_size", "steps", "max_seconds", "seed", "learning_rate", "warmup_steps"),
         *("decay_start", "optimizer", "muon_learning_rate", "weight_decay", "adam_betas", "gradient_clip", "ema_decay"),
         *("evaluate_every", "evaluation_size"),
     ),

@@ -312,17 +312,20 @@ def run_benchmark(
         chosen = [cases[i] for i in batches[number]]
         kept: dict[str, Any] = {"call": record.to_dict()}
         kept["claims"] = {} if judge is None else count_claims(judge, pictures, chosen)
-        pixels = (pictures.clamp(0, 1) * 255).round().to(torch.uint8)
         if distance is not None:
-            kept["features"] = distance.encode(pixels)
+            kept["features"] = distance.encode(_to_bytes(pictures))
         if clip is not None:
-            kept["clip_scores"] = clip.score_pixels(pixels, [case.prompt or "" for case in chosen])
+            kept["clip_scores"] = clip.score_pixels(_to_bytes(pictures), [case.prompt or "" for case in chosen])
         return kept
 
     compare(methods, len(batches), call, keep, warm_up=warm_up, records=records, shown=shown)
     rows = build_rows(methods, records, len(batches), distance)
     sequences = 2 if pipeline.do_classifier_free_guidance else 1
     return [{**row, "achieved": achieved(row, *pipeline.weights_a_pass, sequences)} for row in rows]
+
+
+def _to_bytes(pictures: torch.Tensor) -> torch.Tensor:
+    return (pictures.clamp(0, 1) * 255).round().byte()
 
 
 def _calls(count: int, batch_size: int, continuous_batches: bool) -> list[range]:

@@ -272,8 +272,9 @@ def stored_statistics(run: Evaluation, path: Path | None) -> tuple[Reference, li
                 return None
             has_spatial = run.protocol.spatial_distance and "mu_s" in arrays
             note = json.loads(arrays["made_with"].tobytes()) if "made_with" in arrays else None
-        statistics = GaussianStatistics.load(path)
-        reference = Reference(statistics, None, GaussianStatistics.load(path, "_s") if has_spatial else None)
+            statistics = GaussianStatistics.read(arrays, path)
+            spatial = GaussianStatistics.read(arrays, path, "_s") if has_spatial else None
+        reference = Reference(statistics, None, spatial)
     except (DataError, ValueError) as error:
         raise UserError(f"reference: {error}") from error
     size, wanted = len(statistics.mean), run.networks.extractors[run.protocol.extractor].num_features

@@ -30,14 +30,14 @@ def in_processes(
         command: what Python runs, `-m vargen bench` or a script.
         arguments: of the command; those of each process are these with `--processes 1`.
         count: how many processes.
-        output: folder for results.json and processes/NUMBER, what each measured; a stopped run goes on there. None
-            keeps nothing.
+        output: folder for results.json and processes/NUMBER, what each measured. A stopped run goes on there, and so
+            does one that asks for more processes. None keeps nothing.
 
     Raises:
         UserError: a process failed, or the folder holds processes of other arguments.
     """
     folder = None if output is None else Path(output) / "processes"
-    runs = []
+    runs, arguments = [], _without_count(arguments)
     for number in range(count):
         own = None if folder is None else folder / str(number)
         runs.append(_kept(own, arguments) or _measured(own, command, arguments, f"process {number + 1} of {count}"))
@@ -45,6 +45,17 @@ def in_processes(
     if output is not None:
         write_atomic(Path(output) / "results.json", json.dumps(rows, indent=1) + "\n")
     return rows
+
+
+def _without_count(arguments: Sequence[str]) -> list[str]:
+    """The arguments but for `--processes` and its number, which change nothing of what a process measures."""
+    flags = ("--processes", "--processes=")
+    counts = [number for number, each in enumerate(arguments) if each == flags[0]]
+    return [
+        each
+        for number, each in enumerate(arguments)
+        if number not in counts and number - 1 not in counts and not each.startswith(flags[1])
+    ]
 
 
 def _kept(folder: Path | None, arguments: Sequence[str]) -> list[dict[str, Any]] | None:

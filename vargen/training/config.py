@@ -75,7 +75,6 @@ class RunConfig:
             and the run stops; null for no limit.
         learning_rate: the highest rate, reached after the warm-up.
         warmup_steps: steps over which the rate rises linearly.
-        final_learning_rate: the rate at the end, as a fraction of `learning_rate`.
         decay_start: share of the run after which the rate falls along half a cosine. Before it the rate is constant, so
             a run that stopped there may be given more steps or fewer.
         optimizer: "adamw", or "muon" (Muon for hidden matrices, AdamW for everything else).
@@ -103,7 +102,6 @@ class RunConfig:
     max_seconds: float | None = None
     learning_rate: float = 1e-3
     warmup_steps: int = 100
-    final_learning_rate: float = 0.0
     decay_start: float = 0.0
     optimizer: str = "adamw"
     muon_learning_rate: float = 2e-3
@@ -134,7 +132,6 @@ class RunConfig:
         if self.max_seconds is not None:
             check_positive(self, "max_seconds")
         check_not_negative(self, "warmup_steps", "weight_decay", "gradient_clip", "num_threads")
-        check_fraction(self, "final_learning_rate")
         check(0 <= self.decay_start < 1, "decay_start", self.decay_start, "must be at least 0 and below 1")
         check(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "must be at least 0 and below 1")
         check(self.device in DEVICES, "device", self.device, f"is not one of {', '.join(DEVICES)}")

@@ -25,14 +25,12 @@ def schedule_progress(step: int, steps: int, elapsed: float, max_seconds: float 
     return min(1.0, max(by_steps, by_time))
 
 
-def learning_rate_factor(
-    step: int, warmup_steps: int, progress: float, final: float, decay_start: float = 0.0
-) -> float:
-    """Linear warm-up by step times a half cosine from 1 to `final` over `progress` from `decay_start` on; in [0, 1]."""
+def learning_rate_factor(step: int, warmup_steps: int, progress: float, decay_start: float = 0.0) -> float:
+    """Linear warm-up by step times a half cosine from 1 to 0 over `progress` from `decay_start` on; in [0, 1]."""
     warmup = min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0
     falling = max(0.0, progress - decay_start) / (1.0 - decay_start)
     cosine = 0.5 * (1.0 + math.cos(math.pi * falling))
-    return warmup * (final + (1.0 - final) * cosine)
+    return warmup * cosine
 
 
 class OptimizerGroup:

@@ -157,9 +157,7 @@ def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None)
         progress = schedule_progress(state.step, config.steps, state.elapsed, config.max_seconds)
         while progress < 1.0 and not stopped_by():
             started = time.monotonic()
-            factor = learning_rate_factor(
-                state.step, config.warmup_steps, progress, config.final_learning_rate, config.decay_start
-            )
+            factor = learning_rate_factor(state.step, config.warmup_steps, progress, config.decay_start)
             optimizer.set_factor(factor)
             with autocast(config):
                 loss, parts = task.loss(state.step, progress)

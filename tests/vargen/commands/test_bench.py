@@ -248,6 +248,8 @@ def test_every_process_is_asked_once(
     assert asked[0][-5:-2] == ["--processes", "1", "--json"]
     (row,) = json.loads((tmp_path / "results.json").read_text())
     assert row["speedups"] == [1.0, 1.0, 1.0]
+    assert main(["bench", "--methods", "ar", "--processes=4", "--output", str(tmp_path)]) == 0
+    assert [Path(command[-1]).name for command in asked[4:]] == ["3"], "what is there is not measured again"
     assert main([*arguments, "--seed", "4"]) == 2
     assert "results of other arguments" in capsys.readouterr().err
 

@@ -32,7 +32,6 @@ def read_flags(config_type: type[Any], arguments: list[str]) -> Any:
         ("max_seconds", 0.0),
         ("learning_rate", 0.0),
         ("warmup_steps", -1),
-        ("final_learning_rate", 1.5),
         ("decay_start", 1.0),
         ("optimizer", "sgd"),
         ("ema_decay", 1.0),

@@ -5,7 +5,7 @@
     python benchmarks/real_text.py --processes 5               # and seconds, in five fresh processes
     python benchmarks/real_text.py --dtype bfloat16
     python benchmarks/real_text.py --save runs/smollm2         # a folder of transformers, for a head:
-    vargen train drafter --task text --model runs/smollm2 --output runs/text-head
+    vargen train drafter --task text --config train/drafter-text --model runs/smollm2 --output runs/text-head
     python benchmarks/real_text.py --model runs/smollm2 --drafter runs/text-head/export
 
 Without these packages, or a `--model` folder, it says so and exits 0. Sixty prompts of six kinds, written for this

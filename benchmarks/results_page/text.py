@@ -80,7 +80,7 @@ def _learned(training: Record) -> str:
     settings: dict[str, Any] = training["settings"]
     last = training["evaluations"][-1]
     return (
-        f"The head learned from {settings['prompts']:,} answers in {training['steps']:,} steps, "
+        f"The head learned from {settings['num_prompts']:,} answers in {training['steps']:,} steps, "
         f"{training['seconds'] / 60:.0f} minutes of one thread. On prompts kept apart, the model "
         f"accepted {last['accepted_length']:.2f} of four guesses. {training['remark']}".strip()
     )

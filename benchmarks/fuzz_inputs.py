@@ -46,7 +46,7 @@ from vargen.pipelines.video.answering import VideoAnswerer
 PROMPTS = ("a red cube", "a blue cone", "a green sphere left of a red cube")
 PROTOCOL = "extractor: clip\nresizer: bicubic\nresolution: 32\nclip_score: null\n"
 FEATURES = 128
-"""Of the shipped CLIP."""
+"""The number of features of the shipped CLIP."""
 WRITES = "out"
 """The one name in the folder of an attempt that may appear or change."""
 

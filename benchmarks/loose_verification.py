@@ -76,7 +76,7 @@ _AT_ONCE = 10
 
 
 class RandomVerifier(LooseVerifier):
-    """As many tokens loosened as by relevance, but any."""
+    """Loosens as many tokens as relevance would, but any."""
 
     generator: torch.Generator
 

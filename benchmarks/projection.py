@@ -83,7 +83,7 @@ class Model:
 
     @property
     def tokens(self) -> int:
-        """Of a picture."""
+        """The tokens of a picture."""
         return self.side * (self.side + self.ends)
 
     def slot(self) -> int:

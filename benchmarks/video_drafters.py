@@ -151,7 +151,7 @@ def accepted_length(answers: Sequence[dict], shorter: Sequence[dict] | None = No
 
 
 def figures(answers: Sequence[dict]) -> dict[str, float]:
-    """Of several answers."""
+    """The figures of several answers."""
     steps = sum(each["steps"] for each in answers)
     passes = max(sum(each["drafting_passes"] for each in answers), 1)
     accepted = sum(each["accepted"] for each in answers)
@@ -182,7 +182,7 @@ class Studies:
         self.answerer = VideoAnswerer.from_pretrained(options.model)
 
     def folder(self, name: str) -> str:
-        """Of a trained drafter."""
+        """The folder of a trained drafter."""
         return str(Path(self.options.drafters) / name / "export")
 
     def answers(

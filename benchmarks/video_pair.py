@@ -135,7 +135,7 @@ class Studies:
             self.shown.update()
 
     def request(self, case: VideoCase, model: Any = None) -> VideoRequest:
-        """For a caption, of the target or of another model."""
+        """A request for a caption, of the target or of another model."""
         inputs = processor_inputs(self.answerer.processor, case.frames, CAPTION_PROMPTS[0])
         return prepare_request(model or self.model, inputs)
 
@@ -322,7 +322,7 @@ class Studies:
         ]
 
     def length(self) -> list[dict]:
-        """By number of frames."""
+        """A row for each number of frames."""
         rows = []
         for num_frames in self.options.lengths:
             accuracies, agreed, runs, visual = [], [], [], 0

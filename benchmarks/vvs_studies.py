@@ -214,7 +214,7 @@ STUDIES: dict[str, dict[str, Row]] = {
         for method in _SAMPLED
     },
 }
-"""By study, by label."""
+"""The methods by study and label."""
 
 
 def draw(pipeline: LlamaGenPipeline, row: Row, cases: list[PromptCase], batch_size: int, judge: Any) -> dict[str, Any]:

@@ -59,7 +59,8 @@ class _Block(nn.Module):
 
 
 class EfficientNetLite0(nn.Module):
-    """From pictures `[B, 3, 224, 224]` in [-1, 1] to features `[B, 1280]`; `classify` goes on to 1,000 logits."""
+    """A network that gives features `[B, 1280]` of pictures `[B, 3, 224, 224]` in [-1, 1]; `classify` goes on to 1,000
+    logits."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -64,13 +64,13 @@ class GaussianStatistics:
 
     @classmethod
     def load(cls, path: Path, ending: str = "") -> GaussianStatistics:
-        """From such a file; `ending` as for `arrays`. Raises DataError when it holds something else."""
+        """Read such a file; `ending` as for `arrays`. Raises DataError when it holds something else."""
         with open_npz(path) as arrays:
             return cls.read(arrays, path, ending)
 
     @classmethod
     def read(cls, arrays: np.lib.npyio.NpzFile, path: Path, ending: str = "") -> GaussianStatistics:
-        """As `load`, from a file that is open."""
+        """Do what `load` does, with a file that is open."""
         names = (f"mu{ending}", f"sigma{ending}")
         if any(name not in arrays for name in names):
             told = " and ".join(names)

@@ -126,7 +126,7 @@ class Protocol:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Protocol:
-        """From plain values, as YAML gives them. Raises DataError naming an unknown or wrong field."""
+        """A protocol of plain values, as YAML gives them. Raises DataError naming an unknown or wrong field."""
         values = dict(values)
         clip = values.get("clip_score")
         if isinstance(clip, dict):

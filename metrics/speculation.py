@@ -60,7 +60,7 @@ class CallRecord:
 
     @classmethod
     def from_trace(cls, trace: Mapping[str, Any], seconds: float, peak_memory: int | None = None) -> CallRecord:
-        """Of what `specdecode.trace.DecodeTrace.to_dict` gives, the wall clock and the memory."""
+        """A record of what `specdecode.trace.DecodeTrace.to_dict` gives, the wall clock and the memory."""
         lengths = [length for row in trace["accepted_lengths"] for length in row]
         histogram = [0] * (max(lengths, default=0) + 1)
         for length in lengths:

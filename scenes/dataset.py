@@ -33,7 +33,7 @@ METADATA_NAME = "metadata.jsonl"
 MAX_SHEET_IMAGES = 64
 """A contact sheet of a folder shows at most this many pictures, the first ones."""
 MAX_SHEET_VIDEOS = 12
-"""Or this many videos."""
+"""A contact sheet of videos shows at most this many."""
 MAX_STRIP_FRAMES = 8
 """Frames of a video that a contact sheet shows, evenly spread."""
 

@@ -21,7 +21,7 @@ from specdecode.tree import TokenTree
 from specdecode.verifiers.processed import Scores, Texts
 
 Criteria = Callable[[Tensor, tuple[Tensor, ...] | None], Tensor]
-"""From texts [B, length] int64, and the scores of their new tokens where these are kept, to [B] bool: which end."""
+"""A function that tells which texts [B, length] int64 end, [B] bool; it gets the scores of new tokens if kept."""
 
 
 class CriteriaRun(DecodeRun):

@@ -56,7 +56,7 @@ class FiniteWatch:
         self._first = self._first.index_copy(0, rows, other._first)
 
     def first_steps(self) -> list[int | None]:
-        """For every row the first step with logits that were not finite, or None. Waits for the device."""
+        """The first step with logits that were not finite, or None, for every row. Waits for the device."""
         return [None if step == self._never else step for step in self._first.tolist()]
 
     def check(self) -> None:

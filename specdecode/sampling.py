@@ -1,4 +1,4 @@
-"""From logits to tokens: guidance, temperature, top-k, top-p, and random numbers.
+"""Tokens drawn from logits: guidance, temperature, top-k, top-p, and random numbers.
 
 Belongs here: the one function that turns logits into the distribution a token is drawn from (plain decoding, acceptance
 tests and drafters must all use it), and random streams that belong to a row and not to a batch. Does not belong here:

@@ -240,7 +240,7 @@ class DecodeTrace(_Records):
         return self._room.pop()
 
     def log_on_device(self, depth: int, num_places: int = 0) -> StepLog:
-        """From now on steps are recorded by graphs, in the log that is returned; arguments as of `StepLog`.
+        """Let graphs record the steps that follow, in the log that is returned; arguments as of `StepLog`.
 
         The caller counts the steps and passes; a reader of this trace reads what was logged."""
         self._log = StepLog(self.batch_size, depth, self.device, num_places)
@@ -422,7 +422,7 @@ class DecodeTrace(_Records):
 
     @property
     def accepted_lengths(self) -> list[list[int]]:
-        """For each row, the accepted length of every step it took part in, without bonus token."""
+        """The accepted length of every step that a row took part in, without bonus token, for each row."""
         active, accepted = self._column("active").bool(), self._unforced("accepted")
         return [accepted[active[:, row], row].tolist() for row in range(self.batch_size)]
 

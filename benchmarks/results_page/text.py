@@ -58,7 +58,7 @@ def _times(found: Mapping[tuple[str, str], Record], kinds: Sequence[str], way: s
 
 
 def _equality(lines: Sequence[Record]) -> str:
-    """For each number format and batch size, the texts with `generate`'s tokens, by way."""
+    """A row for each number format and batch size: the texts with `generate`'s tokens, by way."""
     rows = []
     for dtype in ("float32", "bfloat16"):
         for batch_size in sorted({line["batch_size"] for line in lines}):

@@ -25,7 +25,7 @@ def split_words(text: str) -> list[str]:
 
 
 def described_words(caption: Caption) -> list[list[int]] | None:
-    """For each claimed object the positions of its noun and of the adjectives before it ("with stripes" included).
+    """The positions of the noun of each claimed object, and of the adjectives before it ("with stripes" included).
 
     Returns:
         One list of positions in `split_words` per object in the order of `caption.claims.objects`; None where nouns and
@@ -47,7 +47,7 @@ def described_words(caption: Caption) -> list[list[int]] | None:
 
 
 def told_places(claims: Claims, relation: str) -> list[int | None]:
-    """For each claimed object how many of the others stand before it, where the caption says so.
+    """How many of the others stand before each claimed object, where the caption says so.
 
     Args:
         claims: what a caption claims.

@@ -1,4 +1,4 @@
-"""From scenes to pictures: ray casting in torch, a whole batch at once, on the CPU or on a GPU.
+"""Pictures of scenes: ray casting in torch, a whole batch at once, on the CPU or on a GPU.
 
 Belongs here: light, colour, material and shadow. Does not belong here: what is in a scene (`scene.py`), where a ray
 meets a solid (`solids.py`), and random detail (`textures.py`).

@@ -100,7 +100,7 @@ def scene_classes(scene: Scene) -> list[int]:
 
 
 def shape_classes(scene: Scene, claims: Sequence[ObjectClaim]) -> list[list[int]]:
-    """For each of `SHAPES`: how many objects have it, and what is claimed of the only one."""
+    """How many objects have each of `SHAPES`, and what is claimed of the only one."""
     classes = []
     for shape in SHAPES:
         claimed = [claim for claim in claims if claim.shape == shape]
@@ -110,7 +110,7 @@ def shape_classes(scene: Scene, claims: Sequence[ObjectClaim]) -> list[list[int]
 
 
 def word_classes(caption: Caption, width: int) -> list[list[int]]:
-    """For each of `width` tokens the attributes and places of the object that it speaks of, if of one alone."""
+    """The attributes and places of the object that each of `width` tokens speaks of, if of one alone."""
     classes = [[UNTOLD] * len(_WORD_GROUPS)] * width
     described = described_words(caption)
     if described is None:

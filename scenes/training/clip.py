@@ -150,8 +150,7 @@ class ClipTask:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """On held-out scenes: the share of pictures that find their caption among 32, and that prefer it to an altered
-        one."""
+        """The shares of held-out pictures that find their caption among 32, and that prefer it to an altered one."""
         images = self._image_features(self.heldout_images)
         texts, negatives = (self._text_features(each) for each in (self.heldout_texts, self.heldout_negatives))
         wrong = torch.tensor([a != b for a, b in zip(self.heldout_texts, self.heldout_negatives, strict=True)])

@@ -48,7 +48,7 @@ class CodeStoreConfig:
         object_count_weights: how often a scene has one, two or three objects, as weights.
         device: "cpu" or "cuda".
         autocast: encode in bfloat16; null: where bfloat16 is faster.
-        num_threads: of torch on the CPU; 0 for torch's choice.
+        num_threads: CPU threads for torch; 0 keeps torch's choice.
     """
 
     output: str = field(default="runs/codes", metadata=writes_in(_DESCRIPTION))

@@ -102,7 +102,7 @@ def grounding_targets(videos: Sequence[Story], steps: Sequence[int], grid_size: 
 
 
 def _happenings(video: Story, steps: Sequence[int]) -> list[dict[tuple[str, str], str]]:
-    """For each of the frames, the event of each object, by the object's colour and shape before and after."""
+    """The event of each object in each frame, by the object's colour and shape before and after."""
     happenings: list[dict[tuple[str, str], str]] = [{} for _ in steps]
     colours = [item.colour for item in video.objects]
     for event in video.events:

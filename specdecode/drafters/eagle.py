@@ -84,7 +84,8 @@ class FeatureReuse(Protocol):
         ...
 
     def after_verified(self, features: Tensor, first: Tensor, counts: Tensor) -> Tensor:
-        """As `write`, after a verification step. Returns the features [B, k, F] to draft from, usually the same."""
+        """Do what `write` does, after a verification step. Returns the features [B, k, F] to draft from, usually the
+        same."""
         ...
 
     def read(self, first: Tensor, counts: Tensor, width: int) -> Tensor:

@@ -49,21 +49,21 @@ class PlanLevel:
     all_inner: bool
 
     def below(self, values: Tensor) -> Tensor:
-        """From values of the nodes above [B, i, ...] to those of each node's parent [B, m, ...]."""
+        """The values of each node's parent [B, m, ...], of those of the nodes above [B, i, ...]."""
         return values if self.only_children else values[:, self.parent]
 
     def chosen(self, choices: Tensor) -> Tensor:
-        """From the choices of the nodes above [B, i, width], or the only ones [B, i], to each node's token [B, m]."""
+        """Each node's token [B, m], of the choices of the nodes above [B, i, width], or of the only ones [B, i]."""
         if choices.ndim == 2:
             return self.below(choices)
         return choices[..., 0] if self.only_children else choices[:, self.parent, self.rank]
 
     def of_inner(self, tokens: Tensor) -> Tensor:
-        """From tokens of all nodes [B, m] to those of nodes with children [B, j]."""
+        """The tokens of nodes with children [B, j], of those of all nodes [B, m]."""
         return tokens if self.all_inner else tokens[:, self.inner]
 
     def above_inner(self, values: Tensor) -> Tensor:
-        """From values of the nodes above [B, i, ...] to those of the parents of nodes with children [B, j, ...]."""
+        """The values of the parents of nodes with children [B, j, ...], of those of the nodes above [B, i, ...]."""
         return values if self.only_children and self.all_inner else values[:, self.inner_parent]
 
 

@@ -114,7 +114,7 @@ class FastPass:
         is_prompt: bool = False,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None] | None:
-        """As `decoder_pass`; None where the modules must be called one by one.
+        """The same as `decoder_pass`; None where the modules must be called one by one.
 
         Args:
             head: The output head, if logits are wanted.

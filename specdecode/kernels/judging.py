@@ -40,7 +40,7 @@ class Ahead:
     numbers: Tensor
 
     def fields(self) -> tuple[Tensor, Tensor, int]:
-        """As the kernels take them."""
+        """The fields as the kernels take them."""
         return self.numbers, self.first, self.numbers.shape[1]
 
 
@@ -59,7 +59,7 @@ class Known:
     instead: int
 
     def fields(self, in_tree: bool = False) -> tuple[Any, ...]:
-        """As the kernels take them; in trees marks stay where they are."""
+        """The fields as the kernels take them; in trees marks stay where they are."""
         return self.tokens, self.marks, 0 if in_tree else len(self.marks), self.instead, self.tokens.shape[1]
 
 

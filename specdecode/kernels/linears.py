@@ -33,7 +33,7 @@ class FewRowLinear(nn.Linear):
     in_kernels: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        """As `nn.Linear`: x [..., columns] to [..., outputs]."""
+        """The outputs [..., outputs] of x [..., columns], as `nn.Linear` gives them."""
         if 0 < x.numel() <= MOST_ROWS.get(x.dtype, 0) * self.in_features:
             if torch.compiler.is_compiling():
                 if self.in_kernels and fits_linear(x, self.weight):

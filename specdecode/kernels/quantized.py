@@ -57,7 +57,7 @@ class QuantizedLinear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As `nn.Linear`: x [..., columns] to [..., outputs]."""
+        """The outputs [..., outputs] of x [..., columns], as `nn.Linear` gives them."""
         few = self.for_many_rows or x.numel() <= MOST_ROWS.get(x.dtype, 0) * x.shape[-1]
         if few and x.numel() and fits_linear(x, self.weight):
             product = linear if torch.compiler.is_compiling() else linear_now

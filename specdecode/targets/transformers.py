@@ -415,7 +415,7 @@ class TransformersTarget:
         return logits.float()
 
     def combine(self, output: TargetOutput) -> TargetOutput:
-        """From the output of R rows to that of B sequences."""
+        """The output of B sequences, of that of R rows."""
         return output
 
     def _for_all_rows(self, value: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def relevance_to(hidden_states: Tensor, reference: Tensor, num_nearest: int = 10
 
 
 def _relevance(hidden_states: Tensor, directions: Tensor, num_nearest: int, centred: bool) -> Tensor:
-    """As `relevance_to`, of unit vectors float32."""
+    """The same as `relevance_to`, of unit vectors float32."""
     cosines = F.normalize(hidden_states.float(), dim=-1) @ directions.mT  # [K, m]
     nearest = cosines.topk(min(num_nearest, cosines.shape[-1]), dim=-1).values.mean(-1)
     if not centred:

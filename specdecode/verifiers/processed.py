@@ -34,7 +34,7 @@ from specdecode.sampling import (
 from specdecode.verifiers.exact import chain_length, chain_path, residual
 
 Processors = Callable[[Tensor, Tensor], Tensor]
-"""From texts [B, length] int64 and logits [B, V] float32 of the token after each, to processed logits [B, V]."""
+"""A function that processes logits [B, V] float32 of the token after each text [B, length] int64."""
 
 
 class Texts:
@@ -183,7 +183,7 @@ def _drawn(logits: Tensor, level: int, state: DecodeState) -> tuple[Tensor, Tens
 
 
 def _decide(logits: Tensor, draft: Draft, level: int, state: DecodeState) -> tuple[Tensor, Tensor]:
-    """For every row the token that ends its chain at this node, [B], and whether the child is accepted instead, [B].
+    """The token that ends each row's chain at this node, [B], and whether the child is accepted instead, [B].
 
     Args:
         logits: [B, V] processed, behind node `level`.

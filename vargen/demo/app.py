@@ -118,7 +118,7 @@ def serve(models: Models, folder: Path, config: DemoConfig | None = None, worker
 
 
 def _own_hosts(config: DemoConfig) -> list[Any]:
-    """For a page of this machine alone: answers only under the machine's own names, so that a foreign page whose name
+    """Let a page of this machine alone answer only under the machine's own names, so that a foreign page whose name
     leads here (DNS rebinding) reads nothing."""
     if config.share or config.host not in _LOOPBACK:
         return []

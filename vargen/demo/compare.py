@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_METHODS = 6
 MAX_PROMPTS = 32
 MAX_CHARACTERS = 500
-"""Of a prompt."""
+"""The most characters of a prompt."""
 
 _TICKED = ("jacobi", "likeness-quality")
 """Methods that are compared unless the visitor chooses others."""

@@ -83,7 +83,7 @@ class QueryKeyNorm(nn.Module):
 
 
 class ChameleonRotary(TextRotary):
-    """As `TextRotary`, with the published code's rounding: it multiplies by inverse frequencies."""
+    """The same as `TextRotary` with the published code's rounding: it multiplies by inverse frequencies."""
 
     def __call__(self, positions: Tensor) -> Tensor:
         steps = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=positions.device)

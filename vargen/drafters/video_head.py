@@ -139,7 +139,8 @@ class VideoHeadConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> VideoHeadConfig:
-        """From `to_dict`. Raises ValueError for a field that is unknown, missing or out of range."""
+        """Make a configuration of what `to_dict` gives. Raises ValueError for a field that is unknown, missing or out
+        of range."""
         known = {each.name for each in fields(cls)}
         required = {"kind", "text_config", "visual"}
         for name in sorted(required - set(values)) + sorted(set(values) - known):

@@ -1,4 +1,4 @@
-"""From pictures on disk to features, in shares that any number of processes can take.
+"""Features of pictures on disk, in shares that any number of processes can take.
 
 Belongs here: loading the protocol's networks, measuring batches, the reference and its cache, and gathering the
 features of all processes. Does not belong here: figures (`vargen.jobs.figures`), and making pictures

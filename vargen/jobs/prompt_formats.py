@@ -213,4 +213,4 @@ FORMATS: dict[str, Callable[[_Rows], list[BenchmarkPrompt]]] = {
     "dpg": _dpg,
     "hpsv2": _hpsv2,
 }
-"""From rows to prompts, by the name of the format. A new one is a function and a line here."""
+"""Functions that make prompts of rows, by the name of the format. A new one is a function and a line here."""

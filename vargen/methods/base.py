@@ -265,14 +265,14 @@ class ImageMethodConfig(MethodConfig, ABC):
 
     @abstractmethod
     def _players(self, components: Components) -> Method:
-        """As `build`, with ValueErrors of the players as they come."""
+        """Do what `build` does, with ValueErrors of the players as they come."""
 
     def _verifier(self, components: Components) -> Verifier | None:
-        """As `Method.verifier`."""
+        """The verifier of `Method`."""
         return None
 
     def _schedule(self, components: Components) -> Schedule | None:
-        """As `Method.schedule`."""
+        """The schedule of `Method`."""
         return None
 
     def resolved(self, num_tokens: int) -> Self:

@@ -45,5 +45,5 @@ class PJDConfig(GuessingRowsConfig):
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:
-        """As of all methods with guesses in rows, and how a row starts."""
+        """The space of all methods with guesses in rows, and how a row starts."""
         return {**super().search(suggest), "adaptive": suggest.choice("adaptive", [False, True])}

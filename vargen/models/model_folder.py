@@ -169,7 +169,7 @@ def write_own_settings(folder: str | os.PathLike[str], method: MethodConfig) -> 
 
 
 def index_text(index: Mapping[str, Any]) -> str:
-    """As diffusers writes it."""
+    """The name of a file as diffusers writes it."""
     return json.dumps(index, indent=2, sort_keys=True) + "\n"
 
 

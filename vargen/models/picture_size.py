@@ -1,4 +1,4 @@
-"""From sizes of pictures in pixels or as a ratio to grids of tokens.
+"""Grids of tokens for sizes of pictures in pixels or as a ratio.
 
 Belongs here: arithmetic and errors, without torch. Does not belong here: the sizes that a family can draw
 (`vargen.models.description`), and inputs of processors.

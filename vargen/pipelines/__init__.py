@@ -1,1 +1,1 @@
-"""From prompts to pictures: a file for each family of models, each a `DiffusionPipeline`."""
+"""Pipelines that draw prompts: a file for each family of models, each a `DiffusionPipeline`."""

@@ -87,7 +87,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
         self._interrupt, self._num_timesteps, self._guidance_scale = False, 0, 1.0
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As `DiffusionPipeline`. Raises UserError for a module that another one wraps."""
+        """Register modules as `DiffusionPipeline` does. Raises UserError for a module that another one wraps."""
         check_module(name, value)
         super().__setattr__(name, value)
 

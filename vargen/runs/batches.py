@@ -113,7 +113,7 @@ class BatchStore:
         bind: Callable[[Sequence[Item]], tuple[Arrays, dict[str, Any]]],
         shown: Progress,
     ) -> None:
-        """As `work`, for items that are made in any order. A batch is kept when its last item is there.
+        """Do what `work` does for items that are made in any order. A batch is kept when its last item is there.
 
         Args:
             share: this process's.

@@ -49,7 +49,8 @@ class NumberedQuestions(Protocol):
 
 
 Answer = Callable[[int, Sequence[dict[str, Tensor]]], Tensor]
-"""From the number of the first question and the inputs of some, to their answers [B, n] int32, padded with `FILLER`."""
+"""A function that takes the number of the first question and the inputs of some. It gives their answers [B, n] int32,
+padded with `FILLER`."""
 
 
 def keep_answers(

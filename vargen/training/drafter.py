@@ -83,7 +83,7 @@ class PictureDrafterTask(DrafterTask):
         super().__init__(config, drafter.to(lessons.codes.device))
 
     def _guesses(self, features: Tensor, mask: Tensor, length: int, codes: Tensor, levels: int) -> list[Tensor]:
-        """For each level the drafter's hidden states [halves * B, N - 1, dim] for all image tokens but the last."""
+        """The drafter's hidden states [halves * B, N - 1, dim] for all image tokens but the last, for each level."""
         tokens = codes[:, :-1].repeat(self.teacher.halves, 1)
         tokens = F.pad(tokens, (length - 1, 0))  # token 0 with the features of the condition
         num_pairs = tokens.shape[1]

@@ -33,8 +33,8 @@ class PictureRunConfig(DrafterRunConfig):
 
     Args:
         dtype: precision of the model: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU, float32 on a CPU.
-        quantization: of the model, by a library, as `vargen generate` takes it; null for none.
-        family: of a model whose config.json fits several, as `vargen generate` takes it; null where it says which.
+        quantization: quantization of the model by a library, as `vargen generate` takes it; null for none.
+        family: family of a model whose config.json fits several, such as anole; null where it says which.
         tokenizer: folder of the model's text tokenizer, or its name on the hub, where it does not lie beside it.
         prompts_file: file of prompts to draw, as `vargen generate` reads them; empty for captions of rendered scenes,
             which only models trained on scenes draw.
@@ -68,8 +68,8 @@ class PictureRunConfig(DrafterRunConfig):
 
 
 StoredPictures = Callable[[str, int, Any], tuple[list[str], Tensor]]
-"""From a folder, a count and a VQ model to prompts and codes [K, N] of at most so many pictures of a store, made with
-this tokenizer. Raises UserError for no such store, or one of another tokenizer."""
+"""A function that takes a folder, a count and a VQ model. It gives prompts and codes [K, N] of at most so many pictures
+of a store that was made with this tokenizer. Raises UserError for no such store, or one of another tokenizer."""
 
 
 @dataclass(frozen=True)

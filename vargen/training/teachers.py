@@ -86,7 +86,7 @@ class LlamaGenTeacher:
 
 
 class TransformersTeacher:
-    """As `LlamaGenTeacher`, for every family of transformers, with the pipeline's default settings.
+    """The same as `LlamaGenTeacher` for every family of transformers, with the pipeline's default settings.
 
     Args:
         pipeline: has `target_of(prompts, max_draft_nodes)`, which gives a `TransformersTarget` with a decoder.

@@ -50,12 +50,12 @@ class TextDrafterTrainingConfig(UnrolledConfig):
     Args:
         dtype: precision of the model: float32, bfloat16 or float16.
         prompts_file: file of prompts, as `vargen generate` reads them; empty for prompts composed from words.
-        num_prompts: how many prompts the model answers to learn from; of a file at most so many.
+        num_prompts: number of prompts that the model answers to learn from; with a file, at most this many of it.
         answers: folder of the model's answers, which several runs can share; empty for output/answers.
-        max_new_tokens: the most tokens of an answer.
-        temperatures: of batch after batch of answers, in turns; 0 is greedy.
+        max_new_tokens: largest number of tokens of an answer.
+        temperatures: temperatures of the batches of answers, in turns; 0 is greedy.
         memory_gib: the most memory for hidden states in GiB; those that do not fit are computed again at every step.
-        num_attention_heads: of the head; null for the model's, or the next smaller number that fits.
+        num_attention_heads: number of heads; null for the model's, or the next smaller number that fits.
         draft_vocab_size: how many tokens may be drafted, the most frequent ones of the answers; null for all.
         num_decoded_prompts: held-out prompts that are answered with the head for the accepted length.
     """
@@ -266,7 +266,7 @@ class TextDrafterTask(DrafterTask):
         return batch_of(texts, [self._states[split].of(*each) for each in zip(numbers, texts, strict=True)])
 
     def _guesses(self, batch: Batch, features: Tensor, levels: int) -> list[Tensor]:
-        """For each level the head's hidden states [B, n - first + 1, dim], from pair `first - 1` on."""
+        """The head's hidden states [B, n - first + 1, dim] from pair `first - 1` on, for each level."""
         return guesses_by_level(
             self.drafter, batch.tokens, features, batch.positions, batch.valid, first=batch.first, levels=levels
         )

@@ -75,14 +75,15 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
         blind_share: share of steps in which the video has no rows.
         num_videos: number of rendered videos, each with an answer to learn from.
         videos: folder of videos to learn from instead, of which every tenth is kept apart for evaluation.
-        questions: about a folder's videos: a .txt file, each line of which is asked about every video, or a .csv or
-            .jsonl file with a "video" and a "question" in each row; null asks for descriptions.
-        num_frames: frames of a video; null for the world's own number, and for the processor's own choice of others.
-        fps: of a folder's videos: frames of each second, instead of `num_frames`.
-        max_pixels: of a folder's videos: the most pixels of a frame; null for the processor's own limit.
+        questions: questions about a folder's videos: a .txt file, each line of which is asked about every video, or a
+            .csv or .jsonl file with a "video" and a "question" in each row; null asks for descriptions.
+        num_frames: number of frames that the model sees; null for the world's own number, and for the processor's own
+            choice of others.
+        fps: number of frames per second of a folder's videos that the model sees, instead of `num_frames`.
+        max_pixels: largest number of pixels of a frame of a folder's videos; null for the processor's own limit.
         image_size: side of the rendered frames in pixels; null for the side of the world's own videos.
         answers: folder of the target's answers, which several runs can share; empty for output/answers.
-        max_new_tokens: the most tokens of an answer.
+        max_new_tokens: largest number of tokens of an answer.
         states: folder in which the target's hidden states are kept, a MiB for 1,000 tokens of the shipped target. Runs
             that differ only in the head share them, and a resumed run reads them again. Empty keeps them in memory.
         memory_gib: the most memory for them in GiB; states that do not fit are computed again at every step.

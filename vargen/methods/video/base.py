@@ -167,7 +167,7 @@ class VideoMethodConfig(MethodConfig, ABC):
 
     @abstractmethod
     def _players(self, components: VideoComponents) -> VideoMethod | OwnLoop:
-        """As `build`, with ValueErrors of the players as they come."""
+        """Do what `build` does, with ValueErrors of the players as they come."""
 
     def build(self, components: VideoComponents) -> VideoMethod | OwnLoop:
         """The players for one batch of questions.

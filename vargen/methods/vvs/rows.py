@@ -47,5 +47,5 @@ class RowSkippingConfig(GuessingRowsConfig):
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:
-        """As of all methods with guesses in rows, and how many looks."""
+        """The space of all methods with guesses in rows, and the number of looks."""
         return {**super().search(suggest), "looks": suggest.integer("looks", 1, 4)}

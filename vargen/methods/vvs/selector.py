@@ -111,7 +111,7 @@ class WindowSelector:
         self.survival = survival
 
     def __call__(self, draft: Draft, state: DecodeState) -> Selection:
-        """As much for every row as has settled; the draft is a chain."""
+        """Take as much for every row as has settled; the draft is a chain."""
         tree = draft.tree
         taken = tree.valid[:, 1 : self.most + 1]
         if self.survival > 0:

@@ -39,7 +39,7 @@ _REFUSED = {
     "x-omni": "X-Omni cannot be drawn with: its decoder acts otherwise on image tokens, in code that only its "
     "repository has, and its pixels come from a diffusion model of 12 billion weights",
 }
-"""By model_type."""
+"""The families by `model_type`."""
 
 
 def find_family(

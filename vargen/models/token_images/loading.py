@@ -40,7 +40,7 @@ _TIKTOKEN_MARKS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)),
     "<|image token|>", "<|image start|>", "<|image end|>",
 )  # fmt: skip
-"""Of Emu3.5, behind the words, in order of their ids."""
+"""The marks of Emu3.5 behind the words, in order of their ids."""
 
 
 def load_family_model(

@@ -92,7 +92,7 @@ class VideoFrames:
 
     @property
     def metadata(self) -> VideoMetadata:
-        """As transformers' video processors take it."""
+        """The metadata as transformers' video processors take it."""
         height, width = self.frames.shape[-2:]
         return VideoMetadata(
             total_num_frames=self.total_num_frames,
@@ -357,7 +357,7 @@ def pyav() -> ModuleType:
 
 
 def _as_file(path: Path) -> str:
-    """As FFmpeg takes it, for which what stands before a colon is a protocol."""
+    """The path as FFmpeg takes it, which reads a protocol before a colon."""
     return f"file:{path}"
 
 

@@ -148,7 +148,7 @@ class PruningTarget(VideoTarget):
         return narrow
 
     def _leave_out(self, prompt: SeenPrompt, hidden_states: Tensor, number: int) -> Tensor:
-        """Of [1, T', dim] what goes into layer `number`, counted from 0; the places are noted."""
+        """What goes into layer `number`, counted from 0, of the hidden states [1, T', dim]; the places are noted."""
         places = prompt.places[number]
         is_visual = prompt.request.is_visual[places]
         visual = is_visual.nonzero()[:, 0]

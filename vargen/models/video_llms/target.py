@@ -200,7 +200,7 @@ class VideoTarget(TransformersTarget):
         self.finish_prompt(self.prompt_length - lengths)
 
     def prompt_cache(self, row: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """For every layer, keys and values [1, kv_heads, T', head_dim] of a prompt. Raises ValueError before the
+        """Keys and values [1, kv_heads, T', head_dim] of a prompt for every layer. Raises ValueError before the
         prefill."""
         static, end = self._cache.allocated(), self.prompt_length
         starts = [end - len(places) for places in self.prompts[row].places]

@@ -1,1 +1,1 @@
-"""From a video and a question to an answer: loading, prompts, players, and the one call, `answering.py`."""
+"""Answering a question about a video: loading, prompts, players, and the one call, `answering.py`."""

@@ -30,7 +30,7 @@ from vargen.pipelines.video.parallel_pair import ParallelLoop, ParallelPair
 
 
 def no_draft_heads(kind: str, folder: str | None) -> VideoHead:
-    """For components without draft heads. Raises UserError."""
+    """Refuse a draft head where components have none. Raises UserError."""
     raise UserError(f"{kind}: drafter must be given: there are no draft heads here")
 
 

@@ -101,7 +101,7 @@ class ParallelPair:
 
     @contextmanager
     def a_core_left(self) -> Iterator[None]:
-        """On a CPU, leave a core to the other side: waiting for one halves the speed of both."""
+        """Leave a core to the other side on a CPU: waiting for one halves the speed of both."""
         threads = torch.get_num_threads()
         if self.drafter.device.type != "cpu" or self.workers == "in_turn" or threads == 1:
             yield

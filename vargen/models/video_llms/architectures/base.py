@@ -38,7 +38,7 @@ class Architecture:
     title: ClassVar[str]
     """What people call it."""
     layers: ClassVar[Mapping[str, str]]
-    """By the type of the text model, the module of transformers and the beginning of the names of its classes:
+    """The module of transformers and the beginning of the names of its classes, by the type of the text model:
     `PREFIXDecoderLayer`, `PREFIXRotaryEmbedding`; the configuration is `AutoConfig`'s."""
     num_axes: ClassVar[int] = 1
     """A: axes of positions, 3 for M-RoPE (time, height, width)."""
@@ -54,7 +54,7 @@ class Architecture:
         return model.model.language_model
 
     def output_head(self, model: Any) -> Any:
-        """From hidden states to logits."""
+        """The layer that gives logits of hidden states."""
         return model.lm_head
 
     def is_visual(self, config: Any, input_ids: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from vargen.models.video_llms.architectures.qwen3_vl import Qwen3VL
 ARCHITECTURES: dict[str, Architecture] = {
     each.model_type: each for each in (Qwen2VL(), Qwen25VL(), Qwen3VL(), LlavaOnevision(), LlavaNextVideo())
 }
-"""By `model_type`."""
+"""The architectures by `model_type`."""
 
 
 def find_architecture(model_type: object, called: object = "model") -> Architecture:

@@ -22,7 +22,7 @@ NAMES = {
     *("attn_implementation", "device", "device_map", "draft_quantization", "draft_revision", "dtype", "family"),
     *("extractor", "prompts_format"),
     *("host", "kept_choices", "kind", "log_with", "optimizer", "quality", "quantization", "question", "ranker"),
-    *("ratio", "revision", "speed", "split", "visual"),
+    *("ratio", "revision", "speed", "split", "task", "visual"),
 }
 """Fields of text that name no place."""
 WRITES_NOTHING = {"judge", "demo", "serve"}

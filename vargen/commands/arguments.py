@@ -59,8 +59,12 @@ _HEADS = {
 """A command with none of these options has no such group: its `batch_size` or `vqvae` is of the task."""
 _LAST = ("Training", "Output", "Loading the model", "Computing", "About these options")
 
-_FOLDERS = ("output", "clip", "text_encoder", "drafter", "judge_model")
-_FILES = ("picture", "vgg_weights", "inception_weights", "config", "transformer", "vqvae")
+_FOLDERS = (
+    *("output", "clip", "text_encoder", "drafter", "judge_model", "hps", "detector", "vqa_model", "videos"),
+    *("codes", "frozen_text_encoder", "initial_weights", "answers", "states"),
+)
+_FILES = ("picture", "vgg_weights", "inception_weights", "config", "transformer")
+_FOLDERS_OR_FILES = ("vqvae", "checkpoint", "given_images", "reference")
 _TRUTHS = ("true", "false", "yes", "no", "null")
 """What may follow a switch."""
 _LIKE_TRUTHS = ("on", "off", "0", "1", "y", "n", "t", "f")
@@ -198,8 +202,8 @@ def _kind(kind: Any, name: str = "") -> str:
         return "true|false"
     if kind in (int, float):
         return "NUMBER"
-    if name in _FOLDERS:
-        return "FOLDER"
+    if name in _FOLDERS or name in _FOLDERS_OR_FILES:
+        return "FOLDER" if name in _FOLDERS else "PATH"
     return "FILE" if name in _FILES or name.endswith("_file") else "TEXT"
 
 

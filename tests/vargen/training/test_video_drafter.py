@@ -449,7 +449,7 @@ def test_a_resumed_run_ends_with_the_same_weights(qwen_folder: Path, tmp_path: P
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(VideoDrafterTask, "loss", interrupted)
         train_on_noise(half)
-    assert 0 < kept[-1] < config.videos
+    assert 0 < kept[-1] < config.num_videos
     train_on_noise(half)
     left, right = (
         torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["module"] for name in ("whole", "half")

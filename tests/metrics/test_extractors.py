@@ -162,6 +162,14 @@ def test_clean_resizing_takes_the_networks_parts_in_order(inception_file: Path) 
     assert torch.allclose(plain, clean, rtol=1e-4, atol=1e-4)
 
 
+def test_clean_resizing_is_bicubic_and_not_rounded() -> None:
+    """As torch computes it, of a smaller and a larger picture."""
+    for side in (64, 400):
+        picture = torch.randint(256, (3, side, side), generator=torch.Generator().manual_seed(side)).byte()
+        wanted = interpolate(picture[None].float(), (299, 299), mode="bicubic", antialias=True)[0].clamp(0, 255)
+        assert torch.allclose(extractors._clean_resize(picture), wanted, atol=0.01)
+
+
 def test_clean_and_plain_resizing_differ(inception_file: Path, pictures: Tensor) -> None:
     plain, clean = (InceptionFeatures(inception_file, each) for each in ("tensorflow1", "clean"))
     assert not torch.allclose(plain(pictures[:2]), clean(pictures[:2]), rtol=1e-3)

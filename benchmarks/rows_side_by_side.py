@@ -83,6 +83,13 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         for guesses in (1, 2, 3, 4)
         for looks in (1, 2, 3)
     },
+    **{
+        f"vvs-rows 6, 1 guesses, 1 looks, {columns} columns": (
+            "vvs-rows",
+            {"opens_after": 6, "guesses": 1, "looks": 1, "guessed_columns": columns},
+        )
+        for columns in (10, 12, 14)
+    },
 }
 """The method and its settings, by label."""
 

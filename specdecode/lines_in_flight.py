@@ -48,6 +48,7 @@ class LinesInFlight:
             known. Until then it is a guess.
         looks: A token that so many passes have drawn is decided, whatever it was drawn behind; None: by no number.
         copies: A line opens with guesses, the tokens of the line before; else with none. Not with `first_holds`.
+        guessed_columns: Guesses lie among so many first tokens of a line; None: anywhere.
 
     Raises:
         ValueError: An argument out of range.
@@ -59,13 +60,15 @@ class LinesInFlight:
     first_holds: bool = False
     looks: int | None = None
     copies: bool = False
+    guessed_columns: int | None = None
 
     def __post_init__(self) -> None:
         self.lines.check_window(self.window)
         if self.guesses < 0:
             raise ValueError(f"guesses must be at least 0, got {self.guesses}")
-        if self.looks is not None:
-            check_counts(looks=self.looks)
+        for name in ("looks", "guessed_columns"):
+            if getattr(self, name) is not None:
+                check_counts(**{name: getattr(self, name)})
         if self.copies and self.first_holds:
             raise ValueError("copies must be off where first_holds is on: a copy is not what a pass has drawn")
 
@@ -314,7 +317,8 @@ class FlightRun(DecodeRun):
         layout, ahead, full = self._layout, counts[:, :-1], self._layout.line_length
         room = full.expand_as(counts).clone()
         room[:, 1:] = torch.where(ahead == full, full, ahead - counts[:, 1:])
-        wanted = wanted.minimum(room).minimum(full - 1 - counts).clamp_(min=0)
+        last = full - 1 if rule.guessed_columns is None else (full - 1).clamp(max=rule.guessed_columns)
+        wanted = wanted.minimum(room).minimum(last - counts).clamp_(min=0)
         opening = torch.zeros_like(what.opened)
         if rule.copies:
             opening[:, 1:] = (ahead >= full.clamp(max=rule.window)) & ~what.opened[:, 1:] & (counts[:, 1:] == 0)
@@ -330,10 +334,10 @@ class FlightRun(DecodeRun):
             return
         places, real = _chosen(new, rule.most_fed)
         # The last fed token of each line, which its last draw came from: [B, R], as the number of a fed token.
-        last = layout.firsts + looked_to - 2
+        origin = layout.firsts + looked_to - 2
         if not rule.lines.has_marks:
-            last = torch.where(what.waiting & (looked_to == 1), self._stand_ins, last)
-        fed = slots[:, None] == last.gather(1, _at(layout.line_of, places))[..., None]  # [B, m, n]
+            origin = torch.where(what.waiting & (looked_to == 1), self._stand_ins, origin)
+        fed = slots[:, None] == origin.gather(1, _at(layout.line_of, places))[..., None]  # [B, m, n]
         guessed_from = TargetOutput(ragged.take(output.logits, fed.byte().argmax(2)))
         drawn = self._draw(guessed_from, places)
         self._buffer.scatter_(1, places.where(real, rule.num_places), drawn)

@@ -130,6 +130,7 @@ def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
     where that is not decided. The next tokens of a line are right as long as each guess is what the pass draws for its
     place; these are decided, and one more. What else was drawn are guesses; a line that has fewer than it may have gets
     more from its last distribution. A token may be seen by others once it is decided and fed; guesses by their line.
+    With `guessed_columns` a line's guesses are among so many first tokens of it.
     With `copies` a line that is about to open has the tokens above as its guesses.
     """
     length, stride, lines = passes.length, passes.stride, range(passes.lines)
@@ -222,7 +223,8 @@ def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
             most = max(rule.guesses, 1) if rule.first_holds and not decided[line] else rule.guesses
             if line > 0 and len(decided[line - 1]) < length:
                 most = min(most, len(decided[line - 1]) - len(decided[line]))
-            most = max(min(most, length - 1 - len(decided[line])), 0)
+            last = length - 1 if rule.guessed_columns is None else min(length - 1, rule.guessed_columns)
+            most = max(min(most, last - len(decided[line])), 0)
             more = range(len(guesses[line]), most)
             begin = line * stride + len(decided[line])
             guesses[line] = guesses[line][:most] + [

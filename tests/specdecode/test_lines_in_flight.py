@@ -34,6 +34,10 @@ RULES = {
     "two looks": LinesInFlight(LINES, 3, guesses=4, looks=2),
     "three looks at whole lines": LinesInFlight(LINES, SIDE, guesses=SIDE - 1, looks=3, copies=True),
     "two looks at copies": LinesInFlight(LINES, 2, guesses=2, looks=2, copies=True),
+    "one look, guesses in the first columns": LinesInFlight(
+        LINES, 2, guesses=1, looks=1, copies=True, guessed_columns=3
+    ),
+    "two looks at guesses in the first columns": LinesInFlight(LINES, 3, guesses=3, looks=2, guessed_columns=2),
     "one look, and a start that may hold": LinesInFlight(LINES, 1, guesses=1, first_holds=True, looks=1),
 }
 
@@ -268,6 +272,7 @@ def test_other_requests_take_rows_half_way(model: Any, name: str, graphs: bool) 
         ({"window": SIDE + 1}, r"window must be at most line_length \(5\), got 6"),
         ({"guesses": -1}, "guesses must be at least 0, got -1"),
         ({"looks": 0}, "looks must be"),
+        ({"guessed_columns": 0}, "guessed_columns must be"),
         ({"copies": True, "first_holds": True}, "copies must be off where first_holds is on"),
     ],
 )

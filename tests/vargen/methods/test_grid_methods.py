@@ -112,6 +112,7 @@ def test_janus_draws_the_same_pictures_in_any_batch_and_stream(name: str) -> Non
         ),
         ("pjd", {"guesses": 0}, "pjd.guesses must be at least 1, got 0"),
         ("vvs-rows", {"looks": 0}, "vvs-rows.looks must be at least 1, got 0"),
+        ("vvs-rows", {"guessed_columns": 0}, "vvs-rows.guessed_columns must be at least 1, got 0"),
         ("vvs-rows", {"opens_after": 0}, 'vvs-rows.opens_after must be an integer of at least 1 or "auto", got 0'),
         (
             "vvs-rows",

@@ -25,24 +25,34 @@ class RowSkippingConfig(GuessingRowsConfig):
 
     Args:
         looks: so many passes draw a token before it stands unverified.
+        guessed_columns: tokens are guessed among so many first ones of a row; null: in the whole row. Less is fed, and
+            the row below comes closer.
     """
 
     name: ClassVar[str] = "vvs-rows"
     summary: ClassVar[str] = "VVS on rows of the grid: tokens stand after some looks, verified or not; no drafter"
-    draft_settings: ClassVar[tuple[str, ...]] = (*GuessingRowsConfig.draft_settings, "looks")
+    draft_settings: ClassVar[tuple[str, ...]] = (*GuessingRowsConfig.draft_settings, "looks", "guessed_columns")
 
     looks: int = 2
+    guessed_columns: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._number("looks", 1, whole=True)
+        if self.guessed_columns is not None:
+            self._number("guessed_columns", 1, whole=True)
 
     def _order(self, lines: Lines | LinesOfRows) -> Order:
         from specdecode.lines_in_flight import LinesInFlight
 
         columns = lines.line_length
         return LinesInFlight(
-            lines, self._opening(columns), min(self.guesses, columns - 1), looks=self.looks, copies=True
+            lines,
+            self._opening(columns),
+            min(self.guesses, columns - 1),
+            looks=self.looks,
+            copies=True,
+            guessed_columns=self.guessed_columns,
         )
 
     @classmethod

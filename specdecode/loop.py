@@ -156,10 +156,10 @@ class DecodeRun:
             self._buffer[:, :max_new_tokens], self._no_tokens, every_row, max_new_tokens, sampling, streams,
             row_tokens=None if row_tokens is None else row_tokens.clone(),
         )  # fmt: skip
-        self._skipped = self._no_tokens  # taken unverified before this step, which only `SkippingRun` does
+        self._skipped = self._no_tokens.clone()  # taken unverified before this step, which only `SkippingRun` does
         self.watch = FiniteWatch(batch_size, device)
         self.steps = 0
-        self.in_place: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.in_place: Callable[[DecodeRun], AbstractContextManager[Any]] = nullcontext
         """Within it tensors may be replaced: where steps are graphs, they are copied back to where graphs look."""
 
     def finish(self, on_step: OnStep | None = None) -> DecodeResult:
@@ -189,12 +189,20 @@ class DecodeRun:
                 if on_step is not None:
                     on_step(self.steps, self.state)
                 if self.may_stop:
-                    seen = look(needs(self.state))
+                    seen = look(needs(self.state) if self.state.needed is None else self.state.needed)
                     slowest_needs = 1 if seen is None else int(seen)
                 elif slowest_needs <= 0:
                     slowest_needs = int(needs(self.state))
+        return self.result()
+
+    def result(self) -> DecodeResult:
+        """What is decoded so far. Raises NotFiniteError as `finish`."""
         self.watch.check()
-        return DecodeResult(self.state.tokens, self.state.lengths, self.trace)
+        self.trace.collect()
+        tokens, lengths = self.state.tokens, self.state.lengths
+        if self.compiler is not None:  # the graphs of the next run write there
+            tokens, lengths = tokens.clone(), lengths.clone()
+        return DecodeResult(tokens, lengths, self.trace)
 
     @torch.no_grad()
     def start(self) -> None:
@@ -364,7 +372,7 @@ class DecodeRun:
         Raises:
             ValueError: A player that cannot, by name; see `specdecode.roles.RowReplacing`.
         """
-        with self.in_place():
+        with self.in_place(self):
             for player, theirs in zip(self.players, other.players, strict=True):
                 if player is not None:
                     replace_rows(player, rows, theirs)

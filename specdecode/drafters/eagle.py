@@ -170,6 +170,7 @@ class EagleDrafter(Drafter):
         self._counts = state.active.long()
         self._skipped_tokens: Tensor | None = None
         self._skipped_features: Tensor | None = None
+        self._skipped_first, self._skipped_counts = torch.zeros_like(self._counts), torch.zeros_like(self._counts)
         if self.feature_reuse is not None:
             self.feature_reuse.start(self._features)
 

@@ -25,6 +25,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -206,20 +208,21 @@ class _Graphs:
         self.state: int | None = None
         self._states: dict[tuple[Hashable, ...], int] = {}
         self._homes: dict[tuple[Any, ...], Tensor] = {}
-        self._begun = [value for *_, value in _attributes(run) if isinstance(value, Tensor)]
-        self._held: list[Any] = []  # what is known by its address must not end before this
+        self._begun = [value for *_, value in _attributes(run) if _tensors(value)]
         alike: dict[int, int] = {}  # the first tensor at each address
         self.form = [
-            (path, name, _form(value, self._held), isinstance(value, Tensor) and alike.setdefault(value.data_ptr(), number))
-            for number, (path, _, name, value) in enumerate(_attributes(run))
+            (path, name, _form(value), [alike.setdefault(each.data_ptr(), len(alike)) for each in _tensors(value)])
+            for path, _, name, value in _attributes(run)
         ]
 
     def adopt(self, run: DecodeRun) -> None:
         """Give a run of this form, which has just started, the tensors of the first one, with its own numbers."""
-        found = [(owner, name, value) for _, owner, name, value in _attributes(run) if isinstance(value, Tensor)]
+        found = [(owner, name, value) for _, owner, name, value in _attributes(run) if _tensors(value)]
         for (owner, name, value), home in zip(found, self._begun, strict=True):
-            if value.data_ptr() != home.data_ptr():
-                object.__setattr__(owner, name, home.copy_(value))
+            for old, new in zip(_tensors(home), _tensors(value), strict=True):
+                if old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+            object.__setattr__(owner, name, home)
 
     def home(self, path: _Path, name: str, value: Tensor) -> Tensor:
         """Where steps leave such a value of an attribute."""
@@ -434,24 +437,39 @@ def _what(value: Any) -> Hashable:
     return value if isinstance(value, int | float | str | None) else type(value).__name__
 
 
-def _form(value: Any, held: list[Any], is_attribute: bool = True) -> Hashable:
-    """What must be alike of an attribute's value in two runs with the same graphs. What is no plain value is known by
-    its address, and added to `held`."""
+def _parts(value: Any) -> list[Any] | None:
+    """What a container holds; None of another value."""
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    return list(value.values() if isinstance(value, dict) else value) if isinstance(value, dict | list | tuple) else None
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors of an attribute that another run can have in the place of its own. Those beside objects with
+    attributes are of one run, and so are those whose entries share memory."""
     if isinstance(value, Tensor):
-        moves = is_attribute and all(step > 0 or size < 2 for step, size in zip(value.stride(), value.shape, strict=True))
-        return value.shape, value.stride(), value.dtype, None if moves else value.data_ptr()
-    if isinstance(value, dict | list | tuple):
-        parts = value.values() if isinstance(value, dict) else value
-        return type(value), *(_form(each, held, False) for each in parts)
-    if _is_ours(value):
-        return type(value)
-    if isinstance(value, int | float | str | torch.dtype | torch.device | None):
-        return value
-    owner = getattr(value, "__self__", None)
-    if owner is not None and not isinstance(owner, nn.Module):
-        return object()  # of this run alone
-    held += [owner, getattr(value, "__func__", value)]
-    return tuple(map(id, held[-2:]))
+        spreads = any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True))
+        return [] if spreads else [value]
+    parts = _parts(value) or []
+    return [] if any(map(_is_ours, parts)) else [each for part in parts for each in _tensors(part)]
+
+
+def _form(value: Any) -> Hashable:
+    """What must be alike of an attribute's value in two runs with the same graphs."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, None if _tensors(value) else value.data_ptr()
+    if (parts := _parts(value)) is not None:
+        movable = bool(_tensors(value))
+        return type(value), *(
+            (each.data_ptr(), each.shape) if isinstance(each, Tensor) and not movable else _form(each) for each in parts
+        )
+    if isinstance(value, nn.Module):
+        weights = [each.data_ptr() for each in (*value.parameters(), *value.buffers())]
+        parts = [(type(each), *each._forward_hooks, *each._forward_pre_hooks) for each in value.modules()]
+        return *parts, *weights
+    if isinstance(value, MethodType):
+        return value.__func__, _form(value.__self__) if isinstance(value.__self__, nn.Module) else object()
+    return type(value) if _is_ours(value) else value
 
 
 def _attributes(run: DecodeRun) -> Iterator[tuple[_Path, Any, str, Any]]:

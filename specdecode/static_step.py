@@ -7,11 +7,11 @@ A step replaces tensors that the run and its players hold, such as lengths, or t
 they are copied back to where the last step found them, as part of the graph. So every step reads and writes the same
 addresses, and a captured graph can be replayed. No player needs to know: the objects are searched for tensors.
 
-The first step of every kind runs operation by operation and shows what is replaced. A kind that finds what it leaves is
-compiled then, and replayed by a GPU from its next step on. All others stay operation by operation: they are rare, such as
-the first step of a batch, or the one behind another width. Kinds differ by the shapes that a step finds, by what the host
-decides beforehand (`DecodeRun.prepare`, and the size of the draft), and by how many slots of each cache attention reads,
-in whole buckets. The host knows a bound on the lengths without asking, since a kind of step keeps at most so many tokens.
+The first step of every kind runs operation by operation and shows what is replaced. The second of a kind that finds what
+it leaves is compiled, from the third on a GPU replays it. Other kinds are rare, such as the first step of a batch, and
+are never compiled. Kinds differ by the shapes that a step finds, by what the host decides beforehand
+(`DecodeRun.prepare`, and the size of the draft), and by how many slots of each cache attention reads, in whole buckets.
+The host knows a bound on the lengths without asking, since a kind of step keeps at most so many tokens.
 
 Graphs outlive their run. The next one of the same form, on the same caches, copies what its prompts left to where the
 graphs look, and goes on with them.
@@ -105,9 +105,7 @@ class StepCompiler:
                 self.on_compiled(gained, seconds)
 
     def take(self, run: DecodeRun) -> _Graphs:
-        """The graphs of an earlier run of this form, whose tensors the run now has; or new ones.
-
-        Those of caches that are gone are forgotten."""
+        """The graphs of an earlier run of this form, whose tensors this one then has, or new ones."""
         graphs = _Graphs(run)
         self._kept = [each for each in self._kept if all(cache() is not None for cache in each.caches)]
         for number, each in enumerate(self._kept):
@@ -441,7 +439,9 @@ def _parts(value: Any) -> list[Any] | None:
     """What a container holds; None of another value."""
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
-    return list(value.values() if isinstance(value, dict) else value) if isinstance(value, dict | list | tuple) else None
+    return (
+        list(value.values() if isinstance(value, dict) else value) if isinstance(value, dict | list | tuple) else None
+    )
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -361,7 +361,8 @@ class LlamaGenTarget:
         self._picture_starts.index_copy_(0, rows, other._picture_starts)
 
     in_no_graph = (
-        *("_num_new", "compiler", "guidance_scale", "condition_length", "longest_condition", "condition_mask", "_condition_embeds"),
+        *("_num_new", "compiler", "guidance_scale", "condition_length", "longest_condition", "condition_mask"),
+        "_condition_embeds",
     )
 
     @torch.no_grad()

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specdecode.checks import check_counts, check_room, is_integer
 from specdecode.finite import FiniteWatch
-from specdecode.kernels import judging
+from specdecode.kernels import one_call
 from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, Verifier, replace_rows
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
 from specdecode.trace import DecodeTrace, StepLog
@@ -311,13 +311,12 @@ class DecodeRun:
             is none, the tokens written: fewer where a stop token came first.
         """
         state = self.state
-        in_triton = judging.serves_gpu(tree.tokens)
-        if in_triton or judging.serves(tree.tokens):
-            keep = judging.gpu.keep if in_triton else judging.keep
-            (stays, kept, emitted, lengths, newest), active, state.least_room = keep(
-                *(tree.tokens, tree.valid, path, accepted, next_tokens, self._skipped, self.stops, state.active),
-                *(state.lengths, self._buffer, counts),
-            )
+        at_once = one_call.keep(
+            *(tree.tokens, tree.valid, path, accepted, next_tokens, self._skipped, self.stops, state.active),
+            *(state.lengths, self._buffer, counts),
+        )
+        if at_once is not None:
+            (stays, kept, emitted, lengths, newest), active, state.least_room = at_once
         else:
             going_on, stays = state.active, accepted * state.active
             kept = stays if next_tokens is None else stays + going_on

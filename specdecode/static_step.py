@@ -7,9 +7,9 @@ A step replaces tensors that the run and its players hold, such as lengths, or t
 they are copied back to where the last step found them, as part of the graph. So every step reads and writes the same
 addresses, and a captured graph can be replayed. No player needs to know: the objects are searched for tensors.
 
-The first step of every kind runs operation by operation and shows what is replaced. The second of a kind that finds what
-it leaves is compiled, from the third on a GPU replays it. Other kinds are rare, such as the first step of a batch, and
-are never compiled. Kinds differ by the shapes that a step finds, by what the host decides beforehand
+The first step of every kind runs operation by operation and shows what is replaced. The second of a kind that finds
+what it leaves is compiled, from the third on a GPU replays it. Other kinds are rare, such as the first step of a batch,
+and are never compiled. Kinds differ by the shapes that a step finds, by what the host decides beforehand
 (`DecodeRun.prepare`, and the size of the draft), and by how many slots of each cache attention reads, in whole buckets.
 The host knows a bound on the lengths without asking, since a kind of step keeps at most so many tokens.
 
@@ -393,7 +393,8 @@ class StaticStep:
         """What a kind of step replaces in this run."""
         if id(kind) not in self._slots:
             owners = dict(_objects(self.run))
-            self._slots[id(kind)] = [Slot(owners[path], *slot) for path, *slot in kind.slots]
+            slots = ((owners[path], name, home, overlaps) for path, name, home, overlaps in kind.slots)
+            self._slots[id(kind)] = [Slot(*slot) for slot in slots]
         return self._slots[id(kind)]
 
     def _first(self) -> tuple[_Kind, bool]:
@@ -454,7 +455,7 @@ def _tensors(value: Any) -> list[Tensor]:
     return [] if any(map(_is_ours, parts)) else [each for part in parts for each in _tensors(part)]
 
 
-def _form(value: Any) -> Hashable:
+def _form(value: Any) -> Any:
     """What must be alike of an attribute's value in two runs with the same graphs."""
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype, None if _tensors(value) else value.data_ptr()
@@ -487,7 +488,7 @@ def _is_ours(value: Any) -> bool:
 
 
 def _objects(run: DecodeRun) -> Iterator[tuple[_Path, Any]]:
-    """The run and all objects that it holds, also in lists and dictionaries, each with the first path that leads to it."""
+    """The run and all objects that it holds, also in lists and dictionaries, each with a path that leads to it."""
     seen, waiting = set(), deque[tuple[_Path, Any]]([((), run)])
     while waiting:
         path, each = waiting.popleft()

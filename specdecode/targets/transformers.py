@@ -87,7 +87,7 @@ class TransformersTarget:
     """
 
     rows_per_sequence = 1
-    in_no_graph = (
+    in_no_graph: tuple[str, ...] = (
         "_num_new",
         "compiler",
         "guidance_scale",

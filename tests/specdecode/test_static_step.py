@@ -1,7 +1,7 @@
 """Steps as graphs: the tokens of eager steps, few graphs, every tensor where it was, and no number that is asked for.
 
-Graphs run as they are, see `counted_graphs`, and are captured on tapes, see `taped_graphs`, as a GPU would; machine code
-is tried once.
+Graphs run as they are, see `counted_graphs`, and are captured on tapes, see `taped_graphs`. Machine code is
+tried once.
 """
 
 from __future__ import annotations

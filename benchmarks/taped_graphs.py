@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from counted_graphs import CountedGraphs
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from specdecode.loop import DecodeRun
@@ -43,10 +43,25 @@ class Tape(TorchDispatchMode):
         self.replays += 1
         if self.replays == 1:
             return
-        for function, given, named, homes in self._operations:
-            made = function(*given, **named)
-            for home, each in zip(homes, _new(made, (given, named)) if homes else (), strict=True):
-                home.copy_(each)
+        with _disable_current_modes():
+            for function, given, named, homes in self._operations:
+                made = function(*given, **named)
+                for home, each in zip(homes, _new(made, (given, named)) if homes else (), strict=True):
+                    home.copy_(each)
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that the host asks for within it; those of a tape are not among them.
+
+    Attributes:
+        count: so far.
+    """
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        self.count += 1
+        return function(*given, **(named or {}))
 
 
 def _new(made: Any, given: Any) -> list[Tensor]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import language_models
 import pytest
 import torch
 from language_models import VOCAB_SIZE, ragged_prompts
-from taped_graphs import TapingCompiler
+from taped_graphs import Launches, TapingCompiler
 
 from specdecode import static_step
 from specdecode.continuous import decode_queue
@@ -137,6 +138,11 @@ def test_ends_by_stop_tokens_are_seen_late_and_change_nothing(model: Any) -> Non
         assert eager.trace.target_passes <= late.trace.target_passes <= eager.trace.target_passes + 3
         assert eager.trace.row_passes == late.trace.row_passes
     assert int(eager.lengths.max()) < NEW and len(compiler.tapes) == 1 and not compiler.counted.faults
+    asked: list[int] = []
+    with Launches() as launches:
+        note = lambda step, state: asked.append(launches.count + compiler.replays)  # noqa: E731
+        run(target_of(model), compiler, window(), stop_token=stops, on_step=note)
+    assert {after - before for before, after in pairwise(asked[1:])} == {3}, "a replay, and a copy to new memory"
 
 
 def test_what_the_host_reads_is_some_calls_old() -> None:

@@ -346,7 +346,7 @@ class FlightRun(DecodeRun):
     def replace_rows(self, rows: Tensor, other: DecodeRun) -> None:
         """See `DecodeRun.replace_rows`."""
         assert isinstance(other, FlightRun)
-        with self.in_place():
+        with self.in_place(self):
             super().replace_rows(rows, other)
             self._layout.replace_rows(rows, other._layout)
             for name in ("_counts", "_guesses", "_fed", "_looks"):

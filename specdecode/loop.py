@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specdecode.checks import check_counts, check_room, is_integer
 from specdecode.finite import FiniteWatch
-from specdecode.kernels import judging
+from specdecode.kernels import one_call
 from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, Verifier, replace_rows
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
 from specdecode.trace import DecodeTrace, StepLog
@@ -156,10 +156,10 @@ class DecodeRun:
             self._buffer[:, :max_new_tokens], self._no_tokens, every_row, max_new_tokens, sampling, streams,
             row_tokens=None if row_tokens is None else row_tokens.clone(),
         )  # fmt: skip
-        self._skipped = self._no_tokens  # taken unverified before this step, which only `SkippingRun` does
+        self._skipped = self._no_tokens.clone()  # taken unverified before this step, which only `SkippingRun` does
         self.watch = FiniteWatch(batch_size, device)
         self.steps = 0
-        self.in_place: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.in_place: Callable[[DecodeRun], AbstractContextManager[Any]] = nullcontext
         """Within it tensors may be replaced: where steps are graphs, they are copied back to where graphs look."""
 
     def finish(self, on_step: OnStep | None = None) -> DecodeResult:
@@ -189,12 +189,20 @@ class DecodeRun:
                 if on_step is not None:
                     on_step(self.steps, self.state)
                 if self.may_stop:
-                    seen = look(needs(self.state))
+                    seen = look(needs(self.state) if self.state.needed is None else self.state.needed)
                     slowest_needs = 1 if seen is None else int(seen)
                 elif slowest_needs <= 0:
                     slowest_needs = int(needs(self.state))
+        return self.result()
+
+    def result(self) -> DecodeResult:
+        """What is decoded so far. Raises NotFiniteError as `finish`."""
         self.watch.check()
-        return DecodeResult(self.state.tokens, self.state.lengths, self.trace)
+        self.trace.collect()
+        tokens, lengths = self.state.tokens, self.state.lengths
+        if self.compiler is not None:  # the graphs of the next run write there
+            tokens, lengths = tokens.clone(), lengths.clone()
+        return DecodeResult(tokens, lengths, self.trace)
 
     @torch.no_grad()
     def start(self) -> None:
@@ -303,13 +311,12 @@ class DecodeRun:
             is none, the tokens written: fewer where a stop token came first.
         """
         state = self.state
-        in_triton = judging.serves_gpu(tree.tokens)
-        if in_triton or judging.serves(tree.tokens):
-            keep = judging.gpu.keep if in_triton else judging.keep
-            (stays, kept, emitted, lengths, newest), active, state.least_room = keep(
-                *(tree.tokens, tree.valid, path, accepted, next_tokens, self._skipped, self.stops, state.active),
-                *(state.lengths, self._buffer, counts),
-            )
+        at_once = one_call.keep(
+            *(tree.tokens, tree.valid, path, accepted, next_tokens, self._skipped, self.stops, state.active),
+            *(state.lengths, self._buffer, counts),
+        )
+        if at_once is not None:
+            (stays, kept, emitted, lengths, newest), active, state.least_room = at_once
         else:
             going_on, stays = state.active, accepted * state.active
             kept = stays if next_tokens is None else stays + going_on
@@ -364,7 +371,7 @@ class DecodeRun:
         Raises:
             ValueError: A player that cannot, by name; see `specdecode.roles.RowReplacing`.
         """
-        with self.in_place():
+        with self.in_place(self):
             for player, theirs in zip(self.players, other.players, strict=True):
                 if player is not None:
                     replace_rows(player, rows, theirs)

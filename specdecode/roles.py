@@ -80,6 +80,7 @@ class DecodeState:
             does not know it.
         decided_places: [B, max_new_tokens] bool, where tokens are decided out of order; None: the first `lengths` are.
         row_tokens: [B] int64, tokens of each row, at most `max_new_tokens`; None: that many.
+        needed: int64 [], tokens the slowest unfinished row still needs, where a graph says so; None: none does.
     """
 
     tokens: Tensor
@@ -92,6 +93,7 @@ class DecodeState:
     least_room: int | None = None
     decided_places: Tensor | None = None
     row_tokens: Tensor | None = None
+    needed: Tensor | None = None
 
     @property
     def ends(self) -> Tensor | int:

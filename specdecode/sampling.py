@@ -284,6 +284,8 @@ class RandomStreams:
         ValueError: `keys` has another shape or type.
     """
 
+    in_no_graph = ("_tag_keys", "_elements", "_ahead")
+
     def __init__(self, keys: Tensor) -> None:
         if keys.ndim != 1 or keys.dtype != torch.int64:
             raise ValueError(f"keys must be int64 of shape [batch], got {keys.dtype} of shape {list(keys.shape)}")

@@ -171,6 +171,7 @@ class EagleDrafter(Drafter):
         self._counts = state.active.long()
         self._skipped_tokens: Tensor | None = None
         self._skipped_features: Tensor | None = None
+        self._skipped_first, self._skipped_counts = torch.zeros_like(self._counts), torch.zeros_like(self._counts)
         if self.feature_reuse is not None:
             self.feature_reuse.start(self._features)
 
@@ -237,7 +238,7 @@ class EagleDrafter(Drafter):
         """The taken tokens wait with substitutes for the target's features."""
         assert self.feature_reuse is not None
         taken = draft.tree.tokens.gather(1, selection.path[:, 1:])  # [B, depth]
-        self._skipped_first = (state.lengths - 1 - selection.counts).clamp(min=0)  # position of the old root
+        self._skipped_first.copy_((state.lengths - 1 - selection.counts).clamp(min=0))  # position of the old root
         self._skipped_tokens = taken
         self._tokens, self._counts = taken, selection.counts
         self._features = self.feature_reuse.read(self._skipped_first, selection.counts, taken.shape[1])
@@ -247,7 +248,7 @@ class EagleDrafter(Drafter):
         """Store the target's features of the pending tokens."""
         assert self.feature_reuse is not None and self._skipped_tokens is not None
         self._skipped_features = self.head.features(output)[:, : self._skipped_tokens.shape[1]]  # [B, m, F]
-        self._skipped_counts = counts
+        self._skipped_counts.copy_(counts)
         self.feature_reuse.write(self._skipped_features, self._skipped_first, counts)
 
     def replace_rows(self, rows: Tensor, other: EagleDrafter) -> None:

@@ -31,14 +31,14 @@ what they keep is no draw any more.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from specdecode import ragged
 from specdecode.draft_size import DraftSize, DraftSizer
-from specdecode.kernels import judging
+from specdecode.kernels import judging, one_call
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, Drafter, Selection, SkippingDrafter, TargetOutput, Verdict
 from specdecode.sampling import Tag, largest, logits_to_probabilities, sample
@@ -46,6 +46,7 @@ from specdecode.tree import TokenTree
 
 COUPLINGS = ("independent", "gumbel", "maximal", "target")
 INITIAL_GUESSES = ("random", "repeat")
+_FRESH = ("independent", "maximal")  # couplings with new random numbers at every step
 
 
 class JacobiDrafter(Drafter):
@@ -120,8 +121,10 @@ class JacobiDrafter(Drafter):
             self._iteration = self._iteration + 1
         self._behind_skip = False
         window = self._size.depth
-        if window > 0 and self._fits_kernels(state):
-            return self._drawn_at_once(window, state)
+        # One call of the kernels draws a window that needs no sums over the vocabulary.
+        asks_more = self.keep_overlap is not None or self.confident
+        if window > 0 and not asks_more and (draft := self._drawn_at_once(window, state)) is not None:
+            return draft
         root = state.last_tokens()[:, None]
         if window < 1:
             return Draft(TokenTree.chain(root))
@@ -176,35 +179,20 @@ class JacobiDrafter(Drafter):
         for name in ("_opinions", "_tokens", "_drawn_from", "_accepted", "_iteration"):
             setattr(self, name, ragged.put_rows(getattr(self, name), rows, getattr(other, name)))
 
-    def _fits_kernels(self, state: DecodeState) -> bool:
-        """Whether one call of the kernels draws the window: nothing is asked that needs sums over the vocabulary."""
-        asks_more = self.keep_overlap is not None or self.confident
-        given = self._opinions, self._drawn_from, state.lengths
-        return not asks_more and (judging.serves(*given) or judging.serves_gpu(*given))
-
-    def _drawn_at_once(self, window: int, state: DecodeState) -> Draft:
-        """`propose` in one call."""
-        streams, counters = state.streams, state.lengths
-        uniform: Any = None
-        if self.coupling in ("independent", "maximal"):
-            counters = self._counters(state.lengths, state)
+    def _drawn_at_once(self, window: int, state: DecodeState) -> Draft | None:
+        """`propose` in one call, or None where no kernel serves."""
+        counters = self._counters(state.lengths, state) if self.coupling in _FRESH else state.lengths
         last = self._opinions, self._tokens, self._drawn_from, self._accepted, self._last_node, state.last_tokens()
         asked = self.initial_guess == "random", window, self.coupling != "target"
-        tag, revisited = (Tag.TARGET if self.coupling == "target" else Tag.DRAFT), self.coupling == "gumbel"
-        if judging.serves_gpu(self._opinions):
-            if self.coupling == "maximal":
-                positions = counters[:, None] + torch.arange(window, device=counters.device)
-                uniform = streams.uniform(Tag.COUPLE, positions)
-            tokens, drawn_from = judging.gpu.window(*last, streams.key_of(tag), counters, uniform, *asked)
-        else:
-            if self.coupling == "maximal":
-                uniform = streams.numbers(Tag.COUPLE, counters, None, window)
-            noise = streams.numbers(tag, counters, self.vocab_size, window, revisited)
-            form = state.lengths, self._known
-            tokens, drawn_from = judging.window(*last, noise, counters, uniform, *asked, *form)
-            if self._known is not None:
-                return Draft(TokenTree.chain(tokens), drawn_from, has_known=True)
-        return Draft(TokenTree.chain(tokens)) if drawn_from is None else self._drawn(tokens, drawn_from, state)
+        tag = Tag.TARGET if self.coupling == "target" else Tag.DRAFT
+        tags, revisited = (tag, Tag.COUPLE if self.coupling == "maximal" else None), self.coupling == "gumbel"
+        at_once = one_call.window(last, state.streams, tags, counters, revisited, asked, state.lengths, self._known)
+        if at_once is None:
+            return None
+        tokens, drawn_from, has_known = at_once
+        if has_known or drawn_from is None:
+            return Draft(TokenTree.chain(tokens), drawn_from, has_known=has_known)
+        return self._drawn(tokens, drawn_from, state)
 
     def _raced(self, root: Tensor, arrival: Tensor) -> Draft:
         """The chain of the winners (greatest entries) of races [B, window, V] behind `root` [B, 1]."""

@@ -75,9 +75,9 @@ class BranchingJacobiDrafter(JacobiDrafter):
             draft, output = Draft(chain, probabilities), TargetOutput(take(output.logits, line))
         super().observe(draft, output, verdict, state)
 
-    def _fits_kernels(self, state: DecodeState) -> bool:
+    def _drawn_at_once(self, window: int, state: DecodeState) -> Draft | None:
         """See `JacobiDrafter`; a race whose runners-up are wanted is run here."""
-        return self.coupling != "target" and super()._fits_kernels(state)
+        return None if self.coupling == "target" else super()._drawn_at_once(window, state)
 
     def _raced(self, root: Tensor, arrival: Tensor) -> Draft:
         """See `JacobiDrafter`; the branches begin with the runners-up of the first race."""

@@ -87,8 +87,10 @@ class TransformersTarget:
     """
 
     rows_per_sequence = 1
-    in_no_graph = (
+    in_no_graph: tuple[str, ...] = (
+        "_num_new",
         "compiler",
+        "guidance_scale",
         "prompt_length",
         "_longest_to_come",
         "_attention_mask",
@@ -454,6 +456,8 @@ class SlotCache(Cache):
         num_layers, num_rows: of the cache.
         static: a cache to use again; None: a new one.
     """
+
+    in_no_graph = ("_end", "_num_slots")
 
     def __init__(self, name: str, num_layers: int, num_rows: int, static: StaticKVCache | None = None) -> None:
         super().__init__(layers=[])

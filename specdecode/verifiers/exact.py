@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
-from specdecode.kernels import judging
+from specdecode.kernels import judging, one_call
 from specdecode.kernels.judging import Ahead
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, draw_tokens, largest, logits_to_probabilities, sample
@@ -226,21 +226,10 @@ def judge_chain(
     """
     tree, streams, length = draft.tree, state.streams, target.shape[1] - 1
     assert draft.probabilities is not None
-    if judging.serves(target, draft.probabilities):
-        uniform = streams.numbers(Tag.ACCEPT, state.lengths, None, length)
-        race = streams.numbers(Tag.TARGET, state.lengths, target.shape[-1], length + 1)
-        accepted, following, relaxed = judging.chain(
-            *(tree.tokens, tree.parents, tree.valid, target, draft.probabilities, uniform, race, state.lengths),
-            *(compared, weights, tree.max_depth),
-        )
-        return Verdict(chain_path(tree), accepted, following, relaxed)
-    if length and judging.serves_gpu(target, draft.probabilities):
-        keys = streams.key_of(Tag.ACCEPT), streams.key_of(Tag.TARGET)
-        accepted, following, relaxed = judging.gpu.chain(
-            *(tree.tokens, tree.parents, tree.valid, target, draft.probabilities, keys, state.lengths),
-            *(compared, weights, tree.max_depth),
-        )
-        return Verdict(chain_path(tree), accepted, following, relaxed)
+    tags = Tag.ACCEPT, Tag.TARGET
+    at_once = one_call.chain(tree, target, draft.probabilities, streams, tags, state.lengths, compared, weights)
+    if at_once is not None:
+        return Verdict(chain_path(tree), *at_once)
     counters = chain_counters(tree, state)
     thresholds = streams.uniform(Tag.ACCEPT, counters[:, :-1])
     own, proposed = chain_masses(draft, target)

@@ -1,27 +1,31 @@
 """Steps as graphs: the tokens of eager steps, few graphs, every tensor where it was, and no number that is asked for.
 
-Graphs run as they are, see `counted_graphs`; machine code is tried once.
+Graphs run as they are, see `counted_graphs`, and are captured on tapes, see `taped_graphs`. Machine code is
+tried once.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import language_models
 import pytest
 import torch
-from counted_graphs import CountedGraphs
 from language_models import VOCAB_SIZE, ragged_prompts
+from taped_graphs import Launches, TapingCompiler
 
 from specdecode import static_step
 from specdecode.continuous import decode_queue
 from specdecode.draft_size import AdaptiveDraftSize, DraftSize, FixedDraftSize, StepCosts
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
+from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.loop import DecodeResult, DecodeRun, Look, decode
+from specdecode.match_sizes import MatchDraftSize
 from specdecode.roles import DecodeState, Draft, Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.static_step import StepCompiler
@@ -61,6 +65,10 @@ def run(
     seed: int = 0,
     **settings: Any,
 ) -> DecodeResult:
+    if compiler is not None:  # graphs are of one cache
+        target.compile(compiler, getattr(compiler, "cache", None))
+        target.prefill()
+        compiler.cache = target.kv_cache  # type: ignore[attr-defined]
     streams = RandomStreams.from_seeds(range(seed, seed + target.batch_size))
     settings |= {"sampling": sampling, "streams": streams, "drafter": drafter, "compiler": compiler}
     return decode(target, max_new_tokens=NEW, **settings)
@@ -86,48 +94,56 @@ DRAFTERS: dict[str, Callable[[Any], Drafter | None]] = {
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_one_graph_draws_the_tokens_of_eager_steps(model: Any, drafter: str) -> None:
-    """It serves other prompts, of another length, seeds and temperatures, and rows that end."""
-    counted = CountedGraphs()
-    compiler = StepCompiler(counted, 64)
+    """It is captured once, and serves other prompts, of another length, seeds and temperatures, and rows that end. A
+    smaller model has another cache each time, so there it is captured again."""
+    compiler, captures = TapingCompiler(64), 4 if drafter == "smaller model's trees" else 1
     same(*(run(target_of(model), each, DRAFTERS[drafter](model)) for each in (None, compiler)))
-    assert counted.graphs == compiler.num_compiled == 1 and not counted.faults
+    steps = compiler.replays
     for sampling in (SAMPLED, SamplingConfig(0.5, 20, 0.95), SamplingConfig(1.0, 20, 0.95)):
-        before = len(counted.faults)
         other = [run(target_of(model, 5, 7), each, DRAFTERS[drafter](model), sampling, 9) for each in (None, compiler)]
         same(*other)
-        assert counted.graphs == 1
-        assert all("lie elsewhere" in fault for fault in counted.faults[before:]), "once, since it is another batch"
+        taken, steps = compiler.replays - steps, compiler.replays
+        before = 2 if captures == 1 else 4  # the prefill, a step that shows what is replaced, and two to capture one
+        assert taken == other[1].trace.target_passes - before
+    assert compiler.counted.graphs == compiler.num_compiled == 1 and len(compiler.tapes) == captures
+    assert all("lie elsewhere" in fault for fault in compiler.counted.faults[: captures - 1])
+    assert len(compiler.counted.faults) == captures - 1
 
 
 def test_greedy(model: Any) -> None:
-    compiler, part = StepCompiler(counted := CountedGraphs(), 64), slice(1)
+    compiler, part = TapingCompiler(64), slice(1)
     same(*(run(target_of(model, rows=part), each, window(), GREEDY) for each in (None, compiler)))
-    assert counted.graphs == 1 and not counted.faults
+    assert len(compiler.tapes) == 1 and not compiler.counted.faults
 
 
 def test_attention_reads_whole_buckets(model: Any) -> None:
-    counted = CountedGraphs()
-    same(*(run(target_of(model), each, window()) for each in (None, StepCompiler(counted, 8))))
-    assert 1 < counted.graphs <= 4 and not counted.faults
+    compiler = TapingCompiler(8)
+    same(*(run(target_of(model), each, window()) for each in (None, compiler)))
+    assert 1 < len(compiler.tapes) <= 4 and not compiler.counted.faults
 
 
 def test_layers_with_windows_and_two_kinds_of_masks() -> None:
-    model, counted = language_models.make("gemma3", num_hidden_layers=2), CountedGraphs()
-    same(*(run(target_of(model), each, window()) for each in (None, StepCompiler(counted, 64))))
-    assert counted.graphs == 1 and not counted.faults
+    model, compiler = language_models.make("gemma3", num_hidden_layers=2), TapingCompiler(64)
+    same(*(run(target_of(model), each, window()) for each in (None, compiler)))
+    assert len(compiler.tapes) == 1 and not compiler.counted.faults
 
 
 def test_ends_by_stop_tokens_are_seen_late_and_change_nothing(model: Any) -> None:
-    counted = CountedGraphs()
+    compiler = TapingCompiler(64)
     drawn = run(target_of(model), None, window()).tokens
     stops = [int(drawn[0, 8]), int(drawn[1, 5]), int(drawn[2, 6])]
-    eager, late = (
-        run(target_of(model), each, window(), stop_token=stops) for each in (None, StepCompiler(counted, 64))
-    )
-    same(eager, late)
-    assert int(eager.lengths.max()) < NEW and not counted.faults
-    assert eager.trace.target_passes < late.trace.target_passes <= eager.trace.target_passes + 3
-    assert eager.trace.row_passes == late.trace.row_passes
+    for seed in (1, 0):  # the second batch goes on with the graphs of the first
+        eager, late = (run(target_of(model, seed), each, window(), stop_token=stops) for each in (None, compiler))
+        same(eager, late)
+        assert eager.trace.target_passes <= late.trace.target_passes <= eager.trace.target_passes + 3
+        assert eager.trace.row_passes == late.trace.row_passes
+    assert int(eager.lengths.max()) < NEW and len(compiler.tapes) == 1 and not compiler.counted.faults
+    asked: list[int] = []
+    with Launches() as launches:
+        note = lambda step, state: asked.append(launches.count + compiler.replays)  # noqa: E731
+        run(target_of(model), compiler, window(), stop_token=stops, on_step=note)
+    most = max(after - before for before, after in pairwise(asked[1:]))
+    assert most == 4, "a replay, memory and a copy of how far rows are, and a look at an earlier copy"
 
 
 def test_what_the_host_reads_is_some_calls_old() -> None:
@@ -160,12 +176,55 @@ def test_rows_are_replaced_where_they_lie(model: Any, drafter: str, stops: bool)
 
         return {row.request: row for row in decode_queue(start_run, 7, 3)}
 
-    counted = CountedGraphs()
-    eager, compiled = drawn(None), drawn(StepCompiler(counted, 64))
+    eager, compiled = drawn(None), drawn(compiler := TapingCompiler(64))
     for request, row in eager.items():
         assert torch.equal(row.tokens, compiled[request].tokens), request
         assert row.trace.accepted_lengths == compiled[request].trace.accepted_lengths
-    assert counted.graphs <= 2 and not counted.faults, "the step behind a replacement may be another graph"
+    assert compiler.counted.graphs == len(compiler.tapes) == 1 and not compiler.counted.faults
+
+
+class _Walks(AdaptiveDraftSize):
+    """Goes through all sizes, whatever is accepted, and notes what it is told."""
+
+    def choose(self) -> DraftSize:
+        self.chosen = [*getattr(self, "chosen", []), self.candidates[len(getattr(self, "chosen", [])) // 3 % 2]]
+        return self.chosen[-1]
+
+    def observe(self, size: DraftSize, accepted: Any, active: Any, predicted: Any = None) -> None:
+        self.told = [*getattr(self, "told", []), (size, accepted.tolist(), active.tolist())]
+
+
+def test_the_host_chooses_widths_by_counts_that_are_one_step_old(model: Any) -> None:
+    """One graph a width, for both batches; a step behind another width is eager."""
+    compiler, sizes = TapingCompiler(64), [DraftSize(1 + depth, depth) for depth in (2, 4)]
+    for seed in (0, 5):
+        sizer = _Walks(sizes, StepCosts((1,), (1.0,)), clock=None)
+        drafter = JacobiDrafter(VOCAB_SIZE, sizer, coupling="target")
+        compiled = run(target_of(model, seed), compiler, drafter)
+        assert torch.equal(run(target_of(model, seed), None, window()).tokens, compiled.tokens)
+        steps = compiled.trace.steps
+        accepted, active = ([step[name] for step in steps] for name in ("accepted", "active"))
+        told = list(zip(sizer.chosen, accepted, [[bool(each) for each in row] for row in active], strict=True))
+        assert sizer.told == told[:-1], "all but the last step"
+    assert len(compiler.tapes) == compiler.counted.graphs == 2 and not compiler.counted.faults
+
+
+def test_graphs_of_another_form_or_cache_are_not_taken(model: Any) -> None:
+    compiler = TapingCompiler(64)
+    for number, sampling in enumerate((GREEDY, SAMPLED, SAMPLED), 1):
+        same(*(run(target_of(model, number), each, None, sampling) for each in (None, compiler)))
+        assert len(compiler.tapes) == number
+        if number == 2:
+            compiler.cache = None  # type: ignore[attr-defined]
+
+
+def test_what_is_decoded_stays_when_the_next_batch_takes_the_graphs(model: Any) -> None:
+    """Its tokens, and the trace, which is read only then."""
+    compiler, expected = TapingCompiler(64), run(target_of(model), None)
+    first = run(target_of(model), compiler)
+    run(target_of(model, 5), compiler, seed=7)
+    assert len(compiler.tapes) == 1
+    same(expected, first)
 
 
 class _Asks(JacobiDrafter):
@@ -189,9 +248,8 @@ class _Counts(JacobiDrafter):
 def test_planted_faults_are_seen(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def decoded(drafter: type[JacobiDrafter]) -> None:
         faulty = drafter(VOCAB_SIZE, FixedDraftSize(DraftSize(4, 3)))
-        run(target_of(model), StepCompiler(counted, 64), faulty)
+        run(target_of(model), TapingCompiler(64), faulty)
 
-    counted = CountedGraphs()
     with pytest.raises(Exception, match=r"(?i)data.dependent|_local_scalar_dense|\.item"):
         decoded(_Asks)
     monkeypatch.setattr(static_step, "_MOST_KINDS", 4)
@@ -203,9 +261,9 @@ def test_what_is_no_graph_is_refused_by_name(model: Any) -> None:
     compiler = StepCompiler("eager", 64)
     with pytest.raises(ValueError, match="bucket must be at least 2 slots, got 1"):
         StepCompiler("eager", 1)
-    sizer = AdaptiveDraftSize([DraftSize(2, 1), DraftSize(4, 3)], StepCosts((1,), (1.0,)))
-    with pytest.raises(ValueError, match="compile: AdaptiveDraftSize chooses sizes by what was accepted; use a fixed"):
-        run(target_of(model), compiler, JacobiDrafter(VOCAB_SIZE, sizer, coupling="target"))
+    drafter = PromptLookupDrafter(torch.zeros(3, 1, dtype=torch.int64), MatchDraftSize(4))
+    with pytest.raises(ValueError, match="compile: MatchDraftSize chooses sizes by what is drafted; use a fixed size"):
+        run(target_of(model), compiler, drafter)
 
 
 @pytest.mark.gpu

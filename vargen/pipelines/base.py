@@ -192,8 +192,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
             try:
                 return run.finish(on_step).tokens
             except Interrupted:
-                run.watch.check()
-                return run.state.tokens
+                return run.result().tokens
 
 
 def draws(example: str = "") -> Callable[[Callable[Arguments, PictureRequest]], Callable[Arguments, CallResult]]:

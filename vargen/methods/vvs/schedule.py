@@ -66,7 +66,7 @@ class UniformSchedule(_SkippingSchedule):
         ValueError: a number is out of range.
     """
 
-    in_no_graph = ("_verified", "_due")
+    in_no_graph = ("_verified", "_due", "_any_due")  # the last is what `prepare` says
 
     def __init__(self, interval: int, selector: Selector, min_tokens: int = 5) -> None:
         super().__init__(selector, min_tokens)

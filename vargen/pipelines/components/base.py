@@ -47,6 +47,8 @@ class Place:
     joins: bool = False
 
 
+_MOST_SIZES_IN_GRAPHS = 3
+"""Sizes of drafts that a GPU captures, see `specdecode.static_step`."""
 ONLY = Place()
 """The place of a batch that is decoded alone."""
 
@@ -97,8 +99,10 @@ class ModelComponents(ABC):
         is_cuda = self.device.type == "cuda"
         device = torch.cuda.get_device_name(self.device) if is_cuda else self.device.type
         geometry = {"device": device, "drafter": drafter, **self._pass_geometry()}
-        compiled = self.target.compiler is not None
-        return self.reuse.draft_sizes.sizer(sizes, geometry, self._probe, draft_step, expected, compiled)
+        most_sizes = None
+        if self.target.compiler is not None:  # on a CPU compiling a width takes longer than the best one gains
+            most_sizes = _MOST_SIZES_IN_GRAPHS if is_cuda else 1
+        return self.reuse.draft_sizes.sizer(sizes, geometry, self._probe, draft_step, expected, most_sizes)
 
     def grid_lines(self) -> Lines | LinesOfRows:
         """The rows of the pictures' grids.

@@ -46,18 +46,22 @@ class MeasuredDraftSizes:
         probe: Callable[[int], Target],
         draft_step: Callable[[], object] | None,
         expected: float | Sequence[float],
-        compiled: bool = False,
+        most_sizes: int | None = None,
     ) -> DraftSizer:
         """A sizer that chooses among sizes; see `vargen.methods.base.Components.draft_sizer`.
 
         Args:
             geometry: all that costs depend on beside the machine, such as the model's sizes and the rows of a batch.
             probe: gives a target of this geometry in the middle of a picture, with room for so many nodes.
-            compiled: whether steps are graphs. The size is then the middle one, because compiling each width takes
-                longer than the best size gains.
+            most_sizes: how many of the sizes to choose among, since each is a graph of its own where steps are graphs;
+                1: the middle one alone. None: all.
         """
-        if len(sizes) == 1 or compiled:
-            return FixedDraftSize(sizes[len(sizes) // 2])
+        if most_sizes is not None and most_sizes < len(sizes):
+            chosen = _spread(len(sizes), most_sizes)
+            expected = expected if isinstance(expected, float) else [expected[number] for number in chosen]
+            sizes = [sizes[number] for number in chosen]
+        if len(sizes) == 1:
+            return FixedDraftSize(sizes[0])
         nodes = _timed_nodes(sizes)
         identity = _identity({**geometry, "nodes": nodes})
         lengths = None if isinstance(expected, float) else tuple(expected)
@@ -80,6 +84,11 @@ class MeasuredDraftSizes:
                 _write(path, costs)
             self._costs[identity] = costs
         return self._costs[identity]
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Numbers below `count`, the first and the last among them, at equal distances; of one number the middle."""
+    return [count // 2] if most == 1 else [round(each * (count - 1) / (most - 1)) for each in range(most)]
 
 
 def _timed_nodes(sizes: Sequence[DraftSize]) -> tuple[int, ...]:

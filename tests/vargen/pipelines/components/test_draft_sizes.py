@@ -29,12 +29,12 @@ def ask(tiny_pipeline: LlamaGenPipeline, tmp_path: Path, monkeypatch: pytest.Mon
     components = LlamaGenComponents(tiny_pipeline.transformer, None, None, None, None, embeds.device, kept)
     target: LlamaGenTarget = components.start({"caption_embeds": embeds}, mask, 3.0, 12)
 
-    def asked(memory: MeasuredDraftSizes, sizes: Any = SIZES, compiled: bool = False, **geometry: Any) -> Any:
+    def asked(memory: MeasuredDraftSizes, sizes: Any = SIZES, most_sizes: int | None = None, **geometry: Any) -> Any:
         def probe(most_nodes: int) -> LlamaGenTarget:
             asked.probed.append(most_nodes)  # type: ignore[attr-defined]
             return target.half_way(most_nodes)
 
-        return memory.sizer(sizes, geometry, probe, lambda: None, 0.4, compiled)
+        return memory.sizer(sizes, geometry, probe, lambda: None, 0.4, most_sizes)
 
     asked.probed = []  # type: ignore[attr-defined]
     return asked
@@ -68,8 +68,10 @@ def test_a_damaged_file_is_measured_anew(ask: Ask, content: bytes) -> None:
     assert path.read_bytes() != content and path.read_bytes()[:20] == good[:20]
 
 
-def test_compiled_passes_have_one_width(ask: Ask) -> None:
-    assert ask(MeasuredDraftSizes(), compiled=True) == FixedDraftSize(SIZES[1]) and not ask.probed
+def test_graphs_have_few_widths(ask: Ask) -> None:
+    assert ask(MeasuredDraftSizes(), most_sizes=1) == FixedDraftSize(SIZES[1]) and not ask.probed
+    many = [DraftSize(1 + depth, depth) for depth in range(1, 8)]
+    assert ask(MeasuredDraftSizes(), many, most_sizes=3).candidates == (many[0], many[3], many[6])
 
 
 def test_of_many_sizes_powers_of_two_are_timed(ask: Ask) -> None:

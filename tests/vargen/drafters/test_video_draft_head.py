@@ -271,6 +271,24 @@ def test_a_pass_over_several_sequences_is_one(models: Models, inputs_of: Inputs)
     assert head.forward_passes == 3
 
 
+def test_rows_of_several_lengths_guess_what_each_guesses_alone(models: Models, inputs_of: Inputs) -> None:
+    model = models("llava_onevision")
+    network = drafter_of("eagle", model)
+    one = torch.ones(1, 1, 1, dtype=torch.bool)
+
+    def guesses(requests: list[VideoRequest]) -> Tensor:
+        target = VideoTarget(model, requests)
+        head = VideoDraftHead(network, target)
+        head.drafter(CHAIN[0], FixedDraftSize(CHAIN[1]))
+        tokens = torch.full((len(requests), 1), 3)
+        return head.forward(tokens, head.start(target.prefill()), one, torch.zeros(1, 1, dtype=torch.long)).logits
+
+    requests = [prepare_request(model, inputs_of("llava_onevision", *each)) for each in ((3, 6, 4), (1, 9, 2))]
+    together = guesses(requests)
+    for row, request in enumerate(requests):
+        torch.testing.assert_close(together[row], guesses([request])[0], rtol=1e-4, atol=1e-4)
+
+
 def test_later_places_are_guessed_from_their_own_features(models: Models, inputs_of: Inputs) -> None:
     model = models("llava_onevision")
     head = VideoDraftHead(

@@ -239,8 +239,10 @@ def check_variant(source: str | os.PathLike[str], variant: str | None, parts: It
     found = {each for part in parts for each in _variants(part)}
     if variant is not None and variant not in found:
         others = ", ".join(repr(each) for each in sorted(found - {""}))
-        raise UserError(
-            f"variant: {source} holds no weights of {variant!r}; {f'it holds {others}' if others else 'leave it out'}"
+        remedy = f"it holds {others}" if others else "leave it out"
+        raise UserError(  # it begins with diffusers' sentence, by which its users and its tests know it
+            f"variant: You are trying to load the model files of the `variant={variant}`, but {source} holds no "
+            f"weights of {variant!r}; {remedy}"
         )
 
 

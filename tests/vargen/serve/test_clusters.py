@@ -34,6 +34,7 @@ def drawn(_saved_tiny_pipelines: dict[str, Path]) -> Callable[[str, int], Any]:
     return lambda prompt, seed: np.asarray(pipeline(prompt, generator=torch.Generator().manual_seed(seed)).images[0])
 
 
+@pytest.mark.timeout(900)  # a cluster on a busy machine
 def test_ray_data_goes_on_after_a_kill_and_ray_serve_answers(
     _saved_tiny_pipelines: dict[str, Path],
     drawn: Callable[[str, int], Any],
@@ -45,7 +46,7 @@ def test_ray_data_goes_on_after_a_kill_and_ray_serve_answers(
     pytest.importorskip("ray.serve", reason=NO_RAY)
     model, log, output = str(_saved_tiny_pipelines["text"]), tmp_path / "log", tmp_path / "pictures"
     monkeypatch.setenv("PYTHONPATH", PATH)  # of the workers
-    ray.init(num_cpus=3, include_dashboard=False, object_store_memory=80 << 20, logging_level="ERROR")
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, logging_level="ERROR")
     try:
         cluster = ray.get_runtime_context().gcs_address
         prompts = [f"a {colour} {shape}" for colour in ("red", "blue", "green") for shape in ("cube", "cone")] * 40

@@ -152,7 +152,7 @@ def test_sizes_are_one_for_all_or_one_for_each(pipeline: TokenImagePipeline) -> 
 
 def test_draft_heads_learn_from_every_family_and_draft_for_it(pipeline: TokenImagePipeline, tmp_path: Path) -> None:
     plain = draw(pipeline, PROMPTS, GRIDS[0], temperature=0, method="ar")
-    config = DrafterTrainingConfig(str(tmp_path), images=3, evaluation_size=1, batch_size=2, autocast=False)
+    config = DrafterTrainingConfig(str(tmp_path), num_images=3, evaluation_size=1, batch_size=2, autocast=False)
     tokens = plain.tokens
     lessons = Lessons(teacher_of(pipeline), PROMPTS[1:], tokens[1:], PROMPTS[:1], tokens[:1], {})
     task = PictureDrafterTask(config, lessons)

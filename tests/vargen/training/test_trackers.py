@@ -109,7 +109,9 @@ def test_wandb_keeps_the_numbers_of_the_log_offline(tmp_path: Path, monkeypatch:
         items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
         if items:
             seen.setdefault(items["_step"], {}).update(items)
-        settings |= {item.key: json.loads(item.value_json) for item in record.config.update}
+        # Settings come with the run or behind it.
+        for told in (record.run.config, record.config):
+            settings |= {item.key: json.loads(item.value_json) for item in told.update}
     assert (settings["steps"], settings["log_with"]) == (2, "wandb")
     entries = [entry for entry in read_jsonl(output / "log.jsonl") if "loss" in entry]
     assert [entry["step"] for entry in entries] == [1, 2]

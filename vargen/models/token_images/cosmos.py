@@ -86,4 +86,4 @@ def load_cosmos_decoder(path: Path) -> CosmosDecoder:
         raise UserError(
             f"vqvae: {path} cannot be read as TorchScript ({reason_of(error)}); download it again"
         ) from error
-    return CosmosDecoder(script.eval(), path)
+    return CosmosDecoder(script, path).eval()

@@ -36,8 +36,9 @@ def text_section(record: Record, training: Record | None) -> str:
     found = {(line["kind"], line["way"]): line for line in _chosen(lines, "float32", 0, 1)}
     kinds = list(dict.fromkeys(kind for kind, _ in found))
     ways = [way for way in _WAYS if all("ms_a_column" in found.get((kind, way), {}) for kind in kinds)]
-    rows = [[kind, *(_times(found, [kind], way) for way in ways)] for kind in kinds]
-    rows.append(["all", *(_times(found, kinds, way) for way in ways)])
+    rows = [[kind, *(_ratio(found, [kind], way) for way in ways)] for kind in kinds]
+    rows.append(["all six, total time", *(_ratio(found, kinds, way) for way in ways)])
+    rows.append(["all six, mean of the kinds", *(_mean(found, kinds, way) for way in ways)])
     parts = [table(["kind", *(_WAYS[way] for way in ways)], rows)] if ways else []
     parts += [_equality(lines)]
     if training is not None:
@@ -50,11 +51,19 @@ def _chosen(lines: Sequence[Record], dtype: str, temperature: float, batch_size:
     return [line for line in lines if wanted.items() <= line.items()]
 
 
-def _times(found: Mapping[tuple[str, str], Record], kinds: Sequence[str], way: str) -> str:
+def _times(found: Mapping[tuple[str, str], Record], kinds: Sequence[str], way: str) -> float:
     """How many times as fast a way is, by the medians of its milliseconds a token; of several kinds, of their sums."""
     other = _AGAINST[way]
     mine, theirs = (sum(found[kind, each]["ms_a_column"][1] for kind in kinds) for each in (way, other))
-    return f"{theirs / mine:.2f}"
+    return theirs / mine
+
+
+def _ratio(found: Mapping[tuple[str, str], Record], kinds: Sequence[str], way: str) -> str:
+    return f"{_times(found, kinds, way):.2f}"
+
+
+def _mean(found: Mapping[tuple[str, str], Record], kinds: Sequence[str], way: str) -> str:
+    return f"{sum(_times(found, [kind], way) for kind in kinds) / len(kinds):.2f}"
 
 
 def _equality(lines: Sequence[Record]) -> str:

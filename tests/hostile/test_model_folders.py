@@ -241,13 +241,13 @@ LOADERS = {  # a shipped folder, and a command that reads one of its kind
 }
 
 
-def place_of_loader(shipped: str, tmp_path: Path, model: Path, *left_out: str) -> tuple[Path, str]:
-    """A copy of a shipped folder, and a command that reads it."""
+def place_of_loader(shipped: str, tmp_path: Path, model: Path, *left_out: str) -> tuple[Path, list[str]]:
+    """A copy of a shipped folder, and the arguments of a command that reads it."""
     of = tmp_path / "of"
     if shipped == "janus":
         of.mkdir()
         (of / "config.json").write_text('{"model_type": "janus"}')
-        return of, "generate x --model {of} --output {work}/out"
+        return of, arguments_of("generate x --model {of} --output {work}/out", {"work": tmp_path, "of": of})
     shutil.copytree(find_model().parent / shipped, of, ignore=shutil.ignore_patterns("drafters", "*.md", *left_out))
     if shipped == "scenes-128/text_encoder":
         shutil.rmtree(model / "text_encoder")
@@ -255,7 +255,7 @@ def place_of_loader(shipped: str, tmp_path: Path, model: Path, *left_out: str) -
     (tmp_path / "result.jsonl").touch()  # a run to be judged
     frames = [Image.new("RGB", (64, 64), (30 * number, 0, 0)) for number in range(8)]
     frames[0].save(tmp_path / "frames.gif", save_all=True, append_images=frames[1:])
-    return of, LOADERS[shipped]
+    return of, arguments_of(LOADERS[shipped], {"work": tmp_path, "model": model, "of": of})
 
 
 @pytest.mark.parametrize("shipped", [*LOADERS, "janus"])
@@ -263,9 +263,8 @@ def test_pickled_weights_are_refused_by_name_wherever_weights_are_read(
     shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Their folder as it is shipped, but for the weights."""
-    of, command = place_of_loader(shipped, tmp_path, tiny_model_folder, "*.safetensors")
+    of, arguments = place_of_loader(shipped, tmp_path, tiny_model_folder, "*.safetensors")
     (of / "pytorch_model.bin").write_bytes(pickle.dumps(Harm(tmp_path / "executed")))
-    arguments = arguments_of(command, {"work": tmp_path, "model": tiny_model_folder, "of": of})
     check_refused(arguments, "pytorch_model.bin holds pickled weights", capsys, tmp_path)
     assert not (tmp_path / "executed").exists()
 
@@ -277,10 +276,9 @@ def test_weights_that_are_integers_are_refused_wherever_weights_are_read(
     import torch
     from safetensors.torch import load_file, save_file
 
-    of, command = place_of_loader(shipped, tmp_path, tiny_model_folder)
+    of, arguments = place_of_loader(shipped, tmp_path, tiny_model_folder)
     path = next(of.glob("*.safetensors"))
     name, weight = next(iter(sorted(load_file(path).items())))
-    arguments = arguments_of(command, {"work": tmp_path, "model": tiny_model_folder, "of": of})
     for kind in (torch.int64, torch.float8_e4m3fn):
         save_file({**load_file(path), name: weight.to(kind)}, path, metadata={"format": "pt"})
         check_refused(arguments, f"holds {name} as", capsys, tmp_path)
@@ -291,9 +289,8 @@ def test_numbers_that_spoil_every_pass_are_refused_wherever_weights_are_read(
     shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every epsilon and rotary base of every shipped configuration, also inside its parts."""
-    of, command = place_of_loader(shipped, tmp_path, tiny_model_folder)
+    of, arguments = place_of_loader(shipped, tmp_path, tiny_model_folder)
     config = json.loads((of / "config.json").read_text())
-    arguments = arguments_of(command, {"work": tmp_path, "model": tiny_model_folder, "of": of})
 
     def parts(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         for key, value in values.items():
@@ -318,10 +315,9 @@ def test_numbers_that_spoil_every_pass_are_refused_wherever_weights_are_read(
 def test_weights_of_a_variant_alone_are_named_wherever_weights_are_read(
     shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    of, command = place_of_loader(shipped, tmp_path, tiny_model_folder)
+    of, arguments = place_of_loader(shipped, tmp_path, tiny_model_folder)
     path = next(of.glob("*.safetensors"))
     path.rename(path.with_name(path.name.replace(".", ".fp16.", 1)))
-    arguments = arguments_of(command, {"work": tmp_path, "model": tiny_model_folder, "of": of})
     check_refused(arguments, "holds weights of the variant 'fp16' alone; give variant='fp16' in", capsys, tmp_path)
 
 
@@ -387,8 +383,7 @@ def test_weights_of_every_kind_that_is_none(kind: str, tmp_path: Path) -> None:
 def test_pipes_and_keys_that_come_twice_are_refused_wherever_weights_are_read(
     shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    of, command = place_of_loader(shipped, tmp_path, tiny_model_folder)
-    arguments = arguments_of(command, {"work": tmp_path, "model": tiny_model_folder, "of": of})
+    of, arguments = place_of_loader(shipped, tmp_path, tiny_model_folder)
     sound = (of / "config.json").read_text().rstrip()
     (of / "config.json").write_text(sound.removesuffix("}") + ', "a": 1, "a": 1}')
     check_refused(arguments, "a is there twice", capsys, tmp_path)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hostile import Case, arguments_of, check_refused, each
+from hostile import Case, arguments_of, check_case, check_refused, each
 
 from vargen.cli import main
 
@@ -105,10 +105,7 @@ CASES = [
 def test_it_is_refused(
     case: Case, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if case.damage is not None:
-        case.damage(tmp_path)
-    places = {"work": tmp_path, "model": _saved_tiny_pipelines["text"]}
-    check_refused(arguments_of(case.command, places), case.expected, capsys, tmp_path)
+    check_case(case, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]}, capsys)
 
 
 def test_what_is_no_regular_file_is_still_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import Case, arguments_of, check_refused, each
+from hostile import Case, check_case, each
 
 DRAW = "generate --prompts_file {work}/%s --prompts_format %s --model {model} --output {work}/out --quiet"
 SCORE = "evaluate --prompts_file {work}/%s --prompts_format %s --model {model} --output {work}/out --quiet"
@@ -102,7 +102,4 @@ CASES = [
 def test_it_is_refused(
     case: Case, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if case.damage is not None:
-        case.damage(tmp_path)
-    places = {"work": tmp_path, "model": _saved_tiny_pipelines["text"]}
-    check_refused(arguments_of(case.command, places), case.expected, capsys, tmp_path)
+    check_case(case, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]}, capsys)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import Case, arguments_of, check_refused, each
+from hostile import Case, check_case, each
 from tiny_pipelines import build_tiny_pipeline
 
 from vargen.serve.app import KEY, build_app
@@ -156,4 +156,4 @@ def test_settings_are_refused(
             free = other.getsockname()[1]
         places = {"work": tmp_path, "port": used.getsockname()[1], "free": free}
         places["classes"] = _saved_tiny_pipelines["class"]
-        check_refused(arguments_of(case.command, places), case.expected, capsys, tmp_path)
+        check_case(case, places, capsys)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hostile import Case, arguments_of, check_refused, each
+from hostile import Case, check_case, each
 
 from vargen.base.errors import UserError
 from vargen.methods.base import MethodConfig
@@ -180,7 +180,4 @@ def test_weights_of_a_method_that_are_no_text(method: type[MethodConfig]) -> Non
 def test_it_is_refused(
     case: Case, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if case.damage is not None:
-        case.damage(tmp_path)
-    places = {"work": tmp_path, "model": _saved_tiny_pipelines["text"]}
-    check_refused(arguments_of(case.command, places), case.expected, capsys, tmp_path)
+    check_case(case, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]}, capsys)

@@ -79,6 +79,14 @@ def check_refused(arguments: list[str], expected: str, capsys: pytest.CaptureFix
     assert {name for name in {**before, **after} if before.get(name, 0) != after.get(name, 0)} == set()
 
 
+def check_case(case: Case, places: Mapping[str, object], capsys: pytest.CaptureFixture[str]) -> None:
+    """`check_refused` of a case, behind its damage, in the folder `places["work"]`."""
+    work = Path(str(places["work"]))
+    if case.damage is not None:
+        case.damage(work)
+    check_refused(arguments_of(case.command, places), case.expected, capsys, work)
+
+
 def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value))
 

@@ -143,6 +143,7 @@ STEPS: dict[str, Step] = {
     "evaluation": _evaluation("evaluation_scenes", 1000, EVALUATED),
     "evaluation_rest": _evaluation("evaluation_scenes_rest", 1000, REST),
     "evaluation_lantern": _evaluation("evaluation_lantern", 1000, LANTERN),
+    "evaluation_efficientnet": _evaluation("evaluation_efficientnet", 250, EVALUATED, "scenes-efficientnet"),
     "prompts_geneval": _prompts("geneval", "scenes-geneval.jsonl"),
     "prompts_parti": _prompts("parti", "scenes-parti.tsv"),
     "rows_side_by_side": Step(_script("rows_side_by_side", "--prompts", "1000", "--labels", ROWS), reads_drafter=False),

@@ -218,6 +218,22 @@ def test_graphs_of_another_form_or_cache_are_not_taken(model: Any) -> None:
             compiler.cache = None  # type: ignore[attr-defined]
 
 
+def test_graphs_are_of_tensors_of_one_shape(model: Any) -> None:
+    """The same cache, and the same numbers on the host: one more token ends a row."""
+    compiler, target = StepCompiler("eager"), target_of(model)
+    target.compile(compiler)
+    target.prefill()
+
+    def graphs(*stops: int) -> object:
+        streams = RandomStreams.from_seeds(range(3))
+        begun = DecodeRun(target, max_new_tokens=NEW, sampling=SAMPLED, streams=streams, stop_token=stops)
+        compiler.give_back(taken := compiler.take(begun))
+        return taken
+
+    first = graphs(3)
+    assert graphs(5) is first and graphs(3, 5) is not first
+
+
 def test_what_is_decoded_stays_when_the_next_batch_takes_the_graphs(model: Any) -> None:
     """Its tokens, and the trace, which is read only then."""
     compiler, expected = TapingCompiler(64), run(target_of(model), None)

@@ -238,19 +238,23 @@ def test_the_best_candidate_is_kept_and_can_be_made_again(
 
     monkeypatch.setattr(JudgeRanker, "__init__", lambda self, image_size: None)
     monkeypatch.setattr(JudgeRanker, "score", darkness)
+    # So drawn, candidates that share a batch end in another order than they begin.
+    drawn = ("--method", "jacobi", "--method_options.window", "4", "--temperature", "0.3")
     for size in ("1", "4", "7"):
-        assert (
-            generate(tiny_model_folder, tmp_path / size, *PROMPTS, "--num_candidates", "3", "--batch_size", size) == 0
-        )
+        arguments = (*drawn, "--num_candidates", "3", "--batch_size", size)
+        assert generate(tiny_model_folder, tmp_path / size, *PROMPTS, *arguments) == 0
     assert pictures(tmp_path / "1") == pictures(tmp_path / "4") == pictures(tmp_path / "7")
-    written = records(tmp_path / "4")
+    one, written, other = (records(tmp_path / size) for size in ("1", "4", "7"))
+    assert (
+        [each["scores"] for each in one] == [each["scores"] for each in written] == [each["scores"] for each in other]
+    )
     for record, scores in zip(written, scored[:3], strict=True):
         assert record["scores"] == [round(score, 4) for score in scores]
         assert scores[record["candidate"]] == max(scores)
     assert {record["candidate"] for record in written} - {0} and [record["seed"] for record in written] == [0, 1, 2]
     for record in written:
         alone = tmp_path / f"alone-{record['index']}"
-        assert generate(tiny_model_folder, alone, record["text"], "--seed", str(record["candidate_seed"])) == 0
+        assert generate(tiny_model_folder, alone, record["text"], *drawn, "--seed", str(record["candidate_seed"])) == 0
         assert list(pictures(alone).values()) == [pictures(tmp_path / "4")[f"{record['index']:06d}.png"]]
 
 

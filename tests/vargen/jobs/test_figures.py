@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +16,11 @@ from scenes.judge.claim_checks import KINDS
 from vargen.jobs.cases import BenchmarkCase
 from vargen.jobs.comparison import describe_run
 from vargen.jobs.figures import against_plain, judge_scores
-from vargen.jobs.measuring import Networks, measure
+from vargen.jobs.measuring import Evaluation, Networks, measure, measure_pictures
 from vargen.jobs.study import key_of
 from vargen.methods.catalogue import resolve_method
+from vargen.models.options import SamplingOptions
+from vargen.runs.processes import Processes
 
 COLOUR, PROMPT, COUNT = KINDS.index("colour"), KINDS.index("prompt"), KINDS.index("object_count")
 
@@ -77,24 +83,56 @@ def test_pairs_cancel_what_clip_scores_of_captions_differ_in() -> None:
     assert difference["interval"] == pytest.approx([-1.0, -1.0], abs=1e-3)
 
 
+class Reader:
+    """Stands in for CLIP: notes the texts."""
+
+    def __init__(self, identity: str = "one") -> None:
+        self.identity, self.told = identity, list[list[str]]()
+
+    def __call__(self, pictures: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(pictures), 2)
+
+    def encode_text(self, texts: list[str]) -> torch.Tensor:
+        self.told.append(texts)
+        return torch.zeros(len(texts), 2)
+
+
+OWN = Protocol("own", extractor="clip", resolution=8, clip_score=ClipProtocol(prefix="A photo of "))
+CASES = [BenchmarkCase(prompt=text) for text in ("a cube", "a cone")]
+
+
 def test_texts_are_encoded_behind_the_protocols_words() -> None:
     """And for HPS as they are."""
-    told: list[list[str]] = []
-
-    class Reader:
-        def __call__(self, pictures: torch.Tensor) -> torch.Tensor:
-            return torch.zeros(len(pictures), 2)
-
-        def encode_text(self, texts: list[str]) -> torch.Tensor:
-            told.append(texts)
-            return torch.zeros(len(texts), 2)
-
-    protocol = Protocol("own", extractor="clip", resolution=8, clip_score=ClipProtocol(prefix="A photo of "))
     readers: Any = {"clip": Reader(), "hps": Reader()}
-    pictures = [torch.zeros(3, 8, 8, dtype=torch.uint8)] * 2
-    cases = [BenchmarkCase(prompt=text) for text in ("a cube", "a cone")]
-    measure(pictures, cases, protocol, Networks(readers, None))
-    assert told == [["A photo of a cube", "A photo of a cone"], ["a cube", "a cone"]]
+    measure([torch.zeros(3, 8, 8, dtype=torch.uint8)] * 2, CASES, OWN, Networks(readers, None))
+    assert readers["clip"].told == [["A photo of a cube", "A photo of a cone"]]
+    assert readers["hps"].told == [["a cube", "a cone"]]
+
+
+def test_features_are_kept_apart_by_all_that_they_depend_on(tmp_path: Path) -> None:
+    """The protocol, the network, and the texts."""
+    keys: list[str] = []
+
+    def folder(key: str) -> Path:
+        keys.append(key)
+        return tmp_path / key
+
+    def read(numbers: Sequence[int]) -> list[torch.Tensor]:
+        return [torch.zeros(3, 8, 8, dtype=torch.uint8)] * len(numbers)
+
+    for protocol, name, cases in (
+        (OWN, "one", CASES),
+        (OWN, "one", [*CASES]),
+        (replace(OWN, resolution=4), "one", CASES),
+        (replace(OWN, clip_score=ClipProtocol(prefix="")), "one", CASES),
+        (OWN, "other", CASES),
+        (OWN, "one", CASES[::-1]),
+    ):
+        networks: Any = Networks({"clip": Reader(name)}, None)  # type: ignore[dict-item]
+        alone = Processes(0, 1, torch.device("cpu"), SimpleNamespace(wait_for_everyone=lambda: None))
+        run = Evaluation(SamplingOptions(), tmp_path, 2, True, protocol, cases, networks, alone, True)
+        measure_pictures(run, "ar", read, folder)
+    assert keys[0] == keys[1] and len(set(keys)) == 5
 
 
 def test_a_run_is_known_by_its_weights_and_settings_whatever_their_order() -> None:

@@ -164,6 +164,8 @@ def test_what_a_call_does_not_say_is_the_models_own_and_then_generates() -> None
     usual = codes(pipeline, PROMPTS, [1, 2, 3])
     stated = {"guidance_scale": 3.0, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "negative_prompt": ""}
     assert torch.equal(codes(pipeline, PROMPTS, [1, 2, 3], **stated), usual)
+    pipeline.model.generation_config.guidance_scale = None  # its authors' scale
+    assert torch.equal(codes(pipeline, PROMPTS, [1, 2, 3]), usual)
     pipeline.model.generation_config.top_k = 2
     assert not torch.equal(codes(pipeline, PROMPTS, [1, 2, 3]), usual)
     assert torch.equal(codes(pipeline, PROMPTS, [1, 2, 3], top_k=50), usual)

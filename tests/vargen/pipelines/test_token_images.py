@@ -26,6 +26,7 @@ from vargen.drafters.chameleon_head import ChameleonHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import describe_model
 from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES, find_family
+from vargen.models.token_images.grammar import vocabulary_of
 from vargen.models.token_images.loading import load_tokenizer
 from vargen.models.token_images.target import TokenImageTarget, _head_of_codes, decaying_scales
 from vargen.pipelines.token_images import TokenImagePipeline
@@ -507,6 +508,7 @@ def test_a_description_says_what_commands_need(tmp_path: Path) -> None:
         ("lumina_mgpt", {"ratio": "4:3"}, (42, 54)),
         ("lumina_mgpt_2", {"height": 512, "width": 1024}, (64, 128)),
         ("emu3_5", {"ratio": "21:9"}, (41, 97)),
+        ("emu3_5", {"ratio": "4:3"}, (55, 73)),
         ("emu3_5", {"ratio": "2:3"}, (78, 52)),
         ("simplear", {"height": 512, "width": 512}, (32, 32)),
         ("lumina_mgpt", {"height": 1056, "width": 1024}, "the area is at most 1,048,576 pixels"),
@@ -585,6 +587,20 @@ def test_another_vocabulary_is_refused(pipeline: TokenImagePipeline) -> None:
     if published:
         moved = replace(family, marks={**family.marks, next(iter(published)): 1})
         refused("whose token .* is number", TokenImagePipeline, pipeline.model, pipeline.tokenizer, family=moved)
+
+
+def test_codes_are_found_by_their_names() -> None:
+    """Their ids may lie in any order; as many names as codes are not enough."""
+    family = token_image_models.tiny_family("anole")
+    model = token_image_models.tiny_model(family)
+    names = model.model.vocabulary_mapping.vocab_map
+    for code in range(CODES):
+        names[token_image_models.letters(code)] = 3 + CODES - code
+    assert vocabulary_of(family, model).ids.tolist() == [3 + CODES - code for code in range(CODES)]
+    other = token_image_models.tiny_model(family)
+    names = other.model.vocabulary_mapping.vocab_map
+    names[token_image_models.letters(CODES)] = names.pop(token_image_models.letters(3))
+    refused("model must name each of its 24 codes", vocabulary_of, family, other)
 
 
 def test_a_scale_that_its_authors_would_raise_is_refused() -> None:

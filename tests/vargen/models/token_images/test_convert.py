@@ -18,7 +18,8 @@ from transformers import AutoTokenizer, ChameleonConfig, ChameleonForConditional
 
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.models.token_images.convert import norms_per_head, read_meta_chameleon, read_vqgan
+from vargen.models.llamagen.vq import vq_config
+from vargen.models.token_images.convert import _chameleon_config, norms_per_head, read_meta_chameleon, read_vqgan
 from vargen.models.token_images.loading import load_family_model
 
 DIM, HEADS, KV_HEADS, WIDTH, LAYERS = 32, 4, 2, 48, 2
@@ -170,6 +171,13 @@ def test_metas_layout_gives_the_same_logits(anole, tmp_path, vqgan_weights, fuse
 def test_settings_of_metas_files_reach_the_configuration(anole) -> None:
     config = read_meta_chameleon(anole(norm_eps=1e-3, rope_theta=5000.0, swin_norm=True)).config
     assert (config.rms_norm_eps, config.rope_parameters["rope_theta"], config.swin_norm) == (1e-3, 5000.0, True)
+
+
+def test_a_vqgan_that_attends_does_so_at_its_own_level() -> None:
+    vqgan = vq_config((32, 32, 64), layers_per_block=1, latent_channels=8, num_vq_embeddings=8, vq_embed_dim=8)
+    params = {"dim": DIM, "n_layers": 1, "n_heads": HEADS, "model_parallel_size": 1}
+    encoder = ChameleonForConditionalGeneration(_chameleon_config(params, {}, vqgan, Path())).model.vqmodel.encoder
+    assert [len(level.attn) for level in encoder.down] == [0, 0, 1]
 
 
 def test_precision_is_chosen(anole, tmp_path) -> None:

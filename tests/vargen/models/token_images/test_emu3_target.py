@@ -96,9 +96,11 @@ def test_a_tree_with_wrong_siblings_changes_no_token(
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (4, 2)])
 def test_other_shapes(model: Emu3ForConditionalGeneration, rows: int, columns: int) -> None:
-    wanted = emu3_models.as_drawn(model, emu3_models.by_generate(model, 1.0, rows, columns))
+    made = emu3_models.by_generate(model, 1.0, rows, columns)
+    wanted = emu3_models.as_drawn(model, made)
     target = Emu3Target(model, *emu3_models.tokens(PROMPTS, rows, columns), grids=[(rows, columns)])
     assert torch.equal(run(target).tokens, wanted)
+    assert torch.equal(vocabulary_of(EMU3, model).text(wanted), made[:, :-3]), "but for the end of the picture"
     codes = vocabulary_of(EMU3, model).codes(wanted, rows, columns)
     assert codes.shape == (3, rows, columns) and int(codes.max()) < CODES
 

@@ -49,6 +49,15 @@ def test_a_drafter_is_shown_what_its_own_settings_choose(architecture: str, mode
     assert len({tuple(each) for each in chosen}) > 2, "choices that are alike would prove little"
 
 
+def test_a_model_that_drafts_for_itself_sees_its_video_once(models: Models, inputs_of: Inputs) -> None:
+    model, seen = models("qwen2_5_vl"), []
+    parts = VideoLLMComponents(model, [inputs_of("qwen2_5_vl", 2)], 4)
+    handle = model.model.visual.register_forward_hook(lambda *_: seen.append(1))
+    parts.pruned_draft(parts.target(1), "self", Pruning(1.0), 1)
+    handle.remove()
+    assert len(seen) == 1
+
+
 def test_logits_are_as_long_as_the_shorter_vocabulary() -> None:
     target, draft = (
         SimpleNamespace(config=SimpleNamespace(get_text_config=lambda size=size: SimpleNamespace(vocab_size=size)))

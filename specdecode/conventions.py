@@ -200,6 +200,8 @@ def through_transformers(
     if strings:
         if tokenizer is None:
             raise ValueError("stop_strings need the model's tokenizer; give it as tokenizer")
+        if not hasattr(tokenizer, "get_vocab"):
+            raise ValueError(f"tokenizer must be the model's, of transformers, got {shown(tokenizer)}")
         criteria = StoppingCriteriaList(settings.get("stopping_criteria") or [])
         settings["stopping_criteria"] = StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, strings)])
         settings["stop_strings"] = None

@@ -1,4 +1,5 @@
-"""Arguments of calls in Python that are of another kind, by walking the signature of every family's call."""
+"""Arguments of calls in Python that are of another kind, by walking the signature of every family's call and of
+`specdecode.generate`."""
 
 from __future__ import annotations
 
@@ -7,10 +8,13 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
+import language_models
 import pytest
 import torch
+from language_models import ragged_prompts
 from tiny_pipelines import build_tiny_pipeline
 
+import specdecode
 from vargen.base.errors import UserError
 from vargen.models.video_llms.frames import VideoFrames
 from vargen.pipelines.emu3 import Emu3Pipeline
@@ -93,3 +97,84 @@ def test_it_is_refused(arguments: dict[str, Any], expected: str, pipelines: dict
     with pytest.raises(UserError) as caught:
         pipeline(**arguments)
     assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Text: `specdecode.generate`
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return language_models.make("llama")
+
+
+TEXT_ARGUMENTS = inspect.signature(specdecode.generate).parameters
+
+
+@pytest.mark.parametrize("name", [name for name in TEXT_ARGUMENTS if name != "settings"])
+def test_every_argument_of_text_that_is_of_another_kind_is_named(name: str, model: Any) -> None:
+    asked = {"model": model, "input_ids": ragged_prompts()[0], name: object()}
+    asked |= {"stop_strings": ["a"]} if name == "tokenizer" else {}  # which else nobody asks for
+    with pytest.raises(ValueError, match=rf"^{name}(: model)? must be|^{name} must (lie|have)"):
+        specdecode.generate(**asked)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "medusa"}, "method must be one of ar, jacobi, prompt-lookup, got 'medusa'"),
+        ({"method": "ar", "draft_model": object()}, "draft_model is a method of its own; leave out method='ar'"),
+        ({"method": "ar", "draft_length": 3}, "draft_length goes with a method that drafts"),
+        ({"draft_length": 0}, "draft_length must be at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"temperature": -1.0}, "temperature must be"),
+        ({"generator": [torch.Generator()]}, "generator must be one, or one for each of 3 rows, got 1"),
+        ({"eos_token_id": 99}, "eos_token_id must lie in"),
+        ({"attention_mask": torch.ones(3, 4)}, "attention_mask must be"),
+        ({"input_ids": torch.ones(3)}, "input_ids must be int64 of shape"),
+        ({"input_ids": torch.full((3, 4), 77)}, "input_ids must lie in"),
+        ({"assistant_model": object()}, "assistant_model is called draft_model here"),
+        ({"draft_model": 7, "drafter": 7}, "draft_model and drafter both draft; leave out one of them"),
+        ({"drafter": "runs/head"}, "drafter must be a trained head for this model, .*, got 'runs/head'"),
+        ({"method": "ar", "drafter": type("Head", (), {"draft_length": 1})}, "drafter is a method of its own"),
+        ({"prompt_lookup_num_tokens": 0}, "draft_length must be at least 1, got 0"),
+        ({"input_ids": {"input_ids": 1}}, r"input_ids must be a tensor, got a dict; give it as \*\*inputs"),
+        ({"logits_processor": print}, "logits_processor must be a list"),
+        ({"stopping_criteria": print}, "stopping_criteria must be a list"),
+        # Of the wrong kind, or of no meaning.
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be an integer, at least 1, got 2.5"),
+        ({"max_new_tokens": True}, "max_new_tokens must be an integer"),
+        ({"max_new_tokens": 10**12}, "max_new_tokens must leave room in memory, got 1000000000000"),
+        ({"draft_length": 1.5}, "draft_length must be an integer, at least 1, got 1.5"),
+        ({"draft_length": True}, "draft_length must be an integer"),
+        ({"eos_token_id": "a"}, "eos_token_id must lie in .* got 'a'"),
+        ({"eos_token_id": [1, None]}, "eos_token_id must lie in .* got None"),
+        ({"eos_token_id": True}, "eos_token_id must lie in .* got True"),
+        ({"pad_token_id": 10**30}, "pad_token_id must lie in"),
+        ({"pad_token_id": -7}, "pad_token_id must lie in .* got -7"),
+        ({"pad_token_id": 1.0}, "pad_token_id must lie in .* got 1.0"),
+        ({"input_ids": [[1, 2]]}, "input_ids must be a tensor, int64 of shape .* got a list"),
+        ({"attention_mask": [[1] * 9] * 3}, "attention_mask must be .* got a list"),
+        ({"draft_model": 7}, "draft_model: model must be a causal language model of transformers, got 7"),
+        ({"generator": 3}, "generator must be a torch.Generator, or one for each row, got 3"),
+        ({"generator": [1, 2, 3]}, "generator must be a torch.Generator, or one for each row, got 1"),
+        ({"temperature": "hot"}, "temperature must be"),
+        ({"top_k": 1.5}, "top_k must be"),
+        ({"top_p": True}, "top_p must be"),
+    ],
+)
+def test_text_is_refused(options: dict[str, Any], message: str, model: Any) -> None:
+    given = {"input_ids": ragged_prompts()[0], **options}
+    with pytest.raises(ValueError, match=message):
+        specdecode.generate(model, given.pop("input_ids"), **given)
+
+
+def test_what_is_no_model_is_named() -> None:
+    for wrong in (7, None, "gpt2", torch.nn.Linear(2, 2)):
+        with pytest.raises(ValueError, match="model must be a causal language model of transformers, got"):
+            specdecode.generate(wrong, ragged_prompts()[0])
+
+
+def test_a_wrong_value_is_shown_in_one_line(model: Any) -> None:
+    with pytest.raises(ValueError, match=r"got a LlamaForCausalLM$"):
+        specdecode.generate(model, ragged_prompts()[0], drafter=model)

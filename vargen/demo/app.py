@@ -107,7 +107,7 @@ def serve(models: Models, folder: Path, config: DemoConfig | None = None, worker
             footer_links=[],
             ssr_mode=False,
             pwa=False,
-            app_kwargs={"middleware": _own_hosts(config), "exception_handlers": {KeyError: _no_such_function}},
+            app_kwargs={"middleware": _own_hosts(config), "exception_handlers": _handlers()},
             theme=_theme(importlib.import_module("gradio")),
             css_paths=Path(__file__).with_name("page.css"),
         )
@@ -128,11 +128,16 @@ def _own_hosts(config: DemoConfig) -> list[Any]:
     return [Middleware(TrustedHostMiddleware, allowed_hosts=list(_LOOPBACK), www_redirect=False)]
 
 
-async def _no_such_function(request: Any, error: Exception) -> Any:
-    """Gradio looks up the number of a function that a request names, and fails where the page has none such."""
+def _handlers() -> dict[type[Exception], Any]:
+    """Gradio looks up the function that a request names, by number or by name, and fails where the page has none
+    such."""
     from starlette.responses import JSONResponse
 
-    return JSONResponse({"detail": "the page has no such function; load it again"}, 404)
+    async def no_such_function(request: Any, error: Exception) -> Any:
+        return JSONResponse({"detail": "the page has no such function; load it again"}, 404)
+
+    by_name = importlib.import_module("gradio.route_utils").FnIndexInferError
+    return dict.fromkeys((KeyError, by_name), no_such_function)
 
 
 def _theme(gr: Any) -> Any:

@@ -1,0 +1,115 @@
+"""Requests to the page that a stranger sends: an answer of the 400s, nothing let out, and the page goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vargen.base.errors import UserError
+from vargen.demo import app
+from vargen.demo.app import DemoConfig
+from vargen.demo.models import Models
+from vargen.models.options import ModelOptions
+
+pytest.importorskip("gradio", reason='the page needs the extra "demo"')
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For downloads."""
+    return tmp_path_factory.mktemp("page")
+
+
+@pytest.fixture(scope="module")
+def models(_saved_tiny_pipelines: dict[str, Path]) -> Models:
+    return Models(ModelOptions(str(_saved_tiny_pipelines["text"])))
+
+
+@pytest.fixture(scope="module")
+def page(models: Models, folder: Path) -> Iterator[Any]:
+    served = app.serve(models, folder)
+    port = port_of(served)
+    try:
+        yield served
+    finally:
+        served.close(verbose=False)
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as every server does
+        free.bind(("127.0.0.1", port))
+
+
+def port_of(page: Any) -> int:
+    return int(page.local_url.rstrip("/").rsplit(":", 1)[1])
+
+
+def ask(page: Any, path: str, method: str = "GET", body: Any = None, **headers: str) -> tuple[int, str]:
+    """The status and the text of an answer."""
+    content = None if body is None else json.dumps(body).encode()
+    sent = {"Content-Type": "application/json", **headers}
+    request = urllib.request.Request(page.local_url + path.lstrip("/"), content, sent, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_it_is_for_this_machine_alone(page: Any, models: Models, folder: Path) -> None:
+    """One computes at a time, and few wait."""
+    status, text = ask(page, "/")
+    assert status == 200 and "vargen" in text and page.share_url is None
+    assert page._queue.max_size == app.MAX_WAITING
+    computing = [fn for fn in page.fns.values() if fn.concurrency_id == "model"]
+    assert len(computing) == 3 and all(fn.concurrency_limit == 1 for fn in computing)
+    with pytest.raises(UserError, match="port"):
+        app.serve(models, folder, DemoConfig(port=port_of(page)))
+
+
+@pytest.mark.parametrize(
+    "host", ["foreign.example", "localhost.foreign.example", "127.0.0.1.foreign.example", "10.0.0.1"]
+)
+def test_a_foreign_host_is_answered_nowhere(page: Any, host: str) -> None:
+    """Every path that the page has."""
+    paths = page.app.openapi()["paths"]
+    assert len(paths) > 30
+    for path, methods in [("/", {"get": {}}), *paths.items()]:
+        for method in methods:
+            asked = re.sub(r"\{.*?\}", "1", path)
+            found = ask(page, asked, method.upper(), {} if method == "post" else None, Host=host)
+            assert found in ((400, "Invalid host header"), (400, "")), (path, found)
+
+
+@pytest.mark.parametrize("number", [-1, 10**6, 10**30, 1.5, "x", [], None])
+def test_a_function_that_the_page_does_not_have(page: Any, number: Any) -> None:
+    """Wherever a request names one, by its number or by its name."""
+    for route in ("queue/join", "run/predict", "api/predict", "call/predict"):
+        asked = {"data": [], "fn_index": number, "session_hash": "x"}
+        status, text = ask(page, f"gradio_api/{route}", "POST", asked)
+        assert 400 <= status < 500 and "Traceback" not in text, (route, status, text)
+
+
+@pytest.mark.parametrize(
+    "body", [[], 7, "x", {}, {"data": {}}, {"data": [], "fn_index": 0, "session_hash": 7}], ids=str
+)
+def test_a_body_of_another_shape(page: Any, body: Any) -> None:
+    for route in ("queue/join", "run/predict"):
+        status, text = ask(page, f"gradio_api/{route}", "POST", body)
+        assert 400 <= status < 500 and "Traceback" not in text, (route, status, text)
+
+
+def test_no_file_of_this_machine_is_let_out(page: Any, tmp_path: Path, folder: Path) -> None:
+    """But for downloads and what the page is made of."""
+    (tmp_path / "secret.txt").write_text("a secret")
+    below = "/".join([".."] * 20)
+    for name in (tmp_path / "secret.txt", f"{below}{tmp_path}/secret.txt", f"{folder}/../secret.txt", Path(__file__)):
+        status, text = ask(page, f"gradio_api/file={name}")
+        assert status in (403, 404) and "secret" not in text.replace("secret.txt", ""), (name, status, text)
+    assert ask(page, "gradio_api/proxy=http://foreign.example/")[0] == 400

@@ -103,7 +103,7 @@ class DecodeRun:
         MemoryError: The device's whole memory is too small for so many tokens.
     """
 
-    in_no_graph = ("steps", "trace", "compiler")
+    in_no_graph: tuple[str, ...] = ("steps", "trace", "compiler")
     """Attributes that no graph reads, see `specdecode.static_step`; players may name theirs likewise."""
     rows_keep_pace = False
     """Whether all rows are at the same pass, so that others take their places only when all have ended."""

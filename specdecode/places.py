@@ -394,6 +394,7 @@ class PlacedRun(DecodeRun):
     def perform(self) -> int:
         """One pass over places. Returns how many tokens every row has gained; 0 once all have ended."""
         state, last = self.state, self.order.num_passes - 1
+        goes_on: Tensor | bool
         if in_graph():
             number = self._number_in_graph = (self._number_in_graph + 1).clamp(max=last)
             placed, (leading, fed, added) = self._tables.of(number)
@@ -456,9 +457,10 @@ class _Tables:
         for name, first in vars(passes[0]).items():
             along, each = min(first.ndim - 1, 1), [vars(placed)[name] for placed in passes]
             index = torch.arange(max(values.shape[along] for values in each))
-            wide = [values.index_select(along, index.where(index < values.shape[along], 0)) for values in each]
+            theirs = [index < values.shape[along] for values in each]
+            wide = [values.index_select(along, index.where(own, 0)) for values, own in zip(each, theirs, strict=True)]
             if name in ("drawn", "added"):
-                wide = [row.where(index < len(values), order.num_places) for row, values in zip(wide, each, strict=True)]
+                wide = [values.where(own, order.num_places) for values, own in zip(wide, theirs, strict=True)]
             self._fields[name] = torch.stack(wide).to(device)
         counts = [[order.leading(i), each.slots.shape[1], len(each.added)] for i, each in enumerate(passes)]
         self._counts = torch.tensor(counts, device=device)

@@ -33,7 +33,6 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "shared")]
 
 OUTCOMES = ("passed", "failed", "does not apply", "skipped")
-TOKENS = {"test_callback_inputs": "asks for `latents` among the callback's tensors; a picture here is made of `tokens`"}
 PIXELS_IN_FLOAT32 = {
     "test_dtype_alias": "asks for every component in `dtype`; pixels are decoded in float32 unless asked by name"
 }
@@ -62,7 +61,7 @@ class Subject:
     pipeline: type
     components: Callable[[], dict[str, Any]]
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    does_not_apply: Mapping[str, str] = field(default_factory=lambda: TOKENS | IN_LAYOUT_OF_TRANSFORMERS)
+    does_not_apply: Mapping[str, str] = field(default_factory=lambda: IN_LAYOUT_OF_TRANSFORMERS)
 
 
 def llamagen() -> Subject:
@@ -70,7 +69,7 @@ def llamagen() -> Subject:
     from tiny_pipelines import build_tiny_pipeline
 
     made = build_tiny_pipeline()
-    return Subject(type(made), lambda: copy.deepcopy(made.components), {}, TOKENS | PIXELS_IN_FLOAT32)
+    return Subject(type(made), lambda: copy.deepcopy(made.components), {}, PIXELS_IN_FLOAT32)
 
 
 def janus() -> Subject:
@@ -113,7 +112,7 @@ def token_images() -> Subject:
         def __init__(self, model: Any, tokenizer: Any = None, vqvae: Any = None, _: Any = None) -> None:
             super().__init__(model, tokenizer, vqvae, family)
 
-    refused = TOKENS | IN_LAYOUT_OF_TRANSFORMERS | PIXELS_IN_FLOAT32
+    refused = IN_LAYOUT_OF_TRANSFORMERS | PIXELS_IN_FLOAT32
     return Subject(Anole, components, {"height": 32, "width": 64}, refused)
 
 
@@ -132,8 +131,9 @@ def glm_image() -> Subject:
     size = {"height": models.HEIGHT, "width": models.WIDTH, "num_inference_steps": 2, "max_sequence_length": 16}
     why = "a prior is drawn of words, so that `prompt` is needed beside features"
     words = dict.fromkeys(("test_encode_prompt_works_in_isolation", "test_save_load_optional_components"), why)
-    unguided = {"test_callback_cfg": "changes guidance in a callback; a prior is drawn without guidance"}
-    return Subject(GlmImagePriorPipeline, components, size, TOKENS | words | unguided)
+    why = "guides the codes, and a prior is drawn without guidance"
+    unguided = dict.fromkeys(("test_callback_cfg", "test_callback_inputs"), why)
+    return Subject(GlmImagePriorPipeline, components, size, words | unguided)
 
 
 PIPELINES = {each.__name__: each for each in (llamagen, janus, emu3, token_images, glm_image)}

@@ -4,6 +4,9 @@ A call is an event at the top level of torch's profiler inside `DecodeRun.step`:
 GPU what it launches. A call of the project's kernels is one, too; calls of numpy are none. Forward passes count by the
 calls that lead to them, and skipped steps are part of the step behind them.
 
+The last column is the most that a step costs the host where steps are graphs: the replay of a captured one, and what
+the host launches beside it. Graphs are captured on tapes, see `taped_graphs.py`.
+
 The share is processor time of the thread that decodes, with one thread, so that waiting and other work on the machine
 count little. Outside means neither in a pass of the target nor in one of the draft head or the draft model.
 
@@ -16,6 +19,7 @@ Writes benchmarks/results/host_work.json.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from taped_graphs import TapingCompiler
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import vargen.pipelines.base
@@ -160,6 +165,21 @@ def share(draw_once: Callable[[int], object], count: int) -> dict[str, Any]:
     }
 
 
+def launches(pipeline: LlamaGenPipeline, draw_once: Callable[[int], object]) -> int:
+    """The most that a compiled step costs the host. Our kernels are off, since steps with them stay eager."""
+    torch._dynamo.reset()
+    kernels, compiler = os.environ.get("VARGEN_KERNELS", ""), TapingCompiler(bucket=512)
+    os.environ["VARGEN_KERNELS"], pipeline.reuse.compiler = "plain", compiler
+    try:
+        draw_once(1)
+        with compiler.launches:
+            draw_once(2)
+    finally:
+        os.environ["VARGEN_KERNELS"] = kernels
+        pipeline.compile(None)
+    return max(compiler.by_step)
+
+
 def draw(pipeline: LlamaGenPipeline, name: str, prompts: list[str], seed: int) -> None:
     """One picture's tokens: seeds 0 and 1 draw the first prompt, 2 the second, and so on."""
     prompt, generator = prompts[max(seed - 1, 0)], torch.Generator().manual_seed(seed)
@@ -180,15 +200,17 @@ def main() -> None:
     pipeline.set_progress_bar_config(disable=True)
     prompts = [case.caption.text for case in sample_prompts(options.prompts)]
     rows = []
-    print("| method | calls a step | outside passes | ms outside a step |\n|---|---|---|---|")
+    print("| method | calls a step | outside passes | ms outside a step | launches, compiled |\n|---|---|---|---|---|")
     for name in options.methods.split(","):
         draw_once = partial(draw, pipeline, name, prompts)
         of_time = share(draw_once, len(prompts))
         of_calls = calls(draw_once)
         by_operator = of_calls.pop("by_operator")
-        rows.append({"method": Path(name).stem, **of_calls, **of_time})
+        of_graphs = {"launches_compiled": launches(pipeline, draw_once)}
+        rows.append({"method": Path(name).stem, **of_calls, **of_time, **of_graphs})
         row = rows[-1]
         cells = f"{row['calls']:.1f} | {row['outside_share']:.1%} | {row['milliseconds_outside']:.2f}"
+        cells += f" | {row['launches_compiled']}"
         print(f"| {row['method']} | {cells} |", flush=True)
         if options.operators:
             print("  ".join(f"{operator} {number:.1f}" for operator, number in by_operator.items()), flush=True)

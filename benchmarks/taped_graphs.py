@@ -51,7 +51,7 @@ class Tape(TorchDispatchMode):
 
 
 class Launches(TorchDispatchMode):
-    """Counts operations that the host asks for within it; those of a tape are not among them.
+    """Counts what the host launches within it, but for what a tape runs. Views and new memory are no launches.
 
     Attributes:
         count: so far.
@@ -60,7 +60,7 @@ class Launches(TorchDispatchMode):
     count = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
-        self.count += 1
+        self.count += not (function.is_view or function.overloadpacket.__name__.startswith("empty"))
         return function(*given, **(named or {}))
 
 
@@ -80,12 +80,16 @@ class TapingCompiler(StepCompiler):
     Attributes:
         counted: the graphs, and what no captured graph can do.
         tapes: all that were taken.
+        launches: within it are counted: the replay, and what the host launches up to the next step.
+        by_step: these, of every step that was a replay.
     """
 
     def __init__(self, bucket: int = 128) -> None:
         super().__init__(self._graph, bucket)
         self.counted = CountedGraphs()
         self.tapes: list[Tape] = []
+        self.launches = Launches()
+        self.by_step: list[int] = []
         self._recording: AbstractContextManager[Any] = nullcontext()
 
     def _graph(self, graph: torch.fx.GraphModule, given: Any) -> Callable[..., Any]:
@@ -97,6 +101,21 @@ class TapingCompiler(StepCompiler):
                 return counted(*inputs)
 
         return run
+
+    def step_of(self, run: DecodeRun) -> Any:
+        """The steps of a run, counted."""
+        step, at = super().step_of(run), None  # what was launched when the last step began, where it was a replay
+
+        def counted() -> int:
+            nonlocal at
+            if at is not None:
+                self.by_step.append(self.replays + self.launches.count - at)
+            replays, began = self.replays, self.replays + self.launches.count
+            gained = step()
+            at = began if self.replays > replays else None
+            return gained
+
+        return counted
 
     def captures(self, device: torch.device) -> bool:
         """Always."""

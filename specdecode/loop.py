@@ -103,7 +103,7 @@ class DecodeRun:
         MemoryError: The device's whole memory is too small for so many tokens.
     """
 
-    in_no_graph = ("steps", "trace", "compiler")
+    in_no_graph: tuple[str, ...] = ("steps", "trace", "compiler")
     """Attributes that no graph reads, see `specdecode.static_step`; players may name theirs likewise."""
     rows_keep_pace = False
     """Whether all rows are at the same pass, so that others take their places only when all have ended."""
@@ -189,7 +189,7 @@ class DecodeRun:
                 if on_step is not None:
                     on_step(self.steps, self.state)
                 if self.may_stop:
-                    seen = look(needs(self.state) if self.state.needed is None else self.state.needed)
+                    seen = look(needs(self.state))
                     slowest_needs = 1 if seen is None else int(seen)
                 elif slowest_needs <= 0:
                     slowest_needs = int(needs(self.state))
@@ -430,7 +430,7 @@ def new_tokens(tree: TokenTree, path: Tensor | None, accepted: Tensor, next_toke
 
 def needs(state: DecodeState) -> Tensor:
     """Tokens the slowest unfinished row still needs, int64 []; 0 when all are finished."""
-    return torch.where(state.active, state.ends - state.lengths, 0).max()
+    return torch.where(state.active, state.ends - state.lengths, 0).max() if state.needed is None else state.needed
 
 
 class Look:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from specdecode.checks import check_counts
+from specdecode.in_graph import in_graph
 from specdecode.loop import DecodeRun
 from specdecode.roles import Target, TargetOutput
 from specdecode.sampling import Tag, draw_tokens
@@ -373,21 +374,38 @@ class PlacedRun(DecodeRun):
         check_takes_places(target, order.num_places, settings)
         self._placed: PlacedTarget = target  # type: ignore[assignment]
         self.order = order
+        self.logged_places = order.num_places
         self._number = 0  # of the pass made last
         self._plans: dict[int, PlacedTokens] = {}  # by number, on the device
-        self._undrawn = torch.full_like(self.state.tokens, -1, dtype=torch.int8)
+        self._undrawn = torch.full_like(self._buffer, -1, dtype=torch.int8)
         fill_known(self._buffer, order.known_tokens)
+        if self.compiler is not None:
+            self._tables = _Tables(order, target.device)
+            self._number_in_graph = torch.zeros(1, dtype=torch.int64, device=target.device)
 
-    @torch.no_grad()
-    def step(self) -> int:
-        """One pass over places. Returns how many tokens every row has gained; 0 once all have ended."""
-        if self._number == self.order.num_passes - 1:
-            return 0
+    in_no_graph = (*DecodeRun.in_no_graph, "_number", "_plans", "order")
+
+    def prepare(self) -> None:
+        """Raises ValueError at the first step where the target has no room."""
         if self._number == 0:
             self._placed.check_places(self.order.num_slots)
-        self.steps += 1
         self._number += 1
-        state, placed = self.state, self._tokens_of(self._number)
+
+    def perform(self) -> int:
+        """One pass over places. Returns how many tokens every row has gained; 0 once all have ended."""
+        state, last = self.state, self.order.num_passes - 1
+        goes_on: Tensor | bool
+        if in_graph():
+            number = self._number_in_graph = (self._number_in_graph + 1).clamp(max=last)
+            placed, (leading, fed, added) = self._tables.of(number)
+            fed, goes_on = fed.expand(len(state.lengths)), number < last
+            gained = -(-self.order.num_places // last)  # on the average: all rows end with the last pass
+        else:
+            if self._number > last:
+                return 0
+            placed, goes_on = self._tokens_of(self._number), self._number < last
+            leading, fed, gained = self.order.leading(self._number), placed.slots.shape[1], len(placed.added)
+            added = gained
         with self._part("target"):
             output = self._placed.forward_places(self._buffer[:, placed.sources], placed)
         with self._part("verify"):
@@ -398,16 +416,13 @@ class PlacedRun(DecodeRun):
         with self._part("commit"):
             self._buffer[:, placed.drawn] = torch.where(state.active[:, None], drawn, self._buffer[:, placed.drawn])
             zeros, going_on = self._no_tokens, state.active
-            emitted = going_on * len(placed.added)
-            added = self._undrawn.index_fill(1, placed.added, TokenOrigin.TARGET)
-            fed = placed.slots.shape[1]
-            self.trace.record_step(StepRecord(going_on, zeros, zeros, emitted, zeros, fed=fed, by_place=added))
-            state.decided_places = state.decided | ((added >= 0) & going_on[:, None])
-            leading = self.order.leading(self._number)
+            origins = self._undrawn.index_fill(1, placed.added, TokenOrigin.TARGET)[:, :-1]
+            self.log.record_step(StepRecord(going_on, zeros, zeros, going_on * added, zeros, fed=fed, by_place=origins))
+            state.decided_places = state.decided | ((origins >= 0) & going_on[:, None])
             state.lengths = torch.where(going_on, leading, state.lengths)
             state.newest = state.least_room = None
-            state.active = going_on & (self._number < self.order.num_passes - 1)
-        return len(placed.added)
+            state.active = going_on & goes_on
+        return gained
 
     def _tokens_of(self, number: int) -> PlacedTokens:
         """The order's, on the target's device; the next requests of a queue use them again."""
@@ -422,5 +437,35 @@ class PlacedRun(DecodeRun):
         """See `DecodeRun.replace_rows`. Raises ValueError while a row has not ended."""
         if bool(self.state.active.any()):
             raise ValueError("rows must all have ended before others take their places: they are at the same pass")
-        super().replace_rows(rows, other)
-        self._number, self.state.decided_places = 0, None
+        with self.in_place(self):
+            super().replace_rows(rows, other)
+            self._number, self.state.decided_places = 0, None
+            self.state.decided_places = self.state.decided
+            if self.compiler is not None:
+                self._number_in_graph = torch.zeros_like(self._number_in_graph)
+
+
+class _Tables:
+    """What every pass of an order feeds and draws, by its number, so that a graph looks it up.
+
+    All passes are as wide as the widest: they feed their first token again, and draw a place behind all others.
+    """
+
+    def __init__(self, order: PlaceOrder, device: torch.device) -> None:
+        passes = [order.tokens_of(max(number, 1)) for number in range(order.num_passes)]
+        self._kind, self._fields = type(passes[0]), {}
+        for name, first in vars(passes[0]).items():
+            along, each = min(first.ndim - 1, 1), [vars(placed)[name] for placed in passes]
+            index = torch.arange(max(values.shape[along] for values in each))
+            theirs = [index < values.shape[along] for values in each]
+            wide = [values.index_select(along, index.where(own, 0)) for values, own in zip(each, theirs, strict=True)]
+            if name in ("drawn", "added"):
+                wide = [values.where(own, order.num_places) for values, own in zip(wide, theirs, strict=True)]
+            self._fields[name] = torch.stack(wide).to(device)
+        counts = [[order.leading(i), each.slots.shape[1], len(each.added)] for i, each in enumerate(passes)]
+        self._counts = torch.tensor(counts, device=device)
+
+    def of(self, number: Tensor) -> tuple[PlacedTokens, Tensor]:
+        """Those of pass `number` [1], and [3] int64: places drawn without a gap, tokens fed, places added."""
+        placed = self._kind(**{name: table[number][0] for name, table in self._fields.items()})
+        return placed, self._counts[number][0]

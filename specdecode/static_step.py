@@ -154,10 +154,9 @@ class Slot:
 
 
 def _perform(run: DecodeRun) -> int:
-    """A step, and what the host reads late."""
-    gained = run.perform()
-    if run.may_stop:
-        run.state.needed = needs(run.state)
+    """A step, and what the host may read of it."""
+    gained, run.state.needed = run.perform(), None
+    run.state.needed = needs(run.state)
     return gained
 
 

@@ -143,7 +143,7 @@ def test_ends_by_stop_tokens_are_seen_late_and_change_nothing(model: Any) -> Non
         note = lambda step, state: asked.append(launches.count + compiler.replays)  # noqa: E731
         run(target_of(model), compiler, window(), stop_token=stops, on_step=note)
     most = max(after - before for before, after in pairwise(asked[1:]))
-    assert most == 4, "a replay, memory and a copy of how far rows are, and a look at an earlier copy"
+    assert most == 3, "a replay, a copy of how far rows are, and a look at an earlier copy"
 
 
 def test_what_the_host_reads_is_some_calls_old() -> None:

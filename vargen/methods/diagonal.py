@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vargen.base.errors import UserError
 from vargen.methods.base import Components, Method
 from vargen.methods.grid import GridMethodConfig
 
@@ -34,8 +33,6 @@ class DiagonalConfig(GridMethodConfig):
     def _players(self, components: Components) -> Method:
         from specdecode.diagonals import Diagonals
 
-        if getattr(components.target, "compiler", None) is not None:
-            raise UserError("compile: steps over diagonals are no graphs; leave it out or use zipar")
         head = components.load_vertical_head(self.vertical_branch)
         lines: Any = components.grid_lines()  # of one size, as in all families that have branches
         return Method(order=Diagonals(lines, head))

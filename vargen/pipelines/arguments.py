@@ -24,9 +24,10 @@ from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
-CALLBACK_TENSORS = ("tokens", "lengths", "decided")
-"""The fields of `specdecode.roles.DecodeState` that `callback_on_step_end` can ask for."""
-CHANGEABLE_TENSORS = ("tokens",)
+CALLBACK_TENSORS = {"tokens": "tokens", "lengths": "lengths", "decided": "decided", "latents": "tokens"}
+"""What `callback_on_step_end` can ask for, and which field of `specdecode.roles.DecodeState` that is. By "latents", as
+by `output_type="latent"`, a callback that was written for diffusers gets what a picture is made of here."""
+CHANGEABLE_TENSORS = ("tokens", "latents")
 """Those of them that the dictionary which it returns may change."""
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -56,7 +57,7 @@ _SHARED = {
     "`pipeline._guidance_scale`, and `pipeline._interrupt = True`, which ends the call after this pass: tokens that "
     "are not drawn yet are 0.",
     "callback_on_step_end_tensor_inputs": 'which of "tokens" (int64 [B, N], valid up to `lengths`) and "lengths" the '
-    "callback gets in `tensors`. Reading their values makes a GPU wait.",
+    'callback gets in `tensors`. "latents" is another name of "tokens". Reading their values makes a GPU wait.',
 }
 _SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p")
 _END = """Returns:
@@ -143,7 +144,7 @@ class StepReport:
         pipeline._num_timesteps = step + 1
         if self.callback is None:
             return
-        tensors: dict[str, Any] = {name: getattr(state, name) for name in self.tensor_inputs}
+        tensors: dict[str, Any] = {name: getattr(state, CALLBACK_TENSORS[name]) for name in self.tensor_inputs}
         if pictures is not None:
             tensors["pictures"] = pictures
         scale = pipeline._guidance_scale

@@ -25,6 +25,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.utils import BaseOutput
 from torch import Tensor
 
+from specdecode.loop import needs
 from specdecode.ordinary_tensors import ordinary_tensors
 from specdecode.roles import DecodeState
 from specdecode.skipping import new_run
@@ -175,8 +176,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
                 if players.drafter is None and players.order is None:
                     progress.update(1)
                 elif not progress.disable:  # reading lengths waits for the device
-                    needed = (state.ends - state.lengths).max()
-                    progress.update(request.num_tokens - int(needed) - progress.n)
+                    progress.update(request.num_tokens - int(needs(state)) - progress.n)
                 request.report.send(self, step, state, target)
 
             run = new_run(

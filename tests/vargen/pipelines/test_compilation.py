@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,21 +62,25 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "vvs": ("vvs", {"total_tokens": 8, "depth": 3, "tree_top_k": 3}),
     "vvs-jacobi": ("vvs-jacobi", {}),
     "likeness-quality": ("likeness-quality", {}),
+    "diagonal": ("diagonal", {}),
 }
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_draws_what_eager_steps_draw(drafting_pipeline: Any, name: str) -> None:
     """One graph, or two where skips are due at some steps alone. It is captured once, also for other prompts, seeds and
-    scales in the next batch."""
+    scales in the next batch. A step costs the host a replay, now and then a look at how far rows are, and where
+    skips are due at some steps a copy of which rows."""
     method, compiler = resolve_method(*METHODS[name]), TapingCompiler(64)
     prompts = PROMPTS[:1] if name in ("ar", "eagle") else PROMPTS * 2
     sampling = {"temperature": 0.0} if name in ("jacobi", "lantern") else {"top_k": 12, "top_p": 0.95}
 
     def drawn() -> list[Any]:
-        rows, scales = (prompts, prompts[::-1]), (3.0, 4.5)
-        pairs = zip(rows, scales, strict=True)
-        return [draw(drafting_pipeline, method, each, guidance_scale=scale, **sampling) for each, scale in pairs]
+        batches = []
+        for rows, scale, counting in ((prompts, 3.0, nullcontext()), (prompts[::-1], 4.5, compiler.launches)):
+            with counting:
+                batches.append(draw(drafting_pipeline, method, rows, guidance_scale=scale, **sampling))
+        return batches
 
     eager = drawn()
     drafting_pipeline.reuse.compiler = compiler
@@ -91,6 +96,7 @@ def test_every_method_draws_what_eager_steps_draw(drafting_pipeline: Any, name: 
     assert compiler.counted.graphs == len(compiler.tapes) == graphs and not compiler.counted.faults
     steps = sum(each.trace.target_passes - 1 for each in compiled)
     assert compiler.replays >= steps - 2 - 3 * graphs, "but for the first steps of a batch, and those to capture"
+    assert len(compiler.by_step) > 2 and max(compiler.by_step) == 1 + graphs and min(compiler.by_step) == 1
 
 
 def test_a_stream_replaces_rows(drafting_pipeline: Any) -> None:

@@ -165,20 +165,22 @@ def test_interrupting_ends_after_the_running_pass(tiny_pipeline: LlamaGenPipelin
     assert not [*stream]
 
 
-@pytest.mark.parametrize("method", ["ar", "jacobi", "eagle"])
-def test_tokens_that_a_callback_returns_are_obeyed(drafting_pipeline: LlamaGenPipeline, method: str) -> None:
-    """A new newest token is what the next pass reads, so plain decoding behind it draws the same."""
+@pytest.mark.parametrize(("method", "name"), [("ar", "tokens"), ("jacobi", "tokens"), ("eagle", "latents")])
+def test_tokens_that_a_callback_returns_are_obeyed(drafting_pipeline: LlamaGenPipeline, method: str, name: str) -> None:
+    """A new newest token is what the next pass reads, so plain decoding behind it draws the same. Diffusers' name of
+    what a picture is made of serves as well."""
     first, last = drafting_pipeline.transformer.config.vocab_size - 1, []
 
     def change(pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor] | None:
         if step > 0:
             return None
-        changed = tensors["tokens"].clone()
+        changed = tensors[name].clone()
         last.append(int(changed[0, 0]))
         changed[0, 0] = (changed[0, 0] + 1) % (first + 1)
-        return {"tokens": changed}
+        return {name: changed}
 
     settings: dict[str, Any] = {"temperature": 0, "guidance_scale": 3.0, "callback_on_step_end": change}
+    settings["callback_on_step_end_tensor_inputs"] = [name]
     tokens = drawn(drafting_pipeline, method=method, **settings)
     assert int(tokens[0, 0]) == (last[0] + 1) % (first + 1)
     assert torch.equal(tokens, drawn(drafting_pipeline, method="ar", **settings))
@@ -187,8 +189,8 @@ def test_tokens_that_a_callback_returns_are_obeyed(drafting_pipeline: LlamaGenPi
 @pytest.mark.parametrize(
     ("asked", "returned", "message"),
     [
-        (["tokens"], {"latents": 1}, "'latents', which is not among callback_on_step_end_tensor_inputs"),
-        (["lengths"], {"lengths": torch.ones(1)}, "'lengths' as it was: only tokens may change"),
+        (["tokens"], {"logits": 1}, "'logits', which is not among callback_on_step_end_tensor_inputs"),
+        (["lengths"], {"lengths": torch.ones(1)}, "'lengths' as it was: only tokens, latents may change"),
         (["tokens"], {"tokens": torch.ones(1, 3).long()}, r"'tokens' as int64 \[1, 16\]"),
         (["tokens"], {"tokens": torch.full((1, 16), 24)}, "'tokens' between 0 and 23"),
     ],

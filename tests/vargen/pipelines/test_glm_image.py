@@ -259,7 +259,7 @@ def test_folders_that_cannot_draw_are_refused(saved: Path, tmp_path: Path, tiny_
         ({"prompt": PROMPTS, "generator": seeded(1)}, "generator must be one per picture, 3 here"),
         ({"method": "eagle"}, "drafter: GLM-Image came without one"),
         ({"guidance_scale": 5.0}, "guidance_scale must be at most 1 .* the autoregressive part of GLM-Image has no"),
-        ({"callback_on_step_end_tensor_inputs": ["latents"]}, "tensor_inputs must be among"),
+        ({"callback_on_step_end_tensor_inputs": ["logits"]}, "tensor_inputs must be among"),
         ({"prompt": PROMPTS, "image": PICTURES[0]}, "images must be List"),
         (
             {"image": Image.new("RGB", (66, 48))},

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdecode.diagonals import CrossedTokens
+from specdecode.in_graph import in_graph
 from specdecode.kernels.fast_pass import untouched
 from specdecode.kernels.native import NewTokens, fits_linear, linear_now
 from specdecode.roles import TargetOutput
@@ -46,7 +47,7 @@ class LlamaGenVerticalHead:
         check_branch(branch, transformer)
         target.feature_layers = (branch.config.feature_layer, transformer.config.num_layers)
         self.branch, self.target = branch, target
-        self._condition_length = self._most_before = target.condition_length
+        self._condition_length = target.condition_length
         self._halves = 2 if target.is_guided else 1
         self._starts_of_pictures = torch.full(
             (self._halves * target.batch_size,), target.condition_length, device=target.device
@@ -66,6 +67,8 @@ class LlamaGenVerticalHead:
             dtype=branch.dtype,
         )
         self._output_head = nn.Linear(branch.config.dim, target.vocab_size, bias=False, device="meta")
+
+    in_no_graph = ("_condition_length",)
 
     @torch.no_grad()
     def prefill(self, prompt: TargetOutput) -> None:
@@ -88,7 +91,7 @@ class LlamaGenVerticalHead:
             kv_length=length,
         )
         cache.advance(length)
-        self._most_before = length
+        cache.expect_from(length)
         self._output_head.weight = self.branch.output_head(self.target.transformer.lm_head)
 
     def forward_places(self, output: TargetOutput, placed: CrossedTokens) -> Tensor:
@@ -123,7 +126,7 @@ class LlamaGenVerticalHead:
             states, logits = fast
             assert logits is not None
             return states, logits
-        kv_length = self._most_before + placed.fed.shape[2]
+        kv_length = cache.reach(placed.fed.shape[2])
         mask = cache.attention_mask(placed.fed, kv_length)
         states = self.branch(inner, placed.positions, mask, kv_cache=cache, slots=slots, kv_length=kv_length)
         return states, target.guided(self._output_head(states).float())
@@ -134,7 +137,8 @@ class LlamaGenVerticalHead:
         into: Any = self.branch.gate[0]
         out: Any = self.branch.gate[2]
         joined = torch.cat((left, above), dim=-1)
-        if untouched(self.branch.gate) and fits_linear(joined, into.weight) and joined.dtype == into.weight.dtype:
+        fits = not in_graph() and fits_linear(joined, into.weight) and joined.dtype == into.weight.dtype
+        if fits and untouched(self.branch.gate):
             inside = linear_now(joined, into.weight, bias=into.bias)
             opened = None if inside is None else linear_now(F.silu(inside), out.weight, bias=out.bias)
             if opened is not None:
@@ -155,4 +159,3 @@ class LlamaGenVerticalHead:
         rows = torch.cat([rows + half * self.target.batch_size for half in range(self._halves)])
         self.kv_cache.replace_rows(rows, other.kv_cache, other._condition_length)
         self._starts_of_pictures.index_copy_(0, rows, other._starts_of_pictures)
-        self._most_before = max(self._most_before, other._most_before)

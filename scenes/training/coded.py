@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from scenes.rendering.scene import Scene
 from scenes.training.data import SceneBatch, SceneSource
 from vargen.models.llamagen.vq import downsampling_factor, encode_images
+from vargen.models.model_folder import check_stored
 from vargen.training.config import check
 from vargen.training.run import move
 
@@ -101,10 +102,11 @@ def load_vqvae(folder: str, image_size: int, device: torch.device) -> tuple[VQMo
     """The frozen tokenizer in fp32, and the side of its token grid.
 
     Raises:
-        UserError: if there is none in `folder`, or it does not divide `image_size`.
+        UserError: if there is none in `folder`, its weights are none, or it does not divide `image_size`.
     """
     there = (Path(folder) / "config.json").is_file()
     check(there, "vqvae", folder, "holds no config.json; name the export folder of a tokenizer run")
+    check_stored(folder, "vqvae")
     vqvae = VQModel.from_pretrained(folder)
     move(vqvae, device, images=True)
     vqvae.eval().requires_grad_(False)

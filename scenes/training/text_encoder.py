@@ -30,7 +30,7 @@ from scenes.training.caption_reading import (
     caption_truth,
 )
 from vargen.base.errors import UserError
-from vargen.models.model_folder import check_model_folder
+from vargen.models.model_folder import check_model_folder, check_stored
 from vargen.training.config import RunConfig, check, check_positive
 from vargen.training.run import RunResult, move, prepare, train
 
@@ -97,13 +97,14 @@ def load_text_encoder(folder: str) -> T5EncoderModel:
     """The text encoder of a pipeline's folder, or of the export of `vargen train text-encoder`, in fp32.
 
     Raises:
-        UserError: if there is none.
+        UserError: if there is none, or its weights are none.
     """
     path = Path(folder) / "text_encoder"
     if (Path(folder) / "model_index.json").is_file():
         check_model_folder(folder)
     if not (path / "config.json").is_file():
         raise UserError(f"frozen_text_encoder: {folder!r} holds no text_encoder; name a text-conditional pipeline")
+    check_stored(path, "frozen_text_encoder")
     return T5EncoderModel.from_pretrained(path, dtype=torch.float32)
 
 

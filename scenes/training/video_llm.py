@@ -53,6 +53,7 @@ from scenes.training.video_views import (
 from vargen.base.errors import UserError
 from vargen.base.places import READ
 from vargen.drawing.sheet import contact_sheet, to_pil
+from vargen.models.model_folder import check_stored
 from vargen.models.video_llms.frames import CAPTION_PROMPTS
 from vargen.models.video_llms.pruning import keep_uniform, token_budget
 from vargen.runs.files import save_image_atomic
@@ -371,7 +372,8 @@ def _heads(config: VideoLLMConfig, num_steps: int) -> nn.ModuleDict:
 
 
 def _copy_weights(model: Any, folder: str, picked: Sequence[int]) -> None:
-    """Raises UserError for weights or layers that are not there, or of other sizes."""
+    """Raises UserError for weights or layers that are not there, or of other sizes or kinds."""
+    check_stored(folder, "initial_weights")
     try:
         other = type(model).from_pretrained(folder, dtype=torch.float32)
     except (OSError, RuntimeError, ValueError) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import os
 import pickle
@@ -19,6 +21,7 @@ from vargen.base.errors import UserError
 from vargen.base.resources import find_model
 from vargen.models.model_folder import check_stored
 
+ROOT = Path(__file__).parents[2]
 GENERATE = "generate 'a red cube' --model {work}/model --output {work}/out --quiet"
 TRANSFORMER, WEIGHTS = "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"
 T5 = "text_encoder/config.json"
@@ -377,6 +380,63 @@ def test_weights_of_every_kind_that_is_none(kind: str, tmp_path: Path) -> None:
     save_file({"position_ids": torch.ones(2).long(), "b": torch.ones(2)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").unlink()
     check_stored(tmp_path)
+
+
+CHECKED_ELSEWHERE = {
+    **dict.fromkeys(("vargen/pipelines/auto.py", "vargen/pipelines/loading.py"), "by the pipeline that they choose"),
+    **dict.fromkeys(("vargen/demo/models.py", "scenes/training/decoder.py"), "by the pipeline that they name"),
+    **dict.fromkeys(("metrics/extractors.py", "metrics/picture_readers.py"), "by the jobs that name folders"),
+    **dict.fromkeys(("vargen/training/answers.py", "vargen/training/video_states.py"), "read back what they wrote"),
+    "scenes/training/code_store.py": "reads back what it wrote",
+    "vargen/training/run.py": "reads back its own checkpoint",
+    "vargen/models/foreign_weights.py": "by load_strictly, behind every conversion",
+    "vargen/models/token_images/loading.py": "reads a tokenizer",
+}
+"""Modules that read weights, or seem to, without a check of their own, and who checks."""
+
+
+def test_weights_are_read_behind_a_check_alone() -> None:
+    """So that what is no weight is refused everywhere."""
+    reading = {"from_pretrained", "load_file", "safe_open", "torch.load"}
+    checks = {"check_stored", "check_component_folder", "check_model_folder", "load_strictly"}
+    unchecked = set()
+    for path in (path for package in ("vargen", "scenes", "metrics") for path in (ROOT / package).rglob("*.py")):
+        called = {
+            ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
+        }
+        called |= {name.rpartition(".")[2] for name in called}
+        if called & reading and not called & checks:
+            unchecked.add(path.relative_to(ROOT).as_posix())
+    assert unchecked == set(CHECKED_ELSEWHERE)
+
+
+def test_weights_that_only_training_conversion_and_adapters_read(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+    from tiny_pipelines import build_tiny_pipeline
+
+    from scenes.training import coded, text_encoder, video_llm
+    from vargen.models.llamagen import convert
+    from vargen.training import text_drafter
+
+    for folder in (tmp_path, tmp_path / "text_encoder"):
+        folder.mkdir(exist_ok=True)
+        for name in ("config.json", "adapter_config.json"):
+            (folder / name).write_text("{}")
+        for name in ("model.safetensors", "adapter_model.safetensors"):
+            save_file({"a": torch.ones(2).long()}, folder / name)
+    readers: dict[str, Callable[[str], object]] = {
+        "frozen_text_encoder": text_encoder.load_text_encoder,
+        "vqvae": lambda folder: coded.load_vqvae(folder, 128, torch.device("cpu")),
+        "initial_weights": lambda folder: video_llm._copy_weights(None, folder, ()),
+        "model": lambda folder: text_drafter._load(Path(folder), "float32"),
+        "text_encoder": lambda folder: convert.load_text_encoder(folder, {"condition_type": "text"}),
+    }
+    if importlib.util.find_spec("peft") is not None:
+        readers["adapter"] = build_tiny_pipeline().load_lora_weights
+    for argument, read in readers.items():
+        with pytest.raises(UserError, match=f"^{argument}: .* holds a as"):
+            read(str(tmp_path))
 
 
 @pytest.mark.parametrize("shipped", LOADERS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import io
 import os
 import re
@@ -116,18 +117,25 @@ READERS = {
 """Modules that open files for themselves, and why."""
 
 
+@functools.cache
+def calls() -> list[tuple[str, ast.Call]]:
+    """Every call in the source, and its module."""
+    paths = [path for package in ("vargen", "scenes", "metrics") for path in (ROOT / package).rglob("*.py")]
+    trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in paths}
+    return [(name, node) for name, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
 def test_files_are_opened_by_the_readers_alone() -> None:
     """So that what they refuse is refused everywhere."""
     opening = {"read_bytes", "read_text", "safe_load", "full_load", "unsafe_load"}
     of_modules = {("np", "load"), ("av", "open"), ("Image", "open"), ("yaml", "load")}
     found: dict[str, list[str]] = {}
-    for path in (path for package in ("vargen", "scenes", "metrics") for path in (ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-                continue
-            home = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
-            if node.func.attr in opening or (home, node.func.attr) in of_modules:
-                found.setdefault(path.relative_to(ROOT).as_posix(), []).append(f"line {node.lineno}: {node.func.attr}")
+    for name, node in calls():
+        if not isinstance(node.func, ast.Attribute):
+            continue
+        home = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
+        if node.func.attr in opening or (home, node.func.attr) in of_modules:
+            found.setdefault(name, []).append(f"line {node.lineno}: {node.func.attr}")
     assert {name: lines for name, lines in found.items() if name not in READERS} == {}
 
 
@@ -190,18 +198,34 @@ def test_arrays_that_are_none(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["a negative shape", "statistics of nothing", "statistics that do not fit", "no covariance", *WHOLE]
 )
-def test_a_reference_that_is_none(
+def test_arrays_of_another_kind_that_a_command_is_given(
     name: str, tmp_path: Path, clip_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frames(3, (8, 8))(tmp_path)
     (tmp_path / "r.npz").write_bytes(ARRAYS[name])
     (tmp_path / "p.yaml").write_text("extractor: clip\nresizer: bicubic\nresolution: 32\nclip_score: null\n")
     (tmp_path / "c.txt").write_text("a red cube\n" * 3)
-    arguments = arguments_of(GIVEN, {"work": tmp_path, "clip": clip_folder})
-    code = main([*arguments, "--reference", str(tmp_path / "r.npz")])
-    told = capsys.readouterr().err
-    assert (code, told.count("vargen: error: ")) == (2, 1) and "r.npz" in told and "Traceback" not in told, told
-    assert not (tmp_path / "out").exists()
+    array, folder = str(tmp_path / "r.npz"), str(tmp_path / "f")
+    for given in (["--reference", array], ["--given_images", array, "--reference", folder]):
+        code = main([*arguments_of(GIVEN, {"work": tmp_path, "clip": clip_folder}), *given])
+        told = capsys.readouterr().err
+        assert (code, told.count("vargen: error: ")) == (2, 1) and "r.npz" in told and "Traceback" not in told, told
+        assert not (tmp_path / "out").exists()
+
+
+READ_ARRAYS = {
+    "metrics/images.py": "test_arrays_that_are_none",
+    "metrics/frechet.py": "test_arrays_that_are_none",
+    "vargen/jobs/measuring.py": "test_arrays_of_another_kind_that_a_command_is_given",
+    "vargen/runs/batches.py": "test_records.py: test_a_damaged_evaluation",
+}
+"""Modules that read arrays, and the test that gives them what is none."""
+
+
+def test_arrays_are_read_where_tests_give_what_is_none() -> None:
+    """`test_files_are_opened_by_the_readers_alone` says that nobody opens them otherwise."""
+    reading = {name for name, node in calls() if getattr(node.func, "id", "") == "open_npz"}
+    assert reading == set(READ_ARRAYS)
 
 
 def test_an_array_is_read_within_the_reader(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from torch import nn
 
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
+from vargen.models.model_folder import check_stored
 from vargen.models.source import fetch, is_hub_name
 from vargen.pipelines.reuse import Reuse
 
@@ -63,6 +64,7 @@ class LoraPipeline:
         folder = fetch(source, None, _FILES, "adapter") if is_hub_name(source) else Path(source)
         if missing := [name for name in _FILES if not (folder / name).is_file()]:
             raise UserError(f"{folder / missing[0]} is missing; name a folder that PEFT saved, with both of its files")
+        check_stored(folder, "adapter")
         from peft import PeftConfig, inject_adapter_in_model, set_peft_model_state_dict
         from safetensors.torch import load_file
 

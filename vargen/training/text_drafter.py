@@ -28,7 +28,7 @@ from vargen.base.places import READ, writes_in
 from vargen.base.prompts import read_prompts
 from vargen.drafters.text_draft_head import TextDrafter, describe_states, text_states
 from vargen.drafters.text_head import TextHead
-from vargen.models.model_folder import weights_fingerprint
+from vargen.models.model_folder import check_stored, weights_fingerprint
 from vargen.models.source import find_files
 from vargen.runs.identity import digest
 from vargen.training.answers import keep_answers
@@ -435,6 +435,7 @@ def _load(folder: Path, dtype: str) -> tuple[Any, Any]:
     """A model and its tokenizer. Raises UserError for a folder that transformers cannot read, or no language model."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    check_stored(folder, "model")
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True).eval()
         tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -26,6 +26,7 @@ from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
 from vargen.models.foreign_weights import StateDict, load_strictly, load_weights_only
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
+from vargen.models.model_folder import check_stored
 from vargen.models.vqgan import CODEBOOK, convert_vqgan_state_dict, infer_vqgan_config
 
 _MARKERS = {"transformer": "tok_embeddings.weight", "vqvae": CODEBOOK}
@@ -227,6 +228,7 @@ def load_text_encoder(path: str | os.PathLike[str] | None, config: dict[str, Any
     if not (folder / "config.json").is_file():
         raise UserError(f"text_encoder must be a transformers folder, but {folder / 'config.json'} is missing.")
 
+    check_stored(folder, "text_encoder")
     from safetensors import SafetensorError
     from transformers import AutoTokenizer, T5EncoderModel
 

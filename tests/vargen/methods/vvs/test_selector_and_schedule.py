@@ -355,9 +355,9 @@ def test_a_likeness_that_is_just_enough_is_taken_and_a_similarity_that_is_just_t
 
 
 def test_padding_is_no_sibling_of_the_token_that_is_taken() -> None:
-    """Two children of the root, the second of which is padding."""
+    """Two children of the root, the second of which is padding; padding has the token 0, as the first child has."""
     tree = TokenTree.from_parents(
-        torch.tensor([[0, 1, 1]]), torch.tensor([[-1, 0, 0]]), torch.tensor([[True, True, False]])
+        torch.tensor([[1, 0, 0]]), torch.tensor([[-1, 0, 0]]), torch.tensor([[True, True, False]])
     )
     draft = Draft(tree, confidence=torch.tensor([[0.0, -1.0, -1.0]]))
     likeness = path_likeness(draft, torch.tensor([[0, 1]]), torch.eye(4))

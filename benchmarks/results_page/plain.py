@@ -101,6 +101,16 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             *("claims", "claims_against_plain", "numbers", "numbers_against_plain"),
         ),
     ),
+    "picture_decoder": (
+        "Faster ways to decode pictures",
+        "The codes of 100 held-out captions, drawn by plain decoding, as pictures. `float32, as stored` has the "
+        "kernels' memory as in the weights' file; the others have channels last. Differences to it are in steps of "
+        "255. Verdicts are all that the judge says of the pictures. Rounding depends on the processor.",
+        (
+            *("label", "largest_difference", "mean_difference", "pixels_that_differ"),
+            *("claims", "numbers", "verdicts", "verdicts_that_differ"),
+        ),
+    ),
     "generate_memory": ("Memory of eight pictures of 1,024 tokens", "LlamaGen-B and VQ-16, random weights.", ()),
     "left_out": (
         "What helps the model learn",

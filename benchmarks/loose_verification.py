@@ -8,8 +8,11 @@
     equal_length  what rules keep of the accuracy at the same accepted length, against loosening by chance
     theorem       the paper's appendix G: the share of draft tokens not accepted, by lambda, beside the share that its
                   theorem 2.2 reckons from the exact walk's
+    settings      the rule as printed by its settings, beside the paper's tables 2, 3 and 5
 
-    python benchmarks/loose_verification.py --videos 100
+    python benchmarks/loose_verification.py --videos 100 --scored_videos 0 --settings_videos 0
+
+Studies of no videos keep the rows that are recorded of the same weights.
 
 Every ten videos are kept in runs/loose_verification as soon as they are through, so the same command goes on after a
 kill, and a longer one begins where a shorter one ended; those of other weights or other videos are watched anew. Writes
@@ -19,6 +22,7 @@ benchmarks/results/loose_verification.json.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,17 +115,20 @@ class Variant:
         dial: lambda, or FLy's threshold.
         keep_ratio: share of the video that the draft model is shown.
         position_shift: as of `LVSpecConfig`.
+        others: more settings of it by name, which come before those of the rule.
     """
 
     rule: str
     dial: float
     keep_ratio: float
     position_shift: bool = False
+    others: tuple[tuple[str, Any], ...] = ()
 
     @property
     def label(self) -> str:
         """What it is called."""
-        return f"{self.rule} {self.dial}, view {self.keep_ratio}{', shift' if self.position_shift else ''}"
+        others = "".join(f", {name} {value}" for name, value in self.others)
+        return f"{self.rule} {self.dial}, view {self.keep_ratio}{', shift' if self.position_shift else ''}{others}"
 
     @property
     def config(self) -> LVSpecConfig:
@@ -131,7 +138,7 @@ class Variant:
             keep_ratio=self.keep_ratio,
             loose_ratio=0.0 if self.rule == "fly" else self.dial,
             position_shift=self.position_shift,
-            **(RULES[self.rule][1] if self.rule in RULES else {}),
+            **{**(RULES[self.rule][1] if self.rule in RULES else {}), **dict(self.others)},
         )
 
 
@@ -162,6 +169,30 @@ def variants() -> list[Variant]:
     ]
     shifted = (("relevance", 0.3), ("relevance", 0.5), ("as printed", 0.7))
     return chosen + [Variant(rule, dial, 0.1, position_shift=True) for rule, dial in shifted]
+
+
+def _printed(dial: float = 0.7, shift: bool = False, **others: Any) -> Variant:
+    return Variant("as printed", dial, 0.1, shift, tuple(others.items()))
+
+
+SETTINGS: dict[str, tuple[Variant, float | None, float | None]] = {
+    "lambda 0": (_printed(0.0), 3.41, 1.0),
+    "lambda 0.2": (_printed(0.2), 4.12, 0.993),
+    "lambda 0.5": (_printed(0.5), 5.83, 0.978),
+    "lambda 0.7": (_printed(), 7.27, 0.985),
+    "lambda 0.9": (_printed(0.9), 8.97, 0.928),
+    "N 1": (_printed(num_nearest=1), 7.15, 0.946),
+    "N 100": (_printed(num_nearest=100), 7.47, 0.934),
+    "position shift": (_printed(shift=True), 7.76, 0.996),
+    "position shift, two branches": (_printed(shift=True, branches=2), 8.94, 0.955),
+    "last layer but one": (_printed(relevance_layer=-2), None, None),
+    "layer 8": (_printed(relevance_layer=8), None, None),
+    "predicting row": (_printed(relevance_from="prediction"), None, None),
+    "as it comes, lambda 0.7": (Variant("relevance", 0.7, 0.1), None, None),
+    "chance, lambda 0.7": (Variant("random", 0.7, 0.1), None, None),
+}
+"""What differs from the rule as printed with lambda 0.7, N 10, no shift and one branch; and what the paper prints for
+Qwen2.5-VL 32B and 7B (tables 2, 3 and 5): the accepted length and the share of the accuracy that is kept."""
 
 
 class LastingTarget(VideoTarget):
@@ -197,6 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--videos", type=int, default=60)
     parser.add_argument("--scored_videos", type=int, default=30, help="that the study `scores` looks at")
+    parser.add_argument("--settings_videos", type=int, default=60, help="that the study `settings` looks at")
     parser.add_argument("--model")
     parser.add_argument("--draft_model")
     parser.add_argument("--num_frames", type=int, default=VIDEO_FRAMES)
@@ -216,6 +248,7 @@ def main() -> None:
         if {name: row[name] for name in identity} == identity
     }
     answerer, chosen = VideoAnswerer.from_pretrained(options.model, options.draft_model), variants()
+    settings = [variant for variant, *_ in SETTINGS.values()]
 
     def all_of(kind: str, total: int, start: int, look: Callable[[int, int], Any]) -> list[Any]:
         """What is found of so many videos, kept by tens."""
@@ -236,31 +269,48 @@ def main() -> None:
     def cases(first: int, count: int) -> list[VideoCase]:
         return scene_video_cases(count, "heldout", options.num_frames, options.image_size, first)
 
-    with progress(options.videos + options.scored_videos, "videos", options.quiet) as shown:
+    with progress(options.videos + options.scored_videos + options.settings_videos, "videos", options.quiet) as shown:
         scored = all_of("scores", options.scored_videos, SCORED_FROM, lambda *which: scores(answerer, cases(*which)))
         watched = all_of("curves", options.videos, 0, lambda *which: watch(answerer, chosen, cases(*which), which[0]))
-    words = [word for batch in watched for word in batch["words"]]
-    by_label = {each.label: [one for batch in watched for one in batch["variants"][each.label]] for each in chosen}
-    plain = torch.tensor([one for batch in watched for one in batch["accuracy"]])
-    studies = {
-        "scores": (options.scored_videos, score_rows(scored)),
-        "mismatches": (options.videos, mismatch_rows(words)),
-        "curves": (options.videos, curve_rows(chosen, by_label, plain)),
-        "equal_length": (options.videos, equal_length_rows(chosen, by_label, plain)),
-        "theorem": (options.videos, theorem_rows(chosen, by_label)),
-    }
-    record = {
-        "models": identity["models"],
-        "studies": {
-            name: {"videos": videos, "frames": options.num_frames, "provenance": provenance(), "rows": rows}
-            for name, (videos, rows) in studies.items()
-        },
-    }
+        by_setting = all_of(
+            *("settings", options.settings_videos, 0),
+            lambda *which: watch(answerer, settings, cases(*which), which[0], views=()),
+        )
+    studies: dict[str, tuple[int, list[dict]]] = {}
+    if scored:
+        studies["scores"] = options.scored_videos, score_rows(scored)
+    if watched:
+        words = [word for batch in watched for word in batch["words"]]
+        by_label, plain = together(watched)
+        rows_of = {
+            "mismatches": mismatch_rows(words),
+            "curves": curve_rows(chosen, by_label, plain),
+            "equal_length": equal_length_rows(chosen, by_label, plain),
+            "theorem": theorem_rows(chosen, by_label),
+        }
+        studies |= {name: (options.videos, rows) for name, rows in rows_of.items()}
+    if by_setting:
+        studies["settings"] = options.settings_videos, setting_rows(*together(by_setting))
     for name, (_, rows) in studies.items():
         for row in rows:
             print(name, {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()})
-    if not options.dry_run:
-        write_result(RESULTS / "loose_verification.json", record)
+    if options.dry_run:
+        return
+    path = RESULTS / "loose_verification.json"
+    earlier = json.loads(path.read_text()) if path.exists() else {}
+    kept = earlier["studies"] if earlier.get("models") == identity["models"] else {}
+    new = {
+        name: {"videos": videos, "frames": options.num_frames, "provenance": provenance(), "rows": rows}
+        for name, (videos, rows) in studies.items()
+    }
+    write_result(path, {"models": identity["models"], "studies": {**kept, **new}})
+
+
+def together(batches: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict]], Tensor]:
+    """What each variant's answers are like, by label, and the accuracy of plain decoding's, over all videos."""
+    labels = batches[0]["variants"]
+    by_label = {label: [one for batch in batches for one in batch["variants"][label]] for label in labels}
+    return by_label, torch.tensor([one for batch in batches for one in batch["accuracy"]])
 
 
 def scores(answerer: VideoAnswerer, cases: Sequence[VideoCase]) -> dict[str, list]:
@@ -299,7 +349,13 @@ def score_rows(batches: Sequence[Mapping[str, list]]) -> list[dict]:
     return rows
 
 
-def watch(answerer: VideoAnswerer, chosen: Sequence[Variant], cases: Sequence[VideoCase], seed: int) -> dict[str, Any]:
+def watch(
+    answerer: VideoAnswerer,
+    chosen: Sequence[Variant],
+    cases: Sequence[VideoCase],
+    seed: int,
+    views: Sequence[float] = VIEWS,
+) -> dict[str, Any]:
     """The accuracy of plain decoding's answers to some videos. For each of their words, whether it is about what is
     seen and whether the draft model agrees, by its view. For each variant, what its answers are like."""
     room, visual = MAX_CAPTION_TOKENS, visual_words()
@@ -312,7 +368,7 @@ def watch(answerer: VideoAnswerer, chosen: Sequence[Variant], cases: Sequence[Vi
         plain = answerer.answer(case.frames, CAPTION_PROMPTS[0], "ar", max_new_tokens=room)
         found["accuracy"].append(written_accuracy(case.truth, plain.text))
         agreed = {}
-        for view in VIEWS:
+        for view in views:
             kept = keep_uniform(request.num_visual, token_budget(request.num_visual, view))
             agreed[view] = agreements(drafter_of(model, request, kept, len(plain.token_ids) + 1), plain.token_ids)
         found["words"] += [[word in visual, *same] for word, *same in zip(plain.tokens, *agreed.values(), strict=True)]
@@ -446,6 +502,25 @@ def at_length(curve: Tensor, wanted: Tensor) -> float:
     right = int((lengths < wanted).sum().clamp(min=1))
     share = (wanted - lengths[right - 1]) / (lengths[right] - lengths[right - 1]).clamp(min=1e-9)
     return float(accuracies[right - 1] + share * (accuracies[right] - accuracies[right - 1]))
+
+
+def setting_rows(by_label: Mapping[str, list[dict]], plain: Tensor) -> list[dict]:
+    """What each of `SETTINGS` accepts and keeps, beside the paper's figures."""
+    rows = []
+    for name, (variant, paper_length, paper_kept) in SETTINGS.items():
+        found = by_label[variant.label]
+        accuracy, accepted = of(found, "accuracy"), of(found, "accepted_length")
+        rows.append(
+            {
+                "setting": name,
+                "accepted_length": difference(accepted),
+                "paper_accepted_length": paper_length,
+                "kept": float(accuracy.mean() / plain.mean()),
+                "paper_kept": paper_kept,
+                "against_plain": difference(accuracy - plain),
+            }
+        )
+    return rows
 
 
 def theorem_rows(chosen: Sequence[Variant], by_label: Mapping[str, list[dict]]) -> list[dict]:

@@ -56,6 +56,10 @@ NUMBERS = ("object_count", "count")
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("ar", {}),
     **{f"zipar {window}": ("zipar", {"window": window}) for window in (1, 2, 3, 4, 6, 8, 12)},
+    **{
+        f"zipar 2, {', '.join(map(str, wide))} in rows 6 to 8": ("zipar", {"window": [2] * 6 + wide + [2] * 7})
+        for wide in ([6, 5, 5], [6, 6, 6], [8, 8, 8], [11, 11, 11])
+    },
     **{f"zipar {window}, adaptive": ("zipar", {"window": window, "adaptive": True}) for window in (1, 2, 3, 4)},
     **{
         f"pjd {opens}, {guesses} guesses": ("pjd", {"opens_after": opens, "guesses": guesses})

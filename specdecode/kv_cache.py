@@ -14,6 +14,8 @@ eagerly, compiled, and inside a CUDA graph. `lengths` is always changed in place
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -244,6 +246,14 @@ class StaticKVCache:
         moved = self._rows.index_select(2, self.flatten_slots(sources))  # [L, 2, B * k, H * D], a copy
         self._rows.index_copy_(2, self.flatten_slots(targets), moved)
         self.lengths.add_(counts)
+
+    def first_rows(self, count: int) -> StaticKVCache:
+        """The first rows of this cache, which is the one that counts what is expected. Others must not be put in."""
+        part = copy.copy(self)
+        part.keys, part.values = ([each[:count] for each in kind] for kind in (self.keys, self.values))
+        part.batch_size, part.lengths, part._row_offsets = count, self.lengths[:count], self._row_offsets[:count]
+        part.starts = None if self.starts is None else self.starts[:count]
+        return part
 
     def replace_rows(self, rows: Tensor, other: StaticKVCache, num_slots: int) -> None:
         """Replace rows by those of another cache with the same layers and heads.

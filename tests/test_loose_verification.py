@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def test_a_killed_run_goes_on_and_a_longer_one_watches_only_what_is_new(
 ) -> None:
     watched: list[int] = []
 
-    def watch(_: Any, chosen: list[Any], cases: list[int], first: int) -> dict[str, Any]:
+    def watch(_: Any, chosen: list[Any], cases: list[int], first: int, views: Any = ()) -> dict[str, Any]:
         if len(watched) == 2:
             raise KeyboardInterrupt
         watched.append(first)
@@ -40,10 +41,11 @@ def test_a_killed_run_goes_on_and_a_longer_one_watches_only_what_is_new(
     monkeypatch.setattr(loose, "scene_video_cases", lambda count, *_: list(range(count)))
     monkeypatch.setattr(loose.VideoAnswerer, "from_pretrained", lambda *_: None)
 
-    def run(videos: int) -> Any:
+    def run(videos: int, scored: int = 10, settings: int = 0) -> Any:
         kept = str(tmp_path / "kept" / "videos.jsonl")
-        options = ["--videos", str(videos), "--scored_videos", "10", "--kept", kept, "--quiet"]
-        monkeypatch.setattr(sys, "argv", ["loose", *options])
+        counts = {"--videos": videos, "--scored_videos": scored, "--settings_videos": settings}
+        options = [str(each) for pair in counts.items() for each in pair]
+        monkeypatch.setattr(sys, "argv", ["loose", *options, "--kept", kept, "--quiet"])
         loose.main()
         return json.loads((tmp_path / "loose_verification.json").read_text())["studies"]
 
@@ -59,6 +61,22 @@ def test_a_killed_run_goes_on_and_a_longer_one_watches_only_what_is_new(
     assert studies["mismatches"]["rows"][0]["mismatches_at_them"] == 1.0
     watched.clear()
     assert run(40)["curves"]["videos"] == 40 and watched == [30]
+    watched.clear()
+    studies = run(0, scored=0, settings=10)
+    assert watched == [0] and studies["curves"]["videos"] == 40, "what is not asked for stays as it was"
+    by_name = {row["setting"]: row for row in studies["settings"]["rows"]}
+    assert by_name.keys() == loose.SETTINGS.keys() and by_name["N 1"]["accepted_length"]["value"] == 4.0
+    assert by_name["lambda 0.7"]["paper_accepted_length"] == 7.27
+
+
+def test_settings_are_those_of_the_paper_but_for_one() -> None:
+    configs = {name: variant.config for name, (variant, *_) in loose.SETTINGS.items()}
+    paper = configs["lambda 0.7"]
+    assert (paper.relevance_from, paper.relevance_layer, paper.relevance_centred) == ("token", -1, False)
+    assert (paper.num_nearest, paper.branches, paper.draft_length, paper.keep_ratio) == (10, 1, 10, 0.1)
+    assert configs["N 100"] == replace(paper, num_nearest=100)
+    assert configs["position shift, two branches"] == replace(paper, position_shift=True, branches=2)
+    assert configs["predicting row"] == replace(paper, relevance_from="prediction")
 
 
 def test_rules_are_compared_at_the_same_accepted_length() -> None:

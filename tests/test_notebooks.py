@@ -16,6 +16,7 @@ nbclient = pytest.importorskip("nbclient", reason='notebooks need the extra "dev
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 SMALL: dict[str, dict[str, Any]] = {
     "answer_about_videos": {"METHODS": ["ar", "flash"]},
+    "compare_loose_verification": {"METHODS": ["lvspec-paper"], "VIDEOS": 1, "TOKENS": 40},
     "generate_and_trace": {"PROMPTS": ["a large green cone on grass", "two cyan cubes on sand"]},
     "compare_methods": {"METHODS": ["ar", "likeness-balanced"], "PROMPTS": 2},
     "evaluate_and_plot": {"COUNT": 4, "METHODS": "scd,likeness-fast", "PRESET": "small.yaml"},

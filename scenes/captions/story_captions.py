@@ -8,7 +8,7 @@ of events in several ways ("then", "before that"), objects become "it", and hedg
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scenes.captions.story_caption_parser import Claim, read_claims, timeline_claims
@@ -310,11 +310,10 @@ def written_vocabulary() -> list[str]:
 
 def visual_words() -> frozenset[str]:
     """Words that describe what is seen, without function words."""
-    said = (
-        phrase
-        for slot, values in WORDINGS.items()
-        if slot not in _UNSEEN
-        for each in values.values()
-        for phrase in each
-    )
-    return frozenset(word for phrase in said for word in phrase.split()) - _FUNCTION_WORDS
+    seen = (values for slot, values in WORDINGS.items() if slot not in _UNSEEN)
+    return frozenset().union(*(content_words(phrases) for values in seen for phrases in values.values()))
+
+
+def content_words(phrases: Iterable[str]) -> frozenset[str]:
+    """The words of some phrases, without function words."""
+    return frozenset(word for phrase in phrases for word in phrase.split()) - _FUNCTION_WORDS

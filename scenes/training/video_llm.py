@@ -23,9 +23,11 @@ from torch import Tensor, nn
 from scenes.captions.story_captions import (
     CLAIM_KINDS,
     MAX_CAPTION_TOKENS,
+    content_words,
     visual_words,
     written_accuracy,
 )
+from scenes.captions.story_wordings import WORDINGS
 from scenes.models.architectures import VideoLLMConfig, build_model
 from scenes.models.processor import build_processor
 from scenes.rendering.story import MIN_STORY_FRAMES, Story
@@ -81,12 +83,16 @@ class VideoLLMTrainingConfig(RunConfig):
             the middle one.
         alignment_weight: weight of a loss at that layer that makes tokens of objects more similar to the question
             (`scenes.training.video_views.alignment_loss`).
+        shown_words_weight: weight of a loss by which the last layer's visual states predict, through the output head,
+            the words for what they show. LVSpec as printed compares with these states.
         frame_counts: frames of the videos, one number drawn for each step; empty for `shape.num_frames` always.
         short_until: share of the run in which all videos have the fewest of these frames.
         kept_shares: shares of the visual tokens that the language model is given, one drawn for each step.
         kept_choices: how these tokens are chosen, one drawn for each step; see `scenes.training.video_views.CHOICES`.
         fusion_share: share of steps in which visual tokens are removed after a random layer in the last third, so that
             the model reads them before it.
+        trained_layers: how many of the language model's last layers are trained, with its last norm; everything else
+            stays as it was, and the grounding loss, which teaches lower layers, is left out. null for the whole model.
         initial_weights: folder of a model of the same sizes to start from; null starts fresh.
         initial_layers: which layers of that language model to start from, counted from 0, one for each layer of this
             model; empty for all of them. A draft model starts from some layers of its target in this way.
@@ -96,11 +102,13 @@ class VideoLLMTrainingConfig(RunConfig):
     question_share: float = 0.25
     grounded_layer: int | None = None
     alignment_weight: float = 0.0
+    shown_words_weight: float = 0.0
     frame_counts: tuple[int, ...] = ()
     short_until: float = 0.0
     kept_shares: tuple[float, ...] = (1.0,)
     kept_choices: tuple[str, ...] = CHOICES
     fusion_share: float = 0.0
+    trained_layers: int | None = None
     initial_weights: str | None = field(default=None, metadata=READ)
     initial_layers: tuple[int, ...] = ()
 
@@ -108,9 +116,12 @@ class VideoLLMTrainingConfig(RunConfig):
         super().__post_init__()
         check(not self.compile, "compile", True, "gains nothing here: no two steps are of one length; leave it out")
         check_fraction(self, "question_share", "short_until", "fusion_share")
-        check_not_negative(self, "alignment_weight")
+        check_not_negative(self, "alignment_weight", "shown_words_weight")
         layers, layer = self.shape.text.num_hidden_layers, self.grounded_layer
         check(layer is None or 1 <= layer <= layers, "grounded_layer", layer, f"must lie between 1 and {layers}")
+        last = self.trained_layers
+        check(last is None or 1 <= last <= layers, "trained_layers", last, f"must lie between 1 and {layers}")
+        check(last is None or self.initial_weights, "trained_layers", last, "needs initial_weights for the others")
         if picked := self.initial_layers:
             check(self.initial_weights is not None, "initial_layers", picked, "need initial_weights to be layers of")
             check(len(picked) == layers, "initial_layers", picked, f"must be as many as shape.text has, {layers}")
@@ -146,6 +157,11 @@ class VideoLLMTask:
         if config.initial_weights is not None and not config.goes_on:
             _copy_weights(self.model, config.initial_weights, config.initial_layers)
         self.num_layers = len(self.model.model.language_model.layers)
+        if config.trained_layers is not None:
+            language_model = self.model.model.language_model
+            self.model.requires_grad_(False)
+            for trained in (*language_model.layers[-config.trained_layers :], language_model.norm):
+                trained.requires_grad_(True)
         self.grounded_layer = config.grounded_layer or max(1, self.num_layers // 2)
         longest = max((config.shape.num_frames, *config.frame_counts))
         self.heads = nn.ModuleDict({each: _heads(config.shape, longest // 2) for each in ("tower", "half-way")}).to(
@@ -154,6 +170,7 @@ class VideoLLMTask:
         self.extra_modules = nn.ModuleList([self.heads])
         self.word_weights = torch.ones(len(self.tokenizer), device=device)
         self.word_weights[self._word_ids(sorted(visual_words()))] = _VISUAL_WORD_WEIGHT
+        self.shown_words = {name: self._words_of(name) for name in VIDEO_GROUNDING}
         self._sources = {config.shape.num_frames: source}
         self._conversations: dict[int, Conversations] = {}
         self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
@@ -178,17 +195,17 @@ class VideoLLMTask:
         samples = [conversations.about(video, step, config.question_share) for video in batch.videos]
         ids, labels = (each.to(self.device) for each in pad(samples, int(self.tokenizer.pad_token_id)))
         features = self._features(batch.frames)  # [B, m, dim]
-        weight = max(0.0, 1 - progress / 0.75)  # of the grounding loss
+        weight = max(0.0, 1 - progress / 0.75) if config.trained_layers is None else 0.0  # of the grounding loss
         truth = self._truth(batch.videos, num_frames)
         view, kept = self._drawn_view(draw, step, self.view(ids, features, num_frames), truth["shape"] > 0)
         layer = None
         if draw.random() < config.fusion_share:
             layer = draw.randrange(-(-2 * self.num_layers // 3), self.num_layers)
         with self._half_way() as half_way, without_visual_after(self.model.model.language_model, layer, view):
-            hidden = hidden_states(self.model.model.language_model, view)
+            final = hidden_states(self.model.model.language_model, view)
         # Labels stand behind the video, whatever of it is shown and however far.
         behind = ids.shape[1] - int(self._visual(ids).stop)
-        labels, hidden = labels[:, -behind:], hidden[:, -behind:]
+        labels, hidden = labels[:, -behind:], final[:, -behind:]
         wanted = labels[:, 1:] != IGNORED
         learned = labels[:, 1:][wanted]
         logits = self.model.lm_head(hidden[:, :-1][wanted])
@@ -202,6 +219,10 @@ class VideoLLMTask:
             aligned = alignment_loss(view, half_way[0], asks, told["shape"] > 0)
             loss = loss + config.alignment_weight * aligned
             parts["alignment"] = aligned.detach()
+        if config.shown_words_weight and layer is None:
+            said = self._says_what_it_shows(final[:, view.visual], told)
+            loss = loss + config.shown_words_weight * said
+            parts["shown_words"] = said.detach()
         if weight:
             tower = self._grounding("tower", features, truth)
             inside = self._grounding("half-way", half_way[0][:, view.visual], told)
@@ -228,6 +249,15 @@ class VideoLLMTask:
 
     def _word_ids(self, words: Sequence[str]) -> Tensor:
         return torch.tensor(self.tokenizer.convert_tokens_to_ids(list(words)), device=self.device)
+
+    def _words_of(self, name: str) -> Tensor:
+        """[1 + classes, V]: the words for each class of a property of visual tokens, as shares; class 0 has none."""
+        phrases = {**WORDINGS, "event": WORDINGS["kind"], "surface": WORDINGS["ground"] | WORDINGS["sky"]}[name]
+        shares = torch.zeros(1 + len(VIDEO_GROUNDING[name]), len(self.tokenizer), device=self.device)
+        for number, value in enumerate(VIDEO_GROUNDING[name], start=1):
+            ids = self._word_ids(sorted(content_words(phrases[value])))
+            shares[number, ids] = 1 / len(ids)
+        return shares
 
     def _drawn_view(
         self, draw: random.Random, step: int, view: View, shows_object: Tensor
@@ -293,16 +323,22 @@ class VideoLLMTask:
         return {name: each.to(self.device) for name, each in told.items()}
 
     def _grounding(self, point: str, states: Tensor, truth: dict[str, Tensor]) -> Tensor:
-        """Mean cross entropy of the heads of a point on visual tokens [B, m, dim]. Those that show something and tokens
-        that do not have the same total weight, because few tokens show an object."""
+        """Mean cross entropy of the heads of a point on visual tokens [B, m, dim]."""
         heads: Any = self.heads[point]
         losses = []
         for name, head in heads.items():
             classes = truth[name].flatten()
             each = F.cross_entropy(head(states).float().flatten(0, 1), classes, reduction="none")
-            sides = [each] if name in PLACES else [each[classes > 0], each[classes == 0]]
-            losses.append(torch.stack([side.mean() for side in sides if len(side)]).mean())
+            losses.append(each.mean() if name in PLACES else _balanced(each, classes > 0))
         return torch.stack(losses).mean()
+
+    def _says_what_it_shows(self, states: Tensor, truth: dict[str, Tensor]) -> Tensor:
+        """Mean cross entropy of the output head on final visual states [B, m, dim]; all that is told of a token has the
+        same share of its words."""
+        words = torch.stack([shares[truth[name]] for name, shares in self.shown_words.items()]).sum(0)  # [B, m, V]
+        wanted = (words / words.sum(-1, keepdim=True)).flatten(0, 1)
+        logits = self.model.lm_head(states).float().flatten(0, 1)
+        return _balanced(F.cross_entropy(logits, wanted, reduction="none"), truth["shape"].flatten() > 0)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -362,6 +398,12 @@ class VideoLLMTask:
         exported.to(torch.bfloat16)
         exported.save_pretrained(folder)
         self.processor.save_pretrained(folder)
+
+
+def _balanced(losses: Tensor, shows: Tensor) -> Tensor:
+    """Mean loss of visual tokens. Those that show something and those that do not have the same total weight, because
+    few tokens show an object."""
+    return torch.stack([side.mean() for side in (losses[shows], losses[~shows]) if len(side)]).mean()
 
 
 def _heads(config: VideoLLMConfig, num_steps: int) -> nn.ModuleDict:

@@ -30,11 +30,11 @@ def process(command: list[str], log: Path, **environment: str) -> Iterator[subpr
             started.wait()
 
 
-def wait_for(what: Callable[[], Any], running: subprocess.Popen[bytes], log: Path) -> Any:
-    """The first thing that is true; fails when the process ends before."""
+def wait_for(what: Callable[[], Any], running: subprocess.Popen[bytes], log: Path, every: float = 0.01) -> Any:
+    """The first thing that is true, looked for `every` seconds; fails when the process ends before."""
     for _ in range(12_000):
         if found := what():
             return found
         assert running.poll() is None, log.read_text()[-3000:]
-        time.sleep(0.01)
+        time.sleep(every)
     raise AssertionError(log.read_text()[-3000:])

@@ -31,7 +31,16 @@ Options = TypeVar("Options")
 _GROUPS = {
     "Decoding method": ("method", "methods", "method_options", "fixed", "batch_size", "continuous_batches"),
     "Sampling": (
-        *("seed", "guidance_scale", "temperature", "top_k", "top_p", "repetition_penalty", "max_new_tokens"),
+        *(
+            "seed",
+            "guidance_scale",
+            "guided_tokens",
+            "temperature",
+            "top_k",
+            "top_p",
+            "repetition_penalty",
+            "max_new_tokens",
+        ),
         *("num_candidates", "ranker"),
     ),
     "Training": (

@@ -60,10 +60,11 @@ class RowMethodConfig(GridMethodConfig):
     def _players(self, components: Components) -> Method:
         lines, field = components.grid_lines(), self.opening_setting
         given, least = getattr(self, field), min(size.line_length for size in lines.sizes)
-        if given != AUTO and given > least:
+        longest = 1 if given == AUTO else max(given) if isinstance(given, tuple) else given
+        if longest > least:
             grid = "this model's grid" if len(lines.sizes) == 1 else "the narrowest picture"
             raise UserError(
-                f"{self.name}.{field} must be between 1 and {least}, the tokens of a row of {grid}, got {given}"
+                f"{self.name}.{field} must be between 1 and {least}, the tokens of a row of {grid}, got {longest}"
             )
         return Method(order=self._order(lines))
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vargen.methods.base import Suggestions
+from vargen.base.bounds import check_number
+from vargen.base.errors import UserError
+from vargen.methods.base import LARGEST, Suggestions
 from vargen.methods.grid import RowMethodConfig
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ class ZipARConfig(RowMethodConfig):
 
     Args:
         window: tokens that the row above has when a row begins, at most those of a row; that many are plain decoding.
+            A list is spread evenly over the rows, from top to bottom: wide where objects begin, narrow elsewhere.
         adaptive: a row's first token is drawn again at every pass with the same random number, and the row goes on once
             two passes in a row draw the same token. The paper tests the ratio of the two probabilities instead.
     """
@@ -34,11 +37,17 @@ class ZipARConfig(RowMethodConfig):
     draft_settings: ClassVar[tuple[str, ...]] = ("window", "adaptive")
     opening_setting: ClassVar[str] = "window"
 
-    window: int = 4
+    window: int | tuple[int, ...] = 4
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        self._number("window", 1, whole=True)
+        several = isinstance(self.window, list | tuple)
+        if several and not self.window:
+            raise UserError(f"{self.name}.window must be an integer or a list of some, got an empty list")
+        for window in self.window if several else (self.window,):
+            check_number(f"{self.name}.window", window, 1, LARGEST, whole=True)
+        if several:
+            object.__setattr__(self, "window", tuple(self.window))
         self._flag("adaptive")
 
     def _order(self, lines: Lines | LinesOfRows) -> Order:

@@ -177,7 +177,7 @@ def _describe_llamagen(folder: Path) -> ModelDescription:
         top_k=index.get("default_top_k"),
         resolve_method=method_resolver(folder),
         num_classes=transformer.get("num_classes", 1000) if transformer.get("condition_type") == "class" else None,
-        loading=(),
+        loading=("guided_tokens",),
         usual_methods=f"{UNTRAINED},eagle-chain,likeness-quality" if drafted else UNTRAINED,
         draws_scenes=True,
         keeps_methods=True,

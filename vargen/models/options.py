@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vargen.base.bounds import MAX_COMPILE_BUCKET, MAX_SEED, check_number, check_sampling
+from vargen.base.bounds import MAX_COMPILE_BUCKET, MAX_COUNT, MAX_SEED, check_number, check_numbers, check_sampling
 from vargen.base.errors import UserError
 from vargen.base.places import MODEL, READ
 
@@ -145,6 +145,8 @@ class SamplingOptions(ModelOptions):
     Args:
         seed: seed of the first picture. Picture i has `seed + i`, with every method.
         guidance_scale: how closely to follow the prompt, at the cost of variety; 1 is off; null for the model's own.
+        guided_tokens: guide so many first tokens of a picture alone; the others cost one row instead of two. null for
+            all.
         temperature: below 1 for more likely, above 1 for more varied pictures; 0 always takes the likeliest token; null
             for the model's own.
         top_k: choose among this number of likeliest tokens only; 0 for all; null for the model's own.
@@ -154,6 +156,7 @@ class SamplingOptions(ModelOptions):
 
     seed: int = 0
     guidance_scale: float | None = None
+    guided_tokens: int | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -162,11 +165,17 @@ class SamplingOptions(ModelOptions):
         super().__post_init__()
         check_number("seed", self.seed, 0, MAX_SEED)
         check_sampling(self.temperature, self.top_k, self.top_p, self.guidance_scale)
+        check_numbers(self, {"guided_tokens": (1, MAX_COUNT)})
+
+    @property
+    def special(self) -> dict[str, Any]:
+        return super().special | ({} if self.guided_tokens is None else {"guided_tokens": self.guided_tokens})
 
     @property
     def sampling(self) -> dict[str, Any]:
         """The sampling arguments by the names of a pipeline's call; None stands for the model's own."""
-        return {name: getattr(self, name) for name in ("guidance_scale", "temperature", "top_k", "top_p")}
+        own = {name: getattr(self, name) for name in ("guidance_scale", "temperature", "top_k", "top_p")}
+        return own if self.guided_tokens is None else own | {"guided_tokens": self.guided_tokens}
 
 
 def check_dtype(dtype: str) -> None:

@@ -22,6 +22,7 @@ from diffusers.pipelines.auto_pipeline import AUTO_TEXT2IMAGE_PIPELINES_MAPPING
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
+from vargen.base.bounds import MAX_COUNT, check_number
 from vargen.base.errors import UserError
 from vargen.base.prompts import unknown_words
 from vargen.base.reading import reading
@@ -29,6 +30,7 @@ from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.llamagen_draft_head import check_drafter
 from vargen.methods.base import ImageMethodConfig, Method
 from vargen.methods.catalogue import check_own_settings
+from vargen.methods.grid import GridMethodConfig
 from vargen.models.finite import check_component_weights, check_pixels
 from vargen.models.llamagen.text_encoder import check_tokenizer, clean_captions, encode_each
 from vargen.models.llamagen.transformer import LlamaGenTransformer
@@ -459,6 +461,7 @@ class LlamaGenPipeline(StreamingPipeline):
         return_dict: bool = True,
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
+        guided_tokens: int | None = None,
     ) -> PictureRequest:
         """Draw pictures.
 
@@ -469,6 +472,8 @@ class LlamaGenPipeline(StreamingPipeline):
             prompt_attention_mask: [B, T] for `prompt_embeds`, 0 at padding.
             negative_prompt_embeds, negative_prompt_attention_mask: likewise instead of `negative_prompt`.
             max_sequence_length: cut prompts to so many tokens, with a warning.
+            guided_tokens: guidance leads so many first tokens; the others cost one row instead of two, and are drawn
+                from the prompt's own distribution. None: all. Not with methods that read both rows, by name.
         """
         report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
         self.check_inputs(
@@ -480,6 +485,8 @@ class LlamaGenPipeline(StreamingPipeline):
         chosen = self.resolve_method(method)
         scale = self.config["default_guidance_scale"] if guidance_scale is None else guidance_scale
         sampling = check_sampling(temperature, self.config["default_top_k"] if top_k is None else top_k, top_p, scale)
+        if guided_tokens is not None:
+            check_guided_tokens(guided_tokens, chosen)
         (given,) = (each for each in (texts, labels, prompt_embeds) if each is not None)
         away = (negative_prompt_embeds, negative_prompt_attention_mask)
         shown = _Prompts(texts, prompt_embeds, prompt_attention_mask)
@@ -511,7 +518,8 @@ class LlamaGenPipeline(StreamingPipeline):
             nodes = chosen.max_draft_nodes(self._usual_num_tokens)
             part = slice(pictures.start // copies, pictures.stop // copies)
             negative = encoded(avoided.of(part)) if has_negative else None
-            return components.start(*condition(part), scale, nodes, place, negative), chosen.build(components)
+            target = components.start(*condition(part), scale, nodes, place, negative, guided_tokens)
+            return target, chosen.build(components)
 
         return PictureRequest(
             start=start,
@@ -528,6 +536,15 @@ class LlamaGenPipeline(StreamingPipeline):
     def _components(self) -> LlamaGenComponents:
         parts = (self.transformer, self.vqvae, self.drafter, self.draft_model, self.vertical_branch)
         return LlamaGenComponents(*parts, self._execution_device, self.reuse)
+
+
+def check_guided_tokens(guided_tokens: int, method: ImageMethodConfig) -> None:
+    """Refuse a number of guided tokens out of range, and methods that need both rows to the end. Raises UserError."""
+    check_number("guided_tokens", guided_tokens, 1, MAX_COUNT)
+    if isinstance(method, GridMethodConfig):
+        raise UserError(f"guided_tokens needs a method that draws one token after another, got {method.name}")
+    if "drafter" in method.weights:
+        raise UserError(f"guided_tokens leaves out a row that the draft head of {method.name} reads; use jacobi or scd")
 
 
 # `DiffusionPipeline.from_pretrained` and `AutoPipelineForText2Image.from_pretrained` look for the class that a folder

@@ -41,7 +41,7 @@ class OptimizerGroup:
     """
 
     def __init__(self, config: RunConfig, parameters: Iterable[nn.Parameter], muon_parameters: Iterable[nn.Parameter]):
-        muon = list(muon_parameters) if config.optimizer == "muon" else []
+        muon = [each for each in muon_parameters if each.requires_grad] if config.optimizer == "muon" else []
         taken = {id(parameter) for parameter in muon}
         rest = [parameter for parameter in parameters if parameter.requires_grad and id(parameter) not in taken]
         self.parameters = muon + rest

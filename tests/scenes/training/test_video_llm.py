@@ -270,10 +270,49 @@ def test_a_drafter_starts_from_layers_of_its_target(tmp_path: Path) -> None:
         VideoLLMTask(replace(config, initial_weights="nowhere"), source, torch.device("cpu"))
 
 
+def test_the_last_layers_learn_to_say_what_they_show(tmp_path: Path) -> None:
+    """The words for it are predicted ever better, from the frozen layers below; nothing else is trained."""
+    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
+    VideoLLMTask(training_config(tmp_path), source, torch.device("cpu")).export(tmp_path / "target")
+    last_stage = {"initial_weights": str(tmp_path / "target"), "trained_layers": 1, "shown_words_weight": 1.0}
+    task = VideoLLMTask(training_config(tmp_path, **last_stage), source, torch.device("cpu"))
+    trained = {name: each for name, each in task.module.named_parameters() if each.requires_grad}
+    assert {name.split(".layers.")[-1].split(".")[0] for name in trained} == {"1", "model"}  # and the last norm
+    optimizer = torch.optim.AdamW(trained.values(), lr=1e-2)
+    said = []
+    for _ in range(8):
+        loss, parts = task.loss(0, 0.0)
+        assert "grounding" not in parts
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        said.append(float(parts["shown_words"]))
+    assert said[-1] < said[0] - 0.2
+    assert all(each.grad is None for name, each in task.module.named_parameters() if name not in trained)
+
+
+def test_the_words_for_what_is_shown_are_those_of_captions(tmp_path: Path) -> None:
+    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
+    task = VideoLLMTask(training_config(tmp_path), source, torch.device("cpu"))
+
+    def words(name: str, value: str) -> dict[str, float]:
+        shares = task.shown_words[name][1 + VIDEO_GROUNDING[name].index(value)]
+        return {task.tokenizer.decode([number]): float(shares[number]) for number in shares.nonzero()[:, 0].tolist()}
+
+    assert words("shape", "sphere") == {"ball": 0.5, "sphere": 0.5}
+    assert words("surface", "sand") == {"sand": 1.0} and words("surface", "sunset") == {"sunset": 1.0}
+    assert set(words("light", "viewer")) == {"behind", "camera", "viewer"}
+    assert "retreats" in words("event", "goes away")
+    assert not any(shares[0].any() for shares in task.shown_words.values())
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"question_share": 1.5}, "question_share"),
+        ({"shown_words_weight": -1}, "shown_words_weight"),
+        ({"trained_layers": 3}, "trained_layers"),
+        ({"trained_layers": 1}, "trained_layers.*needs initial_weights"),
         ({"alignment_weight": -1}, "alignment_weight"),
         ({"kept_shares": (0.0,)}, "kept_shares"),
         ({"kept_choices": ("best",)}, "kept_choices"),

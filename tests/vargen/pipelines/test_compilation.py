@@ -96,7 +96,7 @@ def test_every_method_draws_what_eager_steps_draw(drafting_pipeline: Any, name: 
     assert compiler.counted.graphs == len(compiler.tapes) == graphs and not compiler.counted.faults
     steps = sum(each.trace.target_passes - 1 for each in compiled)
     assert compiler.replays >= steps - 2 - 3 * graphs, "but for the first steps of a batch, and those to capture"
-    assert len(compiler.by_step) > 2 and max(compiler.by_step) == 1 + graphs and min(compiler.by_step) == 1
+    assert len(compiler.by_step) > 2 and min(compiler.by_step) == 1 and max(compiler.by_step) <= 1 + graphs
 
 
 def test_a_stream_replaces_rows(drafting_pipeline: Any) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,14 @@ from PIL import Image
 
 from vargen import LlamaGenPipeline
 
-NO_RAY = 'needs the extra cluster, which is not in dev, since it takes over 25 s; pip install "vargen[cluster]"'
+SMALL = {
+    "PYTHONPATH": PATH,  # of the workers
+    "RAY_memory_monitor_refresh_ms": "0",  # or it ends workers where other tests fill the memory
+    "RAY_prestart_worker_first_driver": "0",  # workers start when there is work
+    "RAY_worker_niceness": "0",  # not after whatever else runs here
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Variables of a Ray that starts little and asks nobody."""
 
 
 @pytest.fixture(scope="module")
@@ -34,54 +41,66 @@ def drawn(_saved_tiny_pipelines: dict[str, Path]) -> Callable[[str, int], Any]:
     return lambda prompt, seed: np.asarray(pipeline(prompt, generator=torch.Generator().manual_seed(seed)).images[0])
 
 
-@pytest.mark.timeout(900)  # a cluster on a busy machine
-def test_ray_data_goes_on_after_a_kill_and_ray_serve_answers(
-    _saved_tiny_pipelines: dict[str, Path],
-    drawn: Callable[[str, int], Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of one small Ray for all tests here: most of their time is processes that start and import."""
+    ray = pytest.importorskip("ray", reason='needs pip install "vargen[cluster]"')
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SMALL.items():
+            patch.setenv(name, value)
+        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, logging_level="ERROR")
+        try:
+            yield ray.get_runtime_context().gcs_address
+        finally:
+            ray.shutdown()
+
+
+@pytest.mark.timeout(600)  # processes that start on a busy machine
+def test_ray_data_goes_on_after_a_kill(
+    cluster: str, _saved_tiny_pipelines: dict[str, Path], drawn: Callable[[str, int], Any], tmp_path: Path
 ) -> None:
-    """One test, since a cluster is slow to start."""
-    ray = pytest.importorskip("ray", reason=NO_RAY)
-    pytest.importorskip("ray.serve", reason=NO_RAY)
-    model, log, output = str(_saved_tiny_pipelines["text"]), tmp_path / "log", tmp_path / "pictures"
-    monkeypatch.setenv("PYTHONPATH", PATH)  # of the workers
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, logging_level="ERROR")
-    try:
-        cluster = ray.get_runtime_context().gcs_address
-        prompts = [f"a {colour} {shape}" for colour in ("red", "blue", "green") for shape in ("cube", "cone")] * 40
-        (tmp_path / "prompts.txt").write_text("\n".join(prompts))
-        recipe = [sys.executable, "integrations/ray/generate.py", str(tmp_path / "prompts.txt"), str(output)]
-        recipe += ["--model", model, "--workers", "2", "--batch_size"]
+    import ray
 
-        def there() -> dict[str, int]:
-            return {path.name: path.stat().st_mtime_ns for path in output.glob("*.png")}
+    log, output = tmp_path / "log", tmp_path / "pictures"
+    prompts = [f"a {colour} {shape}" for colour in ("red", "blue", "green") for shape in ("cube", "cone")] * 7
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts))
+    recipe = [sys.executable, "integrations/ray/generate.py", str(tmp_path / "prompts.txt"), str(output)]
+    recipe += ["--model", str(_saved_tiny_pipelines["text"])]
 
-        with process([*recipe, "1"], log, RAY_ADDRESS=cluster) as running:
-            wait_for(there, running, log)
-            os.killpg(running.pid, signal.SIGKILL)
-        before: dict[str, int] = {}
-        while before != there():  # a worker hears of the end a little later
-            before = there()
-            time.sleep(0.5)
-        assert 0 < len(before) < len(prompts), "killed while it drew"
-        with process([*recipe, "100"], log, RAY_ADDRESS=cluster) as running:
-            assert running.wait(240) == 0, log.read_text()[-3000:]
-        assert f"{len(before)} of {len(prompts)} pictures are there" in log.read_text()
-        after = there()
-        assert len(after) == len(prompts) and {name: after[name] for name in before} == before
-        for number in (*range(6), len(prompts) - 1):
-            assert np.array_equal(Image.open(output / f"{number:06}.png"), drawn(prompts[number], number))
-        assert not [*output.glob("*.partial*")]
-        (tmp_path / "prompts.txt").write_text("a red cube")
-        refused = subprocess.run([*recipe, "1"], cwd=ROOT, capture_output=True, text=True)
-        assert refused.returncode == 1 and refused.stderr.startswith("error: ") and "choose another" in refused.stderr
-        check_ray_serve(cluster, model, drawn, tmp_path)
-    finally:
-        ray.shutdown()
+    def there() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in output.glob("*.png")}
+
+    with process([*recipe, "--workers", "2", "--batch_size", "1"], log, RAY_ADDRESS=cluster) as running:
+        wait_for(there, running, log, every=0.02)
+        os.killpg(running.pid, signal.SIGKILL)
+    while ray.available_resources().get("CPU") != 2:  # a worker hears of the end a little later
+        time.sleep(0.05)
+    before = there()
+    assert 0 < len(before) < len(prompts), "killed while it drew"
+    with process([*recipe, "--workers", "1", "--batch_size", "42"], log, RAY_ADDRESS=cluster) as running:
+        assert running.wait(240) == 0, log.read_text()[-3000:]
+    assert f"{len(before)} of {len(prompts)} pictures are there" in log.read_text()
+    after = there()
+    assert len(after) == len(prompts) and {name: after[name] for name in before} == before
+    for number in (*range(6), len(prompts) - 1):
+        assert np.array_equal(Image.open(output / f"{number:06}.png"), drawn(prompts[number], number))
+    assert not [*output.glob("*.partial*")]
 
 
-def check_ray_serve(cluster: str, model: str, drawn: Callable[[str, int], Any], folder: Path) -> None:
+def test_the_recipe_for_ray_data_refuses_a_folder_of_other_prompts(tmp_path: Path) -> None:
+    """Before it looks for a Ray."""
+    (tmp_path / "prompts.txt").write_text("a red cube")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "settings.json").write_text("{}")
+    recipe = [sys.executable, "integrations/ray/generate.py", str(tmp_path / "prompts.txt"), str(tmp_path / "pictures")]
+    refused = subprocess.run(recipe, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": PATH})
+    assert refused.returncode == 1 and refused.stderr.startswith("error: ") and "choose another" in refused.stderr
+
+
+@pytest.mark.timeout(600)
+def test_ray_serve_answers(
+    cluster: str, _saved_tiny_pipelines: dict[str, Path], drawn: Callable[[str, int], Any], tmp_path: Path
+) -> None:
     """The shipped file with a tiny model, a key and a free port, run as it says."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -90,11 +109,10 @@ def check_ray_serve(cluster: str, model: str, drawn: Callable[[str, int], Any], 
     shipped["http_options"]["port"] = port
     (application,) = shipped["applications"]
     assert application["deployments"][0]["num_replicas"] == 2
-    application["runtime_env"]["env_vars"] = {
-        "VARGEN_SERVE": json.dumps({"model": model, "method": "jacobi"}), "VARGEN_API_KEY": "secret"
-    }  # fmt: skip
-    (folder / "serve.yaml").write_text(yaml.safe_dump(shipped))
-    log = folder / "serve.log"
+    settings = json.dumps({"model": str(_saved_tiny_pipelines["text"]), "method": "jacobi"})
+    application["runtime_env"]["env_vars"] = {"VARGEN_SERVE": settings, "VARGEN_API_KEY": "secret"}
+    (tmp_path / "serve.yaml").write_text(yaml.safe_dump(shipped))
+    log = tmp_path / "log"
 
     def answer(place: str, body: Any = None, key: str = "secret") -> tuple[int, Any]:
         asked = urllib.request.Request(
@@ -114,17 +132,15 @@ def check_ray_serve(cluster: str, model: str, drawn: Callable[[str, int], Any], 
         except (OSError, ValueError):
             return False
 
-    command = [sys.executable, "-m", "ray.serve.scripts", "run", str(folder / "serve.yaml")]
+    command = [sys.executable, "-m", "ray.serve.scripts", "run", str(tmp_path / "serve.yaml")]
     with process(command, log, RAY_ADDRESS=cluster) as running:
-        wait_for(healthy, running, log)
+        wait_for(healthy, running, log, every=0.25)
         for seed in range(4):  # whichever replica draws, a seed decides its picture
             status, told = answer("/v1/images/generations", {"prompt": "a red cube", "seed": seed % 2})
             picture = Image.open(io.BytesIO(base64.b64decode(told["data"][0]["b64_json"])))
             assert status == 200 and np.array_equal(picture, drawn("a red cube", seed % 2))
         assert answer("/v1/images/generations", {"prompt": "a red cube", "n": 1000})[0] == 400
         assert answer("/v1/models", key="other")[0] == 401
-        running.send_signal(signal.SIGINT)
-        running.wait(60)
 
 
 def test_the_slurm_script_shares_pictures_among_two_tasks(

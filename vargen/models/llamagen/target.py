@@ -5,6 +5,11 @@ text encoding, and turning tokens into pixels.
 
 With guidance the transformer runs on 2B rows, the conditional half first, and both halves are fed the same tokens. Only
 `unconditional_hidden_states` shows the second half.
+
+Guidance may end at a place of the picture: tokens from there on are drawn from the conditional half alone. Once no row
+needs it, the second half is not fed any more. Its cache then has gaps, which no row that is read later sees.
+
+Sources of guidance in an interval: LlamaGen's own `cfg_interval`; arXiv 2312.12487 (for diffusion).
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from torch import Tensor
 
 from specdecode.kernels.native import NewTokens
 from specdecode.kv_cache import StaticKVCache
+from specdecode.loop import Look
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
 from vargen.base.errors import UserError
@@ -52,6 +58,7 @@ class LlamaGenTarget:
         condition_mask: [B, T] bool, False at padding; None when nothing is padded (a class).
         guidance_scale: classifier-free guidance, on raw logits; off at values <= 1, and then the second half of the
             batch is not computed.
+        guided_tokens: guidance leads the first so many tokens of a picture; None: all.
         negative_embeds, negative_mask: what guidance leads away from, shaped as the condition; None: the null
             condition, with the condition's own mask.
         max_draft_nodes: nodes of the largest tree given to `forward`, the root included.
@@ -75,6 +82,7 @@ class LlamaGenTarget:
         condition_mask: Tensor | None = None,
         *,
         guidance_scale: float = 1.0,
+        guided_tokens: int | None = None,
         negative_embeds: Tensor | None = None,
         negative_mask: Tensor | None = None,
         max_draft_nodes: int = 1,
@@ -94,6 +102,8 @@ class LlamaGenTarget:
         self.guidance_scale = guidance_scale
         self.is_guided = guidance_scale > 1
         """Whether the unconditional half is computed."""
+        self.guided_tokens = guided_tokens
+        self._look = Look(int(condition_embeds.is_cuda))  # a GPU is asked one pass late
         self.feature_layers: tuple[int, ...] = ()
         self.compiler: StepCompiler | None = None
         self._batch_size = batch_size
@@ -224,8 +234,24 @@ class LlamaGenTarget:
         num_new = self._num_new = tokens.shape[1]
         if num_new > self._max_draft_nodes:
             raise ValueError(f"tokens must be at most max_draft_nodes ({self._max_draft_nodes}) per row, got {num_new}")
-        fast = self._fast_pass(tokens, mask, depths)
-        return self._split(*(fast or self._pass(tokens, mask, depths, cache.reach(num_new))))
+        halves, origins = self._halves(), self._picture_starts
+        if halves == 1 and self.is_guided:
+            cache, origins = cache.first_rows(self.batch_size), origins[: self.batch_size]
+        at_once = halves == 2 and self.guided_tokens is None
+        found = self.transformer.fast_pass.run(
+            NewTokens(
+                depths, mask, tokens=tokens, halves=halves, lengths=cache.lengths, starts=cache.starts, origins=origins
+            ),
+            cache,
+            self.transformer.lm_head,
+            guidance_scale=self.guidance_scale if at_once else None,
+            kept_layers=self.feature_layers,
+        )
+        if found is None:
+            found = self._pass(tokens, mask, depths, cache, halves, self.kv_cache.reach(num_new))
+        features, logits = found
+        assert logits is not None
+        return self._split(self._guided_at(logits, depths), features)
 
     def check_places(self, num_slots: int) -> None:
         """See `specdecode.places.PlacedTarget`."""
@@ -280,46 +306,31 @@ class LlamaGenTarget:
         )
         return self._split(self.guided(output.logits), output.features)
 
-    def _fast_pass(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> tuple[Tensor, Tensor] | None:
-        """`_pass` in one call of the project's own kernels, or None where they do not serve."""
-        cache = self.kv_cache
-        fast = self.transformer.fast_pass.run(
-            NewTokens(
-                depths,
-                mask,
-                tokens=tokens,
-                halves=2 if self.is_guided else 1,
-                lengths=cache.lengths,
-                starts=cache.starts,
-                origins=self._picture_starts,
-            ),
-            cache,
-            self.transformer.lm_head,
-            guidance_scale=self.guidance_scale if self.is_guided else None,
-            kept_layers=self.feature_layers,
-        )
-        if fast is None:
-            return None
-        features, logits = fast
-        assert logits is not None
-        return logits, features
+    def _halves(self) -> int:
+        """Sequences of a picture that the next pass feeds. A row's next token stands behind those in the cache."""
+        if not self.is_guided or self.guided_tokens is None:
+            return 1 + self.is_guided
+        least = self._look((self.kv_cache.lengths - self._picture_starts)[: self.batch_size].min())
+        return 2 if least is None or int(least) + 1 < self.guided_tokens else 1
 
-    def _pass(self, tokens: Tensor, mask: Tensor, depths: Tensor, kv_length: int) -> tuple[Tensor, Tensor]:
+    def _pass(
+        self, tokens: Tensor, mask: Tensor, depths: Tensor, cache: StaticKVCache, halves: int, kv_length: int
+    ) -> tuple[Tensor, Tensor]:
         """`forward` by the modules.
 
         Args:
             tokens, mask, depths: of `forward`.
+            cache: of the rows that are fed, `halves` of each picture.
             kv_length: how many slots attention reads.
 
         Returns:
-            Guided logits [B, n, V], and the hidden states [2B, n, dim] of both halves (or [B, n, dim] of the one).
+            Hidden states [rows, n, dim] and logits [rows, n, V] of all of them.
         """
-        cache = self.kv_cache
-        if self.is_guided:
+        if halves == 2:
             tokens, mask, depths = (torch.cat((value, value)) for value in (tokens, mask, depths))
         # A token's position in the picture is the number of committed image tokens plus its depth. A finished row has
         # all tokens but the last committed, so that its padding (depth 0) also has a position in the picture.
-        positions = depths + (cache.lengths - self._picture_starts)[:, None]  # [2B, n]
+        positions = depths + (cache.lengths - self._picture_starts[: len(tokens)])[:, None]  # [rows, n]
         output = self.transformer(
             input_ids=tokens,
             positions=positions,
@@ -329,7 +340,7 @@ class LlamaGenTarget:
             kv_length=kv_length,
             feature_layers=self.feature_layers,
         )
-        return self.guided(output.logits), output.features
+        return output.features, output.logits
 
     def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
         """Keep tokens of the last forward; see `specdecode.roles.Target.commit`.
@@ -357,12 +368,13 @@ class LlamaGenTarget:
             )
         if self.is_guided:
             rows = torch.cat((rows, rows + self.batch_size))
+        self._look.forget()
         self.kv_cache.replace_rows(rows, other.kv_cache, other.condition_length)
         self._picture_starts.index_copy_(0, rows, other._picture_starts)
 
     in_no_graph = (
         *("_num_new", "compiler", "guidance_scale", "condition_length", "longest_condition", "condition_mask"),
-        "_condition_embeds",
+        *("_condition_embeds", "_look"),
     )
 
     @torch.no_grad()
@@ -387,9 +399,17 @@ class LlamaGenTarget:
         conditional, unconditional = logits.chunk(2)
         return guide(conditional, unconditional, self._scale)
 
+    def _guided_at(self, logits: Tensor, depths: Tensor) -> Tensor:
+        """`guided` logits of a pass, of the places that guidance leads; those [B, n, V] of one half as they are."""
+        if len(logits) == self.batch_size or self.guided_tokens is None:
+            return logits if len(logits) == self.batch_size else self.guided(logits)
+        drawn = (self.kv_cache.lengths - self._picture_starts)[: self.batch_size, None] + depths + 1
+        conditional = logits[: self.batch_size].float()
+        return torch.where((drawn < self.guided_tokens)[..., None], self.guided(logits), conditional)
+
     def _split(self, logits: Tensor, hidden_states: Tensor) -> LlamaGenTargetOutput:
         """The output with guided logits [B, n, V], and the rows' hidden states by halves."""
-        if not self.is_guided:
+        if len(hidden_states) == self.batch_size:
             return LlamaGenTargetOutput(logits, hidden_states)
         return LlamaGenTargetOutput(logits, *hidden_states.chunk(2))
 

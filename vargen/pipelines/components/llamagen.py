@@ -76,6 +76,7 @@ class LlamaGenComponents(ModelComponents):
         max_draft_nodes: int,
         place: Place = ONLY,
         negative: tuple[Tensor, Tensor] | None = None,
+        guided_tokens: int | None = None,
     ) -> LlamaGenTarget:
         """Begin a batch: its target, on the cache of the last batch, or on a new one where that does not fit.
 
@@ -87,7 +88,12 @@ class LlamaGenComponents(ModelComponents):
             place: of the batch in a queue of batches.
             negative: text features [B, T', caption_dim] that guidance leads away from, and their mask [B, T']; None:
                 the model's null condition.
+            guided_tokens: as for `LlamaGenTarget`.
+
+        Raises:
+            UserError: steps are graphs, which `guided_tokens` cannot be part of.
         """
+        self._guided_tokens = guided_tokens
         self._negative = negative
         self._place, self.joins = place, place.joins
         self._condition, self._mask, self._guidance_scale = condition, mask, guidance_scale
@@ -120,6 +126,7 @@ class LlamaGenComponents(ModelComponents):
             embeds,
             mask,
             guidance_scale=self._guidance_scale,
+            guided_tokens=self._guided_tokens,
             negative_embeds=negative_embeds,
             negative_mask=negative_mask,
             max_draft_nodes=max_draft_nodes,
@@ -129,6 +136,8 @@ class LlamaGenComponents(ModelComponents):
         )
         if not self.joins:
             self.reuse.compile(target)
+        if target.compiler is not None and self._guided_tokens is not None:
+            raise UserError("compile: guided_tokens decides between steps what they feed, so leave one of them out")
         return target
 
     @property

@@ -1,0 +1,96 @@
+"""Guidance of the first tokens alone: what is drawn, what is fed, in every batch, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from counted_graphs import CountedGraphs
+from tiny_pipelines import GRID
+
+from vargen.base.errors import UserError
+from vargen.pipelines.llamagen import LlamaGenPipeline
+
+PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]
+GUIDED = 6
+
+
+def draw(pipeline: LlamaGenPipeline, method: str = "ar", rows: Any = (0, 1, 2), **settings: Any) -> torch.Tensor:
+    prompts, generators = [PROMPTS[row] for row in rows], [torch.Generator().manual_seed(row) for row in rows]
+    settings = {"guidance_scale": 4.0, "top_k": 0, "output_type": "latent", **settings}
+    return pipeline(prompts, method=method, generator=generators, **settings).tokens
+
+
+@pytest.fixture(params=["kernels", "modules"])
+def pipeline(request: pytest.FixtureRequest, tiny_pipeline: LlamaGenPipeline) -> LlamaGenPipeline:
+    if request.param == "kernels":
+        request.getfixturevalue("own_kernels")
+    return tiny_pipeline
+
+
+def test_later_tokens_are_drawn_without_guidance(pipeline: LlamaGenPipeline) -> None:
+    """As if a callback had turned guidance off behind the last guided token, which feeds both rows to the end."""
+
+    def turn_off(pipe: Any, step: int, lengths: Any, tensors: Any) -> None:
+        if step == GUIDED - 1:
+            pipe._guidance_scale = 1.0
+
+    drawn = draw(pipeline, guided_tokens=GUIDED)
+    assert torch.equal(drawn, draw(pipeline, callback_on_step_end=turn_off))
+    all_guided = draw(pipeline)
+    assert torch.equal(drawn[:, :GUIDED], all_guided[:, :GUIDED]) and not torch.equal(drawn, all_guided)
+    assert torch.equal(draw(pipeline, guided_tokens=GRID**2), all_guided)
+
+
+@pytest.mark.parametrize(("method", "settings"), [("jacobi", {}), ("scd", {"temperature": 0.0})], ids=str)
+def test_exact_methods_draw_from_the_same_distributions(
+    pipeline: LlamaGenPipeline, method: str, settings: dict[str, Any]
+) -> None:
+    plain = draw(pipeline, guided_tokens=GUIDED, **settings)
+    assert torch.equal(draw(pipeline, method, guided_tokens=GUIDED, **settings), plain)
+    for row in range(3):
+        assert torch.equal(draw(pipeline, method, [row], guided_tokens=GUIDED, **settings)[0], plain[row])
+
+
+@pytest.mark.parametrize("method", ["ar", "jacobi"])
+def test_a_stream_draws_the_same(pipeline: LlamaGenPipeline, method: str) -> None:
+    """A row that joins has guidance again, while others are behind their last guided token."""
+    generators = [torch.Generator().manual_seed(row) for row in range(3)]
+    settings = {"guidance_scale": 4.0, "top_k": 0, "output_type": "latent", "guided_tokens": GUIDED, "method": method}
+    stream = pipeline.stream(PROMPTS, generator=generators, batch_size=2, continuous=True, **settings)
+    alone = draw(pipeline, guided_tokens=GUIDED)
+    drawn = {picture.index: picture.tokens for picture in stream}
+    assert all(torch.equal(drawn[row], alone[row]) for row in range(3))
+
+
+def test_the_second_row_is_left_out(tiny_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VARGEN_KERNELS", "plain")
+    fed: list[int] = []
+    with tiny_pipeline.transformer.register_forward_hook(lambda *given: fed.append(len(given[2].logits))):
+        draw(tiny_pipeline, guided_tokens=GUIDED)
+    assert fed[1:] == [6] * (GUIDED - 1) + [3] * (GRID**2 - GUIDED)
+
+
+@pytest.mark.parametrize(
+    ("method", "guided", "message"),
+    [
+        ("ar", 0, "guided_tokens must be at least 1, got 0"),
+        ("zipar", 4, "guided_tokens needs a method that draws one token after another, got zipar"),
+        ("eagle", 4, "guided_tokens leaves out a row that the draft head of eagle reads; use jacobi or scd"),
+    ],
+)
+def test_what_needs_both_rows_is_refused(
+    tiny_pipeline: LlamaGenPipeline, method: str, guided: int, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        draw(tiny_pipeline, method, guided_tokens=guided)
+
+
+def test_graphs_are_refused(tiny_pipeline: LlamaGenPipeline) -> None:
+    tiny_pipeline.compile(CountedGraphs(), 64)
+    try:
+        with pytest.raises(UserError, match="compile: guided_tokens decides between steps"):
+            draw(tiny_pipeline, guided_tokens=4)
+    finally:
+        tiny_pipeline.compile(None)

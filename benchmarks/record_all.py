@@ -47,8 +47,9 @@ REST = ",".join(  # of the exact ones those whose pictures are not plain decodin
 HEAVY = ("--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16")
 IN_INT8 = ("--quantization", "int8-dynamic", "--draft_quantization", "int8")
 COMPARED = ("bench_batch", "bench_picks", "evaluation", "front_", "judge_")
-ROWS = (  # the presets rows-quality and rows-fast, the default of pjd, and the plainest
-    "vvs-rows 5, 2 guesses, 2 looks,vvs-rows 6, 1 guesses, 1 looks,pjd 5, 2 guesses,zipar 4"
+ROWS = (  # rows-quality, rows-fast, openings by row, the default of pjd, and the plainest
+    "vvs-rows 5, 2 guesses, 2 looks,vvs-rows 6, 1 guesses, 1 looks,vvs-rows 6, 1 guesses, 1 looks, 12 columns,"
+    "vvs-rows 4, 12 in rows 5 to 8, 1 guesses, 1 looks, 12 columns,pjd 5, 2 guesses,zipar 4"
 )
 FASTEST = "ar,jacobi,rows-quality,rows-fast,zipar"
 """The default, and what draws rows of the grid side by side, which is fastest on a CPU."""

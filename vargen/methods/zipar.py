@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vargen.base.bounds import check_number
-from vargen.base.errors import UserError
-from vargen.methods.base import LARGEST, Suggestions
+from vargen.methods.base import Suggestions
 from vargen.methods.grid import RowMethodConfig
 
 if TYPE_CHECKING:
@@ -41,13 +39,8 @@ class ZipARConfig(RowMethodConfig):
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        several = isinstance(self.window, list | tuple)
-        if several and not self.window:
-            raise UserError(f"{self.name}.window must be an integer or a list of some, got an empty list")
-        for window in self.window if several else (self.window,):
-            check_number(f"{self.name}.window", window, 1, LARGEST, whole=True)
-        if several:
-            object.__setattr__(self, "window", tuple(self.window))
+        if not self._has_several_openings():
+            self._number("window", 1, whole=True)
         self._flag("adaptive")
 
     def _order(self, lines: Lines | LinesOfRows) -> Order:

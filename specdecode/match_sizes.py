@@ -27,9 +27,9 @@ _RATES = (0.0, 0.25, 0.55, 0.7, 0.75, 0.8, 0.8, 0.85, 0.95)
 """Acceptance rates of one token before anything is known, by the number of tokens that matched: those of SmolLM2 on the
 sixty texts of `benchmarks/real_text.py`."""
 _RATE_WEIGHT, _RATE_DECAY = 2.0, 0.9
-_ROW_COST = 0.08
+_ROW_COST = 0.05
 """The assumed cost of a column as a share of a pass over one."""
-_ROW_COST_WEIGHT, _COST_DECAY = 64.0, 0.95
+_ROW_COST_WEIGHT, _COST_DECAY = 32.0, 0.95
 _BOUNDS = 0.005, 1.0
 _OUTLIER = 3.0
 """A step that takes so many times as long as reckoned was interrupted."""

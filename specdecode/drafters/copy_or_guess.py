@@ -22,10 +22,10 @@ from specdecode.match_sizes import MatchDraftSize
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.tree import TokenTree
 
-_RATES = (0.65, 0.6, 0.55, 0.5)
-"""Acceptance rates by level before anything is known, each given that the levels above were accepted; then the last."""
+_RATE = 0.5
+"""The acceptance rate of every level before anything is known, given that the levels above were accepted."""
 _RATE_WEIGHT, _RATE_DECAY, _FORGETTING = 4.0, 0.95, 0.99
-_GUESS_COST, _GUESS_COST_WEIGHT = 0.1, 8.0
+_GUESS_COST, _GUESS_COST_WEIGHT = 0.06, 8.0
 """The assumed cost of a guess as a share of a pass of the target over one token, and how many guesses it counts as."""
 _COST_DECAY = 0.95
 
@@ -51,7 +51,7 @@ class GuessDraftSize:
 
     def rate(self, level: int) -> float:
         """The acceptance rate of the guess so many levels below the first, if those above were accepted."""
-        return self._rates.rate(level, _RATES[min(level, len(_RATES) - 1)])
+        return self._rates.rate(level, _RATE)
 
     def guess_cost(self, pass_seconds: float | None) -> float:
         """What a guess costs, as a share of a pass over one token, which takes so long."""
@@ -117,7 +117,7 @@ class CopyOrGuessDrafter(Drafter):
     ) -> None:
         assert isinstance(lookup.sizer, MatchDraftSize)
         self.lookup, self.head, self.sizer, self._lengths, self._clock = lookup, head, sizer, lookup.sizer, clock
-        self._copies = False
+        self._copies = self._has_guessed = False
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """See `Drafter`."""
@@ -143,7 +143,9 @@ class CopyOrGuessDrafter(Drafter):
         if self._clock:
             seconds = self._clock() - started
             lengths.leave_out(seconds)
-            self.sizer.took(seconds, depth)
+            if self._has_guessed:  # the first time a head may read the prompt, too
+                self.sizer.took(seconds, depth)
+        self._has_guessed = True
         lengths.begin(depth)
         return draft
 

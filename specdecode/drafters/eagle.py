@@ -33,7 +33,7 @@ from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, Drafter, Selection, TargetOutput, Verdict, replace_rows
 from specdecode.tree import TokenTree
 
-_MOST_WAITING = 16  # the most pairs that wait while nothing is drafted
+_MOST_WAITING = 16
 
 
 class DraftHead(Protocol):
@@ -64,6 +64,8 @@ class DraftHead(Protocol):
             mask: [B or 1, q, n] bool, n >= q: which of the n new pairs since the last `advance` each of these q, the
                 last ones, sees. Every pair also sees the whole sequence before.
             depths: [B or 1, q] int64, positions after the sequence.
+
+        A head of chains may give the logits after the deepest pair of a row in the place of all.
         """
         ...
 
@@ -107,6 +109,7 @@ class EagleDrafter(Drafter):
             Otherwise its cache keeps the entries made from substitutes.
         depth_behind_skip: the most levels drafted behind a skipped step, 1 or more; None for as many as before it. That
             draft is verified next, and few of its later levels are accepted.
+        most_waiting: the most pairs that wait while this drafter stands aside.
 
     Raises:
         ValueError: sampled children of a dynamic tree, a tree wider than the vocabulary, or nothing behind a skip.
@@ -121,6 +124,7 @@ class EagleDrafter(Drafter):
         feature_reuse: FeatureReuse | None = None,
         refresh: bool = False,
         depth_behind_skip: int | None = None,
+        most_waiting: int = _MOST_WAITING,
     ) -> None:
         width = shape.top_k if isinstance(shape, DynamicTree) else shape.max_children
         if width > head.vocab_size:
@@ -138,6 +142,7 @@ class EagleDrafter(Drafter):
         self.feature_reuse = feature_reuse
         self.refresh = refresh
         self.depth_behind_skip = depth_behind_skip
+        self.most_waiting = most_waiting
         self._size = DraftSize(1, 0)
         self._draft_behind_a_skip = False
         self._predicted: Tensor | None = None
@@ -146,18 +151,21 @@ class EagleDrafter(Drafter):
         self._chains: dict[int, tuple[Tensor, Tensor]] = {}
 
     @staticmethod
-    def most_new_pairs(shape: DynamicTree | StaticTree, largest: DraftSize, beside: int = 0) -> int:
+    def most_new_pairs(
+        shape: DynamicTree | StaticTree, largest: DraftSize, beside: int = 0, waiting: int = _MOST_WAITING
+    ) -> int:
         """The most pairs a head has to hold beyond its sequence: waiting ones, or the expanded nodes of a tree.
 
         Args:
             beside: columns of the longest draft that is verified while this drafter stands aside.
+            waiting: `most_waiting`.
         """
         if isinstance(shape, DynamicTree):
             expanded = shape.top_k * max(largest.depth - 1, 0)
         else:
             expanded = len(set(shape.parents)) - 2  # neither the root nor its missing parent
         # With `refresh`, the pairs of a skipped step wait before those of the next accepted draft.
-        return max(2 * largest.depth + 1, _MOST_WAITING + beside) + max(expanded, 1)
+        return max(2 * largest.depth + 1, waiting + beside) + max(expanded, 1)
 
     @property
     def skipping(self) -> EagleDrafter | None:
@@ -203,7 +211,7 @@ class EagleDrafter(Drafter):
     def stand_aside(self) -> None:
         """Draft nothing in this step: what is verified comes from elsewhere, and its tokens wait."""
         self._size, self._predicted = DraftSize(1, 0), None
-        if self._tokens.shape[1] >= _MOST_WAITING:
+        if self._tokens.shape[1] >= self.most_waiting:
             self._feed_all_but_last()
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
@@ -231,6 +239,8 @@ class EagleDrafter(Drafter):
             self._read_again(following, along, counts)
         else:
             self._tokens, self._features, self._counts = following, along, counts
+        width = max(ragged.at_most(self._counts, self._tokens.shape[1]), 1)  # of rejected tokens nothing is read
+        self._tokens, self._features = self._tokens[:, :width], self._features[:, :width]
         self._forget_skip()
         self.sizer.observe(self._size, verdict.accepted, took_part, self._predicted)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.checks import check_counts
 from specdecode.draft_size import DraftSize, DraftSizer
+from specdecode.kernels import judging
 from specdecode.match_sizes import MatchDraftSize
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.tree import TokenTree
@@ -120,6 +121,9 @@ class PromptLookupDrafter(Drafter):
     def last_occurrence(self, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Where the suffix of each row ended before, [B, 1] int64, and how many tokens match there, [B] int64."""
         row, last = self._rows(state)
+        if judging.serves(row):
+            places, match = judging.occurrence(row, last, self.max_ngram_size)
+            return places[:, None], match
         place = torch.arange(row.shape[1], device=row.device)
         alike = place < last  # [B, S]
         length = torch.zeros_like(row)  # how many tokens up to each place equal those up to `last`

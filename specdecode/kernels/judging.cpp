@@ -587,4 +587,23 @@ int judging_move(
     return 0;
 }
 
+// Where the newest tokens of each row, the last at `ends` [B], up to `most` of them, stood before in rows [B, width]: the
+// latest of the longest places, and how many tokens match there; the place before the newest one, and 0, where none does.
+int judging_occurrence(
+    const int64_t* rows, const int64_t* ends, int64_t count, int64_t width, int64_t most, int64_t* places, int64_t* matched
+) {
+    for (int64_t b = 0; b < count; b++) {
+        const int64_t* row = rows + b * width;
+        const int64_t end = ends[b];
+        if (end < 0 || end >= width) return OUTSIDE;
+        places[b] = end - 1, matched[b] = 0;
+        for (int64_t place = end - 1; place >= 0 && matched[b] < most; place--) {
+            int64_t length = 0;
+            while (length < most && length <= place && row[place - length] == row[end - length]) length++;
+            if (length > matched[b]) places[b] = place, matched[b] = length;
+        }
+    }
+    return 0;
+}
+
 }  // extern "C"

@@ -265,6 +265,14 @@ def grown(roots: Tensor, best: Tensor, tokens: Tensor, scores: Tensor, frontier:
     return made
 
 
+def occurrence(rows: Tensor, ends: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Where up to `most` tokens before each of `ends` [B], and that one, stood before in `rows` [B, S], and how many of
+    them, both [B]; see `drafters.prompt_lookup`."""
+    places, matched = _numbers(2, len(rows))
+    _call("occurrence", rows, ends, *rows.shape, most, places, matched)
+    return places, matched
+
+
 def append(left: Tensor, left_counts: Tensor, right: Tensor) -> Tensor:
     """Each row of `right` [B, r, ...] behind the first `left_counts[b]` entries of `left` [B, k, ...]."""
     both = left.new_empty(len(left), left.shape[1] + right.shape[1], *left.shape[2:])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from specdecode.draft_size import DraftSize
-from specdecode.drafters.copy_or_guess import GuessDraftSize
+from specdecode.drafters.copy_or_guess import CopyOrGuessDrafter, GuessDraftSize
+from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.match_sizes import MatchDraftSize
+from specdecode.roles import DecodeState, Draft
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.tree import TokenTree
 
 YES = torch.ones(1, dtype=torch.bool)
 
@@ -62,6 +68,27 @@ def test_costs_follow_the_clock() -> None:
     assert sizer.guess_cost(0.01) == pytest.approx(0.5, rel=0.25)
     assert sizer.guess_cost(None) == GuessDraftSize(4).guess_cost(0.01)
     assert sizer.best(1, 0.08, 0.01)[0] < sizer.best(1, 0.08, 1.0)[0]
+
+
+def test_the_first_guess_reads_the_prompt_and_is_not_learned_from() -> None:
+    now, took = [0.0], iter((9.0, 0.002))
+    lookup = PromptLookupDrafter(torch.tensor([[1, 2, 3]]), MatchDraftSize(4, clock=lambda: now[0]))
+    tokens, streams = torch.tensor([[5, 0, 0, 0, 0, 0]]), RandomStreams.from_seeds([0])
+    state = DecodeState(tokens, torch.tensor([1]), YES, 6, SamplingConfig(temperature=0), streams)
+
+    class Head:
+        def propose(self, state: DecodeState) -> Draft:
+            now[0] += next(took)
+            return Draft(TokenTree.chain(state.last_tokens()[:, None]))
+
+    head: Any = Head()
+    drafter = CopyOrGuessDrafter(lookup, head, sizer := GuessDraftSize(4), clock=lambda: now[0])
+    before = sizer.guess_cost(0.03)
+    drafter.propose(state)
+    assert sizer.guess_cost(0.03) == before
+    now[0] += 0.03
+    drafter.propose(state)
+    assert sizer.guess_cost(0.03) != before and next(took, None) is None
 
 
 def test_time_that_a_head_took_is_left_out() -> None:

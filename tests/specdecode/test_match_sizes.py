@@ -76,7 +76,7 @@ def test_costs_follow_the_clock(cost: float) -> None:
     before = sizer.row_cost()
     sizer.begin(3)
     assert sizer.row_cost() == before
-    assert MatchDraftSize().row_cost() == 0.08 and MatchDraftSize(3).choose([8]) == 3
+    assert MatchDraftSize().row_cost() == 0.05 and MatchDraftSize(3).choose([8]) == 3
 
 
 def test_tokens_do_not_depend_on_lengths() -> None:

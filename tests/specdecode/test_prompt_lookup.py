@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from synthetic import MarkovTarget, random_table
 from torch import Tensor
@@ -40,13 +40,20 @@ def slow_draft(row: list[int], depth: int, max_ngram_size: int) -> list[int]:
     return []
 
 
+@pytest.fixture(params=["plain", "auto"])
+def searches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, own_kernels: None) -> None:
+    """In operations of torch, and in the kernel."""
+    monkeypatch.setenv("VARGEN_KERNELS", request.param)
+
+
 rows = st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=9), st.lists(st.integers(0, 2), min_size=1, max_size=7)))
 
 
 @example([([1, 1, 2, 2, 2, 2, 2, 2, 2], [0, 1])], 3, 3)  # behind a row's end lie zeros, and nothing before its start
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows.filter(len), st.integers(1, 6), st.integers(1, 4))
 def test_drafts_are_those_of_a_slow_search(
-    texts: list[tuple[list[int], list[int]]], depth: int, max_ngram_size: int
+    searches: None, texts: list[tuple[list[int], list[int]]], depth: int, max_ngram_size: int
 ) -> None:
     prompt = torch.tensor([[9] * (9 - len(before)) + before for before, _ in texts])
     mask = torch.tensor([[0] * (9 - len(before)) + [1] * len(before) for before, _ in texts])

@@ -105,7 +105,7 @@ class PairHead(ModelMixin, ConfigMixin):
         if not self.feature_layers:
             return states
         weight, dim = self.fuse.weight, self.config.dim
-        inner, last = states.to(weight.dtype).split((states.shape[-1] - dim, dim), dim=-1)
+        inner, last = states.to(self.fc.weight.dtype).split((states.shape[-1] - dim, dim), dim=-1)
         normed = F.rms_norm(inner.unflatten(-1, (-1, dim)), (dim,), eps=1e-6).flatten(-2)
         joined = torch.cat((normed, last), dim=-1)
         own = type(self.fuse) is nn.Linear and untouched([self.fuse]) and fits_linear(joined, weight)

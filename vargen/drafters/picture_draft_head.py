@@ -113,10 +113,7 @@ class PictureDraftHead(ABC):
 
     def features(self, output: TargetOutput) -> Tensor:
         """[B, n, F]: features of the target's halves side by side, F = dim or 2 dim."""
-        states = self.states(output)
-        if not self.drafter.feature_layers:
-            return states
-        return self.drafter.fused(states.unflatten(-1, (self._halves, -1))).flatten(-2)
+        return self._fused(self.states(output))
 
     @property
     def kind(self) -> str:
@@ -161,8 +158,13 @@ class PictureDraftHead(ABC):
     def start(self, prompt: TargetOutput) -> Tensor:
         """Feed the condition's features, each with a token. Returns [B, 1, F], the condition's last feature."""
         move_offloaded(self.drafter)  # `features` uses its weights before it is called
-        self.drafter.rotary_rows.table(prompt.logits.device)  # not within a pass that is captured
         features = self.features(prompt)  # [B, T, F]
+        self._read(features)
+        return features[:, -1:]
+
+    def _read(self, features: Tensor) -> None:
+        """Feed the condition's features [B, T, F] to an empty cache; the last one belongs to the first token."""
+        self.drafter.rotary_rows.table(features.device)  # not within a pass that is captured
         cache, length = self.kv_cache, self._prefix_length
         cache.reset()
         cache.starts = torch.zeros_like(cache.lengths)  # also without padding: one graph serves both
@@ -188,7 +190,6 @@ class PictureDraftHead(ABC):
             cache.advance(length)
         cache.expect_from(length, self._longest_prefix + self._last_position + 1)
         self.drafter.fast_pass.check(self.output_head()[0])
-        return features[:, -1:]
 
     def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
         """Guess what follows new pairs; see `DraftHead.forward`."""
@@ -277,6 +278,12 @@ class PictureDraftHead(ABC):
         rows = torch.cat([rows + half * self._batch_size for half in range(self._halves)])
         self.kv_cache.replace_rows(rows, other.kv_cache, other._prefix_length)
         self._picture_starts.index_copy_(0, rows, other._picture_starts)
+
+    def _fused(self, states: Tensor) -> Tensor:
+        """Features [B, n, F] of the halves' states side by side, see `states`."""
+        if not self.drafter.feature_layers:
+            return states
+        return self.drafter.fused(states.unflatten(-1, (self._halves, -1))).flatten(-2)
 
     def _rows(self, features: Tensor) -> Tensor:
         """Features [B, n, F] as rows [2B, n, dim] (or [B, n, dim] without guidance), the conditional half first."""

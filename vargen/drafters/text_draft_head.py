@@ -8,19 +8,22 @@ training.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from specdecode.draft_size import DraftSizer
 from specdecode.drafters.eagle import EagleDrafter
+from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.kernels.build import library
+from specdecode.ragged import take
 from specdecode.roles import TargetOutput
 from specdecode.sampling import SamplingConfig
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
-from vargen.drafters.picture_draft_head import check_sizes
+from vargen.drafters.picture_draft_head import PictureDraftHead, check_sizes
 from vargen.drafters.target_states import are_alike, fixed_tokens, sample_states
 from vargen.drafters.text_head import TextHead
 from vargen.drafters.transformers_draft_head import PromptReadingHead
@@ -30,7 +33,8 @@ from vargen.models.model_folder import check_component_folder
 
 
 class TextDraftHead(PromptReadingHead):
-    """`DraftHead` for one batch of texts.
+    """`DraftHead` of chains for one batch of texts. What nothing is drafted from is never read: the prompt waits until
+    the first pairs are fed, and a pair's feature is the target's states as they are, until it is fed.
 
     Args:
         drafter: a `TextHead`, in eval mode, which has borrowed from the target's model.
@@ -48,8 +52,35 @@ class TextDraftHead(PromptReadingHead):
         if not drafter.feature_layers:
             target.feature_layers = (int(target.model.config.get_text_config().num_hidden_layers),)
 
+    def start(self, prompt: TargetOutput) -> Tensor:
+        """See `DraftHead.start`; the prompt is fed later."""
+        self._prompt: Tensor | None = self.states(prompt)
+        return self._prompt[:, -1:]
+
+    def features(self, output: TargetOutput) -> Tensor:
+        """[B, n, k dim]: the target's states after k layers, side by side."""
+        return self.states(output)
+
+    def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
+        """See `DraftHead.forward`; features are the target's states, or guesses [B, q, dim]."""
+        if self._prompt is not None:
+            self._read(self._fused(self._prompt))
+            self._prompt = None
+        if features.shape[-1] != self.drafter.config.dim:
+            features = self._fused(features)
+        self._last = depths.amax(-1, keepdim=True)  # of pairs that follow each other
+        return super().forward(tokens, features, mask, depths)
+
+    def replace_rows(self, rows: Tensor, other: PictureDraftHead) -> None:
+        """Rows of a text stay to its end. Raises ValueError."""
+        raise ValueError("a head for text cannot take other prompts in; decode in fixed batches")
+
     def guided_logits(self, hidden_states: Tensor) -> Tensor:
-        return self.drafter.spread(self.drafter.draft_logits(hidden_states))
+        """Logits of the last pair, in the place of every one's: chains are drafted from it alone."""
+        count = hidden_states.shape[1]
+        if count > 1:
+            hidden_states = take(hidden_states, self._last.expand(len(hidden_states), -1))
+        return self.drafter.spread(self.drafter.draft_logits(hidden_states)).expand(-1, count, -1)
 
 
 class TextDrafter:
@@ -61,12 +92,14 @@ class TextDrafter:
 
     Attributes:
         draft_length: tokens drafted in a step where the call does not say.
+        most_waiting: copied tokens that wait until the head guesses again; then it reads them at once.
 
     Raises:
         UserError: it was trained for another model.
     """
 
     draft_length = 4
+    most_waiting = 256
 
     def __init__(self, network: TextHead, model: Any) -> None:
         text = model.config.get_text_config()
@@ -86,9 +119,11 @@ class TextDrafter:
         if target.model is not self.model:
             raise ValueError("drafter was loaded for another model; load it with this one")
         shape = StaticTree.chain(sizer.largest.depth)
-        pairs = EagleDrafter.most_new_pairs(shape, sizer.largest, beside=target.max_draft_nodes)
+        waiting = min(self.most_waiting, target.max_new_tokens)
+        pairs = EagleDrafter.most_new_pairs(shape, sizer.largest, target.max_draft_nodes, waiting)
         head = TextDraftHead(self.network, target, pairs)
-        return EagleDrafter(head, shape, sizer, "top" if sampling.is_greedy else "sampled")
+        children: Literal["top", "sampled"] = "top" if sampling.is_greedy else "sampled"
+        return EagleDrafter(head, shape, sizer, children, most_waiting=waiting)
 
 
 @torch.no_grad()
@@ -111,7 +146,7 @@ def text_states(model: Any, tokens: Tensor, layers: tuple[int, ...]) -> Tensor:
 
 
 def load_text_drafter(folder: str | os.PathLike[str], model: Any) -> TextDrafter:
-    """A trained head for a model, on its device and of its dtype.
+    """A trained head for a model, on its device and of its dtype; on a CPU with kernels its matrices have eight bits.
 
     Args:
         folder: `export` of a run of `vargen train drafter --task text`.
@@ -124,4 +159,7 @@ def load_text_drafter(folder: str | os.PathLike[str], model: Any) -> TextDrafter
     weight = model.get_input_embeddings().weight
     network = TextHead.from_pretrained(folder, torch_dtype=weight.dtype)
     check_weights(network, folder)
-    return TextDrafter(network.to(weight.device).eval().requires_grad_(False), model)
+    drafter = TextDrafter(network.to(weight.device).eval().requires_grad_(False), model)
+    if weight.device.type == "cpu" and library() is not None:
+        network.round_weights()
+    return drafter

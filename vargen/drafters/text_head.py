@@ -19,6 +19,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from specdecode.kernels.native import fits_linear, linear_now
+from specdecode.kernels.quantized import Int8Linear, quantize_linears
 from vargen.drafters.eagle_head import PairHead
 
 
@@ -68,6 +69,8 @@ class TextHead(PairHead):
         self.rotary_rows = TextRotary(self.head_dim, rope_base)
         self.register_buffer("draft_ids", torch.arange(count))
         self._lent: tuple[Any, Any] | None = None
+        self._rows: tuple[Tensor, Tensor | None] | None = None
+        self._rounded: tuple[Int8Linear] | None = None
 
     def borrow(self, model: Any) -> None:
         """Use a model's embeddings and output head from now on. They are not part of this module's weights.
@@ -79,7 +82,7 @@ class TextHead(PairHead):
         if embedding is None or not isinstance(getattr(output, "weight", None), Tensor):
             raise ValueError(f"drafter cannot draft for {type(model).__name__}: it has no output head of one matrix")
         self._lent = embedding, output
-        self._rows: tuple[Tensor, Tensor | None] | None = None
+        self._rows = self._rounded = None
 
     @property
     def token_embedding(self) -> Any:
@@ -89,6 +92,8 @@ class TextHead(PairHead):
 
     def draft_logits(self, hidden_states: Tensor) -> Tensor:
         """Logits [..., draft_vocab_size] of the tokens `draft_ids`, of hidden states [..., dim]."""
+        if self._rounded is not None:
+            return self._rounded[0](hidden_states)
         weight, bias = self.output_rows()
         hidden_states = hidden_states.to(weight.dtype)
         logits = linear_now(hidden_states, weight, bias=bias) if fits_linear(hidden_states, weight) else None
@@ -105,7 +110,31 @@ class TextHead(PairHead):
     def choose_tokens(self, draft_ids: Tensor) -> None:
         """Draft these tokens alone, [draft_vocab_size] int64."""
         self.draft_ids.copy_(draft_ids.sort().values)
+        self._rows = self._rounded = None
+
+    @property
+    def rounded(self) -> bool:
+        """Whether `round_weights` was called."""
+        return self._rounded is not None
+
+    @torch.no_grad()
+    def round_weights(self) -> None:
+        """Round the matrices, and the output rows, to eight bits: a guess waits for weights, and need not be exact.
+
+        For drafting alone: afterwards it can neither be trained nor saved.
+        """
+        weight, bias = self.output_rows()
+        rows = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+        rows.weight = nn.Parameter(weight)
+        if bias is not None:
+            rows.bias = nn.Parameter(bias)
         self._rows = None
+        self._rounded = (Int8Linear.of(rows, dynamic=True),)  # a tuple keeps it out of the module's own weights
+        for part in (self.attn, self.ff):
+            quantize_linears(part, "int8-dynamic")
+        if self.feature_layers:
+            fuse: Any = Int8Linear.of(self.fuse, dynamic=True)
+            self.fuse = fuse
 
     def output_rows(self) -> tuple[Tensor, Tensor | None]:
         """The rows of the model's output head for `draft_ids`, gathered once."""

@@ -19,11 +19,12 @@ import specdecode
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.copy_or_guess import CopyOrGuessDrafter
 from specdecode.drafters.eagle import EagleDrafter
+from specdecode.kernels.quantized import quantization_of
 from specdecode.sampling import SamplingConfig
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
 from vargen.drafters.target_states import are_alike
-from vargen.drafters.text_draft_head import TextDrafter, describe_states, load_text_drafter
+from vargen.drafters.text_draft_head import TextDrafter, TextDraftHead, describe_states, load_text_drafter
 from vargen.drafters.text_head import TextHead, TextRotary
 
 
@@ -205,7 +206,7 @@ def test_a_folder_keeps_a_head_and_its_model_is_recognised(tmp_path: Path) -> No
     assert not any("embed" in name for name in loaded.network.state_dict()), "what is lent is not kept"
     after = specdecode.generate(model, prompts[0], drafter=loaded, **options)
     assert torch.equal(before.sequences, after.sequences)
-    assert before.trace.accepted_lengths == after.trace.accepted_lengths
+    assert before.trace.accepted_lengths == after.trace.accepted_lengths or loaded.network.rounded
 
     other = language_models.make("llama", seed=1, dtype=torch.float32)
     with pytest.raises(UserError, match="drafter was trained for another model: the hidden states of this one are not"):
@@ -216,6 +217,65 @@ def test_a_folder_keeps_a_head_and_its_model_is_recognised(tmp_path: Path) -> No
         load_text_drafter(tmp_path, language_models.make("llama", vocab_size=40))
     with pytest.raises(UserError, match="is not a folder"):
         load_text_drafter(tmp_path / "nowhere", model)
+
+
+def test_a_loaded_head_has_eight_bits_and_guesses_nearly_the_same(tmp_path: Path, own_kernels: None) -> None:
+    """Its matrices are rounded where kernels read them, and no token depends on it."""
+    model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(4)
+    head = head_of(model, [1, 2, 3], 30)
+    head.choose_tokens(torch.arange(17, 47))
+    head.register_to_config(target_states=describe_states(model, (1, 2, 3)))
+    head.save_pretrained(tmp_path)
+    exact, loaded = TextDrafter(head, model), load_text_drafter(tmp_path, model)
+    assert loaded.network.rounded and not head.rounded
+    assert quantization_of(loaded.network) == "int8-dynamic" and quantization_of(head) is None
+    states = torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        error = loaded.network.draft_logits(states) - head.draft_logits(states)
+        assert 0 < error.norm() < 0.03 * head.draft_logits(states).norm()
+        wide = torch.randn(5, 3 * model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+        error = loaded.network.fused(wide) - head.fused(wide)
+        assert 0 < error.norm() < 0.03 * head.fused(wide).norm()
+    options: dict[str, Any] = {"attention_mask": prompts[1], "max_new_tokens": 16, "pad_token_id": PAD}
+    wanted = specdecode.generate(model, prompts[0], method="ar", **options).sequences
+    for drafter in (exact, loaded):
+        result = specdecode.generate(model, prompts[0], drafter=drafter, draft_length=3, **options)
+        assert torch.equal(result.sequences, wanted) and result.trace.mean_accepted_length > 0.05
+    with pytest.raises(ValueError, match="a model in int8 cannot be saved"):
+        loaded.network.save_pretrained(tmp_path / "rounded")
+
+
+@torch.no_grad()
+def test_a_head_reads_a_prompt_when_it_first_guesses() -> None:
+    """Where only copies are drafted it reads nothing; then it reads the prompt and all that waits, each pair once."""
+    model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(1)
+    network = head_of(model, [1, 2, 3])
+    target = TransformersTarget(model, prompts[0][:1], max_new_tokens=24, max_draft_nodes=8)
+    drafter = TextDrafter(network, model)(target, FixedDraftSize(DraftSize(3, 2)), SamplingConfig(temperature=0))
+    head, tokens = drafter.head, torch.arange(5, 12)[None]
+    assert isinstance(head, TextDraftHead) and drafter.most_waiting == 24
+    read = head.drafter.forward
+    fed: list[int] = []
+
+    def watched(input_ids: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        fed.append(input_ids.shape[1])
+        return read(input_ids, *given, **named)
+
+    network.forward = watched  # type: ignore[method-assign]
+    feature, mask = head.start(target.prefill()), torch.ones(1, 7, 7, dtype=torch.bool).tril()
+    states = head.features(target.forward(tokens, mask, torch.arange(7)[None]))
+    assert not fed and states.shape[-1] == feature.shape[-1] == 3 * model.config.hidden_size
+    pairs = torch.cat((feature, states[:, :-1]), 1)
+    several = head.forward(tokens, pairs, mask, torch.arange(7)[None])
+    assert fed == [prompts[0].shape[1] - 1, 7]
+    head.start(target.prefill())
+    for place in range(7):
+        one = head.forward(tokens[:, place, None], pairs[:, place, None], mask[:, :1, :1], torch.zeros(1, 1).long())
+        head.advance(torch.ones(1, dtype=torch.long))
+    torch.testing.assert_close(several.hidden_states[:, -1:], one.hidden_states)
+    torch.testing.assert_close(several.logits[:, -1:], one.logits)
+    with pytest.raises(ValueError, match="a head for text cannot take other prompts in"):
+        head.replace_rows(torch.tensor([0]), head)
 
 
 def test_states_in_another_precision_are_alike_and_those_of_other_layers_are_not() -> None:

@@ -27,7 +27,7 @@ from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 RESULTS = Path(__file__).resolve().parent / "results"
-GUIDED = (256, 192, 128, 64, 1)
+GUIDED = (256, 128, 64, 192, 1)
 """How many tokens of 256 have guidance; all come first, to which others are compared."""
 
 
@@ -53,8 +53,8 @@ def main() -> None:
         fed = 2 * told["rows_fed"] - (GUIDED[0] - guided)
         rows.append({"guided_tokens": guided, "rows": fed, "share_of_rows": fed / (2 * told["rows_fed"]), **kept})
         print(rows[-1], file=sys.stderr, flush=True)
-    if not options.dry_run:
-        write_result(RESULTS / "guided_tokens.json", {"model": Path(find_model()).name, "rows": rows})
+        if not options.dry_run:
+            write_result(RESULTS / "guided_tokens.json", {"model": Path(find_model()).name, "rows": rows})
 
 
 if __name__ == "__main__":

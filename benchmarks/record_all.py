@@ -47,8 +47,9 @@ REST = ",".join(  # of the exact ones those whose pictures are not plain decodin
 HEAVY = ("--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16")
 IN_INT8 = ("--quantization", "int8-dynamic", "--draft_quantization", "int8")
 COMPARED = ("bench_batch", "bench_picks", "evaluation", "front_", "judge_")
-ROWS = (  # the presets rows-quality and rows-fast, the default of pjd, and the plainest
-    "vvs-rows 5, 2 guesses, 2 looks,vvs-rows 6, 1 guesses, 1 looks,pjd 5, 2 guesses,zipar 4"
+ROWS = (  # rows-quality, rows-fast, openings by row, the default of pjd, and the plainest
+    "vvs-rows 5, 2 guesses, 2 looks,vvs-rows 6, 1 guesses, 1 looks,vvs-rows 6, 1 guesses, 1 looks, 12 columns,"
+    "vvs-rows 4, 12 in rows 5 to 8, 1 guesses, 1 looks, 12 columns,pjd 5, 2 guesses,zipar 4"
 )
 FASTEST = "ar,jacobi,rows-quality,rows-fast,zipar"
 """The default, and what draws rows of the grid side by side, which is fastest on a CPU."""
@@ -147,6 +148,8 @@ STEPS: dict[str, Step] = {
     "prompts_geneval": _prompts("geneval", "scenes-geneval.jsonl"),
     "prompts_parti": _prompts("parti", "scenes-parti.tsv"),
     "rows_side_by_side": Step(_script("rows_side_by_side", "--prompts", "1000", "--labels", ROWS), reads_drafter=False),
+    "picture_decoder": Step(_script("picture_decoder"), reads_drafter=False),
+    "guided_tokens": Step(_script("guided_tokens"), reads_drafter=False),
     "vvs_studies": Step(_script("vvs_studies")),
     "host_work": Step(_script("host_work"), timed=True),
     "family_loops": Step(_script("family_loops"), timed=True),

@@ -56,6 +56,7 @@ NUMBERS = ("object_count", "count")
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("ar", {}),
     **{f"zipar {window}": ("zipar", {"window": window}) for window in (1, 2, 3, 4, 6, 8, 12)},
+    "zipar 2, 6 in rows 5 to 8": ("zipar", {"window": [2] * 5 + [6] * 4 + [2] * 7}),
     **{f"zipar {window}, adaptive": ("zipar", {"window": window, "adaptive": True}) for window in (1, 2, 3, 4)},
     **{
         f"pjd {opens}, {guesses} guesses": ("pjd", {"opens_after": opens, "guesses": guesses})
@@ -89,6 +90,13 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
             {"opens_after": 6, "guesses": 1, "looks": 1, "guessed_columns": columns},
         )
         for columns in (10, 12, 14)
+    },
+    **{
+        f"vvs-rows 4, {wide} in rows 5 to 8, 1 guesses, 1 looks, 12 columns": (
+            "vvs-rows",
+            {"opens_after": [4] * 5 + [wide] * 4 + [4] * 7, "guesses": 1, "looks": 1, "guessed_columns": 12},
+        )
+        for wide in (10, 12)
     },
 }
 """The method and its settings, by label."""

@@ -29,7 +29,16 @@ from specdecode.checks import check_counts
 from specdecode.in_graph import in_graph
 from specdecode.lines_of_rows import Layout, LinesOfRows
 from specdecode.loop import DecodeRun
-from specdecode.places import Lines, PlacedTarget, Places, StaggeredLines, check_takes_places, fill_known
+from specdecode.places import (
+    Lines,
+    PlacedTarget,
+    Places,
+    StaggeredLines,
+    Window,
+    check_takes_places,
+    each_window,
+    fill_known,
+)
 from specdecode.roles import Target, TargetOutput
 from specdecode.sampling import Tag, largest, sample
 from specdecode.trace import StepRecord, TokenOrigin
@@ -41,8 +50,8 @@ class LinesInFlight:
 
     Args:
         lines: The lines, of one size or of several.
-        window: Decided tokens of the line before when a line opens, from 1 to the length of a line. Of `LinesOfRows`
-            it may be longer: where lines are shorter, it is the whole line.
+        window: Decided tokens of the line before when a line opens, from 1 to the length of a line, see `Window`. Of
+            `LinesOfRows` it may be longer: where lines are shorter, it is the whole line.
         guesses: The most guesses of a line. It has no more than the line before is ahead, so that it does not overtake.
         first_holds: A line's first token is decided once two passes in a row draw it, or once the token before it is
             known. Until then it is a guess.
@@ -55,7 +64,7 @@ class LinesInFlight:
     """
 
     lines: Lines | LinesOfRows
-    window: int
+    window: Window
     guesses: int = 0
     first_holds: bool = False
     looks: int | None = None
@@ -85,7 +94,7 @@ class LinesInFlight:
     @property
     def passes_between_lines(self) -> int:
         """The least number of passes from the opening of a line to that of the next."""
-        window = min(self.window, *(lines.line_length for lines in self.lines.sizes))
+        window = min(*each_window(self.window), *(lines.line_length for lines in self.lines.sizes))
         alone = 0 if self.copies else 1  # without guesses, the pass that opens a line draws one token
         return alone + -(-(window - alone) // (self.guesses + 1))
 
@@ -178,6 +187,13 @@ class FlightRun(DecodeRun):
             batch_size // len(layout.firsts), 1
         )
         self._counts[:, 0] = 1
+        # [B, R], the decided tokens of the line before when a line opens.
+        rows = lines.rows if isinstance(lines, LinesOfRows) else (lines,)
+        windows = torch.zeros(len(rows), lines.num_lines, dtype=torch.int64)
+        for row, own_lines in zip(windows, rows, strict=True):
+            row[: own_lines.num_lines] = torch.tensor(own_lines.windows(rule.window))
+        windows = windows.to(device).minimum(layout.line_length)
+        self._windows = windows.repeat(batch_size // len(rows), 1)
         self._guesses = torch.zeros_like(self._counts)  # behind them
         self._fed = torch.zeros(shape, dtype=torch.bool, device=device)  # places whose decided tokens were fed
         self._looks = torch.zeros(shape, dtype=torch.int64, device=device)  # passes that have drawn each place
@@ -226,7 +242,7 @@ class FlightRun(DecodeRun):
         rule, layout, counts, active = self.rule, self._layout, self._counts, self.state.active[:, None]
         full = layout.line_length
         ahead = torch.cat((full.expand(len(counts), 1), counts[:, :-1]), 1)  # of the line before
-        opened = (counts < full) & (ahead >= full.clamp(max=rule.window)) & active
+        opened = (counts < full) & (ahead >= self._windows) & active
         begins = opened & (counts == 0)
         waiting = begins & (ahead < full)
         end = counts + self._guesses
@@ -321,7 +337,7 @@ class FlightRun(DecodeRun):
         wanted = wanted.minimum(room).minimum(last - counts).clamp_(min=0)
         opening = torch.zeros_like(what.opened)
         if rule.copies:
-            opening[:, 1:] = (ahead >= full.clamp(max=rule.window)) & ~what.opened[:, 1:] & (counts[:, 1:] == 0)
+            opening[:, 1:] = (ahead >= self._windows[:, 1:]) & ~what.opened[:, 1:] & (counts[:, 1:] == 0)
             kept, tokens = layout.by_line(self._buffer), self._buffer[:, : rule.num_places]
             above = layout.by_place(torch.cat((kept[:, :1], kept[:, :-1]), 1))
             tokens.copy_(above.where(layout.by_place(opening[..., None].expand_as(kept)), tokens))
@@ -349,7 +365,7 @@ class FlightRun(DecodeRun):
         with self.in_place(self):
             super().replace_rows(rows, other)
             self._layout.replace_rows(rows, other._layout)
-            for name in ("_counts", "_guesses", "_fed", "_looks"):
+            for name in ("_counts", "_windows", "_guesses", "_fed", "_looks"):
                 getattr(self, name).index_copy_(0, rows, getattr(other, name))
             self.state.decided_places = self._decided_places()
 

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdecode.checks import check_counts
-from specdecode.places import Lines
+from specdecode.places import Lines, Window, each_window
 
 
 class LinesOfRows:
@@ -60,9 +59,9 @@ class LinesOfRows:
         padded = [F.pad(each, (0, self.num_places - len(each)), value=-1) for each in known if each is not None]
         return torch.stack(padded) if padded else None
 
-    def check_window(self, window: int) -> None:
+    def check_window(self, window: Window) -> None:
         """Raises ValueError below 1. A window that is longer than a row's lines is the whole line there."""
-        check_counts(window=window)
+        each_window(window)
 
 
 class Layout:

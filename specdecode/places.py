@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +32,9 @@ from specdecode.loop import DecodeRun
 from specdecode.roles import Target, TargetOutput
 from specdecode.sampling import Tag, draw_tokens
 from specdecode.trace import StepRecord, TokenOrigin
+
+Window = int | tuple[int, ...]
+"""Tokens of the line before when a line opens: of all lines, or several that are spread evenly over the lines."""
 
 
 @dataclass(frozen=True)
@@ -210,11 +214,26 @@ class Lines:
         known[self.line_length :: self.stride] = self.mark
         return known
 
-    def check_window(self, window: int) -> None:
+    def check_window(self, window: Window) -> None:
         """Raises ValueError where a window is longer than a line."""
-        check_counts(window=window)
-        if window > self.line_length:
-            raise ValueError(f"window must be at most line_length ({self.line_length}), got {window}")
+        for each in each_window(window):
+            if each > self.line_length:
+                raise ValueError(f"window must be at most line_length ({self.line_length}), got {each}")
+
+    def windows(self, window: Window) -> tuple[int, ...]:
+        """The window of each line; 0 of the first, which nothing precedes."""
+        given, count = each_window(window), self.num_lines
+        return (0, *(given[line * len(given) // count] for line in range(1, count)))
+
+
+def each_window(window: Window) -> tuple[int, ...]:
+    """All that are given. Raises ValueError for none, or for one below 1."""
+    given = window if isinstance(window, tuple) else (window,)
+    if not given:
+        raise ValueError("window must be a number, or at least one")
+    for each in given:
+        check_counts(window=each)
+    return given
 
 
 @dataclass(frozen=True)
@@ -232,23 +251,25 @@ class StaggeredLines:
     """An order over lines of equal length: a line opens as soon as the line before it has `window` tokens.
 
     Every open line draws one token a pass, so none overtakes the line before it. A window of the whole line is plain
-    decoding; a window of 1 draws a diagonal. Passes, the prefill included: length + (lines - 1) * window.
+    decoding; a window of 1 draws a diagonal. Passes, the prefill included: length + the sum of `Lines.windows`.
 
     A stand-in copies the newest token of the line two before its own, as in the released code; that of the second line
     copies the newest token of the first.
 
     Args:
         lines: The lines.
-        window: From 1 to the length of a line.
+        window: From 1 to the length of a line, see `Window`.
 
     Raises:
         ValueError: A window that is longer than a line.
     """
 
-    def __init__(self, lines: Lines, window: int) -> None:
+    def __init__(self, lines: Lines, window: Window) -> None:
         lines.check_window(window)
         self.lines, self.window = lines, window
-        self._has_stand_ins = not lines.has_marks and window < lines.line_length
+        windows = lines.windows(window)
+        self._opens_in = tuple(accumulate(windows))
+        self._has_stand_in = [not lines.has_marks and 0 < each < lines.line_length for each in windows]
         self._places = torch.arange(lines.num_places)
         self._fed_in_pass = torch.tensor([self.drawn_in(place) + 1 for place in range(lines.num_places)])
 
@@ -274,7 +295,7 @@ class StaggeredLines:
 
     def opens_in(self, line: int) -> int:
         """The pass that draws the first place of a line."""
-        return line * self.window
+        return self._opens_in[line]
 
     def drawn_in(self, place: int) -> int:
         """The pass that draws a place; the next one feeds its token. A mark counts as drawn in the pass before."""
@@ -324,7 +345,7 @@ class StaggeredLines:
                 fed.append(_Fed(place, place, place, place // stride, place + 1 if follows else None))
         fed += [_Fed(mark, mark, mark, mark // stride, mark + 1) for mark in marks]
         opening = [line for line in range(1, self.lines.num_lines) if self.opens_in(line) == number]
-        return fed + [self._stand_in(line, number) for line in opening if self._has_stand_ins]
+        return fed + [self._stand_in(line, number) for line in opening if self._has_stand_in[line]]
 
     def _marks_fed(self, number: int) -> list[int]:
         """The marks before lines that pass `number` opens."""
@@ -345,7 +366,7 @@ class StaggeredLines:
         visible = torch.zeros(len(fed), self.num_slots, dtype=torch.bool)
         visible[:, : self.num_places] = (self._places <= positions[:, None]) & (self._fed_in_pass <= number)
         for row, token in zip(visible, fed, strict=True):
-            if token.line > 0 and self._has_stand_ins:
+            if self._has_stand_in[token.line]:
                 before = token.line * self.lines.line_length - 1
                 row[self.num_places + token.line - 1] = self.drawn_in(before) + 1 > number
         return visible

@@ -28,8 +28,9 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "host_work": (
         "What the host does in a step",
         "One picture at a time, one thread. Calls: of torch and of the kernels; the outside share of processor "
-        "time is neither in the target's nor in the drafter's forward passes.",
-        ("method", "calls", "outside_share", "milliseconds_outside"),
+        "time is neither in the target's nor in the drafter's forward passes. Compiled: the most that a step costs the "
+        "host where graphs are captured (on tapes here), a replay included.",
+        ("method", "calls", "outside_share", "milliseconds_outside", "launches_compiled"),
     ),
     "family_loops": (
         "Loops of families that draw token by token",
@@ -89,6 +90,15 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "One guided token by a checkout of the public code and by this project, in turns, random weights.",
         ("model", "dtype", "median_ms", "bandwidth_share auto"),
     ),
+    "guided_tokens": (
+        "Guidance of the first tokens alone",
+        "Plain decoding, bfloat16. Rows: what a picture of 256 tokens feeds, two for a guided token. Differences are "
+        "to guidance of all tokens, over the same captions and seeds.",
+        (
+            *("guided_tokens", "pictures", "rows", "share_of_rows"),
+            *("claims", "claims_against_plain", "numbers", "numbers_against_plain"),
+        ),
+    ),
     "rows_side_by_side": (
         "Rows of the grid side by side",
         "Shares that the judge finds right, and their differences to plain decoding over the same captions and seeds. "
@@ -99,6 +109,16 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         (
             *("label", "pictures", "passes", "rows_fed", "unverified"),
             *("claims", "claims_against_plain", "numbers", "numbers_against_plain"),
+        ),
+    ),
+    "picture_decoder": (
+        "Faster ways to decode pictures",
+        "The codes of 100 held-out captions, drawn by plain decoding, as pictures. `float32, as stored` has the "
+        "kernels' memory as in the weights' file; the others have channels last. Differences to it are in steps of "
+        "255. Verdicts are all that the judge says of the pictures. Rounding depends on the processor.",
+        (
+            *("label", "largest_difference", "mean_difference", "pixels_that_differ"),
+            *("claims", "numbers", "verdicts", "verdicts_that_differ"),
         ),
     ),
     "generate_memory": ("Memory of eight pictures of 1,024 tokens", "LlamaGen-B and VQ-16, random weights.", ()),

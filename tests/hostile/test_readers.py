@@ -196,7 +196,7 @@ def test_arrays_that_are_none(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a negative shape", "statistics of nothing", "statistics that do not fit", "no covariance", *WHOLE]
+    "name", ["a negative shape", "torn", "no pixels", "statistics of nothing", "no covariance", *WHOLE]
 )
 def test_arrays_of_another_kind_that_a_command_is_given(
     name: str, tmp_path: Path, clip_folder: Path, capsys: pytest.CaptureFixture[str]

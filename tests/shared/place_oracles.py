@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdecode.lines_in_flight import LinesInFlight
+from specdecode.places import Window
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
 
 
@@ -72,7 +73,12 @@ def with_prompt(seen: Tensor, length: int) -> Tensor:
     return mask
 
 
-def staggered(passes: FullPasses, window: int) -> dict[str, Any]:
+def window_of(window: Window, line: int, lines: int) -> int:
+    """The window of one of so many lines."""
+    return window if isinstance(window, int) else window[int(line / lines * len(window))]
+
+
+def staggered(passes: FullPasses, window: Window) -> dict[str, Any]:
     """Tokens, passes and tokens fed of one request.
 
     A line opens once the line above has `window` tokens, and every open line draws one token a pass. A token that is
@@ -88,7 +94,10 @@ def staggered(passes: FullPasses, window: int) -> dict[str, Any]:
         counts = [
             sum(place // stride == line and place % stride < length for place in drawn) for line in range(passes.lines)
         ]
-        is_open = [counts[line] < length and (line == 0 or counts[line - 1] >= window) for line in range(passes.lines)]
+        is_open = [
+            counts[line] < length and (line == 0 or counts[line - 1] >= window_of(window, line, passes.lines))
+            for line in range(passes.lines)
+        ]
         begun = len(fed)
         there = {each.place for each in fed if not each.is_stand_in}
         fed += [Fed(drawn[place], place, place // stride) for place in sorted(set(drawn) - {passes.count - 1} - there)]
@@ -134,6 +143,7 @@ def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
     With `copies` a line that is about to open has the tokens above as its guesses.
     """
     length, stride, lines = passes.length, passes.stride, range(passes.lines)
+    window = [window_of(rule.window, line, passes.lines) for line in lines]
     decided: list[list[int]] = [[] for _ in lines]
     guesses: list[list[int]] = [[] for _ in lines]
     looks: dict[int, int] = {}
@@ -149,7 +159,7 @@ def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
         if passes.mark is not None:
             known.update({line * stride + length: passes.mark for line in lines[:-1]})
         is_open = [
-            len(decided[line]) < length and (line == 0 or len(decided[line - 1]) >= rule.window) for line in lines
+            len(decided[line]) < length and (line == 0 or len(decided[line - 1]) >= window[line]) for line in lines
         ]
         new: list[Fed] = []
         for line in lines:
@@ -215,7 +225,7 @@ def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
             decided[line] += drawn[:gained]
             guesses[line], last_of[line] = drawn[gained:], behind[-1]
         for line in lines:
-            opens = line > 0 and not decided[line] and not is_open[line] and len(decided[line - 1]) >= rule.window
+            opens = line > 0 and not decided[line] and not is_open[line] and len(decided[line - 1]) >= window[line]
             if not is_open[line] and not (opens and rule.copies):
                 continue
             if opens:

@@ -20,7 +20,7 @@ from specdecode.continuous import decode_queue
 from specdecode.lines_in_flight import FlightRun, LinesInFlight, SteadyLines, _Pass
 from specdecode.lines_of_rows import Layout
 from specdecode.loop import DecodeRun
-from specdecode.places import Lines, Places, StaggeredLines
+from specdecode.places import Lines, Places, StaggeredLines, Window
 from specdecode.roles import TargetOutput
 from specdecode.sampling import SamplingConfig
 from specdecode.static_step import StepCompiler
@@ -38,6 +38,7 @@ RULES = {
         LINES, 2, guesses=1, looks=1, copies=True, guessed_columns=3
     ),
     "two looks at guesses in the first columns": LinesInFlight(LINES, 3, guesses=3, looks=2, guessed_columns=2),
+    "windows by line": LinesInFlight(LINES, (2, 4, 1), guesses=2, looks=2, copies=True),
     "one look, and a start that may hold": LinesInFlight(LINES, 1, guesses=1, first_holds=True, looks=1),
 }
 
@@ -67,8 +68,8 @@ def test_every_token_is_that_of_full_forward_passes(model: Any, name: str, sampl
         assert alone.trace.rows_fed == [expected[request]["fed"]]
 
 
-@pytest.mark.parametrize("window", range(1, SIDE + 1))
-def test_without_guesses_it_is_the_order_known_beforehand(model: Any, window: int) -> None:
+@pytest.mark.parametrize("window", [*range(1, SIDE + 1), (2, 4), (4, 1, 5, 2, 3)])
+def test_without_guesses_it_is_the_order_known_beforehand(model: Any, window: Window) -> None:
     known, flying = (
         run_of(model, range(3), order).finish()
         for order in (StaggeredLines(LINES, window), LinesInFlight(LINES, window))

@@ -24,11 +24,18 @@ from torch import Tensor
 
 from specdecode.continuous import decode_queue
 from specdecode.loop import DecodeRun
-from specdecode.places import Lines, PlacedRun, StaggeredLines
+from specdecode.places import Lines, PlacedRun, StaggeredLines, Window
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.skipping import new_run
 from specdecode.verifiers.exact import ExactVerifier
 from vargen.models.llamagen.target import LlamaGenTarget
+
+WINDOWS: list[tuple[Window, int]] = [
+    *((window, (SIDE - 1) * window) for window in range(1, SIDE + 1)),
+    ((2, 4), 2 + 2 + 4 + 4),
+    ((4, 1, 5, 2, 3), 1 + 5 + 2 + 3),
+]
+"""Windows, and the sum of those of all lines but the first."""
 
 
 @pytest.fixture(scope="module")
@@ -37,23 +44,25 @@ def model() -> Any:
 
 
 def run_with(
-    model: Any, requests: range, window: int | None, sampling: SamplingConfig = DRAWN, **given: Any
+    model: Any, requests: range, window: Window | None, sampling: SamplingConfig = DRAWN, **given: Any
 ) -> DecodeRun:
     """A run that is not started; window None: plain decoding."""
     return run_of(model, requests, None if window is None else StaggeredLines(LINES, window), sampling, **given)
 
 
-def expected_of(model: Any, request: int, window: int, sampling: SamplingConfig = DRAWN) -> dict[str, Any]:
+def expected_of(model: Any, request: int, window: Window, sampling: SamplingConfig = DRAWN) -> dict[str, Any]:
     return staggered(LlamaGenPasses(model, request, sampling), window)
 
 
 @pytest.mark.parametrize("sampling", [DRAWN, GREEDY], ids=["drawn", "greedy"])
-@pytest.mark.parametrize("window", range(1, SIDE + 1))
-def test_every_token_is_that_of_full_forward_passes(model: Any, window: int, sampling: SamplingConfig) -> None:
+@pytest.mark.parametrize(("window", "all_of_them"), WINDOWS)
+def test_every_token_is_that_of_full_forward_passes(
+    model: Any, window: Window, all_of_them: int, sampling: SamplingConfig
+) -> None:
     expected = [expected_of(model, request, window, sampling) for request in range(3)]
     together = run_with(model, range(3), window, sampling).finish()
     assert together.tokens.tolist() == [each["tokens"] for each in expected]
-    assert together.trace.target_passes == expected[0]["passes"] == SIDE + (SIDE - 1) * window
+    assert together.trace.target_passes == expected[0]["passes"] == SIDE + all_of_them
     assert together.trace.rows_fed == [each["fed"] for each in expected]
     assert together.trace.row_tokens == together.lengths.tolist() == [COUNT] * 3
     for request in range(3):
@@ -163,12 +172,15 @@ def test_lengths_count_the_places_without_a_gap(model: Any) -> None:
     ("arguments", "message"),
     [
         ((25, 5, None, 0), "window must be"),
+        ((25, 5, None, ()), "window must be a number, or at least one"),
+        ((25, 5, None, (2, 0)), "window must be"),
+        ((25, 5, None, (2, 6)), r"window must be at most line_length \(5\), got 6"),
         ((25, 5, None, 6), r"window must be at most line_length \(5\), got 6"),
         ((25, 4, None, 1), r"num_places must be those of whole lines of line_length \(4\), got 25"),
         ((25, 5, 3, 1), r"whole lines of line_length \(5\) with a mark between two, got 25"),
     ],
 )
-def test_orders_that_do_not_fit_are_named(arguments: tuple[int, int, int | None, int], message: str) -> None:
+def test_orders_that_do_not_fit_are_named(arguments: tuple[int, int, int | None, Window], message: str) -> None:
     *lines, window = arguments
     with pytest.raises(ValueError, match=message):
         StaggeredLines(Lines(*lines), window)

@@ -11,14 +11,14 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from vargen.base.bounds import MAX_DRAFT
+from vargen.base.bounds import MAX_DRAFT, check_number
 from vargen.base.errors import UserError
-from vargen.methods.base import AUTO, Auto, Components, ImageMethodConfig, Method, Suggestions
+from vargen.methods.base import AUTO, LARGEST, Auto, Components, ImageMethodConfig, Method, Suggestions
 
 if TYPE_CHECKING:
     from specdecode.draft_size import DraftSize
     from specdecode.lines_of_rows import LinesOfRows
-    from specdecode.places import Lines, Order
+    from specdecode.places import Lines, Order, Window
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,23 @@ class RowMethodConfig(GridMethodConfig):
     """Settings of a method in which a row opens once the row above has some tokens.
 
     Attributes:
-        opening_setting: which setting says how many.
+        opening_setting: which setting says how many: a number, or a list that is spread evenly over the rows.
     """
 
     opening_setting: ClassVar[str]
+
+    def _has_several_openings(self) -> bool:
+        """Whether the opening is a list, which is checked here and kept as a tuple."""
+        field = self.opening_setting
+        given = getattr(self, field)
+        if not isinstance(given, list | tuple):
+            return False
+        if not given:
+            raise UserError(f"{self.name}.{field} must be an integer or a list of some, got an empty list")
+        for each in given:
+            check_number(f"{self.name}.{field}", each, 1, LARGEST, whole=True)
+        object.__setattr__(self, field, tuple(given))
+        return True
 
     @abstractmethod
     def _order(self, lines: Lines | LinesOfRows) -> Order:
@@ -60,10 +73,11 @@ class RowMethodConfig(GridMethodConfig):
     def _players(self, components: Components) -> Method:
         lines, field = components.grid_lines(), self.opening_setting
         given, least = getattr(self, field), min(size.line_length for size in lines.sizes)
-        if given != AUTO and given > least:
+        longest = 1 if given == AUTO else max(given) if isinstance(given, tuple) else given
+        if longest > least:
             grid = "this model's grid" if len(lines.sizes) == 1 else "the narrowest picture"
             raise UserError(
-                f"{self.name}.{field} must be between 1 and {least}, the tokens of a row of {grid}, got {given}"
+                f"{self.name}.{field} must be between 1 and {least}, the tokens of a row of {grid}, got {longest}"
             )
         return Method(order=self._order(lines))
 
@@ -73,7 +87,8 @@ class GuessingRowsConfig(RowMethodConfig):
     """Settings of a method whose rows have guesses.
 
     Args:
-        opens_after: tokens that the row above has when a row opens, at most those of a row; "auto" is 5.
+        opens_after: tokens that the row above has when a row opens, at most those of a row; "auto" is 5. A list is
+            spread evenly over the rows, from top to bottom: wide where objects begin, narrow elsewhere.
         guesses: tokens guessed ahead in every row. A row guesses no further than the row above is known.
     """
 
@@ -81,14 +96,15 @@ class GuessingRowsConfig(RowMethodConfig):
     opening_setting: ClassVar[str] = "opens_after"
     usual_opening: ClassVar[int] = 5
 
-    opens_after: int | Auto = AUTO
+    opens_after: int | tuple[int, ...] | Auto = AUTO
     guesses: int = 2
 
     def __post_init__(self) -> None:
-        self._size("opens_after")
+        if not self._has_several_openings():
+            self._size("opens_after")
         self._number("guesses", 1, MAX_DRAFT, whole=True)
 
-    def _opening(self, columns: int) -> int:
+    def _opening(self, columns: int) -> Window:
         """After how many tokens of a row of `columns` the next one opens."""
         return min(self.usual_opening, columns) if self.opens_after == AUTO else self.opens_after
 

@@ -25,6 +25,7 @@ class ZipARConfig(RowMethodConfig):
 
     Args:
         window: tokens that the row above has when a row begins, at most those of a row; that many are plain decoding.
+            A list is spread evenly over the rows, from top to bottom: wide where objects begin, narrow elsewhere.
         adaptive: a row's first token is drawn again at every pass with the same random number, and the row goes on once
             two passes in a row draw the same token. The paper tests the ratio of the two probabilities instead.
     """
@@ -34,11 +35,12 @@ class ZipARConfig(RowMethodConfig):
     draft_settings: ClassVar[tuple[str, ...]] = ("window", "adaptive")
     opening_setting: ClassVar[str] = "window"
 
-    window: int = 4
+    window: int | tuple[int, ...] = 4
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        self._number("window", 1, whole=True)
+        if not self._has_several_openings():
+            self._number("window", 1, whole=True)
         self._flag("adaptive")
 
     def _order(self, lines: Lines | LinesOfRows) -> Order:

@@ -21,9 +21,9 @@ from vargen.pipelines.llamagen import LlamaGenPipeline
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]
 METHODS = {
     "zipar": resolve_method("zipar", {"window": 2}),
-    "zipar, adaptive": resolve_method("zipar", {"window": 2, "adaptive": True}),
+    "zipar, adaptive": resolve_method("zipar", {"window": [1, 3], "adaptive": True}),
     "pjd": resolve_method("pjd", {"opens_after": 2, "guesses": 2}),
-    "vvs-rows": resolve_method("vvs-rows", {"opens_after": 2, "guesses": 3, "looks": 2}),
+    "vvs-rows": resolve_method("vvs-rows", {"opens_after": [2, 3], "guesses": 3, "looks": 2}),
 }
 
 
@@ -98,6 +98,13 @@ def test_janus_draws_the_same_pictures_in_any_batch_and_stream(name: str) -> Non
     [
         ("zipar", {"window": 0}, "zipar.window must be at least 1, got 0"),
         ("zipar", {"window": 2.5}, "zipar.window must be an integer from 1 to 1,000,000, got 2.5"),
+        ("zipar", {"window": [2, 0]}, "zipar.window must be at least 1, got 0"),
+        ("zipar", {"window": []}, "zipar.window must be an integer or a list of some, got an empty list"),
+        (
+            "zipar",
+            {"window": [2, GRID + 1]},
+            "zipar.window must be between 1 and 4, the tokens of a row of this model's grid, got 5",
+        ),
         ("zipar", {"adaptive": 1}, "zipar.adaptive must be true or false, got 1"),
         (
             "zipar",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdecode.lines_in_flight import LinesInFlight
 from specdecode.lines_of_rows import LinesOfRows
-from specdecode.places import Lines, Order, StaggeredLines
+from specdecode.places import Lines, Order, StaggeredLines, each_window
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
 from specdecode.skipping import new_run
 from vargen.methods.catalogue import resolve_method
@@ -119,7 +119,7 @@ def test_a_window_of_a_whole_row_is_plain_decoding(model: Any, order: Order) -> 
         LinesInFlight(LINES, 1),
         LinesInFlight(LINES, 3, first_holds=True),
         LinesInFlight(LINES, 2, guesses=2),
-        LinesInFlight(LINES, 3, guesses=3, looks=2, copies=True),
+        LinesInFlight(LINES, (1, 3), guesses=3, looks=2, copies=True),
     ],
 )
 def test_pictures_of_several_sizes_are_those_of_full_forward_passes(model: Any, rule: LinesInFlight) -> None:
@@ -135,7 +135,8 @@ def test_pictures_of_several_sizes_are_those_of_full_forward_passes(model: Any, 
     ).finish()  # fmt: skip
     assert result.lengths.tolist() == result.trace.row_tokens == places
     for request, (rows, columns) in enumerate(grids):
-        own = replace(rule, lines=lines[request], window=min(rule.window, columns))
+        windows = tuple(min(each, columns) for each in each_window(rule.window))
+        own = replace(rule, lines=lines[request], window=windows)
         expected = in_flight(Emu3Passes(model, request, 3.0, rows, columns), own)
         assert result.tokens[request, : places[request]].tolist() == expected["tokens"]
         assert not result.tokens[request, places[request] :].any()

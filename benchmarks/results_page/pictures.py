@@ -177,6 +177,7 @@ def quality_section(records: dict[str, list[Record]]) -> str:
             markdown_quality(rows, first["protocol"]["extractor"]),
             f"Reference: {first['protocol']['reference_count']:,} renders; pictures in {settings['dtype']}, batches of "
             f"{settings['batch_size']}. " + " ".join(sources),
+            *dict.fromkeys(f"Note: {note}." for row in rows for note in row["warnings"]),
         ]
         if against := [row for row in rows if row.get("against_plain")]:
             parts += ["Against plain decoding of the same captions, in pairs:", table_of(against, pairs)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import datetime
 import functools
 import io
 import os
@@ -392,6 +393,9 @@ def test_an_environment_that_no_launcher_made(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    from vargen.runs import processes
+
+    monkeypatch.setattr(processes, "_PATIENCE", datetime.timedelta(seconds=2))  # what is not refused waits for others
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     frames(3, (8, 8))(tmp_path)

@@ -121,7 +121,12 @@ class VideoLLMTrainingConfig(RunConfig):
         check(layer is None or 1 <= layer <= layers, "grounded_layer", layer, f"must lie between 1 and {layers}")
         last = self.trained_layers
         check(last is None or 1 <= last <= layers, "trained_layers", last, f"must lie between 1 and {layers}")
-        check(last is None or self.initial_weights, "trained_layers", last, "needs initial_weights for the others")
+        check(
+            last is None or self.initial_weights is not None,
+            "trained_layers",
+            last,
+            "needs initial_weights for the others",
+        )
         if picked := self.initial_layers:
             check(self.initial_weights is not None, "initial_layers", picked, "need initial_weights to be layers of")
             check(len(picked) == layers, "initial_layers", picked, f"must be as many as shape.text has, {layers}")

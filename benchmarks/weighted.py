@@ -167,9 +167,9 @@ class WeightedPipeline(LlamaGenPipeline):
         made.networks = networks
         return made
 
-    def _components(self) -> LlamaGenComponents:
+    def _components(self, device: torch.device) -> LlamaGenComponents:
         parts = (self.transformer, self.vqvae, self.drafter, self.draft_model, self.vertical_branch)
-        return WeightedComponents(self.networks, *parts, self._execution_device, self.reuse)
+        return WeightedComponents(self.networks, *parts, device, self.reuse)
 
 
 class WeightedComponents(LlamaGenComponents):

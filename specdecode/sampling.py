@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from specdecode.in_graph import in_graph
-from specdecode.kernels import judging
+from specdecode.kernels import judging, one_call
 from specdecode.kernels.judging import Ahead
 
 
@@ -411,24 +411,21 @@ class RandomStreams:
         Returns:
             [B, n] int64 tokens.
         """
-        size, revisited = probabilities.shape[-1], revisited or tag in _REVISITED
-        if judging.serves(probabilities):
-            noise = self._made_ahead(_exponential, tag, counters, size, 1, revisited)
-            if noise is not None:
-                return judging.race(probabilities, noise, counters)
-        if judging.serves_gpu(probabilities):
-            return judging.gpu.race(probabilities, self.key_of(tag), counters)
-        return sample(probabilities, self.exponential(tag, counters, size, revisited))
+        tokens = one_call.race(probabilities, self, tag, counters, revisited)
+        if tokens is not None:
+            return tokens
+        return sample(probabilities, self.exponential(tag, counters, probabilities.shape[-1], revisited))
 
-    def numbers(self, tag: int, counters: Tensor, size: int | None, count: int = 1, revisited: bool = False) -> Ahead:
-        """Numbers for the kernels: those of `count` counters from each of `counters` [B] on are among them.
+    def numbers(
+        self, tag: int, counters: Tensor, size: int | None, count: int = 1, revisited: bool = False
+    ) -> Ahead | None:
+        """Numbers for the kernels: those of `count` counters from each of `counters` [B] or [B, n] on are among them.
 
-        Exponential ones [B, W, size], or uniform ones [B, W] where `size` is None.
+        Exponential ones [B, W, size], or uniform ones [B, W] where `size` is None. None where the counters of a row lie
+        so far apart that most of the numbers would go unread.
         """
         numbers, revisited = _uniform if size is None else _exponential, revisited or tag in _REVISITED
-        ahead = self._made_ahead(numbers, tag, counters, size, count, revisited)
-        assert ahead is not None
-        return ahead
+        return self._made_ahead(numbers, tag, counters, size, count, revisited)
 
     def _drawn(
         self, numbers: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None, revisited: bool

@@ -8,6 +8,7 @@ imported only when it is called, so `--help` answers without importing torch. Ba
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import os
 import re
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 2 for bad input or a full disk, 130 after an interrupt.
     """
+    if arguments is None:  # importing makes millions of objects that stay: looking through them takes a second
+        gc.set_threshold(10_000)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     showwarning, warnings.showwarning = warnings.showwarning, _show_warning
     try:

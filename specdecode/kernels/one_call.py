@@ -30,6 +30,17 @@ def chain(
     return None
 
 
+def race(probabilities: Tensor, streams: Any, tag: int, counters: Tensor, revisited: bool) -> Tensor | None:
+    """`judging.race`, with the arguments of `RandomStreams.race`."""
+    if judging.serves(probabilities):
+        noise = streams.numbers(tag, counters, probabilities.shape[-1], 1, revisited)
+        return None if noise is None else judging.race(probabilities, noise, counters)
+    if judging.serves_gpu(probabilities):
+        tokens: Tensor = judging.gpu.race(probabilities, streams.key_of(tag), counters)
+        return tokens
+    return None
+
+
 def window(
     last: tuple[Any, ...], streams: Any, tags: tuple[int, int | None], counters: Tensor, revisited: bool,
     asked: tuple[bool, int, bool], lengths: Tensor, known: judging.Known | None,

@@ -15,7 +15,7 @@ def streamed(
     begun, later = (asked[:1], asked[1:]) if arrive else (asked, [])
 
     def arriving(places: int, fits: Callable[[str], bool]) -> list[tuple[str, torch.Generator]]:
-        assert places > 0 and all(fits(prompt) for prompt, _ in later)
+        assert places > 0 and all(fits(prompt) for prompt, _ in later[:1])
         return [later.pop(0)] if later else []
 
     stream = pipeline.stream(

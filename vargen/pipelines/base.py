@@ -145,7 +145,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
     def _draw(self, request: PictureRequest, return_dict: bool) -> CallResult:
         """All pictures of a request as one batch, as a call returns them. Raises NotFiniteError where logits are not
         finite."""
-        trace = DecodeTrace(request.count, self._execution_device)
+        trace = DecodeTrace(request.count, request.streams.keys.device)
         tokens = self._decode(request, trace)
         return self._finished(lambda: request.images(tokens, range(request.count)), tokens, trace, return_dict)
 

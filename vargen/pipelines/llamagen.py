@@ -493,7 +493,7 @@ class LlamaGenPipeline(StreamingPipeline):
         avoided = _Prompts(self._check_negative(negative_prompt, *away, len(given)), *away)
         has_negative = scale > 1 and (avoided.texts is not None or avoided.embeds is not None)
         device, copies = self._execution_device, num_images_per_prompt
-        trim = not self._components().wants_full_prompt(chosen)
+        trim = not self._components(device).wants_full_prompt(chosen)
 
         def condition(part: slice) -> tuple[dict[str, Tensor], Tensor | None]:
             """The arguments of `LlamaGenTransformer.embed_condition`, and the mask [B, T] of prompts."""
@@ -514,7 +514,7 @@ class LlamaGenPipeline(StreamingPipeline):
             return min(max(len(each) for each in ids), most) if trim else most
 
         def start(pictures: range, place: Place) -> tuple[PictureTarget, Method]:
-            components = self._components()
+            components = self._components(device)
             nodes = chosen.max_draft_nodes(self._usual_num_tokens)
             part = slice(pictures.start // copies, pictures.stop // copies)
             negative = encoded(avoided.of(part)) if has_negative else None
@@ -533,9 +533,9 @@ class LlamaGenPipeline(StreamingPipeline):
             offloaded=is_offloaded(self.transformer),
         )
 
-    def _components(self) -> LlamaGenComponents:
+    def _components(self, device: torch.device) -> LlamaGenComponents:
         parts = (self.transformer, self.vqvae, self.drafter, self.draft_model, self.vertical_branch)
-        return LlamaGenComponents(*parts, self._execution_device, self.reuse)
+        return LlamaGenComponents(*parts, device, self.reuse)
 
 
 def check_guided_tokens(guided_tokens: int, method: ImageMethodConfig) -> None:

@@ -117,6 +117,7 @@ class TransformersPipeline(StreamingPipeline):
         method = self.resolve_method(settings.method, num_tokens=num_tokens)
         scale = self._guidance(settings.guidance_scale)
         encoded, count = functools.cache(encode), num_prompts * settings.num_images_per_prompt
+        device = self._execution_device
 
         def start(pictures: range, place: Place) -> tuple[PictureTarget, Method]:
             prompts = encoded() if len(pictures) == count else [of_pictures(*each, pictures) for each in encoded()]
@@ -136,10 +137,10 @@ class TransformersPipeline(StreamingPipeline):
             num_tokens=num_tokens,
             longest_prompt=lambda: max(ids.shape[1] for ids, _ in encoded()),
             sampling=self._sampling(settings.temperature, settings.top_k, settings.top_p, scale),
-            streams=random_streams(settings.generator, count, self._execution_device),
+            streams=random_streams(settings.generator, count, device),
             report=settings.report,
             guidance_scale=scale,
-            row_tokens=None if row_tokens is None else torch.tensor(row_tokens, device=self._execution_device),
+            row_tokens=None if row_tokens is None else torch.tensor(row_tokens, device=device),
             offloaded=is_offloaded(self.model),
         )
 
@@ -155,7 +156,8 @@ class TransformersPipeline(StreamingPipeline):
     def _for_every_picture(self, input_ids: Tensor, attention_mask: Tensor | None, copies: int) -> Prompts:
         """Prompts [B, T] (without a mask nothing is padded), on the pipeline's device, copies beside each other."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        ids, mask = (each.to(self._execution_device).repeat_interleave(copies, dim=0) for each in (input_ids, mask))
+        device = self._execution_device
+        ids, mask = (each.to(device).repeat_interleave(copies, dim=0) for each in (input_ids, mask))
         return ids, mask
 
     def _images_of(self, intensities: Callable[..., Tensor], pixels: Tensor, output_type: str) -> Any:

@@ -17,7 +17,7 @@ from scenes.rendering.renderer import SceneRenderer
 from scenes.training.judge import gaussian_blur
 from vargen.base.resources import shipped_clip
 
-COUNT = 240
+COUNT = 160
 PROTOCOL = Protocol("scenes", extractor="clip", manifold_extractor="clip", resizer="none")
 
 

@@ -70,20 +70,21 @@ def check(
     pictures = draw(pipeline, method, seeds, batch_size, **other)
     arrived = draw(pipeline, method, seeds, batch_size, arrive=True, **other)
     assert [picture.index for picture in pictures] == list(range(len(seeds)))
-    for seed, picture, later in zip(seeds, pictures, arrived, strict=True):
-        alone = pipeline(
-            PROMPTS[seed % len(PROMPTS)],
-            generator=torch.Generator().manual_seed(seed),
-            method=method,
-            output_type="latent",
-            **other,
-        )
-        for each in (picture, later):
-            assert torch.equal(each.tokens, alone.tokens[0]) and torch.equal(each.image, alone.images[0])
-            if len(pipeline.resolve_method(method).sizes(16)) > 1:
-                continue  # what is drafted, and how much of it stays, is a matter of seconds
-            for figure in ("accepted_lengths", "token_origins", "row_passes", "drafted", "skipped_tokens"):
-                assert getattr(each.trace, figure) == getattr(alone.trace, figure), figure
+
+    def called(seeds: Sequence[int]) -> Any:
+        prompts = [PROMPTS[seed % len(PROMPTS)] for seed in seeds]
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        return pipeline(prompts, generator=generators, method=method, output_type="latent", **other)
+
+    together, last = called(seeds), called(seeds[-1:])
+    assert torch.equal(together.tokens[-1:], last.tokens), "rows of one call are those of calls of their own"
+    timed = len(pipeline.resolve_method(method).sizes(16)) > 1  # what is drafted, and how much of it stays
+    for row, pair in enumerate(zip(pictures, arrived, strict=True)):
+        for each in pair:
+            assert torch.equal(each.tokens, together.tokens[row]) and torch.equal(each.image, together.images[row])
+            for figure in () if timed else ("accepted_lengths", "token_origins", "row_passes", "drafted"):
+                assert getattr(each.trace, figure) == getattr(together.trace.of_row(row), figure), figure
+            assert timed or each.trace.skipped_tokens == together.trace.of_row(row).skipped_tokens
 
 
 @pytest.mark.parametrize(

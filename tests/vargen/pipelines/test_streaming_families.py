@@ -81,13 +81,18 @@ def test_a_picture_of_a_stream_is_that_of_its_seed(
     arguments = {"method": resolve_method(name, {**options, **own}), "guidance_scale": scale, **FAMILIES[family]}
     pictures, arrived = (draw(pipeline, batch_size=2, arrive=arrive, **arguments) for arrive in (False, True))
     assert [picture.index for picture in pictures] == list(range(len(PROMPTS)))
-    for seed, prompt, picture, later in zip(SEEDS, PROMPTS, pictures, arrived, strict=True):
-        generator = torch.Generator().manual_seed(seed)
-        alone = pipeline(prompt, generator=generator, output_type="latent", **arguments)
-        for each in (picture, later):
-            assert torch.equal(each.tokens, alone.tokens[0]) and torch.equal(each.image, alone.images[0])
+
+    def called(part: slice) -> Any:
+        generators = [torch.Generator().manual_seed(seed) for seed in SEEDS[part]]
+        return pipeline(PROMPTS[part], generator=generators, output_type="latent", **arguments)
+
+    together, last = called(slice(None)), called(slice(-1, None))
+    assert torch.equal(together.tokens[-1:], last.tokens), "rows of one call are those of calls of their own"
+    for row, pair in enumerate(zip(pictures, arrived, strict=True)):
+        for each in pair:
+            assert torch.equal(each.tokens, together.tokens[row]) and torch.equal(each.image, together.images[row])
             for figure in ("accepted_lengths", "token_origins", "row_passes"):
-                assert getattr(each.trace, figure) == getattr(alone.trace, figure), figure
+                assert getattr(each.trace, figure) == getattr(together.trace.of_row(row), figure), figure
 
 
 def test_places_are_taken_at_once_and_fixed_batches_wait(family: str, pipeline: Any) -> None:

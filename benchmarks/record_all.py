@@ -149,6 +149,7 @@ STEPS: dict[str, Step] = {
     "prompts_parti": _prompts("parti", "scenes-parti.tsv"),
     "rows_side_by_side": Step(_script("rows_side_by_side", "--prompts", "1000", "--labels", ROWS), reads_drafter=False),
     "picture_decoder": Step(_script("picture_decoder"), reads_drafter=False),
+    "guided_tokens": Step(_script("guided_tokens"), reads_drafter=False),
     "vvs_studies": Step(_script("vvs_studies")),
     "host_work": Step(_script("host_work"), timed=True),
     "family_loops": Step(_script("family_loops"), timed=True),

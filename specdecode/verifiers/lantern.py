@@ -145,6 +145,7 @@ class LanternVerifier:
         if not sampling.is_greedy and tree.max_depth > 0 and logits.numel() <= FEW_NUMBERS and judging.serves(logits):
             target = logits_to_probabilities(logits, sampling)
             noise = state.streams.numbers(Tag.TARGET, state.lengths, target.shape[-1], tree.max_depth + 1)
+            assert noise is not None  # a row's counters follow each other
             return Verdict(
                 *judging.lantern(
                     *(tree.tokens, tree.parents, target, noise, state.lengths, self.neighbours, self._limits),

@@ -21,7 +21,7 @@ from vargen.pipelines.llamagen import LlamaGenPipeline
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]
 METHODS = {
     "zipar": resolve_method("zipar", {"window": 2}),
-    "zipar, adaptive": resolve_method("zipar", {"window": [1, 3], "adaptive": True}),
+    "zipar, adaptive": resolve_method("zipar", {"window": [1, 2], "adaptive": True}),
     "pjd": resolve_method("pjd", {"opens_after": 2, "guesses": 2}),
     "vvs-rows": resolve_method("vvs-rows", {"opens_after": [2, 3], "guesses": 3, "looks": 2}),
 }

@@ -96,6 +96,11 @@ class PairHead(ModelMixin, ConfigMixin):
                 self.fuse.weight.zero_()
                 self.fuse.weight[:, -dim:].copy_(torch.eye(dim))
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that it computes in; its matrices may be rounded to integers."""
+        return self.norm2.weight.dtype
+
     def fused(self, states: Tensor) -> Tensor:
         """Features `[..., dim]` of the target's states `[..., k dim]` after the k layers of `feature_layers`.
 

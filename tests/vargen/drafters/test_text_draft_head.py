@@ -219,6 +219,18 @@ def test_a_folder_keeps_a_head_and_its_model_is_recognised(tmp_path: Path, torch
         load_text_drafter(tmp_path / "nowhere", model)
 
 
+def test_a_loaded_head_of_bfloat16_has_eight_bits_too(tmp_path: Path, own_kernels: None) -> None:
+    """Its cache is of the model's type, whatever its matrices are rounded to."""
+    model, prompts = language_models.make("llama", dtype=torch.bfloat16), ragged_prompts(1)
+    head_of(model, [1, 2, 3]).save_pretrained(tmp_path)
+    drafter = load_text_drafter(tmp_path, model)
+    assert drafter.network.rounded and drafter.network.dtype == torch.bfloat16
+    options: dict[str, Any] = {"attention_mask": prompts[1], "max_new_tokens": 12, "pad_token_id": PAD}
+    wanted = specdecode.generate(model, prompts[0], method="ar", **options).sequences
+    result = specdecode.generate(model, prompts[0], drafter=drafter, draft_length=3, **options)
+    assert torch.equal(result.sequences, wanted) and result.trace.mean_accepted_length > 0
+
+
 def test_a_loaded_head_has_eight_bits_and_guesses_nearly_the_same(tmp_path: Path, own_kernels: None) -> None:
     """Its matrices are rounded where kernels read them, and no token depends on it."""
     model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(4)

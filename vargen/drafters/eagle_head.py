@@ -110,7 +110,7 @@ class PairHead(ModelMixin, ConfigMixin):
         if not self.feature_layers:
             return states
         weight, dim = self.fuse.weight, self.config.dim
-        inner, last = states.to(self.fc.weight.dtype).split((states.shape[-1] - dim, dim), dim=-1)
+        inner, last = states.to(self.dtype).split((states.shape[-1] - dim, dim), dim=-1)
         normed = F.rms_norm(inner.unflatten(-1, (-1, dim)), (dim,), eps=1e-6).flatten(-2)
         joined = torch.cat((normed, last), dim=-1)
         own = type(self.fuse) is nn.Linear and untouched([self.fuse]) and fits_linear(joined, weight)
@@ -149,7 +149,7 @@ class PairHead(ModelMixin, ConfigMixin):
                 fast = self.fast_pass.run(new, kv_cache, is_prompt=True)
                 if fast is not None:
                     return fast[0]
-        pairs = torch.cat((self.token_embedding(input_ids), features.to(self.fc.weight.dtype)), dim=-1)
+        pairs = torch.cat((self.token_embedding(input_ids), features.to(self.dtype)), dim=-1)
         hidden_states = self.fc(pairs)
         hidden_states = hidden_states + self.attn(
             self.norm1(hidden_states), self.rotary_rows(positions), attention_mask, kv_cache, slots, kv_length

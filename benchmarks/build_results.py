@@ -26,14 +26,13 @@ from results_page.pictures import (
 from results_page.plain import TABLES, plain_section, training_section
 from results_page.records import MODEL, RESULTS, ROOT, load, load_all
 from results_page.rows import published_section
-from results_page.speed import BENCHES, benches_section, fronts_section, ranges_section
+from results_page.speed import BENCHES, benches_section, fronts_section
 from results_page.text import text_section
 
 LAB = ROOT / "benchmarks" / "lab"
 MODEL_CARD = ROOT / "scenes" / "weights" / MODEL / "README.md"
 TEXT = ROOT / "docs" / "text.md"
 SHOWN = (
-    "speed_ranges",
     "real_text",
     "judge_",
     "vvs_studies",
@@ -65,14 +64,13 @@ def build() -> dict[Path, str]:
     """Every file that is made of records, and what it should hold."""
     evaluations = load_all("evaluation_*")
     judged, trained = load(f"judge_{MODEL}"), load_all("training_*")
-    ranges, studies = load("speed_ranges"), load("vvs_studies")
+    studies = load("vvs_studies")
     plain = {name: plain_section(name, record) for name in TABLES if (record := load(name)) is not None}
     sections = [
         "# Results",
         "Rebuilt by `python benchmarks/build_results.py` from the JSON in `benchmarks/results/`. Figures are of the "
         "shipped model on the project's own scenes, unless a line says otherwise.",
         judge_section(judged),
-        ranges_section(ranges),
         benches_section({name: record for name in BENCHES if (record := load(name)) is not None}),
         fronts_section(load_all("front_*").values()),
         quality_section(evaluations),
@@ -91,7 +89,9 @@ def build() -> dict[Path, str]:
     of_text = "Not recorded yet." if text is None else text_section(text, load("training_text-head"))
     return {
         LAB / "results.md": "\n\n".join(sections) + "\n",
-        readme: between_markers(readme.read_text(), picks_table(ranges, evaluations), "README.md", "methods"),
+        readme: between_markers(
+            readme.read_text(), picks_table(load("bench_weighted"), evaluations), "README.md", "methods"
+        ),
         TEXT: between_markers(TEXT.read_text(), of_text, "docs/text.md"),
         MODEL_CARD: between_markers(MODEL_CARD.read_text(), "\n\n".join(card), "the model card"),
     }

@@ -44,6 +44,7 @@ REST = ",".join(  # of the exact ones those whose pictures are not plain decodin
         "vvs-jacobi-wide,vvs-paper-uniform,vvs-paper-dynamic,draft-model,scd-wide,lantern,vvs",
     )
 )
+COMPARED_BESIDE_XL = "ar,jacobi,scd,vvs-jacobi,likeness-quality"
 HEAVY = ("--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16")
 IN_INT8 = ("--quantization", "int8-dynamic", "--draft_quantization", "int8")
 COMPARED = ("bench_batch", "bench_picks", "evaluation", "front_", "judge_")
@@ -108,7 +109,8 @@ def _fresh(record: str, batch_size: int, num_prompts: int) -> Step:
 
 
 def _weighted(record: str, *arguments: str) -> Step:
-    wanted = ("--output", str(WORK / record), "--methods", PICKS, "--num_prompts", "6", *HEAVY, *arguments)
+    counts = ("--num_prompts", "3", "--processes", "5")
+    wanted = ("--output", str(WORK / record), "--methods", COMPARED_BESIDE_XL, *counts, *HEAVY, *arguments)
     copies = (WORK / record / "results.json", RESULTS / f"{record}.json")
     return Step(_script("weighted_bench", *wanted), timed=True, copies=copies)
 

@@ -174,17 +174,29 @@ def achieved(row: Mapping[str, Any], weight_bytes: int, weights: int, sequences:
 
 
 def over_processes(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Rows of the same comparison in several processes as one: medians, and the speed-up of each process.
+    """Rows of the same comparison in several processes as one: medians, and the speed-ups of every process.
 
     Args:
-        runs: by process, one row for each method, in the same order.
+        runs: by process, one row for each method, in the same order; plain decoding's first.
+
+    Returns:
+        A row for each method, that of the process with the median seconds. `speedups` has those of whole calls from the
+        worst to the best, `decode_speedups` likewise those of the phase "decode", where it was measured.
     """
     rows = []
+    plain = [run[0] for run in runs]
     for same in zip(*runs, strict=True):
         seconds = [row["seconds_per_image"]["p50"] for row in same]
         middle = min(same, key=lambda row: abs(row["seconds_per_image"]["p50"] - statistics.median_low(seconds)))
         speedups = sorted(row["speedup"] for row in same)
-        rows.append({**middle, "speedup": statistics.median(speedups), "speedups": speedups})
+        told = {**middle, "speedup": statistics.median(speedups), "speedups": speedups}
+        if all(row.get("phase_seconds", {}).get("decode") for row in same):
+            decoding = (
+                two[0]["phase_seconds"]["decode"] / two[1]["phase_seconds"]["decode"]
+                for two in zip(plain, same, strict=True)
+            )
+            told["decode_speedups"] = sorted(decoding)
+        rows.append(told)
     return rows
 
 

@@ -1,10 +1,11 @@
-"""What methods cost: how much gains vary, benches, and what `vargen tune` measured.
+"""What methods cost: benches, and what `vargen tune` measured.
 
 Belongs here: tables of seconds and passes with computed cells. Does not belong here: what is drawn (`pictures.py`).
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 
 from metrics.tables import format_never_verified
@@ -15,7 +16,6 @@ from results_page.records import (
     Record,
     runs_of,
     source_line,
-    table,
     table_of,
     yes,
 )
@@ -31,38 +31,6 @@ BENCHES = {
 """Headings of the benches on pictures, by record."""
 
 
-def ranges_section(record: Record) -> str:
-    """Gains over several runs, the figures of the README."""
-    xl, shipped = record["beside_xl"], record["shipped"]
-    cells = [
-        [f"`{name}`", *(_gain(run["rows"].get(name)) for run in xl["runs"])]
-        for name in dict.fromkeys(name for run in xl["runs"] for name in run["rows"])
-    ]
-    columns: Columns = {
-        "processes": "{where}",
-        "plain, s a picture": lambda row: ", ".join(f"{value:.3f}" for value in row["plain"]),
-        "`jacobi`, s a picture": lambda row: ", ".join(f"{value:.3f}" for value in row["jacobi"]),
-        "faster": "{lowest:.2f}x to {highest:.2f}x",
-    }
-    return "\n\n".join(
-        [
-            "## How much the gain varies",
-            f"{record['note']} A cell has fewer passes and the speed-up beside passes of LlamaGen-XL's size.",
-            table(
-                ["method", *(f"run {n}, {run['prompts']} prompts" for n, run in enumerate(xl["runs"], 1))],
-                cells,
-            ),
-            "The shipped model by itself:",
-            table_of(shipped["rows"], columns),
-            source_line(record),
-        ]
-    )
-
-
-def _gain(row: Record | None) -> str:
-    return "-" if row is None else f"{row['fewer_passes']:.2f}x, {row['speedup']:.2f}x"
-
-
 def _judged(row: Record) -> str:
     """What the judge said of a bench's pictures in percent, with its interval."""
     if row["judge_accuracy"] is None:
@@ -73,9 +41,23 @@ def _judged(row: Record) -> str:
 
 def _faster(row: Record) -> str:
     """The speed-up; of fresh processes the median, the worst and the best."""
-    each = row.get("speedups", [])
-    spread = f" ({min(each):.2f}-{max(each):.2f})" if len(each) > 1 else ""
-    return f"{row['speedup']:.2f}x{spread}"
+    return _with_spread(row["speedup"], row.get("speedups", []))
+
+
+def _decoding_faster(row: Record) -> str:
+    """The same of decoding alone, where it was measured."""
+    each = row.get("decode_speedups", [])
+    return _with_spread(statistics.median(each), each) if each else "-"
+
+
+def _with_spread(ratio: float, each: list[float]) -> str:
+    return f"{ratio:.2f}x" + (f" ({min(each):.2f}-{max(each):.2f})" if len(each) > 1 else "")
+
+
+def _achieved(row: Record) -> str:
+    """Billions of bytes read and of operations done a second, while decoding."""
+    achieved = row.get("achieved")
+    return f"{achieved['gb_per_second']:.0f} / {achieved['gflop_per_second']:.0f}" if achieved else "-"
 
 
 def benches_section(records: dict[str, list[Record]]) -> str:
@@ -88,13 +70,17 @@ def benches_section(records: dict[str, list[Record]]) -> str:
         "accepted": "{mean_accepted_length:.2f}",
         "never verified": format_never_verified,
         "s a picture, p50 (p90)": "{seconds_per_image[p50]:.2f} ({seconds_per_image[p90]:.2f})",
+        "rows fed a picture": lambda row: f"{row['rows_fed'] / row['images']:.0f}" if "rows_fed" in row else "-",
         "faster": _faster,
+        "decoding faster": _decoding_faster,
+        "GB/s / GFLOP/s": _achieved,
         "claims right, %": _judged,
     }
     parts = [
         "## Decoding methods",
         "Faster: wall clock of whole calls against plain decoding on the same code path; "
-        "of fresh processes the median, and the worst and the best of them.",
+        "of fresh processes the median, and the worst and the best of them. Decoding leaves out the prompt and the "
+        "pixels. GB/s and GFLOP/s are what decoding reached.",
     ]
     for name, rows in records.items():
         first = rows[0]

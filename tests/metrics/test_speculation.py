@@ -113,12 +113,18 @@ def test_several_processes_are_told_from_the_worst_to_the_best() -> None:
     def rows(plain: float, fast: float) -> list[dict[str, object]]:
         seconds = ({"p50": each, "p90": each} for each in (plain, fast))
         return [
-            {"method": name, "seconds_per_image": each, "speedup": plain / each["p50"]}
+            {
+                "method": name,
+                "seconds_per_image": each,
+                "speedup": plain / each["p50"],
+                "phase_seconds": {"decode": each["p50"] - 0.5},
+            }
             for name, each in zip(("ar", "fast"), seconds, strict=True)
         ]
 
     plain, fast = over_processes([rows(4.0, 1.0), rows(1.0, 2.0), rows(3.0, 1.5)])
     assert fast["speedups"] == [0.5, 2.0, 4.0] and fast["speedup"] == 2.0
     assert fast["seconds_per_image"]["p50"] == 1.5 and plain["speedups"] == [1.0, 1.0, 1.0]
+    assert fast["decode_speedups"] == [0.5 / 1.5, 2.5, 7.0] and plain["decode_speedups"] == [1.0, 1.0, 1.0]
     assert nothing_gains([plain, fast]) is None and nothing_gains([plain]) is None
     assert "plain decoding" in str(nothing_gains([plain, {**fast, "speedup": 0.99}]))

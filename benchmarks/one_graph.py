@@ -9,7 +9,7 @@ method that takes no part says why.
     python benchmarks/one_graph.py                               # everything; over an hour of processor time
     python benchmarks/one_graph.py --methods jacobi,scd --batch_sizes 1 --samplings sampled
 
-Writes benchmarks/results/one_graph.json; a row that is recorded for this commit is not measured again.
+Writes benchmarks/results/one_graph.json. Every row has the commit that it is of, and is measured again at another one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from taped_graphs import TapingCompiler
 
-from metrics.provenance import provenance, write_result
+from metrics.provenance import describe_commit, write_result
 from scenes.cases import sample_prompts
 from vargen.base.errors import UserError
 from vargen.base.resources import find_model
@@ -82,13 +83,10 @@ def row(pipeline: LlamaGenPipeline, name: str, batch_size: int, sampling: str) -
     }
 
 
-def kept(commit: str) -> list[dict[str, Any]]:
-    """Rows of this commit."""
-    try:
-        record = json.loads(RESULTS.read_text())
-    except (OSError, ValueError):
-        return []
-    return record["rows"] if record.get("provenance", {}).get("commit") == commit else []
+def recorded(record: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Rows of a record by method, batch size and sampling."""
+    rows = json.loads(record.read_text())["rows"] if record.exists() else []
+    return {(each["method"], each["batch_size"], each["sampling"]): each for each in rows}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -97,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--methods", default=",".join([*methods_for("image"), *find_presets("image")]))
     parser.add_argument("--batch_sizes", default="1,4")
     parser.add_argument("--samplings", default=",".join(SAMPLINGS))
+    parser.add_argument("--record", type=Path, default=RESULTS, help="where rows lie, if not in this checkout")
     parser.add_argument("--dry_run", action="store_true", help="write nothing")
     options = parser.parse_args(arguments)
 
@@ -104,17 +103,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     pipeline = LlamaGenPipeline.from_pretrained(find_model(options.model))
     pipeline.set_progress_bar_config(disable=True)
-    rows = [] if options.dry_run else kept(str(provenance().get("commit")))
-    there = {(each["method"], each["batch_size"], each["sampling"]) for each in rows}
-    for name in options.methods.split(","):
-        for batch_size in map(int, options.batch_sizes.split(",")):
-            for sampling in options.samplings.split(","):
-                if (name, batch_size, sampling) in there:
-                    continue
-                rows.append(row(pipeline, name, batch_size, sampling))
-                print(json.dumps(rows[-1]), flush=True)
-                if not options.dry_run:
-                    write_result(RESULTS, {"model": Path(find_model(options.model)).name, "rows": rows})
+    rows, commit = recorded(options.record), describe_commit()
+    for batch_size in map(int, options.batch_sizes.split(",")):
+        for name, sampling in product(options.methods.split(","), options.samplings.split(",")):
+            key = name, batch_size, sampling
+            if not options.dry_run and rows.get(key, {}).get("commit") == commit:
+                continue
+            rows[key] = {"commit": commit, **row(pipeline, *key)}
+            print(json.dumps(rows[key]), flush=True)
+            if not options.dry_run:
+                told = {"model": Path(find_model(options.model)).name, "rows": list(rows.values())}
+                write_result(options.record, told)
 
 
 if __name__ == "__main__":

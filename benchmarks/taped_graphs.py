@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from counted_graphs import CountedGraphs
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -49,6 +50,14 @@ class Tape(TorchDispatchMode):
                 for home, each in zip(homes, _new(made, (given, named)) if homes else (), strict=True):
                     home.copy_(each)
 
+    def forget(self) -> list[StorageWeakRef]:
+        """Forget the operations. Returns the memory that they read and that none of them made."""
+        made = {each.untyped_storage().data_ptr() for *_, homes in self._operations for each in homes}
+        read = [each for _, *given, _ in self._operations for each in tree_leaves(given) if isinstance(each, Tensor)]
+        memory = {each.untyped_storage().data_ptr(): StorageWeakRef(each.untyped_storage()) for each in read}
+        self._operations.clear()
+        return [each for place, each in memory.items() if place and place not in made]
+
 
 class Launches(TorchDispatchMode):
     """Counts what the host launches within it, but for what a tape runs. Views and new memory are no launches.
@@ -58,6 +67,11 @@ class Launches(TorchDispatchMode):
     """
 
     count = 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Within any other mode `torch.compile` compiles nothing."""
+        return True
 
     def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
         self.count += not (function.is_view or function.overloadpacket.__name__.startswith("empty"))
@@ -130,6 +144,12 @@ class TapingCompiler(StepCompiler):
         finally:
             self._recording = nullcontext()
         return tape
+
+    def freed(self) -> int:
+        """How many pieces of memory that tapes read are held by nobody else: a captured graph would read whatever lies
+        there by then. The tapes are of no use afterwards."""
+        memory = [each for tape in self.tapes for each in tape.forget()]
+        return sum(each.expired() for each in memory)
 
     @property
     def replays(self) -> int:

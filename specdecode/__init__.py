@@ -24,22 +24,16 @@ from specdecode.draft_size import (
     StepCosts,
     measure_step_costs,
 )
-from specdecode.drafters import (
-    BranchingJacobiDrafter,
-    DraftModelDrafter,
-    DraftModelTreeDrafter,
-    DynamicTree,
-    EagleDrafter,
-    JacobiDrafter,
-    KnownTokensDrafter,
-    PromptLookupDrafter,
-    SemiAutoregressiveDrafter,
-    StaticTree,
-)
-from specdecode.drafters.draft_model import DraftModel
-from specdecode.drafters.eagle import DraftHead, FeatureReuse
-from specdecode.drafters.semi_autoregressive import SemiAutoregressiveHead
+from specdecode.drafters.draft_model import DraftModel, DraftModelDrafter
+from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+from specdecode.drafters.eagle import DraftHead, EagleDrafter, FeatureReuse
+from specdecode.drafters.jacobi import JacobiDrafter
+from specdecode.drafters.jacobi_front import BranchingJacobiDrafter
+from specdecode.drafters.known_tokens import KnownTokensDrafter
+from specdecode.drafters.prompt_lookup import PromptLookupDrafter
+from specdecode.drafters.semi_autoregressive import SemiAutoregressiveDrafter, SemiAutoregressiveHead
 from specdecode.drafters.tree_growth import DraftHeadOutput
+from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.finite import NotFiniteError
 from specdecode.generate import GenerateResult, custom_generate, generate
 from specdecode.kv_cache import StaticKVCache
@@ -60,14 +54,12 @@ from specdecode.roles import (
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, apply_guidance, logits_to_probabilities
 from specdecode.trace import DecodeTrace, StepRecord
 from specdecode.tree import TokenTree
-from specdecode.verifiers import (
-    AnnealedVerifier,
-    ExactVerifier,
-    GroupedVerifier,
-    LanternVerifier,
-    LooseVerifier,
-    WindowedVerifier,
-)
+from specdecode.verifiers.annealed import AnnealedVerifier
+from specdecode.verifiers.exact import ExactVerifier
+from specdecode.verifiers.grouped import GroupedVerifier
+from specdecode.verifiers.lantern import LanternVerifier
+from specdecode.verifiers.loose import LooseVerifier
+from specdecode.verifiers.windowed import WindowedVerifier
 
 if TYPE_CHECKING:
     from specdecode.targets.transformers import TransformersTarget

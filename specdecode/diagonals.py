@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from specdecode.loop import DecodeRun
-from specdecode.places import Lines, PlacedRun, PlacedTarget, PlacedTokens, Places, check_takes_places
+from specdecode.places import Lines, PlacedTarget, PlacedTokens, PlaceOrder, Places, check_takes_places
 from specdecode.roles import Target, TargetOutput, replace_rows
 
 
@@ -75,21 +75,7 @@ class CrossedTarget:
 
     def __init__(self, target: PlacedTarget, head: VerticalHead) -> None:
         self._target, self._head = target, head
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-        return self._target.vocab_size
-
-    @property
-    def batch_size(self) -> int:
-        """B."""
-        return self._target.batch_size
-
-    @property
-    def device(self) -> torch.device:
-        """Where tokens and logits lie."""
-        return self._target.device
+        self.vocab_size, self.batch_size, self.device = target.vocab_size, target.batch_size, target.device
 
     def prefill(self) -> TargetOutput:
         """Feed the prompts to both."""
@@ -112,7 +98,7 @@ class CrossedTarget:
         replace_rows(self._head, rows, other._head)
 
 
-class Diagonals:
+class Diagonals(PlaceOrder):
     """The order, with the head that it needs.
 
     Args:
@@ -132,19 +118,9 @@ class Diagonals:
         self._diagonal = self._line + self._column
 
     @property
-    def num_places(self) -> int:
-        """See `places.Order`."""
-        return self.lines.num_places
-
-    @property
     def num_slots(self) -> int:
         """See `places.Order`: nothing stands in."""
         return self.lines.num_places
-
-    @property
-    def known_tokens(self) -> Tensor | None:
-        """See `places.PlaceOrder`."""
-        return None
 
     @property
     def num_passes(self) -> int:
@@ -182,4 +158,4 @@ class Diagonals:
         """See `places.Order`."""
         check_takes_places(target, self.num_places, settings)
         crossed: Any = CrossedTarget(target, self.head)  # type: ignore[arg-type]
-        return PlacedRun(crossed, order=self, **settings)
+        return super().run(crossed, **settings)

@@ -31,9 +31,9 @@ from specdecode.lines_of_rows import Layout, LinesOfRows
 from specdecode.loop import DecodeRun
 from specdecode.places import (
     Lines,
+    Order,
     PlacedTarget,
     Places,
-    StaggeredLines,
     Window,
     check_takes_places,
     each_window,
@@ -45,7 +45,7 @@ from specdecode.trace import StepRecord, TokenOrigin
 
 
 @dataclass(frozen=True)
-class LinesInFlight:
+class LinesInFlight(Order):
     """When lines open, and how much of them is guessed.
 
     Args:
@@ -82,16 +82,6 @@ class LinesInFlight:
             raise ValueError("copies must be off where first_holds is on: a copy is not what a pass has drawn")
 
     @property
-    def num_places(self) -> int:
-        """See `places.Order`."""
-        return self.lines.num_places
-
-    @property
-    def num_slots(self) -> int:
-        """See `places.Order`."""
-        return self.lines.num_slots
-
-    @property
     def passes_between_lines(self) -> int:
         """The least number of passes from the opening of a line to that of the next."""
         window = min(*each_window(self.window), *(lines.line_length for lines in self.lines.sizes))
@@ -112,16 +102,6 @@ class LinesInFlight:
     def run(self, target: Target, **settings: Any) -> DecodeRun:
         """See `places.Order`."""
         return FlightRun(target, rule=self, **settings)
-
-
-class SteadyLines(StaggeredLines):
-    """The same order, whose steps are those of `LinesInFlight` where they are to be graphs: all of one shape."""
-
-    def run(self, target: Target, **settings: Any) -> DecodeRun:
-        """See `places.Order`."""
-        if settings.get("compiler") is None:
-            return super().run(target, **settings)
-        return LinesInFlight(self.lines, self.window).run(target, **settings)
 
 
 @dataclass(frozen=True)

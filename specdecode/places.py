@@ -71,17 +71,19 @@ class PlacedTokens(Places):
 
 
 class Order(Protocol):
-    """In what order are places drawn?"""
+    """In what order are the places of `lines` drawn?"""
+
+    lines: Any
 
     @property
     def num_places(self) -> int:
         """Tokens of a row."""
-        ...
+        return int(self.lines.num_places)
 
     @property
     def num_slots(self) -> int:
         """W, the slots behind the prompt: of places and of stand-ins."""
-        ...
+        return int(self.lines.num_slots)
 
     def run(self, target: Target, **settings: Any) -> DecodeRun:
         """A run in this order that is not yet started.
@@ -100,11 +102,6 @@ class PlaceOrder(Order, Protocol):
     """Which places are drawn in which pass? The same for every row, and known before anything is drawn."""
 
     @property
-    def known_tokens(self) -> Tensor | None:
-        """[num_places] int64, tokens that are never drawn, and -1 elsewhere; None: there are none."""
-        ...
-
-    @property
     def num_passes(self) -> int:
         """Passes of the target; number 0 is the prefill, which draws place 0."""
         ...
@@ -116,6 +113,10 @@ class PlaceOrder(Order, Protocol):
     def leading(self, number: int) -> int:
         """How many places from 0 on are drawn without a gap once pass `number` is made."""
         ...
+
+    def run(self, target: Target, **settings: Any) -> DecodeRun:
+        """See `Order`."""
+        return PlacedRun(target, order=self, **settings)
 
 
 class PlacedTarget(Target, Protocol):
@@ -247,7 +248,7 @@ class _Fed:
     draws: int | None
 
 
-class StaggeredLines:
+class StaggeredLines(PlaceOrder):
     """An order over lines of equal length: a line opens as soon as the line before it has `window` tokens.
 
     Every open line draws one token a pass, so none overtakes the line before it. A window of the whole line is plain
@@ -272,21 +273,6 @@ class StaggeredLines:
         self._has_stand_in = [not lines.has_marks and 0 < each < lines.line_length for each in windows]
         self._places = torch.arange(lines.num_places)
         self._fed_in_pass = torch.tensor([self.drawn_in(place) + 1 for place in range(lines.num_places)])
-
-    @property
-    def num_places(self) -> int:
-        """See `Order`."""
-        return self.lines.num_places
-
-    @property
-    def num_slots(self) -> int:
-        """See `Order`."""
-        return self.lines.num_slots
-
-    @property
-    def known_tokens(self) -> Tensor | None:
-        """See `PlaceOrder`."""
-        return self.lines.known_tokens
 
     @property
     def num_passes(self) -> int:
@@ -325,10 +311,6 @@ class StaggeredLines:
             drawn=torch.tensor([fed[index].draws for index in drawing]),
             added=torch.tensor([fed[index].draws for index in drawing] + self._marks_fed(number)),
         )
-
-    def run(self, target: Target, **settings: Any) -> DecodeRun:
-        """See `Order`."""
-        return PlacedRun(target, order=self, **settings)
 
     def _fed_in(self, number: int) -> list[_Fed]:
         """The tokens drawn in the pass before, then the marks before lines that open, or their stand-ins."""
@@ -399,7 +381,7 @@ class PlacedRun(DecodeRun):
         self._number = 0  # of the pass made last
         self._plans: dict[int, PlacedTokens] = {}  # by number, on the device
         self._undrawn = torch.full_like(self._buffer, -1, dtype=torch.int8)
-        fill_known(self._buffer, order.known_tokens)
+        fill_known(self._buffer, order.lines.known_tokens)
         if self.compiler is not None:
             self._tables = _Tables(order, target.device)
             self._number_in_graph = torch.zeros(1, dtype=torch.int64, device=target.device)

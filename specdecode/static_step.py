@@ -179,7 +179,8 @@ class _Kind:
         gained: See `DecodeRun.step`.
         kept: The most tokens that commits keep, by cache.
         most_new: The most tokens that a pass feeds, by cache.
-        graphs: How often it ran and what was captured, by the slots that attention reads of each cache.
+        graphs: How often it ran, what was captured, and tensors that this reads, by the slots that attention reads of
+            each cache.
     """
 
     slots: list[tuple[_Path, str, Tensor, bool]]
@@ -373,13 +374,14 @@ class StaticStep:
             min(self.compiler.round_up(cache.most_committed + kept + new), cache.max_length)
             for cache, kept, new in zip(self._caches, kind.kept, kind.most_new, strict=True)
         )
-        graph = kind.graphs.setdefault(reads, [0, None])
-        number, captured = graph
+        graph = kind.graphs.setdefault(reads, [0, None, []])
+        number, captured, _ = graph
         if captured is None:
             for cache, slots in zip(self._caches, reads, strict=True):
                 cache.slots_in_graph = slots
             if number > 0 and self.compiler.captures(self.run.state.lengths.device):
-                captured = graph[1] = self.compiler.captured(self.run, self._slots_of(kind))
+                captured = self.compiler.captured(self.run, self._slots_of(kind))
+                graph[1:] = captured, [each for *_, value in _attributes(self.run) for each in _every_tensor(value)]
             else:
                 self.compiler.call(self.run, self._slots_of(kind), kind.gained, number == 0)
         if captured is not None:
@@ -444,6 +446,13 @@ def _parts(value: Any) -> list[Any] | None:
     )
 
 
+def _every_tensor(value: Any) -> list[Tensor]:
+    """An attribute's tensors. Those in containers end with their run, though a captured graph reads them later."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [each for part in _parts(value) or [] for each in _every_tensor(part)]
+
+
 def _tensors(value: Any) -> list[Tensor]:
     """The tensors of an attribute that another run can have in the place of its own. Those beside objects with
     attributes are of one run, and so are those whose entries share memory."""
@@ -456,8 +465,8 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _form(value: Any) -> Any:
     """What must be alike of an attribute's value in two runs with the same graphs."""
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype, None if _tensors(value) else value.data_ptr()
+    if isinstance(value, Tensor):  # one that moves is copied, so how its entries lie apart does not matter
+        return value.shape, value.dtype, None if _tensors(value) else (value.stride(), value.data_ptr())
     if (parts := _parts(value)) is not None:
         movable = bool(_tensors(value))
         return type(value), *(

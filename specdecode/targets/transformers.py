@@ -75,6 +75,7 @@ class TransformersTarget:
 
     Attributes:
         prompt_ids: [R, T] int64; None where the prompts are embeddings, of which a subclass may know better.
+        prompt_mask: [R, T] bool, False at padding; None where nothing is padded.
         compiler: makes steps with this target into graphs, see `compile`; None: they run eagerly.
         fast: passes over new tokens in the kernels, see `specdecode.targets.llama_pass`; None: the model's own.
         kv_cache: None before the first prefill if none was given.
@@ -93,7 +94,7 @@ class TransformersTarget:
         "guidance_scale",
         "prompt_length",
         "_longest_to_come",
-        "_attention_mask",
+        "prompt_mask",
         "_position_ids",
         "_prompt",
         "prompt_ids",
@@ -140,10 +141,10 @@ class TransformersTarget:
             served = model if decoder is None else decoder
             self._last_position = _last_position(served, self._config, longest + max_new_tokens - 1)
         self._layer_kinds = _layer_kinds(model, self._config)
-        self._attention_mask = left_padded(attention_mask, num_rows, length)
+        self.prompt_mask = left_padded(attention_mask, num_rows, length)
         if position_ids is None:
             counted = torch.ones(num_rows, length, device=prompt.device).long()
-            counted = counted if self._attention_mask is None else self._attention_mask.long()
+            counted = counted if self.prompt_mask is None else self.prompt_mask.long()
             position_ids = (counted.cumsum(1) - 1).clamp(min=0)
         self._position_ids, self._axes = position_ids, position_ids.shape[:-2]
         # [R, 1]: the position after each prompt, alike on all axes; where positions go onwards from there.
@@ -180,11 +181,6 @@ class TransformersTarget:
     def _most_to_come(self) -> int:
         """The most committed tokens of a row."""
         return self.longest_prompt + self.max_new_tokens - 1
-
-    @property
-    def prompt_mask(self) -> Tensor | None:
-        """[R, T] bool, False at padding; None where nothing is padded."""
-        return self._attention_mask
 
     @property
     def kv_cache(self) -> StaticKVCache | None:
@@ -228,7 +224,7 @@ class TransformersTarget:
             ValueError: layers whose keys and values do not fit one cache, or a `kv_cache` that does not fit.
         """
         self.lay_out(self.prompt_length)
-        mask = None if self._attention_mask is None else self._attention_mask.long()
+        mask = None if self.prompt_mask is None else self.prompt_mask.long()
         output = self.run(self._prompt, mask, self._position_ids, last_only=True)
         self.finish_prompt(None if mask is None else self.prompt_length - mask.sum(1))
         return self.combine(output)

@@ -56,7 +56,7 @@ class ExactVerifier:
         if draft.probabilities is None:
             return one_draw_walk(draft.tree, output, state)
         if draft.tree.is_chain:
-            return chain_walk(draft, output, state)
+            return judge_chain(draft, chain_targets(draft.tree, output, state), state)
         return multi_round_walk(draft.tree, draft.probabilities, output.logits, state)
 
 
@@ -141,17 +141,6 @@ def _walked(tree: TokenTree, target: Tensor, noise: Ahead | None, lengths: Tenso
         tree.tokens, tree.parents, tree.valid, target, noise, lengths, tree.max_depth, tree.is_chain
     )
     return Verdict(chain_path(tree) if path is None else path, accepted, following)
-
-
-def chain_walk(draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
-    """`multi_round_walk` for a chain, token for token, with all acceptance tests at once.
-
-    Args:
-        draft: A chain with `probabilities` [B, n, V].
-        output: `logits` [B, n, V].
-        state: Lengths, sampling and random streams.
-    """
-    return judge_chain(draft, chain_targets(draft.tree, output, state), state)
 
 
 def chain_length(tree: TokenTree) -> int:

@@ -15,7 +15,7 @@ from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Draft, Verifier
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag
-from specdecode.verifiers import ExactVerifier
+from specdecode.verifiers.exact import ExactVerifier
 
 VOCAB, LENGTH, DRAWS = 5, 4, 60_000
 TABLE = random_table(VOCAB, seed=5, scale=1.2)

@@ -21,7 +21,8 @@ from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens, logits_to_probabilities
 from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree
-from specdecode.verifiers import ExactVerifier, LanternVerifier
+from specdecode.verifiers.exact import ExactVerifier
+from specdecode.verifiers.lantern import LanternVerifier
 from specdecode.verifiers.neighbours import nearest_neighbours
 
 VOCAB_SIZE = 12

@@ -18,7 +18,8 @@ from specdecode.loop import decode
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
 from specdecode.tree import TokenTree
-from specdecode.verifiers import ExactVerifier, LanternVerifier
+from specdecode.verifiers.exact import ExactVerifier
+from specdecode.verifiers.lantern import LanternVerifier
 from specdecode.verifiers.lantern_drawn import NeighbourSums, relaxed_target
 from specdecode.verifiers.neighbours import nearest_neighbours
 

@@ -17,7 +17,7 @@ from placed_pictures import COUNT, DRAWN, GREEDY, LENGTHS, LINES, SIDE, LlamaGen
 from torch import Tensor
 
 from specdecode.continuous import decode_queue
-from specdecode.lines_in_flight import FlightRun, LinesInFlight, SteadyLines, _Pass
+from specdecode.lines_in_flight import FlightRun, LinesInFlight, _Pass
 from specdecode.lines_of_rows import Layout
 from specdecode.loop import DecodeRun
 from specdecode.places import Lines, Places, StaggeredLines, Window
@@ -287,7 +287,7 @@ def test_steps_are_one_graph(model: Any, name: str) -> None:
     """Of the tokens, passes and origins of eager steps; and again in the next batch, which needs no other graph."""
     torch._dynamo.reset()
     compiler = StepCompiler(counted := CountedGraphs(), 64)
-    order = RULES.get(name, SteadyLines(LINES, 2))
+    order = RULES.get(name, StaggeredLines(LINES, 2))
     for requests in (range(3), range(3, 6)):
         eager, compiled = (run_of(model, requests, order, compiler=each) for each in (None, compiler))
         before = len(counted.faults)

@@ -14,7 +14,7 @@ from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities, sample
 from specdecode.trace import DecodeTrace
-from specdecode.verifiers import ExactVerifier
+from specdecode.verifiers.exact import ExactVerifier
 
 GREEDY = SamplingConfig(temperature=0)
 TREE = [-1, 0, 0, 0, 1, 1, 2, 4]

@@ -17,7 +17,8 @@ from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.roles import DecodeState, Draft, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.tree import TokenTree
-from specdecode.verifiers import ExactVerifier, loose
+from specdecode.verifiers import loose
+from specdecode.verifiers.exact import ExactVerifier
 from specdecode.verifiers.loose import LooseVerifier, relevance_to
 
 VOCAB, DIM, END = 6, 5, 0

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from counted_graphs import CountedGraphs
 from place_oracles import staggered
 from placed_pictures import (
     COUNT,
@@ -27,6 +28,7 @@ from specdecode.loop import DecodeRun
 from specdecode.places import Lines, PlacedRun, StaggeredLines, Window
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.skipping import new_run
+from specdecode.static_step import StepCompiler
 from specdecode.verifiers.exact import ExactVerifier
 from vargen.models.llamagen.target import LlamaGenTarget
 
@@ -136,9 +138,13 @@ def test_faults_change_tokens(model: Any, monkeypatch: pytest.MonkeyPatch, name:
     assert differs(model, 2)
 
 
-def test_other_requests_take_all_rows_together(model: Any) -> None:
+@pytest.mark.parametrize("graphs", [False, True])
+def test_other_requests_take_all_rows_together(model: Any, graphs: bool) -> None:
+    torch._dynamo.reset()
+    compiler = StepCompiler(counted := CountedGraphs(), 64) if graphs else None
+
     def start(requests: range, joins: bool) -> DecodeRun:
-        return run_with(model, requests, 2, prompt_only=joins)
+        return run_with(model, requests, 2, prompt_only=joins, compiler=None if joins else compiler)
 
     rows = {each.request: each for each in decode_queue(start, len(LENGTHS), 3)}
     for request in range(len(LENGTHS)):
@@ -146,6 +152,8 @@ def test_other_requests_take_all_rows_together(model: Any) -> None:
         assert torch.equal(rows[request].tokens, alone.tokens[0])
         assert rows[request].trace.row_passes == alone.trace.row_passes
         assert rows[request].trace.rows_fed == alone.trace.rows_fed
+    if graphs:
+        assert counted.graphs == 1 and not counted.faults
 
 
 def test_rows_do_not_change_half_way(model: Any) -> None:

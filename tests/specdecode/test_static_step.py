@@ -15,6 +15,7 @@ import language_models
 import pytest
 import torch
 from language_models import VOCAB_SIZE, ragged_prompts
+from synthetic import MarkovTarget, random_table
 from taped_graphs import Launches, TapingCompiler
 
 from specdecode import static_step
@@ -35,6 +36,7 @@ SAMPLED = SamplingConfig(temperature=0.9, top_k=20, top_p=0.95)
 GREEDY = SamplingConfig(temperature=0)
 TREE = StaticTree.from_child_counts("3 / 2 1 / 1")
 NEW = 20
+TABLE = random_table(12, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -53,19 +55,25 @@ def target_of(model: Any, seed: int = 0, length: int = 9, rows: slice = slice(No
     return TransformersTarget(model, prompts[rows], mask[rows], max_new_tokens=NEW, max_draft_nodes=8, longest_prompt=9)
 
 
-def window(coupling: str = "target", **settings: Any) -> JacobiDrafter:
-    return JacobiDrafter(VOCAB_SIZE, FixedDraftSize(DraftSize(4, 3)), coupling=coupling, **settings)
+def chains(seed: int = 0) -> MarkovTarget:
+    """A target without a cache, for what does not depend on one: its steps are traced in a fraction of the time."""
+    prompts = torch.randint(len(TABLE), (3, 2), generator=torch.Generator().manual_seed(seed))
+    return MarkovTarget(TABLE, prompts, NEW)
+
+
+def window(coupling: str = "target", vocab_size: int = len(TABLE), **settings: Any) -> JacobiDrafter:
+    return JacobiDrafter(vocab_size, FixedDraftSize(DraftSize(4, 3)), coupling=coupling, **settings)
 
 
 def run(
-    target: TransformersTarget,
+    target: Any,
     compiler: StepCompiler | None,
     drafter: Drafter | None = None,
     sampling: SamplingConfig = SAMPLED,
     seed: int = 0,
     **settings: Any,
 ) -> DecodeResult:
-    if compiler is not None:  # graphs are of one cache
+    if compiler is not None and isinstance(target, TransformersTarget):  # graphs are of one cache
         target.compile(compiler, getattr(compiler, "cache", None))
         target.prefill()
         compiler.cache = target.kv_cache  # type: ignore[attr-defined]
@@ -83,9 +91,7 @@ def same(one: DecodeResult, other: DecodeResult) -> None:
 
 DRAFTERS: dict[str, Callable[[Any], Drafter | None]] = {
     "plain": lambda model: None,
-    "target": lambda model: window(),
-    "gumbel": lambda model: window("gumbel"),
-    "maximal": lambda model: window("maximal", keep_overlap=0.2),
+    "target": lambda model: window("target", VOCAB_SIZE),
     "smaller model's trees": lambda model: DraftModelTreeDrafter(
         target_of(language_models.disturbed(model, 0.02)), TREE
     ),
@@ -110,30 +116,36 @@ def test_one_graph_draws_the_tokens_of_eager_steps(model: Any, drafter: str) -> 
     assert len(compiler.counted.faults) == captures - 1
 
 
-def test_greedy(model: Any) -> None:
-    compiler, part = TapingCompiler(64), slice(1)
-    same(*(run(target_of(model, rows=part), each, window(), GREEDY) for each in (None, compiler)))
-    assert len(compiler.tapes) == 1 and not compiler.counted.faults
+@pytest.mark.parametrize(
+    ("drafter", "sampling"),
+    [(window(), GREEDY), (window("gumbel"), SAMPLED), (window("maximal", keep_overlap=0.2), SAMPLED)],
+    ids=["greedy", "gumbel", "maximal"],
+)
+def test_windows_of_every_coupling(drafter: JacobiDrafter, sampling: SamplingConfig) -> None:
+    compiler = TapingCompiler(64)
+    for seed in (0, 5):  # the second batch goes on with the graphs of the first
+        same(*(run(chains(seed), each, copy.copy(drafter), sampling) for each in (None, compiler)))
+    assert len(compiler.tapes) == compiler.counted.graphs == 1 and not compiler.counted.faults
 
 
 def test_attention_reads_whole_buckets(model: Any) -> None:
     compiler = TapingCompiler(8)
-    same(*(run(target_of(model), each, window()) for each in (None, compiler)))
+    same(*(run(target_of(model), each, window("target", VOCAB_SIZE)) for each in (None, compiler)))
     assert 1 < len(compiler.tapes) <= 4 and not compiler.counted.faults
 
 
 def test_layers_with_windows_and_two_kinds_of_masks() -> None:
     model, compiler = language_models.make("gemma3", num_hidden_layers=2), TapingCompiler(64)
-    same(*(run(target_of(model), each, window()) for each in (None, compiler)))
+    same(*(run(target_of(model), each, window("target", VOCAB_SIZE)) for each in (None, compiler)))
     assert len(compiler.tapes) == 1 and not compiler.counted.faults
 
 
-def test_ends_by_stop_tokens_are_seen_late_and_change_nothing(model: Any) -> None:
+def test_ends_by_stop_tokens_are_seen_late_and_change_nothing() -> None:
     compiler = TapingCompiler(64)
-    drawn = run(target_of(model), None, window()).tokens
+    drawn = run(chains(), None, window()).tokens
     stops = [int(drawn[0, 8]), int(drawn[1, 5]), int(drawn[2, 6])]
     for seed in (1, 0):  # the second batch goes on with the graphs of the first
-        eager, late = (run(target_of(model, seed), each, window(), stop_token=stops) for each in (None, compiler))
+        eager, late = (run(chains(seed), each, window(), stop_token=stops) for each in (None, compiler))
         same(eager, late)
         assert eager.trace.target_passes <= late.trace.target_passes <= eager.trace.target_passes + 3
         assert eager.trace.row_passes == late.trace.row_passes
@@ -141,7 +153,7 @@ def test_ends_by_stop_tokens_are_seen_late_and_change_nothing(model: Any) -> Non
     asked: list[int] = []
     with Launches() as launches:
         note = lambda step, state: asked.append(launches.count + compiler.replays)  # noqa: E731
-        run(target_of(model), compiler, window(), stop_token=stops, on_step=note)
+        run(chains(), compiler, window(), stop_token=stops, on_step=note)
     most = max(after - before for before, after in pairwise(asked[1:]))
     assert most == 3, "a replay, a copy of how far rows are, and a look at an earlier copy"
 
@@ -154,22 +166,25 @@ def test_what_the_host_reads_is_some_calls_old() -> None:
     assert look(number) is None
 
 
-@pytest.mark.parametrize(("drafter", "stops"), [("target", True), ("maximal", False)])
-def test_rows_are_replaced_where_they_lie(model: Any, drafter: str, stops: bool) -> None:
+@pytest.mark.parametrize(
+    ("coupling", "stop_token", "cached"), [("target", 3, False), ("maximal", None, False), ("gumbel", None, True)]
+)
+def test_rows_are_replaced_where_they_lie(model: Any, coupling: str, stop_token: int | None, cached: bool) -> None:
     """Seven requests through three rows."""
-    generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(1, VOCAB_SIZE, (7, 6), generator=generator)
-    stop_token = int(run(target_of(model), None).tokens[0, 4]) if stops else None
+    vocab_size = VOCAB_SIZE if cached else len(TABLE)
+    prompts = torch.randint(1, vocab_size, (7, 2), generator=torch.Generator().manual_seed(0))
 
     def drawn(compiler: StepCompiler | None) -> dict[int, Any]:
         def start_run(requests: range, joins: bool) -> DecodeRun:
             chosen = prompts[requests.start : requests.stop]
             return DecodeRun(
-                TransformersTarget(model, chosen, max_new_tokens=NEW, max_draft_nodes=8),
+                TransformersTarget(model, chosen, max_new_tokens=NEW, max_draft_nodes=8)
+                if cached
+                else MarkovTarget(TABLE, chosen, NEW),
                 max_new_tokens=NEW,
                 sampling=SAMPLED,
                 streams=RandomStreams.from_seeds(list(requests)),
-                drafter=DRAFTERS[drafter](model),
+                drafter=window(coupling, vocab_size),
                 stop_token=stop_token,
                 compiler=compiler,
             )
@@ -194,14 +209,14 @@ class _Walks(AdaptiveDraftSize):
         self.told = [*getattr(self, "told", []), (size, accepted.tolist(), active.tolist())]
 
 
-def test_the_host_chooses_widths_by_counts_that_are_one_step_old(model: Any) -> None:
+def test_the_host_chooses_widths_by_counts_that_are_one_step_old() -> None:
     """One graph a width, for both batches; a step behind another width is eager."""
     compiler, sizes = TapingCompiler(64), [DraftSize(1 + depth, depth) for depth in (2, 4)]
     for seed in (0, 5):
         sizer = _Walks(sizes, StepCosts((1,), (1.0,)), clock=None)
-        drafter = JacobiDrafter(VOCAB_SIZE, sizer, coupling="target")
-        compiled = run(target_of(model, seed), compiler, drafter)
-        assert torch.equal(run(target_of(model, seed), None, window()).tokens, compiled.tokens)
+        drafter = JacobiDrafter(len(TABLE), sizer, coupling="target")
+        compiled = run(chains(seed), compiler, drafter)
+        assert torch.equal(run(chains(seed), None, window()).tokens, compiled.tokens)
         steps = compiled.trace.steps
         accepted, active = ([step[name] for step in steps] for name in ("accepted", "active"))
         told = list(zip(sizer.chosen, accepted, [[bool(each) for each in row] for row in active], strict=True))
@@ -261,10 +276,9 @@ class _Counts(JacobiDrafter):
         return super().propose(state)
 
 
-def test_planted_faults_are_seen(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def decoded(drafter: type[JacobiDrafter]) -> None:
-        faulty = drafter(VOCAB_SIZE, FixedDraftSize(DraftSize(4, 3)))
-        run(target_of(model), TapingCompiler(64), faulty)
+        run(chains(), TapingCompiler(64), drafter(len(TABLE), FixedDraftSize(DraftSize(4, 3))))
 
     with pytest.raises(Exception, match=r"(?i)data.dependent|_local_scalar_dense|\.item"):
         decoded(_Asks)
@@ -273,19 +287,19 @@ def test_planted_faults_are_seen(model: Any, monkeypatch: pytest.MonkeyPatch) ->
         decoded(_Counts)
 
 
-def test_what_is_no_graph_is_refused_by_name(model: Any) -> None:
+def test_what_is_no_graph_is_refused_by_name() -> None:
     compiler = StepCompiler("eager", 64)
     with pytest.raises(ValueError, match="bucket must be at least 2 slots, got 1"):
         StepCompiler("eager", 1)
     drafter = PromptLookupDrafter(torch.zeros(3, 1, dtype=torch.int64), MatchDraftSize(4))
     with pytest.raises(ValueError, match="compile: MatchDraftSize chooses sizes by what is drafted; use a fixed size"):
-        run(target_of(model), compiler, drafter)
+        run(chains(), compiler, drafter)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
-@pytest.mark.parametrize("drafter", ["plain", "gumbel"])
+@pytest.mark.parametrize("drafter", ["plain", "target"])
 def test_captured_steps_draw_the_tokens_of_eager_steps(model: Any, drafter: str, backend: str) -> None:
     """Two batches, and several buckets of attention; rows of the second end by a stop token."""
     model, captured = copy.deepcopy(model).cuda(), []

@@ -20,7 +20,7 @@ from specdecode.loop import decode
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict, Verifier
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
 from specdecode.tree import TokenTree
-from specdecode.verifiers import ExactVerifier
+from specdecode.verifiers.exact import ExactVerifier
 
 CHAIN = [-1, 0, 1]
 TREE = [-1, 0, 0, 1, 1, 2]
@@ -218,7 +218,6 @@ def test_chain_walk_has_the_tokens_of_the_walk(
     state = state_for(lengths, SamplingConfig(0.9, 4, 0.8) if filtered else SamplingConfig(1.1))
     assert draft.probabilities is not None
     slow = exact.multi_round_walk(draft.tree, draft.probabilities, output.logits, state)
-    assert_same(exact.chain_walk(draft, output, state), slow)
     assert_same(ExactVerifier().accept(draft, output, state), slow)
 
 
@@ -237,7 +236,7 @@ def test_chains_of_one_draw_have_the_tokens_of_the_walk(
 def test_chain_walk_accepts_and_rejects() -> None:
     """The equality above is no comparison of empty paths."""
     draft, output, lengths = random_chain(1, 300, 5, 12)
-    accepted = exact.chain_walk(draft, output, state_for(lengths, SamplingConfig())).accepted
+    accepted = ExactVerifier().accept(draft, output, state_for(lengths, SamplingConfig())).accepted
     assert set(accepted.tolist()) == {0, 1, 2, 3, 4, 5}
 
 

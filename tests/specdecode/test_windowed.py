@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from specdecode.roles import DecodeState, Draft, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.tree import TokenTree
-from specdecode.verifiers import WindowedVerifier
+from specdecode.verifiers.windowed import WindowedVerifier
 
 VOCAB = 5
 

@@ -41,7 +41,7 @@ class CoolSDConfig(ChainMethodConfig):
 
     def _players(self, components: Components) -> Method:
         from specdecode.drafters.tree_shapes import StaticTree
-        from specdecode.verifiers import AnnealedVerifier
+        from specdecode.verifiers.annealed import AnnealedVerifier
 
         sizes = self.sizes(components.num_tokens)
         drafter = eagle_drafter(components, self.drafter, StaticTree.chain(sizes[0].depth), sizes, "sampled")

@@ -51,7 +51,7 @@ class DraftModelConfig(ChainMethodConfig):
 
     def _players(self, components: Components) -> Method:
         from specdecode.drafters.draft_model import DraftModelDrafter
-        from specdecode.verifiers import ExactVerifier
+        from specdecode.verifiers.exact import ExactVerifier
 
         draft = components.load_draft_model(self.draft_model)
         sizes = self.sizes(components.num_tokens)

@@ -37,7 +37,7 @@ class GroupedConfig(WindowConfig):
         self._number("max_distance", 0)
 
     def _verifier(self, components: Components) -> Verifier:
-        from specdecode.verifiers import GroupedVerifier
+        from specdecode.verifiers.grouped import GroupedVerifier
 
         return GroupedVerifier(
             components.codebook(),

@@ -49,7 +49,7 @@ class LanternConfig(EagleConfig):
         self._one_of("mode", MODES)
 
     def _verifier(self, components: Components) -> Verifier:
-        from specdecode.verifiers import LanternVerifier
+        from specdecode.verifiers.lantern import LanternVerifier
 
         automatic = max(1, components.target.vocab_size // 16)
         num_neighbours = automatic if self.num_neighbours == AUTO else self.num_neighbours

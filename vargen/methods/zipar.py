@@ -44,12 +44,12 @@ class ZipARConfig(RowMethodConfig):
         self._flag("adaptive")
 
     def _order(self, lines: Lines | LinesOfRows) -> Order:
-        from specdecode.lines_in_flight import LinesInFlight, SteadyLines
-        from specdecode.places import Lines
+        from specdecode.lines_in_flight import LinesInFlight
+        from specdecode.places import Lines, StaggeredLines
 
         if self.adaptive or not isinstance(lines, Lines):  # pictures of several sizes are not at the same pass
             return LinesInFlight(lines, self.window, first_holds=self.adaptive)
-        return SteadyLines(lines, self.window)
+        return StaggeredLines(lines, self.window)
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:

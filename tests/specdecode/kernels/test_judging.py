@@ -27,8 +27,8 @@ from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, largest, sample
 from specdecode.skipping import PendingChain
 from specdecode.tree import TokenTree
-from specdecode.verifiers import ExactVerifier
 from specdecode.verifiers.annealed import AnnealedVerifier
+from specdecode.verifiers.exact import ExactVerifier
 from specdecode.verifiers.grouped import GroupedVerifier
 from specdecode.verifiers.lantern import LanternVerifier
 from specdecode.verifiers.neighbours import nearest_neighbours

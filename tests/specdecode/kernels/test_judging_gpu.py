@@ -22,8 +22,8 @@ from specdecode.kernels import judging
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag
-from specdecode.verifiers import ExactVerifier
 from specdecode.verifiers.annealed import AnnealedVerifier
+from specdecode.verifiers.exact import ExactVerifier
 from specdecode.verifiers.grouped import GroupedVerifier
 
 SAMPLED = SamplingConfig(0.9)

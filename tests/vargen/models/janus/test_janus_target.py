@@ -208,8 +208,8 @@ class _NullMissesThePadding(JanusTarget):
 
     def __init__(self, model: JanusForConditionalGeneration, ids: Tensor, mask: Tensor, **options: float) -> None:
         super().__init__(model, ids, mask, **options)  # type: ignore[arg-type]
-        assert self._attention_mask is not None
-        self._attention_mask[3:] = True
+        assert self.prompt_mask is not None
+        self.prompt_mask[3:] = True
 
 
 @pytest.mark.parametrize("fault", [_GuidesTheOtherWay, _ReadsTheWordsTable, _NullMissesThePadding])

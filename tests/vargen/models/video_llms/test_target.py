@@ -425,7 +425,7 @@ class Watching:
         self.widths: list[int] = []
 
     def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
-        from specdecode.verifiers import ExactVerifier
+        from specdecode.verifiers.exact import ExactVerifier
 
         self.widths.append(draft.tree.num_nodes)
         return ExactVerifier().accept(draft, output, state)

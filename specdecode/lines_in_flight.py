@@ -237,7 +237,7 @@ class FlightRun(DecodeRun):
         with self._part("draft"):
             self._draw_guesses(output, *guesses)
         with self._part("commit"):
-            self._commit(decided, lengths, going_on)
+            self._advance(decided, lengths, going_on)
 
     def _in_kernels(self) -> judging.Lines:
         """What the kernels read and change."""
@@ -263,9 +263,9 @@ class FlightRun(DecodeRun):
         with self._part("commit"):
             decided = self._decided_places()
             lengths = _leading(decided)
-            self._commit(decided, lengths, state.active & (lengths < state.ends))
+            self._advance(decided, lengths, state.active & (lengths < state.ends))
 
-    def _commit(self, decided: Tensor, lengths: Tensor, going_on: Tensor) -> None:
+    def _advance(self, decided: Tensor, lengths: Tensor, going_on: Tensor) -> None:
         state = self.state
         state.decided_places, state.lengths, state.active = decided, lengths, going_on
         state.newest = state.least_room = None

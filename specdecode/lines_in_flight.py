@@ -27,6 +27,7 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.checks import check_counts
 from specdecode.in_graph import in_graph
+from specdecode.kernels import judging
 from specdecode.lines_of_rows import Layout, LinesOfRows
 from specdecode.loop import DecodeRun
 from specdecode.places import (
@@ -177,6 +178,8 @@ class FlightRun(DecodeRun):
         self._guesses = torch.zeros_like(self._counts)  # behind them
         self._fed = torch.zeros(shape, dtype=torch.bool, device=device)  # places whose decided tokens were fed
         self._looks = torch.zeros(shape, dtype=torch.int64, device=device)  # passes that have drawn each place
+        told = rule.guesses, rule.first_holds, rule.looks or 0, rule.copies
+        self._rule_in_kernels = torch.tensor([*told, -1 if rule.guessed_columns is None else rule.guessed_columns])
         fill_known(self._buffer, lines.known_tokens)
 
     def prepare(self) -> None:
@@ -186,9 +189,44 @@ class FlightRun(DecodeRun):
 
     def perform(self) -> int:
         """One pass over all lines in flight. Returns a bound of what a row gains; 0 once all have ended."""
-        state, rule = self.state, self.rule
-        if ragged.surely_none(state.active):
+        if ragged.surely_none(self.state.active):
             return 0
+        if judging.serves(self._buffer):
+            self._perform_in_calls()
+        else:
+            self._perform_in_lines()
+        # Nothing ends before all lines have opened; after that, whatever is left may be decided at once.
+        return 1 if in_graph() or self.steps < self.rule.least_passes else self.rule.num_places
+
+    def _perform_in_calls(self) -> None:
+        """`_perform_in_lines`, in two calls of the kernels."""
+        state, lines, most = self.state, self._in_kernels(), self.rule.most_fed
+        with self._part("draft"):
+            slots, positions, tokens, real, visible = judging.plan_lines(lines, most)
+        with self._part("target"):
+            output = self._placed.forward_places(tokens, Places(positions, slots, visible))
+        with self._part("verify"):
+            self.watch.look(output.logits, real & state.active[:, None])
+            drawn = self._draw(output, positions + 1)
+            ends = torch.as_tensor(state.ends).expand(len(drawn))
+            fed = slots, positions, real
+            counts, (by_place, decided), lengths, going_on, guesses = judging.judge_lines(
+                lines, self._rule_in_kernels, ends, fed, drawn, most
+            )
+            self.log.record_step(StepRecord(state.active, *counts[:4], fed=counts[4], by_place=by_place))
+        with self._part("draft"):
+            self._draw_guesses(output, *guesses)
+        with self._part("commit"):
+            self._advance(decided, lengths, going_on)
+
+    def _in_kernels(self) -> judging.Lines:
+        """What the kernels read and change."""
+        kept = self._counts, self._guesses, self._fed, self._looks, self._windows
+        return judging.Lines(self._layout.geometry, *kept, self.state.active, self._buffer, len(self._layout.stood_in))
+
+    def _perform_in_lines(self) -> None:
+        """One pass in operations of torch: what the calls mean, for graphs, other devices, and without kernels."""
+        state, rule = self.state, self.rule
         with self._part("draft"):
             what = self._what_to_feed()
             slots, real = _chosen(what.feeding, rule.most_fed)
@@ -203,12 +241,14 @@ class FlightRun(DecodeRun):
         with self._part("draft"):
             self._guess(what, output, slots)
         with self._part("commit"):
-            state.decided_places = self._decided_places()
-            state.lengths = _leading(state.decided_places)
-            state.newest = state.least_room = None
-            state.active = state.active & (state.lengths < state.ends)
-        # Nothing ends before all lines have opened; after that, whatever is left may be decided at once.
-        return 1 if in_graph() or self.steps < self.rule.least_passes else rule.num_places
+            decided = self._decided_places()
+            lengths = _leading(decided)
+            self._advance(decided, lengths, state.active & (lengths < state.ends))
+
+    def _advance(self, decided: Tensor, lengths: Tensor, going_on: Tensor) -> None:
+        state = self.state
+        state.decided_places, state.lengths, state.active = decided, lengths, going_on
+        state.newest = state.least_room = None
 
     def _decided_places(self) -> Tensor:
         """[B, N] bool. A mark is decided with the first token behind it."""
@@ -334,9 +374,13 @@ class FlightRun(DecodeRun):
         if not rule.lines.has_marks:
             origin = torch.where(what.waiting & (looked_to == 1), self._stand_ins, origin)
         fed = slots[:, None] == origin.gather(1, _at(layout.line_of, places))[..., None]  # [B, m, n]
-        guessed_from = TargetOutput(ragged.take(output.logits, fed.byte().argmax(2)))
-        drawn = self._draw(guessed_from, places)
-        self._buffer.scatter_(1, places.where(real, rule.num_places), drawn)
+        self._draw_guesses(output, places, fed.byte().argmax(2), real)
+
+    def _draw_guesses(self, output: TargetOutput, places: Tensor, nodes: Tensor, real: Tensor) -> None:
+        """Guesses at places [B, m], where they are `real`, from the distributions at nodes [B, m] of a pass."""
+        if places.shape[1]:
+            drawn = self._draw(TargetOutput(ragged.take(output.logits, nodes)), places)
+            self._buffer.scatter_(1, places.where(real, self.rule.num_places), drawn)
 
     @torch.no_grad()
     def replace_rows(self, rows: Tensor, other: DecodeRun) -> None:

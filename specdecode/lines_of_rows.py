@@ -72,6 +72,7 @@ class Layout:
         device: Of its tensors.
 
     Attributes:
+        geometry: [1 or B, 4] int64: tokens of a line, lines, places from line to line, and places.
         line_length: [1 or B, 1] int64.
         num_places: [1 or B] int64.
         firsts: [1 or B, R] int64, the first place of each line.
@@ -87,6 +88,7 @@ class Layout:
             torch.tensor([[getattr(each, name)] for each in rows], device=device)
             for name in ("line_length", "num_lines", "stride", "num_places")
         )
+        self.geometry = torch.cat((lengths, heights, strides, ends), 1)
         self._count, self._shape = lines.num_places, (lines.num_lines, lines.stride)
         places, numbers, columns = (
             torch.arange(count, device=device) for count in (lines.num_places, lines.num_lines, lines.stride)
@@ -124,7 +126,7 @@ class Layout:
         """Give rows [k] the lines of another layout of the same greatest sizes."""
         if self._cells is None or other._cells is None:
             return  # all are alike
-        for name in ("line_length", "num_places", "firsts", "is_fed", "is_end", "line_of", "position_of"):
+        for name in ("geometry", "line_length", "num_places", "firsts", "is_fed", "is_end", "line_of", "position_of"):
             getattr(self, name).index_copy_(0, rows, getattr(other, name))
         for mine, theirs in zip(self._cells, other._cells, strict=True):
             mine.index_copy_(0, rows, theirs)

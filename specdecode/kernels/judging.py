@@ -63,6 +63,42 @@ class Known:
         return self.tokens, self.marks, 0 if in_tree else len(self.marks), self.instead, self.tokens.shape[1]
 
 
+@dataclass(frozen=True)
+class Lines:
+    """What a run over lines in flight keeps from step to step; the kernels change it in place. All contiguous.
+
+    Args:
+        geometry: [1 or B, 4] int64, of each row: tokens of a line, lines, places from line to line, and places.
+        counts, guesses: [B, R] int64, decided tokens of each line, and guesses behind them.
+        fed: [B, R, S] bool, places whose decided tokens were fed.
+        looks: [B, R, S] int64, passes that have drawn each place.
+        windows: [B, R] int64, decided tokens of the line before when a line opens.
+        active: [B] bool, rows that go on.
+        buffer: [B, N + 1] int64, tokens.
+        stood_in: lines with a stand-in.
+    """
+
+    geometry: Tensor
+    counts: Tensor
+    guesses: Tensor
+    fed: Tensor
+    looks: Tensor
+    windows: Tensor
+    active: Tensor
+    buffer: Tensor
+    stood_in: int
+
+    @property
+    def num_places(self) -> int:
+        """N."""
+        return self.buffer.shape[1] - 1
+
+    def fields(self) -> tuple[Any, ...]:
+        """The fields as the kernels take them."""
+        state = self.counts, self.guesses, self.fed, self.looks, self.windows, self.active, self.buffer
+        return self.geometry, len(self.geometry), *state, *self.fed.shape, self.num_places, self.stood_in
+
+
 def serves(*tensors: Tensor) -> bool:
     """Whether the kernels take these: on a CPU, in eager code, whole rows of float32 where they have fractions.
 
@@ -296,6 +332,48 @@ def move(rows: Tensor, lengths: Tensor, nodes: Tensor, counts: Tensor) -> None:
     entry = rows.shape[-1] * rows.itemsize
     kept = torch.empty(width * entry, dtype=torch.uint8)
     _call("move", nodes, counts, planes, batch_size, rows.shape[-2] // batch_size, width, entry, kept, lengths, rows)
+
+
+def plan_lines(lines: Lines, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What a pass over lines in flight feeds, at most `most` tokens of a row; see `lines_in_flight.FlightRun`.
+
+    Returns slots, positions and tokens [B, n] int64, which of them are real, and the slots that each sees [B, n, W]."""
+    rows, width = len(lines.counts), lines.num_places + lines.stood_in
+    numbers, real = torch.empty(3, rows * most, dtype=torch.int64), torch.empty(rows * most, dtype=torch.bool)
+    visible = torch.empty(rows * most * width, dtype=torch.bool)
+    count = _call("plan_lines", *lines.fields(), most, *numbers, real, visible)
+    slots, positions, tokens = (each[: rows * count].view(rows, count) for each in numbers)
+    seen = visible[: rows * count * width].view(rows, count, width)
+    return slots, positions, tokens, real[: rows * count].view(rows, count), seen
+
+
+def judge_lines(
+    lines: Lines, rule: Tensor, ends: Tensor, fed: tuple[Tensor, Tensor, Tensor], drawn: Tensor, most: int
+) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """What follows from the tokens `drawn` [B, n] behind those that a pass has fed. `lines` change in place.
+
+    Args:
+        rule: int64 [5]: guesses, whether a first token must hold, looks or 0, whether lines open with copies, and the
+            columns that may be guessed or -1.
+        ends: [B] int64, tokens of each row.
+        fed: slots, positions, and which of them are real, of `plan_lines`.
+        most: guesses of a row that there is room for.
+
+    Returns:
+        [5, B] int64: how many tokens were drafted, accepted, added and taken unverified, and how many were fed. By
+        place [B, N]: int8, where an added token is from and -1 elsewhere, and bool, which are decided. [B] int64: the
+        new lengths; [B] bool, which rows go on. And [B, m] places to guess at, the numbers of the fed tokens whose
+        distributions guesses are drawn from, and which of them are real.
+    """
+    rows, places = len(drawn), lines.num_places
+    counts, lengths = torch.empty(5, rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
+    by_place, decided = torch.empty(rows, places, dtype=torch.int8), torch.empty(rows, places, dtype=torch.bool)
+    going_on, real = torch.empty(rows, dtype=torch.bool), torch.empty(rows * most, dtype=torch.bool)
+    numbers = torch.empty(2, rows * most, dtype=torch.int64)
+    made = counts[:4], counts[4], by_place, decided, lengths, going_on
+    count = _call("judge_lines", *lines.fields(), rule, ends, *fed, drawn, drawn.shape[1], most, *made, *numbers, real)
+    at, nodes = (each[: rows * count].view(rows, count) for each in numbers)
+    return counts, (by_place, decided), lengths, going_on, (at, nodes, real[: rows * count].view(rows, count))
 
 
 def _numbers(count: int, rows: int) -> Sequence[Tensor]:

@@ -1,0 +1,135 @@
+"""Lines in flight by the kernels: every pass feeds, sees and decides what it does in operations of torch."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from placed_pictures import COUNT, DRAWN, GREEDY, SIDE, make_placed_model, run_of
+from torch import Tensor
+
+from specdecode.continuous import decode_queue
+from specdecode.kernels import judging
+from specdecode.lines_in_flight import FlightRun, LinesInFlight
+from specdecode.lines_of_rows import LinesOfRows
+from specdecode.places import Lines, Places
+from specdecode.roles import TargetOutput
+from specdecode.sampling import RandomStreams, SamplingConfig
+
+VOCABULARY, MARK = 3, 2  # few tokens, so that guesses are often right
+
+
+class Babble:
+    """A target whose logits depend on each token, its place and slot, and the slots that it sees."""
+
+    vocab_size, device = VOCABULARY, torch.device("cpu")
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self.passes: list[tuple[Tensor, ...]] = []
+
+    def check_places(self, num_slots: int) -> None:
+        """There is always room."""
+
+    def prefill(self) -> TargetOutput:
+        return TargetOutput(torch.zeros(self.batch_size, 1, VOCABULARY))
+
+    def forward_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
+        self.passes.append((tokens.clone(), placed.positions, placed.slots, placed.visible))
+        seen = (placed.visible * torch.arange(1, placed.visible.shape[2] + 1)).sum(2)
+        codes = tokens + 7 * placed.positions + 31 * placed.slots + 3 * seen
+        return TargetOutput(torch.sin(codes[..., None] * torch.arange(1.0, VOCABULARY + 1)) * 2)
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> tuple[LinesInFlight, int]:
+    """A rule, and how many rows of the batch it is for."""
+    mark, batch_size = draw(st.sampled_from((None, MARK))), draw(st.integers(1, 3))
+
+    def some_lines() -> Lines:
+        height, length = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+        return Lines(height * (length + (mark is not None)) - (mark is not None), length, mark)
+
+    several = draw(st.booleans())
+    lines: Lines | LinesOfRows = LinesOfRows([some_lines() for _ in range(batch_size)]) if several else some_lines()
+    holds = draw(st.booleans())
+    most = lines.line_length
+    windows = st.integers(1, most)
+    rule = LinesInFlight(
+        lines,
+        draw(st.one_of(windows, st.lists(windows, min_size=1, max_size=4).map(tuple))),
+        guesses=draw(st.integers(0, most)),
+        first_holds=holds,
+        looks=draw(st.one_of(st.none(), st.integers(1, 3))),
+        copies=not holds and draw(st.booleans()),
+        guessed_columns=draw(st.one_of(st.none(), st.integers(1, most))),
+    )
+    return rule, batch_size
+
+
+def drawn(rule: LinesInFlight, batch_size: int, sampling: SamplingConfig, by_kernels: bool) -> tuple[Any, Babble]:
+    """The result of a run, and its target."""
+    target = Babble(batch_size)
+    lines = rule.lines
+    rows = torch.tensor([each.num_places for each in lines.rows]) if isinstance(lines, LinesOfRows) else None
+    streams, most = RandomStreams.from_seeds(range(batch_size)), rule.num_places
+    run = FlightRun(
+        target,  # type: ignore[arg-type]
+        rule=rule, row_tokens=rows, max_new_tokens=most, sampling=sampling, streams=streams,
+    )  # fmt: skip
+    with patch.object(judging, "serves", judging.serves if by_kernels else lambda *_: False):
+        return run.finish(), target
+
+
+def check_alike(rule: LinesInFlight, batch_size: int, sampling: SamplingConfig) -> None:
+    (lines, by_lines), (calls, by_calls) = (
+        drawn(rule, batch_size, sampling, by_kernels=each) for each in (False, True)
+    )
+    assert len(by_lines.passes) == len(by_calls.passes)
+    for expected, made in zip(by_lines.passes, by_calls.passes, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(expected, made, strict=True))
+    assert torch.equal(lines.tokens, calls.tokens) and torch.equal(lines.lengths, calls.lengths)
+    figures = ("row_passes", "rows_fed", "row_tokens", "drafted", "skipped_tokens", "accepted_lengths")
+    for figure in (*figures, "token_origins", "token_passes"):
+        assert getattr(lines.trace, figure) == getattr(calls.trace, figure), figure
+
+
+@pytest.mark.parametrize("looks", [2, 3])
+@pytest.mark.parametrize("guesses", [3, 4, 7])
+def test_tokens_that_were_taken_by_looks_are_fed_again(own_kernels: None, looks: int, guesses: int) -> None:
+    """A right guess behind a wrong one may be a line's newest token."""
+    check_alike(LinesInFlight(Lines(64, 8), 8, guesses=guesses, looks=looks), 40, DRAWN)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rule_for=rules(), sampling=st.sampled_from((DRAWN, GREEDY)))
+def test_the_kernels_feed_and_decide_what_the_lines_of_torch_do(
+    own_kernels: None, rule_for: tuple[LinesInFlight, int], sampling: SamplingConfig
+) -> None:
+    check_alike(*rule_for, sampling)
+
+
+@pytest.mark.parametrize("looks", [None, 2])
+def test_the_kernels_serve_eager_steps(own_kernels: None, monkeypatch: pytest.MonkeyPatch, looks: int | None) -> None:
+    """Also where other requests take rows half way."""
+    model, rule = make_placed_model(), LinesInFlight(Lines(COUNT, SIDE), 3, guesses=2, looks=looks)
+    monkeypatch.setattr(FlightRun, "_perform_in_lines", None)
+
+    def start(requests: range, joins: bool) -> Any:
+        return run_of(model, requests, rule, prompt_only=joins)
+
+    for each in decode_queue(start, 5, 2):
+        alone = run_of(model, range(each.request, each.request + 1), rule).finish()
+        assert torch.equal(each.tokens, alone.tokens[0]) and each.trace.rows_fed == alone.trace.rows_fed
+
+
+def test_a_pass_that_feeds_more_than_there_is_room_for_is_seen(own_kernels: None) -> None:
+    run = run_of(make_placed_model(), range(1), LinesInFlight(Lines(COUNT, SIDE), 1, guesses=2))
+    run.step()
+    assert judging.serves(run.state.tokens)
+    with pytest.raises(IndexError):
+        judging.plan_lines(run._in_kernels(), 0)

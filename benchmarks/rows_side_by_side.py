@@ -92,11 +92,16 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         for columns in (10, 12, 14)
     },
     **{
-        f"vvs-rows 4, {wide} in rows 5 to 8, 1 guesses, 1 looks, 12 columns": (
+        f"vvs-rows {narrow}, {wide} in rows {first} to {last}, 1 guesses, 1 looks, 12 columns": (
             "vvs-rows",
-            {"opens_after": [4] * 5 + [wide] * 4 + [4] * 7, "guesses": 1, "looks": 1, "guessed_columns": 12},
+            {
+                "opens_after": [wide if first <= row <= last else narrow for row in range(16)],
+                "guesses": 1,
+                "looks": 1,
+                "guessed_columns": 12,
+            },
         )
-        for wide in (10, 12)
+        for narrow, wide, first, last in ((4, 10, 5, 8), (4, 12, 5, 8), (4, 12, 4, 9), (4, 16, 5, 8), (6, 14, 5, 8))
     },
 }
 """The method and its settings, by label."""

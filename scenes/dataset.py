@@ -180,9 +180,9 @@ def _pictures(renderer: SceneRenderer, count: int, split: str, seed: int) -> Ite
             record = {
                 "file_name": f"images/{index:06d}.png",
                 "text": caption.text,
-                "claims": caption.claims.to_dict(),
+                "claims": asdict(caption.claims),
                 "split": split,
-                "scene": scene.to_dict(),
+                "scene": asdict(scene),
                 "boxes": _boxes(scene, image.width),
             }
             yield _Sample(record, image, partial(save_image_atomic, image))
@@ -205,7 +205,7 @@ def _videos(
             "questions": [{"question": each, "answer": answer} for each, answer in compose_written_questions(video)],
             "split": split,
             "fps": fps,
-            "video": {**asdict(video), "frames": [scene.to_dict() for scene in video.frames]},
+            "video": asdict(video),
             "boxes": [_boxes(scene, frames.shape[-1]) for scene in video.frames],
         }
         yield _Sample(record, _strip(to_pil(frames)), partial(write_video, frames, fps=fps))

@@ -319,7 +319,7 @@ class _Reader:
             said["material"] = "striped"
         claim = ObjectClaim(shape, **said)
         if definite:
-            known = [index for index, earlier in enumerate(self.objects) if _covers(claim, earlier)]
+            known = [index for index, earlier in enumerate(self.objects) if claim.matches(earlier)]
             if len(known) == (number or 1) or (plural and known and number is None):
                 return known
             if known:
@@ -370,13 +370,3 @@ def _merge(group: ObjectClaim, said: dict[str, str]) -> ObjectClaim:
         if shared[attribute] not in (None, value):
             raise CaptionError(f"caption: an object is both {shared[attribute]} and {value}; choose one")
     return ObjectClaim(group.shape, **{**shared, **said})
-
-
-def _covers(short: ObjectClaim, full: ObjectClaim) -> bool:
-    """Whether a shorter phrase can refer to an object described before."""
-    return (
-        short.shape == full.shape
-        and short.colour in (None, full.colour)
-        and short.material in (None, full.material)
-        and short.size in (None, full.size)
-    )

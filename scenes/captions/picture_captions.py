@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from scenes.rendering.scene import Scene, SceneObject, relation_between
 
@@ -129,8 +128,8 @@ class ObjectClaim:
     material: str | None = None
     size: str | None = None
 
-    def matches(self, item: SceneObject) -> bool:
-        """Whether the claim is true of an object."""
+    def matches(self, item: SceneObject | ObjectClaim) -> bool:
+        """Whether the claim is true of an object, or of whatever another claim may stand for."""
         return (
             self.shape == item.shape
             and self.colour in (None, item.colour)
@@ -164,13 +163,6 @@ class Claims:
     count: int | None = None
     ground: str | None = None
     sky: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The claims as plain JSON-ready values."""
-        return asdict(self) | {
-            "objects": [asdict(item) for item in self.objects],
-            "relations": [asdict(item) for item in self.relations],
-        }
 
 
 @dataclass(frozen=True)
@@ -310,7 +302,7 @@ def _compose(scene: Scene, rng: random.Random, manner: _Manner) -> Caption:
     shown = _choose_claims(scene, rng, manner)
     group = _choose_group(scene, rng, forced=shown is None)
     if rng.random() < 0.02:
-        clauses = [_whole_count(draft)]
+        clauses = [_introduce(draft, _count_phrase(draft))]
     elif shown is None or group:
         clauses = _group_clauses(draft, group, shown)
     elif len(shown) == 1:
@@ -421,28 +413,20 @@ def _group_apart(draft: _Draft, group: list[int], shown: list[ObjectClaim]) -> s
     return _introduce(draft, f"{header}{rng.choice((':', ','))} {_enumerate(members, rng)}")
 
 
-def _whole_count(draft: _Draft) -> str:
-    """ "a picture of three objects"."""
+def _count_phrase(draft: _Draft) -> str:
+    """ "three objects", a number that is claimed."""
     draft.count = len(draft.scene.objects)
     if draft.count > 1:
         draft.introduce_several()
-    return _introduce(draft, _count_phrase(draft))
-
-
-def _count_phrase(draft: _Draft) -> str:
-    count = len(draft.scene.objects)
-    return f"{NUMBER_WORDS[count]} {draft.rng.choice(OBJECT_WORDS)[count > 1]}"
+    return f"{NUMBER_WORDS[draft.count]} {draft.rng.choice(OBJECT_WORDS)[draft.count > 1]}"
 
 
 def _list_clause(draft: _Draft, shown: list[ObjectClaim], order: list[int]) -> str:
     """ "a red ball, a cube and a cone", sometimes after "three objects"."""
     if draft.rng.random() < 0.1:
-        draft.count = len(draft.scene.objects)
-        if draft.count > 1:
-            draft.introduce_several()
         header = _count_phrase(draft)
         phrases = [draft.mention(index, shown[index]) for index in order]
-        if len(phrases) < draft.count:
+        if len(phrases) < len(draft.scene.objects):
             return _introduce(
                 draft, f"{header}{draft.rng.choice((', ', ' '))}including {_enumerate(phrases, draft.rng)}"
             )

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from scenes.shipped import VIDEO_FRAMES
-from vargen.base.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_SEED, check_numbers
-from vargen.base.errors import UserError
+from vargen.base.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_SEED, check_choice, check_numbers
 from vargen.base.places import writes_in
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.methods.base import TASKS
@@ -42,8 +41,7 @@ class ScenesConfig:
     fps: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise UserError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}")
+        check_choice("task", self.task, TASKS)
         sizes = {"num_scenes": (1, MAX_PICTURES), "image_size": (8, MAX_PIXELS), "num_frames": (4, MAX_FRAMES)}
         check_numbers(self, sizes)
         check_numbers(self, {"seed": (0, MAX_SEED - self.num_scenes)})

@@ -5,8 +5,7 @@ Does not belong here: the network that reads (`network.py`), and whether a readi
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,6 @@ class Reading:
     objects: tuple[JudgedObject, ...]
     ground: str
     sky: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """The reading as plain JSON-ready values."""
-        return asdict(self) | {"objects": [asdict(item) for item in self.objects]}
 
 
 def describe_reading(reading: Reading) -> str:

@@ -102,20 +102,16 @@ class SceneRenderer:
 
     Args:
         image_size: side of the square pictures in pixels, a multiple of 8, at least 32.
-        detail: strength of the stochastic detail; 0 is smooth, 1 the strength used for the shipped models.
         device: where to render.
 
     Raises:
-        ValueError: for an image size that is no multiple of 8, or a negative detail.
+        ValueError: for an image size that is no multiple of 8.
     """
 
-    def __init__(self, image_size: int = 128, detail: float = 1.0, device: str | torch.device = "cpu") -> None:
+    def __init__(self, image_size: int = 128, device: str | torch.device = "cpu") -> None:
         if image_size < 4 * TILE or image_size % TILE:
             raise ValueError(f"image_size: {image_size} must be a multiple of {TILE} and at least {4 * TILE}")
-        if not detail >= 0:
-            raise ValueError(f"detail: {detail} must not be negative")
         self.image_size = image_size
-        self.detail = detail
         self.device = torch.device(device)
         self._tiles_across = image_size // TILE
         # Pixel coordinates in tile order: [tiles * TILE * TILE]
@@ -242,21 +238,20 @@ class SceneRenderer:
         """`[B, sky pixels, 3]`."""
         zenith, horizon, cloud = (self._palette(scenes, which)[:, None] for which in range(3))
         cover = torch.tensor([_CLOUD_COVER[scene.sky] for scene in scenes], device=self.device)[:, None]
-        clouds = (self._cloud_noise @ noise).t()
-        clouds = ((clouds * 0.9 + cover - 0.35) * self.detail).clamp(0, 1)
+        clouds = ((self._cloud_noise @ noise).t() * 0.9 + cover - 0.35).clamp(0, 1)
         sky = torch.lerp(horizon, zenith, self._sky_height[None, :, None])
         return torch.lerp(sky, cloud, clouds[..., None])
 
     def _ground(self, kind: str, noise: Tensor) -> Tensor:
         """`[B, ground pixels, 3]`."""
         base, by_brightness, by_hue = (torch.tensor(c, device=self.device) for c in _GROUND_COLOURS[kind])
-        brightness, hue = ((matrix @ noise).t() * self.detail for matrix in self._ground_noise[kind])
+        brightness, hue = ((matrix @ noise).t() for matrix in self._ground_noise[kind])
         if kind == "wood":
             # Each plank has its own shade; the lattices' first values serve as its random number.
-            brightness = brightness + (0.45 * self.detail) * noise[self._plank].t()
+            brightness = brightness + 0.45 * noise[self._plank].t()
         if kind == "sand":
             phase = self._ground_place[:, 1] * 7.0 + 0.6 * self._ground_place[:, 0]
-            brightness = brightness + (0.27 * self.detail) * torch.sin(phase + 2.2 * brightness) * (1.0 - self._haze)
+            brightness = brightness + 0.27 * torch.sin(phase + 2.2 * brightness) * (1.0 - self._haze)
         colour = torch.addcmul(base, brightness[..., None], by_brightness)
         colour = colour.addcmul_(hue[..., None], by_hue)
         if kind == "wood":
@@ -352,10 +347,9 @@ class SolidBatch:
             name: torch.tensor([float(item.material == name) for item in items], device=device)
             for name in ("shiny", "striped", "checkered")
         }
-        everyone = torch.arange(len(items), device=device)
         px, py, pz = camera.POSITION
         offset = (px - self.x[:, None], torch.full_like(self.x[:, None], py), pz - self.depth[:, None])
-        viewer = self.to_local(everyone, *offset)
+        viewer = self.to_local(slice(None), *offset)
         self.viewer: Vector = (viewer[0][:, 0], viewer[1][:, 0], viewer[2][:, 0])
 
     @classmethod
@@ -368,7 +362,7 @@ class SolidBatch:
                     entries.append((picture, layer, item))
         return cls(shape, entries, scenes, device) if entries else None
 
-    def to_local(self, owner: Tensor, x: Tensor, y: Tensor | None, z: Tensor) -> Vector:
+    def to_local(self, owner: Tensor | slice, x: Tensor, y: Tensor | None, z: Tensor) -> Vector:
         """World vectors `[K, M]` in the frames of their solids `owner` `[K]`: turned, and measured in radii.
 
         A missing `y` stands for zeros.
@@ -391,8 +385,7 @@ class SolidBatch:
             + (radius * angle.cos())[None, :, None] * across[:, None]
             + (radius * angle.sin())[None, :, None] * upward[:, None]
         )
-        everyone = torch.arange(len(light), device=light.device)
-        return self.to_local(everyone, points[..., 0], points[..., 1], points[..., 2])
+        return self.to_local(slice(None), points[..., 0], points[..., 1], points[..., 2])
 
     def boxes(self, image_size: int) -> Tensor:
         """`[N, 4]` pixel boxes around the solids, on the CPU."""
@@ -421,8 +414,7 @@ class SolidBatch:
             point, normal, direction: three `[K, M]` tensors each, in the solid's frame; directions are unit vectors
                 of the world measured in radii.
         """
-        everyone = torch.arange(len(self.x), device=self.x.device)
-        light = self.to_local(everyone, self._light[:, :1], self._light[:, 1:2], self._light[:, 2:])
+        light = self.to_local(slice(None), self._light[:, :1], self._light[:, 1:2], self._light[:, 2:])
         lx, ly, lz = ((part * self.radius[:, None])[owner] for part in light)
         nx, ny, nz = normal
         # Light from the sky (less of it near the ground, which hides a part) and from the sun.

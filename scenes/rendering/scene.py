@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -101,15 +100,6 @@ class Scene:
     light_azimuth: float
     light_elevation: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """The scene as plain JSON-ready values."""
-        return asdict(self) | {"objects": [asdict(item) for item in self.objects]}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Scene:
-        """Inverse of `to_dict`."""
-        return cls(**{**values, "objects": tuple(SceneObject(**item) for item in values["objects"])})
-
 
 def relation_between(subject: SceneObject, other: SceneObject) -> tuple[str, ...]:
     """Relations of `subject` to `other` that hold beyond dispute.
@@ -188,13 +178,13 @@ def sample_scene(
 
 
 def _place_objects(rng: random.Random, count: int) -> tuple[SceneObject, ...] | None:
-    """`count` objects that stand apart, in the world and mostly in the picture; None if the draw got stuck."""
+    """`count` objects that stand apart, the farther ones hidden in small part at most; None if the draw got stuck."""
     placed: list[SceneObject] = []
     for _ in range(count):
         shape, colour, material, size = (rng.choice(c) for c in (SHAPES, COLOURS, MATERIALS, SIZES))
         for _ in range(20):
             candidate = _propose_place(rng, shape, colour, material, size)
-            if all(_stand_apart(candidate, other) for other in placed):
+            if all(two_stand_apart(candidate, other, 1.08, 0.8) for other in placed):
                 placed.append(candidate)
                 break
         else:
@@ -211,13 +201,13 @@ def _propose_place(rng: random.Random, shape: str, colour: str, material: str, s
     return SceneObject(shape, colour, material, size, rng.uniform(-reach, reach), depth, rng.uniform(0.0, math.pi / 2))
 
 
-def _stand_apart(a: SceneObject, b: SceneObject) -> bool:
-    """No interpenetration, and at most a small part of the farther object is hidden."""
-    if math.hypot(a.x - b.x, a.depth - b.depth) < 1.08 * (a.footprint + b.footprint):
+def two_stand_apart(a: SceneObject, b: SceneObject, on_ground: float, in_picture: float) -> bool:
+    """Whether two objects are so far apart, as shares of their footprints and of their half widths in the picture."""
+    if math.hypot(a.x - b.x, a.depth - b.depth) < on_ground * (a.footprint + b.footprint):
         return False
     gap = abs(camera.screen_position(a.x, a.depth) - camera.screen_position(b.x, b.depth))
     widths = sum(item.half_width * camera.screen_position(1.0, item.depth) for item in (a, b))
-    return gap >= 0.8 * widths
+    return gap >= in_picture * widths
 
 
 def object_boxes(scene: Scene, image_size: int = 128) -> Tensor:

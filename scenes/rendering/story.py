@@ -91,7 +91,10 @@ class Story:
 
     def states(self, before: int) -> list[State]:
         """How every object is when the first `before` events have happened."""
-        return _states_after(_first_states(self), self.events[:before])
+        states = _first_states(self)
+        for event in self.events[:before]:
+            states[event.subject] = states[event.subject].after(event)
+        return states
 
     def name_in(self, turn: int) -> tuple[str, str]:
         """Colour and shape of the subject of event number `turn`, as it is when that begins."""
@@ -163,13 +166,6 @@ def _first_states(story: Story) -> list[State]:
     return [State(*place, number not in late) for number, place in enumerate(places)]
 
 
-def _states_after(states: Sequence[State], events: Sequence[Event]) -> list[State]:
-    states = list(states)
-    for event in events:
-        states[event.subject] = states[event.subject].after(event)
-    return states
-
-
 def _propose(rng: random.Random, seed: int, num_frames: int, count: int, num_events: int) -> Story | None:
     """A story of `count` objects, or None if the draw got stuck."""
     names = rng.sample([(colour, shape) for colour in COLOURS for shape in SHAPES], count)
@@ -209,7 +205,7 @@ def _propose(rng: random.Random, seed: int, num_frames: int, count: int, num_eve
     columns_of, distances_of = tuple(state.column for state in firsts), tuple(state.distance for state in firsts)
     frames = []
     for frame in range(num_frames):
-        standing = [item for state in _states_at(firsts, events, frame) if (item := _seen(state)) is not None]
+        standing = [state.item for state in _states_at(firsts, events, frame) if state.is_there]
         frames.append(replace(base, objects=tuple(standing)))
     return Story(seed, tuple(frames), objects, columns_of, distances_of, tuple(events), light)
 
@@ -289,10 +285,6 @@ def _states_at(firsts: Sequence[State], events: Sequence[Event], frame: int) -> 
             break
         states = _during(states, event, (frame - event.first) / (event.last - event.first))
     return states
-
-
-def _seen(state: State) -> SceneObject | None:
-    return state.item if state.is_there else None
 
 
 def _apart_during(states: Sequence[State], event: Event | None) -> bool:

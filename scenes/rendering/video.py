@@ -18,6 +18,7 @@ from scenes.rendering.scene import (
     SKIES,
     Scene,
     SceneObject,
+    two_stand_apart,
 )
 
 COLUMNS = ("left", "middle", "right")
@@ -98,12 +99,7 @@ def stand_apart(standing: Sequence[tuple[int, SceneObject]], events: Sequence[Ev
     pairs = {frozenset((event.subject, event.other)) for event in events if event.other is not None}
     for place, (number, item) in enumerate(standing):
         for other_number, other in standing[place + 1 :]:
-            distance = math.hypot(item.x - other.x, item.depth - other.depth)
             touching = frozenset((number, other_number)) in pairs
-            if distance < (1.0 if touching else 1.1) * (item.footprint + other.footprint):
-                return False
-            gap = abs(camera.screen_position(item.x, item.depth) - camera.screen_position(other.x, other.depth))
-            widths = sum(each.half_width * camera.screen_position(1.0, each.depth) for each in (item, other))
-            if not touching and gap < 0.6 * widths:
+            if not two_stand_apart(item, other, *((1.0, 0.0) if touching else (1.1, 0.6))):
                 return False
     return True

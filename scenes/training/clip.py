@@ -24,13 +24,13 @@ from metrics.clip_score import retrieval_accuracy
 from scenes.captions.picture_captions import MAX_CAPTION_TOKENS, compose_caption
 from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.models.architectures import TowerConfig
-from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, Scene, SceneObject
+from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, Scene
 from scenes.seeds import HELDOUT_SEED
 from scenes.training.data import RenderedSceneSource, SceneSource
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.runs.files import save_image_atomic
 from vargen.training.config import RunConfig, check, check_positive
-from vargen.training.run import RunResult, prepare, train
+from vargen.training.run import RunResult, Task, prepare, train
 
 _LARGEST_LOGIT_SCALE = 4.605  # ln 100, where CLIP stops it
 _SHEET_IMAGES = 16
@@ -72,12 +72,14 @@ def altered(scene: Scene, rng: random.Random) -> Scene:
     name = rng.choice([*ATTRIBUTE_VALUES, *ATTRIBUTE_VALUES, *SETTING_VALUES])
     if name in SETTING_VALUES:
         others = [value for value in SETTING_VALUES[name] if value != getattr(scene, name)]
-        return Scene.from_dict({**scene.to_dict(), name: rng.choice(others)})
+        said: dict[str, Any] = {name: rng.choice(others)}
+        return replace(scene, **said)
     number = rng.randrange(len(scene.objects))
     item = scene.objects[number]
     others = [value for value in ATTRIBUTE_VALUES[name] if value != getattr(item, name)]
+    said = {name: rng.choice(others)}
     objects = list(scene.objects)
-    objects[number] = SceneObject(**{**vars(item), name: rng.choice(others)})
+    objects[number] = replace(item, **said)
     return replace(scene, objects=tuple(objects))
 
 
@@ -98,7 +100,7 @@ def contrastive_loss(images: Tensor, texts: Tensor, negatives: Tensor, wrong: Te
     return (to_text + F.cross_entropy(logits.T, own)) / 2
 
 
-class ClipTask:
+class ClipTask(Task):
     """The CLIP as the common loop sees it."""
 
     def __init__(self, config: ClipTrainingConfig, source: SceneSource, device: torch.device) -> None:
@@ -123,8 +125,7 @@ class ClipTask:
             )
         )
         self.clip = clip.to(device)
-        self.module: nn.Module = self.clip
-        self.extra_modules = nn.ModuleList()
+        self.module = self.clip
         self.run_clip = torch.compile(self.clip) if config.compile else self.clip
         heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
         self.heldout_images = heldout.images
@@ -165,7 +166,6 @@ class ClipTask:
     def draw_samples(self, path: Path) -> None:
         images = self._image_features(self.heldout_images[:_SHEET_IMAGES])
         scores = 100 * (images * self._text_features(self.heldout_texts[:_SHEET_IMAGES])).sum(-1)
-        path.parent.mkdir(parents=True, exist_ok=True)
         pictures = to_pil(self.heldout_images[:_SHEET_IMAGES] * 0.5 + 0.5)
         labels = [f"{score:.1f}: {text}" for score, text in zip(scores.tolist(), self.heldout_texts, strict=False)]
         save_image_atomic(contact_sheet(pictures, labels), path)

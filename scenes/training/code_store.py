@@ -67,16 +67,12 @@ class CodeStoreConfig:
         check(bool(self.vqvae), "vqvae", self.vqvae, "must name the folder of a trained tokenizer")
         check_sizes(self)
         check_positive(self, "num_images", "shard_size", "batch_size", "image_size")
-        check_object_count_weights(self.object_count_weights)
+        weights = self.object_count_weights
+        right = len(weights) == MAX_OBJECTS and min(weights) >= 0 and sum(weights) > 0
+        check(right, "object_count_weights", weights, f"must be {MAX_OBJECTS} numbers, none negative, not all zero")
         check(self.num_threads >= 0, "num_threads", self.num_threads, "must not be negative")
         if self.autocast is None:
             self.autocast = bfloat16_pays(self.device)
-
-
-def check_object_count_weights(weights: Sequence[float]) -> None:
-    """Raise a `UserError` unless there is a weight for each number of objects, none negative, not all zero."""
-    right = len(weights) == MAX_OBJECTS and min(weights) >= 0 and sum(weights) > 0
-    check(right, "object_count_weights", tuple(weights), f"must be {MAX_OBJECTS} numbers, none negative, not all zero")
 
 
 def write_codes(config: CodeStoreConfig, source: SceneSource | None = None) -> str:

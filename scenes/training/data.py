@@ -69,5 +69,4 @@ def save_sheet(rows: list[Tensor], path: Path) -> None:
     """Write rows of pictures, each [B, 3, H, W] in [-1, 1], as one PNG, row under row."""
     picture = torch.cat([torch.cat(list(row.float().cpu()), dim=-1) for row in rows], dim=-2)  # [3, R*H, B*W]
     values = ((picture.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-    path.parent.mkdir(parents=True, exist_ok=True)
     save_image_atomic(Image.fromarray(values.permute(1, 2, 0).numpy()), path)

@@ -12,7 +12,7 @@ Encoder and codebook do not change, so figures that were measured on tokens (acc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from scenes.captions.picture_captions import compose_caption
 from scenes.seeds import HELDOUT_SEED
-from scenes.training.coded import PLACES, token_places
+from scenes.training.coded import PLACES, FrozenEncoder, token_places
 from scenes.training.data import RenderedSceneSource, SceneBatch, SceneSource, save_sheet
 from scenes.training.losses import object_weights, peak_signal_to_noise
 from scenes.training.picture_loss import PictureLoss, PictureLossConfig
@@ -32,9 +32,9 @@ from specdecode.sampling import SamplingConfig, apply_guidance, logits_to_probab
 from vargen.base.errors import UserError
 from vargen.base.places import MODEL
 from vargen.base.resources import find_model
-from vargen.models.llamagen.vq import downsampling_factor, encode_images
+from vargen.models.llamagen.vq import downsampling_factor
 from vargen.models.model_folder import weights_fingerprint
-from vargen.training.run import RunResult, autocast, move, prepare, train
+from vargen.training.run import RunResult, Task, autocast, move, prepare, train
 from vargen.training.teachers import guided_features
 
 _SHEET_IMAGES = 8
@@ -55,7 +55,7 @@ class DecoderTrainingConfig(PictureLossConfig):
     model: str = field(default="", metadata=MODEL)
 
 
-class DecoderTask:
+class DecoderTask(Task):
     """The decoder as the common loop sees it."""
 
     def __init__(self, config: DecoderTrainingConfig, pipeline: Any, source: SceneSource, device: torch.device):
@@ -71,24 +71,16 @@ class DecoderTask:
         self.module.requires_grad_(True)
         self.picture_loss = PictureLoss(config, self.vqvae.decoder.conv_out.weight, device)
         self.extra_modules = self.picture_loss.trained_modules
+        self.encode = FrozenEncoder(self.vqvae, config.autocast)
         self.decode = torch.compile(self._decode) if config.compile else self._decode
         self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
         # Both sets of held-out codes are made once: they do not change, only their pictures do.
         codes, drawn = [], []
         generator = torch.Generator().manual_seed(HELDOUT_SEED)
         for part in _parts(self.heldout, config.batch_size):
-            codes.append(self._encode(part.images))
+            codes.append(self.encode(part.images))
             drawn.append(self._drawn(part, codes[-1], generator))
         self.heldout_codes, self.heldout_drawn = torch.cat(codes), torch.cat(drawn)
-
-    def muon_parameters(self) -> Iterable[nn.Parameter]:
-        return ()
-
-    @torch.no_grad()
-    def _encode(self, images: Tensor) -> Tensor:
-        """Codes int64 [B, N] of images [B, 3, H, W]."""
-        with autocast(self.config):
-            return encode_images(self.vqvae, images.contiguous(memory_format=torch.channels_last))
 
     @torch.no_grad()
     def _drawn(self, batch: SceneBatch, codes: Tensor, generator: torch.Generator) -> Tensor:
@@ -129,7 +121,7 @@ class DecoderTask:
         config = self.config
         generator = torch.Generator().manual_seed(config.seed + step)
         batch = self.source(config.seed + step * config.batch_size, config.batch_size, "train")
-        codes, replaced = self._replaced(batch, self._encode(batch.images), generator)
+        codes, replaced = self._replaced(batch, self.encode(batch.images), generator)
         pictures = self.decode(codes)
         weights = object_weights(batch.object_mask) * self._counts(batch, replaced)
         return self.picture_loss(batch.images, pictures, weights / weights.mean(), progress)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from scenes.judge.claim_checks import KINDS, Tally, claims_from_scene, judge_claims
 from scenes.judge.network import STRIDE, SceneJudge, SceneJudgeOutput, read_images
@@ -29,7 +29,7 @@ from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.models.llamagen.vq import decode_codes, encode_images
 from vargen.runs.files import save_image_atomic
 from vargen.training.config import RunConfig, check, check_fraction
-from vargen.training.run import RunResult, prepare, train
+from vargen.training.run import RunResult, Task, prepare, train
 
 _CENTRE_SPREAD = 1.0  # cells; standard deviation of the bump that marks a centre
 _COLOUR_SHIFT = 0.05  # largest change of a colour channel, as a share of the range and of its own scale
@@ -167,46 +167,41 @@ def centre_loss(logits: Tensor, heat: Tensor) -> Tensor:
     return torch.where(is_centre, missed, imagined).sum() / is_centre.sum().clamp_min(1)
 
 
-class Degrader:
-    """Makes renders look a little as if a tokenizer had been at them: soft, blocky, noisy, off in colour.
+def degrade(images: Tensor, degraded_share: float, generator: torch.Generator) -> Tensor:
+    """Renders that look a little as if a tokenizer had been at them: soft, blocky, noisy, off in colour.
+
+    The first pictures of the batch are blurred, the next scaled, and the last stay sharp. Scenes are random, so their
+    order does not matter.
 
     Args:
+        images: `[B, 3, H, W]` in [0, 1].
         degraded_share: as in `JudgeTrainingConfig`.
+        generator: of every random number, on the CPU.
     """
+    images = images.clone()
+    batch, side = len(images), images.shape[-1]
+    blurred = round(batch * degraded_share / 2)
+    scaled = round(batch * degraded_share)
+    draws = torch.rand(2, generator=generator).tolist()
+    if blurred:
+        images[:blurred] = gaussian_blur(images[:blurred], (0.4 + 1.0 * draws[0]) * side / 128)
+    if scaled > blurred:
+        small = round(side * (0.4 + 0.4 * draws[1]))
+        shrunk = F.interpolate(images[blurred:scaled], size=(small, small), mode="bilinear", antialias=True)
+        images[blurred:scaled] = F.interpolate(shrunk, size=(side, side), mode="bilinear")
 
-    def __init__(self, degraded_share: float) -> None:
-        self.degraded_share = degraded_share
+    def uniform(*shape: int) -> Tensor:
+        """In [-1, 1]."""
+        return (torch.rand(shape, generator=generator) * 2 - 1).to(images.device)
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """New images for `[B, 3, H, W]` in [0, 1]; every random number comes from the (CPU) generator.
-
-        The first pictures of the batch are blurred, the next scaled, and the last stay sharp. Scenes are random, so
-        their order does not matter.
-        """
-        images = images.clone()
-        batch, side = len(images), images.shape[-1]
-        blurred = round(batch * self.degraded_share / 2)
-        scaled = round(batch * self.degraded_share)
-        draws = torch.rand(2, generator=generator).tolist()
-        if blurred:
-            images[:blurred] = gaussian_blur(images[:blurred], (0.4 + 1.0 * draws[0]) * side / 128)
-        if scaled > blurred:
-            small = round(side * (0.4 + 0.4 * draws[1]))
-            shrunk = F.interpolate(images[blurred:scaled], size=(small, small), mode="bilinear", antialias=True)
-            images[blurred:scaled] = F.interpolate(shrunk, size=(side, side), mode="bilinear")
-
-        def uniform(*shape: int) -> Tensor:
-            """In [-1, 1]."""
-            return (torch.rand(shape, generator=generator) * 2 - 1).to(images.device)
-
-        gain, shift = 1 + _COLOUR_SHIFT * uniform(batch, 3, 1, 1), _COLOUR_SHIFT * uniform(batch, 3, 1, 1)
-        images = images * gain + shift
-        # Fine noise in brightness, coarse noise in colour, at the places of the tokens; half of the pictures have it.
-        fine = torch.randn(batch, 1, side, side, generator=generator).to(images.device)
-        images += fine * _NOISE * uniform(batch, 1, 1, 1).clamp_min(0)
-        coarse = torch.randn(batch, 3, side // 8, side // 8, generator=generator).to(images.device)
-        coarse = coarse * 0.6 * _NOISE * uniform(batch, 1, 1, 1).clamp_min(0)
-        return (images + F.interpolate(coarse, scale_factor=8.0)).clamp_(0, 1)
+    gain, shift = 1 + _COLOUR_SHIFT * uniform(batch, 3, 1, 1), _COLOUR_SHIFT * uniform(batch, 3, 1, 1)
+    images = images * gain + shift
+    # Fine noise in brightness, coarse noise in colour, at the places of the tokens; half of the pictures have it.
+    fine = torch.randn(batch, 1, side, side, generator=generator).to(images.device)
+    images += fine * _NOISE * uniform(batch, 1, 1, 1).clamp_min(0)
+    coarse = torch.randn(batch, 3, side // 8, side // 8, generator=generator).to(images.device)
+    coarse = coarse * 0.6 * _NOISE * uniform(batch, 1, 1, 1).clamp_min(0)
+    return (images + F.interpolate(coarse, scale_factor=8.0)).clamp_(0, 1)
 
 
 def gaussian_blur(images: Tensor, sigma: float) -> Tensor:
@@ -257,28 +252,23 @@ class ReconstructionBank:
         return self.images[chosen.to(self.images.device)].float() / 255, [self.scenes[i] for i in chosen.tolist()]
 
 
-class JudgeTask:
+class JudgeTask(Task):
     """The judge as the common loop sees it."""
 
     def __init__(self, config: JudgeTrainingConfig, source: SceneSource, device: torch.device):
         self.config, self.source, self.device = config, source, device
         self.judge = SceneJudge(config.image_size, config.block_out_channels)
         self.judge.to(device, memory_format=torch.channels_last)
-        self.module: nn.Module = self.judge
-        self.extra_modules = nn.ModuleList()
+        self.module = self.judge
         self.run_judge = torch.compile(self.judge) if config.compile else self.judge
-        self.degrade = Degrader(config.degraded_share)
         heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
         self.heldout_scenes = heldout.scenes
         images = heldout.images * 0.5 + 0.5
-        self.heldout = {"": images, "degraded_": Degrader(1.0)(images, _generator(0))}
+        self.heldout = {"": images, "degraded_": degrade(images, 1.0, _generator(0))}
         self.bank: ReconstructionBank | None = None
         if config.vqvae is not None:
             self.bank = ReconstructionBank(config.vqvae, _RECONSTRUCTIONS, config.image_size, source, device)
             self.heldout["reconstructed_"] = reconstruct(self.bank.vqvae, images)
-
-    def muon_parameters(self) -> Iterable[nn.Parameter]:
-        return ()
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         images, scenes = self._batch(step)
@@ -294,7 +284,7 @@ class JudgeTask:
         generator = _generator(config.seed + step)
         drawn = round(config.batch_size * _RECONSTRUCTION_SHARE) if self.bank else 0
         batch = self.source(config.seed + step * config.batch_size, config.batch_size - drawn, _SPLIT)
-        pictures = self.degrade(batch.images * 0.5 + 0.5, generator)
+        pictures = degrade(batch.images * 0.5 + 0.5, config.degraded_share, generator)
         if self.bank is None:
             return pictures, list(batch.scenes)
         reconstructions, their_scenes = self.bank.draw(drawn, generator)
@@ -312,7 +302,6 @@ class JudgeTask:
 
     def draw_samples(self, path: Path) -> None:
         images = self.heldout["reconstructed_" if "reconstructed_" in self.heldout else "degraded_"][:_SHEET_IMAGES]
-        path.parent.mkdir(parents=True, exist_ok=True)
         labels = [describe_reading(reading) for reading in read_images(self.judge, images)]
         save_image_atomic(contact_sheet(to_pil(images), labels), path)
 

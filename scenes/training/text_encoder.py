@@ -25,14 +25,13 @@ from scenes.seeds import CAPTION_SEED, HELDOUT_SEED
 from scenes.training.caption_reading import (
     CaptionReader,
     CaptionTruth,
-    Readings,
     caption_reading_loss,
     caption_truth,
 )
 from vargen.base.errors import UserError
 from vargen.models.model_folder import check_model_folder, check_stored
 from vargen.training.config import RunConfig, check, check_positive
-from vargen.training.run import RunResult, move, prepare, train
+from vargen.training.run import RunResult, Task, move, prepare, train
 
 _COMPLETE_CAPTION_SHARE = 0.7  # of captions that say everything, see `compose_training_caption`
 _LENGTH_GROUPS = 4  # parts of a batch in which captions are padded, sorted by length
@@ -113,21 +112,7 @@ def vocabulary_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(" ".join(sorted(tokenizer.get_vocab())).encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class CaptionBatch:
-    """Captions as tokens, right-padded, and what is to be read in them.
-
-    Attributes:
-        input_ids, mask: int64 and bool `[B, T]`.
-        truth: of the same captions.
-    """
-
-    input_ids: Tensor
-    mask: Tensor
-    truth: CaptionTruth
-
-
-class TextEncoderTask:
+class TextEncoderTask(Task):
     """The text encoder as the common loop sees it; the reader trains beside it and is not exported."""
 
     def __init__(self, config: TextEncoderTrainingConfig, device: torch.device):
@@ -136,7 +121,8 @@ class TextEncoderTask:
         self.tokenizer = build_tokenizer()
         self.text_encoder = build_text_encoder(config.shape, self.tokenizer)
         self.module = nn.ModuleDict({"text_encoder": self.text_encoder.train()})
-        self.extra_modules = nn.ModuleList([CaptionReader(config.shape.d_model)])
+        self.reader = CaptionReader(config.shape.d_model)
+        self.extra_modules = nn.ModuleList([self.reader])
         move(self.module, device)
         move(self.extra_modules, device)
         self.batch_loss = torch.compile(self._batch_loss, dynamic=False) if config.compile else self._batch_loss
@@ -165,20 +151,17 @@ class TextEncoderTask:
         for start in range(0, len(order), size):
             part = order[start : start + size]
             batch = self._batch([scenes[index] for index in part], [captions[index] for index in part])
-            loss, parts = self.batch_loss(batch)
+            loss, parts = self.batch_loss(*batch)
             losses.append(loss)
             sums = {name: sums.get(name, 0.0) + value / _LENGTH_GROUPS for name, value in parts.items()}
         return torch.stack(losses).mean(), sums
 
-    def _batch_loss(self, batch: CaptionBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return caption_reading_loss(self._read(batch), batch.truth)
+    def _batch_loss(self, input_ids: Tensor, mask: Tensor, truth: CaptionTruth) -> tuple[Tensor, dict[str, Tensor]]:
+        states = self.text_encoder(input_ids=input_ids, attention_mask=mask.long()).last_hidden_state
+        return caption_reading_loss(self.reader(states, mask), truth)
 
-    def _read(self, batch: CaptionBatch) -> Readings:
-        mask = batch.mask.long()
-        states = self.text_encoder(input_ids=batch.input_ids, attention_mask=mask).last_hidden_state
-        return self.extra_modules[0](states, batch.mask)
-
-    def _batch(self, scenes: Sequence[Scene], captions: Sequence[Caption]) -> CaptionBatch:
+    def _batch(self, scenes: Sequence[Scene], captions: Sequence[Caption]) -> tuple[Tensor, Tensor, CaptionTruth]:
+        """Captions as tokens, right-padded, int64 and bool `[B, T]`, and what is to be read in them."""
         tokens = self.tokenizer(
             [caption.text for caption in captions],
             padding="longest",
@@ -189,7 +172,7 @@ class TextEncoderTask:
         ).to(self.device)
         truth = caption_truth(scenes, captions, tokens.input_ids.shape[1])
         truth = CaptionTruth(*(getattr(truth, name).to(self.device) for name in ("scene", "shapes", "words")))
-        return CaptionBatch(tokens.input_ids, tokens.attention_mask.bool(), truth)
+        return tokens.input_ids, tokens.attention_mask.bool(), truth
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -200,13 +183,10 @@ class TextEncoderTask:
             seeds = range(start, min(last, start + self.config.batch_size))
             scenes = _scenes(seeds, "heldout")
             captions = [compose_caption(scene, seed) for scene, seed in zip(scenes, seeds, strict=True)]
-            loss, parts = self._batch_loss(self._batch(scenes, captions))
+            loss, parts = self._batch_loss(*self._batch(scenes, captions))
             for name, value in {"loss": loss, **parts}.items():
                 losses[name] += value.item() * len(seeds) / self.config.evaluation_size
         return dict(losses)
-
-    def draw_samples(self, path: Path) -> None:
-        """A text encoder has nothing to show; its figures are in the log."""
 
     def export(self, folder: Path) -> None:
         """Write `text_encoder/` in bfloat16 and `tokenizer/`."""

@@ -6,7 +6,7 @@ During training the latents are normalised and quantised by `quantizer.py`; the 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from scenes.training.losses import object_weights, peak_signal_to_noise
 from scenes.training.picture_loss import PictureLoss, PictureLossConfig
 from scenes.training.quantizer import SphericalQuantizer
 from vargen.training.config import check, check_positive
-from vargen.training.run import RunResult, autocast, move, prepare, train
+from vargen.training.run import RunResult, Task, autocast, move, prepare, train
 
 _COMMITMENT_WEIGHT = 0.25  # of the distance between latents and their codewords
 _SHEET_IMAGES = 8
@@ -115,7 +115,7 @@ def exported_copy(vqvae: VQModel) -> VQModel:
     return copied
 
 
-class TokenizerTask:
+class TokenizerTask(Task):
     """The tokenizer as the common loop sees it."""
 
     def __init__(self, config: TokenizerTrainingConfig, source: SceneSource, device: torch.device):
@@ -132,9 +132,6 @@ class TokenizerTask:
         if config.compile:
             self.encode, self.decode = torch.compile(self.vqvae.encoder), torch.compile(self.vqvae.decoder)
         self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
-
-    def muon_parameters(self) -> Iterable[nn.Parameter]:
-        return ()
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config

@@ -51,7 +51,7 @@ from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.model_folder import check_model_folder
 from vargen.training.config import RunConfig, check, check_fraction, check_not_negative, check_positive
 from vargen.training.initial_weights import fill
-from vargen.training.run import RunResult, autocast, move, prepare, train
+from vargen.training.run import RunResult, Task, autocast, move, prepare, train
 
 CONDITION_ROTARY = "identity"
 """Image tokens attend to words by content. With "zero", as in official weights, they see the words' mean."""
@@ -188,7 +188,7 @@ def load_initial_weights(folder: str, transformer: LlamaGenTransformer, vqvae: V
     fill(transformer, saved.state_dict(), f"transformer in {folder!r}", "model says")
 
 
-class TransformerTask:
+class TransformerTask(Task):
     """The transformer and its text encoder as the common loop sees them."""
 
     def __init__(self, config: TransformerTrainingConfig, source: SceneSource, device: torch.device):
@@ -214,15 +214,15 @@ class TransformerTask:
         self.transformer.train()
         self.module = nn.ModuleDict({"transformer": self.transformer, "text_encoder": self.text_encoder})
         move(self.module, device)
-        self.extra_modules = nn.ModuleList()
+        self.extra_modules = readers = nn.ModuleList()
         self.cell_reader = self.counter = None
         if config.grounding_weight:
             self.cell_reader = CellReader(shape.dim, {name: 1 + len(values) for name, values in GROUNDING.items()})
-            self.extra_modules.append(self.cell_reader)
+            readers.append(self.cell_reader)
         if config.counting_weight:
             self.counter = CellReader(shape.dim, {"to_come": 1 + MAX_OBJECTS})
-            self.extra_modules.append(self.counter)
-        move(self.extra_modules, device)
+            readers.append(self.counter)
+        move(readers, device)
         self.max_caption_tokens = min(MAX_CAPTION_TOKENS, shape.condition_length)
         if device.type == "cpu":
             train_on_cpu(self.transformer, config.compile)

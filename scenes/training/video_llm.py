@@ -62,7 +62,7 @@ from vargen.runs.files import save_image_atomic
 from vargen.training.config import RunConfig, check, check_fraction, check_not_negative
 from vargen.training.cpu_attention import FLOAT32_ATTENTION
 from vargen.training.initial_weights import fill
-from vargen.training.run import RunResult, prepare, train
+from vargen.training.run import RunResult, Task, prepare, train
 from vargen.training.video_questions import VideoSource
 
 _SHEET_VIDEOS = 6
@@ -148,7 +148,7 @@ class VideoLLMTrainingConfig(RunConfig):
         return {"shape": {**shape, "text": vars(self.shape.text), "vision": vars(self.shape.vision)}}
 
 
-class VideoLLMTask:
+class VideoLLMTask(Task):
     """A Video-LLM as the common loop sees it."""
 
     def __init__(self, config: VideoLLMTrainingConfig, source: VideoSource, device: torch.device) -> None:
@@ -158,7 +158,7 @@ class VideoLLMTask:
         self.model = build_model(config.shape, self.tokenizer).to(device)
         if config.device == "cpu":
             _avoid_slow_bfloat16(self.model)
-        self.module: nn.Module = self.model
+        self.module = self.model
         if config.initial_weights is not None and not config.goes_on:
             _copy_weights(self.model, config.initial_weights, config.initial_layers)
         self.num_layers = len(self.model.model.language_model.layers)
@@ -179,11 +179,6 @@ class VideoLLMTask:
         self._sources = {config.shape.num_frames: source}
         self._conversations: dict[int, Conversations] = {}
         self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
-
-    @property
-    def conversations(self) -> Conversations:
-        """About videos of the model's number of frames."""
-        return self._about(self.config.shape.num_frames)
 
     def muon_parameters(self) -> Iterable[nn.Parameter]:
         model = self.model.model
@@ -394,7 +389,6 @@ class VideoLLMTask:
         frames = self.heldout.frames[:_SHEET_VIDEOS]
         captions = self.captions(frames)
         strips = [to_pil(torch.cat(list(each), dim=-1)[None])[0] for each in frames]
-        path.parent.mkdir(parents=True, exist_ok=True)
         save_image_atomic(contact_sheet(strips, captions, columns=1), path)
 
     def export(self, folder: Path) -> None:

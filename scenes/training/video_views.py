@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from specdecode.targets.arguments import cache_argument
+from vargen.models.video_llms.lossy_targets import at_places
 from vargen.models.video_llms.pruning import keep_uniform, token_budget
 
 CHOICES = ("uniform", "random", "objects")
@@ -126,14 +127,8 @@ def without_visual_after(language_model: Any, layer: int | None, view: View) -> 
     stays = view.text_columns
 
     def cut(_module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
-        inputs = dict(inputs)
-        inputs["position_embeddings"] = tuple(each.index_select(-2, stays) for each in inputs["position_embeddings"])
-        if inputs.get("attention_mask") is not None:
-            inputs["attention_mask"] = inputs["attention_mask"].index_select(-2, stays).index_select(-1, stays)
-        if inputs.get("position_ids") is not None:
-            inputs["position_ids"] = inputs["position_ids"].index_select(-1, stays)
         hidden_states = args[0] if args[0].shape[1] == len(stays) else args[0][:, stays]
-        return (hidden_states, *args[1:]), inputs
+        return (hidden_states, *args[1:]), at_places(inputs, stays)
 
     handles = [each.register_forward_pre_hook(cut, with_kwargs=True) for each in list(language_model.layers)[layer:]]
     try:

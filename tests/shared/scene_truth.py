@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from scenes.judge.picture_reading import JudgedObject, Reading
 from scenes.rendering import camera
 from scenes.rendering.renderer import SceneRenderer
-from scenes.rendering.scene import Scene, sample_scene
+from scenes.rendering.scene import Scene, SceneObject, sample_scene
 from scenes.rendering.story import Story
 
 
@@ -32,11 +34,16 @@ def render_video(video: Story, image_size: int = 64) -> Tensor:
     return SceneRenderer(image_size)(list(video.frames)).images
 
 
-def render(seed: int, split: str = "train", image_size: int = 128, detail: float = 1.0) -> tuple[Tensor, Scene]:
+def scene_from_record(values: dict[str, Any]) -> Scene:
+    """The scene that `vargen scenes` wrote down."""
+    return Scene(**{**values, "objects": tuple(SceneObject(**item) for item in values["objects"])})
+
+
+def render(seed: int, split: str = "train", image_size: int = 128) -> tuple[Tensor, Scene]:
     """The picture and the truth of a seed.
 
     Returns:
         image `[3, H, W]` float32 in [0, 1], and its scene; the same arguments give the same picture.
     """
     scene = sample_scene(seed, split)
-    return SceneRenderer(image_size, detail)([scene]).images[0], scene
+    return SceneRenderer(image_size)([scene]).images[0], scene

@@ -7,7 +7,7 @@ and whether words, files and devices are there.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from vargen.base.errors import UserError
 
@@ -77,6 +77,12 @@ def check_numbers(config: object, bounds: Bounds) -> None:
         value = getattr(config, name)
         if value is not None:
             check_number(name, value, lowest, highest)
+
+
+def check_choice(name: str, value: object, known: Collection[str]) -> None:
+    """Refuse what is none of a few words. Raises UserError, which lists them."""
+    if value not in known:
+        raise UserError(f"{name} must be one of {', '.join(known)}, got {_shown(value)}")
 
 
 def check_sampling(temperature: object, top_k: object, top_p: object, guidance_scale: object = None) -> None:

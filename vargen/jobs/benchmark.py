@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metrics.speculation import CallRecord, achieved, summarise
-from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP, check_numbers
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP, check_choice, check_numbers
 from vargen.base.errors import UserError
 from vargen.base.places import READ, READ_FILE, writes_in
 from vargen.jobs.cases import (
+    SPLITS,
     BenchmarkCase,
     Judge,
     World,
-    check_split,
     class_labels_of,
     fitting_judge,
     prompt_cases,
@@ -110,7 +110,7 @@ class BenchConfig(SamplingOptions):
                 "processes": (1, MAX_PROCESSES),
             },
         )
-        check_split(self.split)
+        check_choice("split", self.split, SPLITS)
         if self.save_images and self.processes > 1:
             raise UserError("save_images needs processes 1: every process draws the same pictures")
         if self.save_images and self.output is None:
@@ -306,7 +306,6 @@ def run_benchmark(
     def keep(label: str, number: int, made: tuple[torch.Tensor, CallRecord]) -> dict[str, Any]:
         pictures, record = made
         if images is not None:
-            (images / label).mkdir(parents=True, exist_ok=True)
             for index, picture in zip(batches[number], to_pil(pictures), strict=True):
                 save_image_atomic(picture, _picture_path(images / label, index))
         chosen = [cases[i] for i in batches[number]]

@@ -181,14 +181,12 @@ class PictureBatches:
         """
         broken = self._broken(batch)
         if broken:
-            (self.path / "images").mkdir(exist_ok=True)
             first, tokens = self.tokens.batches[batch][0], self.tokens.read(batch)[0]["tokens"]
             for index in broken:
                 self._save(decode(tokens[index - first]), index)
 
     def keep_pictures(self, indices: range, pictures: Sequence[Image]) -> None:
         """Write the pictures of a batch before its tokens, for a model whose tokens alone do not make the pixels."""
-        (self.path / "images").mkdir(parents=True, exist_ok=True)
         for index, picture in zip(indices, pictures, strict=True):
             self._save(picture, index)
 

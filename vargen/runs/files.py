@@ -157,7 +157,9 @@ def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def save_image_atomic(image: Image, path: str | os.PathLike[str], *, pnginfo: PngInfo | None = None) -> None:
-    """Save a PIL image as PNG, whole or not at all. `pnginfo` holds text to store inside the file."""
+    """Save a PIL image as PNG, whole or not at all, in a folder that is made where it is missing. `pnginfo` holds text
+    to store inside the file."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as temporary:
         image.save(temporary, format="PNG", pnginfo=pnginfo)
 

@@ -229,8 +229,6 @@ class PictureFolder:
 
         if not (self.path / "config.json").exists():
             files.write_json_atomic(self.path / "config.json", self._config)
-        for name in self.INSIDE[: 1 if trace_image is None else 2]:
-            (self.path / name).mkdir(exist_ok=True)
         if trace_image is not None:  # before the picture, which marks the end
             files.save_image_atomic(trace_image, self._trace_path(request))
         record = {**request.to_record(), **measured}

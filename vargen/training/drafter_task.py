@@ -7,20 +7,22 @@ losses and figures (`drafter.py`, `video_drafter.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from vargen.training.config import DrafterRunConfig
+from vargen.training.run import Task
 
 NOISE_LENGTH = 512
 """Tokens of the sequences for which `feature_noise` is given."""
 
 
-class DrafterTask:
+class DrafterTask(Task):
     """A drafter as the training loop sees it; a subclass adds `loss`, `evaluate` and `export` of `Task`.
+
+    It draws no samples: with an exact drafter the target's output is the same as without it.
 
     Args:
         config: of the run.
@@ -36,15 +38,11 @@ class DrafterTask:
         self.device = torch.device(config.device)
         self.drafter: Any = drafter.train()
         self.module = drafter
-        self.extra_modules = nn.ModuleList()
         self._noise, self._base_seed = config.feature_noise, config.seed
 
     def muon_parameters(self) -> Iterable[nn.Parameter]:
         """Every matrix but those of `not_muon`."""
         return [p for name, p in self.module.named_parameters() if p.ndim == 2 and not name.startswith(self.not_muon)]
-
-    def draw_samples(self, path: Path) -> None:
-        """Nothing: with an exact drafter the target's output is the same as without it."""
 
     def generator(self, step: int) -> torch.Generator:
         """The random numbers of one step."""

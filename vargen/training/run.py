@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,37 +34,33 @@ from vargen.training.trackers import start_tracker
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Task(Protocol):
+class Task:
     """The part of a trainer that differs from one model to the next.
 
     `module` holds everything that is saved and averaged; `extra_modules` are saved but not averaged (a discriminator).
     """
 
-    @property
-    def module(self) -> nn.Module: ...
-
-    @property
-    def extra_modules(self) -> nn.Module: ...
+    module: nn.Module
+    extra_modules: nn.Module = nn.ModuleList()
 
     def muon_parameters(self) -> Iterable[nn.Parameter]:
         """The matrices that Muon may train; ignored with AdamW."""
-        ...
+        return ()
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         """Scalar loss of the batch of `step`, with named scalar parts for the log."""
-        ...
+        raise NotImplementedError
 
     def evaluate(self) -> dict[str, float]:
         """Figures on held-out samples with the module's present weights."""
-        ...
+        raise NotImplementedError
 
     def draw_samples(self, path: Path) -> None:
-        """Write a sample sheet (PNG)."""
-        ...
+        """Write a sample sheet (PNG); nothing where there is nothing to see."""
 
     def export(self, folder: Path) -> None:
         """Write the module's present weights in diffusers layout, bfloat16."""
-        ...
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)

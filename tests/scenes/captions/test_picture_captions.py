@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
-from scene_truth import reading_from_scene
+from scene_truth import reading_from_scene, scene_from_record
 
 from scenes.captions.picture_caption_parser import CaptionError, parse_caption
 from scenes.captions.picture_captions import (
@@ -19,7 +20,6 @@ from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.judge.claim_checks import judge_claims
 from scenes.rendering.scene import (
     RELATIONS,
-    Scene,
     is_heldout_combination,
     object_boxes,
     relation_between,
@@ -92,7 +92,7 @@ def test_scenes_are_data_and_reproducible() -> None:
     for seed in range(100):
         scene = sample_scene(seed, "all")
         assert scene == sample_scene(seed, "all")
-        assert Scene.from_dict(json.loads(json.dumps(scene.to_dict()))) == scene
+        assert scene_from_record(json.loads(json.dumps(asdict(scene)))) == scene
         boxes = object_boxes(scene)
         assert (boxes >= 0).all() and (boxes <= 128).all() and (boxes[:, 2:] - boxes[:, :2] > 8).all()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import random
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_altered_scenes_differ_in_one_thing() -> None:
     for seed in range(200):
         scene = sample_scene(seed, "all")
         other = altered(scene, random.Random(seed))
-        ours, theirs = scene.to_dict(), other.to_dict()
+        ours, theirs = asdict(scene), asdict(other)
         differences = [name for name in ("ground", "sky") if ours[name] != theirs[name]]
         for before, after in zip(ours["objects"], theirs["objects"], strict=True):
             differences += [name for name in before if before[name] != after[name]]

@@ -84,7 +84,7 @@ def test_codes_are_drawn_as_the_pipeline_would_draw_them(task: DecoderTask) -> N
 
 def test_a_share_of_the_pictures_gets_drawn_codes(task: DecoderTask, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = task.source(0, 4, "train")
-    codes = task._encode(batch.images)
+    codes = task.encode(batch.images)
     mixed, replaced = task._replaced(batch, codes, torch.Generator().manual_seed(3))
     assert replaced[:2].any() and not replaced[2:].any()
     assert torch.equal(mixed[~replaced], codes[~replaced])

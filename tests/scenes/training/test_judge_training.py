@@ -15,12 +15,12 @@ from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, object_boxe
 from scenes.training import judge as judge_training
 from scenes.training.data import RenderedSceneSource, SceneBatch
 from scenes.training.judge import (
-    Degrader,
     JudgeTargets,
     JudgeTask,
     JudgeTrainingConfig,
     build_targets,
     centre_loss,
+    degrade,
     gaussian_blur,
     judge_loss,
     train_judge,
@@ -128,13 +128,12 @@ def test_blur_keeps_the_mean_and_spreads_a_point() -> None:
 
 def test_degraded_pictures_repeat_and_keep_their_content() -> None:
     images = RenderedSceneSource(64, CPU)(0, 8, "train").images * 0.5 + 0.5
-    degrade = Degrader(0.5)
-    first, again, other = (degrade(images, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    first, again, other = (degrade(images, 0.5, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert first.shape == images.shape and first.min() >= 0 and first.max() <= 1
     difference = (first - images).abs().mean()
     assert 0.005 < difference < 0.1
-    sharp = Degrader(0.0)(images, torch.Generator().manual_seed(1))
+    sharp = degrade(images, 0.0, torch.Generator().manual_seed(1))
     assert (sharp - images).abs().mean() < difference
 
 

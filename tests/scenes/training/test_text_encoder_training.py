@@ -82,12 +82,12 @@ def test_length_groups_only_save_padding(config) -> None:
     assert len(captions) == config.batch_size
     lengths = [len(caption.text.split()) for caption in captions]
     assert lengths == sorted(lengths)
-    together = task._batch(scenes, captions)
-    states = task.text_encoder(input_ids=together.input_ids, attention_mask=together.mask.long()).last_hidden_state
+    input_ids, mask, truth = task._batch(scenes, captions)
+    states = task.text_encoder(input_ids=input_ids, attention_mask=mask.long()).last_hidden_state
     for row, caption in enumerate(captions[:4]):
         alone = task.text_encoder(**task.tokenizer(caption.text, return_tensors="pt")).last_hidden_state[0]
         torch.testing.assert_close(states[row, : len(alone)], alone, atol=1e-5, rtol=1e-4)
-    whole_scene = caption_reading_loss(task._read(together), together.truth)[1]["scene"]
+    whole_scene = caption_reading_loss(task.reader(states, mask), truth)[1]["scene"]
     torch.testing.assert_close(whole_scene, task.loss(0, 0.0)[1]["scene"])
 
 

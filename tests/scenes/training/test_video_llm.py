@@ -87,7 +87,7 @@ def test_training_sees_what_the_model_will_see(batch, tmp_path: Path) -> None:
     task = VideoLLMTask(training_config(tmp_path), source, torch.device("cpu"))
     frames = (batch.frames * 255).round().to(torch.uint8)[:1]
     inputs = processor_inputs(task.processor, VideoFrames.from_frames(frames[0]), CAPTION_PROMPTS[0])
-    ids = torch.tensor([task.conversations.prompt(CAPTION_PROMPTS[0])])
+    ids = torch.tensor([task._about(task.config.shape.num_frames).prompt(CAPTION_PROMPTS[0])])
     assert torch.equal(ids, inputs["input_ids"])
     with torch.no_grad():
         expected = task.model(**inputs).logits

@@ -112,17 +112,7 @@ class PruningTarget(VideoTarget):
             hidden_states = args[0]  # [1, T', dim]
             if number in self.stages:
                 hidden_states = self._leave_out(prompt, hidden_states, number)
-            places = prompt.places[number]
-            inputs = dict(inputs)
-            inputs["position_embeddings"] = tuple(
-                each.index_select(-2, places) for each in inputs["position_embeddings"]
-            )
-            if inputs.get("attention_mask") is not None:
-                inputs["attention_mask"] = inputs["attention_mask"].index_select(-2, places).index_select(-1, places)
-            for name in ("position_ids", "cache_position"):
-                if inputs.get(name) is not None:
-                    inputs[name] = inputs[name].index_select(-1, places)
-            return (hidden_states, *args[1:]), inputs
+            return (hidden_states, *args[1:]), at_places(inputs, prompt.places[number])
 
         return cut
 
@@ -160,6 +150,18 @@ class PruningTarget(VideoTarget):
         hidden_states[0, visual[kept]] = states.to(hidden_states)
         prompt.places[number:] = [places[stays]] * (len(prompt.places) - number)
         return hidden_states[:, stays]
+
+
+def at_places(inputs: Mapping[str, Any], places: Tensor) -> dict[str, Any]:
+    """The arguments by name of a decoder layer of transformers, but its hidden states, for some of their places [n]."""
+    chosen = dict(inputs)
+    chosen["position_embeddings"] = tuple(each.index_select(-2, places) for each in inputs["position_embeddings"])
+    if (mask := inputs.get("attention_mask")) is not None:
+        chosen["attention_mask"] = mask.index_select(-2, places).index_select(-1, places)
+    for name in ("position_ids", "cache_position"):
+        if inputs.get(name) is not None:
+            chosen[name] = inputs[name].index_select(-1, places)
+    return chosen
 
 
 class FastVTarget(PruningTarget):

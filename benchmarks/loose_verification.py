@@ -39,7 +39,7 @@ from scenes.cases import scene_video_cases
 from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.loop import decode
 from specdecode.parallel.loop import chain_layout
-from specdecode.roles import TargetOutput
+from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import TokenOrigin
 from specdecode.verifiers.loose import LooseVerifier, relevance_to
@@ -96,12 +96,27 @@ class OtherVideoVerifier(LooseVerifier):
         return [*own[1:], own[0]]
 
 
+class WordVerifier(LooseVerifier):
+    """Relevance by a list of the words about what is seen, which no real rule has."""
+
+    visual: Tensor
+    _drafted: Tensor
+
+    def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
+        self._drafted = draft.tree.tokens
+        return super().accept(draft, output, state)
+
+    def _relevance(self, output: TargetOutput) -> Tensor:
+        return torch.isin(self._drafted, self.visual).float()
+
+
 RULES: dict[str, tuple[type[LooseVerifier], dict[str, Any]]] = {
     "relevance": (LooseVerifier, {}),
     "as printed": (LooseVerifier, AS_PRINTED),
     "another video": (OtherVideoVerifier, {}),
     "random": (RandomVerifier, {}),
     "entropy": (LooseVerifier, {"loosened_by": "entropy"}),
+    "word list": (WordVerifier, {"relevance_from": "token"}),
 }
 """The verifier and the settings of LVSpec that differ from its defaults, by name."""
 
@@ -190,6 +205,7 @@ SETTINGS: dict[str, tuple[Variant, float | None, float | None]] = {
     "predicting row": (_printed(relevance_from="prediction"), None, None),
     "as it comes, lambda 0.7": (Variant("relevance", 0.7, 0.1), None, None),
     "chance, lambda 0.7": (Variant("random", 0.7, 0.1), None, None),
+    "word list, lambda 0.7": (Variant("word list", 0.7, 0.1), None, None),
 }
 """What differs from the rule as printed with lambda 0.7, N 10, no shift and one branch; and what the paper prints for
 Qwen2.5-VL 32B and 7B (tables 2, 3 and 5): the accepted length and the share of the accuracy that is kept."""
@@ -388,6 +404,8 @@ def run(
     else:
         players.verifier.__class__ = RULES[variant.rule][0]
         players.verifier.generator = torch.Generator().manual_seed(seed)  # type: ignore[union-attr]
+        ids = answerer.processor.tokenizer.convert_tokens_to_ids(sorted(visual_words()))
+        players.verifier.visual = torch.tensor(ids, device=answerer.model.device)  # type: ignore[union-attr]
     result = decode(
         players.target,
         drafter=players.drafter,
@@ -472,9 +490,10 @@ def equal_length_rows(chosen: Sequence[Variant], by_label: Mapping[str, list[dic
         curves = {
             rule: torch.stack([torch.stack((of(found, "accepted_length"), of(found, "accuracy"))) for found in line])
             for rule, line in lines.items()
+            if line
         }
         for times in TIMES:
-            for rule in (each for each in RULES if each != "random"):
+            for rule in (each for each in curves if each != "random"):
                 gain = _gain_at(curves[rule], curves["random"], times * exact)
                 if gain is not None:
                     rows.append({"keep_ratio": view, "rule": rule, "times_exact": times, "against_chance": gain})

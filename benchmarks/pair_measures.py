@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from scenes.rendering.story import Story
-from scenes.training.grounding import cell_attributes
+from scenes.training.grounding import cell_attributes, cell_owners
 from specdecode.loop import decode
 from specdecode.parallel.loop import chain_layout
 from specdecode.roles import DecodeState, Target
@@ -97,6 +97,12 @@ def shows_object(video: Story, grid_size: int) -> Tensor:
     """bool [m]: which visual tokens of Qwen2.5-VL show an object; of two frames in a step the later one counts."""
     cells = cell_attributes(video.frames[1::2], grid_size)["shape"]
     return cells.flatten() > 0
+
+
+def touches_object(video: Story, grid_size: int) -> Tensor:
+    """bool [m]: which visual tokens any part of an object's box touches, in either of the two frames of a step."""
+    touched = cell_owners(video.frames, grid_size, margin=0.5) > 0  # [F, grid_size, grid_size]
+    return touched.unflatten(0, (-1, 2)).any(1).flatten()
 
 
 def pruning_scores(target: VideoTarget, layer: int, seed: int) -> Mapping[str, Callable[[int], Tensor]]:

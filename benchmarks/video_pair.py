@@ -4,9 +4,11 @@
     views     F1 of target and drafter, each alone, by the share of visual tokens that it is shown, evenly spread
     pruning   ParallelVLM: of the tokens that each way of pruning keeps, the share that shows an object; token-wise
               agreement A of the drafter so shown with the target's answer, M, the tokens between two rejections, and
-              F1 of the drafter's own caption; "objects" and "no object" know the truth
+              F1 of the drafter's own caption; "objects", "no object" and "untouched" (cells that no object touches in
+              either frame of a step) know the truth
     language  FLASH: agreement of a drafter that sees neither the video nor the target's hidden states, of one that sees
               a part of the video, and of trained draft heads, which read hidden states
+    self_drafting  ParallelVLM: agreement with its own answer, and M, of a target that is shown a part of the video
     lossy     FastV and SparseVLM: token-wise agreement of what is left of the target with its own answer
     length    F1, and the drafter's agreement at a tenth, against the number of frames
 
@@ -36,6 +38,7 @@ from pair_measures import (
     pruning_scores,
     run_lengths,
     shows_object,
+    touches_object,
 )
 from torch import Tensor
 
@@ -202,9 +205,11 @@ class Studies:
         request, layer = self.request(case), max(1, self.num_layers // 4)
         target = VideoTarget(self.model, request, (0, layer), capture_attention=True, max_new_tokens=2)
         target.prefill()
-        objects = shows_object(case.truth, round((request.num_visual * 2 / len(case.frames.frames)) ** 0.5))
+        grid_size = round((request.num_visual * 2 / len(case.frames.frames)) ** 0.5)
+        objects = shows_object(case.truth, grid_size)
         chance = torch.rand(len(objects), generator=torch.Generator().manual_seed(number))
-        truths = {"objects": objects + chance, "no object": chance - 1.0 * objects}
+        untouched = chance - 1.0 * touches_object(case.truth, grid_size)
+        truths = {"objects": objects + chance, "no object": chance - 1.0 * objects, "untouched": untouched}
         by_truth = {name: partial(keep_highest, scores) for name, scores in truths.items()}
         return objects, {**pruning_scores(target, layer, number), **by_truth}
 
@@ -298,6 +303,23 @@ class Studies:
             )
         return rows
 
+    def self_drafting(self) -> list[dict]:
+        """A row for each share of the video that the target is shown when it drafts for itself."""
+        found: dict[float, list[list[bool]]] = {share: [] for share in SHARES[1:]}
+        for number, case in self.cases():
+            tokens, request = self.plain(number, case), self.request(case)
+            for share, videos in found.items():
+                kept = keep_uniform(request.num_visual, token_budget(request.num_visual, share))
+                videos.append(agreements(drafter_of(self.model, request, kept, len(tokens) + 1), tokens))
+        return [
+            {
+                "share": share,
+                "agreement": figure([sum(matches) / len(matches) for matches in videos]),
+                "mean_run_length": mean_length([run_lengths(matches) for matches in videos]),
+            }
+            for share, videos in found.items()
+        ]
+
     def lossy(self) -> list[dict]:
         """A row for each method and share kept: how the pruned target agrees with the whole one, and its caption's
         F1."""
@@ -345,7 +367,7 @@ class Studies:
         return rows
 
 
-STUDIES = ("layers", "views", "pruning", "language", "lossy", "length")
+STUDIES = ("layers", "views", "pruning", "language", "self_drafting", "lossy", "length")
 
 
 def main() -> None:

@@ -135,6 +135,8 @@ def test_runs_are_what_lies_between_rejections() -> None:
 def test_pruning_finds_planted_objects(model, question) -> None:
     """Hidden states in which what shows an object turns to the text: UV-Prune then keeps objects and nothing else."""
     shown = pair.shows_object(STORY, CONFIG.grid_size)
+    touched = pair.touches_object(STORY, CONFIG.grid_size)
+    assert bool(touched[shown].all()) and int(shown.sum()) < int(touched.sum()) < len(touched)
     budget = token_budget(len(shown), 0.1)
     assert len(shown) == question.num_visual and budget < int(shown.sum()) < len(shown) / 2
     target = VideoTarget(model, question, capture_layers=(0, 2), capture_attention=True, max_new_tokens=4)

@@ -43,10 +43,11 @@ def test_a_pair_is_measured(
     sizes = TextModelConfig(32, 64, 2, 4, 2), TowerConfig(32, 64, 1, 2)
     save_both(tmp_path, *build_video_llm(VideoLLMConfig(32, 8, 8, *sizes)))
     models = ["--model", str(tmp_path), "--draft_model", str(tmp_path), "--image_size", "32"]
-    chosen = ["--studies", "length", "--lengths", "8", "--videos", "1", "--quiet", "--dry_run"]
+    chosen = ["--studies", "length,self_drafting", "--lengths", "8", "--videos", "1", "--quiet", "--dry_run"]
     monkeypatch.setattr(sys, "argv", ["video_pair.py", *models, *chosen])
     runpy.run_path(str(BENCHMARKS / "video_pair.py"))["main"]()
-    assert "'frames': 8, 'visual_tokens': 16" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "'frames': 8, 'visual_tokens': 16" in told and "self_drafting {'share': 0.02" in told
 
 
 def test_every_drafter_that_a_study_reads_has_a_command() -> None:

@@ -15,6 +15,7 @@ from scenes.captions.story_caption_parser import Claim, read_claims, timeline_cl
 from scenes.captions.story_wordings import (
     EMPTY,
     FIRST,
+    FREE,
     HEDGES,
     LAST,
     NEXT,
@@ -36,6 +37,9 @@ CLAIM_KINDS = {
 
 MAX_CAPTION_TOKENS = 340
 """No caption is longer."""
+
+MAX_VISUAL_SHARE = 0.3
+"""Most of the words of a caption in free wording that may be about what is seen; the share of LVSpec's captions."""
 
 _UNSEEN = ("end", "earlier", "it")  # slots
 _FUNCTION_WORDS = frozenset(("the", "on", "at", "in", "to", "from", "of", "is", "be", "no", "it", "side", "hand", "us"))
@@ -71,11 +75,18 @@ def true_claims(story: Story) -> frozenset[Claim]:
     return frozenset(claims) | timeline_claims([happening(story, turn) for turn in range(len(story.events))])
 
 
-def compose_written_caption(story: Story, seed: int) -> VideoCaption:
-    """One of the many true captions of a story; the same story and seed give the same one."""
-    return VideoCaption(
-        _Writer(story, random.Random(f"written-caption-{story.seed}-{seed}")).text(), true_claims(story)
-    )
+def compose_written_caption(story: Story, seed: int, free_wording: bool = False) -> VideoCaption:
+    """One of the many true captions of a story; the same arguments give the same one.
+
+    Args:
+        free_wording: puts words that claim nothing around sentences until words about what is seen are at most
+            `MAX_VISUAL_SHARE`, or the caption is as long as it may be.
+    """
+    rng = random.Random(f"written-caption-{story.seed}-{seed}")
+    sentences = _Writer(story, rng).sentences()
+    if free_wording:
+        sentences = _freely(sentences, rng)
+    return VideoCaption(" ".join(f"{sentence}." for sentence in sentences), true_claims(story))
 
 
 class _Writer:
@@ -86,7 +97,7 @@ class _Writer:
         # As people do, a caption mostly uses the same wording for a thing.
         self.habits: dict[tuple[str, str], str] = {}
 
-    def text(self) -> str:
+    def sentences(self) -> list[str]:
         story, rng = self.story, self.rng
         there = [number for number in range(len(story.objects)) if not story.is_late(number)]
         there.sort(key=lambda number: story.columns[number])
@@ -99,7 +110,7 @@ class _Writer:
         for _ in range(2):
             if rng.random() < _REMARK_SHARE:
                 sentences.insert(rng.choice((len(blocks[0]), len(sentences))), rng.choice(REMARKS))
-        return " ".join(f"{sentence}." for sentence in sentences)
+        return sentences
 
     def _say(self, slot: str, value: str) -> str:
         if (slot, value) not in self.habits or self.rng.random() < 0.2:
@@ -228,6 +239,20 @@ class _Writer:
         return self._hedged(f"{when}, {name} {state}" if rng.random() < 0.7 else f"{name} {state} {when}")
 
 
+def _freely(sentences: list[str], rng: random.Random) -> list[str]:
+    """Sentences with free wording around them, one after another in random order, as far as it is wanted and fits."""
+    visual, said = visual_words(), list(sentences)
+    for number in rng.sample(range(len(said)), len(said)):
+        words = " ".join(said).replace(",", "").split()
+        if sum(word in visual for word in words) <= MAX_VISUAL_SHARE * len(words):
+            break
+        comment, statement, tail = (rng.choice(phrases) for phrases in FREE)
+        longer = [*said[:number], f"{comment}, {statement} {said[number]}, {tail}", *said[number + 1 :]]
+        if sum(len(sentence.replace(",", " ,").split()) + 1 for sentence in longer) < MAX_CAPTION_TOKENS:
+            said = longer
+    return said
+
+
 def _last_name(story: Story, number: int) -> tuple[str, str]:
     return story.states(len(story.events))[number].name
 
@@ -263,10 +288,17 @@ def compose_written_questions(story: Story) -> list[tuple[str, str]]:
         if turn + 1 < len(story.events):
             then = f"the {' '.join(story.name_in(turn + 1))} {_plain_words(story, turn + 1)}"
             questions.append((f"what happens right after the {colour} {shape} {said}?", then))
-    for number in range(len(story.objects)):
+    for number, item in enumerate(story.objects):
         end, name = story.end_of(number), " ".join(_last_name(story, number))
         answer = "it is gone" if end is None else f"{_plain('place', end[1])}, {_plain('distance', end[2])}"
         questions.append((f"where is the {name} at the end?", answer))
+        if not story.is_late(number):
+            answer = f"{_plain('place', story.columns[number])}, {_plain('distance', story.distances[number])}"
+            questions.append((f"where is the {item.colour} {item.shape} at the start?", answer))
+    for slot in ("size", "material"):
+        values = [getattr(item, slot) for item in story.objects]
+        numbers = {value: NUMBERS[values.count(value) - 1] for value in values}
+        questions += [(f"how many objects are {value}?", number) for value, number in numbers.items()]
     return questions
 
 

@@ -82,7 +82,14 @@ REMARKS = (
     "the whole scene is calm otherwise",
 )
 START = ("at the start", "in the beginning", "when the video begins")
-EMPTY = (*NEXT, *FIRST, *LAST, *HEDGES, *RETURNS, *REMARKS, *START)
+FREE = (
+    ("as you see", "as we see it", "in this video", "as it happens", "all in all", "as it seems"),
+    ("what we see is that", "what you see is that", "all we see is that", "we see that", "it is as if", "you see how"),
+    ("as you see it", "and that is all", "and nothing else", "and that is that", "which is all we see", "it seems"),
+)
+"""What may stand before a sentence, before its first word, and behind it. Its words are those of other phrases, so that
+models that know these go on with it."""
+EMPTY = (*NEXT, *FIRST, *LAST, *HEDGES, *RETURNS, *REMARKS, *START, *(phrase for phrases in FREE for phrase in phrases))
 """Phrases that claim nothing."""
 
 assert set(WORDINGS["kind"]) == set(KINDS) and set(WORDINGS["light"]) == set(LIGHTS)

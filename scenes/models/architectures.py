@@ -64,6 +64,9 @@ class VideoLLMConfig:
         patch_size: side of a patch; four patches make one visual token.
         num_frames: frames of a video in training.
         text, vision: sizes.
+        window_size: side, in pixels, of the squares of a frame within which the vision tower attends; null for whole
+            frames.
+        whole_frame_layers: layers of the tower, counted from 0, that attend to whole frames all the same.
 
     Raises:
         ValueError: sizes that do not divide.
@@ -74,12 +77,20 @@ class VideoLLMConfig:
     num_frames: int = 8
     text: TextModelConfig = field(default_factory=TextModelConfig)
     vision: TowerConfig = field(default_factory=TowerConfig)
+    window_size: int | None = None
+    whole_frame_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.image_size % (2 * self.patch_size):
             raise ValueError(f"image_size: {self.image_size} must be a multiple of twice patch_size {self.patch_size}")
         if self.num_frames < 4 or self.num_frames % 2:
             raise ValueError(f"num_frames: {self.num_frames} must be an even number of at least 4")
+        window = self.image_size if self.window_size is None else self.window_size
+        if window < 1 or window % (2 * self.patch_size):
+            raise ValueError(f"window_size: {window} must be a positive multiple of twice patch_size {self.patch_size}")
+        if unknown := set(self.whole_frame_layers) - set(range(self.vision.num_hidden_layers)):
+            last = self.vision.num_hidden_layers - 1
+            raise ValueError(f"whole_frame_layers: {unknown.pop()} must lie between 0 and {last}")
         for name, tower in (("text", self.text), ("vision", self.vision)):
             if tower.hidden_size % (2 * tower.num_attention_heads):
                 raise ValueError(
@@ -130,8 +141,8 @@ def build_model(config: VideoLLMConfig, tokenizer: PreTrainedTokenizerBase) -> A
         "patch_size": config.patch_size,
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
-        "window_size": config.image_size,  # frames are small: one window each
-        "fullatt_block_indexes": [config.vision.num_hidden_layers - 1],
+        "window_size": config.window_size or config.image_size,
+        "fullatt_block_indexes": list(config.whole_frame_layers),
         "tokens_per_second": 2,
     }
     model: Any = Qwen2_5_VLForConditionalGeneration(

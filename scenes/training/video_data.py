@@ -6,6 +6,7 @@ Belongs here: rendering, cutting into patches, and numbering words. Does not bel
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from scenes.captions.story_captions import compose_written_caption, compose_written_questions
 from scenes.rendering import camera
 from scenes.rendering.renderer import SceneRenderer
-from scenes.rendering.scene import GROUNDS, SKIES
+from scenes.rendering.scene import COLOURS, GROUNDS, SHAPES, SKIES
 from scenes.rendering.story import Story, check_story_length, sample_story
 from scenes.rendering.video import KINDS, LIGHTS
 from scenes.training.grounding import GROUNDING, cell_attributes, cell_owners, told_by_owner
@@ -31,6 +32,8 @@ object became alike, and captions still guessed ground and sky after 34,000 vide
 
 PLACES = ("step", "column", "row")
 """What the grounding heads predict of a visual token's position in time and frame."""
+
+_NAME = re.compile(f"({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})")
 
 
 class RenderedVideoSource:
@@ -155,13 +158,20 @@ class Conversations:
             labels += [IGNORED] * len(asked) + answered
         return ids, labels
 
-    def about(self, video: Story, seed: int, question_share: float) -> tuple[list[int], list[int]]:
-        """A caption, or a few short questions in random order, by the share of the latter."""
+    def about(
+        self, video: Story, seed: int, question_share: float, free_wording: bool = False
+    ) -> tuple[list[int], list[int], tuple[int, int]]:
+        """A caption, or a few short questions in random order, by the share of the latter; and colour and shape of the
+        object that the first of these names, as classes, zeros where it names none."""
         rng = random.Random(f"conversation-{video.seed}-{seed}")
         if rng.random() >= question_share:
-            return self.sample([(rng.choice(CAPTION_PROMPTS), compose_written_caption(video, seed).text)])
+            caption = compose_written_caption(video, seed, free_wording)
+            return *self.sample([(rng.choice(CAPTION_PROMPTS), caption.text)]), (0, 0)
         questions = compose_written_questions(video)
-        return self.sample(rng.sample(questions, min(len(questions), 4)))
+        asked = rng.sample(questions, min(len(questions), 4))
+        named = _NAME.search(asked[0][0])
+        found = (1 + COLOURS.index(named[1]), 1 + SHAPES.index(named[2])) if named else (0, 0)
+        return *self.sample(asked), found
 
     def _ids(self, text: str) -> list[int]:
         if text not in self._known:

@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,11 @@ class VideoLLMTrainingConfig(RunConfig):
     Args:
         shape: what is trained.
         question_share: share of samples that are questions and answers; the others are captions.
+        free_wording: whether captions have free wording, by which at most 0.3 of their words are about what is seen.
         grounded_layer: the layer of the language model whose output the grounding loss reads, counted from 1; null for
             the middle one.
-        alignment_weight: weight of a loss at that layer that makes tokens of objects more similar to the question
-            (`scenes.training.video_views.alignment_loss`).
+        alignment_weight: weight of a loss at that layer that makes tokens of what is asked about more similar to the
+            question: of the object that it names, or of all objects (`scenes.training.video_views.alignment_loss`).
         shown_words_weight: weight of a loss by which the last layer's visual states predict, through the output head,
             the words for what they show. LVSpec as printed compares with these states.
         frame_counts: frames of the videos, one number drawn for each step; empty for `shape.num_frames` always.
@@ -100,6 +102,7 @@ class VideoLLMTrainingConfig(RunConfig):
 
     shape: VideoLLMConfig = field(default_factory=VideoLLMConfig)
     question_share: float = 0.25
+    free_wording: bool = False
     grounded_layer: int | None = None
     alignment_weight: float = 0.0
     shown_words_weight: float = 0.0
@@ -192,8 +195,10 @@ class VideoLLMTask(Task):
         num_frames = self._frame_count(draw, progress)
         batch = self._source(num_frames)(seed, config.batch_size, "train")
         conversations = self._about(num_frames)
-        samples = [conversations.about(video, step, config.question_share) for video in batch.videos]
-        ids, labels = (each.to(self.device) for each in pad(samples, int(self.tokenizer.pad_token_id)))
+        about = partial(conversations.about, question_share=config.question_share, free_wording=config.free_wording)
+        samples = [about(video, step) for video in batch.videos]
+        padded = pad([each[:2] for each in samples], int(self.tokenizer.pad_token_id))
+        ids, labels = (each.to(self.device) for each in padded)
         features = self._features(batch.frames)  # [B, m, dim]
         weight = max(0.0, 1 - progress / 0.75) if config.trained_layers is None else 0.0  # of the grounding loss
         truth = self._truth(batch.videos, num_frames)
@@ -216,7 +221,10 @@ class VideoLLMTask(Task):
         told = truth if kept is None else {name: each.gather(1, kept) for name, each in truth.items()}
         if config.alignment_weight:
             asks = (labels != IGNORED).cumsum(1) == 0  # what is asked first, and nothing of the answers
-            aligned = alignment_loss(view, half_way[0], asks, told["shape"] > 0)
+            named = torch.tensor([each[2] for each in samples], device=self.device)  # [B, 2], zeros for any object
+            meant = (told["colour"] == named[:, :1]) & (told["shape"] == named[:, 1:])
+            shows = torch.where(named[:, :1] > 0, meant, told["shape"] > 0)
+            aligned = alignment_loss(view, half_way[0], asks, shows)
             loss = loss + config.alignment_weight * aligned
             parts["alignment"] = aligned.detach()
         if config.shown_words_weight and layer is None:

@@ -14,13 +14,16 @@ from video_order import backwards, order_answers
 from scenes.captions.story_caption_parser import read_claims
 from scenes.captions.story_captions import (
     CLAIM_KINDS,
+    MAX_CAPTION_TOKENS,
+    MAX_VISUAL_SHARE,
     compose_written_caption,
     compose_written_questions,
     true_claims,
+    visual_words,
     written_accuracy,
     written_vocabulary,
 )
-from scenes.captions.story_wordings import EMPTY, WORDINGS
+from scenes.captions.story_wordings import EMPTY, NUMBERS, WORDINGS
 from scenes.rendering.story import sample_story
 
 STORIES = [sample_story(seed, 32, "all") for seed in range(60)]
@@ -32,10 +35,13 @@ STORIES = [sample_story(seed, 32, "all") for seed in range(60)]
     frames=st.integers(8, 48),
     split=st.sampled_from(("train", "heldout", "all")),
     wording=st.integers(0, 10**9),
+    free=st.booleans(),
 )
-def test_every_wording_of_every_story_is_read_back(seed: int, frames: int, split: str, wording: int) -> None:
+def test_every_wording_of_every_story_is_read_back(
+    seed: int, frames: int, split: str, wording: int, free: bool
+) -> None:
     story = sample_story(seed, frames, split)
-    caption = compose_written_caption(story, wording)
+    caption = compose_written_caption(story, wording, free)
     assert read_claims(caption.text) == true_claims(story) == caption.claims
 
 
@@ -47,6 +53,17 @@ def test_wordings_and_orders_differ_and_mean_the_same() -> None:
     text = " ".join(captions)
     for words in ("then", "after", "before", "that", "it", "seems", "nothing"):
         assert words in text.split() or f"{words}," in text.split()
+
+
+def test_free_wording_is_known_words_and_most_of_a_caption() -> None:
+    known, visual = set(written_vocabulary()), visual_words()
+    for story in STORIES:
+        text = compose_written_caption(story, 0, free_wording=True).text
+        words, plain = (re.findall(r"\w+", each) for each in (text, compose_written_caption(story, 0).text))
+        shares = [sum(word in visual for word in each) / len(each) for each in (words, plain)]
+        length = len(re.findall(r"\w+|[,.]", text))
+        assert set(words) <= known and length < MAX_CAPTION_TOKENS and shares[0] < shares[1]
+        assert shares[0] <= MAX_VISUAL_SHARE or length > MAX_CAPTION_TOKENS - 20
 
 
 def test_no_phrase_stands_for_two_things() -> None:
@@ -124,6 +141,11 @@ def test_the_vocabulary_covers_everything_said_and_questions_have_answers() -> N
         answers = dict(questions)
         setting = read_claims(f"{answers['how is it lit?']} . {answers['what is the ground?']} .")
         assert ("light", story.light) in setting and ("ground", story.frames[0].ground) in setting
+        places = [(each, answers[each]) for each in answers if each.endswith("at the start?")]
+        told = " ".join(f"{each[9:-14]} is {answer}." for each, answer in places)
+        assert places and read_claims(told) <= true_claims(story)
+        counts = [1 + NUMBERS.index(answers[each]) for each in answers if re.search("are (small|large)", each)]
+        assert sum(counts) == len(story.objects)
         assert len(questions) >= 7 and len({question for question, _ in questions}) == len(questions)
         said = compose_written_caption(story, seed).text + " ".join(" ".join(each) for each in questions)
         assert set(re.findall(r"\w+", said)) <= known

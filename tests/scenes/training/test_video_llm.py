@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,41 @@ def test_stories_are_learned_from_parts_of_them_at_several_lengths(
     assert processor.tokenizer.unk_token_id not in processor.tokenizer("it seems that the ball drifts left").input_ids
 
 
+def test_what_is_asked_about_grows_like_the_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The alignment loss is told the tokens of the object that a question names, and of all where it names none."""
+    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
+    config = training_config(tmp_path, batch_size=6, question_share=1.0, alignment_weight=0.5)
+    task, told = VideoLLMTask(config, source, torch.device("cpu")), []
+    monkeypatch.setattr(video_llm, "alignment_loss", lambda *given: told.append(given[-1]) or torch.zeros(()))
+    task.loss(0, 0.0)
+    videos = [sample_story(number, FRAMES) for number in range(6)]
+    truth = grounding_targets(videos, range(1, FRAMES, 2), config.shape.grid_size)
+    kinds = set()
+    for number, (video, shown) in enumerate(zip(videos, told[0], strict=True)):
+        ids, _, named = task.conversations.about(video, 0, 1.0)
+        question = task.tokenizer.decode(ids).split("?")[0]
+        for colour, shape in itertools.product(COLOURS, SHAPES):
+            assert (f"{colour} {shape}" in question) <= (named != (0, 0))
+        pairs = zip(truth["colour"][number].tolist(), truth["shape"][number].tolist(), strict=True)
+        assert shown.tolist() == [shape > 0 and named in ((0, 0), (colour, shape)) for colour, shape in pairs]
+        kinds.add(named == (0, 0))
+    assert kinds == {True, False}
+
+
+def test_windows_keep_what_they_see_to_themselves(batch, tmp_path: Path) -> None:
+    """Another picture in one window changes no token of the others, unless a layer sees whole frames."""
+    frames = batch.frames[:1].clone()
+    frames[..., :32, :32] = 1 - frames[..., :32, :32]
+    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
+    for layers in ((), (0,)):
+        config = training_config(tmp_path, shape=model_config(window_size=32, whole_frame_layers=layers))
+        task = VideoLLMTask(config, source, torch.device("cpu"))
+        with torch.no_grad():
+            before, after = (task._features(each).view(FRAMES // 2, 4, 4, -1) for each in (batch.frames[:1], frames))
+        changed = (before - after).abs().amax((0, 3)) > 1e-6
+        assert changed[:2, :2].all() and int(changed.sum()) == (16 if layers else 4)
+
+
 def test_only_answers_are_learned() -> None:
     tokenizer = build_processor(SIZE, 8).tokenizer
     conversations = Conversations(tokenizer, 8)
@@ -154,7 +190,8 @@ def test_captions_and_questions_come_in_their_shares() -> None:
     conversations = Conversations(build_processor(SIZE, 8).tokenizer, 8)
     video = sample_story(3, 8)
     caption = compose_written_caption(video, 5).text
-    _, labels = conversations.about(video, 5, question_share=0.0)
+    _, labels, named = conversations.about(video, 5, question_share=0.0)
+    assert named == (0, 0)
     words = conversations.tokenizer.decode([label for label in labels if label != IGNORED][:-1])
     assert words.replace(" .", ".").replace(" ,", ",") == caption
     shares = [len(conversations.about(video, seed, 0.5)[1]) > 100 for seed in range(60)]
@@ -333,6 +370,8 @@ def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:
     [
         ({"image_size": 50}, "image_size"),
         ({"num_frames": 5}, "num_frames"),
+        ({"window_size": 24}, "window_size"),
+        ({"whole_frame_layers": (2,)}, "whole_frame_layers: 2 must lie between 0 and 1"),
         ({"text": TextModelConfig(30, 64, 2, 4, 2)}, "text.hidden_size"),
     ],
 )

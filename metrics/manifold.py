@@ -12,6 +12,8 @@ counts in how many neighbourhoods a picture lies, and coverage looks at neighbou
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -20,56 +22,52 @@ from metrics.errors import DataError
 _CHUNK = 2048  # rows of the distance matrix at once
 
 
-def precision_and_recall(reference: Tensor, generated: Tensor, neighbours: int = 3) -> tuple[Tensor, Tensor]:
-    """Whether each feature lies among the others.
+class ManifoldScores(NamedTuple):
+    """How much of M generated features lies among N of a reference, and the other way round.
+
+    Attributes:
+        precise: bool `[M]`, whose mean is the precision.
+        recalled: bool `[N]`, whose mean is the recall.
+        dense: float64 `[M]`, in how many neighbourhoods of the reference each lies, over k. The mean is the density: 1
+            is expected of the reference's own distribution, and more is possible (equation 3).
+        covered: bool `[N]`, which neighbourhoods hold a generated feature; the mean is the coverage (equation 5).
+    """
+
+    precise: Tensor
+    recalled: Tensor
+    dense: Tensor
+    covered: Tensor
+
+
+def compare_manifolds(reference: Tensor, generated: Tensor, neighbours: int) -> ManifoldScores:
+    """Both pairs of scores, from the same distances.
 
     Args:
         reference: `[N, D]`.
         generated: `[M, D]`.
-        neighbours: k.
-
-    Returns:
-        bool `[M]`, whose mean is the precision, and bool `[N]`, whose mean is the recall.
+        neighbours: k; the authors take 3 for precision and recall, 5 for density and coverage.
 
     Raises:
         DataError: a set of k features or fewer, or different numbers of dimensions.
     """
     for name, features in (("reference", reference), ("generated", generated)):
         if len(features) <= neighbours:
-            raise DataError(f"precision and recall with k {neighbours} need more {name} pictures than {len(features)}")
+            raise DataError(
+                f"precision, recall, density and coverage with k {neighbours} need more {name} pictures than "
+                f"{len(features)}"
+            )
     if reference.shape[1] != generated.shape[1]:
         raise DataError("reference and generated features come from different networks")
     reference, generated = reference.double(), generated.double()
-    return (
-        lies_among(generated, reference, neighbour_distances(reference, neighbours)),
-        lies_among(reference, generated, neighbour_distances(generated, neighbours)),
-    )
-
-
-def density_and_coverage(reference: Tensor, generated: Tensor, neighbours: int = 5) -> tuple[Tensor, Tensor]:
-    """In how many neighbourhoods of the reference each picture lies, and which of them hold a picture.
-
-    Args:
-        reference, generated: as for `precision_and_recall`; so are the errors.
-        neighbours: k; the authors take 5.
-
-    Returns:
-        float64 `[M]`, numbers over k, whose mean is the density (1 is expected of the reference's own distribution, and
-        more is possible), and bool `[N]`, whose mean is the coverage (equations 3 and 5).
-    """
-    for name, features in (("reference", reference), ("generated", generated)):
-        if len(features) <= neighbours:
-            raise DataError(f"density and coverage with k {neighbours} need more {name} pictures than {len(features)}")
-    if reference.shape[1] != generated.shape[1]:
-        raise DataError("reference and generated features come from different networks")
-    reference, generated = reference.double(), generated.double()
-    radii = neighbour_distances(reference, neighbours)
-    dense, covered = [], torch.zeros(len(reference), dtype=torch.bool, device=reference.device)
+    radii, precise, dense = neighbour_distances(reference, neighbours), [], []
+    covered = torch.zeros(len(reference), dtype=torch.bool, device=reference.device)
     for chunk in generated.split(_CHUNK):
         inside = _distances(chunk, reference) <= radii
+        precise.append(inside.any(1))
         dense.append(inside.sum(1).double() / neighbours)
         covered |= inside.any(0)
-    return torch.cat(dense), covered
+    recalled = lies_among(reference, generated, neighbour_distances(generated, neighbours))
+    return ManifoldScores(torch.cat(precise), recalled, torch.cat(dense), covered)
 
 
 def neighbour_distances(features: Tensor, neighbours: int) -> Tensor:

@@ -19,7 +19,7 @@ from metrics.clip_score import clip_scores
 from metrics.diversity import distances_to_others
 from metrics.errors import DataError
 from metrics.frechet import GaussianStatistics, frechet_distance
-from metrics.manifold import density_and_coverage, precision_and_recall
+from metrics.manifold import ManifoldScores, compare_manifolds
 from metrics.protocol import Protocol
 
 LARGEST_BOOTSTRAPPED_DIMENSION = 1024
@@ -66,22 +66,13 @@ class Measured:
         return self.features[self.protocol.extractor]
 
     @cached_property
-    def manifold(self) -> tuple[Tensor, Tensor] | None:
-        """Per picture precision, per reference recall; None without a reference that has features."""
+    def manifold(self) -> ManifoldScores | None:
+        """Precision, recall, density and coverage by feature; None without a reference that has features."""
         protocol, reference = self.protocol, self.reference
         if protocol.manifold_extractor is None or reference is None or reference.manifold_features is None:
             return None
         features = self.features[protocol.manifold_extractor]
-        return precision_and_recall(reference.manifold_features, features, protocol.manifold_neighbours)
-
-    @cached_property
-    def neighbourhoods(self) -> tuple[Tensor, Tensor] | None:
-        """Per picture density, per reference coverage; None likewise. The k is that of precision and recall."""
-        if self.manifold is None:
-            return None
-        assert self.reference is not None and self.reference.manifold_features is not None
-        features = self.features[str(self.protocol.manifold_extractor)]
-        return density_and_coverage(self.reference.manifold_features, features, self.protocol.manifold_neighbours)
+        return compare_manifolds(reference.manifold_features, features, protocol.manifold_neighbours)
 
 
 EXTRAS = {"spatial_distance": "spatial", "inception_score": "logits", "hps": "hps_text"}
@@ -125,20 +116,13 @@ def _clip_score(measured: Measured) -> Figure | None:
     return mean_figure(scores, measured.draws)
 
 
-def _precision(measured: Measured) -> Figure | None:
-    return None if measured.manifold is None else mean_figure(measured.manifold[0], measured.draws)
+def _manifold_score(name: str) -> Callable[[Measured], Figure | None]:
+    """The mean of one of `ManifoldScores`."""
 
+    def score(measured: Measured) -> Figure | None:
+        return None if measured.manifold is None else mean_figure(getattr(measured.manifold, name), measured.draws)
 
-def _recall(measured: Measured) -> Figure | None:
-    return None if measured.manifold is None else mean_figure(measured.manifold[1], measured.draws)
-
-
-def _density(measured: Measured) -> Figure | None:
-    return None if measured.neighbourhoods is None else mean_figure(measured.neighbourhoods[0], measured.draws)
-
-
-def _coverage(measured: Measured) -> Figure | None:
-    return None if measured.neighbourhoods is None else mean_figure(measured.neighbourhoods[1], measured.draws)
+    return score
 
 
 def _diversity(measured: Measured) -> Figure | None:
@@ -151,10 +135,10 @@ SCORES: dict[str, Callable[[Measured], Figure | None]] = {
     "inception_score": _inception_score,
     "clip_score": _clip_score,
     "hps": _hps,
-    "precision": _precision,
-    "recall": _recall,
-    "density": _density,
-    "coverage": _coverage,
+    "precision": _manifold_score("precise"),
+    "recall": _manifold_score("recalled"),
+    "density": _manifold_score("dense"),
+    "coverage": _manifold_score("covered"),
     "diversity": _diversity,
 }
 """Every score of a set of pictures, as results name it. A new one is a function and a line here."""

@@ -10,14 +10,15 @@ transformers is imported within functions: the core must not wait for it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdecode.checks import shown
+from specdecode.checks import is_integer, shown
 from specdecode.criteria import Criteria
 from specdecode.sampling import SamplingConfig
 from specdecode.verifiers.processed import Processors
@@ -28,6 +29,17 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_mtp": (False,), "output_attentions": (False,), "output_hidden_states": (False,), "token_healing": (False,),
 }  # fmt: skip
 """Settings of `generate` that this core cannot honour, and the values at which they do nothing, beside None."""
+
+_INTEGERS = (
+    *("max_length", "min_length", "min_new_tokens", "num_return_sequences", "forced_bos_token_id"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_beams"),
+)
+_NUMBERS = (
+    *("max_time", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "guidance_scale"),
+    *("repetition_penalty", "encoder_repetition_penalty"),
+)
+_TOKENS = ("suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id")
+"""Settings by their kind, which transformers takes for granted."""
 
 _HARMLESS = ("use_cache", "logits_to_keep", "return_dict")
 """What `generate` hands on to the model's forward and what decoding here decides by itself."""
@@ -196,6 +208,7 @@ def through_transformers(
             raise ValueError(f"{name} must be a list, such as transformers' own, got {shown(arguments[name])}")
     settings = {} if own is None else _settings(own)
     settings |= {name: value for name, value in arguments.items() if name != "generation_config"}
+    _check_kinds(settings)
     strings = settings.pop("stop_strings", getattr(model.generation_config, "stop_strings", None))
     if strings:
         if tokenizer is None:
@@ -206,6 +219,28 @@ def through_transformers(
         settings["stopping_criteria"] = StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, strings)])
         settings["stop_strings"] = None
     return model.generate(input_ids, custom_generate=decode, **settings)
+
+
+def _check_kinds(settings: Mapping[str, Any]) -> None:
+    """Raises ValueError for a setting of another kind than transformers takes for granted, by name."""
+    for name, value in settings.items():
+        if value is None or isinstance(value, Tensor):
+            continue
+        one = isinstance(value, str) or not isinstance(value, Collection)
+        each = [value] if one else list(value)
+        if name in _INTEGERS and not is_integer(value):
+            wanted = "an integer"
+        elif name in _NUMBERS and (not isinstance(value, Real) or isinstance(value, bool)):
+            wanted = "a number"
+        elif name in _TOKENS and not (all(map(is_integer, each)) and (not one or name == "forced_eos_token_id")):
+            wanted = "a list of tokens"
+        elif name == "exponential_decay_length_penalty" and (len(each) != 2 or not is_integer(each[0])):
+            wanted = "a start, which is an integer, and a factor"
+        elif name == "stop_strings" and not all(isinstance(text, str) for text in each):
+            wanted = "text or a list of texts"
+        else:
+            continue
+        raise ValueError(f"{name} must be {wanted}, got {shown(value)}")
 
 
 def _settings(generation_config: Any) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from metrics import manifold
 from metrics.clip_score import clip_scores
 from metrics.frechet import GaussianStatistics
-from metrics.manifold import density_and_coverage, precision_and_recall
+from metrics.manifold import compare_manifolds
 from metrics.protocol import ClipProtocol, Protocol
 from metrics.quality import Reference, mean_figure, score_pictures
 
@@ -24,14 +25,27 @@ def test_scores_are_those_of_their_formulas() -> None:
     ours, theirs, texts = features(24, 0.4, 0), features(24, 2.0, 1), features(24, 1.0, 2)
     reference = Reference(GaussianStatistics.of(theirs), theirs)
     scores = score_pictures(PROTOCOL, {"clip": ours}, reference, texts, draws=0)
-    precision, recall = (float(each.double().mean()) for each in precision_and_recall(theirs, ours, 2))
+    wanted = {name: float(each.double().mean()) for name, each in compare_manifolds(theirs, ours, 2)._asdict().items()}
+    precision, recall = wanted["precise"], wanted["recalled"]
     assert precision > recall + 0.2, "pictures of little variety"
     assert scores["precision"]["value"] == pytest.approx(precision)
     assert scores["recall"]["value"] == pytest.approx(recall)
-    density, coverage = (float(each.double().mean()) for each in density_and_coverage(theirs, ours, 2))
-    assert density != coverage == pytest.approx(scores["coverage"]["value"])
-    assert scores["density"]["value"] == pytest.approx(density)
+    assert wanted["dense"] != wanted["covered"] == pytest.approx(scores["coverage"]["value"])
+    assert scores["density"]["value"] == pytest.approx(wanted["dense"])
     assert scores["clip_score"]["value"] == pytest.approx(float(clip_scores(ours, texts, 2.5).mean()))
+
+
+def test_distances_to_neighbours_are_computed_once_for_all_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, compute = [], manifold.neighbour_distances
+
+    def counted(given: torch.Tensor, neighbours: int) -> torch.Tensor:
+        sizes.append(len(given))
+        return compute(given, neighbours)
+
+    monkeypatch.setattr(manifold, "neighbour_distances", counted)
+    ours, theirs = features(24, 0.4, 0), features(20, 2.0, 1)
+    score_pictures(PROTOCOL, {"clip": ours}, Reference(GaussianStatistics.of(theirs), theirs), ours, 0)
+    assert sizes == [20, 24], "of the reference and of the pictures, once each"
 
 
 def test_no_frechet_distance_lies_below_nothing() -> None:

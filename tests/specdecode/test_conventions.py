@@ -100,6 +100,29 @@ def test_lengths_come_from_the_call_then_the_model() -> None:
     assert count() == [6] * 3 and count(max_new_tokens=2) == [2] * 3
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("no_repeat_ngram_size", "x", "an integer, got 'x'"),
+        ("min_new_tokens", 2.5, "an integer, got 2.5"),
+        ("max_length", [20], r"an integer, got \[20\]"),
+        ("min_p", "0.1", "a number, got '0.1'"),
+        ("repetition_penalty", True, "a number, got True"),
+        ("suppress_tokens", ["a"], r"a list of tokens, got \['a'\]"),
+        ("begin_suppress_tokens", 5, "a list of tokens, got 5"),
+        ("exponential_decay_length_penalty", 5, "a start, which is an integer, and a factor, got 5"),
+        ("forced_eos_token_id", "end", "a list of tokens, got 'end'"),
+        ("stop_strings", 5, "text or a list of texts, got 5"),
+    ],
+)
+def test_a_setting_of_another_kind_is_named(name: str, value: Any, wanted: str) -> None:
+    """transformers would end in the middle, by a TypeError that names a line of its own."""
+    model, (ids, mask) = language_models.make("llama"), ragged_prompts(2)
+    for given in ({name: value}, {"generation_config": GenerationConfig(**{name: value})}):
+        with pytest.raises(ValueError, match=f"^{name} must be {wanted}$"):
+            specdecode.generate(model, ids, attention_mask=mask, **given)
+
+
 class Recorded(LogitsProcessor):
     """Remembers every text that it was shown, and forbids what it says by a rule that depends on all of it."""
 

@@ -36,6 +36,7 @@ for command in commands:
         code = main(command)
     results.append((code, out.getvalue(), error.getvalue()))
 assert not [name for name in sys.modules if name.partition(".")[0] == "scenes"]
+assert "diffusers.pipelines.auto_pipeline" not in sys.modules  # all of diffusers, and what it says of torchvision
 print(json.dumps(results))
 """
 

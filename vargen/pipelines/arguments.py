@@ -57,7 +57,8 @@ _SHARED = {
     "`pipeline._guidance_scale`, and `pipeline._interrupt = True`, which ends the call after this pass: tokens that "
     "are not drawn yet are 0.",
     "callback_on_step_end_tensor_inputs": 'which of "tokens" (int64 [B, N], valid up to `lengths`) and "lengths" the '
-    'callback gets in `tensors`. "latents" is another name of "tokens". Reading their values makes a GPU wait.',
+    'callback gets in `tensors`, as copies that it may keep. "latents" is another name of "tokens". Reading their '
+    "values makes a GPU wait.",
 }
 _SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p")
 _END = """Returns:
@@ -144,11 +145,12 @@ class StepReport:
         pipeline._num_timesteps = step + 1
         if self.callback is None:
             return
-        tensors: dict[str, Any] = {name: getattr(state, CALLBACK_TENSORS[name]) for name in self.tensor_inputs}
+        # Copies: the next pass writes to these tensors, and so does the next batch where steps are graphs.
+        tensors: dict[str, Any] = {name: getattr(state, CALLBACK_TENSORS[name]).clone() for name in self.tensor_inputs}
         if pictures is not None:
             tensors["pictures"] = pictures
         scale = pipeline._guidance_scale
-        returned = self.callback(pipeline, step, state.lengths, dict(tensors))
+        returned = self.callback(pipeline, step, state.lengths.clone(), dict(tensors))
         if isinstance(returned, Mapping):
             _obey(returned, tensors, state, target.vocab_size)
         if pipeline._guidance_scale != scale:
@@ -198,8 +200,7 @@ def _obey(returned: Mapping[str, Any], tensors: Mapping[str, Any], state: Decode
             raise UserError(f"callback_on_step_end must return {name!r} as int64 {list(old.shape)}, got {got}")
         if int(value.min()) < 0 or int(value.max()) >= vocab_size:
             raise UserError(f"callback_on_step_end must return {name!r} between 0 and {vocab_size - 1}")
-        if value is not old:
-            old.copy_(value)
+        old.copy_(value)
         if state.newest is not None:  # in place, where a compiled step reads it
             state.newest.copy_(old.gather(1, state.lengths[:, None] - 1)[:, 0])
 
@@ -226,8 +227,7 @@ class DrawSettings:
 def check_count_and_type(num_images_per_prompt: int, output_type: str = "latent") -> None:
     """Refuse less than one picture and an unknown type. Raises UserError."""
     bounds.check_number("num_images_per_prompt", num_images_per_prompt, 1, bounds.MAX_BATCH_SIZE)
-    if output_type not in OUTPUT_TYPES:
-        raise UserError(f"output_type must be one of {', '.join(OUTPUT_TYPES)}, got {output_type!r}")
+    bounds.check_choice("output_type", output_type, OUTPUT_TYPES)
 
 
 def check_size(image_size: int, height: int | None, width: int | None) -> None:

@@ -9,16 +9,19 @@ Unlike other pipelines of diffusers, this one puts the conditional half of guida
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from typing import Any, Self
 
 import diffusers
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.models.autoencoders.vq_model import VQModel
-from diffusers.pipelines.auto_pipeline import AUTO_TEXT2IMAGE_PIPELINES_MAPPING
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
@@ -547,7 +550,34 @@ def check_guided_tokens(guided_tokens: int, method: ImageMethodConfig) -> None:
         raise UserError(f"guided_tokens leaves out a row that the draft head of {method.name} reads; use jacobi or scd")
 
 
+class _AutoPipelines(MetaPathFinder):
+    """Adds the pipeline to those of `AutoPipelineForText2Image` once somebody imports these: it would be an import of
+    every pipeline that diffusers has, with all that they ask for."""
+
+    name = "diffusers.pipelines.auto_pipeline"
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = find_spec(fullname)
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            self.add(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+    def add(self, module: Any) -> None:
+        module.AUTO_TEXT2IMAGE_PIPELINES_MAPPING.setdefault("llamagen", LlamaGenPipeline)
+
+
 # `DiffusionPipeline.from_pretrained` and `AutoPipelineForText2Image.from_pretrained` look for the class that a folder
 # names among diffusers' own. From now on they find this one there.
 diffusers.LlamaGenPipeline = LlamaGenPipeline
-AUTO_TEXT2IMAGE_PIPELINES_MAPPING.setdefault("llamagen", LlamaGenPipeline)
+if _AutoPipelines.name in sys.modules:
+    _AutoPipelines().add(sys.modules[_AutoPipelines.name])
+else:
+    sys.meta_path.insert(0, _AutoPipelines())

@@ -10,6 +10,7 @@ import janus_models
 import pytest
 import torch
 from diffusers import AutoPipelineForText2Image, DiffusionPipeline
+from taped_graphs import TapingCompiler
 from torch import Tensor
 
 from specdecode.finite import NotFiniteError as LogitsError
@@ -184,6 +185,23 @@ def test_tokens_that_a_callback_returns_are_obeyed(drafting_pipeline: LlamaGenPi
     tokens = drawn(drafting_pipeline, method=method, **settings)
     assert int(tokens[0, 0]) == (last[0] + 1) % (first + 1)
     assert torch.equal(tokens, drawn(drafting_pipeline, method="ar", **settings))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_callback_may_keep_what_it_is_given(drafting_pipeline: LlamaGenPipeline, compiled: bool) -> None:
+    """Neither the next pass nor the next batch writes to it, though graphs write to the same memory again."""
+    kept: list[tuple[Tensor, list[int]]] = []
+
+    def keep(pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> None:
+        kept.extend((each.flatten(), each.flatten().tolist()) for each in (lengths, tensors["tokens"]))
+
+    drafting_pipeline.reuse.compiler = TapingCompiler(64) if compiled else None
+    try:
+        for seed in (0, 1):
+            drawn(drafting_pipeline, seeds=(seed,), method="ar", callback_on_step_end=keep)
+    finally:
+        drafting_pipeline.compile(None)
+    assert len(kept) == 2 * 2 * 16 and all(tensor.tolist() == then for tensor, then in kept)
 
 
 @pytest.mark.parametrize(

@@ -167,12 +167,12 @@ def _janus() -> tuple[Any, dict[str, Any]]:
 
 
 def _emu3() -> tuple[Any, dict[str, Any]]:
-    pipeline = Emu3Pipeline(emu3_models.make(), emu3_models.processor())
+    pipeline = Emu3Pipeline(emu3_models.make(num_layers=1), emu3_models.processor())
     return pipeline, {"prompt": emu3_models.PROMPTS, "negative_prompt": emu3_models.AWAY, **emu3_models.SIZE}
 
 
 def _glm_image() -> tuple[Any, dict[str, Any]]:
-    pipe = glm_image_models.make()
+    pipe = glm_image_models.make(num_layers=1)
     glm_image_models.mend(pipe)
     size = {"height": glm_image_models.HEIGHT, "width": glm_image_models.WIDTH}
     return GlmImagePriorPipeline.from_pipe(pipe), {"prompt": glm_image_models.PROMPTS, **size}
@@ -182,7 +182,10 @@ def _lumina_mgpt_2() -> tuple[Any, dict[str, Any]]:
     """With a scale that decays, and pictures of several sizes."""
     family = token_image_models.tiny_family("lumina_mgpt_2")
     family = replace(family, guidance=replace(family.guidance, least=1.5))
-    model, tokenizer = token_image_models.tiny_model(family), token_image_models.tiny_tokenizer(family)
+    model, tokenizer = (
+        token_image_models.tiny_model(family, num_hidden_layers=1),
+        token_image_models.tiny_tokenizer(family),
+    )
     pipeline = TokenImagePipeline(model, tokenizer, family=family)
     return pipeline, {"prompt": token_image_models.PROMPTS, "height": [16, 32, 32], "width": [32, 16, 32]}
 

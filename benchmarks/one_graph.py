@@ -4,7 +4,7 @@ Every image method and preset draws two batches by eager steps and by graphs tha
 (`taped_graphs.py`), so no machine code is made: one picture and four, sampled, filtered and greedily. A row says
 whether all tokens are the same, how many graphs there were, how often they were captured, how many of the steps they
 made, and what a captured graph could not do: questions for a number, sizes among the inputs, tensors that moved. A
-method that takes no part says why.
+method that takes no part says why. `diagonal` has a branch that is not trained.
 
     python benchmarks/one_graph.py                               # everything; over an hour of processor time
     python benchmarks/one_graph.py --methods jacobi,scd --batch_sizes 1 --samplings sampled
@@ -31,6 +31,7 @@ from scenes.cases import sample_prompts
 from vargen.base.errors import UserError
 from vargen.base.resources import find_model
 from vargen.methods.catalogue import find_presets, methods_for, resolve_method
+from vargen.models.llamagen.vertical_branch import VerticalBranch
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 RESULTS = Path(__file__).resolve().parent / "results" / "one_graph.json"
@@ -103,6 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     pipeline = LlamaGenPipeline.from_pretrained(find_model(options.model))
     pipeline.set_progress_bar_config(disable=True)
+    if pipeline.vertical_branch is None:  # as a training begins with: what it draws does not matter here
+        pipeline.register_modules(vertical_branch=VerticalBranch.beside(pipeline.transformer).eval())
     rows, commit = recorded(options.record), describe_commit()
     for batch_size in map(int, options.batch_sizes.split(",")):
         for name, sampling in product(options.methods.split(","), options.samplings.split(",")):

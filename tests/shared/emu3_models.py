@@ -47,12 +47,13 @@ def _vocabulary(codes: int) -> dict[str, int]:
     return {token: index for index, token in enumerate([*SPECIAL, *WORDS, *names])}
 
 
-def make(seed: int = 0, codes: int = CODES, context: int = 64) -> Emu3ForConditionalGeneration:
+def make(seed: int = 0, codes: int = CODES, context: int = 64, num_layers: int = 3) -> Emu3ForConditionalGeneration:
     """A model in float64 whose weights are large enough that its tokens differ from place to place."""
     vocabulary = _vocabulary(codes)
     text = Emu3TextConfig(
-        vocab_size=len(vocabulary), hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=context, pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS,
+        vocab_size=len(vocabulary), hidden_size=32, intermediate_size=48, num_hidden_layers=num_layers,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=context, pad_token_id=PAD,
+        bos_token_id=BOS, eos_token_id=EOS,
     )  # fmt: skip
     vq = Emu3VQVAEConfig(
         codebook_size=codes, base_channels=32, channel_multiplier=[1, 1, 1, 1], num_res_blocks=1, hidden_size=32,

@@ -47,13 +47,15 @@ class SmallPreviews(GlmImageProcessor):
         return token_h, token_w, min(token_h, 2), min(token_w, 2)
 
 
-def make_model(seed: int = 0, context: int = 96, codes: int = CODES) -> GlmImageForConditionalGeneration:
+def make_model(
+    seed: int = 0, context: int = 96, codes: int = CODES, num_layers: int = 3
+) -> GlmImageForConditionalGeneration:
     """A model in float64 whose weights are large enough that its tokens differ from place to place."""
     vocab_size, beginning, end, pad = codes + len(SPECIAL) + len(WORDS), codes, codes + 1, codes + 4
     text = GlmImageTextConfig(
-        vocab_size=vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=context, pad_token_id=pad, vision_vocab_size=codes + 4,
-        eos_token_id=end,
+        vocab_size=vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=num_layers,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=context, pad_token_id=pad,
+        vision_vocab_size=codes + 4, eos_token_id=end,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
     )  # fmt: skip
     vision = GlmImageVisionConfig(
@@ -95,9 +97,9 @@ def processor(kind: type[GlmImageProcessor] = SmallPreviews) -> GlmImageProcesso
     return kind(images, fast, chat_template=CHAT_TEMPLATE)
 
 
-def make(seed: int = 0, kind: type[GlmImageProcessor] = SmallPreviews) -> GlmImagePipeline:
+def make(seed: int = 0, kind: type[GlmImageProcessor] = SmallPreviews, **sizes: int) -> GlmImagePipeline:
     """diffusers' pipeline; all but the autoregressive model is in float32."""
-    model = make_model(seed)
+    model = make_model(seed, **sizes)
     torch.manual_seed(seed)
     pipe = GlmImagePipeline(
         tokenizer=ByT5Tokenizer(),

@@ -100,13 +100,16 @@ def tiny_class_model_folder(_saved_tiny_pipelines: dict[str, Path], tmp_path: Pa
 
 
 def build_drafting_pipeline(**overrides: object) -> LlamaGenPipeline:
-    """A text-conditional pipeline with a random draft head, a random draft model and a random vertical branch."""
+    """A text-conditional pipeline with a random draft head, a random draft model and, beside several layers, a random
+    vertical branch."""
     base = build_tiny_pipeline(**overrides)  # type: ignore[arg-type]
     drafter = EagleHead(dim=16, num_attention_heads=2, intermediate_size=20, vocab_size=VOCAB, grid_size=GRID)
     draft_model = build_tiny_transformer(2, dim=8, num_layers=1, num_attention_heads=1, intermediate_size=16)
     randomise(drafter, 1)
-    vertical_branch = VerticalBranch.beside(base.transformer)
-    randomise(vertical_branch, 3)
+    vertical_branch = None
+    if base.transformer.config.num_layers > 1:
+        vertical_branch = VerticalBranch.beside(base.transformer).eval()
+        randomise(vertical_branch, 3)
     pipeline = LlamaGenPipeline(
         base.transformer,
         base.vqvae,
@@ -114,7 +117,7 @@ def build_drafting_pipeline(**overrides: object) -> LlamaGenPipeline:
         base.tokenizer,
         drafter=drafter.eval(),
         draft_model=draft_model,
-        vertical_branch=vertical_branch.eval(),
+        vertical_branch=vertical_branch,
         default_guidance_scale=3.0,
         default_top_k=0,
     )

@@ -4,6 +4,7 @@
     python benchmarks/token_hashes.py --check benchmarks/results/token_hashes.json --only vvs
     python benchmarks/token_hashes.py --record benchmarks/results/token_hashes.json
     python benchmarks/token_hashes.py --record benchmarks/results/token_hashes.json --kind videos   # pictures stay
+    python benchmarks/token_hashes.py --record benchmarks/results/token_hashes.json --kind images --only "preset rows"
 
 Every image method and preset on 8 prompts with the seeds 0 to 7 in one batch, further settings and greedy decoding on
 two of these; every video method on 2 videos, greedily and sampled; float32, one thread, sizes fixed. A check runs what
@@ -392,12 +393,12 @@ def main() -> int:
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument("--record", type=Path, metavar="FILE", help="write the hashes")
     task.add_argument("--check", type=Path, metavar="FILE", help="compare with the hashes there")
-    parser.add_argument("--only", default="", help="with --check: cases whose name holds this")
+    parser.add_argument("--only", default="", help="with --check or --kind: cases whose name holds this")
     parser.add_argument("--kind", choices=KINDS, help="only these; the others stay as they were recorded")
     parser.add_argument("--reverse", action="store_true", help="the pictures of a batch the other way round")
     options = parser.parse_args()
-    if options.record and (options.only or options.reverse):
-        parser.error("--only and --reverse go with --check")
+    if options.record and (options.reverse or (options.only and not options.kind)):
+        parser.error("--reverse goes with --check, and --only with --check or --kind")
 
     os.environ["OMP_NUM_THREADS"] = "1"  # for the drafter's process
     torch.set_num_threads(1)
@@ -430,9 +431,9 @@ def main() -> int:
     if options.record:
         if options.kind:  # each case then says where it came from, since the record's own provenance is of the others
             record, of_now = json.loads(options.record.read_text()), provenance()
-            record[options.kind] = {
-                name: {**case, "commit": of_now["commit"]} for name, case in found[options.kind].items()
-            }
+            kept = record[options.kind] if options.only else {}
+            now = {name: {**case, "commit": of_now["commit"]} for name, case in found[options.kind].items()}
+            record[options.kind] = kept | now
             write_atomic(options.record, json.dumps(record, indent=1) + "\n")
         else:
             write_result(options.record, {"prompts": PROMPTS, **found})

@@ -48,9 +48,16 @@ COMPARED_BESIDE_XL = "ar,jacobi,scd,vvs-jacobi,likeness-quality"
 HEAVY = ("--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16")
 IN_INT8 = ("--quantization", "int8-dynamic", "--draft_quantization", "int8")
 COMPARED = ("bench_batch", "bench_picks", "evaluation", "front_", "judge_")
-ROWS = (  # rows-quality, rows-fast, between the two, the plainest, what looks twice, and the default of pjd
-    "vvs-rows 4, 12 in rows 4 to 9, 1 guesses, 1 looks, 12 columns,vvs-rows 4, 10 in rows 5 to 8, 1 guesses, 1 looks, 12 columns,"
-    "vvs-rows 4, 12 in rows 5 to 8, 1 guesses, 1 looks, 12 columns,zipar 4,vvs-rows 5, 2 guesses, 2 looks,pjd 5, 2 guesses"
+ROWS = ",".join(  # rows-quality, rows-fast, between the two, the plainest, what looks twice, and the default of pjd
+    (
+        *(
+            f"vvs-rows 4, {rows}, 1 guesses, 1 looks, 12 columns"
+            for rows in ("12 in rows 4 to 9", "10 in rows 5 to 8", "12 in rows 5 to 8")
+        ),
+        "zipar 4",
+        "vvs-rows 5, 2 guesses, 2 looks",
+        "pjd 5, 2 guesses",
+    )
 )
 FASTEST = "ar,jacobi,rows-quality,rows-fast,zipar"
 """The default, and what draws rows of the grid side by side, which is fastest on a CPU."""

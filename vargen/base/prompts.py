@@ -71,16 +71,22 @@ def read_prompts(source: str, argument: str = "prompts_file") -> list[str]:
     return prompts
 
 
-def read_records(source: str, argument: str = "prompts_file") -> Iterator[tuple[str, Row]]:
+def read_records(
+    source: str, argument: str = "prompts_file", columns: tuple[str, ...] = PROMPT_COLUMNS
+) -> Iterator[tuple[str, Row]]:
     """The rows of a file, of standard input for "-", or of a data set, each with its place for errors.
 
     A line of text is a row with a `prompt` alone. Keys are as the file has them, those of tables in lower case.
+
+    Args:
+        source, argument: as for `read_prompts`.
+        columns: of which a table must have one.
 
     Raises:
         UserError: see `gather_prompts`.
     """
     if source != "-" and is_table(source):
-        return read_rows(source, PROMPT_COLUMNS, argument)
+        return read_rows(source, columns, argument)
     path = expanded(source)
     if source == "-" and sys.stdin is None:
         raise UserError(f"{argument}: standard input is closed; name a file")
@@ -100,7 +106,7 @@ def read_records(source: str, argument: str = "prompts_file") -> Iterator[tuple[
         raise UserError(f"{argument}: {name} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
     where = f"{argument}: {name}"
     if suffix in _DELIMITERS:
-        return _from_table(text, where, _DELIMITERS[suffix])
+        return _from_table(text, where, _DELIMITERS[suffix], columns)
     if suffix == ".jsonl":
         return _from_json_lines(text, where)
     if suffix in (".txt", ""):
@@ -147,7 +153,7 @@ def split_lines(text: str) -> list[str]:
     return io.StringIO(text, newline=None).read().split("\n")
 
 
-def _from_table(text: str, name: str, delimiter: str) -> Iterator[tuple[str, Row]]:
+def _from_table(text: str, name: str, delimiter: str, wanted: tuple[str, ...]) -> Iterator[tuple[str, Row]]:
     # Tab-separated files in the field (PartiPrompts) do not quote, and their prompts contain quotation marks.
     lines = io.StringIO(text, newline="")
     if delimiter == "\t":
@@ -157,8 +163,8 @@ def _from_table(text: str, name: str, delimiter: str) -> Iterator[tuple[str, Row
     try:
         header = next(reader, [])
         columns = [cell.strip().lower() for cell in header]
-        if not set(columns) & set(PROMPT_COLUMNS):
-            raise UserError(f"{name}: the first line must name a column {' or '.join(PROMPT_COLUMNS)}")
+        if not set(columns) & set(wanted):
+            raise UserError(f"{name}: the first line must name a column {' or '.join(wanted)}")
         for row in reader:
             if not any(cell.strip() for cell in row):
                 continue

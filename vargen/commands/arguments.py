@@ -7,11 +7,12 @@ spellings that users expect. Does not belong here: any option; a dataclass of se
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import os
 import re
 from argparse import SUPPRESS, Action
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -19,7 +20,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 
-from vargen.base.bounds import check_characters, check_magnitudes
+from vargen.base.bounds import check_characters, check_choice, check_magnitudes
 from vargen.base.errors import UserError, did_you_mean
 from vargen.base.places import Place, check_places, places_of
 from vargen.base.reading import parse_yaml, parser_mode, read_yaml, reading
@@ -123,6 +124,15 @@ def build_parser(command: str, description: str, options: type[Any] | None = Non
         parser._optionals.title = "About these options"
         _sort_groups(parser)
     return parser
+
+
+def take_task(arguments: Sequence[str], tasks: Collection[str]) -> tuple[str, list[str]]:
+    """What `--task` says, else "image", and the other arguments. Raises UserError for another task."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--task", nargs="?", default="image")
+    asked, rest = parser.parse_known_args(arguments)
+    check_choice("task", asked.task, tasks)
+    return asked.task, rest
 
 
 def add_switches(parser: ArgumentParser, quiet: bool = True, title: str = "Output", **switches: str) -> None:

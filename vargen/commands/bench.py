@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 
 from metrics.tables import format_table, format_video_table, nothing_gains
-from vargen.base.errors import UserError
 from vargen.base.world import find_world
-from vargen.commands.arguments import add_switches, build_parser, fill, parse
+from vargen.commands.arguments import add_switches, build_parser, fill, parse, take_task
 from vargen.jobs.benchmark import BenchConfig, benchmark
 from vargen.jobs.stopwatch import in_processes
 from vargen.jobs.video_benchmark import BenchVideoConfig, benchmark_videos
@@ -21,12 +19,8 @@ _THIS_MACHINE = "Seconds are of this machine; keep other work off it meanwhile."
 
 def run(arguments: Sequence[str]) -> int:
     """Measure, print a table, write the results. `--task video` compares answers about videos instead."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--task", nargs="?", default="image")
-    asked, rest = parser.parse_known_args(arguments)
-    if asked.task not in TASKS:
-        raise UserError(f"task must be one of {', '.join(TASKS)}, got {asked.task!r}")
-    return _videos(rest) if asked.task == "video" else _pictures(rest)
+    task, rest = take_task(arguments, TASKS)
+    return _videos(rest) if task == "video" else _pictures(rest)
 
 
 def _pictures(arguments: Sequence[str]) -> int:

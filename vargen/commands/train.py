@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from vargen.base.errors import UserError, did_you_mean
 from vargen.base.resources import find_config
-from vargen.commands.arguments import build_parser, fill, parse
+from vargen.commands.arguments import build_parser, fill, parse, take_task
 from vargen.jobs.training import load_trainer, recipes, train
 
 _TASKS = {"image": "drafter", "video": "video-drafter", "text": "drafter-text"}
@@ -21,7 +20,10 @@ def run(arguments: Sequence[str]) -> int:
     if name in ("-h", "--help"):
         print(_usage())
         return 0
-    name, rest = _of_task(name, list(arguments[1:]))
+    rest = list(arguments[1:])
+    if name == "drafter":
+        task, rest = take_task(rest, _TASKS)
+        name = _TASKS[task]
     known = recipes()
     if name not in known:
         one_of = f"choose one of: {', '.join(known)}{did_you_mean(name, known)}"
@@ -45,18 +47,6 @@ def run(arguments: Sequence[str]) -> int:
         return 128 + signal_number
     print(f"training of the {name} is over: {result}")
     return 0
-
-
-def _of_task(name: str, rest: list[str]) -> tuple[str, list[str]]:
-    """The recipe that `drafter --task TASK` means, and the other arguments. Raises UserError for an unknown task."""
-    if name != "drafter":
-        return name, rest
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--task", nargs="?", default="image")
-    found, others = parser.parse_known_args(rest)
-    if found.task not in _TASKS:
-        raise UserError(f"--task must be one of {', '.join(_TASKS)}, got {found.task!r}")
-    return _TASKS[found.task], others
 
 
 def _usage() -> str:

@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from vargen.base.bounds import check_number
 from vargen.base.errors import UserError
 from vargen.drafters.chameleon_head import ChameleonHead
 from vargen.drafters.eagle_head import EagleHead
-from vargen.models.foreign_weights import load_strictly, load_weights_only
+from vargen.models.foreign_weights import load_strictly, read_tensors
 from vargen.models.model_folder import check_new_folder, read_json
 from vargen.runs.files import atomic_folder
 
@@ -167,16 +165,6 @@ def convert_lantern_drafter(
 
 def _read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
     for name in ("model.safetensors", "pytorch_model.bin"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        if path.suffix == ".bin":
-            weights = load_weights_only(path, "drafter")
-            if not isinstance(weights, dict):
-                raise UserError(f"{path} holds no weights; download it again.")
-            return path, {key: value for key, value in weights.items() if isinstance(value, Tensor)}
-        try:
-            return path, load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} is truncated or not a safetensors file; download it again.") from error
+        if (path := folder / name).is_file():
+            return path, read_tensors(path, "drafter")
     raise UserError(f"{folder} holds neither model.safetensors nor pytorch_model.bin; download it again.")

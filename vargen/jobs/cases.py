@@ -49,12 +49,6 @@ SPLITS = ("heldout", "all")
 """Prompts and videos that a comparison draws from. Training never shows those of "heldout"."""
 
 
-def check_split(split: str) -> None:
-    """Raises UserError for an unknown split."""
-    if split not in SPLITS:
-        raise UserError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-
-
 def told_cases(cases: Sequence[BenchmarkCase]) -> list[str | int | None]:
     """What each picture is made from, as identities hold it."""
     return [case.prompt if case.class_label is None else case.class_label for case in cases]

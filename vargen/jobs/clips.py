@@ -6,8 +6,6 @@ decoding files (`vargen.models.video_llms.frames`), and the answers.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from vargen.base.errors import UserError
-from vargen.base.prompts import read_prompts, split_lines
-from vargen.base.reading import expanded, parse_json, read_text
+from vargen.base.prompts import read_prompts, read_records
+from vargen.base.reading import expanded
 from vargen.models.video_llms.frames import VideoFrames, read_video
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".gif", ".mpg", ".mpeg", ".ts", ".flv", ".wmv")
@@ -85,7 +83,8 @@ def ask_about(
         pairs: Iterable[tuple[Path, str]] = [(path, usual) for path in videos]
     elif (suffix := Path(questions).suffix.lower()) in (".csv", ".jsonl"):
         named = {path.name: path for path in videos}
-        pairs = [_pair(row, number, questions, named) for number, row in enumerate(_rows(Path(questions)), 1)]
+        rows = read_records(questions, "questions", ("question",))
+        pairs = [_pair(row, where, named) for where, row in rows]
     elif suffix not in (".txt", ""):
         raise UserError(f"questions: {questions} must end in .txt, .csv or .jsonl")
     else:
@@ -110,26 +109,10 @@ def describe_clips(clips: Sequence[Clip]) -> list[list[Any]]:
     return [[clip.path.name, clip.path.stat().st_size, clip.question] for clip in clips]
 
 
-def _rows(path: Path) -> list[Any]:
-    try:
-        text = read_text(expanded(path), "questions")
-        if path.suffix.lower() == ".csv":
-            table = csv.reader(io.StringIO(text, newline=""))
-            names, rows = [name.strip().lower() for name in next(table, [])], list(table)
-            wrong = next((number for number, row in enumerate(rows, 1) if row and len(row) != len(names)), None)
-            if wrong is not None:
-                raise ValueError(f"row {wrong} has other cells than the header; quote those that hold a comma")
-            return [dict(zip(names, row, strict=True)) for row in rows if row]
-        return [parse_json(line) for line in split_lines(text) if line.strip()]
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
-        raise UserError(f"questions: {path} cannot be read ({str(error).splitlines()[0]}); repair it") from error
-
-
-def _pair(row: Any, number: int, source: str, named: Mapping[str, Path]) -> tuple[Path, str]:
-    values = row if isinstance(row, Mapping) else {}
-    video, question = values.get("video"), values.get("question")
+def _pair(row: Mapping[str, Any], where: str, named: Mapping[str, Path]) -> tuple[Path, str]:
+    video, question = row.get("video"), row.get("question")
     if not isinstance(video, str) or not isinstance(question, str) or not question.strip():
-        raise UserError(f"questions: row {number} of {source} needs a video and a question, both texts")
+        raise UserError(f"{where} it needs a video and a question, both texts")
     if video not in named:
-        raise UserError(f"questions: row {number} of {source} asks about {video!r}, which is not among the videos")
+        raise UserError(f"{where} {video!r} is not among the videos")
     return named[video], question

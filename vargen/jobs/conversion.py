@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vargen.base.bounds import MAX_PIXELS, check_numbers
+from vargen.base.bounds import MAX_PIXELS, check_choice, check_numbers
 from vargen.base.errors import UserError
 from vargen.base.places import READ, replaces
 from vargen.models.options import DTYPES
@@ -60,8 +60,8 @@ class _PrecisionConfig(ConvertFolderConfig):
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in (None, *DTYPES[1:]):  # but "auto"
-            raise UserError(f"dtype must be one of {', '.join(DTYPES[1:])}, got {self.dtype!r}")
+        if self.dtype is not None:
+            check_choice("dtype", self.dtype, DTYPES[1:])  # but "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_numbers
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_choice, check_numbers
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.base.places import READ, READ_FILE, writes_in
 from vargen.base.prompts import gather_prompts
@@ -109,8 +109,7 @@ class GenerateConfig(SamplingOptions):
                 f"num_candidates must be at most {MAX_CANDIDATES:,}, got {self.num_candidates:,}: memory holds all "
                 "until the best is chosen"
             )
-        if self.ranker not in RANKERS:
-            raise UserError(f"ranker must be one of {', '.join(RANKERS)}, got {self.ranker!r}")
+        check_choice("ranker", self.ranker, RANKERS)
         resolve_method(self.method, self.method_options)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_numbers
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_choice, check_numbers
 from vargen.base.errors import UserError
 from vargen.base.places import READ, READ_FILE, writes_in
 from vargen.base.resources import find_model
@@ -96,11 +96,10 @@ class TuneConfig(ModelOptions):
     save_to_model: bool = False
 
     def __post_init__(self) -> None:
-        if self.speed not in SPEEDS:
-            raise UserError(f"speed must be one of {', '.join(SPEEDS)}, got {self.speed!r}")
+        check_choice("speed", self.speed, SPEEDS)
         super().__post_init__()
-        if self.quality not in (None, *QUALITIES):
-            raise UserError(f"quality must be one of {', '.join(QUALITIES)}, got {self.quality!r}")
+        if self.quality is not None:
+            check_choice("quality", self.quality, QUALITIES)
         check_numbers(
             self, {"num_prompts": (1, MAX_PICTURES), "batch_size": (1, MAX_BATCH_SIZE), "seed": (0, MAX_SEED)}
         )

@@ -20,12 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metrics.speculation import CallRecord, percentile, summarise
-from vargen.base.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_WARM_UP, check_numbers, check_text
+from vargen.base.bounds import (
+    MAX_FRAMES,
+    MAX_PICTURES,
+    MAX_PIXELS,
+    MAX_WARM_UP,
+    check_choice,
+    check_numbers,
+    check_text,
+)
 from vargen.base.errors import UserError
 from vargen.base.places import READ, READ_FILE, writes_in
 from vargen.base.world import missing_world
 from vargen.jobs.captioning import DEFAULT_QUESTION
-from vargen.jobs.cases import VideoCase, VideoJudge, World, check_split
+from vargen.jobs.cases import SPLITS, VideoCase, VideoJudge, World
 from vargen.jobs.comparison import Kept, calls_of, compare, describe_run, rows_of
 from vargen.methods.catalogue import read_method_list, resolve_method
 from vargen.methods.video.base import VideoMethodConfig
@@ -84,7 +92,7 @@ class BenchVideoConfig(VideoOptions):
                 if getattr(self, name) is not None:
                     raise UserError(f"{name} belongs to a folder of videos; name one with videos, or leave it out")
         check_text("question", self.question)
-        check_split(self.split)
+        check_choice("split", self.split, SPLITS)
 
     def contenders(self) -> dict[str, VideoMethodConfig]:
         """The methods by label, plain decoding first.

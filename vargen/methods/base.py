@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
-from vargen.base.bounds import MAX_DRAFT, check_number
+from vargen.base.bounds import MAX_DRAFT, check_choice, check_number
 from vargen.base.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ class MethodConfig:
             raise UserError(f"{self.name}.{field} must be true or false, got {getattr(self, field)!r}")
 
     def _one_of(self, field: str, values: Sequence[str]) -> None:
-        if getattr(self, field) not in values:
-            raise UserError(f"{self.name}.{field} must be one of {', '.join(values)}, got {getattr(self, field)!r}")
+        check_choice(f"{self.name}.{field}", getattr(self, field), values)
 
 
 def configure(config: type[AnyConfig], options: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> AnyConfig:

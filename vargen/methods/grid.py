@@ -16,7 +16,6 @@ from vargen.base.errors import UserError
 from vargen.methods.base import AUTO, LARGEST, Auto, Components, ImageMethodConfig, Method, Suggestions
 
 if TYPE_CHECKING:
-    from specdecode.draft_size import DraftSize
     from specdecode.lines_of_rows import LinesOfRows
     from specdecode.places import Lines, Order, Window
 
@@ -30,12 +29,6 @@ class GridMethodConfig(ImageMethodConfig):
     """
 
     exact: ClassVar[bool] = False
-
-    def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
-        """Nothing is drafted beyond the places of the grid."""
-        from specdecode.draft_size import NO_DRAFT
-
-        return (NO_DRAFT,)
 
     def max_draft_nodes(self, num_tokens: int) -> int:
         """Room for a stand-in in every row of a grid up to four times as high as wide; other tokens lie in the slots of

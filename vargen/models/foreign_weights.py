@@ -8,15 +8,20 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vargen.base.errors import UserError
 
 StateDict = dict[str, Tensor]
+_CONTAINERS = ("state_dict", "model", "module")
+"""Where trainers put the weights: others, DDP, DeepSpeed. FSDP files are the bare weights."""
 
 
 def load_weights_only(path: Path, argument: str) -> Any:
@@ -34,6 +39,30 @@ def load_weights_only(path: Path, argument: str) -> Any:
         raise UserError(f"{argument}: {path} is truncated or not a .pt file; download it again.") from error
     except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         raise UserError(f"{argument}: {path} is truncated or not a .pt file; download it again.") from error
+
+
+def read_tensors(path: Path, argument: str) -> StateDict:
+    """All tensors in a file by name, wherever its trainer put them.
+
+    Args:
+        path: a pickled checkpoint (.ckpt, .pt, .pth, .bin), of which only tensors are read, or a .safetensors file.
+        argument: names it in errors.
+
+    Raises:
+        UserError: it is damaged, or holds something else.
+    """
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{argument}: {path} is truncated or not a safetensors file; download it again.") from error
+    checkpoint = load_weights_only(path, argument)
+    if isinstance(checkpoint, Mapping):
+        inner = (checkpoint[name] for name in _CONTAINERS if isinstance(checkpoint.get(name), Mapping))
+        checkpoint = next(inner, checkpoint)
+    if not isinstance(checkpoint, Mapping):
+        raise UserError(f"{argument}: {path} holds no weights by name; download it again.")
+    return {key: value for key, value in checkpoint.items() if isinstance(key, str) and isinstance(value, Tensor)}
 
 
 def load_strictly(model: nn.Module, state_dict: StateDict, source: str | os.PathLike[str]) -> None:

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vargen.base.bounds import MAX_COMPILE_BUCKET, MAX_COUNT, MAX_SEED, check_number, check_numbers, check_sampling
+from vargen.base.bounds import (
+    MAX_COMPILE_BUCKET,
+    MAX_COUNT,
+    MAX_SEED,
+    check_choice,
+    check_number,
+    check_numbers,
+    check_sampling,
+)
 from vargen.base.errors import UserError
 from vargen.base.places import MODEL, READ
 
@@ -62,7 +70,7 @@ class LoadingOptions:
     attn_implementation: str | None = None
 
     def __post_init__(self) -> None:
-        check_dtype(self.dtype)
+        check_choice("dtype", self.dtype, DTYPES)
         if self.device_map is not None and self.device != "auto":
             raise UserError("device cannot be given beside device_map, which says where the model goes; leave one out")
         if self.attn_implementation not in (None, *ATTENTION):
@@ -72,9 +80,8 @@ class LoadingOptions:
             )
         if self.library_quantization is not None:
             quantization_fields(self.library_quantization)
-        if self.draft_quantization not in (None, *OWN_QUANTIZATION):
-            known = ", ".join(OWN_QUANTIZATION)
-            raise UserError(f"draft_quantization must be one of {known}, got {self.draft_quantization!r}")
+        if self.draft_quantization is not None:
+            check_choice("draft_quantization", self.draft_quantization, OWN_QUANTIZATION)
 
     @property
     def library_quantization(self) -> str | dict[str, Any] | None:
@@ -178,12 +185,6 @@ class SamplingOptions(ModelOptions):
         return own if self.guided_tokens is None else own | {"guided_tokens": self.guided_tokens}
 
 
-def check_dtype(dtype: str) -> None:
-    """Refuse an unknown precision. Raises UserError."""
-    if dtype not in DTYPES:
-        raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-
-
 def quantization_fields(quantization: str | Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a quantization, its "quant_method" among them. Raises UserError for an unknown name or method, or a
     package that is not installed."""
@@ -192,9 +193,8 @@ def quantization_fields(quantization: str | Mapping[str, Any]) -> dict[str, Any]
             known = ", ".join((*OWN_QUANTIZATION, *NAMED_QUANTIZATION))
             raise UserError(f"quantization must be one of {known}, or a mapping, got {quantization!r}")
         quantization = NAMED_QUANTIZATION[quantization]
-    method = quantization.get("quant_method")
-    if method not in QUANTIZERS:
-        raise UserError(f"quantization.quant_method must be one of {', '.join(QUANTIZERS)}, got {method!r}")
+    method: Any = quantization.get("quant_method")
+    check_choice("quantization.quant_method", method, QUANTIZERS)
     if importlib.util.find_spec(method) is None:
         raise UserError(f"quantization needs {method}, which is not installed; run pip install {method}")
     return dict(quantization)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from specdecode.trace import DecodeTrace
+from vargen.base.bounds import check_choice
 from vargen.base.errors import UserError
 from vargen.base.resources import cache_folder
 from vargen.models.options import COMPILE_BUCKET
@@ -93,8 +94,8 @@ def check_compiler(device: torch.device, backend: str | Callable[..., Any] = "in
         else:
             _check_cpp_compiler()
         _keep_compiled_code()
-    elif isinstance(backend, str) and backend not in (known := torch._dynamo.list_backends(exclude_tags=())):
-        raise UserError(f"compile: backend must be one of {', '.join(known)}, got {backend!r}")
+    elif isinstance(backend, str):
+        check_choice("compile: backend", backend, torch._dynamo.list_backends(exclude_tags=()))
 
 
 def _check_triton() -> None:

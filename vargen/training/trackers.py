@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vargen.base.bounds import check_choice
 from vargen.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ def check_tracker(name: str | None) -> None:
     """Refuse an unknown tracker, and one whose package is not installed. Raises UserError."""
     if name is None:
         return
-    if name not in TRACKERS:
-        raise UserError(f"log_with must be one of {', '.join(TRACKERS)}, got {name!r}")
+    check_choice("log_with", name, TRACKERS)
     if importlib.util.find_spec(name) is None:
         raise UserError(f"log_with {name} needs {name}, which is not installed; run pip install {name}")
 

@@ -251,4 +251,4 @@ def test_the_command_trains_for_text(config: TextDrafterTrainingConfig, capsys: 
     assert "training of the drafter-text is over" in capsys.readouterr().out
     assert load_text_drafter(Path(config.output) / "export", text_models.load(Path(config.model)))
     assert main(["train", "drafter", "--task", "songs"]) != 0
-    assert "--task must be one of image, video, text, got 'songs'" in capsys.readouterr().err
+    assert "task must be one of image, video, text, got 'songs'" in capsys.readouterr().err

@@ -13,26 +13,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
-from torch import Tensor
 
 from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
-from vargen.models.foreign_weights import StateDict, load_strictly, load_weights_only
+from vargen.models.foreign_weights import StateDict, load_strictly, read_tensors
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
 from vargen.models.model_folder import check_stored
 from vargen.models.vqgan import CODEBOOK, convert_vqgan_state_dict, infer_vqgan_config
 
 _MARKERS = {"transformer": "tok_embeddings.weight", "vqvae": CODEBOOK}
 """A key that only weights of that kind have; the kinds are options of `vargen convert llamagen`."""
-_CONTAINERS = ("model", "module", "state_dict")
-"""Where trainers put the weights: DDP, DeepSpeed, others. FSDP files are the bare weights."""
 
 
 def read_checkpoint(path: str | os.PathLike[str], kind: str) -> StateDict:
@@ -49,15 +45,11 @@ def read_checkpoint(path: str | os.PathLike[str], kind: str) -> StateDict:
     if not path.is_file():
         absence = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"{kind} must be an official .pt file, but {path} {absence}.")
-    checkpoint = load_weights_only(path, kind)
-    candidates = [checkpoint]
-    if isinstance(checkpoint, Mapping):
-        candidates += [checkpoint[name] for name in _CONTAINERS if name in checkpoint]
-    for candidate in candidates:
-        if isinstance(candidate, Mapping) and _MARKERS[kind] in candidate:
-            return {key: value for key, value in candidate.items() if isinstance(value, Tensor)}
+    official = read_tensors(path, kind)
+    if _MARKERS[kind] in official:
+        return official
     (other,) = _MARKERS.keys() - {kind}
-    if any(isinstance(candidate, Mapping) and _MARKERS[other] in candidate for candidate in candidates):
+    if _MARKERS[other] in official:
         raise UserError(f"{kind} must be a LlamaGen {kind}, but {path} holds a {other}; swap the two files.")
     raise UserError(f"{kind} must be a LlamaGen {kind}, but {path} holds no {_MARKERS[kind]!r}; download it again.")
 

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, PreTrainedTokenizerFast
@@ -28,14 +26,13 @@ from transformers import ChameleonConfig, ChameleonForConditionalGeneration, Pre
 from vargen.base.bounds import check_number
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
-from vargen.models.foreign_weights import StateDict, load_strictly, load_weights_only
+from vargen.models.foreign_weights import StateDict, load_strictly, read_tensors
 from vargen.models.model_folder import MAX_LAYERS, read_json
 from vargen.models.vqgan import CODEBOOK, infer_vqgan_config
 
 # ---------------------------------------------------------------------------------------------------------------------
 # VQGAN
 
-_CONTAINERS = ("state_dict", "model", "module")
 _INSIDE_A_MODEL = "model.vqmodel."
 """Where transformers' classes keep a VQGAN."""
 _OF_TRAINING = ("loss.", "model_ema.", "epoch", "global_step")
@@ -59,7 +56,7 @@ def read_vqgan(path: str | os.PathLike[str], argument: str = "checkpoint") -> St
         raise UserError(f"{argument} must be a VQGAN's file, such as vqgan.ckpt, but {path} {absence}.")
     found: dict[str, Any] = {}
     for file in files:
-        found |= _tensors(file, argument)
+        found |= read_tensors(file, argument)
     if (inside := f"{_INSIDE_A_MODEL}{CODEBOOK}") in found:
         found = {key.removeprefix(_INSIDE_A_MODEL): found[key] for key in found if key.startswith(_INSIDE_A_MODEL)}
         if not any(key.startswith("decoder.") for key in found):
@@ -69,22 +66,6 @@ def read_vqgan(path: str | os.PathLike[str], argument: str = "checkpoint") -> St
     if CODEBOOK not in found:
         raise UserError(f"{argument} must be a VQGAN, but {path} holds no {CODEBOOK!r}; give its tokenizer's file.")
     return {key: value for key, value in found.items() if not key.startswith(_OF_TRAINING)}
-
-
-def _tensors(path: Path, argument: str) -> StateDict:
-    """All tensors in a file by name, wherever its trainer put them."""
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{argument}: {path} is truncated or not a safetensors file; download it again.") from error
-    checkpoint = load_weights_only(path, argument)
-    if isinstance(checkpoint, Mapping):
-        inner = (checkpoint[name] for name in _CONTAINERS if isinstance(checkpoint.get(name), Mapping))
-        checkpoint = next(inner, checkpoint)
-    if not isinstance(checkpoint, Mapping):
-        raise UserError(f"{argument}: {path} holds no weights by name; download it again.")
-    return {key: value for key, value in checkpoint.items() if isinstance(key, str) and isinstance(value, Tensor)}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -254,7 +235,7 @@ def convert_meta_chameleon(found: MetaChameleon, dtype: torch.dtype | None = Non
     Raises:
         UserError: the file is unreadable, or its weights are not those of a Chameleon.
     """
-    official = _tensors(found.checkpoint, "checkpoint")
+    official = read_tensors(found.checkpoint, "checkpoint")
     config = found.config
     for key in ("tok_embeddings.weight", "layers.0.attention.wo.weight", "layers.0.feed_forward.w2.weight"):
         if key not in official or official[key].ndim != 2:

@@ -79,7 +79,7 @@ def test_files_that_are_not_weights(tmp_path, official_files, small_class_weight
     with pytest.raises(UserError, match="swap"):
         read(official_files["text"], "vqvae")
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(UserError, match=r"holds no 'tok_embeddings.weight'"):
+    with pytest.raises(UserError, match="holds no weights by name"):
         read(tmp_path / "list.pt")
 
 

@@ -18,16 +18,16 @@ class KeptCaches:
         self._caches: dict[str, StaticKVCache] = {}
 
     def get(self, role: str, most_slots: int | None = None, **sizes: Any) -> StaticKVCache:
-        """The kept cache of a role if it fits `sizes`, else a new one, which replaces it.
+        """The kept cache of a role if it fits, else a new one, which replaces it.
 
         Args:
             role: whose keys and values these are; caches of several roles are kept side by side.
-            most_slots: slots of a new cache, so that the next batch, of longer prompts, fits as well; None: as in
-                `sizes`.
+            most_slots: slots that it must have, so that the next batch, of longer prompts, fits as well and graphs go
+                on; None: as in `sizes`.
             sizes: arguments of `StaticKVCache`.
         """
-        kept = self._caches.get(role)
+        kept, sizes["max_length"] = self._caches.get(role), most_slots or sizes["max_length"]
         if kept is None or not kept.fits(**sizes):
             self._caches.pop(role, None)  # free the old one first
-            kept = self._caches[role] = StaticKVCache(**sizes | {"max_length": most_slots or sizes["max_length"]})
+            kept = self._caches[role] = StaticKVCache(**sizes)
         return kept

@@ -20,6 +20,10 @@ _BENCH += ("equal_to_plain", "caption_accuracy", "retention", "accepted_per_draf
 _OF_TRAINING = ("evaluation loss", "evaluation loss_object", "evaluation loss_sky", "evaluation caption_gain")
 _OF_JUDGE = ("judge shape", "judge colour", "judge sky", "judge object_count", "judge prompt")
 _HEADS = ("name", "overlap", "overlap_2", "overlap_3", "overlap_4", "accepted_length")
+_SIDE_BY_SIDE = (
+    *("label", "pictures", "passes", "rows_fed", "unverified"),
+    *("claims", "claims_against_plain", "numbers", "numbers_against_plain"),
+)
 _FAMILIES = ("family", "dtype", "batch_size", "tokens", "row", "way", "MiB_before", "MiB_peak", "speedup")
 _FAMILIES += ("planted_share", "passes_ar", "passes_scd")
 TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -102,14 +106,16 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "rows_side_by_side": (
         "Rows of the grid side by side",
         "Shares that the judge finds right, and their differences to plain decoding over the same captions and seeds. "
-        "Captions are the first held-out ones; settings were chosen among these on the first 200. What breaks first is "
-        "the number of objects. The captions of this sheet are the first whose number plain decoding gets right and "
+        "Captions are the first held-out ones; windows by row were chosen on the first 400 of them. What breaks first "
+        "is the number of objects. The captions of this sheet are the first whose number plain decoding gets right and "
         "`zipar` with a window of 4 gets wrong.\n\n![Objects too many, missing and "
         "merged](images/rows_side_by_side.png)",
-        (
-            *("label", "pictures", "passes", "rows_fed", "unverified"),
-            *("claims", "claims_against_plain", "numbers", "numbers_against_plain"),
-        ),
+        _SIDE_BY_SIDE,
+    ),
+    "rows_side_by_side_bfloat16": (
+        "Rows of the grid side by side, in bfloat16",
+        "As above, with plain decoding in bfloat16.",
+        _SIDE_BY_SIDE,
     ),
     "picture_decoder": (
         "Faster ways to decode pictures",

@@ -38,7 +38,7 @@ _OURS: tuple[tuple[str, str, str], ...] = (
         "rejects. New guesses come from the row's last distribution; there they are random.",
     ),
     (
-        "vvs-rows 5, 2 guesses, 2 looks",
+        "vvs-rows 4, 12 in rows 4 to 9, 1 guesses, 1 looks, 12 columns",
         _SSD,
         "No training: a row opens with copies of the row above. There trained heads guess it, and a whole row stands "
         "after some rounds.",

@@ -197,7 +197,7 @@ def draw_sheet(
             method=resolve_method(name, settings),
             generator=[torch.Generator().manual_seed(number) for number in numbers],
         ).images
-        draw.text((2, row * side + side // 2), label, fill=(0, 0, 0), font=font)
+        draw.text((2, row * side + 12), label.replace(", ", ",\n"), fill=(0, 0, 0), font=font)
         for column, image in enumerate(images):
             sheet.paste(image.resize((side - 2, side - 2)), (margin + column * side, row * side))
     return sheet.quantize(128)

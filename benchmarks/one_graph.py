@@ -9,8 +9,8 @@ method that takes no part says why. `diagonal` has a branch that is not trained.
     python benchmarks/one_graph.py                               # everything; over an hour of processor time
     python benchmarks/one_graph.py --methods jacobi,scd --batch_sizes 1 --samplings sampled
 
-Graphs read whole buckets of keys, so sums in float32 may differ in their last bit, and a near tie with them. Where tokens
-differ, both are drawn again in float64.
+Graphs read whole buckets of keys, so sums in float32 may differ in their last bit, and a near tie with them. Where
+tokens differ, both are drawn again in float64.
 
 Writes benchmarks/results/one_graph.json. Every row has the commit that it is of, and is measured again at another one.
 """

@@ -72,8 +72,8 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Steps as graphs, whole pictures",
         "The shipped model's pictures by eager steps and by graphs that run as they are (`benchmarks/one_graph.py`). "
         "No row has a fault, which is what a captured graph cannot do; a test reads the record. Where float32 has a "
-        "near tie, float64 gives the same tokens. Passes differ where eager steps choose the width by measured seconds, "
-        "and by the steps after which an end is seen.",
+        "near tie, float64 gives the same tokens. Passes differ where eager steps choose the width by measured "
+        "seconds, and by the steps after which an end is seen.",
         (),
     ),
     "compiled": ("Compiled passes", "Eager and compiled passes in turns, the same seeds; compiling is left out.", ()),

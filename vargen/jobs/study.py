@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from vargen.base.errors import UserError
 from vargen.base.places import check_replaceable
 from vargen.base.reading import reason_of
-from vargen.methods.base import AUTO, ImageMethodConfig, MethodConfig, Suggestions
+from vargen.methods.base import ImageMethodConfig, MethodConfig, Suggestions
 from vargen.methods.catalogue import find_presets, methods_for, resolve_method
 from vargen.runs.files import append_jsonl, read_jsonl
 
@@ -45,7 +45,7 @@ class _Retracing(Suggestions):
 
     def number(self, name: str, low: float, high: float) -> Any:
         value = self.terms[name]
-        if name not in self.fixed and value != AUTO and low <= value <= high:
+        if name not in self.fixed and isinstance(value, int | float) and low <= value <= high:  # not "auto", not a list
             self.parameters[name] = value
         return value
 

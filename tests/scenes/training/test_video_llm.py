@@ -149,7 +149,7 @@ def test_what_is_asked_about_grows_like_the_question(tmp_path: Path, monkeypatch
     truth = grounding_targets(videos, range(1, FRAMES, 2), config.shape.grid_size)
     kinds = set()
     for number, (video, shown) in enumerate(zip(videos, told[0], strict=True)):
-        ids, _, named = task.conversations.about(video, 0, 1.0)
+        ids, _, named = task._about(FRAMES).about(video, 0, 1.0)
         question = task.tokenizer.decode(ids).split("?")[0]
         for colour, shape in itertools.product(COLOURS, SHAPES):
             assert (f"{colour} {shape}" in question) <= (named != (0, 0))

@@ -28,7 +28,7 @@ struct Kept {
     const int64_t* windows;  // [B, R], decided tokens of the line before when a line opens
     const bool* active;  // [B]
     int64_t* buffer;  // [B, N + 1], tokens
-    int64_t rows, lines, stride, places, stood_in;
+    int64_t rows, lines, stride, places;
 };
 
 // One row of the batch.
@@ -38,7 +38,7 @@ struct Row {
     bool* fed;
     const int64_t* windows;
     bool active;
-    int64_t lines, columns, places, stood_in;
+    int64_t lines, columns;
 
     Row(const Kept& all, int64_t b) {
         const int64_t* own = all.geometry + (all.geometries > 1 ? b : 0) * 4;
@@ -47,7 +47,7 @@ struct Row {
         fed = all.fed + b * all.lines * all.stride, looks = all.looks + b * all.lines * all.stride;
         buffer = all.buffer + b * (all.places + 1);
         active = all.active[b];
-        lines = all.lines, columns = all.stride, places = all.places, stood_in = all.stood_in;
+        lines = all.lines, columns = all.stride;
     }
     // Whether a cell is a place of this row.
     bool has(int64_t line, int64_t column) const { return column < stride && line * stride + column < own_places; }
@@ -95,7 +95,7 @@ int judging_plan_lines(
     int64_t stood_in, int64_t most, int64_t* slots, int64_t* positions, int64_t* tokens, bool* real, bool* visible
 ) {
     const Kept all = {geometry, geometries, counts, guesses, fed, looks, windows, active, buffer,
-                      rows, lines, stride, places, stood_in};
+                      rows, lines, stride, places};
     const int64_t width = places + stood_in;
     std::vector<std::vector<int64_t>> feeding(rows);
     int64_t n = 1;
@@ -154,7 +154,7 @@ int judging_judge_lines(
     bool* decided, int64_t* lengths, bool* going_on, int64_t* guessed_at, int64_t* guessed_from, bool* is_guessed
 ) {
     const Kept all = {geometry, geometries, counts, guesses, fed, looks, windows, active, buffer,
-                      rows, lines, stride, places, stood_in};
+                      rows, lines, stride, places};
     const int64_t most_guesses = rule[0], first_holds = rule[1], most_looks = rule[2], copies = rule[3], columns = rule[4];
     std::vector<int64_t> laid(places + 1), right(lines), verified(lines), after(lines), wanted(lines), from(lines);
     std::vector<char> opened(lines), waits(lines), opening(lines);
@@ -206,15 +206,13 @@ int judging_judge_lines(
             if (row.is_looked(line, column)) row.buffer[place] = laid[place];
         });
         for (const int64_t cell : now_fed) row.fed[cell] = true;
-        for (int64_t line = 0; line < lines; line++) {
-            const int64_t end = row.counts[line] + row.guesses[line] + 1;
-            from[line] = opened[line] ? std::min(end, row.columns) : std::min(row.counts[line], row.columns);
-        }
+        // What an open line did not look at begins here.
+        for (int64_t line = 0; line < lines; line++)
+            from[line] = std::min(row.counts[line] + row.guesses[line] + 1, row.columns);
         int64_t new_tokens = 0;
         for (int64_t line = 0; line < lines; line++) new_tokens += after[line] - row.counts[line];
         std::copy(after.begin(), after.end(), row.counts);
         int64_t added = 0, length = 0;
-        bool is_leading = true;
         std::memset(decided + b * places, 0, places);
         row.each([&](int64_t line, int64_t column, int64_t place) {
             const bool is_now = row.is_decided(line, column);
@@ -225,7 +223,7 @@ int judging_judge_lines(
                     column >= verified[line] ? UNVERIFIED : column < right[line] ? ACCEPTED : TARGET;
             }
         });
-        for (int64_t place = 0; place < places && is_leading; place++) is_leading = decided[b * places + place], length += is_leading;
+        while (length < places && decided[b * places + length]) length++;
         emitted += added - new_tokens;  // marks
         record[b] = drafted, record[rows + b] = accepted, record[2 * rows + b] = emitted;
         record[3 * rows + b] = skipped, num_fed[b] = row.active ? fed_here : 0;

@@ -50,5 +50,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<13}  {recipe.summary}" for name, recipe in recipes().items()]
+    lines = [f"  {name:<17}  {recipe.summary}" for name, recipe in recipes().items()]
     return "\n".join(("usage: vargen train NAME [--config FILE.yaml] [--FIELD VALUE ...]", "", *lines))

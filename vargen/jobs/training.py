@@ -36,6 +36,13 @@ OWN_RECIPES = {
         "VideoDrafterTrainingConfig",
         "train_video_drafter",
     ),
+    "video-draft-model": Recipe(
+        92,
+        "a smaller Video-LLM that drafts, on the target's own answers",
+        "vargen.training.video_draft_model",
+        "VideoDraftModelTrainingConfig",
+        "train_video_draft_model",
+    ),
     "drafter-text": Recipe(
         95,
         "an EAGLE drafter for a causal language model, on its own answers; also `drafter --task text`",
@@ -84,12 +91,12 @@ def _learn_from_pictures(train: Callable[..., object], config: Any) -> object:
     return train(config, None, None) if world is None else train(config, world.training_prompts, world.stored_pictures)
 
 
-def _train_video_drafter(train: Callable[..., object], config: Any) -> object:
+def _learn_from_answers(train: Callable[..., object], config: Any) -> object:
     """Give the trainer questions about the user's videos, or about videos that the world renders."""
     if config.videos is not None:
         return train(config, _about_own_videos(config))
     from vargen.training.run import prepare
-    from vargen.training.video_drafter import rendered_questions
+    from vargen.training.video_answers import rendered_questions
 
     world = require_world("videos", "name a folder of videos")
     config = replace(
@@ -104,13 +111,14 @@ def _train_video_drafter(train: Callable[..., object], config: Any) -> object:
 _DATA = {
     "drafter": _learn_from_pictures,
     "vertical": _learn_from_pictures,
-    "video-drafter": _train_video_drafter,
+    "video-drafter": _learn_from_answers,
+    "video-draft-model": _learn_from_answers,
 }
 """How data reaches the recipes that take it from outside."""
 
 
 def _about_own_videos(config: Any) -> Callable[[Any], Any]:
-    """Questions about the videos of a folder, as `train_video_drafter` takes them."""
+    """Questions about the videos of a folder, as trainers take them."""
     from vargen.jobs.clips import ask_about, describe_clips, set_apart
     from vargen.models.video_llms.frames import CAPTION_PROMPTS, frame_sampler
     from vargen.runs.identity import digest

@@ -156,27 +156,39 @@ class RunConfig:
 
 
 @dataclass
-class DrafterRunConfig(RunConfig):
-    """Settings of every run that trains a drafter, beside those of `RunConfig`.
+class FromTargetConfig(RunConfig):
+    """Settings of every run that learns from what a target makes, beside those of `RunConfig`.
 
     Args:
         model: the target: a folder, a name on the hub, or the name of a shipped model; empty for the shipped default.
         revision: branch, tag or commit of a target on the hub; null for its main one.
         generation_batch_size: pictures or answers that the target makes at once, to learn from.
-        token_loss_weight: weight of the soft cross-entropy of the tokens.
-        feature_noise: width of the uniform noise on the features read, for sequences of 512 tokens. As in LANTERN, it
-            is divided by the tokens of a sequence and multiplied by 512.
     """
 
     model: str = field(default="", metadata=MODEL)
     revision: str | None = None
     generation_batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "generation_batch_size")
+
+
+@dataclass
+class DrafterRunConfig(FromTargetConfig):
+    """Settings of every run that trains a drafter, beside those of `FromTargetConfig`.
+
+    Args:
+        token_loss_weight: weight of the soft cross-entropy of the tokens.
+        feature_noise: width of the uniform noise on the features read, for sequences of 512 tokens. As in LANTERN, it
+            is divided by the tokens of a sequence and multiplied by 512.
+    """
+
     token_loss_weight: float = 0.1
     feature_noise: float = 0.2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "generation_batch_size")
         check_not_negative(self, "token_loss_weight", "feature_noise")
 
 

@@ -16,8 +16,8 @@ no rows stand for that first stage. Sparrow drafts without these rows and needs 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +31,19 @@ from specdecode.loop import decode
 from specdecode.roles import Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
-from vargen.base.places import READ, writes_in
 from vargen.drafters.video_draft_head import VideoDraftHead
 from vargen.drafters.video_head import KINDS, VISUAL_INPUTS, TargetStates, VideoHead
 from vargen.drafters.video_head_folder import new_video_head, save_video_head
-from vargen.models.model_folder import weights_fingerprint
 from vargen.models.video_llms.architectures.catalogue import architecture_of
-from vargen.models.video_llms.frames import CAPTION_PROMPTS
 from vargen.models.video_llms.request import prepare_request
 from vargen.models.video_llms.target import VideoTarget
-from vargen.pipelines.video.answering import VideoAnswerer
-from vargen.pipelines.video.loading import open_video_model
-from vargen.pipelines.video.options import VideoOptions
-from vargen.runs.files import own_folder
-from vargen.training.config import DrafterRunConfig, check, check_fraction, check_not_negative, check_positive
+from vargen.training.config import DrafterRunConfig, check, check_fraction, check_positive
 from vargen.training.cpu_attention import FLOAT32_ATTENTION
 from vargen.training.drafter_task import DrafterTask
 from vargen.training.run import RunResult, autocast, prepare, train
-from vargen.training.video_questions import Questions, RenderedVideo, VideoSource, generate_answers, stop_tokens
-from vargen.training.video_states import StatesFolder, TeacherForcing
+from vargen.training.video_answers import Ask, VideoAnswersConfig, answered, open_target
+from vargen.training.video_questions import stop_tokens
+from vargen.training.video_states import TeacherForcing
 
 _OWN_PASSES = {"eagle": 0, "msd": 0, "vispec": 1, "sparrow": 1, "flash": 0}
 _BLIND_SHARE = {"eagle": 0.0, "msd": 0.0, "vispec": 0.0, "sparrow": 0.5, "flash": 0.0}
@@ -58,8 +52,8 @@ _HEAD_FIELDS = ("visual", "visual_layer", "num_queries", "text_only", "draft_len
 
 
 @dataclass
-class VideoDrafterTrainingConfig(DrafterRunConfig):
-    """Settings of `vargen train video-drafter`, beside those of every drafter's run.
+class VideoDrafterTrainingConfig(VideoAnswersConfig, DrafterRunConfig):
+    """Settings of `vargen train video-drafter`, beside those of every drafter's run and of the videos asked about.
 
     Args:
         kind: "eagle", "msd", "vispec", "sparrow" or "flash"; `vargen.drafters.video_head` describes them. A setting
@@ -73,20 +67,6 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
         compact: give rows consecutive positions.
         own_passes: further passes over the head's own guesses, whose losses are added.
         blind_share: share of steps in which the video has no rows.
-        num_videos: number of rendered videos, each with an answer to learn from.
-        videos: folder of videos to learn from instead, of which every tenth is kept apart for evaluation.
-        questions: questions about a folder's videos: a .txt file, each line of which is asked about every video, or a
-            .csv or .jsonl file with a "video" and a "question" in each row; null asks for descriptions.
-        num_frames: number of frames that the model sees; null for the world's own number, and for the processor's own
-            choice of others.
-        fps: number of frames per second of a folder's videos that the model sees, instead of `num_frames`.
-        max_pixels: largest number of pixels of a frame of a folder's videos; null for the processor's own limit.
-        image_size: side of the rendered frames in pixels; null for the side of the world's own videos.
-        answers: folder of the target's answers, which several runs can share; empty for output/answers.
-        max_new_tokens: largest number of tokens of an answer.
-        states: folder in which the target's hidden states are kept, a MiB for 1,000 tokens of the shipped target. Runs
-            that differ only in the head share them, and a resumed run reads them again. Empty keeps them in memory.
-        memory_gib: the most memory for them in GiB; states that do not fit are computed again at every step.
         num_decoded_videos: held-out videos whose answers are decoded for the accepted length.
     """
 
@@ -99,17 +79,6 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
     compact: bool = False
     own_passes: int | None = None
     blind_share: float | None = None
-    num_videos: int = 2048
-    videos: str | None = field(default=None, metadata=READ)
-    questions: str | None = field(default=None, metadata=READ)
-    num_frames: int | None = None
-    fps: float | None = None
-    max_pixels: int | None = None
-    image_size: int | None = None
-    answers: str = field(default="", metadata=writes_in())
-    max_new_tokens: int = 220
-    states: str = field(default="", metadata=writes_in())
-    memory_gib: float = 4.0
     num_decoded_videos: int = 4
 
     def __post_init__(self) -> None:
@@ -118,31 +87,14 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
         check(self.kind in KINDS, "kind", self.kind, f"is not one of {', '.join(KINDS)}")
         known = self.visual in (None, *VISUAL_INPUTS)
         check(known, "visual", self.visual, f"is not one of {', '.join(VISUAL_INPUTS)}")
-        check_positive(self, "max_new_tokens", "num_decoded_videos")
-        self._check_videos()
+        check_positive(self, "num_decoded_videos")
         for name, least in (("visual_layer", 0), ("num_queries", 1), ("draft_length", 1), ("own_passes", 0)):
             value = getattr(self, name)
             check(value is None or value >= least, name, value, f"must be at least {least}, or null for the kind's own")
         if self.blind_share is not None:
             check_fraction(self, "blind_share")
-        check_not_negative(self, "memory_gib")
         remedy = f"must be at most evaluation_size ({self.evaluation_size})"
         check(self.num_decoded_videos <= self.evaluation_size, "num_decoded_videos", self.num_decoded_videos, remedy)
-
-    def _check_videos(self) -> None:
-        for name in ("num_frames", "fps", "max_pixels", "image_size"):
-            if getattr(self, name) is not None:
-                check_positive(self, name)
-        if self.videos is not None:
-            both = self.num_frames is not None and self.fps is not None
-            check(not both, "fps", self.fps, "and num_frames cannot both be given; leave out one of them")
-            return
-        check_positive(self, "num_videos")
-        for name in ("questions", "fps", "max_pixels"):
-            value = getattr(self, name)
-            check(value is None, name, value, "belongs to a folder of videos; name one with videos, or leave it out")
-        frames = self.num_frames
-        check(frames is None or frames >= 4, "num_frames", frames, "must be at least 4: something has to happen")
 
     def architecture(self) -> dict[str, Any]:
         return {"kind": self.kind, **{name: getattr(self, name) for name in _HEAD_FIELDS}}
@@ -326,38 +278,6 @@ class VideoDrafterTask(DrafterTask):
         save_video_head(copy.deepcopy(self.drafter).to(torch.bfloat16), folder)
 
 
-Ask = Callable[[VideoAnswerer], tuple[Questions, Questions]]
-"""Gives, for a target, the questions whose answers are learned from and those kept apart."""
-
-
-def rendered_questions(config: VideoDrafterTrainingConfig, source: VideoSource, first_seeds: Mapping[str, int]) -> Ask:
-    """Questions for `train_video_drafter` about rendered videos, which have seeds as numbers.
-
-    Args:
-        config: its num_frames and image_size are those of the source.
-        source: renders the videos.
-        first_seeds: of the videos to learn from, "train", and of those kept apart, "heldout".
-    """
-
-    def ask(answerer: VideoAnswerer) -> tuple[Questions, Questions]:
-        size = config.generation_batch_size
-
-        def about(split: str, count: int, first: int) -> Questions:
-            described = {"frames": [config.num_frames, config.image_size], "first_seed": first}
-            videos = [
-                RenderedVideo(source, first + number, split, CAPTION_PROMPTS[number // size % len(CAPTION_PROMPTS)])
-                for number in range(count)
-            ]
-            return Questions(answerer.processor, answerer.architecture, videos, described, split, size)
-
-        return (
-            about("train", config.num_videos, first_seeds["train"] + config.seed),
-            about("heldout", config.evaluation_size, first_seeds["heldout"]),
-        )
-
-    return ask
-
-
 def train_video_drafter(config: VideoDrafterTrainingConfig, ask: Ask) -> RunResult:
     """Let the target answer questions about videos, then train a draft head on the answers.
 
@@ -365,28 +285,10 @@ def train_video_drafter(config: VideoDrafterTrainingConfig, ask: Ask) -> RunResu
         UserError: for a field, model, video, folder of answers or checkpoint that does not fit.
     """
     prepare(config)
-    on_gpu = config.device == "cuda" and config.autocast
-    options = VideoOptions(
-        model=config.model or None,
-        revision=config.revision,
-        device=config.device,
-        dtype="bfloat16" if on_gpu else "float32",
-    )
-    found = open_video_model(options.model, options.revision)
-    answerer = VideoAnswerer.from_options(options, found)
-    model = answerer.model
-    layer = config.new_video_head(model).config.visual_layer  # refuses what does not fit, before answers are made
-    fingerprint = weights_fingerprint(found.folder)
-    kept = Path(config.answers or Path(config.output) / "answers")
-    readers = []
-    folder = None
-    if config.states:
-        with own_folder(config.states, argument="states"):  # refuses a place that cannot be written
-            folder = StatesFolder(Path(config.states), {"target": fingerprint})
-    for questions in ask(answerer):
-        settings, most = {"target": fingerprint}, config.max_new_tokens
-        answers = generate_answers(model, questions, len(questions.videos), kept, settings, most)
-        dtype = torch.bfloat16 if config.autocast else torch.float32
-        memory = config.memory_gib * 2**30
-        readers.append(TeacherForcing(model, questions, answers, layer, dtype, memory, folder))
-    return train(config, VideoDrafterTask(config, model, *readers), {"target": fingerprint})
+    answerer, fingerprint = open_target(config)
+    layer = config.new_video_head(answerer.model).config.visual_layer  # refuses what does not fit, before any answer
+    readers = [
+        TeacherForcing(answerer.model, questions, answers, layer, **keeping)
+        for questions, answers, keeping in answered(config, answerer, fingerprint, ask)
+    ]
+    return train(config, VideoDrafterTask(config, answerer.model, *readers), {"target": fingerprint})

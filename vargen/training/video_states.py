@@ -133,11 +133,11 @@ class TeacherForcing:
         """
         device = self.model.get_input_embeddings().weight.device
         alike: dict[tuple[int, ...], list[AnswerStates]] = {}
-        for row in (self._of(number).to(device) for number in numbers):
+        for row in (self.of(number).to(device) for number in numbers):
             alike.setdefault(tuple(row.is_visual.nonzero()[:, 0].tolist()), []).append(row)
         return [self._padded(group) for group in alike.values()]
 
-    def _of(self, number: int) -> AnswerStates:
+    def of(self, number: int) -> AnswerStates:
         """The states of an answer: kept ones, or those of its file, or new ones."""
         if (kept := self._kept.get(number)) is not None:
             return kept

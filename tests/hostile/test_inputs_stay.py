@@ -21,7 +21,18 @@ from vargen.commands.arguments import fill
 NAMES = {
     *("attn_implementation", "device", "device_map", "draft_quantization", "draft_revision", "dtype", "family"),
     *("extractor", "prompts_format"),
-    *("host", "kept_choices", "kind", "log_with", "optimizer", "quality", "quantization", "question", "ranker"),
+    *(
+        "host",
+        "kept_choices",
+        "kept_spreads",
+        "kind",
+        "log_with",
+        "optimizer",
+        "quality",
+        "quantization",
+        "question",
+        "ranker",
+    ),
     *("ratio", "revision", "speed", "split", "task", "visual"),
 }
 """Fields of text that name no place."""

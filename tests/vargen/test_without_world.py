@@ -83,7 +83,9 @@ def check_one_line_each(results: list[Result], reason: str) -> None:
     generated.check_line("model: no world is installed", reason, "--model", "reinstall vargen")
     unknown.check_line("'scenes' is not a command")
     assert "drafter" in trainable.out and "tokenizer" not in trainable.out
-    judge.check_line("'judge' cannot be trained; choose one of: drafter, vertical, video-drafter, video-draft-model, drafter-text")
+    judge.check_line(
+        "'judge' cannot be trained; choose one of: drafter, vertical, video-drafter, video-draft-model, drafter-text"
+    )
 
 
 def test_without_an_entry_point_what_needs_the_world_ends_in_one_line(tmp_path: Path) -> None:

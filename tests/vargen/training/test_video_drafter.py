@@ -32,12 +32,12 @@ from vargen.models.video_llms.request import prepare_request
 from vargen.models.video_llms.target import VideoTarget
 from vargen.training import video_questions
 from vargen.training.run import RunResult
+from vargen.training.video_answers import rendered_questions
 from vargen.training.video_drafter import (
     VideoDrafterTask,
     VideoDrafterTrainingConfig,
     drafting_passes,
     offset_losses,
-    rendered_questions,
     train_video_drafter,
 )
 from vargen.training.video_questions import Questions, RenderedVideo, VideoBatch, generate_answers

@@ -68,6 +68,8 @@ LAYERS = (-1, -2, -3, -4, -5, -7)
 TIMES = (1.35, 1.5, 1.7, 1.9)
 """Accepted lengths, over the exact walk's, at which rules are compared."""
 AS_PRINTED: dict[str, Any] = {"relevance_from": "token", "relevance_layer": -1, "relevance_centred": False}
+PREDICTING = {**AS_PRINTED, "relevance_from": "prediction"}
+"""As printed, but for the row of hidden states: the one that predicted the draft token."""
 _WAYS = {
     f"{layer} {row} {centred}": (layer, row, centred)
     for layer in LAYERS
@@ -113,7 +115,8 @@ class WordVerifier(LooseVerifier):
 RULES: dict[str, tuple[type[LooseVerifier], dict[str, Any]]] = {
     "relevance": (LooseVerifier, {}),
     "as printed": (LooseVerifier, AS_PRINTED),
-    "another video": (OtherVideoVerifier, {}),
+    "predicting row": (LooseVerifier, PREDICTING),
+    "another video": (OtherVideoVerifier, PREDICTING),
     "random": (RandomVerifier, {}),
     "entropy": (LooseVerifier, {"loosened_by": "entropy"}),
     "word list": (WordVerifier, {"relevance_from": "token"}),
@@ -161,15 +164,15 @@ def variants() -> list[Variant]:
     """All that are compared; lambda 0 without shift is the exact walk of the same window and view."""
     dials: dict[float, dict[str, tuple[float, ...]]] = {
         0.02: {
-            "relevance": (0.0, 0.3, 0.5, 0.7, 0.9),
-            "as printed": (0.5, 0.7),
-            "another video": (0.5, 0.7),
+            "relevance": (0.0, 0.3, 0.5, 0.7),
+            "predicting row": (0.3, 0.5, 0.7),
+            "another video": (0.3, 0.5, 0.7),
             "random": (0.3, 0.5, 0.7),
-            "entropy": (0.1, 0.2, 0.4),
         },
         0.1: {
-            "relevance": (0.0, 0.2, 0.3, 0.5, 0.7),
+            "relevance": (0.0, 0.2, 0.5, 0.7),
             "as printed": (0.7,),
+            "predicting row": (0.2, 0.5, 0.7),
             "another video": (0.5, 0.7),
             "random": (0.2, 0.4, 0.7),
             "entropy": (0.1, 0.2, 0.3),
@@ -182,7 +185,7 @@ def variants() -> list[Variant]:
         for rule, of_rule in of_view.items()
         for dial in of_rule
     ]
-    shifted = (("relevance", 0.3), ("relevance", 0.5), ("as printed", 0.7))
+    shifted = (("predicting row", 0.3), ("as printed", 0.7))
     return chosen + [Variant(rule, dial, 0.1, position_shift=True) for rule, dial in shifted]
 
 

@@ -35,7 +35,7 @@ from vargen.training.run import RunResult, Task, autocast, prepare, train
 from vargen.training.video_answers import Ask, VideoAnswersConfig, answered, open_target
 from vargen.training.video_states import TeacherForcing
 
-_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt")
+_NOT_COPIED = ("README.md", "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt")
 
 
 @dataclass
@@ -196,7 +196,7 @@ class VideoDraftModelTask(Task):
 
     def export(self, folder: Path) -> None:
         """Write the model in bfloat16, with its processor."""
-        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns(*_WEIGHT_FILES), dirs_exist_ok=True)
+        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns(*_NOT_COPIED), dirs_exist_ok=True)
         exported = copy.deepcopy(self.draft_model)
         exported.set_attn_implementation("sdpa")
         exported.to(torch.bfloat16).save_pretrained(folder)

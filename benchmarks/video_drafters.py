@@ -1,11 +1,10 @@
-"""Trained drafters for a Video-LLM, part by part: what each part is worth, and what a longer video costs.
+"""Trained drafters for a Video-LLM, part by part: what each part is worth, each trained as it drafts.
 
-Of Sparrow (arXiv 2602.15318): accepted length against the length of the video for all 2^3 of its parts (bridged visual
-states, multi-token prediction, text-only drafting), each trained as it drafts, on videos of a quarter of the length or
-on stills; how much of it is left at four and eight times that length, with intervals over many videos, beside one that
-learned from longer ones; what drafting costs as the video grows, beside a drafter that keeps the video. Of FLASH (arXiv
-2505.12728): its two parts with and without the other, beside text alone; tokens accepted per forward of the drafter
-against the number of places guessed at once; the compression of the video.
+Of Sparrow (arXiv 2602.15318): what a head accepts that saw videos in all, half or none of its training steps (table 1);
+how much of it is left at four and eight times the length, with the video's rows and without, beside one that learned
+from longer videos. Of FLASH (arXiv 2505.12728): its two parts with and without the other, beside text alone; tokens
+accepted per forward of the drafter against the number of places guessed at once; the compression of the video. What
+needs no training of its own is in `paper_tables.py`.
 
     python benchmarks/video_drafters.py --commands > train.sh && sh train.sh
     python benchmarks/video_drafters.py
@@ -17,7 +16,6 @@ benchmarks/results/video_drafters.json; studies that are not asked for stay as t
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 from collections.abc import Sequence
@@ -36,7 +34,7 @@ from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.drafters.video_draft_head import VideoDraftHead
 from vargen.jobs.cases import VideoCase
-from vargen.methods.video.trained import FlashConfig, MSDConfig, SparrowConfig, TrainedDrafterConfig
+from vargen.methods.video.trained import FlashConfig, SparrowConfig, TrainedDrafterConfig
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, processor_inputs
 from vargen.pipelines.video.answering import VideoAnswerer
 from vargen.runs.progress import Progress, progress
@@ -46,13 +44,14 @@ PLACES = (1, 2, 3, 4, 5, 6)
 DEPTH = 5
 
 
-LENGTHS = (8, 16, 32, 64, 128)
-"""Frames of the videos of the studies of length."""
 OPENING = 60
 """Tokens of an answer that are its first words: about as many as whole answers have of the shortest videos."""
 LONGER = (8, 32, 64)
 """Frames that the drafters of the studies of length learned from, and four and eight times as many."""
-VIDEO = "still_states_mtp_video"
+SEEN = {"all": (" --blind_share 0", 3.25), "half": ("", 3.21), "none": (" --blind_share 1", 3.23)}
+"""Training steps of Sparrow in which the video has rows, and what its table 1 accepts without the bonus token. There
+half the tokens are left out, of pictures, and drafting sees what training saw; here drafting sees no video."""
+VIDEO = "still_video"
 """Folder of the drafter that is Sparrow's but for the rows of the video, which it keeps."""
 LONG = "long_states_mtp_text"
 """Folder of Sparrow's that learned from videos of four times as many frames, fewer of them."""
@@ -66,20 +65,16 @@ LEFT |= {"text_only": "--kind eagle --text_only true --blind_share 1"}
 """What is left of FLASH without its compressor, by what that is; its paper's SemiAR, Multimodal and Text-only."""
 PARTS = {"both": "flash_k4", "compression": "flash_k1", **{name: f"part_{name}" for name in LEFT}}
 """Folders of FLASH and of what is left of it."""
+PAPER = {"both": 3.21, "compression": 0.83, "places": 3.28, "neither": 0.83, "text_only": 0.70}
+"""Tokens accepted a drafting pass, for Qwen2.5-VL; text alone is a model of its own there."""
 
 
 def trained() -> dict[str, str]:
     """How each drafter is trained, by folder: the shipped configuration but for these options."""
     flash = "--kind flash --num_videos 1024 --steps 600"
-    visuals = {"states": "", "embeddings": " --visual embeddings"}
-    passes = {"mtp": "", "none": " --own_passes 0"}
-    rows = {"text": "", "video": " --text_only false --blind_share 0"}
     return {
-        **{kind: f"--kind {kind}" for kind in ("msd", "sparrow")},
-        **{
-            f"still_{visual}_{own}_{row}": f"{SHORT}{visuals[visual]}{passes[own]}{rows[row]}"
-            for visual, own, row in itertools.product(visuals, passes, rows)
-        },
+        **{f"still_{steps}": f"{SHORT}{share}" for steps, (share, _) in SEEN.items()},
+        VIDEO: f"{SHORT} --text_only false --blind_share 0",
         LONG: "--kind sparrow --num_videos 1024 --steps 600",
         **{f"flash_k{places}": f"{flash} --draft_length {places}" for places in PLACES},
         **{f"flash_{name}": f"{flash} --num_queries {many}" for name, many in QUERIES.items() if name != USUAL_QUERIES},
@@ -195,37 +190,27 @@ class Studies:
             self.shown.update()
         return found
 
-    def ask(self, config: TrainedDrafterConfig, cases: Sequence[VideoCase], max_new_tokens: int | None = None) -> dict:
+    def ask(self, config: TrainedDrafterConfig, cases: Sequence[VideoCase]) -> dict:
         """Figures of a method over some videos."""
-        return figures(self.answers(config, cases, max_new_tokens))
+        return figures(self.answers(config, cases))
 
     def cases(self, num_frames: int | None = None) -> list[VideoCase]:
         """Held-out videos."""
         return scene_video_cases(self.options.videos, "heldout", num_frames or VIDEO_FRAMES, VIDEO_SIDE)
 
-    def opening(self) -> list[dict]:
-        """The same over the first words of every answer. Longer videos have longer answers, so that a drafter meets
-        texts that it has not learned as well as videos; first words are alike."""
-        return self.length(OPENING)
-
-    def length(self, max_new_tokens: int | None = None) -> list[dict]:
-        """Sparrow's parts against the length of the video."""
-        rows = []
-        for num_frames in LENGTHS:
-            cases = self.cases(num_frames)
-            for visual in ("states", "embeddings"):
-                for passes in ("mtp", "none"):
-                    for text_only in (True, False):
-                        drafter = self.folder(f"still_{visual}_{passes}_{'text' if text_only else 'video'}")
-                        config = SparrowConfig(drafter=drafter, tree="chain", depth=DEPTH)
-                        parts = {"bridged": visual == "states", "multi_token": passes == "mtp", "text_only": text_only}
-                        rows.append({"frames": num_frames, **parts, **self.ask(config, cases, max_new_tokens)})
-        return rows
+    def seen(self) -> list[dict]:
+        """Sparrow by the steps of its training that show the video."""
+        cases = self.cases(LONGER[0])
+        configs = {name: SparrowConfig(self.folder(f"still_{name}"), "chain", depth=DEPTH) for name in SEEN}
+        return [
+            {"steps_with_video": name, "paper_accepted_length": SEEN[name][1], **self.ask(config, cases)}
+            for name, config in configs.items()
+        ]
 
     def longer(self) -> list[dict]:
         """Over first words, what learned from short videos, with their rows and without, and from longer ones."""
         rows = []
-        for learned, name in ((LONGER[0], "still_states_mtp_text"), (LONGER[0], VIDEO), (LONGER[1], LONG)):
+        for learned, name in ((LONGER[0], "still_half"), (LONGER[0], VIDEO), (LONGER[1], LONG)):
             text_only = name != VIDEO
             config = SparrowConfig(drafter=self.folder(name), tree="chain", depth=DEPTH)
             found = [self.answers(config, self.cases(frames), OPENING) for frames in LONGER]
@@ -239,18 +224,6 @@ class Studies:
                 }
                 for answers in found
             ]
-        return rows
-
-    def cost(self) -> list[dict]:
-        """What a forward of the drafter costs and what is accepted, against the length of the video."""
-        rows = []
-        for num_frames in LENGTHS:
-            cases = self.cases(num_frames)
-            for config in (
-                SparrowConfig(drafter=self.folder("sparrow"), tree="chain", depth=DEPTH),
-                MSDConfig(drafter=self.folder("msd"), tree="chain", depth=DEPTH),
-            ):
-                rows.append({"frames": num_frames, "method": config.name, **self.ask(config, cases, 100)})
         return rows
 
     def places(self) -> list[dict]:
@@ -281,13 +254,14 @@ class Studies:
                 "compression": name in ("both", "compression"),
                 "places": name in ("both", "places"),
                 "text_only": name == "text_only",
+                "paper_accepted_per_drafting_pass": PAPER[name],
                 **self.ask(FlashConfig(drafter=self.folder(folder), tree="chain", depth=4), cases),
             }
             for name, folder in PARTS.items()
         ]
 
 
-STUDIES = ("length", "opening", "longer", "cost", "parts", "places", "compression")
+STUDIES = ("seen", "longer", "parts", "places", "compression")
 
 
 def main() -> None:
@@ -308,8 +282,8 @@ def main() -> None:
         parser.error(f"--studies: {unknown.pop()!r} is not one of {', '.join(STUDIES)}")
     path = RESULTS / "video_drafters.json"
     found = json.loads(path.read_text())["studies"] if path.exists() else {}
-    lengths, counts = len(LENGTHS), (len(PARTS), len(PLACES), len(QUERIES))
-    per_study = dict(zip(STUDIES, (8 * lengths, 8 * lengths, 3 * len(LONGER), 2 * lengths, *counts), strict=True))
+    counts = (len(SEEN), 3 * len(LONGER), len(PARTS), len(PLACES), len(QUERIES))
+    per_study = dict(zip(STUDIES, counts, strict=True))
     total = sum(per_study[name] * options.videos for name in chosen)
     with progress(total, "answers", options.quiet) as shown:
         studies = Studies(options, shown)

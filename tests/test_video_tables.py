@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import paper_tables as papers
 import pytest
 from results_page.plain import plain_section
 from small_video_llms import build_video_llm, save_both
@@ -14,6 +17,7 @@ from training_commands import configuration_of
 from metrics.provenance import provenance
 from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
 
+DRAFT = "draft model, a tenth"
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
@@ -55,8 +59,55 @@ def test_every_drafter_that_a_study_reads_has_a_command() -> None:
     script = runpy.run_path(str(BENCHMARKS / "video_drafters.py"))
     read = {f"flash_k{places}" for places in script["PLACES"]} | set(script["PARTS"].values())
     read |= {f"flash_{each}" for each in script["QUERIES"] if each != script["USUAL_QUERIES"]}
-    for parts in ("states", "embeddings"):
-        read |= {f"still_{parts}_{own}_{row}" for own in ("mtp", "none") for row in ("text", "video")}
-    assert read | {"sparrow", "msd"} <= set(script["trained"]())
+    read |= {f"still_{each}" for each in script["SEEN"]} | {script["VIDEO"], script["LONG"]}
+    assert read <= set(script["trained"]())
     for command in script["commands"]("runs/x/export", "runs/drafters"):
         configuration_of(command)
+
+
+def test_rows_of_the_papers_tables_are_methods_and_figures_have_columns() -> None:
+    for name, study in papers.Study.read_all().items():
+        assert {study.over} - {None} <= set(study.rows), name
+        assert study.of != "seconds" or "plain decoding" in study.rows, name
+        for label, row in study.rows.items():
+            assert study.settings(label), label
+            listed = [figure for figure in row.get("paper", {}).values() if isinstance(figure, list)]
+            assert all(len(figure) == len(papers.LENGTHS) for figure in listed), label
+
+
+def test_papers_tables_go_on_where_they_were_stopped(
+    tmp_path: Path, qwen_pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A longer video, a head that sees a share, a measured window and seconds; a second run answers nothing."""
+    names = ("sparrow_by_length", "sparrow_shares", "window", "flash", "flash_cost")
+    short = {name: replace(papers.Study.read_all()[name], times=(1,), max_new_tokens=12) for name in names}
+    short["sparrow_by_length"] = replace(short["sparrow_by_length"], times=(1, 4))
+    monkeypatch.setattr(papers.Study, "read_all", lambda: short)
+    monkeypatch.setattr(papers, "RESULTS", tmp_path)
+    models = ["--model", str(qwen_pair / "target"), "--draft_model", str(qwen_pair / "draft"), "--videos", "1"]
+    sizes = ["--num_frames", "8", "--image_size", "64", "--kept", str(tmp_path / "kept.jsonl"), "--quiet"]
+    monkeypatch.setattr(sys, "argv", ["paper_tables.py", *models, *sizes])
+    papers.main()
+    record = json.loads((tmp_path / "paper_tables.json").read_text())
+    found = {
+        name: {(row["visual_tokens"], row["method"]): row for row in record["studies"][name]["rows"]} for name in names
+    }
+    few, many = sorted({tokens for tokens, _ in found["sparrow_by_length"]})
+    assert many == 4 * few and found["sparrow_by_length"][few, DRAFT]["kept"]["value"] == 1
+    assert found["sparrow_shares"][few, "nothing"]["accepted"] == found["sparrow_by_length"][few, "Sparrow"]["accepted"]
+    assert (
+        found["window"][few, "half"]["window"] >= 1 and found["flash"][few, "plain decoding"]["decoding"]["value"] == 1
+    )
+    share = {label: row["share"] for (_, label), row in found["flash_cost"].items()}
+    assert share["text alone"] < share["FLASH"] < share["multimodal"] == 1
+    monkeypatch.setattr(papers, "look", None)
+    papers.main()
+    again = json.loads((tmp_path / "paper_tables.json").read_text())["studies"]
+    assert {name: again[name]["rows"] for name in names} == {name: record["studies"][name]["rows"] for name in names}
+    assert "| Sparrow |" in plain_section("paper_tables", record)
+
+
+def test_a_quotient_of_sums_is_paired_over_videos() -> None:
+    twice = papers.quotient([2.0, 40.0], [1.0, 1.0], [1.0, 20.0], [1.0, 1.0])
+    assert twice == {"value": 2.0, "interval": pytest.approx((2.0, 2.0))}
+    assert papers.quotient([1.0], [0.0]) is None

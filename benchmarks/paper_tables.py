@@ -1,7 +1,10 @@
 """Tables of ParallelVLM's, Sparrow's and FLASH's papers with a pair of this project's, the papers' figures beside.
 
 The studies, their rows and what the papers print are in `paper_tables.yaml`. Those of seconds, prompts and windows are
-timed: keep both cores to them. No model is trained; draft heads trained otherwise are in `video_drafters.py`.
+timed: keep both cores to them. Studies of heads trained for them run by name alone:
+
+    python benchmarks/paper_tables.py --commands --drafters HEADS > train.sh && sh train.sh
+    python benchmarks/paper_tables.py --only flash_parts --drafters HEADS
 
     python benchmarks/paper_tables.py --only parallel --videos 40 --model M --draft_model D --drafters HEADS
 
@@ -37,7 +40,7 @@ from specdecode.parallel import measure_draft_length
 from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace
 from vargen.base.resources import find_video_model
-from vargen.drafters.video_head import KINDS, VideoHead, VideoHeadConfig
+from vargen.drafters.video_head import VideoHead, VideoHeadConfig
 from vargen.jobs.cases import VideoCase
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.video.base import VideoComponents
@@ -65,7 +68,8 @@ class Study:
     """One table.
 
     Args:
-        rows: by label: "method", its "options", and what the "paper" prints, one figure or one for each of `LENGTHS`.
+        rows: by label: "method", its "options", and what the "paper" prints, one figure or one for each of `LENGTHS`;
+            "share" for `SeenSparrow`; "drafter", the folder of a head among `heads`.
         of: "answers", whose videos the target reads once for all rows; "seconds" of answers, one by one; "prompts";
             "windows"; "operations".
         times: lengths.
@@ -81,20 +85,32 @@ class Study:
     max_new_tokens: int = MAX_CAPTION_TOKENS
     temperature: float = 0.0
 
-    @classmethod
-    def read_all(cls) -> dict[str, Study]:
-        """Those of the file beside this one, by name."""
-        told = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
-        return {name: cls(**values) for name, values in told.items()}
-
-    def settings(self, label: str) -> Any:
-        """The method of a row; of operations, its draft head's kind and what differs from it."""
+    def settings(self, label: str, head: Path | None = None) -> Any:
+        """The method of a row, whose head lies here; of operations, its draft head's kind and what differs from it."""
         row = self.rows[label]
+        changes = {**row.get("options", {}), **({"drafter": str(head)} if "drafter" in row else {})}
         if self.of == "operations":
-            return row["method"], row.get("options", {})
-        if "share" in row:
-            return SeenSparrow(share=row["share"])
-        return resolve_method(row["method"], row.get("options"), task="video")
+            return row["method"], changes
+        return (
+            SeenSparrow(share=row["share"]) if "share" in row else resolve_method(row["method"], changes, task="video")
+        )
+
+
+def read_studies() -> tuple[dict[str, Study], dict[str, str]]:
+    """Those of the file beside this one, by name; and how the heads of some are trained, by folder."""
+    told = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+    heads = told.pop("heads")
+    return {name: Study(**values) for name, values in told.items()}, heads
+
+
+def commands(model: str | None, folder: Path) -> list[str]:
+    """That train the heads, one after the other."""
+    shared = f"--num_videos 1024 --steps 600 --answers {folder}/answers --states {folder}/states"
+    shared += f" --model {model}" if model else ""
+    return [
+        f"vargen train video-drafter {options} --output {folder}/{name} {shared}"
+        for name, options in read_studies()[1].items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -244,25 +260,29 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--draft_model")
     parser.add_argument("--drafters", type=Path, help="folder of draft heads; none: those that came with the model")
+    parser.add_argument("--commands", action="store_true", help="print how heads are trained, and nothing else")
     parser.add_argument("--num_frames", type=int, default=VIDEO_FRAMES)
     parser.add_argument("--image_size", type=int, default=VIDEO_SIDE)
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of the answers that are through")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument("--dry_run", action="store_true", help="write nothing but the answers")
     options = parser.parse_args()
-    every = Study.read_all()
-    chosen = options.only.split(",") if options.only else [*every]
+    if options.commands:
+        print("\n".join(commands(options.model, options.drafters or Path("runs/paper_tables"))))
+        return
+    every = read_studies()[0]
+    usual = [name for name, study in every.items() if not any("drafter" in row for row in study.rows.values())]
+    chosen = options.only.split(",") if options.only else usual
     if unknown := set(chosen) - set(every):
         parser.error(f"--only: {unknown.pop()!r} is not one of {', '.join(every)}")
     if options.times:
         every = {name: replace(study, times=tuple(options.times)) for name, study in every.items()}
     folders = [find_video_model(options.model), find_video_model(options.draft_model or "video-llm-draft")]
     models = [weights_fingerprint(folder) for folder in folders]
-    places = ((kind, (options.drafters or folders[0] / "drafters") / kind) for kind in KINDS)
-    heads = {
-        kind: at for kind, folder in places for at in (folder, folder / "export") if (at / "config.json").is_file()
-    }
-    prints = {kind: weights_fingerprint(folder) for kind, folder in heads.items()}
+    folder = options.drafters or folders[0] / "drafters"
+    heads = {at.parent.name: at.parent for at in sorted(folder.glob("*/config.json"))}
+    heads |= {at.parent.parent.name: at.parent for at in sorted(folder.glob("*/export/config.json"))}
+    prints = {name: weights_fingerprint(at) for name, at in heads.items()}
     path = RESULTS / "paper_tables.json"
     earlier = json.loads(path.read_text()) if path.exists() else {}
     studies = earlier["studies"] if earlier.get("models") == models else {}
@@ -277,13 +297,16 @@ def main() -> None:
             case, shared = None, {}
             for label in labels[number % len(labels) :] + labels[: number % len(labels)]:
                 row = {name: value for name, value in study.rows[label].items() if name != "paper"}
-                key = [models, prints.get(row["method"].removesuffix("-paper")), options.num_frames, options.image_size]
+                head = row.get("drafter", row["method"].removesuffix("-paper"))
+                key = [models, prints.get(head), options.num_frames, options.image_size]
                 key += [study.of, study.max_new_tokens, study.temperature, row, times, number]
+                if "drafter" in row and head not in heads:
+                    parser.error(f"--drafters: {folder} has no {head}; --commands says how to train it")
                 if (told := json.dumps(key)) not in through:
                     if case is None:
                         (case,) = scene_video_cases(1, "heldout", options.num_frames, options.image_size, number)
                         case = longer(case, times)
-                    asked = answerer, study, study.settings(label), case, shared, number
+                    asked = answerer, study, study.settings(label, heads.get(head)), case, shared, number
                     if study.of in ("seconds", "prompts") and label not in warm:
                         look(*asked)
                     warm.add(label)

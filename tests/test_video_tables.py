@@ -53,19 +53,15 @@ def test_a_pair_is_measured(
     assert "'frames': 8, 'visual_tokens': 16" in told and "self_drafting {'share': 0.02" in told
 
 
-def test_every_drafter_that_a_study_reads_has_a_command() -> None:
-    """Of the benchmark of drafters, whose commands are run before it."""
-    script = runpy.run_path(str(BENCHMARKS / "video_drafters.py"))
-    read = {f"flash_k{places}" for places in script["PLACES"]} | set(script["PARTS"].values())
-    read |= {f"flash_{each}" for each in script["QUERIES"] if each != script["USUAL_QUERIES"]}
-    read |= {f"still_{each}" for each in script["SEEN"]} | {script["VIDEO"], script["LONG"]}
-    assert read <= set(script["trained"]())
-    for command in script["commands"]("runs/x/export", "runs/drafters"):
+def test_every_head_that_a_study_reads_has_a_command() -> None:
+    studies, heads = papers.read_studies()
+    assert {row["drafter"] for study in studies.values() for row in study.rows.values() if "drafter" in row} == {*heads}
+    for command in papers.commands("runs/x/export", Path("runs/heads")):
         configuration_of(command)
 
 
 def test_rows_of_the_papers_tables_are_methods_and_figures_have_columns() -> None:
-    for name, study in papers.Study.read_all().items():
+    for name, study in papers.read_studies()[0].items():
         assert {study.over} - {None} <= set(study.rows), name
         assert study.of != "seconds" or "plain decoding" in study.rows, name
         for label, row in study.rows.items():
@@ -79,9 +75,9 @@ def test_papers_tables_go_on_where_they_were_stopped(
 ) -> None:
     """A longer video, a head that sees a share, seconds and operations; a second run answers nothing."""
     names = ("sparrow_by_length", "sparrow_shares", "flash", "flash_cost")
-    short = {name: replace(papers.Study.read_all()[name], times=(1,), max_new_tokens=12) for name in names}
+    short = {name: replace(papers.read_studies()[0][name], times=(1,), max_new_tokens=12) for name in names}
     short["sparrow_by_length"] = replace(short["sparrow_by_length"], times=(1, 4))
-    monkeypatch.setattr(papers.Study, "read_all", lambda: short)
+    monkeypatch.setattr(papers, "read_studies", lambda: (short, {}))
     monkeypatch.setattr(papers, "RESULTS", tmp_path)
     monkeypatch.setattr("metrics.provenance.describe_commit", lambda *_: None)  # git is slow
     models = ["--model", str(qwen_pair / "target"), "--draft_model", str(qwen_pair / "draft"), "--videos", "1"]

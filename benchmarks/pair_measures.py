@@ -153,3 +153,9 @@ def drafted_agreements(players: VideoMethod, **decoding: Any) -> list[list[bool]
 def drafter_of(model: Any, request: VideoRequest, kept: Tensor, room: int) -> PrunedDraft:
     """A drafter that is shown these visual tokens, with room to feed it so many tokens at once."""
     return PrunedDraft(model, request, lambda _: kept, max_new_tokens=room, max_draft_nodes=room)
+
+
+def shown_figures(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row for the terminal: rounded, intervals left out."""
+    told = {name: value["value"] if isinstance(value, Mapping) else value for name, value in row.items()}
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in told.items()}

@@ -37,6 +37,7 @@ from pair_measures import (
     drafter_of,
     pruning_scores,
     run_lengths,
+    shown_figures,
     shows_object,
     touches_object,
 )
@@ -398,14 +399,9 @@ def main() -> None:
             frames = None if name == "length" else options.num_frames
             found[name] = {"videos": options.videos, "frames": frames, "provenance": provenance(), "rows": rows}
             for row in rows:
-                print(name, {key: _shown(value) for key, value in row.items()}, flush=True)
+                print(name, shown_figures(row), flush=True)
             if not options.dry_run:
                 write_result(path, {**described, "studies": found})
-
-
-def _shown(value: Any) -> Any:
-    number = value["value"] if isinstance(value, dict) else value
-    return round(number, 4) if isinstance(number, float) else number
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import paper_tables as papers
 import pytest
 from results_page.plain import plain_section
 from small_video_llms import build_video_llm, save_both
@@ -50,13 +53,55 @@ def test_a_pair_is_measured(
     assert "'frames': 8, 'visual_tokens': 16" in told and "self_drafting {'share': 0.02" in told
 
 
-def test_every_drafter_that_a_study_reads_has_a_command() -> None:
-    """Of the benchmark of drafters, whose commands are run before it."""
-    script = runpy.run_path(str(BENCHMARKS / "video_drafters.py"))
-    read = {f"flash_k{places}" for places in script["PLACES"]} | set(script["PARTS"].values())
-    read |= {f"flash_{each}" for each in script["QUERIES"] if each != script["USUAL_QUERIES"]}
-    for parts in ("states", "embeddings"):
-        read |= {f"still_{parts}_{own}_{row}" for own in ("mtp", "none") for row in ("text", "video")}
-    assert read | {"sparrow", "msd"} <= set(script["trained"]())
-    for command in script["commands"]("runs/x/export", "runs/drafters"):
+def test_every_head_that_a_study_reads_has_a_command() -> None:
+    studies, heads = papers.read_studies()
+    assert {row["drafter"] for study in studies.values() for row in study.rows.values() if "drafter" in row} == {*heads}
+    for command in papers.commands("runs/x/export", Path("runs/heads")):
         configuration_of(command)
+
+
+def test_rows_of_the_papers_tables_are_methods_and_figures_have_columns() -> None:
+    for name, study in papers.read_studies()[0].items():
+        assert {study.over} - {None} <= set(study.rows), name
+        assert study.of != "seconds" or "plain decoding" in study.rows, name
+        for label, row in study.rows.items():
+            assert study.settings(label), label
+            listed = [figure for figure in row.get("paper", {}).values() if isinstance(figure, list)]
+            assert all(len(figure) == len(papers.LENGTHS) for figure in listed), label
+
+
+def test_papers_tables_go_on_where_they_were_stopped(
+    tmp_path: Path, qwen_pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A longer video, a head that sees a share, seconds and operations; a second run answers nothing."""
+    names = ("sparrow_by_length", "sparrow_shares", "flash", "flash_cost")
+    short = {name: replace(papers.read_studies()[0][name], times=(1,), max_new_tokens=12) for name in names}
+    short["sparrow_by_length"] = replace(short["sparrow_by_length"], times=(1, 4))
+    monkeypatch.setattr(papers, "read_studies", lambda: (short, {}))
+    monkeypatch.setattr(papers, "RESULTS", tmp_path)
+    monkeypatch.setattr("metrics.provenance.describe_commit", lambda *_: None)  # git is slow
+    models = ["--model", str(qwen_pair / "target"), "--draft_model", str(qwen_pair / "draft"), "--videos", "1"]
+    sizes = ["--num_frames", "8", "--image_size", "64", "--kept", str(tmp_path / "kept.jsonl"), "--quiet"]
+    monkeypatch.setattr(sys, "argv", ["paper_tables.py", *models, *sizes])
+
+    def rows() -> dict[str, list[dict]]:
+        papers.main()
+        record = json.loads((tmp_path / "paper_tables.json").read_text())
+        assert "| Sparrow |" in plain_section("paper_tables", record)
+        return {name: record["studies"][name]["rows"] for name in names}
+
+    made = rows()
+    *few, _, _, longest = made["sparrow_by_length"]
+    assert longest["visual_tokens"] == 4 * few[0]["visual_tokens"] and few[2]["kept"]["value"] == 1
+    assert made["sparrow_shares"][-1]["accepted"] == few[1]["accepted"]
+    assert made["flash"][0]["decoding"]["value"] == 1
+    share = {row["method"]: row["share"] for row in made["flash_cost"]}
+    assert share["text alone"] < share["FLASH"] < share["multimodal"] == 1
+    monkeypatch.setattr(papers, "look", None)
+    assert rows() == made
+
+
+def test_a_quotient_of_sums_is_paired_over_videos() -> None:
+    twice = papers.quotient([2.0, 40.0], [1.0, 1.0], [1.0, 20.0], [1.0, 1.0])
+    assert twice == {"value": 2.0, "interval": pytest.approx((2.0, 2.0))}
+    assert papers.quotient([1.0], [0.0]) is None

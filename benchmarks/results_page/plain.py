@@ -177,6 +177,16 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "eight at a quarter.",
         (),
     ),
+    "paper_tables": (
+        "Tables of three papers on the pair",
+        _LLM + "ParallelVLM's, Sparrow's and FLASH's, with what the papers print beside, of their models and machines "
+        "(`paper ...`). Intervals are over videos. `accepted` has no bonus token; `a pass` is per forward pass of the "
+        "drafter. A longer video is the same one with each frame shown several times, and `kept` is what is accepted "
+        "of it over what is of the shortest. `decoding` and `end to end` are speed-ups over plain decoding; `over` "
+        "divides SpecVLM's seconds of decoding, or the prompt's in turn, by the row's. `share` is of the multimodal "
+        "row's operations.",
+        (),
+    ),
     "video_drafters": ("Trained draft heads of Video-LLMs, part by part", _LLM, ()),
     "parallel_overlap_cpu": ("Target and drafter at the same time", "Two stacks with random weights.", ()),
     "video_memory": ("Memory of an answer", "Random weights, beside `generate` of transformers.", ()),

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import yaml
 from loose_verification import LastingComponents
 from pair_measures import shown_figures
@@ -37,8 +38,10 @@ from scenes.captions.story_captions import MAX_CAPTION_TOKENS, written_accuracy
 from scenes.cases import scene_video_cases
 from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.parallel import measure_draft_length
+from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace
+from specdecode.verifiers.exact import ExactVerifier
 from vargen.base.resources import find_video_model
 from vargen.drafters.video_head import VideoHead, VideoHeadConfig
 from vargen.jobs.cases import VideoCase
@@ -70,8 +73,8 @@ class Study:
     Args:
         rows: by label: "method", its "options", and what the "paper" prints, one figure or one for each of `LENGTHS`;
             "share" for `SeenSparrow`; "drafter", the folder of a head among `heads`.
-        of: "answers", whose videos the target reads once for all rows; "seconds" of answers, one by one; "prompts";
-            "windows"; "operations".
+        of: "answers", whose videos the target reads once for all rows; "words", the same along the answer about the
+            shortest video; "seconds" of answers, one by one; "prompts"; "windows"; "operations".
         times: lengths.
         over: the row whose cost is divided by the others'.
         max_new_tokens: of an answer.
@@ -138,6 +141,20 @@ class SeenSparrow(SparrowConfig):
         return shown
 
 
+class KnownAnswer(ExactVerifier):
+    """Judges chains by an answer that is known, whatever the target says; the first word is the target's own."""
+
+    def __init__(self, answer: Sequence[int]) -> None:
+        self.answer = torch.tensor(answer)
+
+    def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
+        places = int(state.lengths[0]) + torch.arange(draft.tree.num_nodes)
+        said = self.answer[places.clamp(max=len(self.answer) - 1)]
+        return super().accept(
+            draft, replace(output, logits=F.one_hot(said, output.logits.shape[2])[None].float()), state
+        )
+
+
 def look(answerer: VideoAnswerer, study: Study, settings: Any, case: VideoCase, shared: dict, seed: int) -> dict:
     """What one row of a study is about one video, in figures. Answers share the target's reading of it in `shared`."""
     question, room = CAPTION_PROMPTS[0], study.max_new_tokens
@@ -157,6 +174,11 @@ def look(answerer: VideoAnswerer, study: Study, settings: Any, case: VideoCase, 
         if not shared:
             shared["components"] = LastingComponents(**{**vars(components), "lasting": {}})
         visual, players = shared["components"].requests[0].num_visual, settings.build(shared["components"])
+        if study.of == "words":
+            if "words" not in shared:
+                short = VideoFrames.from_frames(case.frames.frames[:: round(case.frames.fps / FRAMES_PER_SECOND)])
+                shared["words"] = answerer.answer(short, question, "ar", max_new_tokens=room).token_ids
+            players = replace(players, verifier=KnownAnswer(shared["words"]))
         trace, greedy = DecodeTrace(1, answerer.model.device), SamplingConfig(temperature=0.0)
         made = decode(players, Generation(room, greedy, [seed], answerer.stop_tokens, trace))
         (tokens,) = made.token_ids

@@ -74,7 +74,7 @@ def test_papers_tables_go_on_where_they_were_stopped(
     tmp_path: Path, qwen_pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A longer video, a head that sees a share, seconds and operations; a second run answers nothing."""
-    names = ("sparrow_by_length", "sparrow_shares", "flash", "flash_cost")
+    names = ("sparrow_by_length", "sparrow_same_words", "sparrow_shares", "flash", "flash_cost")
     short = {name: replace(papers.read_studies()[0][name], times=(1,), max_new_tokens=12) for name in names}
     short["sparrow_by_length"] = replace(short["sparrow_by_length"], times=(1, 4))
     monkeypatch.setattr(papers, "read_studies", lambda: (short, {}))
@@ -94,6 +94,7 @@ def test_papers_tables_go_on_where_they_were_stopped(
     *few, _, _, longest = made["sparrow_by_length"]
     assert longest["visual_tokens"] == 4 * few[0]["visual_tokens"] and few[2]["kept"]["value"] == 1
     assert made["sparrow_shares"][-1]["accepted"] == few[1]["accepted"]
+    assert [row["accepted"] for row in made["sparrow_same_words"]] == [row["accepted"] for row in few]
     assert made["flash"][0]["decoding"]["value"] == 1
     share = {row["method"]: row["share"] for row in made["flash_cost"]}
     assert share["text alone"] < share["FLASH"] < share["multimodal"] == 1

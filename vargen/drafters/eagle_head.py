@@ -109,13 +109,15 @@ class PairHead(ModelMixin, ConfigMixin):
         """
         if not self.feature_layers:
             return states
-        weight, dim = self.fuse.weight, self.config.dim
-        inner, last = states.to(self.dtype).split((states.shape[-1] - dim, dim), dim=-1)
-        normed = F.rms_norm(inner.unflatten(-1, (-1, dim)), (dim,), eps=1e-6).flatten(-2)
-        joined = torch.cat((normed, last), dim=-1)
-        own = type(self.fuse) is nn.Linear and untouched([self.fuse]) and fits_linear(joined, weight)
-        features = linear_now(joined, weight) if own else None
-        return self.fuse(joined) if features is None else features
+        fuse, states = self.fuse, states.to(self.dtype)
+        weight, dim, epsilon = fuse.weight, self.config.dim, 1e-6
+        if type(fuse) is nn.Linear and untouched([fuse]) and fits_linear(states, weight):
+            features = linear_now(states, weight, normed=(dim, epsilon))
+            if features is not None:
+                return features
+        inner, last = states.split((states.shape[-1] - dim, dim), dim=-1)
+        normed = F.rms_norm(inner.unflatten(-1, (-1, dim)), (dim,), eps=epsilon).flatten(-2)
+        return fuse(torch.cat((normed, last), dim=-1))
 
     def forward(
         self,

@@ -84,6 +84,11 @@ def _numbers(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device)[:, None]
 
 
+def first(values: Tensor, width: int) -> Tensor:
+    """The first `width` entries of each row of `values` [B, k, ...]; itself where these are all."""
+    return values if values.shape[1] == width else values[:, :width]
+
+
 def put_rows(values: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     """`values` with rows `rows` [k] replaced by `others`; entries along dimension 1 that either has more are zeros.
 

@@ -30,6 +30,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from specdecode import ragged
 from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities
 from specdecode.tree import TokenTree
 
@@ -169,7 +170,7 @@ class Selection:
 
     def tokens(self, tree: TokenTree) -> Tensor:
         """[B, k + 1] int64: the root and the tokens of the path."""
-        return tree.tokens[:, : self.path.shape[1]] if tree.is_chain else tree.tokens.gather(1, self.path)
+        return ragged.first(tree.tokens, self.path.shape[1]) if tree.is_chain else tree.tokens.gather(1, self.path)
 
 
 class Target(Protocol):

@@ -112,13 +112,14 @@ class SkippingRun(DecodeRun):
         if selection is None:
             return
         _, self._skipped = self._append(draft.tree, selection.path, selection.counts, None)
-        counts = self._skipped * state.active  # a row that a stop token ended has nothing left to verify
+        # A row that a stop token ended has nothing left to verify.
+        counts = self._skipped if self.stops is None else self._skipped * state.active
         seen = ragged.seen(counts)
         if seen is not None and not any(seen):
             self._draft = draft if self.stops is None else clip(draft, state)
             return
         longest = selection.path.shape[1] - 1 if seen is None else max(seen)  # what no row took is not fed
-        selection = Selection(selection.path[:, : longest + 1], counts)
+        selection = Selection(ragged.first(selection.path, longest + 1), counts)
         self._skipping.observe_skipped(draft, selection, state)
         behind = super()._propose()
         # As in a batch of one: every row skipped.

@@ -174,9 +174,7 @@ class EagleDrafter(Drafter):
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """Feed the prompt. The first token waits as the first pair."""
-        # The waiting pairs: their features [B, k, F], left-aligned. Their tokens are each row's newest `counts`.
-        self._features = self.head.start(prompt)
-        self._counts = state.active.long()
+        self._wait(self.head.start(prompt), state.active.long())  # [B, 1, F]
         self._skipped_length = 0
         self._skipped_features: Tensor | None = None
         self._seen: Tensor | None = None  # features of the tree behind skipped tokens
@@ -229,16 +227,14 @@ class EagleDrafter(Drafter):
             along = self.feature_reuse.after_verified(along, (state.lengths - 1 - counts).clamp(min=0), counts)
         if self._size.depth < 1:
             # Nothing was drafted: the new pairs wait behind the old ones.
-            self._features, self._counts = ragged.append(self._features, self._counts, along, counts)
+            self._wait(*ragged.append(self._features, self._counts, along, counts))
         elif self.refresh and self._skipped_features is not None:
             # The pairs of the skipped step are taken back; they wait again, with the target's features.
             skipped = self._skipped_counts
             self.head.advance(-skipped)
-            self._features, self._counts = ragged.append(self._skipped_features, skipped, along, counts)
+            self._wait(*ragged.append(self._skipped_features, skipped, along, counts))
         else:
-            self._features, self._counts = along, counts
-        width = max(ragged.at_most(self._counts, self._features.shape[1]), 1)  # of rejected tokens nothing is read
-        self._features = self._features[:, :width]
+            self._wait(along, counts)
         self._skipped_features = self._seen = None
         self.sizer.observe(self._size, verdict.accepted, took_part, self._predicted)
 
@@ -246,8 +242,8 @@ class EagleDrafter(Drafter):
         """The taken tokens wait with substitutes for the target's features."""
         assert self.feature_reuse is not None
         self._skipped_first.copy_(state.lengths - 1 - selection.counts)  # position of the old root
-        self._skipped_length, self._counts = selection.path.shape[1] - 1, selection.counts
-        self._features = self.feature_reuse.read(self._skipped_first, selection.counts, self._skipped_length)
+        self._skipped_length, counts = selection.path.shape[1] - 1, selection.counts
+        self._wait(self.feature_reuse.read(self._skipped_first, counts, self._skipped_length), counts)
         self._draft_behind_a_skip = True
 
     def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
@@ -265,9 +261,20 @@ class EagleDrafter(Drafter):
             replace_rows(self.feature_reuse, rows, other.feature_reuse)
         for name in ("_features", "_counts"):
             setattr(self, name, ragged.put_rows(getattr(self, name), rows, getattr(other, name)))
+        self._even = False
+
+    def _wait(self, features: Tensor, counts: Tensor) -> None:
+        """The first `counts` [B] of features [B, k, F] wait, with as many newest tokens of each row."""
+        seen = ragged.seen(counts)
+        width = features.shape[1] if seen is None else max(1, *seen)  # of rejected tokens nothing is read
+        self._features, self._counts = ragged.first(features, width), counts
+        self._even = seen is not None and min(seen) == width  # the host knows that as many pairs of each row wait
 
     def _feed_waiting(self, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Feed the waiting pairs. Returns logits [B, 1, V] and the feature [B, 1, F] after the last one."""
+        if self._even:
+            output = self._feed(state, self._counts, None)
+            return output.logits[:, -1:], output.hidden_states[:, -1:]
         last = (self._counts[:, None] - 1).clamp(min=0)  # [B, 1]
         output = self._feed(state, self._counts, last)
         return take(output.logits, last), take(output.hidden_states, last)
@@ -276,20 +283,19 @@ class EagleDrafter(Drafter):
         """Feed all waiting pairs but the last, whose output drafting starts from."""
         last = (self._counts[:, None] - 1).clamp(min=0)  # [B, 1]
         self._feed(state, last[:, 0], last)
-        self._features = take(self._features, last)
-        self._counts = self._counts.clamp(max=1)
+        self._wait(take(self._features, last), self._counts.clamp(max=1))
 
-    def _feed(self, state: DecodeState, counts: Tensor, last: Tensor) -> DraftHeadOutput:
-        """Feed the waiting pairs, the last of each row at `last` [B, 1], as a chain; the first `counts[b]` join the
-        sequence."""
+    def _feed(self, state: DecodeState, counts: Tensor, last: Tensor | None) -> DraftHeadOutput:
+        """Feed the waiting pairs, the last of each row at `last` [B, 1] (None: at the end), as a chain; the first
+        `counts[b]` join the sequence."""
         num_pairs, device = self._features.shape[1], self._features.device
         tokens = ragged.newest(state.tokens, state.lengths, self._counts, num_pairs)
         if num_pairs not in self._chains:
             causal = torch.ones(1, num_pairs, num_pairs, dtype=torch.bool, device=device).tril_()
             self._chains[num_pairs] = torch.arange(num_pairs, device=device)[None], causal
         depths, causal = self._chains[num_pairs]
-        # Slots past a row's count repeat the position of the last pair; no pair sees them.
-        depths = torch.minimum(depths, last)
+        if last is not None:  # slots past a row's count repeat the position of the last pair; no pair sees them
+            depths = torch.minimum(depths, last)
         output = self.head.forward(tokens, self._features, causal, depths)
         self.head.advance(counts)
         return output

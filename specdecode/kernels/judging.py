@@ -320,7 +320,9 @@ def append(left: Tensor, left_counts: Tensor, right: Tensor) -> Tensor:
 def newest(values: Tensor, ends: Tensor, counts: Tensor, width: int) -> Tensor:
     """The `counts[b]` entries before `ends[b]` of `values` [B, S, ...]: [B, width, ...]; see `ragged.newest`."""
     entries = values.new_empty(len(values), width, *values.shape[2:])
-    sizes = len(values), width, values.stride(1) * values.itemsize
+    if values.stride()[1:] != entries.stride()[1:]:
+        values = values.contiguous()
+    sizes = len(values), width, entries.stride(1) * values.itemsize
     _call("newest", values.data_ptr(), values.stride(0) * values.itemsize, ends, counts, *sizes, entries)
     return entries
 

@@ -142,7 +142,8 @@ def linear_now(
 ) -> Tensor | None:  # fmt: skip
     """`linear` without torch's dispatch, which costs more than a small product; None where there are no kernels.
 
-    `normed`: a width and an epsilon: RMSNorms of all blocks of so many columns but the last come first; (0, 0): none."""
+    `normed`: a width and an epsilon: all blocks of so many columns but the last are normed first (RMSNorm without a
+    weight); (0, 0): none is."""
     kernels = library()
     if kernels is None:
         return None

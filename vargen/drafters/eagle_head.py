@@ -109,13 +109,15 @@ class PairHead(ModelMixin, ConfigMixin):
         """
         if not self.feature_layers:
             return states
-        fuse, states = self.fuse, states.to(self.dtype)
-        weight, dim, epsilon = fuse.weight, self.config.dim, 1e-6
-        if type(fuse) is nn.Linear and untouched([fuse]) and fits_linear(states, weight):
-            features = linear_now(states, weight, normed=(dim, epsilon))
+        fuse, epsilon = self.fuse, 1e-6
+        if type(fuse) is nn.Linear and untouched([fuse]):
+            weight, states = fuse.weight, states.to(fuse.weight.dtype)
+            fits = fits_linear(states, weight)
+            features = linear_now(states, weight, normed=(weight.shape[0], epsilon)) if fits else None
             if features is not None:
                 return features
-        inner, last = states.split((states.shape[-1] - dim, dim), dim=-1)
+        dim = self.config.dim
+        inner, last = states.to(self.dtype).split((states.shape[-1] - dim, dim), dim=-1)
         normed = F.rms_norm(inner.unflatten(-1, (-1, dim)), (dim,), eps=epsilon).flatten(-2)
         return fuse(torch.cat((normed, last), dim=-1))
 

@@ -29,6 +29,7 @@ from specdecode.draft_size import DraftSize, DraftSizer
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree, expected_accepted, static_tree
 from specdecode.drafters.tree_plan import TreePlan
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
+from specdecode.in_graph import in_graph
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, Drafter, Selection, TargetOutput, Verdict, replace_rows
 from specdecode.tree import TokenTree
@@ -150,6 +151,8 @@ class EagleDrafter(Drafter):
         # For each number of waiting pairs n: their depths [1, n] and mask [1, n, n].
         self._chains: dict[int, tuple[Tensor, Tensor]] = {}
 
+    in_no_graph = ("_even",)
+
     @staticmethod
     def most_new_pairs(
         shape: DynamicTree | StaticTree, largest: DraftSize, beside: int = 0, waiting: int = _MOST_WAITING
@@ -235,7 +238,7 @@ class EagleDrafter(Drafter):
             self._wait(*ragged.append(self._skipped_features, skipped, along, counts))
         else:
             self._wait(along, counts)
-        self._skipped_features = self._seen = None
+        self._skipped_features, self._seen, self._skipped_length = None, None, 0
         self.sizer.observe(self._size, verdict.accepted, took_part, self._predicted)
 
     def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
@@ -272,7 +275,7 @@ class EagleDrafter(Drafter):
 
     def _feed_waiting(self, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Feed the waiting pairs. Returns logits [B, 1, V] and the feature [B, 1, F] after the last one."""
-        if self._even:
+        if self._even and not in_graph():
             output = self._feed(state, self._counts, None)
             return output.logits[:, -1:], output.hidden_states[:, -1:]
         last = (self._counts[:, None] - 1).clamp(min=0)  # [B, 1]

@@ -216,7 +216,7 @@ def test_layouts(either: Any, seed: int, width: int) -> None:
         path = tree.path_to(ends)
         verdict = Verdict(path.clamp(min=0), counts, counts)
         joined = pending.join(tree), pending.nodes(verdict)
-        last = [newest(values, counts + 3, counts, width) for values in (both, both[..., 0])]
+        last = [newest(values, ends.clamp(1, 8), counts, width) for values in (both, both[..., 0])]
         return [path, tree.ancestor_mask(), *joined, append(left, counts, right, counts), *last]
 
     assert_equal(*either(laid_out))

@@ -38,6 +38,22 @@ def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tenso
     return torch.cat([left, right], 1).gather(1, source), left_counts + right_counts
 
 
+def newest(values: Tensor, ends: Tensor, counts: Tensor, width: int) -> Tensor:
+    """The last entries of each row before an end.
+
+    Args:
+        values: [B, S, ...], whole rows.
+        ends, counts: [B] int64: of row b the `counts[b]` entries before entry `ends[b]` are wanted.
+
+    Returns:
+        [B, width, ...] left-aligned; past a row's count its last entry stands, before its beginning its first.
+    """
+    if judging.serves(ends, counts):
+        return judging.newest(values, ends, counts, width)
+    place = (ends - counts)[:, None] + torch.arange(width, device=ends.device)
+    return take(values, torch.minimum(place, ends[:, None] - 1).clamp(min=0))
+
+
 def take(values: Tensor, index: Tensor) -> Tensor:
     """Entries `index` [B, k] of each row of `values` [B, m, width]: [B, k, width]."""
     return values[rows_of(values), index]  # whole rows are copied, where `gather` would look every number up
@@ -66,6 +82,11 @@ def constant(make: Callable[..., Made]) -> Callable[..., Made]:
 @constant
 def _numbers(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device)[:, None]
+
+
+def first(values: Tensor, width: int) -> Tensor:
+    """The first `width` entries of each row of `values` [B, k, ...]; itself where these are all."""
+    return values if values.shape[1] == width else values[:, :width]
 
 
 def put_rows(values: Tensor, rows: Tensor, others: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from specdecode import ragged
 from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities
 from specdecode.tree import TokenTree
 
@@ -167,6 +168,10 @@ class Selection:
     path: Tensor
     counts: Tensor
 
+    def tokens(self, tree: TokenTree) -> Tensor:
+        """[B, k + 1] int64: the root and the tokens of the path."""
+        return ragged.first(tree.tokens, self.path.shape[1]) if tree.is_chain else tree.tokens.gather(1, self.path)
+
 
 class Target(Protocol):
     """The model whose tokens are wanted: what does it say about these tokens?
@@ -295,10 +300,9 @@ class SkippingDrafter(Drafter, Protocol):
         ...
 
     def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
-        """The target has been fed the pending tokens: the first `counts[b]` of each row of `output` [B, m or more,
-        ...].
+        """The target has been fed the pending tokens: the first `counts[b]` of the first m of `output` [B, m + n, ...].
 
-        Called before `observe`, which gets the output of the tree's nodes.
+        Called before `observe`, which gets the output of the tree's nodes: the other n.
         """
         ...
 

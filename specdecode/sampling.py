@@ -259,6 +259,8 @@ def _exponential(tag_keys: Tensor, counters: Tensor, elements: Tensor, size: int
 
 def _covers(ahead: Ahead, counters: Tensor, count: int) -> bool:
     """Whether `count` counters from each of `counters` [B, ...] on are among those whose numbers were made."""
+    if counters.numel() == 1:  # to look at two numbers takes less than a call
+        return 0 <= int(counters) - int(ahead.first) <= ahead.numbers.shape[1] - count
     if judging.serves(counters):
         return judging.covers(ahead, counters, count)
     places = counters.reshape(len(ahead.first), -1) - ahead.first[:, None]

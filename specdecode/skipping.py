@@ -12,7 +12,7 @@ Source: VVS (arXiv 2511.13587), where the layout is called "post verification".
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from specdecode import ragged
 from specdecode.kernels import judging
 from specdecode.loop import DecodeRun, clip
 from specdecode.places import Order
-from specdecode.roles import DecodeState, Draft, Schedule, Target, TargetOutput, Verdict
+from specdecode.roles import DecodeState, Draft, Schedule, Selection, Target, TargetOutput, Verdict
 from specdecode.tree import TokenTree
 
 
@@ -111,19 +111,21 @@ class SkippingRun(DecodeRun):
         selection = self.schedule.select(draft, state) if draft.tree.max_depth > 0 else None
         if selection is None:
             return
-        taken = draft.tree.tokens.gather(1, selection.path[:, 1:])  # [B, depth]
-        chain = torch.cat([state.last_tokens()[:, None], taken[:, :-1]], dim=1)
         _, self._skipped = self._append(draft.tree, selection.path, selection.counts, None)
-        counts = self._skipped * state.active  # a row that a stop token ended has nothing left to verify
+        # A row that a stop token ended has nothing left to verify.
+        counts = self._skipped if self.stops is None else self._skipped * state.active
         seen = ragged.seen(counts)
         if seen is not None and not any(seen):
             self._draft = draft if self.stops is None else clip(draft, state)
             return
-        self._skipping.observe_skipped(draft, replace(selection, counts=counts), state)
+        longest = selection.path.shape[1] - 1 if seen is None else max(seen)  # what no row took is not fed
+        selection = Selection(ragged.first(selection.path, longest + 1), counts)
+        self._skipping.observe_skipped(draft, selection, state)
         behind = super()._propose()
         # As in a batch of one: every row skipped.
         self._draft = behind if seen is not None and all(seen) else _choose(counts > 0, behind, draft, state)
-        self._pending = PendingChain(chain, counts)
+        in_order = seen is not None and min(seen) == longest
+        self._pending = PendingChain(selection.tokens(draft.tree)[:, :-1], counts, in_order)
 
     def _propose(self) -> Draft:
         """The draft that the skipped step left."""
@@ -142,7 +144,8 @@ class SkippingRun(DecodeRun):
         if self._pending is None:
             super()._commit(tree, verdict, kept)
         else:
-            self.target.commit(self._pending.nodes(verdict), self._pending.counts + kept)
+            nodes = None if self._pending.in_order and tree.is_chain else self._pending.nodes(verdict)
+            self.target.commit(nodes, self._pending.counts + kept)
 
     def _observe(self, draft: Draft, output: TargetOutput, verdict: Verdict) -> None:
         if self._pending is not None:
@@ -171,10 +174,12 @@ class PendingChain:
     Args:
         tokens: [B, m] int64, left-aligned, the old root first.
         counts: [B] int64 in [0, m]; 0 in rows that did not skip.
+        in_order: Whether the host knows all of them to be m, so that no row has a gap.
     """
 
     tokens: Tensor
     counts: Tensor
+    in_order: bool = False
 
     @property
     def max_length(self) -> int:

@@ -132,10 +132,10 @@ class CopyOrGuessDrafter(Drafter):
         depth, guessed = self.sizer.best(len(counts), lengths.row_cost(), lengths.pass_seconds())
         self._copies = copied > guessed
         if self._copies:
-            self.head.stand_aside()
+            self.head.stand_aside(state)
             return self.lookup.propose_behind(state, occurrence, matched)
         if not depth:
-            self.head.stand_aside()
+            self.head.stand_aside(state)
             lengths.begin(0)
             return Draft(TokenTree.chain(state.last_tokens()[:, None]))
         started = self._clock() if self._clock else 0.0

@@ -54,46 +54,37 @@ class ModelInStep:
                 f"draft_model must have the target's vocabulary of {vocab_size} tokens, it has {self.model.vocab_size}"
             )
         self.model.prefill()
-        self._waiting, self._counts = state.last_tokens()[:, None], state.active.long()
+        # How many of each row's newest tokens wait [B], and a bound known without looking.
+        self._counts, self._width = state.active.long(), 1
 
     def replace_rows(self, rows: Tensor, other: ModelInStep) -> None:
         """See `specdecode.roles.RowReplacing`."""
         replace_rows(self.model, rows, other.model)
-        self._waiting = ragged.put_rows(self._waiting, rows, other._waiting)
         self._counts = ragged.put_rows(self._counts, rows, other._counts)
 
-    def _feed(self, counts: Tensor) -> Tensor:
+    def _feed(self, counts: Tensor, state: DecodeState) -> Tensor:
         """Feed the waiting tokens as a chain, of which the first `counts[b]` stay. Returns logits [B, V] after the last
         waiting one."""
-        length, device = self._waiting.shape[1], self._waiting.device
-        place = torch.arange(length, device=device).expand(self._waiting.shape)
+        length, device = self._width, counts.device
+        tokens = ragged.newest(state.tokens, state.lengths, self._counts, length)
+        place = torch.arange(length, device=device).expand(tokens.shape)
         last = (self._counts - 1).clamp(min=0)
         mask = torch.ones(length, length, dtype=torch.bool, device=device).tril().expand(len(place), -1, -1)
         # Entries past a row's count repeat the position of its last one; no token sees them.
-        output = self.model.forward(self._waiting, mask, torch.minimum(place, last[:, None]))
+        output = self.model.forward(tokens, mask, torch.minimum(place, last[:, None]))
         self.model.commit(None, counts)
         return output.logits[torch.arange(len(place), device=device), last]
 
-    @staticmethod
-    def _behind(draft: Draft, verdict: Verdict, kept: Tensor, state: DecodeState) -> tuple[Tensor, Tensor]:
-        """The tokens of a step that the model has not been fed.
+    def _wait(self, verdict: Verdict, kept: Tensor, state: DecodeState) -> None:
+        """What the model has not been fed of a step waits: the newest token, and the draft token before it if that was
+        not fed; nothing in finished rows, whose last token is never fed.
 
         Args:
-            draft, verdict: of the step.
+            verdict: of the step.
             kept: [B] int64, how many of the accepted tokens the model has been fed: all, or all but the last.
             state: after the step.
-
-        Returns:
-            [B, 1 or 2] int64: the last draft token if it was not fed, then the newest token; and their counts [B], 0 in
-            finished rows, whose last token is never fed.
         """
-        accepted, following = verdict.accepted, verdict.next_tokens[:, None]
-        if draft.tree.max_depth > 0:
-            following = torch.cat([draft.tree.tokens.gather(1, verdict.path[:, 1:]), following], 1)
-            following = following.scatter(1, accepted[:, None], verdict.next_tokens[:, None])
-        last = following.shape[1] - 1
-        place = (kept[:, None] + torch.arange(min(2, last + 1), device=kept.device)).clamp(max=last)
-        return following.gather(1, place), (accepted + 1 - kept) * state.active
+        self._counts, self._width = (verdict.accepted + 1 - kept) * state.active, 2
 
 
 class DraftModelDrafter(ModelInStep, Drafter):
@@ -124,10 +115,10 @@ class DraftModelDrafter(ModelInStep, Drafter):
         tokens = state.last_tokens()[:, None]
         self._fed = torch.zeros_like(state.lengths)  # how many draft tokens the model has been fed
         if size.depth < 1:
-            if self._waiting.shape[1] >= MOST_WAITING:
-                self._feed_all_but_last()
+            if self._width >= MOST_WAITING:
+                self._feed_all_but_last(state)
             return Draft(TokenTree.chain(tokens))
-        logits = self._feed(self._counts)  # [B, V]
+        logits = self._feed(self._counts, state)  # [B, V]
         drawn_from = [torch.zeros_like(logits)]
         for level in range(1, size.depth + 1):
             # Draft token number `level` is at output position lengths + level - 1.
@@ -152,17 +143,15 @@ class DraftModelDrafter(ModelInStep, Drafter):
         kept = torch.minimum(self._fed, verdict.accepted)
         if self._size.depth > 1:
             self.model.rewind(self._fed - kept)
-        tokens, counts = self._behind(draft, verdict, kept, state)
         if self._size.depth < 1:
-            self._waiting, self._counts = ragged.append(self._waiting, self._counts, tokens, counts)
+            self._counts, self._width = self._counts + state.active, self._width + 1
         else:
-            self._waiting, self._counts = tokens, counts
+            self._wait(verdict, kept, state)
         self.sizer.observe(self._size, verdict.accepted, draft.tree.valid[:, 0])
 
-    def _feed_all_but_last(self) -> None:
-        last = (self._counts - 1).clamp(min=0)
-        self._feed(last)
-        self._waiting, self._counts = self._waiting.gather(1, last[:, None]), self._counts.clamp(max=1)
+    def _feed_all_but_last(self, state: DecodeState) -> None:
+        self._feed((self._counts - 1).clamp(min=0), state)
+        self._counts, self._width = self._counts.clamp(max=1), 1
 
     def _feed_one(self, token: Tensor, counts: Tensor) -> Tensor:
         """Feed one token per row, which stays where `counts[b]` is 1. Returns logits [B, V]."""

@@ -49,7 +49,7 @@ class DraftModelTreeDrafter(ModelInStep, Drafter):
     def propose(self, state: DecodeState) -> Draft:
         """The tree behind each row's newest token."""
         plan = self._plan
-        logits = self._feed(self._counts)[:, None]  # [B, nodes with children, V]
+        logits = self._feed(self._counts, state)[:, None]  # [B, nodes with children, V]
         tokens = [state.last_tokens()[:, None]]
         fed = tokens[0][:, :0]
         mask, depths = torch.ones(1, 0, 0, dtype=torch.bool, device=fed.device), fed[:1]
@@ -70,7 +70,7 @@ class DraftModelTreeDrafter(ModelInStep, Drafter):
         kept = (accepted & (fed >= 0)).sum(1)
         if len(self._plan.levels) > 1:
             self.model.commit(fed.clamp(min=0), kept)
-        self._waiting, self._counts = self._behind(draft, verdict, kept, state)
+        self._wait(verdict, kept, state)
 
     def _judge(self, tokens: Tensor, mask: Tensor, depths: Tensor, state: DecodeState) -> Tensor:
         """Logits [B, n, V] of the nodes fed so far, each behind the committed sequence.

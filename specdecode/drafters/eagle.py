@@ -29,6 +29,7 @@ from specdecode.draft_size import DraftSize, DraftSizer
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree, expected_accepted, static_tree
 from specdecode.drafters.tree_plan import TreePlan
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
+from specdecode.in_graph import in_graph
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, Drafter, Selection, TargetOutput, Verdict, replace_rows
 from specdecode.tree import TokenTree
@@ -150,6 +151,8 @@ class EagleDrafter(Drafter):
         # For each number of waiting pairs n: their depths [1, n] and mask [1, n, n].
         self._chains: dict[int, tuple[Tensor, Tensor]] = {}
 
+    in_no_graph = ("_even",)
+
     @staticmethod
     def most_new_pairs(
         shape: DynamicTree | StaticTree, largest: DraftSize, beside: int = 0, waiting: int = _MOST_WAITING
@@ -174,11 +177,10 @@ class EagleDrafter(Drafter):
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """Feed the prompt. The first token waits as the first pair."""
-        self._features = self.head.start(prompt)  # [B, 1, F]
-        self._tokens = state.last_tokens()[:, None]  # [B, 1]
-        self._counts = state.active.long()
-        self._skipped_tokens: Tensor | None = None
+        self._wait(self.head.start(prompt), state.active.long())  # [B, 1, F]
+        self._skipped_length = 0
         self._skipped_features: Tensor | None = None
+        self._seen: Tensor | None = None  # features of the tree behind skipped tokens
         self._skipped_first, self._skipped_counts = torch.zeros_like(self._counts), torch.zeros_like(self._counts)
         if self.feature_reuse is not None:
             self.feature_reuse.start(self._features)
@@ -194,9 +196,9 @@ class EagleDrafter(Drafter):
         size, self._predicted = self._size, None
         root = state.last_tokens()
         if size.depth < 1:
-            self.stand_aside()
+            self.stand_aside(state)
             return Draft(TokenTree.chain(root[:, None]))
-        logits, feature = self._feed_waiting()
+        logits, feature = self._feed_waiting(state)
         if isinstance(self.shape, DynamicTree):
             grown = dynamic_tree(root, logits, feature, state, self.shape.top_k, size, self._guess)
             candidates = getattr(self.sizer, "candidates", ())
@@ -208,23 +210,19 @@ class EagleDrafter(Drafter):
         sampled = self.children == "sampled"
         return static_tree(root, logits, feature, state, self._plan, size.depth, self._guess, sampled)
 
-    def stand_aside(self) -> None:
+    def stand_aside(self, state: DecodeState) -> None:
         """Draft nothing in this step: what is verified comes from elsewhere, and its tokens wait."""
         self._size, self._predicted = DraftSize(1, 0), None
-        if self._tokens.shape[1] >= self.most_waiting:
-            self._feed_all_but_last()
+        if self._features.shape[1] >= self.most_waiting:
+            self._feed_all_but_last(state)
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """The accepted tokens and the newest one become waiting pairs, with the target's features."""
-        features = self.head.features(output)  # [B, n, F]
+        features = self.head.features(output) if self._seen is None else self._seen  # [B, n, F]
         path, tree = verdict.path, draft.tree  # [B, depth + 1]
         # Pair i: the token after path node i, and the feature at path node i.
         whole_chain = tree.is_chain and tree.num_nodes == tree.max_depth + 1  # and then it is the path
         along = features if whole_chain else take(features, path)  # [B, depth + 1, F]
-        following = verdict.next_tokens[:, None]
-        if path.shape[1] > 1:
-            accepted_tokens = tree.tokens[:, 1:] if whole_chain else tree.tokens.gather(1, path[:, 1:])
-            following = torch.cat([accepted_tokens, following], 1).scatter(1, verdict.accepted[:, None], following)
         took_part = draft.tree.valid[:, 0]
         counts = (verdict.accepted + 1) * took_part
         if self.feature_reuse is not None:
@@ -232,32 +230,30 @@ class EagleDrafter(Drafter):
             along = self.feature_reuse.after_verified(along, (state.lengths - 1 - counts).clamp(min=0), counts)
         if self._size.depth < 1:
             # Nothing was drafted: the new pairs wait behind the old ones.
-            before = self._counts
-            self._tokens, self._counts = ragged.append(self._tokens, before, following, counts)
-            self._features, _ = ragged.append(self._features, before, along, counts)
+            self._wait(*ragged.append(self._features, self._counts, along, counts))
         elif self.refresh and self._skipped_features is not None:
-            self._read_again(following, along, counts)
+            # The pairs of the skipped step are taken back; they wait again, with the target's features.
+            skipped = self._skipped_counts
+            self.head.advance(-skipped)
+            self._wait(*ragged.append(self._skipped_features, skipped, along, counts))
         else:
-            self._tokens, self._features, self._counts = following, along, counts
-        width = max(ragged.at_most(self._counts, self._tokens.shape[1]), 1)  # of rejected tokens nothing is read
-        self._tokens, self._features = self._tokens[:, :width], self._features[:, :width]
-        self._forget_skip()
+            self._wait(along, counts)
+        self._skipped_features, self._seen, self._skipped_length = None, None, 0
         self.sizer.observe(self._size, verdict.accepted, took_part, self._predicted)
 
     def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
         """The taken tokens wait with substitutes for the target's features."""
         assert self.feature_reuse is not None
-        taken = draft.tree.tokens.gather(1, selection.path[:, 1:])  # [B, depth]
-        self._skipped_first.copy_((state.lengths - 1 - selection.counts).clamp(min=0))  # position of the old root
-        self._skipped_tokens = taken
-        self._tokens, self._counts = taken, selection.counts
-        self._features = self.feature_reuse.read(self._skipped_first, selection.counts, taken.shape[1])
+        self._skipped_first.copy_(state.lengths - 1 - selection.counts)  # position of the old root
+        self._skipped_length, counts = selection.path.shape[1] - 1, selection.counts
+        self._wait(self.feature_reuse.read(self._skipped_first, counts, self._skipped_length), counts)
         self._draft_behind_a_skip = True
 
     def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
         """Store the target's features of the pending tokens."""
-        assert self.feature_reuse is not None and self._skipped_tokens is not None
-        self._skipped_features = self.head.features(output)[:, : self._skipped_tokens.shape[1]]  # [B, m, F]
+        assert self.feature_reuse is not None
+        features, length = self.head.features(output), self._skipped_length
+        self._skipped_features, self._seen = features[:, :length], features[:, length:]  # [B, m, F] and [B, n, F]
         self._skipped_counts.copy_(counts)
         self.feature_reuse.write(self._skipped_features, self._skipped_first, counts)
 
@@ -266,45 +262,44 @@ class EagleDrafter(Drafter):
         replace_rows(self.head, rows, other.head)
         if self.feature_reuse is not None:
             replace_rows(self.feature_reuse, rows, other.feature_reuse)
-        for name in ("_features", "_tokens", "_counts"):
+        for name in ("_features", "_counts"):
             setattr(self, name, ragged.put_rows(getattr(self, name), rows, getattr(other, name)))
+        self._even = False
 
-    def _forget_skip(self) -> None:
-        self._skipped_tokens = None
-        self._skipped_features = None
+    def _wait(self, features: Tensor, counts: Tensor) -> None:
+        """The first `counts` [B] of features [B, k, F] wait, with as many newest tokens of each row."""
+        seen = ragged.seen(counts)
+        width = features.shape[1] if seen is None else max(1, *seen)  # of rejected tokens nothing is read
+        self._features, self._counts = ragged.first(features, width), counts
+        self._even = seen is not None and min(seen) == width  # the host knows that as many pairs of each row wait
 
-    def _read_again(self, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
-        """Take the pairs of the skipped step back; they wait again with the target's features, then these pairs."""
-        assert self._skipped_tokens is not None and self._skipped_features is not None
-        skipped = self._skipped_counts
-        self.head.advance(-skipped)
-        self._tokens, self._counts = ragged.append(self._skipped_tokens, skipped, tokens, counts)
-        self._features, _ = ragged.append(self._skipped_features, skipped, features, counts)
-
-    def _feed_waiting(self) -> tuple[Tensor, Tensor]:
+    def _feed_waiting(self, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Feed the waiting pairs. Returns logits [B, 1, V] and the feature [B, 1, F] after the last one."""
+        if self._even and not in_graph():
+            output = self._feed(state, self._counts, None)
+            return output.logits[:, -1:], output.hidden_states[:, -1:]
         last = (self._counts[:, None] - 1).clamp(min=0)  # [B, 1]
-        output = self._feed(self._counts, last)
+        output = self._feed(state, self._counts, last)
         return take(output.logits, last), take(output.hidden_states, last)
 
-    def _feed_all_but_last(self) -> None:
+    def _feed_all_but_last(self, state: DecodeState) -> None:
         """Feed all waiting pairs but the last, whose output drafting starts from."""
         last = (self._counts[:, None] - 1).clamp(min=0)  # [B, 1]
-        self._feed(last[:, 0], last)
-        self._tokens, self._features = self._tokens.gather(1, last), take(self._features, last)
-        self._counts = self._counts.clamp(max=1)
+        self._feed(state, last[:, 0], last)
+        self._wait(take(self._features, last), self._counts.clamp(max=1))
 
-    def _feed(self, counts: Tensor, last: Tensor) -> DraftHeadOutput:
-        """Feed the waiting pairs, the last of each row at `last` [B, 1], as a chain; the first `counts[b]` join the
-        sequence."""
-        num_pairs, device = self._tokens.shape[1], self._tokens.device
+    def _feed(self, state: DecodeState, counts: Tensor, last: Tensor | None) -> DraftHeadOutput:
+        """Feed the waiting pairs, the last of each row at `last` [B, 1] (None: at the end), as a chain; the first
+        `counts[b]` join the sequence."""
+        num_pairs, device = self._features.shape[1], self._features.device
+        tokens = ragged.newest(state.tokens, state.lengths, self._counts, num_pairs)
         if num_pairs not in self._chains:
             causal = torch.ones(1, num_pairs, num_pairs, dtype=torch.bool, device=device).tril_()
             self._chains[num_pairs] = torch.arange(num_pairs, device=device)[None], causal
         depths, causal = self._chains[num_pairs]
-        # Slots past a row's count repeat the position of the last pair; no pair sees them.
-        depths = torch.minimum(depths, last)
-        output = self.head.forward(self._tokens, self._features, causal, depths)
+        if last is not None:  # slots past a row's count repeat the position of the last pair; no pair sees them
+            depths = torch.minimum(depths, last)
+        output = self.head.forward(tokens, self._features, causal, depths)
         self.head.advance(counts)
         return output
 

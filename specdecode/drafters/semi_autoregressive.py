@@ -19,6 +19,7 @@ from specdecode.draft_size import DraftSizer
 from specdecode.drafters.eagle import DraftHead, EagleDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
+from specdecode.roles import DecodeState
 
 
 class SemiAutoregressiveHead(DraftHead, Protocol):
@@ -65,8 +66,8 @@ class SemiAutoregressiveDrafter(EagleDrafter):
             )
         self._ahead = head
 
-    def _feed_waiting(self) -> tuple[Tensor, Tensor]:
-        logits, features = super()._feed_waiting()
+    def _feed_waiting(self, state: DecodeState) -> tuple[Tensor, Tensor]:
+        logits, features = super()._feed_waiting(state)
         self._later_logits = self._ahead.later_logits(features[:, 0])  # [B, K - 1, V]
         return logits, features
 

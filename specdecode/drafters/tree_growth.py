@@ -206,7 +206,7 @@ def static_tree(
         sampled: children are drawn without replacement instead of the likeliest tokens.
     """
     depth = min(depth, len(plan.levels))
-    tokens, drawn_from = [root[:, None]], [torch.zeros_like(logits)]
+    tokens, drawn_from = [root[:, None]], [logits]  # the root's row is not read
     # The output at each node whose children come next.
     inner_logits, inner_features = logits, feature  # [B, i, V], [B, i, F]
     races = _draw_noise(state, plan, depth, logits.shape[-1]) if sampled else (None,) * depth
@@ -235,8 +235,9 @@ def _draw_noise(
     of all levels, and the places [B, i] of the level's."""
     if state.sampling.is_greedy:
         return (None,) * depth
-    above = plan.all_above[: sum(plan.num_above[:depth])]
-    noise = state.streams.exponential(Tag.DRAFT, state.lengths[:, None] * plan.num_nodes + above, vocab_size)
+    above = ragged.first(plan.all_above, sum(plan.num_above[:depth]))
+    counters = torch.add(above, state.lengths[:, None], alpha=plan.num_nodes)
+    noise = state.streams.exponential(Tag.DRAFT, counters, vocab_size)
     start = _race_start(len(noise), tuple(plan.num_above[:depth]), noise.device)
     return [(Ahead(start.first, noise), places) for places in start.places]
 

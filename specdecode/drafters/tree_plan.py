@@ -75,7 +75,7 @@ class TreePlan:
         is_chain: whether no node has two children.
         parents, depths: [num_nodes] int64.
         levels: how each is drafted, from depth 1 on.
-        num_above: for each level, how many nodes one level up have children; `all_above`: all of those in a row.
+        num_above: for each level, how many nodes one level up have children; `all_above` [1, k]: all of those.
         place_fed: [num_nodes] int64, which of the fed nodes each node is; -1 for the root and for leaves.
     """
 
@@ -113,7 +113,7 @@ class TreePlan:
                 )
             )
             above = inner
-        self.all_above = torch.tensor(every_above, device=device)
+        self.all_above = torch.tensor([every_above], device=device)
         self.place_fed = torch.full((self.num_nodes,), -1, dtype=torch.int64, device=device)
         self.place_fed[fed] = torch.arange(len(fed), device=device)
 

@@ -683,15 +683,50 @@ void product(const Matrix& matrix, const Rows& rows, int64_t skipped, int64_t nu
     product(matrix, rows.wide.empty() ? nullptr : wide, small, num_rows, span, until, goal, take);
 }
 
+// RMSNorm: normalised, rounded to the model's dtype, then multiplied by the weight. Without a weight: a copy.
+template <typename Row, typename Model, typename Number>
+void normalise(const Row* row, int64_t dim, const Model* weight, float epsilon, Number* to) {
+    constexpr bool ROUND = sizeof(Model) == 2;
+    float factor = 1.0f;
+    if (weight) {
+        Lanes squares = {};
+        sweep(dim, [&](int64_t i, auto load, auto) { squares = multiply_add(load(row + i), load(row + i), squares); });
+        factor = 1.0f / std::sqrt(sum(squares) / dim + epsilon);
+    }
+    sweep(dim, [&](int64_t i, auto load, auto store) {
+        Lanes own = load(row + i);
+        if (weight) {
+            own = own * all(factor);
+            own = (ROUND ? rounded(own) : own) * load(weight + i);
+        }
+        store(to + i, ROUND ? rounded(own) : own);
+    });
+}
+
+// Rows of blocks of `dim` numbers, of which all but the last of a row become an RMSNorm without a weight.
+template <typename Number>
+Block<Number> on_one_scale(const Number* rows, int64_t num_rows, int64_t columns, int64_t dim, float epsilon, Number one) {
+    Block<Number> scaled(num_rows * columns), ones(dim);
+    std::fill(ones.begin(), ones.end(), one);
+    for (int64_t at = 0; at < num_rows * columns; at += dim)
+        normalise(rows + at, dim, (at + dim) % columns ? ones.data() : nullptr, epsilon, &scaled[at]);
+    return scaled;
+}
+
 }  // namespace
 
 // --- called from outside -----------------------------------------------------------------------------------------------
 
 // y[rows, outputs] = x[rows, columns] weight^T (+ bias). `kind`: of the weight, with a scale where it is in bytes;
-// `row_kind`: of x, bias and y.
+// `row_kind`: of x, bias and y. Where `dim` is not 0, x is brought `on_one_scale` first.
 extern "C" void few_rows_linear(const void* x, int64_t row_kind, const void* weight, int64_t kind, const float* scale,
                                 const void* bias, void* y, int64_t num_rows, int64_t columns, int64_t outputs,
-                                int64_t threads) {
+                                int64_t dim, double epsilon, int64_t threads) {
+    Block<float> wide;
+    Block<bfloat16> small;
+    if (dim && row_kind == BFLOAT16)
+        small = on_one_scale((const bfloat16*)x, num_rows, columns, dim, epsilon, narrow(1.0f)), x = small.data();
+    else if (dim) wide = on_one_scale((const float*)x, num_rows, columns, dim, epsilon, 1.0f), x = wide.data();
     std::vector<float> biases;
     if (bias) {
         biases.resize(outputs);
@@ -771,26 +806,6 @@ namespace {
 
 inline float number(const void* from, int64_t index, int64_t kind) {
     return kind == BFLOAT16 ? widen(((const bfloat16*)from)[index]) : ((const float*)from)[index];
-}
-
-// RMSNorm: normalised, rounded to the model's dtype, then multiplied by the weight. Without a weight: a copy.
-template <typename Model, typename Number>
-void normalise(const float* row, int64_t dim, const Model* weight, float epsilon, Number* to) {
-    constexpr bool ROUND = sizeof(Model) == 2;
-    float factor = 1.0f;
-    if (weight) {
-        Lanes squares = {};
-        sweep(dim, [&](int64_t i, auto load, auto) { squares = multiply_add(load(row + i), load(row + i), squares); });
-        factor = 1.0f / std::sqrt(sum(squares) / dim + epsilon);
-    }
-    sweep(dim, [&](int64_t i, auto load, auto store) {
-        Lanes own = load(row + i);
-        if (weight) {
-            own = own * all(factor);
-            own = (ROUND ? rounded(own) : own) * load(weight + i);
-        }
-        store(to + i, ROUND ? rounded(own) : own);
-    });
 }
 
 // Rotary positions: pairs of neighbouring channels, rotated by an angle with this cosine and sine.

@@ -551,6 +551,36 @@ int judging_append(
     return 0;
 }
 
+// The counts[b] entries of each row before entry ends[b]; those before the first are the first, those behind the last the
+// last. Rows lie `of_row` bytes apart.
+int judging_newest(
+    const char* values, int64_t of_row, const int64_t* ends, const int64_t* counts, int64_t rows, int64_t width,
+    int64_t bytes, char* entries
+) {
+    for (int64_t b = 0; b < rows; b++)
+        for (int64_t i = 0; i < width; i++) {
+            const int64_t last = ends[b] - 1, at = ends[b] - counts[b] + i, place = at < last ? at : last;
+            std::memcpy(entries + (b * width + i) * bytes, values + b * of_row + (place > 0 ? place : 0) * bytes, bytes);
+        }
+    return 0;
+}
+
+// How many tokens of each row's path are taken unverified: the first that are alike [B, depth], up to most[b]; none where
+// these are fewer than `min_count`, and in rows that have ended or have no more than `min_tokens`. Returns whether any are.
+int judging_taken(
+    const bool* alike, const int64_t* most, const int64_t* lengths, const bool* active, int64_t min_tokens,
+    int64_t min_count, int64_t rows, int64_t depth, int64_t* counts
+) {
+    bool any = false;
+    for (int64_t b = 0; b < rows; b++) {
+        int64_t count = 0;
+        while (count < depth && count < most[b] && alike[b * depth + count]) count++;
+        counts[b] = count >= min_count && lengths[b] > min_tokens && active[b] ? count : 0;
+        any |= counts[b] > 0;
+    }
+    return any;
+}
+
 // Write the first counts[b] of entries [B, k] to `store` [B, slots], from slot first[b] + lead on, and note the newest place.
 int judging_store(
     const char* entries, const int64_t* first, const int64_t* counts, int64_t lead, int64_t rows, int64_t width,

@@ -317,6 +317,25 @@ def append(left: Tensor, left_counts: Tensor, right: Tensor) -> Tensor:
     return both
 
 
+def newest(values: Tensor, ends: Tensor, counts: Tensor, width: int) -> Tensor:
+    """The `counts[b]` entries before `ends[b]` of `values` [B, S, ...]: [B, width, ...]; see `ragged.newest`."""
+    entries = values.new_empty(len(values), width, *values.shape[2:])
+    if values.stride()[1:] != entries.stride()[1:]:
+        values = values.contiguous()
+    sizes = len(values), width, entries.stride(1) * values.itemsize
+    _call("newest", values.data_ptr(), values.stride(0) * values.itemsize, ends, counts, *sizes, entries)
+    return entries
+
+
+def taken(
+    alike: Tensor, most: Tensor, lengths: Tensor, active: Tensor, min_tokens: int, min_count: int
+) -> tuple[Tensor, bool]:
+    """How many tokens of paths [B, depth] are taken unverified [B], and whether any; all tensors of B rows. The first
+    that are `alike`, up to `most`; none where these are fewer than `min_count`, or `lengths` at most `min_tokens`."""
+    counts = torch.empty_like(most)
+    return counts, bool(_call("taken", alike, most, lengths, active, min_tokens, min_count, *alike.shape, counts))
+
+
 def store(entries: Tensor, first: Tensor, counts: Tensor, into: Tensor, lead: int, newest: Tensor) -> None:
     """Write the first `counts[b]` of `entries` [B, k, F] to `into` [B, S, F], of the same dtype, from slot `first[b] +
     lead` on. Where there are any, `newest` [B] becomes at least the place of the last one, counted from 0 at `lead`."""

@@ -137,9 +137,13 @@ def linear(
 
 
 def linear_now(
-    x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, dynamic: bool = False
-) -> Tensor | None:
-    """`linear` without torch's dispatch, which costs more than a small product; None where there are no kernels."""
+    x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, dynamic: bool = False,
+    normed: tuple[int, float] = (0, 0.0),
+) -> Tensor | None:  # fmt: skip
+    """`linear` without torch's dispatch, which costs more than a small product; None where there are no kernels.
+
+    `normed`: a width and an epsilon: all blocks of so many columns but the last are normed first (RMSNorm without a
+    weight); (0, 0): none is."""
     kernels = library()
     if kernels is None:
         return None
@@ -158,6 +162,8 @@ def linear_now(
             ctypes.c_int64(x.numel() // columns),
             ctypes.c_int64(columns),
             ctypes.c_int64(outputs),
+            ctypes.c_int64(normed[0]),
+            ctypes.c_double(normed[1]),
             ctypes.c_int64(torch.get_num_threads()),
         )
     return y

@@ -160,8 +160,7 @@ def chain_follows(tree: TokenTree) -> Tensor:
 
 def chain_targets(tree: TokenTree, output: TargetOutput, state: DecodeState) -> Tensor:
     """[B, L + 1, V]: the target's distribution after each node of a chain."""
-    target, count = output.probabilities(state.sampling), chain_length(tree) + 1
-    return target if target.shape[1] == count else target[:, :count]
+    return ragged.first(output.probabilities(state.sampling), chain_length(tree) + 1)
 
 
 def chain_masses(draft: Draft, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -247,7 +247,6 @@ def test_a_player_that_cannot_is_refused_by_name_before_anything_is_decoded() ->
         (JacobiDrafter, "_iteration", "jacobi"),
         (JacobiDrafter, "_opinions", "gumbel"),
         (JacobiDrafter, "_last_node", "jacobi"),
-        (DraftModelDrafter, "_waiting", "smaller"),
         (DraftModelDrafter, "_counts", "smaller"),
         (PromptLookupDrafter, "prompt", "lookup"),
         (DecodeRun, "_buffer", "none"),

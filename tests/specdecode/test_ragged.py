@@ -30,6 +30,20 @@ def test_a_block_behind_another(left: list[list[int]], right: list[list[int]], r
     assert ragged.at_most(lengths, 10) == max(map(len, expected))
 
 
+@settings(deadline=None, max_examples=60)
+@given(rows, st.integers(0, 3), st.integers(1, 5), st.integers(0, 3))
+def test_the_last_entries_before_an_end(lists: list[list[int]], cut: int, width: int, wanted: int) -> None:
+    values = padded([[7, *row] for row in lists], 8)
+    ends = torch.tensor([max(len(row) + 1 - cut, 1) for row in lists])
+    found = ragged.newest(values, ends, torch.full((3,), wanted), width)
+    for row, end, made in zip(values.tolist(), ends.tolist(), found.tolist(), strict=True):
+        assert made[:wanted] == [row[max(end - wanted + i, 0)] for i in range(min(wanted, width))]
+        assert set(made[wanted:]) <= {row[end - 1]}
+    assert torch.equal(
+        ragged.newest(values[..., None].expand(-1, -1, 2), ends, ends, 2)[..., 1], ragged.newest(values, ends, ends, 2)
+    )
+
+
 def test_how_many_columns_hold_all_that_is_true() -> None:
     mask = torch.tensor([[True, False, False, False], [False, False, True, False]])
     assert ragged.columns_needed(mask) == 3 and ragged.columns_needed(mask & False) == 0

@@ -77,10 +77,11 @@ class Pattern(Schedule):
 class CountingTarget(MarkovTarget):
     """Knows how often it was asked."""
 
-    passes = 1
+    passes, most_fed = 1, 0
 
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
         self.passes += 1
+        self.most_fed = max(self.most_fed, tokens.shape[1])
         return super().forward(tokens, mask, depths)
 
 
@@ -139,6 +140,10 @@ def test_a_schedule_used_twice_skips_the_same() -> None:
     first, second = run(pattern)[0], run(pattern)[0]
     assert torch.equal(first.tokens, second.tokens)
     assert first.trace.steps == second.trace.steps
+
+
+def test_what_no_row_took_is_not_fed() -> None:
+    assert [run(Pattern([[0, most, 1]]))[1].most_fed for most in (1, 2, 3)] == [len(TREE) + most for most in (1, 2, 3)]
 
 
 def test_skipping_saves_passes() -> None:

@@ -109,13 +109,17 @@ class PairHead(ModelMixin, ConfigMixin):
         """
         if not self.feature_layers:
             return states
-        weight, dim = self.fuse.weight, self.config.dim
+        fuse, epsilon = self.fuse, 1e-6
+        if type(fuse) is nn.Linear and untouched([fuse]):
+            weight, states = fuse.weight, states.to(fuse.weight.dtype)
+            fits = fits_linear(states, weight)
+            features = linear_now(states, weight, normed=(weight.shape[0], epsilon)) if fits else None
+            if features is not None:
+                return features
+        dim = self.config.dim
         inner, last = states.to(self.dtype).split((states.shape[-1] - dim, dim), dim=-1)
-        normed = F.rms_norm(inner.unflatten(-1, (-1, dim)), (dim,), eps=1e-6).flatten(-2)
-        joined = torch.cat((normed, last), dim=-1)
-        own = type(self.fuse) is nn.Linear and untouched([self.fuse]) and fits_linear(joined, weight)
-        features = linear_now(joined, weight) if own else None
-        return self.fuse(joined) if features is None else features
+        normed = F.rms_norm(inner.unflatten(-1, (-1, dim)), (dim,), eps=epsilon).flatten(-2)
+        return fuse(torch.cat((normed, last), dim=-1))
 
     def forward(
         self,

@@ -39,6 +39,16 @@ def test_a_product_is_the_product(own_kernels: None, shape: tuple[int, int, int]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_all_blocks_but_the_last_come_on_one_scale(own_kernels: None, dtype: torch.dtype) -> None:
+    x, weight, _ = example(7, 3 * 37, 33, dtype)
+    blocks = (x * 1e-3).double().view(7, 3, 37)
+    blocks[:, :2] = (blocks[:, :2] / (blocks[:, :2].square().mean(-1, keepdim=True) + 1e-6).sqrt()).to(dtype).double()
+    scaled = linear_now(x * 1e-3, weight, normed=(37, 1e-6))
+    torch.testing.assert_close(scaled.double(), blocks.view(7, -1) @ weight.double().T, rtol=2**-7, atol=1e-1)
+    assert torch.equal(linear_now(x[3:4] * 1e-3, weight, normed=(37, 1e-6)), scaled[3:4])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bytes_with_a_scale_are_weights(own_kernels: None, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     x, weight, bias = example(*shape, dtype)

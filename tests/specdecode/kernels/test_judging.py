@@ -22,7 +22,7 @@ from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree
 from specdecode.finite import FiniteWatch
 from specdecode.kernels import judging
 from specdecode.loop import decode
-from specdecode.ragged import append
+from specdecode.ragged import append, newest
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, largest, sample
 from specdecode.skipping import PendingChain
@@ -210,13 +210,14 @@ def test_layouts(either: Any, seed: int, width: int) -> None:
     left, right = (torch.randn(5, size, 3, generator=generator).bfloat16() for size in (4, width))
     counts = torch.randint(0, 5, (5,), generator=generator)
     pending = PendingChain(torch.randint(0, 7, (5, 4), generator=generator), counts)
-    ends = torch.randint(0, 9, (5,), generator=generator)
+    ends, both = torch.randint(0, 9, (5,), generator=generator), torch.randn(5, 9, 3, generator=generator)[:, 1:]
 
     def laid_out() -> list[Any]:
         path = tree.path_to(ends)
         verdict = Verdict(path.clamp(min=0), counts, counts)
         joined = pending.join(tree), pending.nodes(verdict)
-        return [path, tree.ancestor_mask(), *joined, append(left, counts, right, counts)]
+        last = [newest(values, ends.clamp(1, 8), counts, width) for values in (both, both[..., 0])]
+        return [path, tree.ancestor_mask(), *joined, append(left, counts, right, counts), *last]
 
     assert_equal(*either(laid_out))
 

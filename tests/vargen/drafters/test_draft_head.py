@@ -177,7 +177,9 @@ def test_guided_features_hold_both_halves(tiny_pipeline: LlamaGenPipeline) -> No
     assert torch.equal(features[..., 16:], output.unconditional_hidden_states)
 
 
-def test_states_of_several_layers_are_normed_one_by_one_and_the_last_is_left(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_states_of_several_layers_are_normed_one_by_one_and_the_last_is_left(
+    tiny_pipeline: LlamaGenPipeline, own_kernels: None
+) -> None:
     """Against a loop over layers: the root of the mean square plus 1e-6, no weight."""
     head = build_drafter(tiny_pipeline, feature_layers=[1, 2, 3])
     states = torch.randn(2, 5, 3 * head.config.dim, generator=torch.Generator().manual_seed(0)) * 1e-3
@@ -186,3 +188,5 @@ def test_states_of_several_layers_are_normed_one_by_one_and_the_last_is_left(tin
         layers[number] = layer / (layer.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     wanted = torch.cat(layers, dim=-1) @ head.fuse.weight.T + (0 if head.fuse.bias is None else head.fuse.bias)
     assert torch.allclose(head.fused(states), wanted, atol=1e-5)
+    with torch.no_grad():  # in the kernels
+        assert torch.allclose(head.fused(states), wanted, atol=1e-5)

@@ -91,22 +91,15 @@ def test_copies_take_turns_with_guesses_and_the_head_reads_them(monkeypatch: pyt
     options: dict[str, Any] = {"attention_mask": prompts[1], "max_new_tokens": 40, "pad_token_id": PAD}
     wanted = specdecode.generate(model, prompts[0], method="ar", **options).sequences
     guesses: dict[str, dict[tuple[int, int], torch.Tensor]] = {"alone": {}, "in turns": {}}
-    propose, feed, run, ways = EagleDrafter.propose, EagleDrafter._feed_waiting, "alone", Counter[str]()
-    states: list[Any] = []
+    feed, run, ways = EagleDrafter._feed_waiting, "alone", Counter[str]()
 
-    def noted(self: EagleDrafter, state: Any) -> Any:
-        states.append(state)
-        return propose(self, state)
-
-    def fed(self: EagleDrafter) -> Any:
-        logits, feature = feed(self)
-        for row in states[-1].active.nonzero()[:, 0].tolist():
-            guesses[run][row, int(states[-1].lengths[row])] = feature[row]
+    def fed(self: EagleDrafter, state: Any) -> Any:
+        logits, feature = feed(self, state)
+        for row in state.active.nonzero()[:, 0].tolist():
+            guesses[run][row, int(state.lengths[row])] = feature[row]
         return logits, feature
 
     monkeypatch.setattr(EagleDrafter, "_feed_waiting", fed)
-
-    monkeypatch.setattr(EagleDrafter, "propose", noted)
     for length in (1, 2):
         specdecode.generate(model, prompts[0], drafter=drafter, draft_length=length, **options)
     run, turns = "in turns", iter("cccpccgcgpgg" * 9)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdecode.kernels import judging
-from specdecode.ragged import put_rows
+from specdecode.ragged import newest, put_rows
 
 
 class FeatureCache:
@@ -44,7 +44,6 @@ class FeatureCache:
     def write(self, features: Tensor, first: Tensor, counts: Tensor) -> None:
         """Keep the first `counts[b]` of features [B, k, F] at positions `first[b]`, `first[b] + 1`, ..."""
         if features.dtype == self._features.dtype and judging.serves(first, counts):
-            self.newest = self.newest.clone()
             judging.store(features, first, counts, self._features, 1, self.newest)
             return
         place = torch.arange(features.shape[1], device=first.device)
@@ -63,8 +62,7 @@ class FeatureCache:
         They are the features at the `counts[b]` newest known positions, in order; where fewer are known, the oldest is
         repeated. Entries from `counts[b]` on mean nothing.
         """
-        place = torch.arange(width, device=counts.device)
-        return self.at(self.newest[:, None] - (counts[:, None] - 1) + place)  # [B, width]
+        return newest(self._features, self.newest + 2, counts, width)
 
     def at(self, positions: Tensor) -> Tensor:
         """Features [B, k, F] at positions [B, k]; positions beyond an end read the feature at that end."""

@@ -12,9 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode.in_graph import in_graph
+from specdecode.kernels import judging
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, RowReplacing, Schedule, Selection
 from vargen.methods.vvs.selector import Selector, confidence_of, path_vectors
@@ -209,6 +211,10 @@ class LikenessSchedule(_SkippingSchedule):
         skips. In a graph a second draft is always made."""
         selection = self.selector(draft, state)
         alike = path_likeness(draft, selection.path, self.codebook) >= self.threshold  # [B, depth]
+        if judging.serves(alike):
+            rows = selection.counts, state.lengths, state.active
+            counts, any_taken = judging.taken(alike, *rows, self.min_tokens, self.min_count)
+            return replace(selection, counts=counts) if any_taken else None
         counts = torch.minimum(alike.cumprod(1).sum(1), selection.counts)
         skipping = (counts >= self.min_count) & (state.lengths > self.min_tokens) & state.active
         if not in_graph() and not bool(skipping.any()):
@@ -225,9 +231,13 @@ def path_likeness(draft: Draft, path: Tensor, codebook: Tensor) -> Tensor:
         codebook: [V, d] unit vectors.
     """
     if draft.probabilities is not None:
-        taken = path[:, 1:]  # [B, depth]
-        cosines = (codebook[draft.tree.tokens.gather(1, taken)] @ codebook.T).clamp(min=0)  # [B, depth, V]
-        return (take(draft.probabilities, taken) * cosines).sum(-1)
+        tokens, probabilities = draft.tree.tokens, draft.probabilities
+        if draft.tree.is_chain:  # its path has all nodes in order
+            tokens, probabilities = tokens[:, 1 : path.shape[1]], probabilities[:, 1 : path.shape[1]]
+        else:
+            tokens, probabilities = tokens.gather(1, path[:, 1:]), take(probabilities, path[:, 1:])
+        cosines = F.linear(codebook[tokens], codebook).clamp_(min=0)  # [B, depth, V]
+        return cosines.mul_(probabilities).sum(-1)
     tree, confidence = draft.tree, confidence_of(draft)
     vectors = codebook[tree.tokens]  # [B, n, d]
     likeness = []

@@ -67,7 +67,7 @@ class PathSelector:
         if tree.is_chain:  # one path, as long as the mean of all
             width = min(tree.max_depth + 1, tree.num_nodes)
             path = chain_layout(tree.batch_size, width, tree.device).depth
-            return Selection(path, tree.valid[:, 1:width].sum(1))
+            return Selection(path, tree.depth.amax(1))
         leaves = tree.leaves() & (tree.depth > 0)  # [B, n]
         number = leaves.sum(1)  # [B]
         if self.choice == "sample":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -186,6 +188,26 @@ def test_likeness_of_sampled_tokens_is_a_mean_under_what_they_were_drawn_from(dr
                 float(draft.probabilities[row, node, y]) * max(0.0, float(CODEBOOK[y] @ own)) for y in range(VOCAB)
             )
             assert float(fast[row, level]) == pytest.approx(wanted, abs=1e-4)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**31), st.integers(2, 6), st.sampled_from([0.3, 0.5, 0.6]), st.integers(1, 3), st.integers(5, 8))
+def test_kernels_take_what_torch_takes_of_chains_and_other_trees(
+    own_kernels: None, monkeypatch: pytest.MonkeyPatch, seed: int, nodes: int, threshold: float, least: int, early: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    chain = TokenTree.chain(torch.randint(0, VOCAB, (5, nodes), generator=generator))
+    chain = chain.clip(torch.randint(0, nodes, (5,), generator=generator))
+    probabilities = (3 * torch.randn(5, nodes, VOCAB, generator=generator)).softmax(-1)
+    state = state_of([4, 6, 7, 8, 20])
+    state.active = torch.rand(5, generator=generator) > 0.2
+    schedule = LikenessSchedule(threshold, PathSelector(truncate=False), CODEBOOK, early, min_count=least)
+    found = []
+    for kernels, tree in itertools.product(("plain", "auto"), (chain, replace(chain, max_children=2))):
+        monkeypatch.setenv("VARGEN_KERNELS", kernels)
+        selection = schedule.select(Draft(tree, probabilities), state)
+        found.append(None if selection is None else selection.counts.tolist())
+    assert found == [found[0]] * 4 and found[0] != [0] * 5
 
 
 def test_likeness_schedules_stop_at_the_first_token_that_is_unlike() -> None:

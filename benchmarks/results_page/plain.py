@@ -149,9 +149,9 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "As above.",
         _HEADS,
     ),
-    "bench_video": ("Answers about videos, greedy", _LLM + _EARLIER, _BENCH),
+    "bench_video": ("Answers about videos, greedy", _LLM, _BENCH),
     "bench_video_all_methods": ("Answers about videos, every method", _LLM + _EARLIER, _BENCH),
-    "bench_video_sampled": ("Answers about videos, sampled", _LLM + _EARLIER, _BENCH),
+    "bench_video_sampled": ("Answers about videos, sampled", _LLM, _BENCH),
     "what_videos_show": (
         "Whether captions are read off the videos",
         _LLM + "F1 of the claims; order and choice are shares. Without the video both are a half by chance.",

@@ -15,7 +15,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 MODEL = "scenes-128"
 TRANSFORMER_RUN = f"training_{MODEL}-transformer"
 DRAFTER_RUN = f"training_{MODEL}-drafter"
-VIDEO_RUN = "training_video-llm"
+VIDEO_RUN = "training_video-draft-model"
 TRAINED = {TRANSFORMER_RUN: "picture model", DRAFTER_RUN: "draft head", VIDEO_RUN: "pair of Video-LLMs"}
 """What each record of a training run is about."""
 Record = dict[str, Any]

@@ -178,13 +178,13 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def broken(batches: list[dict[str, Any]], plain: list[dict[str, Any]]) -> list[int]:
-    """Captions whose number of objects plain decoding gets right and these batches get wrong."""
+    """Which captions, from 0 on: plain decoding gets their number of objects right, and these batches get it wrong."""
     both = zip(*([each[2:] for batch in given for each in batch["judged"]] for given in (batches, plain)), strict=True)
     return [number for number, (ours, theirs) in enumerate(both) if ours[0] < theirs[0]]
 
 
 def draw_sheet(
-    pipeline: LlamaGenPipeline, labels: list[str], cases: list[PromptCase], numbers: list[int]
+    pipeline: LlamaGenPipeline, labels: list[str], cases: dict[int, PromptCase], numbers: list[int]
 ) -> Image.Image:
     """Pictures of these captions, a row for each label; their seeds are those that were judged."""
     side, margin = 96, 150
@@ -207,6 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--labels", default=",".join(SETTINGS), help="which settings; a comma and no space between")
     parser.add_argument("--prompts", type=int, default=200, help=f"captions, a multiple of {BATCH}")
+    parser.add_argument("--first", type=int, default=0, help=f"the first caption, a multiple of {BATCH}")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of the batches that are through")
     parser.add_argument("--output", type=Path, default=RESULTS / "rows_side_by_side.json")
@@ -224,6 +225,8 @@ def main() -> None:
         parser.error(f"labels: no {unknown[0]!r}; --list says what there is")
     if arguments.prompts < BATCH or arguments.prompts % BATCH:
         parser.error(f"prompts: must be a multiple of {BATCH}, got {arguments.prompts}")
+    if arguments.first < 0 or arguments.first % BATCH:
+        parser.error(f"first: must be a multiple of {BATCH}, got {arguments.first}")
 
     folder = find_model()
     identity = {"weights": weights_fingerprint(folder), "dtype": arguments.dtype}
@@ -236,7 +239,8 @@ def main() -> None:
     pipeline = LlamaGenPipeline.from_pretrained(folder, torch_dtype=getattr(torch, arguments.dtype))
     pipeline.set_progress_bar_config(disable=True)
     judge = load_judge(None, "cpu")
-    cases = sample_prompts(arguments.prompts)
+    numbers = range(arguments.first, arguments.first + arguments.prompts)
+    cases = dict(zip(numbers, sample_prompts(numbers.stop)[numbers.start :], strict=True))
 
     measured: dict[str, list[dict[str, Any]]] = {}
     for label in dict.fromkeys(("plain", *wanted)):
@@ -245,10 +249,10 @@ def main() -> None:
         told = str(method.to_dict())
         if name == "diagonal":
             told = f"diagonal {weights_fingerprint(arguments.branch)}"
-        firsts = range(0, arguments.prompts, BATCH)
+        firsts = numbers[::BATCH]
         for first in firsts:
             if (told, first) not in through:
-                batch = draw(pipeline, method, first, cases[first : first + BATCH], judge)
+                batch = draw(pipeline, method, first, [cases[first + row] for row in range(BATCH)], judge)
                 arguments.kept.parent.mkdir(parents=True, exist_ok=True)
                 append_jsonl(arguments.kept, {**identity, "settings": told, "first": first, "measured": batch})
                 through[told, first] = batch
@@ -264,11 +268,11 @@ def main() -> None:
         for label, batches in measured.items()
     ]
     record = {"benchmark": "rows_side_by_side", "model": folder.name, **identity, "rows": rows}
-    write_result(arguments.output, {**record, "prompts": arguments.prompts})
+    write_result(arguments.output, {**record, "first": numbers.start, "prompts": len(numbers)})
     if arguments.sheet is not None:
-        numbers = broken(measured[wanted[0]], measured["plain"])[:SHOWN]
-        save_image_atomic(draw_sheet(pipeline, [*measured], cases, numbers), arguments.sheet)
-        print("\n".join(f"{number}: {cases[number].caption.text}" for number in numbers))
+        shown = [numbers[at] for at in broken(measured[wanted[0]], measured["plain"])[:SHOWN]]
+        save_image_atomic(draw_sheet(pipeline, [*measured], cases, shown), arguments.sheet)
+        print("\n".join(f"{number}: {cases[number].caption.text}" for number in shown))
     print(table(rows), f"written to {arguments.output}", sep="\n\n")
 
 

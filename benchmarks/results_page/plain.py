@@ -118,6 +118,11 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "As above, with plain decoding in bfloat16.",
         _SIDE_BY_SIDE,
     ),
+    "rows_side_by_side_fresh": (
+        "Rows of the grid side by side, on captions by which nothing was chosen",
+        "As in the first table, in float32, with the captions from 1,000 to 1,999.",
+        _SIDE_BY_SIDE,
+    ),
     "picture_decoder": (
         "Faster ways to decode pictures",
         "The codes of 100 held-out captions, drawn by plain decoding, as pictures. `float32, as stored` has the "

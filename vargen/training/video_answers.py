@@ -7,10 +7,9 @@ questions (`video_questions.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,7 +22,7 @@ from vargen.pipelines.video.options import VideoOptions
 from vargen.runs.files import own_folder
 from vargen.training.config import FromTargetConfig, check, check_not_negative, check_positive
 from vargen.training.video_questions import Questions, RenderedVideo, VideoSource, generate_answers
-from vargen.training.video_states import StatesFolder
+from vargen.training.video_states import StatesFolder, TeacherForcing
 
 
 @dataclass
@@ -128,16 +127,14 @@ def open_target(config: VideoAnswersConfig, draft_model: str | None = None) -> t
     return VideoAnswerer.from_options(options, found), weights_fingerprint(found.folder)
 
 
-def answered(
-    config: VideoAnswersConfig, answerer: VideoAnswerer, fingerprint: str, ask: Ask
-) -> Iterator[tuple[Questions, list[list[int]], dict[str, Any]]]:
-    """The questions to learn from, then those kept apart, each with the target's answers.
+def teachers(
+    config: VideoAnswersConfig, answerer: VideoAnswerer, fingerprint: str, ask: Ask, layer: int | None = None
+) -> list[TeacherForcing]:
+    """The target over its own answers: to the questions that are learned from, then to those kept apart.
 
     Args:
         fingerprint: of the target's weights, by which kept answers and states are recognised.
-
-    Yields:
-        Questions, token ids of each answer, and how `TeacherForcing` keeps their hidden states: its keyword arguments.
+        layer: see `TeacherForcing`.
 
     Raises:
         UserError: a folder that holds answers of another target, or that cannot be written.
@@ -148,7 +145,10 @@ def answered(
             folder = StatesFolder(Path(config.states), target)
     kept = Path(config.answers or Path(config.output) / "answers")
     dtype = torch.bfloat16 if config.autocast else torch.float32
-    keeping = {"dtype": dtype, "num_bytes": config.memory_gib * 2**30, "folder": folder}
+    readers = []
     for questions in ask(answerer):
         count, most = len(questions.videos), config.max_new_tokens
-        yield questions, generate_answers(answerer.model, questions, count, kept, target, most), keeping
+        answers = generate_answers(answerer.model, questions, count, kept, target, most)
+        memory = config.memory_gib * 2**30
+        readers.append(TeacherForcing(answerer.model, questions, answers, layer, dtype, memory, folder))
+    return readers

@@ -32,8 +32,8 @@ from vargen.pipelines.video.loading import LazyModel
 from vargen.training.config import check, check_not_negative
 from vargen.training.cpu_attention import FLOAT32_ATTENTION
 from vargen.training.run import RunResult, Task, autocast, prepare, train
-from vargen.training.video_answers import Ask, VideoAnswersConfig, answered, open_target
-from vargen.training.video_states import TeacherForcing
+from vargen.training.video_answers import Ask, VideoAnswersConfig, open_target, teachers
+from vargen.training.video_states import TeacherForcing, final_states, positions_with
 
 _NOT_COPIED = ("README.md", "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt")
 
@@ -75,9 +75,6 @@ class VideoDraftModelTask(Task):
         target, draft_model: both of transformers, with one vocabulary.
         folder: where the draft model's other files lie.
         training, heldout: the target's answers and hidden states.
-
-    Raises:
-        UserError: an architecture that feeds visual tokens to later layers, too (DeepStack).
     """
 
     def __init__(
@@ -148,22 +145,20 @@ class VideoDraftModelTask(Task):
             visual = request.is_visual[:, None]
             prompt = torch.where(visual, request.inputs_embeds[0].float(), words(request.input_ids[0]))
             embeds.append(torch.cat((prompt, words(answer))))
-            behind = request.next_position + torch.arange(len(answer), device=self.device)
-            positions.append(torch.cat((request.position_ids[:, 0], behind.expand(len(request.position_ids), -1)), 1))
+            positions.append(positions_with(request, len(answer)))
         longest = max(map(len, embeds))
-        # Padding comes last, where no token sees it. Without a mask, transformers would assume packing.
+        # Padding comes last, where no token sees it.
         padded = torch.stack([F.pad(each, (0, 0, 0, longest - len(each))) for each in embeds])
         places = torch.stack([F.pad(each, (0, longest - each.shape[1])) for each in positions], dim=1)  # [A, B, L]
-        final = self._decoder(
-            inputs_embeds=padded,
-            attention_mask=torch.ones(padded.shape[:2], dtype=torch.long, device=self.device),
-            position_ids=places if len(places) > 1 else places[0],
-            use_cache=False,
-        ).last_hidden_state
+        final = final_states(self.draft_model, padded, places)
         return (states[request.length - 1 :] for states, request in zip(final, shown, strict=True))
 
     def _request(self, teacher: TeacherForcing, number: int) -> VideoRequest:
-        """What the draft model is asked. Its vision tower runs once, while there is memory left."""
+        """What the draft model is asked. Its vision tower runs once, while there is memory left.
+
+        Raises:
+            UserError: an architecture that feeds visual tokens to later layers, too (DeepStack).
+        """
         key = teacher.questions.split, number
         if (kept := self._shown.get(key)) is not None:
             return kept
@@ -221,9 +216,6 @@ def train_video_draft_model(config: VideoDraftModelTrainingConfig, ask: Ask) -> 
     answerer, fingerprint = open_target(config, config.draft_model)
     draft = answerer.draft_model
     assert isinstance(draft, LazyModel)
-    teachers = [
-        TeacherForcing(answerer.model, questions, answers, None, **keeping)
-        for questions, answers, keeping in answered(config, answerer, fingerprint, ask)
-    ]
-    task = VideoDraftModelTask(config, answerer.model, draft.load(), draft.found.folder, *teachers)
+    readers = teachers(config, answerer, fingerprint, ask)
+    task = VideoDraftModelTask(config, answerer.model, draft.load(), draft.found.folder, *readers)
     return train(config, task, {"target": fingerprint, "draft_model": weights_fingerprint(draft.found.folder)})

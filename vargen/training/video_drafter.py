@@ -41,7 +41,7 @@ from vargen.training.config import DrafterRunConfig, check, check_fraction, chec
 from vargen.training.cpu_attention import FLOAT32_ATTENTION
 from vargen.training.drafter_task import DrafterTask
 from vargen.training.run import RunResult, autocast, prepare, train
-from vargen.training.video_answers import Ask, VideoAnswersConfig, answered, open_target
+from vargen.training.video_answers import Ask, VideoAnswersConfig, open_target, teachers
 from vargen.training.video_questions import stop_tokens
 from vargen.training.video_states import TeacherForcing
 
@@ -287,8 +287,5 @@ def train_video_drafter(config: VideoDrafterTrainingConfig, ask: Ask) -> RunResu
     prepare(config)
     answerer, fingerprint = open_target(config)
     layer = config.new_video_head(answerer.model).config.visual_layer  # refuses what does not fit, before any answer
-    readers = [
-        TeacherForcing(answerer.model, questions, answers, layer, **keeping)
-        for questions, answers, keeping in answered(config, answerer, fingerprint, ask)
-    ]
+    readers = teachers(config, answerer, fingerprint, ask, layer)
     return train(config, VideoDrafterTask(config, answerer.model, *readers), {"target": fingerprint})

@@ -22,7 +22,7 @@ from vargen.base.errors import UserError
 from vargen.base.reading import reading
 from vargen.drafters.video_head import TargetStates
 from vargen.models.video_llms.architectures.catalogue import architecture_of
-from vargen.models.video_llms.request import prepare_request
+from vargen.models.video_llms.request import VideoRequest, prepare_request
 from vargen.runs.files import atomic_path
 from vargen.runs.identity import check_identity, digest
 from vargen.training.video_questions import Questions
@@ -89,6 +89,24 @@ class StatesFolder:
             check_identity(path, before, settings, holds="states", argument="states")
             kept: dict[str, Any] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             return AnswerStates(**kept)
+
+
+def positions_with(request: VideoRequest, count: int) -> Tensor:
+    """[A, L] int64: positions of a request's prompt and of an answer of `count` tokens."""
+    behind = request.next_position + torch.arange(count, device=request.position_ids.device)
+    return torch.cat((request.position_ids[:, 0], behind.expand(len(request.position_ids), -1)), dim=1)
+
+
+def final_states(model: Any, embeds: Tensor, positions: Tensor) -> Tensor:
+    """[B, L, dim] final hidden states of embeddings [B, L, dim] at [A, B, L], all of which are seen."""
+    decoder = architecture_of(model).decoder(model)
+    return decoder(
+        inputs_embeds=embeds,
+        # Padding comes last, where no token sees it. Without a mask, transformers would assume packing.
+        attention_mask=torch.ones(embeds.shape[:2], dtype=torch.long, device=embeds.device),
+        position_ids=positions if len(positions) > 1 else positions[0],
+        use_cache=False,
+    ).last_hidden_state
 
 
 class TeacherForcing:
@@ -172,8 +190,7 @@ class TeacherForcing:
             )
         words = self.model.get_input_embeddings()(answer)
         embeds = torch.cat((request.inputs_embeds[0], words))
-        behind = request.next_position + torch.arange(len(answer), device=device)
-        positions = torch.cat((request.position_ids[:, 0], behind.expand(len(request.position_ids), -1)), dim=1)
+        positions = positions_with(request, len(answer))
         visual = request.is_visual.nonzero()[:, 0]
         # DeepStack's features at the visual tokens, zero everywhere else.
         stacked = [torch.zeros_like(embeds).index_copy(0, visual, each.to(embeds)) for each in request.deepstack]
@@ -206,13 +223,7 @@ class TeacherForcing:
 
             handles.append(language_model.layers[self.layer - 1].register_forward_hook(keep))
         try:
-            final = language_model(
-                inputs_embeds=embeds,
-                # Padding comes last, where no token sees it. Without a mask, transformers would assume packing.
-                attention_mask=torch.ones(embeds.shape[:2], dtype=torch.long, device=embeds.device),
-                position_ids=positions if len(positions) > 1 else positions[0],
-                use_cache=False,
-            ).last_hidden_state
+            final = final_states(self.model, embeds, positions)
         finally:
             for handle in handles:
                 handle.remove()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from noise_videos import FIRST_SEEDS, FRAMES, SIZE, NoiseVideos, short_run
 from small_video_llms import ARCHITECTURES, build_talkative, save_both
 from torch import Tensor
 
@@ -18,25 +19,12 @@ from vargen.models.video_llms.frames import VideoFrames, processor_inputs
 from vargen.models.video_llms.request import keep_spread, keep_visual, prepare_request
 from vargen.pipelines.video.answering import VideoAnswerer
 from vargen.training.run import RunResult
-from vargen.training.video_answers import answered, open_target, rendered_questions
+from vargen.training.video_answers import open_target, rendered_questions, teachers
 from vargen.training.video_draft_model import (
     VideoDraftModelTask,
     VideoDraftModelTrainingConfig,
     train_video_draft_model,
 )
-from vargen.training.video_questions import VideoBatch
-from vargen.training.video_states import TeacherForcing
-
-SIZE, FRAMES = 32, 4
-FIRST_SEEDS = {"train": 4_000_000_000, "heldout": 1_000_000_000}
-
-
-class NoiseVideos:
-    """Frames of noise, a function of the seed alone."""
-
-    def __call__(self, first_seed: int, count: int, split: str) -> VideoBatch:
-        generators = [torch.Generator().manual_seed(seed % 2**31) for seed in range(first_seed, first_seed + count)]
-        return VideoBatch([], torch.stack([torch.rand(FRAMES, 3, SIZE, SIZE, generator=each) for each in generators]))
 
 
 def build(folder: Path, architecture: str, layers: int, seed: int) -> Path:
@@ -62,37 +50,18 @@ def pair(pairs: dict[str, tuple[Path, Path]]) -> tuple[Path, Path]:
 
 
 def config_of(pair: tuple[Path, Path], folder: Path, **changes: Any) -> VideoDraftModelTrainingConfig:
-    values: dict[str, Any] = {
-        "output": str(folder),
-        "model": str(pair[0]),
-        "draft_model": str(pair[1]),
-        "num_videos": 6,
-        "num_frames": FRAMES,
-        "image_size": SIZE,
-        "generation_batch_size": 3,
-        "max_new_tokens": 10,
-        "batch_size": 3,
-        "steps": 3,
-        "evaluation_size": 2,
-        "kept_shares": (0.5, 1.0),
-        "warmup_steps": 1,
-        "log_every": 1,
-        "learning_rate": 3e-3,
-        "ema_decay": 0.0,
-        "autocast": False,
-    }
+    own = {"draft_model": str(pair[1]), "kept_shares": (0.5, 1.0), "learning_rate": 3e-3, "ema_decay": 0.0}
+    values = {**short_run(pair[0], folder), **own}
     return VideoDraftModelTrainingConfig(**{**values, **changes})
 
 
 def task_of(config: VideoDraftModelTrainingConfig) -> VideoDraftModelTask:
     answerer, fingerprint = open_target(config, config.draft_model)
     ask = rendered_questions(config, NoiseVideos(), FIRST_SEEDS)
-    teachers = [
-        TeacherForcing(answerer.model, questions, answers, None, **keeping)
-        for questions, answers, keeping in answered(config, answerer, fingerprint, ask)
-    ]
     draft: Any = answerer.draft_model
-    return VideoDraftModelTask(config, answerer.model, draft.load(), draft.found.folder, *teachers)
+    return VideoDraftModelTask(
+        config, answerer.model, draft.load(), draft.found.folder, *teachers(config, answerer, fingerprint, ask)
+    )
 
 
 def run(config: VideoDraftModelTrainingConfig) -> RunResult:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from noise_videos import FIRST_SEEDS, FRAMES, SIZE, NoiseVideos, short_run
 from safetensors import safe_open
 from small_video_llms import ARCHITECTURES, build_talkative, save_both
 from torch import Tensor
@@ -40,19 +41,10 @@ from vargen.training.video_drafter import (
     offset_losses,
     train_video_drafter,
 )
-from vargen.training.video_questions import Questions, RenderedVideo, VideoBatch, generate_answers
+from vargen.training.video_questions import Questions, RenderedVideo, generate_answers
 from vargen.training.video_states import StatesFolder, TeacherForcing
 
-SIZE, FRAMES, LAYERS = 32, 4, 3
-FIRST_SEEDS = {"train": 4_000_000_000, "heldout": 1_000_000_000}
-
-
-class NoiseVideos:
-    """Frames of noise, a function of the seed alone."""
-
-    def __call__(self, first_seed: int, count: int, split: str) -> VideoBatch:
-        generators = [torch.Generator().manual_seed(seed % 2**31) for seed in range(first_seed, first_seed + count)]
-        return VideoBatch([], torch.stack([torch.rand(FRAMES, 3, SIZE, SIZE, generator=each) for each in generators]))
+LAYERS = 3
 
 
 @pytest.fixture(scope="module")
@@ -85,23 +77,7 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 
 def training_config(target: Path, folder: Path, **changes: Any) -> VideoDrafterTrainingConfig:
-    values: dict[str, Any] = {
-        "output": str(folder),
-        "model": str(target),
-        "num_videos": 6,
-        "num_frames": FRAMES,
-        "image_size": SIZE,
-        "generation_batch_size": 3,
-        "max_new_tokens": 10,
-        "batch_size": 3,
-        "steps": 3,
-        "evaluation_size": 2,
-        "num_decoded_videos": 1,
-        "warmup_steps": 1,
-        "log_every": 1,
-        "optimizer": "muon",
-        "autocast": False,
-    }
+    values = {**short_run(target, folder), "num_decoded_videos": 1, "optimizer": "muon"}
     return VideoDrafterTrainingConfig(**{**values, **changes})
 
 

@@ -29,14 +29,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pair_measures import agreements, drafter_of
+from pair_measures import add_pair_options, agreements, drafter_of, pair_folders
 from torch import Tensor
 
 from metrics.bootstrap import mean_interval, percentile_interval
 from metrics.provenance import provenance, write_result
 from scenes.captions.story_captions import MAX_CAPTION_TOKENS, visual_words, written_accuracy
 from scenes.cases import scene_video_cases
-from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.loop import decode
 from specdecode.parallel.loop import chain_layout
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
@@ -44,7 +43,6 @@ from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import TokenOrigin
 from specdecode.verifiers.loose import LooseVerifier, relevance_to
 from specdecode.verifiers.windowed import WindowedVerifier
-from vargen.base.resources import find_video_model
 from vargen.jobs.cases import VideoCase
 from vargen.methods.video.base import VideoMethod
 from vargen.methods.video.lvspec import LVSpecConfig
@@ -248,15 +246,10 @@ def main() -> None:
     parser.add_argument("--videos", type=int, default=60)
     parser.add_argument("--scored_videos", type=int, default=30, help="that the study `scores` looks at")
     parser.add_argument("--settings_videos", type=int, default=60, help="that the study `settings` looks at")
-    parser.add_argument("--model")
-    parser.add_argument("--draft_model")
-    parser.add_argument("--num_frames", type=int, default=VIDEO_FRAMES)
-    parser.add_argument("--image_size", type=int, default=VIDEO_SIDE)
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of the videos that are through")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument("--dry_run", action="store_true", help="write nothing")
+    add_pair_options(parser)
     options = parser.parse_args()
-    folders = [find_video_model(options.model), find_video_model(options.draft_model or "video-llm-draft")]
+    folders = pair_folders(options)
     identity = {
         "models": [weights_fingerprint(folder) for folder in folders],
         **{name: getattr(options, name) for name in ("num_frames", "image_size")},

@@ -7,18 +7,22 @@ row for what it is shown. Belongs here: measures of one video. Does not belong h
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from scenes.rendering.story import Story
+from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from scenes.training.grounding import cell_attributes, cell_owners
 from specdecode.loop import decode
 from specdecode.parallel.loop import chain_layout
 from specdecode.roles import DecodeState, Target
 from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.base.resources import find_video_model
 from vargen.methods.video.base import SPREADS, VideoMethod
 from vargen.models.video_llms.lossy_targets import PruningTarget
 from vargen.models.video_llms.pruned_draft import PrunedDraft
@@ -27,6 +31,21 @@ from vargen.models.video_llms.request import VideoRequest, keep_spread, visual_g
 from vargen.models.video_llms.target import VideoTarget
 
 PRUNINGS = (*SPREADS, "attention", "visual_gain")
+
+
+def add_pair_options(parser: ArgumentParser) -> None:
+    """Which pair a script looks at, which videos of the scene world, and what it shows and writes."""
+    parser.add_argument("--model", help="folder of the target, or the name of a shipped one")
+    parser.add_argument("--draft_model", help="likewise, the smaller one")
+    parser.add_argument("--num_frames", type=int, default=VIDEO_FRAMES)
+    parser.add_argument("--image_size", type=int, default=VIDEO_SIDE)
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--dry_run", action="store_true", help="write no record")
+
+
+def pair_folders(options: Namespace) -> list[Path]:
+    """Of the target and the draft model that these options name."""
+    return [find_video_model(options.model), find_video_model(options.draft_model or "video-llm-draft")]
 
 
 class EarlyTarget(PruningTarget):

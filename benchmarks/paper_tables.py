@@ -29,20 +29,18 @@ import torch
 import torch.nn.functional as F
 import yaml
 from loose_verification import LastingComponents
-from pair_measures import shown_figures
+from pair_measures import add_pair_options, pair_folders, shown_figures
 from torch import Tensor
 
 from metrics.bootstrap import percentile_interval
 from metrics.provenance import provenance, write_result
 from scenes.captions.story_captions import MAX_CAPTION_TOKENS, written_accuracy
 from scenes.cases import scene_video_cases
-from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.parallel import measure_draft_length
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace
 from specdecode.verifiers.exact import ExactVerifier
-from vargen.base.resources import find_video_model
 from vargen.drafters.video_head import VideoHead, VideoHeadConfig
 from vargen.jobs.cases import VideoCase
 from vargen.methods.catalogue import resolve_method
@@ -279,15 +277,10 @@ def main() -> None:
     parser.add_argument("--only", help="studies, separated by commas; all if none is named")
     parser.add_argument("--videos", type=int, default=40)
     parser.add_argument("--times", type=int, nargs="+", help="only these lengths of a study")
-    parser.add_argument("--model")
-    parser.add_argument("--draft_model")
     parser.add_argument("--drafters", type=Path, help="folder of draft heads; none: those that came with the model")
     parser.add_argument("--commands", action="store_true", help="print how heads are trained, and nothing else")
-    parser.add_argument("--num_frames", type=int, default=VIDEO_FRAMES)
-    parser.add_argument("--image_size", type=int, default=VIDEO_SIDE)
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of the answers that are through")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument("--dry_run", action="store_true", help="write nothing but the answers")
+    add_pair_options(parser)
     options = parser.parse_args()
     if options.commands:
         print("\n".join(commands(options.model, options.drafters or Path("runs/paper_tables"))))
@@ -299,7 +292,7 @@ def main() -> None:
         parser.error(f"--only: {unknown.pop()!r} is not one of {', '.join(every)}")
     if options.times:
         every = {name: replace(study, times=tuple(options.times)) for name, study in every.items()}
-    folders = [find_video_model(options.model), find_video_model(options.draft_model or "video-llm-draft")]
+    folders = pair_folders(options)
     models = [weights_fingerprint(folder) for folder in folders]
     folder = options.drafters or folders[0] / "drafters"
     heads = {at.parent.name: at.parent for at in sorted(folder.glob("*/config.json"))}

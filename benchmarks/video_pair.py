@@ -31,10 +31,12 @@ from typing import Any
 import torch
 from pair_measures import (
     EarlyTarget,
+    add_pair_options,
     agreements,
     answer_tokens,
     drafted_agreements,
     drafter_of,
+    pair_folders,
     pruning_scores,
     run_lengths,
     shown_figures,
@@ -47,9 +49,7 @@ from metrics.bootstrap import mean_interval, percentile_interval
 from metrics.provenance import provenance, write_result
 from scenes.captions.story_captions import MAX_CAPTION_TOKENS, visual_words, written_accuracy
 from scenes.cases import scene_video_cases
-from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.base.resources import find_video_model
 from vargen.jobs.cases import VideoCase
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.video.base import VideoMethod
@@ -373,21 +373,16 @@ STUDIES = ("layers", "views", "pruning", "language", "self_drafting", "lossy", "
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=None, help="folder of the target, or the name of a shipped one")
-    parser.add_argument("--draft_model", default=None, help="likewise, the smaller one")
     parser.add_argument("--studies", default=",".join(STUDIES))
     parser.add_argument("--videos", type=int, default=200)
-    parser.add_argument("--num_frames", type=int, default=VIDEO_FRAMES)
-    parser.add_argument("--image_size", type=int, default=VIDEO_SIDE)
     parser.add_argument("--lengths", type=int, nargs="+", default=[8, 16, 32, 64, 128], help="frames, of `length`")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument("--dry_run", action="store_true", help="write nothing")
+    add_pair_options(parser)
     options = parser.parse_args()
     chosen = options.studies.split(",")
     if unknown := set(chosen) - set(STUDIES):
         parser.error(f"--studies: {unknown.pop()!r} is not one of {', '.join(STUDIES)}")
     path = RESULTS / "video_pair.json"
-    folders = [find_video_model(options.model), find_video_model(options.draft_model or "video-llm-draft")]
+    folders = pair_folders(options)
     described = {"models": [weights_fingerprint(folder) for folder in folders]}
     earlier = json.loads(path.read_text()) if path.exists() else {}
     found = earlier.get("studies", {}) if all(earlier.get(name) == value for name, value in described.items()) else {}

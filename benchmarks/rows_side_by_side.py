@@ -6,9 +6,10 @@
 
 The judge reads every picture. Claims are all that a caption says; the number of objects is judged by itself, where the
 caption or its scene implies one, because that is what these methods lose first. Each figure is a difference to plain
-decoding over the same captions and seeds, with its 95 % interval over captions. Passes and rows fed are per picture;
-plain decoding takes 256 and feeds 255 rows. Every batch is kept in runs/rows_side_by_side as soon as it is through, so
-the same command goes on after a kill, and more captions continue fewer. Batches of other weights are made anew.
+decoding over the same captions and seeds, with its 95 % interval over captions. Passes and rows fed are per picture.
+Labels count tokens of the shipped model's 16 by 16; on a larger grid (--model) they stand for as many times more. Every
+batch is kept in runs/rows_side_by_side as soon as it is through, so the same command goes on after a kill, and more
+captions continue fewer. Batches of other weights are made anew.
 With --branch, the folder of a vertical branch, there is one label more, `diagonal`; a branch is known by its weights.
 With --sheet it also draws the first captions whose number of objects plain decoding gets right and the first label
 gets wrong, by every label: a sheet of what breaks, not of what is usual.
@@ -104,7 +105,20 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         for narrow, wide, first, last in ((4, 10, 5, 8), (4, 12, 5, 8), (4, 12, 4, 9), (4, 16, 5, 8), (6, 14, 5, 8))
     },
 }
-"""The method and its settings, by label."""
+"""The method and its settings, by label, on a grid of `SIDE`."""
+SIDE = 16
+IN_COLUMNS = ("window", "opens_after", "guessed_columns")
+"""Settings that are parts of a row of the grid."""
+
+
+def on_grid(label: str, side: int) -> tuple[str, dict[str, Any]]:
+    """The method and the settings of a label on a grid with `side` columns, where objects are as many times larger."""
+    name, settings = SETTINGS[label]
+
+    def scaled(columns: Any) -> Any:
+        return [scaled(each) for each in columns] if isinstance(columns, list) else columns * side // SIDE
+
+    return name, {key: scaled(value) if key in IN_COLUMNS else value for key, value in settings.items()}
 
 
 def judged(verdict: Verdict) -> list[int]:
@@ -133,7 +147,7 @@ def draw(
     }
 
 
-def figures(batches: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
+def figures(batches: list[dict[str, Any]], plain: list[dict[str, Any]], side: int) -> dict[str, Any]:
     """Shares, differences to plain decoding with intervals, and costs. The captions are those of both."""
     ours, theirs = (torch.tensor([each for batch in given for each in batch["judged"]]) for given in (batches, plain))
     told: dict[str, Any] = {"pictures": len(ours)}
@@ -153,7 +167,7 @@ def figures(batches: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[
     for name in ("passes", "rows_fed"):
         values = [value for batch in batches for value in batch[name]]
         told[name] = sum(values) / len(values)
-    told["fewer_passes"] = 256 / told["passes"]
+    told["fewer_passes"] = side**2 / told["passes"]
     told["unverified"] = sum(batch["unverified"] for batch in batches) / len(batches)
     return told
 
@@ -191,7 +205,7 @@ def draw_sheet(
     sheet = Image.new("RGB", (margin + side * len(numbers), side * len(labels)), (255, 255, 255))
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(10)
     for row, label in enumerate(labels):
-        name, settings = SETTINGS[label]
+        name, settings = on_grid(label, pipeline.grid_size)
         images = pipeline(
             [cases[number].caption.text for number in numbers],
             method=resolve_method(name, settings),
@@ -205,6 +219,7 @@ def draw_sheet(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="folder of a LlamaGen model; the shipped one without it")
     parser.add_argument("--labels", default=",".join(SETTINGS), help="which settings; a comma and no space between")
     parser.add_argument("--prompts", type=int, default=200, help=f"captions, a multiple of {BATCH}")
     parser.add_argument("--first", type=int, default=0, help=f"the first caption, a multiple of {BATCH}")
@@ -228,7 +243,7 @@ def main() -> None:
     if arguments.first < 0 or arguments.first % BATCH:
         parser.error(f"first: must be a multiple of {BATCH}, got {arguments.first}")
 
-    folder = find_model()
+    folder = find_model(arguments.model)
     identity = {"weights": weights_fingerprint(folder), "dtype": arguments.dtype}
     kept = read_jsonl(arguments.kept) if arguments.kept.exists() else []
     through = {
@@ -244,7 +259,7 @@ def main() -> None:
 
     measured: dict[str, list[dict[str, Any]]] = {}
     for label in dict.fromkeys(("plain", *wanted)):
-        name, settings = SETTINGS[label]
+        name, settings = on_grid(label, pipeline.grid_size)
         method, began = resolve_method(name, settings), time.monotonic()
         told = str(method.to_dict())
         if name == "diagonal":
@@ -261,9 +276,8 @@ def main() -> None:
     rows = [
         {
             "label": label,
-            "method": SETTINGS[label][0],
-            "settings": SETTINGS[label][1],
-            **figures(batches, measured["plain"]),
+            **dict(zip(("method", "settings"), on_grid(label, pipeline.grid_size), strict=True)),
+            **figures(batches, measured["plain"], pipeline.grid_size),
         }
         for label, batches in measured.items()
     ]

@@ -97,10 +97,10 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "guided_tokens": (
         "Guidance of the first tokens alone",
-        "Plain decoding, bfloat16. Rows: what a picture of 256 tokens feeds, two for a guided token. Differences are "
-        "to guidance of all tokens, over the same captions and seeds.",
+        "In bfloat16. Rows: what a picture of 256 tokens feeds, two for a guided token. Differences are to plain "
+        "decoding with guidance of all tokens, over the same captions and seeds.",
         (
-            *("guided_tokens", "pictures", "rows", "share_of_rows"),
+            *("method", "guided_tokens", "pictures", "passes", "rows"),
             *("claims", "claims_against_plain", "numbers", "numbers_against_plain"),
         ),
     ),

@@ -33,7 +33,6 @@ from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.llamagen_draft_head import check_drafter
 from vargen.methods.base import ImageMethodConfig, Method
 from vargen.methods.catalogue import check_own_settings
-from vargen.methods.grid import GridMethodConfig
 from vargen.models.finite import check_component_weights, check_pixels
 from vargen.models.llamagen.text_encoder import check_tokenizer, clean_captions, encode_each
 from vargen.models.llamagen.transformer import LlamaGenTransformer
@@ -544,10 +543,10 @@ class LlamaGenPipeline(StreamingPipeline):
 def check_guided_tokens(guided_tokens: int, method: ImageMethodConfig) -> None:
     """Refuse a number of guided tokens out of range, and methods that need both rows to the end. Raises UserError."""
     check_number("guided_tokens", guided_tokens, 1, MAX_COUNT)
-    if isinstance(method, GridMethodConfig):
-        raise UserError(f"guided_tokens needs a method that draws one token after another, got {method.name}")
-    if "drafter" in method.weights:
-        raise UserError(f"guided_tokens leaves out a row that the draft head of {method.name} reads; use jacobi or scd")
+    if reader := next((name for name in ("drafter", "vertical_branch") if name in method.weights), None):
+        raise UserError(
+            f"guided_tokens leaves out a row that the {reader} of {method.name} reads; use jacobi, scd or rows-fast"
+        )
 
 
 class _AutoPipelines(MetaPathFinder):

@@ -10,13 +10,15 @@ from counted_graphs import CountedGraphs
 from tiny_pipelines import GRID
 
 from vargen.base.errors import UserError
+from vargen.methods.catalogue import resolve_method
+from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]
 GUIDED = 6
 
 
-def draw(pipeline: LlamaGenPipeline, method: str = "ar", rows: Any = (0, 1, 2), **settings: Any) -> torch.Tensor:
+def draw(pipeline: LlamaGenPipeline, method: Any = "ar", rows: Any = (0, 1, 2), **settings: Any) -> torch.Tensor:
     prompts, generators = [PROMPTS[row] for row in rows], [torch.Generator().manual_seed(row) for row in rows]
     settings = {"guidance_scale": 4.0, "top_k": 0, "output_type": "latent", **settings}
     return pipeline(prompts, method=method, generator=generators, **settings).tokens
@@ -43,23 +45,57 @@ def test_later_tokens_are_drawn_without_guidance(pipeline: LlamaGenPipeline) -> 
     assert torch.equal(draw(pipeline, guided_tokens=GRID**2), all_guided)
 
 
-@pytest.mark.parametrize(("method", "settings"), [("jacobi", {}), ("scd", {"temperature": 0.0})], ids=str)
+@pytest.mark.parametrize(("name", "settings"), [("jacobi", {}), ("scd", {"temperature": 0.0})], ids=str)
 def test_exact_methods_draw_from_the_same_distributions(
-    pipeline: LlamaGenPipeline, method: str, settings: dict[str, Any]
+    pipeline: LlamaGenPipeline, name: str, settings: dict[str, Any]
 ) -> None:
+    method = resolve_method(name, {"window": 4})
     plain = draw(pipeline, guided_tokens=GUIDED, **settings)
     assert torch.equal(draw(pipeline, method, guided_tokens=GUIDED, **settings), plain)
     for row in range(3):
         assert torch.equal(draw(pipeline, method, [row], guided_tokens=GUIDED, **settings)[0], plain[row])
 
 
-@pytest.mark.parametrize("method", ["ar", "jacobi"])
-def test_a_stream_draws_the_same(pipeline: LlamaGenPipeline, method: str) -> None:
+ROWS = [
+    resolve_method("zipar", {"window": 2}),
+    resolve_method("zipar", {"window": 2, "adaptive": True}),
+    resolve_method("pjd", {"opens_after": 2, "guesses": 2}),
+    resolve_method("vvs-rows", {"opens_after": 2, "guesses": 1, "looks": 1}),
+]
+WHOLE_ROWS = [resolve_method("zipar", {"window": GRID}), resolve_method("pjd", {"opens_after": GRID})]
+
+
+def test_a_draft_across_the_last_guided_token_is_judged_by_place(tiny_pipeline: LlamaGenPipeline) -> None:
+    method = resolve_method("jacobi", {"window": 4})
+    for guided in range(3, 12):  # two likely tokens, so that drafts are long
+        settings: dict[str, Any] = {"guided_tokens": guided, "top_k": 2}
+        assert torch.equal(draw(tiny_pipeline, method, **settings), draw(tiny_pipeline, **settings))
+
+
+@pytest.mark.parametrize("method", WHOLE_ROWS, ids=lambda method: method.name)
+def test_rows_that_open_behind_whole_ones_are_plain_decoding(pipeline: LlamaGenPipeline, method: Any) -> None:
+    assert torch.equal(draw(pipeline, method, guided_tokens=GUIDED), draw(pipeline, guided_tokens=GUIDED))
+
+
+@pytest.mark.parametrize("method", ROWS)
+def test_rows_side_by_side_draw_as_if_both_rows_were_fed(
+    pipeline: LlamaGenPipeline, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = draw(pipeline, method, guided_tokens=GUIDED)
+    for row in range(3):
+        assert torch.equal(draw(pipeline, method, [row], guided_tokens=GUIDED)[0], drawn[row])
+    assert not torch.equal(drawn, draw(pipeline, method))
+    monkeypatch.setattr(LlamaGenTarget, "_fed", lambda target, places: (2, target.kv_cache, target._picture_starts))
+    assert torch.equal(draw(pipeline, method, guided_tokens=GUIDED), drawn)
+
+
+@pytest.mark.parametrize("method", ["ar", "jacobi", ROWS[0], ROWS[3]])
+def test_a_stream_draws_the_same(pipeline: LlamaGenPipeline, method: Any) -> None:
     """A row that joins has guidance again, while others are behind their last guided token."""
     generators = [torch.Generator().manual_seed(row) for row in range(3)]
     settings = {"guidance_scale": 4.0, "top_k": 0, "output_type": "latent", "guided_tokens": GUIDED, "method": method}
     stream = pipeline.stream(PROMPTS, generator=generators, batch_size=2, continuous=True, **settings)
-    alone = draw(pipeline, guided_tokens=GUIDED)
+    alone = draw(pipeline, method, guided_tokens=GUIDED)
     drawn = {picture.index: picture.tokens for picture in stream}
     assert all(torch.equal(drawn[row], alone[row]) for row in range(3))
 
@@ -76,8 +112,8 @@ def test_the_second_row_is_left_out(tiny_pipeline: LlamaGenPipeline, monkeypatch
     ("method", "guided", "message"),
     [
         ("ar", 0, "guided_tokens must be at least 1, got 0"),
-        ("zipar", 4, "guided_tokens needs a method that draws one token after another, got zipar"),
-        ("eagle", 4, "guided_tokens leaves out a row that the draft head of eagle reads; use jacobi or scd"),
+        ("diagonal", 4, "guided_tokens leaves out a row that the vertical_branch of diagonal reads"),
+        ("eagle", 4, "guided_tokens leaves out a row that the drafter of eagle reads; use jacobi, scd or rows-fast"),
     ],
 )
 def test_what_needs_both_rows_is_refused(

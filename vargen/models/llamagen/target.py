@@ -14,6 +14,7 @@ Sources of guidance in an interval: LlamaGen's own `cfg_interval`; arXiv 2312.12
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -230,28 +231,24 @@ class LlamaGenTarget:
         Raises:
             ValueError: n exceeds `max_draft_nodes`, for which the cache has room.
         """
-        cache = self.kv_cache
         num_new = self._num_new = tokens.shape[1]
         if num_new > self._max_draft_nodes:
             raise ValueError(f"tokens must be at most max_draft_nodes ({self._max_draft_nodes}) per row, got {num_new}")
-        halves, origins = self._halves(), self._picture_starts
-        if halves == 1 and self.is_guided:
-            cache, origins = cache.first_rows(self.batch_size), origins[: self.batch_size]
-        at_once = halves == 2 and self.guided_tokens is None
+        halves, cache, origins = self._fed(lambda: self._num_placed)  # the next tokens stand behind these
         found = self.transformer.fast_pass.run(
             NewTokens(
                 depths, mask, tokens=tokens, halves=halves, lengths=cache.lengths, starts=cache.starts, origins=origins
             ),
             cache,
             self.transformer.lm_head,
-            guidance_scale=self.guidance_scale if at_once else None,
+            guidance_scale=self._scale_at_once,
             kept_layers=self.feature_layers,
         )
         if found is None:
             found = self._pass(tokens, mask, depths, cache, halves, self.kv_cache.reach(num_new))
         features, logits = found
         assert logits is not None
-        return self._split(self._guided_at(logits, depths), features)
+        return self._split(self._guided_at(logits, lambda: self._num_placed[:, None] + depths + 1), features)
 
     def check_places(self, num_slots: int) -> None:
         """See `specdecode.places.PlacedTarget`."""
@@ -268,50 +265,65 @@ class LlamaGenTarget:
         Returns:
             Guided logits [B, n, V] and hidden states [B, n, dim].
         """
-        cache = self.kv_cache
+        halves, cache, origins = self._fed(lambda: placed.positions)
         both: tuple[Tensor, ...] = (placed.positions, placed.slots, placed.visible)
-        if self.is_guided and len(placed.slots) > 1:
+        if halves == 2 and len(placed.slots) > 1:
             both = tuple(torch.cat((each, each)) for each in both)
         positions, slots, visible = both
         slots = cache.lengths[:, None] + slots
-        fast = self.transformer.fast_pass.run(
+        found = self.transformer.fast_pass.run(
             NewTokens(
                 placed.positions,
                 placed.visible,
                 tokens=tokens,
-                halves=2 if self.is_guided else 1,
+                halves=halves,
                 lengths=cache.lengths,
                 starts=cache.starts,
-                origins=self._picture_starts,
+                origins=origins,
                 places=cache.flatten_slots(slots),
             ),
             cache,
             self.transformer.lm_head,
-            guidance_scale=self.guidance_scale if self.is_guided else None,
+            guidance_scale=self._scale_at_once,
             kept_layers=self.feature_layers,
         )
-        if fast is not None:
-            features, logits = fast
-            assert logits is not None
-            return self._split(logits, features)
-        kv_length = cache.reach(visible.shape[2])
-        output = self.transformer(
-            input_ids=torch.cat((tokens, tokens)) if self.is_guided else tokens,
-            positions=positions,
-            attention_mask=cache.attention_mask(visible, kv_length),
-            kv_cache=cache,
-            slots=slots,
-            kv_length=kv_length,
-            feature_layers=self.feature_layers,
-        )
-        return self._split(self.guided(output.logits), output.features)
+        if found is None:
+            kv_length = self.kv_cache.reach(visible.shape[2])
+            output = self.transformer(
+                input_ids=torch.cat((tokens, tokens)) if halves == 2 else tokens,
+                positions=positions,
+                attention_mask=cache.attention_mask(visible, kv_length),
+                kv_cache=cache,
+                slots=slots,
+                kv_length=kv_length,
+                feature_layers=self.feature_layers,
+            )
+            found = output.features, output.logits
+        features, logits = found
+        assert logits is not None
+        return self._split(self._guided_at(logits, lambda: placed.positions + 1), features)
 
-    def _halves(self) -> int:
-        """Sequences of a picture that the next pass feeds. A row's next token stands behind those in the cache."""
-        if not self.is_guided or self.guided_tokens is None:
-            return 1 + self.is_guided
-        least = self._look((self.kv_cache.lengths - self._picture_starts)[: self.batch_size].min())
-        return 2 if least is None or int(least) + 1 < self.guided_tokens else 1
+    @property
+    def _num_placed(self) -> Tensor:
+        """[B], image tokens in the cache."""
+        return (self.kv_cache.lengths - self._picture_starts)[: self.batch_size]
+
+    @property
+    def _scale_at_once(self) -> float | None:
+        """By which the kernels guide all logits of a pass; None: they give those of every sequence."""
+        return self.guidance_scale if self.is_guided and self.guided_tokens is None else None
+
+    def _fed(self, places: Callable[[], Tensor]) -> tuple[int, StaticKVCache, Tensor]:
+        """How many sequences of a picture the next pass feeds, with the cache and the beginnings of their pictures.
+
+        Args:
+            places: of the tokens to be fed; no later pass feeds earlier ones.
+        """
+        if self.is_guided and self.guided_tokens is not None:
+            least = self._look(places().min())
+            if least is not None and int(least) + 1 >= self.guided_tokens:
+                return 1, self.kv_cache.first_rows(self.batch_size), self._picture_starts[: self.batch_size]
+        return 1 + self.is_guided, self.kv_cache, self._picture_starts
 
     def _pass(
         self, tokens: Tensor, mask: Tensor, depths: Tensor, cache: StaticKVCache, halves: int, kv_length: int
@@ -399,13 +411,18 @@ class LlamaGenTarget:
         conditional, unconditional = logits.chunk(2)
         return guide(conditional, unconditional, self._scale)
 
-    def _guided_at(self, logits: Tensor, depths: Tensor) -> Tensor:
-        """`guided` logits of a pass, of the places that guidance leads; those [B, n, V] of one half as they are."""
-        if len(logits) == self.batch_size or self.guided_tokens is None:
-            return logits if len(logits) == self.batch_size else self.guided(logits)
-        drawn = (self.kv_cache.lengths - self._picture_starts)[: self.batch_size, None] + depths + 1
-        conditional = logits[: self.batch_size].float()
-        return torch.where((drawn < self.guided_tokens)[..., None], self.guided(logits), conditional)
+    def _guided_at(self, logits: Tensor, places: Callable[[], Tensor]) -> Tensor:
+        """`guided` logits of a pass where guidance leads; those [B, n, V] of one half as they are.
+
+        Args:
+            places: that the logits are for, [1 or B, n].
+        """
+        if len(logits) == self.batch_size:
+            return logits
+        guided = self.guided(logits)
+        if self.guided_tokens is None:
+            return guided
+        return torch.where((places() < self.guided_tokens)[..., None], guided, logits[: self.batch_size].float())
 
     def _split(self, logits: Tensor, hidden_states: Tensor) -> LlamaGenTargetOutput:
         """The output with guided logits [B, n, V], and the rows' hidden states by halves."""

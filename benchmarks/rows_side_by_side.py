@@ -7,9 +7,8 @@
 The judge reads every picture. Claims are all that a caption says; the number of objects is judged by itself, where the
 caption or its scene implies one, because that is what these methods lose first. Each figure is a difference to plain
 decoding over the same captions and seeds, with its 95 % interval over captions. Passes and rows fed are per picture.
-Labels count tokens of the shipped model's 16 by 16; on a larger grid (--model) they stand for as many times more. Every
-batch is kept in runs/rows_side_by_side as soon as it is through, so the same command goes on after a kill, and more
-captions continue fewer. Batches of other weights are made anew.
+Every batch is kept in runs/rows_side_by_side as soon as it is through, so the same command goes on after a kill, and
+more captions continue fewer. Batches of other weights are made anew.
 With --branch, the folder of a vertical branch, there is one label more, `diagonal`; a branch is known by its weights.
 With --sheet it also draws the first captions whose number of objects plain decoding gets right and the first label
 gets wrong, by every label: a sheet of what breaks, not of what is usual.
@@ -105,20 +104,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         for narrow, wide, first, last in ((4, 10, 5, 8), (4, 12, 5, 8), (4, 12, 4, 9), (4, 16, 5, 8), (6, 14, 5, 8))
     },
 }
-"""The method and its settings, by label, on a grid of `SIDE`."""
-SIDE = 16
-IN_COLUMNS = ("window", "opens_after", "guessed_columns")
-"""Settings that are parts of a row of the grid."""
-
-
-def on_grid(label: str, side: int) -> tuple[str, dict[str, Any]]:
-    """The method and the settings of a label on a grid with `side` columns, where objects are as many times larger."""
-    name, settings = SETTINGS[label]
-
-    def scaled(columns: Any) -> Any:
-        return [scaled(each) for each in columns] if isinstance(columns, list) else columns * side // SIDE
-
-    return name, {key: scaled(value) if key in IN_COLUMNS else value for key, value in settings.items()}
+"""The method and its settings, by label. Rows are counted as in 16; on another grid they are spread evenly."""
 
 
 def judged(verdict: Verdict) -> list[int]:
@@ -205,7 +191,7 @@ def draw_sheet(
     sheet = Image.new("RGB", (margin + side * len(numbers), side * len(labels)), (255, 255, 255))
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(10)
     for row, label in enumerate(labels):
-        name, settings = on_grid(label, pipeline.grid_size)
+        name, settings = SETTINGS[label]
         images = pipeline(
             [cases[number].caption.text for number in numbers],
             method=resolve_method(name, settings),
@@ -259,7 +245,7 @@ def main() -> None:
 
     measured: dict[str, list[dict[str, Any]]] = {}
     for label in dict.fromkeys(("plain", *wanted)):
-        name, settings = on_grid(label, pipeline.grid_size)
+        name, settings = SETTINGS[label]
         method, began = resolve_method(name, settings), time.monotonic()
         told = str(method.to_dict())
         if name == "diagonal":
@@ -276,7 +262,8 @@ def main() -> None:
     rows = [
         {
             "label": label,
-            **dict(zip(("method", "settings"), on_grid(label, pipeline.grid_size), strict=True)),
+            "method": SETTINGS[label][0],
+            "settings": SETTINGS[label][1],
             **figures(batches, measured["plain"], pipeline.grid_size),
         }
         for label, batches in measured.items()

@@ -55,6 +55,8 @@ _LARGEST_SETTINGS = 2**20
 """Bytes of a JSON file that holds settings; a vocabulary may be larger."""
 _COUNTED = ("_ids", "_index", "num_batches_tracked")
 """Ends of the names of tensors that are integers in every library."""
+SHARED_COMPONENTS = "shared_components.json"
+"""Names another model's components that a folder shares."""
 _WEIGHT_NAMES = ("diffusion_pytorch_model", "model")
 _TORCH_NAMES = ("diffusion_pytorch_model", "pytorch_model")
 _VARIANT = re.compile(
@@ -109,6 +111,36 @@ def check_model_folder(
         model_class = _component_class(*names)
         if model_class is not None:
             _check_component(folder / component, model_class, variant)
+
+
+def shared_components(folder: str | os.PathLike[str]) -> tuple[Path, tuple[str, ...]] | None:
+    """The model folder beside this one that has some of its components, and their names; None: it has all itself.
+
+    `shared_components.json` says so: {"folder": "scenes-128", "components": ["vqvae", "text_encoder", "tokenizer"]}.
+
+    Raises:
+        UserError: the file says anything else, or the other folder is not there.
+    """
+    path = Path(folder) / SHARED_COMPONENTS
+    if not path.is_file():
+        return None
+    told = read_json(path)
+    name, components = told.get("folder"), told.get("components")
+    if not (isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name):
+        raise UserError(f"{path} must name a folder beside its own in 'folder', not {json.dumps(name)}; copy it again")
+    if not (isinstance(components, list) and all(isinstance(each, str) and each.isidentifier() for each in components)):
+        raise UserError(f"{path} must name components in 'components', not {json.dumps(components)}; copy it again")
+    other = Path(folder).resolve().parent / name
+    if not (other / "model_index.json").is_file() or (other / SHARED_COMPONENTS).exists():
+        raise UserError(
+            f"{other} must be a whole model, whose {' and '.join(components)} {folder} shares; copy it, too"
+        )
+    for each in components:
+        if not (other / each).is_dir():
+            raise UserError(f"{other / each} is missing, but {path} names it; copy the whole folder again")
+        if (Path(folder) / each).exists():
+            raise UserError(f"{each} is in both {folder} and {other}; take it out of one, or out of {path.name}")
+    return other, tuple(components)
 
 
 def renamed_index(index: Mapping[str, Any]) -> dict[str, Any]:
@@ -530,4 +562,7 @@ def weights_fingerprint(folder: str | os.PathLike[str], apart_from: str | None =
             for sample in range(1, 256):
                 file.seek(sample * (size - 4096) // 255)
                 digest.update(file.read(4096))
+    other, shared = shared_components(folder) or (folder, ())
+    for name in shared:
+        digest.update(weights_fingerprint(other / name).encode())
     return digest.hexdigest()[:16]

@@ -38,7 +38,7 @@ from vargen.models.llamagen.text_encoder import check_tokenizer, clean_captions,
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vertical_branch import VerticalBranch, check_branch
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor
-from vargen.models.model_folder import check_model_folder
+from vargen.models.model_folder import check_model_folder, shared_components
 from vargen.models.offloading import check_device_map, is_offloaded
 from vargen.pipelines.arguments import (
     PromptWarning,
@@ -234,18 +234,20 @@ class LlamaGenPipeline(StreamingPipeline):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
-        """Load a pipeline as `DiffusionPipeline.from_pretrained` does, with two differences.
+        """Load a pipeline as `DiffusionPipeline.from_pretrained` does, with three differences.
 
         A local folder is checked first: missing, truncated or ill-fitting weights are an error, where diffusers would
         put random numbers in their place. Classes of other libraries and pickled weights are errors too, but files
         "*.bin" that torch reads without running code are not. And the vqvae stays in fp32 where `dtype` is one for all;
-        a mapping by component is obeyed.
+        a mapping by component is obeyed. A local folder may share components with the model in a folder beside it, see
+        `vargen.models.model_folder.shared_components`.
 
         Raises:
             UserError: a local folder is incomplete, damaged or inconsistent, or it cannot be placed as asked.
         """
         check_device_map(kwargs.get("device_map"))
         if os.path.isdir(pretrained_model_name_or_path):
+            kwargs = cls._shared(pretrained_model_name_or_path, kwargs) | kwargs
             parts = {*cls._get_signature_keys(cls)[0]}
             passed = {name for name in parts & {*kwargs} if kwargs[name] is None or isinstance(kwargs[name], nn.Module)}
             required, variant = parts - {*cls._optional_components} - passed, kwargs.get("variant")
@@ -258,6 +260,17 @@ class LlamaGenPipeline(StreamingPipeline):
                 check_tokenizer(pipeline.tokenizer, pipeline.text_encoder, pipeline.config["max_sequence_length"])
         check_component_weights(pipeline.components, pretrained_model_name_or_path)
         return pipeline
+
+    @classmethod
+    def _shared(cls, folder: str | os.PathLike[str], asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Components of another folder's model that the model in this one shares, as the call asks for them."""
+        if (shared := shared_components(folder)) is None:
+            return {}
+        other, wanted = shared
+        left_out = {name: None for name in cls._get_signature_keys(cls)[0] if name not in wanted or name in asked}
+        how = {name: asked[name] for name in ("torch_dtype", "dtype", "low_cpu_mem_usage") if name in asked}
+        whole = cls.from_pretrained(other, **left_out, **how)
+        return {name: getattr(whole, name) for name in wanted if name not in left_out}
 
     def check_inputs(
         self,

@@ -1,0 +1,94 @@
+"""A model folder that shares components with the model beside it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vargen.base.errors import UserError
+from vargen.models.model_folder import SHARED_COMPONENTS, weights_fingerprint
+from vargen.pipelines.llamagen import LlamaGenPipeline
+
+SHARED = ("vqvae", "text_encoder", "tokenizer")
+
+
+@pytest.fixture
+def folder(tiny_model_folder: Path, tmp_path: Path) -> Path:
+    """A model that has a transformer, and everything else from the model "whole" beside it."""
+    shutil.copytree(tiny_model_folder, tmp_path / "whole")
+    part = tmp_path / "part"
+    shutil.copytree(tiny_model_folder, part)
+    index = json.loads((part / "model_index.json").read_text())
+    for name in SHARED:
+        shutil.rmtree(part / name)
+        del index[name]
+    (part / "model_index.json").write_text(json.dumps(index))
+    share(part, folder="whole", components=SHARED)
+    return part
+
+
+def share(part: Path, **told: Any) -> None:
+    (part / SHARED_COMPONENTS).write_text(json.dumps(told))
+
+
+def draw(folder: Path, **loading: Any) -> Any:
+    pipeline = LlamaGenPipeline.from_pretrained(folder, **loading)
+    return pipeline("a red cube", generator=torch.Generator().manual_seed(0), output_type="pt").images
+
+
+def test_it_draws_what_the_whole_model_draws(folder: Path, tmp_path: Path) -> None:
+    assert torch.equal(draw(folder), draw(tmp_path / "whole"))
+    pipeline = LlamaGenPipeline.from_pretrained(folder, dtype=torch.bfloat16)
+    assert pipeline.text_encoder.dtype == torch.bfloat16 and pipeline.vqvae.dtype == torch.float32
+    pipeline.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved" / SHARED_COMPONENTS).exists()
+    whole = LlamaGenPipeline.from_pretrained(tmp_path / "saved")
+    assert all(getattr(whole, name) is not None for name in SHARED)
+
+
+def test_components_that_are_given_are_not_read(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "whole" / "text_encoder" / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="text_encoder"):
+        LlamaGenPipeline.from_pretrained(folder)
+    assert LlamaGenPipeline.from_pretrained(folder, text_encoder=None, tokenizer=None).text_encoder is None
+
+
+def test_shared_weights_are_part_of_the_fingerprint(folder: Path, tmp_path: Path) -> None:
+    before = weights_fingerprint(folder)
+    config = tmp_path / "whole" / "vqvae" / "config.json"
+    config.write_text(config.read_text() + " ")
+    after = weights_fingerprint(folder)
+    assert after != before
+    (tmp_path / "whole" / "transformer" / "config.json").write_text("{}")
+    assert weights_fingerprint(folder) == after
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"folder": "../whole", "components": SHARED}, "must name a folder beside its own in 'folder'"),
+        ({"folder": "..", "components": SHARED}, "must name a folder beside its own in 'folder'"),
+        ({"folder": 3, "components": SHARED}, "must name a folder beside its own in 'folder'"),
+        ({"folder": "whole", "components": "vqvae"}, "must name components in 'components'"),
+        ({"folder": "whole", "components": ["../vqvae"]}, "must name components in 'components'"),
+        ({"folder": "whole", "components": ["scheduler"]}, "scheduler is missing, but"),
+        ({"folder": "other", "components": SHARED}, "other must be a whole model, whose vqvae and text_encoder"),
+        ({"folder": "part", "components": SHARED}, "part must be a whole model"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_shared_is_named(folder: Path, told: dict[str, Any], message: str) -> None:
+    share(folder, **told)
+    with pytest.raises(UserError, match=message):
+        LlamaGenPipeline.from_pretrained(folder)
+
+
+def test_a_component_that_both_have_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(tmp_path / "whole" / "vqvae", folder / "vqvae")
+    with pytest.raises(UserError, match="vqvae is in both"):
+        LlamaGenPipeline.from_pretrained(folder)

@@ -59,6 +59,12 @@ ROWS = ",".join(  # rows-quality, rows-fast, between the two, the plainest, what
         "pjd 5, 2 guesses",
     )
 )
+LARGER = "scenes-256"
+"""The model of 32 by 32 tokens."""
+ROWS_256 = ",".join(
+    f"vvs-rows 4, {rows}, 1 guesses, 1 looks, 12 columns"
+    for rows in ("12 in rows 4 to 9", "12 in rows 5 to 8", "10 in rows 5 to 8")
+)
 FASTEST = "ar,jacobi,rows-quality,rows-fast,zipar"
 """The default, and what draws rows of the grid side by side, which is fastest on a CPU."""
 EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
@@ -74,12 +80,14 @@ class Step:
         timed: whether it times something.
         copies: where its figures lie and the record they become, if it does not write that itself.
         reads_drafter: whether an EAGLE head takes part.
+        model: a shipped model by name; None: the default.
     """
 
     command: tuple[str, ...]
     timed: bool = False
     copies: tuple[Path, Path] | None = None
     reads_drafter: bool = True
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,8 @@ class Weights:
 
     def of(self, step: Step) -> str:
         """What a step is to be recorded on."""
+        if step.model is not None:
+            return weights_fingerprint(find_model(step.model))
         return self.whole if step.reads_drafter else self.without_drafter
 
 
@@ -129,6 +139,11 @@ def _evaluation(record: str, count: int, methods: str, protocol: str = "scenes")
     return Step(command, copies=(folder / "scores.json", RESULTS / f"{record}.json"))
 
 
+def _larger(script: str, *arguments: str) -> Step:
+    how = ("--model", LARGER, "--dtype", "bfloat16", "--output", str(RESULTS / f"{script}_256.json"))
+    return Step(_script(script, *how, *arguments), reads_drafter=False, model=LARGER)
+
+
 def _prompts(form: str, file: str) -> Step:
     folder = WORK / f"prompts_{form}"
     asked = ("--prompts_file", f"configs/prompts/{file}", "--prompts_format", form, "--num_images_per_prompt", "4")
@@ -157,6 +172,9 @@ STEPS: dict[str, Step] = {
     "prompts_geneval": _prompts("geneval", "scenes-geneval.jsonl"),
     "prompts_parti": _prompts("parti", "scenes-parti.tsv"),
     "rows_side_by_side": Step(_script("rows_side_by_side", "--prompts", "1000", "--labels", ROWS), reads_drafter=False),
+    "rows_side_by_side_256": _larger(
+        "rows_side_by_side", "--prompts", "320", "--dtype", "bfloat16", "--labels", ROWS_256
+    ),
     "picture_decoder": Step(_script("picture_decoder"), reads_drafter=False),
     "guided_tokens": Step(_script("guided_tokens"), reads_drafter=False),
     "vvs_studies": Step(_script("vvs_studies")),

@@ -150,6 +150,7 @@ def figures(batches: list[dict[str, Any]], plain: list[dict[str, Any]], side: in
         told[name] = float(right.sum() / made.sum())
         told[f"{name}_judged"] = int(made.sum())
         told[f"{name}_against_plain"] = figure(over(every), percentile_interval(len(ours), over, DRAWS))
+    told["prompts"] = float((ours[:, 0] == ours[:, 1]).double().mean())
     for name in ("passes", "rows_fed"):
         values = [value for batch in batches for value in batch[name]]
         told[name] = sum(values) / len(values)

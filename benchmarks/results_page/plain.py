@@ -118,6 +118,12 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "As above, with plain decoding in bfloat16.",
         _SIDE_BY_SIDE,
     ),
+    "rows_side_by_side_256": (
+        "Rows of the grid side by side, 32 by 32 tokens",
+        "The model of 256 pixels, `scenes-256`, in bfloat16: plain decoding takes 1,024 passes. Prompts: pictures with "
+        "all claims right. The judge reads pictures of 128 pixels, to which these are resized.",
+        (*_SIDE_BY_SIDE, "prompts"),
+    ),
     "rows_side_by_side_fresh": (
         "Rows of the grid side by side, on captions by which nothing was chosen",
         "As in the first table, in float32, with the captions from 1,000 to 1,999.",

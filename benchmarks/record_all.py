@@ -59,7 +59,7 @@ ROWS = ",".join(  # rows-quality, rows-fast, between the two, the plainest, what
         "pjd 5, 2 guesses",
     )
 )
-LARGER = "scenes-256"
+LARGER = "benchmarks/in_training/scenes-256"
 """The model of 32 by 32 tokens."""
 ROWS_256 = ",".join(
     f"vvs-rows 4, {rows}, 1 guesses, 1 looks, 12 columns"
@@ -80,7 +80,7 @@ class Step:
         timed: whether it times something.
         copies: where its figures lie and the record they become, if it does not write that itself.
         reads_drafter: whether an EAGLE head takes part.
-        model: a shipped model by name; None: the default.
+        model: a folder; None: the shipped model.
     """
 
     command: tuple[str, ...]
@@ -106,7 +106,7 @@ class Weights:
     def of(self, step: Step) -> str:
         """What a step is to be recorded on."""
         if step.model is not None:
-            return weights_fingerprint(find_model(step.model))
+            return weights_fingerprint(ROOT / step.model)
         return self.whole if step.reads_drafter else self.without_drafter
 
 

@@ -53,6 +53,23 @@ SHOWN = 8
 NUMBERS = ("object_count", "count")
 """The judge's kinds that are about how many objects there are."""
 
+
+def _wide_in_the_middle(*windows: tuple[int, int, int, int, int]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Rows that open after `narrow` tokens, and after `wide` ones from row `first` to row `last` of 16, by label."""
+    return {
+        f"vvs-rows {narrow}, {wide} in rows {first} to {last}, 1 guesses, 1 looks, {columns} columns": (
+            "vvs-rows",
+            {
+                "opens_after": [wide if first <= row <= last else narrow for row in range(16)],
+                "guesses": 1,
+                "looks": 1,
+                "guessed_columns": columns,
+            },
+        )
+        for narrow, wide, first, last, columns in windows
+    }
+
+
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("ar", {}),
     **{f"zipar {window}": ("zipar", {"window": window}) for window in (1, 2, 3, 4, 6, 8, 12)},
@@ -91,20 +108,13 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         )
         for columns in (10, 12, 14)
     },
-    **{
-        f"vvs-rows {narrow}, {wide} in rows {first} to {last}, 1 guesses, 1 looks, 12 columns": (
-            "vvs-rows",
-            {
-                "opens_after": [wide if first <= row <= last else narrow for row in range(16)],
-                "guesses": 1,
-                "looks": 1,
-                "guessed_columns": 12,
-            },
-        )
-        for narrow, wide, first, last in ((4, 10, 5, 8), (4, 12, 5, 8), (4, 12, 4, 9), (4, 16, 5, 8), (6, 14, 5, 8))
-    },
+    **_wide_in_the_middle(
+        (4, 10, 5, 8, 12), (4, 12, 5, 8, 12), (4, 12, 4, 9, 12), (4, 16, 5, 8, 12), (6, 14, 5, 8, 12)
+    ),
 }
 """The method and its settings, by label. Rows are counted as in 16; on another grid they are spread evenly."""
+ON_LARGER_GRIDS = _wide_in_the_middle((8, 24, 4, 9, 24), (6, 20, 4, 9, 24))
+"""More, whose windows do not fit into 16 columns."""
 
 
 def judged(verdict: Verdict) -> list[int]:
@@ -219,6 +229,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.branch is not None:
         SETTINGS["diagonal"] = ("diagonal", {"vertical_branch": str(arguments.branch)})
+    SETTINGS.update(ON_LARGER_GRIDS)
     if arguments.list:
         print("\n".join(f"{label}: {method} {settings}" for label, (method, settings) in SETTINGS.items()))
         return

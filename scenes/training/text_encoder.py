@@ -29,7 +29,7 @@ from scenes.training.caption_reading import (
     caption_truth,
 )
 from vargen.base.errors import UserError
-from vargen.models.model_folder import check_model_folder, check_stored
+from vargen.models.model_folder import check_model_folder, check_stored, component_folder
 from vargen.training.config import RunConfig, check, check_positive
 from vargen.training.run import RunResult, Task, move, prepare, train
 
@@ -98,7 +98,7 @@ def load_text_encoder(folder: str) -> T5EncoderModel:
     Raises:
         UserError: if there is none, or its weights are none.
     """
-    path = Path(folder) / "text_encoder"
+    path = component_folder(folder, "text_encoder")
     if (Path(folder) / "model_index.json").is_file():
         check_model_folder(folder)
     if not (path / "config.json").is_file():

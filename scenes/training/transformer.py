@@ -48,7 +48,7 @@ from scenes.training.transformer_pass import train_on_cpu, training_forward, tra
 from vargen.base.places import READ
 from vargen.models.llamagen.text_encoder import encode_text
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.models.model_folder import check_model_folder
+from vargen.models.model_folder import check_model_folder, component_folder
 from vargen.training.config import RunConfig, check, check_fraction, check_not_negative, check_positive
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, Task, autocast, move, prepare, train
@@ -180,7 +180,7 @@ def load_initial_weights(folder: str, transformer: LlamaGenTransformer, vqvae: V
         UserError: there is none in `folder`, or it has another shape or another tokenizer than `vqvae`.
     """
     check_model_folder(folder)
-    same = weights_fingerprint(VQModel.from_pretrained(Path(folder) / "vqvae")) == weights_fingerprint(vqvae)
+    same = weights_fingerprint(VQModel.from_pretrained(component_folder(folder, "vqvae"))) == weights_fingerprint(vqvae)
     check(same, "initial_weights", folder, "has another tokenizer, so its tokens mean something else; name its vqvae")
     saved = LlamaGenTransformer.from_pretrained(Path(folder) / "transformer")
     rotary = saved.config.condition_rotary

@@ -114,9 +114,10 @@ def check_model_folder(
 
 
 def shared_components(folder: str | os.PathLike[str]) -> tuple[Path, tuple[str, ...]] | None:
-    """The model folder beside this one that has some of its components, and their names; None: it has all itself.
+    """The folder of a model that has some of this one's components, and their names; None: this one has all itself.
 
-    `shared_components.json` says so: {"folder": "scenes-128", "components": ["vqvae", "text_encoder", "tokenizer"]}.
+    `shared_components.json` says so: {"folder": "../scenes-128", "components": ["vqvae", "text_encoder"]}. The path
+    begins at the folder of that file.
 
     Raises:
         UserError: the file says anything else, or the other folder is not there.
@@ -126,11 +127,11 @@ def shared_components(folder: str | os.PathLike[str]) -> tuple[Path, tuple[str, 
         return None
     told = read_json(path)
     name, components = told.get("folder"), told.get("components")
-    if not (isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name):
-        raise UserError(f"{path} must name a folder beside its own in 'folder', not {json.dumps(name)}; copy it again")
+    if not isinstance(name, str) or not name or Path(name).is_absolute():
+        raise UserError(f"{path} must have a relative path in 'folder', not {json.dumps(name)}; copy it again")
     if not (isinstance(components, list) and all(isinstance(each, str) and each.isidentifier() for each in components)):
         raise UserError(f"{path} must name components in 'components', not {json.dumps(components)}; copy it again")
-    other = Path(folder).resolve().parent / name
+    other = Path(os.path.normpath(Path(folder).resolve() / name))
     if not (other / "model_index.json").is_file() or (other / SHARED_COMPONENTS).exists():
         raise UserError(
             f"{other} must be a whole model, whose {' and '.join(components)} {folder} shares; copy it, too"
@@ -141,6 +142,13 @@ def shared_components(folder: str | os.PathLike[str]) -> tuple[Path, tuple[str, 
         if (Path(folder) / each).exists():
             raise UserError(f"{each} is in both {folder} and {other}; take it out of one, or out of {path.name}")
     return other, tuple(components)
+
+
+def component_folder(folder: str | os.PathLike[str], component: str) -> Path:
+    """Where a component of a model lies: in the model's folder, or in that of the model that it is shared with. Raises
+    UserError as `shared_components`."""
+    other, shared = shared_components(folder) or (Path(folder), ())
+    return (other if component in shared else Path(folder)) / component
 
 
 def renamed_index(index: Mapping[str, Any]) -> dict[str, Any]:
@@ -538,7 +546,8 @@ def weights_fingerprint(folder: str | os.PathLike[str], apart_from: str | None =
     Small files count completely. A large file counts by its size, its first 64 KiB (with the header of a weight file)
     and 255 evenly spread samples of 4 KiB, since any retraining changes all tensors. Chat templates count: they change
     prompts. The heads of a Video-LLM (`drafters/`) do not count, since they do not change its answers; nor do settings
-    of methods in `model_index.json`, since every run records the settings that it uses.
+    of methods in `model_index.json`, since every run records the settings that it uses. Components that are shared with
+    another model count as this one's own, wherever they lie.
 
     Args:
         folder: of a model, or a part of one.
@@ -549,7 +558,7 @@ def weights_fingerprint(folder: str | os.PathLike[str], apart_from: str | None =
     for path in sorted(folder.rglob("*")):
         if not path.is_file() or path.suffix not in (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja"):
             continue
-        if path.relative_to(folder).parts[0] in ("drafters", apart_from):
+        if path.relative_to(folder).parts[0] in ("drafters", SHARED_COMPONENTS, apart_from):
             continue
         size = path.stat().st_size
         if size <= 1 << 21:

@@ -239,7 +239,7 @@ class LlamaGenPipeline(StreamingPipeline):
         A local folder is checked first: missing, truncated or ill-fitting weights are an error, where diffusers would
         put random numbers in their place. Classes of other libraries and pickled weights are errors too, but files
         "*.bin" that torch reads without running code are not. And the vqvae stays in fp32 where `dtype` is one for all;
-        a mapping by component is obeyed. A local folder may share components with the model in a folder beside it, see
+        a mapping by component is obeyed. A local folder may share components with another model, see
         `vargen.models.model_folder.shared_components`.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A model folder that shares components with the model beside it."""
+"""A model folder that shares components with another one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vargen.base.errors import UserError
-from vargen.models.model_folder import SHARED_COMPONENTS, weights_fingerprint
+from vargen.models.model_folder import SHARED_COMPONENTS, component_folder, weights_fingerprint
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 SHARED = ("vqvae", "text_encoder", "tokenizer")
@@ -28,7 +28,7 @@ def folder(tiny_model_folder: Path, tmp_path: Path) -> Path:
         shutil.rmtree(part / name)
         del index[name]
     (part / "model_index.json").write_text(json.dumps(index))
-    share(part, folder="whole", components=SHARED)
+    share(part, folder="../whole", components=SHARED)
     return part
 
 
@@ -51,6 +51,12 @@ def test_it_draws_what_the_whole_model_draws(folder: Path, tmp_path: Path) -> No
     assert all(getattr(whole, name) is not None for name in SHARED)
 
 
+def test_components_lie_where_they_are_read_from(folder: Path, tmp_path: Path) -> None:
+    assert component_folder(folder, "vqvae") == tmp_path / "whole" / "vqvae"
+    assert component_folder(folder, "transformer") == folder / "transformer"
+    assert component_folder(tmp_path / "whole", "vqvae") == tmp_path / "whole" / "vqvae"
+
+
 def test_components_that_are_given_are_not_read(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "whole" / "text_encoder" / "model.safetensors").unlink()
     with pytest.raises(UserError, match="text_encoder"):
@@ -71,14 +77,14 @@ def test_shared_weights_are_part_of_the_fingerprint(folder: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ({"folder": "../whole", "components": SHARED}, "must name a folder beside its own in 'folder'"),
-        ({"folder": "..", "components": SHARED}, "must name a folder beside its own in 'folder'"),
-        ({"folder": 3, "components": SHARED}, "must name a folder beside its own in 'folder'"),
-        ({"folder": "whole", "components": "vqvae"}, "must name components in 'components'"),
-        ({"folder": "whole", "components": ["../vqvae"]}, "must name components in 'components'"),
-        ({"folder": "whole", "components": ["scheduler"]}, "scheduler is missing, but"),
-        ({"folder": "other", "components": SHARED}, "other must be a whole model, whose vqvae and text_encoder"),
-        ({"folder": "part", "components": SHARED}, "part must be a whole model"),
+        ({"folder": "/whole", "components": SHARED}, "must have a relative path in 'folder'"),
+        ({"folder": "", "components": SHARED}, "must have a relative path in 'folder'"),
+        ({"folder": 3, "components": SHARED}, "must have a relative path in 'folder'"),
+        ({"folder": "../whole", "components": "vqvae"}, "must name components in 'components'"),
+        ({"folder": "../whole", "components": ["../vqvae"]}, "must name components in 'components'"),
+        ({"folder": "../whole", "components": ["scheduler"]}, "scheduler is missing, but"),
+        ({"folder": "../other", "components": SHARED}, "other must be a whole model, whose vqvae and text_encoder"),
+        ({"folder": ".", "components": SHARED}, "part must be a whole model"),
     ],
     ids=str,
 )

@@ -33,6 +33,12 @@ def test_every_setting_is_one_of_its_method(module: ModuleType) -> None:
         assert {**kept, **settings} == kept
 
 
+def test_windows_of_larger_grids_are_settings_too(module: ModuleType) -> None:
+    assert not module.ON_LARGER_GRIDS.keys() & module.SETTINGS.keys()
+    for name, settings in module.ON_LARGER_GRIDS.values():
+        assert tuple(settings["opens_after"]) == resolve_method(name, settings).opens_after
+
+
 def batch(claims: list[int], numbers: list[int], passes: int) -> dict[str, Any]:
     """Of two claims and one number a picture."""
     judged = [[right, 2, number, 1] for right, number in zip(claims, numbers, strict=True)]
@@ -42,14 +48,15 @@ def batch(claims: list[int], numbers: list[int], passes: int) -> dict[str, Any]:
 def test_differences_are_over_the_same_captions(module: ModuleType) -> None:
     plain = [batch([2, 1], [1, 1], 256), batch([2, 2], [0, 1], 256)]
     rows = [batch([1, 1], [1, 0], 64), batch([2, 2], [0, 1], 64)]
-    told = module.figures(rows, plain)
+    told = module.figures(rows, plain, 16)
     assert (told["pictures"], told["claims_judged"], told["numbers_judged"]) == (4, 8, 4)
     assert told["claims"] == 6 / 8 and told["claims_against_plain"]["value"] == pytest.approx(6 / 8 - 7 / 8)
+    assert told["prompts"] == 2 / 4
     assert told["numbers"] == 2 / 4 and told["numbers_against_plain"]["value"] == pytest.approx(2 / 4 - 3 / 4)
     low, high = told["numbers_against_plain"]["interval"]
     assert -1 < low < -0.2 < high <= 0
     assert (told["passes"], told["fewer_passes"], told["rows_fed"], told["unverified"]) == (64, 4, 300, 0.25)
-    same = module.figures(plain, plain)
+    same = module.figures(plain, plain, 16)
     assert list(same["claims_against_plain"]["interval"]) == [0, 0]
 
 

@@ -172,9 +172,7 @@ STEPS: dict[str, Step] = {
     "prompts_geneval": _prompts("geneval", "scenes-geneval.jsonl"),
     "prompts_parti": _prompts("parti", "scenes-parti.tsv"),
     "rows_side_by_side": Step(_script("rows_side_by_side", "--prompts", "1000", "--labels", ROWS), reads_drafter=False),
-    "rows_side_by_side_256": _larger(
-        "rows_side_by_side", "--prompts", "320", "--dtype", "bfloat16", "--labels", ROWS_256
-    ),
+    "rows_side_by_side_256": _larger("rows_side_by_side", "--prompts", "320", "--labels", ROWS_256),
     "picture_decoder": Step(_script("picture_decoder"), reads_drafter=False),
     "guided_tokens": Step(_script("guided_tokens"), reads_drafter=False),
     "vvs_studies": Step(_script("vvs_studies")),

@@ -42,6 +42,8 @@ class CodeStoreConfig:
         output: folder of the store.
         vqvae: folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline).
         num_images: number of pictures; a finished store grows when more are asked for.
+        first_image: number of the first picture. A store for training on begins where the last store ended, so that
+            no picture is seen again.
         shard_size: pictures per file; what is lost when the process is killed.
         batch_size: pictures rendered and encoded at once. On a CPU a small batch stays in the cache.
         image_size: side of the pictures, pixels.
@@ -54,6 +56,7 @@ class CodeStoreConfig:
     output: str = field(default="runs/codes", metadata=writes_in(_DESCRIPTION))
     vqvae: str = field(default="", metadata=READ)
     num_images: int = 200_000
+    first_image: int = 0
     shard_size: int = 2048
     batch_size: int = 16
     image_size: int = 128
@@ -67,6 +70,7 @@ class CodeStoreConfig:
         check(bool(self.vqvae), "vqvae", self.vqvae, "must name the folder of a trained tokenizer")
         check_sizes(self)
         check_positive(self, "num_images", "shard_size", "batch_size", "image_size")
+        check(self.first_image >= 0, "first_image", self.first_image, "must not be negative")
         weights = self.object_count_weights
         right = len(weights) == MAX_OBJECTS and min(weights) >= 0 and sum(weights) > 0
         check(right, "object_count_weights", weights, f"must be {MAX_OBJECTS} numbers, none negative, not all zero")
@@ -108,7 +112,7 @@ def write_codes(config: CodeStoreConfig, source: SceneSource | None = None) -> s
             if path.exists():
                 shown.skip()
                 continue
-            first = STORE_SEED + shard * config.shard_size
+            first = STORE_SEED + config.first_image + shard * config.shard_size
             parts = [
                 rendered(first + start, min(config.batch_size, config.shard_size - start))
                 for start in range(0, config.shard_size, config.batch_size)
@@ -146,6 +150,7 @@ class StoredCodes:
             self.identity: dict[str, Any] = read_json(path)
             scenes = _scenes_fingerprint(self.identity["object_count_weights"])
             shard_size, num_tokens = int(self.identity["shard_size"]), int(self.identity["num_tokens"])
+            self._first_image = int(self.identity.get("first_image", 0))
         check(
             self.identity["scenes"] == scenes,
             "codes",
@@ -173,7 +178,8 @@ class StoredCodes:
             torch.stack([self._shards[shard][name][row] for shard, row in rows]).long() for name in ("codes", "places")
         )
         weights = self.identity["object_count_weights"]
-        scenes = [sample_scene(STORE_SEED + index, "train", weights) for index in indices]
+        first_seed = STORE_SEED + self._first_image
+        scenes = [sample_scene(first_seed + index, "train", weights) for index in indices]
         return CodedBatch(scenes, range(first, first + count), codes, places)
 
 
@@ -201,7 +207,9 @@ def _shard_path(folder: Path, shard: int) -> Path:
 
 def _identity(config: CodeStoreConfig, vqvae: str, num_tokens: int) -> dict[str, Any]:
     """What must be the same for all shards of a store."""
+    first = {"first_image": config.first_image} if config.first_image else {}  # older stores do not name it
     return {
+        **first,
         "vqvae": vqvae,
         "num_tokens": num_tokens,
         "image_size": config.image_size,

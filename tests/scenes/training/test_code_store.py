@@ -96,11 +96,24 @@ def test_a_store_is_of_one_making(tmp_path: Path, config, cheap_scenes, monkeypa
         StoredCodes(config.output)
 
 
+def test_a_store_for_training_on_begins_where_the_last_one_ended(tmp_path: Path, config, cheap_scenes) -> None:
+    write_codes(replace(config, num_images=15), cheap_scenes)
+    rest = replace(config, output=str(tmp_path / "rest"), first_image=5)
+    write_codes(rest, cheap_scenes)
+    one, other = StoredCodes(config.output)(5, 10), StoredCodes(rest.output)(0, 10)
+    assert torch.equal(one.codes, other.codes) and list(one.scenes) == list(other.scenes)
+    for first_image, output in ((0, rest.output), (10, rest.output), (5, config.output)):
+        with pytest.raises(UserError, match="^output: .* holds codes with (an)?other first_image"):
+            write_codes(replace(config, output=output, first_image=first_image), cheap_scenes)
+
+
 def test_where_no_store_is_the_remedy_is_named(tmp_path: Path, config) -> None:
     with pytest.raises(UserError, match="vargen train data"):
         StoredCodes(tmp_path)
     with pytest.raises(UserError, match=r"^object_count_weights: "):
         replace(config, object_count_weights=(1.0, -1.0, 0.0))
+    with pytest.raises(UserError, match=r"^first_image: "):
+        replace(config, first_image=-1)
     with pytest.raises(UserError, match=r"^vqvae: "):
         replace(config, vqvae="")
 

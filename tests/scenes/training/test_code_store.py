@@ -103,7 +103,7 @@ def test_a_store_for_training_on_begins_where_the_last_one_ended(tmp_path: Path,
     one, other = StoredCodes(config.output)(5, 10), StoredCodes(rest.output)(0, 10)
     assert torch.equal(one.codes, other.codes) and list(one.scenes) == list(other.scenes)
     for first_image, output in ((0, rest.output), (10, rest.output), (5, config.output)):
-        with pytest.raises(UserError, match="^output: .* holds codes with (an)?other first_image"):
+        with pytest.raises(UserError, match=r"^output: .* holds codes with (an)?other first_image"):
             write_codes(replace(config, output=output, first_image=first_image), cheap_scenes)
 
 

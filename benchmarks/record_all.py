@@ -61,7 +61,7 @@ ROWS = ",".join(  # rows-quality, rows-fast, between the two, the plainest, what
 )
 LARGER = "benchmarks/in_training/scenes-256"
 """The model of 32 by 32 tokens."""
-ROWS_256 = ",".join(  # rows-quality as it is, then with windows that grow as objects do
+ROWS_256 = ",".join(  # the smaller grid's windows, between, and those of rows-quality here
     f"vvs-rows {windows} in rows 4 to 9, 1 guesses, 1 looks, {columns} columns"
     for windows, columns in (("4, 12", 12), ("6, 20", 24), ("8, 24", 24))
 )

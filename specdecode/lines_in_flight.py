@@ -39,6 +39,7 @@ from specdecode.places import (
     check_takes_places,
     each_window,
     fill_known,
+    scaled_window,
 )
 from specdecode.roles import Target, TargetOutput
 from specdecode.sampling import Tag, largest, sample
@@ -59,6 +60,8 @@ class LinesInFlight(Order):
         looks: A token that so many passes have drawn is decided, whatever it was drawn behind; None: by no number.
         copies: A line opens with guesses, the tokens of the line before; else with none. Not with `first_holds`.
         guessed_columns: Guesses lie among so many first tokens of a line; None: anywhere.
+        of_length: `window` and `guessed_columns` are meant for lines of so many tokens; a row with others has them in
+            proportion, rounded up. None: they are as they are in every row.
 
     Raises:
         ValueError: An argument out of range.
@@ -71,21 +74,37 @@ class LinesInFlight(Order):
     looks: int | None = None
     copies: bool = False
     guessed_columns: int | None = None
+    of_length: int | None = None
 
     def __post_init__(self) -> None:
-        self.lines.check_window(self.window)
         if self.guesses < 0:
             raise ValueError(f"guesses must be at least 0, got {self.guesses}")
-        for name in ("looks", "guessed_columns"):
+        for name in ("looks", "guessed_columns", "of_length"):
             if getattr(self, name) is not None:
                 check_counts(**{name: getattr(self, name)})
+        if self.of_length is None:
+            self.lines.check_window(self.window)
+        elif max(each_window(self.window)) > self.of_length:
+            raise ValueError(f"window must be at most of_length ({self.of_length}), got {self.window}")
         if self.copies and self.first_holds:
             raise ValueError("copies must be off where first_holds is on: a copy is not what a pass has drawn")
+
+    def windows(self, lines: Lines) -> tuple[int, ...]:
+        """The window of each of a row's lines, none longer than a line; 0 of the first."""
+        scaled = scaled_window(self.window, lines.line_length, self.of_length)
+        return tuple(min(each, lines.line_length) for each in lines.windows(scaled))
+
+    def guessable(self, lines: Lines) -> int:
+        """So many first tokens of a row's lines may be guesses: never the last one, behind which nothing is drawn."""
+        last = lines.line_length - 1
+        if self.guessed_columns is None:
+            return last
+        return min(last, *each_window(scaled_window(self.guessed_columns, lines.line_length, self.of_length)))
 
     @property
     def passes_between_lines(self) -> int:
         """The least number of passes from the opening of a line to that of the next."""
-        window = min(*each_window(self.window), *(lines.line_length for lines in self.lines.sizes))
+        window = min(each for lines in self.lines.sizes for each in (lines.line_length, *self.windows(lines)[1:]))
         alone = 0 if self.copies else 1  # without guesses, the pass that opens a line draws one token
         return alone + -(-(window - alone) // (self.guesses + 1))
 
@@ -172,14 +191,16 @@ class FlightRun(DecodeRun):
         rows = lines.rows if isinstance(lines, LinesOfRows) else (lines,)
         windows = torch.zeros(len(rows), lines.num_lines, dtype=torch.int64)
         for row, own_lines in zip(windows, rows, strict=True):
-            row[: own_lines.num_lines] = torch.tensor(own_lines.windows(rule.window))
-        windows = windows.to(device).minimum(layout.line_length)
-        self._windows = windows.repeat(batch_size // len(rows), 1)
+            row[: own_lines.num_lines] = torch.tensor(rule.windows(own_lines))
+        self._windows = windows.to(device).repeat(batch_size // len(rows), 1)
+        # [B], so many first tokens of a line may be guesses.
+        self._guessable = torch.tensor([rule.guessable(each) for each in rows], device=device).repeat(
+            batch_size // len(rows)
+        )
         self._guesses = torch.zeros_like(self._counts)  # behind them
         self._fed = torch.zeros(shape, dtype=torch.bool, device=device)  # places whose decided tokens were fed
         self._looks = torch.zeros(shape, dtype=torch.int64, device=device)  # passes that have drawn each place
-        told = rule.guesses, rule.first_holds, rule.looks or 0, rule.copies
-        self._rule_in_kernels = torch.tensor([*told, -1 if rule.guessed_columns is None else rule.guessed_columns])
+        self._rule_in_kernels = torch.tensor([rule.guesses, rule.first_holds, rule.looks or 0, rule.copies])
         fill_known(self._buffer, lines.known_tokens)
 
     def prepare(self) -> None:
@@ -221,7 +242,7 @@ class FlightRun(DecodeRun):
 
     def _in_kernels(self) -> judging.Lines:
         """What the kernels read and change."""
-        kept = self._counts, self._guesses, self._fed, self._looks, self._windows
+        kept = self._counts, self._guesses, self._fed, self._looks, self._windows, self._guessable
         return judging.Lines(self._layout.geometry, *kept, self.state.active, self._buffer, len(self._layout.stood_in))
 
     def _perform_in_lines(self) -> None:
@@ -353,8 +374,7 @@ class FlightRun(DecodeRun):
         layout, ahead, full = self._layout, counts[:, :-1], self._layout.line_length
         room = full.expand_as(counts).clone()
         room[:, 1:] = torch.where(ahead == full, full, ahead - counts[:, 1:])
-        last = full - 1 if rule.guessed_columns is None else (full - 1).clamp(max=rule.guessed_columns)
-        wanted = wanted.minimum(room).minimum(last - counts).clamp_(min=0)
+        wanted = wanted.minimum(room).minimum(self._guessable[:, None] - counts).clamp_(min=0)
         opening = torch.zeros_like(what.opened)
         if rule.copies:
             opening[:, 1:] = (ahead >= self._windows[:, 1:]) & ~what.opened[:, 1:] & (counts[:, 1:] == 0)
@@ -389,7 +409,7 @@ class FlightRun(DecodeRun):
         with self.in_place(self):
             super().replace_rows(rows, other)
             self._layout.replace_rows(rows, other._layout)
-            for name in ("_counts", "_windows", "_guesses", "_fed", "_looks"):
+            for name in ("_counts", "_windows", "_guessable", "_guesses", "_fed", "_looks"):
                 getattr(self, name).index_copy_(0, rows, getattr(other, name))
             self.state.decided_places = self._decided_places()
 

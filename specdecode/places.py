@@ -237,6 +237,13 @@ def each_window(window: Window) -> tuple[int, ...]:
     return given
 
 
+def scaled_window(window: Window, line_length: int, of_length: int | None) -> Window:
+    """A window that is meant for lines of `of_length`, for lines of `line_length`, rounded up; None: as it is."""
+    if of_length is None:
+        return window
+    return tuple(-(-each * line_length // of_length) for each in each_window(window))
+
+
 @dataclass(frozen=True)
 class _Fed:
     """One fed token; fields as in `PlacedTokens`. `line` is the line whose stand-in it may see."""

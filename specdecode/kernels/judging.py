@@ -73,6 +73,7 @@ class Lines:
         fed: [B, R, S] bool, places whose decided tokens were fed.
         looks: [B, R, S] int64, passes that have drawn each place.
         windows: [B, R] int64, decided tokens of the line before when a line opens.
+        guessable: [B] int64, so many first tokens of a line may be guesses.
         active: [B] bool, rows that go on.
         buffer: [B, N + 1] int64, tokens.
         stood_in: lines with a stand-in.
@@ -84,6 +85,7 @@ class Lines:
     fed: Tensor
     looks: Tensor
     windows: Tensor
+    guessable: Tensor
     active: Tensor
     buffer: Tensor
     stood_in: int
@@ -95,7 +97,7 @@ class Lines:
 
     def fields(self) -> tuple[Any, ...]:
         """The fields as the kernels take them."""
-        state = self.counts, self.guesses, self.fed, self.looks, self.windows, self.active, self.buffer
+        state = self.counts, self.guesses, self.fed, self.looks, self.windows, self.guessable, self.active, self.buffer
         return self.geometry, len(self.geometry), *state, *self.fed.shape, self.num_places, self.stood_in
 
 
@@ -372,8 +374,7 @@ def judge_lines(
     """What follows from the tokens `drawn` [B, n] behind those that a pass has fed. `lines` change in place.
 
     Args:
-        rule: int64 [5]: guesses, whether a first token must hold, looks or 0, whether lines open with copies, and the
-            columns that may be guessed or -1.
+        rule: int64 [4]: guesses, whether a first token must hold, looks or 0, and whether lines open with copies.
         ends: [B] int64, tokens of each row.
         fed: slots, positions, and which of them are real, of `plan_lines`.
         most: guesses of a row that there is room for.

@@ -26,6 +26,7 @@ struct Kept {
     bool* fed;  // [B, R, S], places whose decided tokens were fed
     int64_t* looks;  // [B, R, S], passes that have drawn each place
     const int64_t* windows;  // [B, R], decided tokens of the line before when a line opens
+    const int64_t* guessable;  // [B], so many first tokens of a line may be guesses
     const bool* active;  // [B]
     int64_t* buffer;  // [B, N + 1], tokens
     int64_t rows, lines, stride, places;
@@ -33,7 +34,7 @@ struct Kept {
 
 // One row of the batch.
 struct Row {
-    int64_t length, height, stride, own_places;
+    int64_t length, height, stride, own_places, guessable;
     int64_t *counts, *guesses, *looks, *buffer;
     bool* fed;
     const int64_t* windows;
@@ -46,7 +47,7 @@ struct Row {
         counts = all.counts + b * all.lines, guesses = all.guesses + b * all.lines, windows = all.windows + b * all.lines;
         fed = all.fed + b * all.lines * all.stride, looks = all.looks + b * all.lines * all.stride;
         buffer = all.buffer + b * (all.places + 1);
-        active = all.active[b];
+        active = all.active[b], guessable = all.guessable[b];
         lines = all.lines, columns = all.stride;
     }
     // Whether a cell is a place of this row.
@@ -91,10 +92,11 @@ extern "C" {
 // with fewer repeats its first. Returns n, or OUTSIDE where it is more than `most`.
 int judging_plan_lines(
     const int64_t* geometry, int64_t geometries, int64_t* counts, int64_t* guesses, bool* fed, int64_t* looks,
-    const int64_t* windows, const bool* active, int64_t* buffer, int64_t rows, int64_t lines, int64_t stride, int64_t places,
-    int64_t stood_in, int64_t most, int64_t* slots, int64_t* positions, int64_t* tokens, bool* real, bool* visible
+    const int64_t* windows, const int64_t* guessable, const bool* active, int64_t* buffer, int64_t rows, int64_t lines,
+    int64_t stride, int64_t places, int64_t stood_in, int64_t most, int64_t* slots, int64_t* positions, int64_t* tokens,
+    bool* real, bool* visible
 ) {
-    const Kept all = {geometry, geometries, counts, guesses, fed, looks, windows, active, buffer,
+    const Kept all = {geometry, geometries, counts, guesses, fed, looks, windows, guessable, active, buffer,
                       rows, lines, stride, places};
     const int64_t width = places + stood_in;
     std::vector<std::vector<int64_t>> feeding(rows);
@@ -141,21 +143,21 @@ int judging_plan_lines(
 
 // What follows from the tokens `drawn` [B, n] behind those that a pass has fed: counts, guesses, what was fed and looked at,
 // and tokens of a run change in place. `rule`: guesses; whether a first token must hold; looks or 0; whether lines open with
-// copies; columns with guesses or -1; whether tokens taken unverified are counted.
+// copies of the lines before.
 //
 // Made: the counts of the step's record but the first [4, B], and tokens fed [B]; by place [B, N] where an added token is
 // from, -1 elsewhere; [B, N] which places are decided; lengths [B]; which rows go on [B]; and `m` places to guess at, [B, m],
 // the number of the fed token whose distribution each is drawn from, and which of them are real. Returns m.
 int judging_judge_lines(
     const int64_t* geometry, int64_t geometries, int64_t* counts, int64_t* guesses, bool* fed, int64_t* looks,
-    const int64_t* windows, const bool* active, int64_t* buffer, int64_t rows, int64_t lines, int64_t stride, int64_t places,
-    int64_t stood_in, const int64_t* rule, const int64_t* ends, const int64_t* slots, const int64_t* positions,
-    const bool* real, const int64_t* drawn, int64_t n, int64_t most, int64_t* record, int64_t* num_fed, int8_t* by_place,
+    const int64_t* windows, const int64_t* guessable, const bool* active, int64_t* buffer, int64_t rows, int64_t lines,
+    int64_t stride, int64_t places, int64_t stood_in, const int64_t* rule, const int64_t* ends, const int64_t* slots,
+    const int64_t* positions, const bool* real, const int64_t* drawn, int64_t n, int64_t most, int64_t* record, int64_t* num_fed, int8_t* by_place,
     bool* decided, int64_t* lengths, bool* going_on, int64_t* guessed_at, int64_t* guessed_from, bool* is_guessed
 ) {
-    const Kept all = {geometry, geometries, counts, guesses, fed, looks, windows, active, buffer,
+    const Kept all = {geometry, geometries, counts, guesses, fed, looks, windows, guessable, active, buffer,
                       rows, lines, stride, places};
-    const int64_t most_guesses = rule[0], first_holds = rule[1], most_looks = rule[2], copies = rule[3], columns = rule[4];
+    const int64_t most_guesses = rule[0], first_holds = rule[1], most_looks = rule[2], copies = rule[3];
     std::vector<int64_t> laid(places + 1), right(lines), verified(lines), after(lines), wanted(lines), from(lines);
     std::vector<char> opened(lines), waits(lines), opening(lines);
     std::vector<std::vector<std::pair<int64_t, int64_t>>> next(rows);  // places and fed tokens
@@ -232,9 +234,8 @@ int judging_judge_lines(
         for (int64_t line = 0; line < lines; line++) {
             const int64_t count = after[line], ahead = row.ahead(line);
             const int64_t room = ahead == row.length ? row.length : ahead - count;
-            const int64_t last = columns < 0 ? row.length - 1 : std::min(row.length - 1, columns);
             const int64_t most_here = count == 0 ? std::max(most_guesses, first_holds) : most_guesses;
-            wanted[line] = std::max<int64_t>(std::min({most_here, room, last - count}), 0);
+            wanted[line] = std::max<int64_t>(std::min({most_here, room, row.guessable - count}), 0);
             opening[line] = copies && line && ahead >= row.windows[line] && !opened[line] && count == 0;
             row.guesses[line] = opened[line] || opening[line] ? wanted[line] : 0;
         }

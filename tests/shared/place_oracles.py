@@ -6,6 +6,7 @@ fed, given which of these each of them saw.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
@@ -139,11 +140,13 @@ def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
     where that is not decided. The next tokens of a line are right as long as each guess is what the pass draws for its
     place; these are decided, and one more. What else was drawn are guesses; a line that has fewer than it may have gets
     more from its last distribution. A token may be seen by others once it is decided and fed; guesses by their line.
-    With `guessed_columns` a line's guesses are among so many first tokens of it.
+    With `guessed_columns` a line's guesses are among so many first tokens of it. With `of_length` window and these are
+    meant for lines of so many tokens, and others have as large a part of theirs.
     With `copies` a line that is about to open has the tokens above as its guesses.
     """
     length, stride, lines = passes.length, passes.stride, range(passes.lines)
-    window = [window_of(rule.window, line, passes.lines) for line in lines]
+    part = 1.0 if rule.of_length is None else length / rule.of_length
+    window = [math.ceil(part * window_of(rule.window, line, passes.lines)) for line in lines]
     decided: list[list[int]] = [[] for _ in lines]
     guesses: list[list[int]] = [[] for _ in lines]
     looks: dict[int, int] = {}
@@ -233,7 +236,9 @@ def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
             most = max(rule.guesses, 1) if rule.first_holds and not decided[line] else rule.guesses
             if line > 0 and len(decided[line - 1]) < length:
                 most = min(most, len(decided[line - 1]) - len(decided[line]))
-            last = length - 1 if rule.guessed_columns is None else min(length - 1, rule.guessed_columns)
+            last = (
+                length - 1 if rule.guessed_columns is None else min(length - 1, math.ceil(part * rule.guessed_columns))
+            )
             most = max(min(most, last - len(decided[line])), 0)
             more = range(len(guesses[line]), most)
             begin = line * stride + len(decided[line])

@@ -39,6 +39,9 @@ RULES = {
     ),
     "two looks at guesses in the first columns": LinesInFlight(LINES, 3, guesses=3, looks=2, guessed_columns=2),
     "windows by line": LinesInFlight(LINES, (2, 4, 1), guesses=2, looks=2, copies=True),
+    "in proportion to the lines": LinesInFlight(
+        LINES, (8, 3, 5), guesses=3, looks=1, copies=True, guessed_columns=4, of_length=8
+    ),
     "one look, and a start that may hold": LinesInFlight(LINES, 1, guesses=1, first_holds=True, looks=1),
 }
 
@@ -271,6 +274,8 @@ def test_other_requests_take_rows_half_way(model: Any, name: str, graphs: bool) 
     [
         ({"window": 0}, "window must be"),
         ({"window": SIDE + 1}, r"window must be at most line_length \(5\), got 6"),
+        ({"window": 8, "of_length": 7}, r"window must be at most of_length \(7\), got 8"),
+        ({"of_length": 0}, "of_length must be"),
         ({"guesses": -1}, "guesses must be at least 0, got -1"),
         ({"looks": 0}, "looks must be"),
         ({"guessed_columns": 0}, "guessed_columns must be"),

@@ -40,11 +40,31 @@ class GridMethodConfig(ImageMethodConfig):
 class RowMethodConfig(GridMethodConfig):
     """Settings of a method in which a row opens once the row above has some tokens.
 
+    Args:
+        columns: settings that count tokens of a row are meant for rows of so many tokens, and grow and shrink with the
+            rows of a picture, because an object does. null: they are as given in every picture.
+
     Attributes:
         opening_setting: which setting says how many: a number, or a list that is spread evenly over the rows.
     """
 
     opening_setting: ClassVar[str]
+
+    columns: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.columns is None:
+            return
+        self._number("columns", 1, whole=True)
+        field, longest = self.opening_setting, self._longest_opening
+        if longest > self.columns:
+            raise UserError(f"{self.name}.{field} must be at most {self.name}.columns ({self.columns}), got {longest}")
+
+    @property
+    def _longest_opening(self) -> int:
+        """The opening, or the longest of several; "auto" fits every row."""
+        given = getattr(self, self.opening_setting)
+        return 1 if given == AUTO else max(given) if isinstance(given, tuple) else given
 
     def _has_several_openings(self) -> bool:
         """Whether the opening is a list, which is checked here and kept as a tuple."""
@@ -65,9 +85,8 @@ class RowMethodConfig(GridMethodConfig):
 
     def _players(self, components: Components) -> Method:
         lines, field = components.grid_lines(), self.opening_setting
-        given, least = getattr(self, field), min(size.line_length for size in lines.sizes)
-        longest = 1 if given == AUTO else max(given) if isinstance(given, tuple) else given
-        if longest > least:
+        longest, least = self._longest_opening, min(size.line_length for size in lines.sizes)
+        if self.columns is None and longest > least:
             grid = "this model's grid" if len(lines.sizes) == 1 else "the narrowest picture"
             raise UserError(
                 f"{self.name}.{field} must be between 1 and {least}, the tokens of a row of {grid}, got {longest}"
@@ -85,7 +104,7 @@ class GuessingRowsConfig(RowMethodConfig):
         guesses: tokens guessed ahead in every row. A row guesses no further than the row above is known.
     """
 
-    draft_settings: ClassVar[tuple[str, ...]] = ("opens_after", "guesses")
+    draft_settings: ClassVar[tuple[str, ...]] = ("columns", "opens_after", "guesses")
     opening_setting: ClassVar[str] = "opens_after"
     usual_opening: ClassVar[int] = 5
 
@@ -96,6 +115,7 @@ class GuessingRowsConfig(RowMethodConfig):
         if not self._has_several_openings():
             self._size("opens_after")
         self._number("guesses", 1, MAX_DRAFT, whole=True)
+        super().__post_init__()
 
     def _opening(self, columns: int) -> Window:
         """After how many tokens of a row of `columns` the next one opens."""
@@ -103,7 +123,7 @@ class GuessingRowsConfig(RowMethodConfig):
 
     def resolved(self, num_tokens: int) -> Self:
         """See `ImageMethodConfig.resolved`."""
-        return replace(self, opens_after=self._opening(math.isqrt(num_tokens)))
+        return replace(self, opens_after=self._opening(self.columns or math.isqrt(num_tokens)))
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:

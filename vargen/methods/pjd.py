@@ -41,7 +41,13 @@ class PJDConfig(GuessingRowsConfig):
         from specdecode.lines_in_flight import LinesInFlight
 
         columns = lines.line_length
-        return LinesInFlight(lines, self._opening(columns), min(self.guesses, columns - 1), self.adaptive)
+        return LinesInFlight(
+            lines,
+            self._opening(self.columns or columns),
+            min(self.guesses, columns - 1),
+            self.adaptive,
+            of_length=self.columns,
+        )
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:

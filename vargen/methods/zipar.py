@@ -32,7 +32,7 @@ class ZipARConfig(RowMethodConfig):
 
     name: ClassVar[str] = "zipar"
     summary: ClassVar[str] = "rows of the grid side by side, each a window of tokens behind the row above; no drafter"
-    draft_settings: ClassVar[tuple[str, ...]] = ("window", "adaptive")
+    draft_settings: ClassVar[tuple[str, ...]] = ("columns", "window", "adaptive")
     opening_setting: ClassVar[str] = "window"
 
     window: int | tuple[int, ...] = 4
@@ -42,14 +42,15 @@ class ZipARConfig(RowMethodConfig):
         if not self._has_several_openings():
             self._number("window", 1, whole=True)
         self._flag("adaptive")
+        super().__post_init__()
 
     def _order(self, lines: Lines | LinesOfRows) -> Order:
         from specdecode.lines_in_flight import LinesInFlight
-        from specdecode.places import Lines, StaggeredLines
+        from specdecode.places import Lines, StaggeredLines, scaled_window
 
         if self.adaptive or not isinstance(lines, Lines):  # pictures of several sizes are not at the same pass
-            return LinesInFlight(lines, self.window, first_holds=self.adaptive)
-        return StaggeredLines(lines, self.window)
+            return LinesInFlight(lines, self.window, first_holds=self.adaptive, of_length=self.columns)
+        return StaggeredLines(lines, scaled_window(self.window, lines.line_length, self.columns))
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:

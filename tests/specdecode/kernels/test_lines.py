@@ -57,7 +57,8 @@ def rules(draw: st.DrawFn) -> tuple[LinesInFlight, int]:
     several = draw(st.booleans())
     lines: Lines | LinesOfRows = LinesOfRows([some_lines() for _ in range(batch_size)]) if several else some_lines()
     holds = draw(st.booleans())
-    most = lines.line_length
+    of_length = draw(st.one_of(st.none(), st.integers(1, 9)))
+    most = of_length or lines.line_length
     windows = st.integers(1, most)
     rule = LinesInFlight(
         lines,
@@ -67,6 +68,7 @@ def rules(draw: st.DrawFn) -> tuple[LinesInFlight, int]:
         looks=draw(st.one_of(st.none(), st.integers(1, 3))),
         copies=not holds and draw(st.booleans()),
         guessed_columns=draw(st.one_of(st.none(), st.integers(1, most))),
+        of_length=of_length,
     )
     return rule, batch_size
 

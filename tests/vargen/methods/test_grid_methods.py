@@ -65,6 +65,23 @@ def test_a_row_that_waits_for_the_whole_row_above_is_plain_decoding(
     assert torch.equal(tiny_pipeline(**arguments([0, 1, 2], resolve_method(name, options))).tokens, plain.tokens)
 
 
+def test_settings_for_rows_of_so_many_columns_grow_and_shrink_with_the_grid(tiny_pipeline: LlamaGenPipeline) -> None:
+    """The grid has 4 columns, so a quarter of 16 is one token."""
+    for name, given, as_if in (
+        ("zipar", {"columns": 16, "window": 9}, {"window": 3}),
+        ("zipar", {"columns": 16, "window": [16, 4], "adaptive": True}, {"window": [4, 1], "adaptive": True}),
+        ("pjd", {"columns": 2, "opens_after": [1, 2]}, {"opens_after": [2, 4]}),
+        ("pjd", {"columns": 16}, {"opens_after": 2}),  # 5 of 16
+        (
+            "vvs-rows",
+            {"columns": 16, "opens_after": [4, 12], "guesses": 2, "guessed_columns": 9},
+            {"opens_after": [1, 3], "guesses": 2, "guessed_columns": 3},
+        ),
+    ):
+        one, other = (tiny_pipeline(**arguments([0, 1], resolve_method(name, each))) for each in (given, as_if))
+        assert torch.equal(one.tokens, other.tokens) and one.trace.row_passes == other.trace.row_passes
+
+
 @pytest.mark.parametrize("continuous", [True, False])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_stream_draws_the_same_pictures(tiny_pipeline: LlamaGenPipeline, name: str, continuous: bool) -> None:
@@ -118,6 +135,12 @@ def test_janus_draws_the_same_pictures_in_any_batch_and_stream(name: str) -> Non
             "pjd.opens_after must be between 1 and 4, the tokens of a row of this model's grid, got 5",
         ),
         ("pjd", {"guesses": 0}, "pjd.guesses must be at least 1, got 0"),
+        ("pjd", {"columns": 0}, "pjd.columns must be at least 1, got 0"),
+        (
+            "vvs-rows",
+            {"columns": 16, "opens_after": [4, 17]},
+            "vvs-rows.opens_after must be at most vvs-rows.columns (16), got 17",
+        ),
         ("vvs-rows", {"looks": 0}, "vvs-rows.looks must be at least 1, got 0"),
         ("vvs-rows", {"guessed_columns": 0}, "vvs-rows.guessed_columns must be at least 1, got 0"),
         ("vvs-rows", {"opens_after": 0}, 'vvs-rows.opens_after must be an integer of at least 1 or "auto", got 0'),

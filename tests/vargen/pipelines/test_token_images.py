@@ -201,10 +201,10 @@ def test_rows_side_by_side_draw_on_every_family(pipeline: TokenImagePipeline) ->
             assert [(row == CODES).nonzero().flatten().tolist() for row in made.tokens] == [ends] * 3
 
 
-@pytest.mark.parametrize("name", ["zipar", "pjd", "vvs-rows"])
+@pytest.mark.parametrize("name", [*ROWS, "rows-quality"])
 def test_rows_side_by_side_of_several_sizes(pipeline: TokenImagePipeline, name: str) -> None:
     """Each picture is what it is alone: beside others, and in a place that one of another size has left."""
-    settings: dict[str, Any] = {"temperature": 1.0, "method": resolve_method(name, ROWS[name])}
+    settings: dict[str, Any] = {"temperature": 1.0, "method": resolve_method(name, ROWS.get(name))}
     together = draw(pipeline, PROMPTS, **every_size(pipeline), **settings)
     sizes = every_size(pipeline)
     queue = pipeline.stream(PROMPTS, generator=seeds(range(3)), batch_size=2, output_type="latent", **sizes, **settings)

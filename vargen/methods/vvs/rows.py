@@ -48,11 +48,12 @@ class RowSkippingConfig(GuessingRowsConfig):
         columns = lines.line_length
         return LinesInFlight(
             lines,
-            self._opening(columns),
+            self._opening(self.columns or columns),
             min(self.guesses, columns - 1),
             looks=self.looks,
             copies=True,
             guessed_columns=self.guessed_columns,
+            of_length=self.columns,
         )
 
     @classmethod

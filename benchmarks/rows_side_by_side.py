@@ -113,7 +113,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """The method and its settings, by label. Rows are counted as in 16; on another grid they are spread evenly."""
-ON_LARGER_GRIDS = _wide_in_the_middle((8, 24, 4, 9, 24), (6, 20, 4, 9, 24))
+ON_LARGER_GRIDS = _wide_in_the_middle((8, 24, 4, 9, 24), (8, 20, 5, 8, 24))
 """More, whose windows do not fit into 16 columns."""
 
 

@@ -79,6 +79,17 @@ def test_what_does_not_fit_together_is_named() -> None:
         run_of(make_placed_model(), range(2), rule)
 
 
+def test_windows_and_guesses_fit_each_rows_lines() -> None:
+    narrow, wide = Lines(6, 2), Lines(8, 4)
+    given = LinesInFlight(LinesOfRows([narrow, wide]), (3, 4), guessed_columns=3)
+    assert given.windows(narrow) == (0, 2, 2) and given.windows(wide) == (0, 4)
+    assert given.guessable(narrow) == 1 and given.guessable(wide) == 3
+    part = LinesInFlight(LinesOfRows([narrow, wide]), (7, 3), guessed_columns=4, of_length=8)
+    assert part.windows(narrow) == (0, 2, 1) and part.windows(wide) == (0, 2)
+    assert part.guessable(narrow) == 1 and part.guessable(wide) == 2
+    assert part.passes_between_lines == 1 and given.passes_between_lines == 2
+
+
 def test_the_shortest_lines_bound_what_a_pass_gains() -> None:
     rule = LinesInFlight(LinesOfRows(PLAIN[:2]), 4)
     assert rule.passes_between_lines == 2 and rule.least_passes == 2

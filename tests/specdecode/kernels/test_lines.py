@@ -35,6 +35,9 @@ class Babble:
     def check_places(self, num_slots: int) -> None:
         """There is always room."""
 
+    def replace_rows(self, rows: Tensor, other: Babble) -> None:
+        """Nothing depends on the row."""
+
     def prefill(self) -> TargetOutput:
         return TargetOutput(torch.zeros(self.batch_size, 1, VOCABULARY))
 
@@ -127,6 +130,32 @@ def test_the_kernels_serve_eager_steps(own_kernels: None, monkeypatch: pytest.Mo
     for each in decode_queue(start, 5, 2):
         alone = run_of(model, range(each.request, each.request + 1), rule).finish()
         assert torch.equal(each.tokens, alone.tokens[0]) and each.trace.rows_fed == alone.trace.rows_fed
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_a_row_that_takes_a_place_has_windows_and_guesses_of_its_own(
+    own_kernels: None, monkeypatch: pytest.MonkeyPatch, by_kernels: bool
+) -> None:
+    """The first request is over soon, and its place goes to one with longer lines."""
+    sizes = [Lines(4, 2), Lines(32, 4), Lines(18, 6)]
+    if not by_kernels:
+        monkeypatch.setattr(judging, "serves", lambda *_: False)
+
+    def start(requests: range, joins: bool) -> Any:
+        lines = LinesOfRows([sizes[request] for request in requests], sizes)
+        rule = LinesInFlight(lines, (3, 2), guesses=3, looks=1, copies=True, guessed_columns=5, of_length=6)
+        rows = torch.tensor([sizes[request].num_places for request in requests])
+        return FlightRun(
+            Babble(len(requests)),  # type: ignore[arg-type]
+            rule=rule, row_tokens=rows, max_new_tokens=rule.num_places, sampling=DRAWN,
+            streams=RandomStreams.from_seeds(requests),
+        )  # fmt: skip
+
+    told = {each.request: each for each in decode_queue(start, 3, 2)}
+    for request, each in told.items():
+        alone = start(range(request, request + 1), False).finish()
+        assert torch.equal(each.tokens[: sizes[request].num_places], alone.tokens[0, : sizes[request].num_places])
+        assert each.trace.rows_fed == alone.trace.rows_fed and each.trace.drafted == alone.trace.drafted
 
 
 def test_a_pass_that_feeds_more_than_there_is_room_for_is_seen(own_kernels: None) -> None:

@@ -309,12 +309,12 @@ def test_a_search_writes_the_front_and_settings_that_generate_reads(
 def test_windows_that_do_not_fit_the_grid_are_left_out(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Searches of rows side by side draw windows of up to 16 tokens; this grid has four."""
+    """Searches of rows side by side draw windows of up to 16 tokens; this grid has four. Presets fit in proportion."""
     measured = limit_trials(monkeypatch, 3)
     assert main([*arguments, "--method", name]) == 0
     best = resolve_method(str(tmp_path / "tuning" / "best.yaml"))
     assert best in measured and best.name == name
-    assert all(getattr(method, method.opening_setting) <= 4 for method in measured)
+    assert all(method.columns or getattr(method, method.opening_setting) <= 4 for method in measured)
 
 
 def test_a_front_says_what_nobody_verified(

@@ -39,6 +39,7 @@ from specdecode.places import (
     check_takes_places,
     each_window,
     fill_known,
+    in_proportion,
     scaled_window,
 )
 from specdecode.roles import Target, TargetOutput
@@ -99,7 +100,7 @@ class LinesInFlight(Order):
         last = lines.line_length - 1
         if self.guessed_columns is None:
             return last
-        return min(last, *each_window(scaled_window(self.guessed_columns, lines.line_length, self.of_length)))
+        return min(last, in_proportion(self.guessed_columns, lines.line_length, self.of_length))
 
     @property
     def passes_between_lines(self) -> int:

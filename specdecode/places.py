@@ -237,11 +237,14 @@ def each_window(window: Window) -> tuple[int, ...]:
     return given
 
 
-def scaled_window(window: Window, line_length: int, of_length: int | None) -> Window:
-    """A window that is meant for lines of `of_length`, for lines of `line_length`, rounded up; None: as it is."""
-    if of_length is None:
-        return window
-    return tuple(-(-each * line_length // of_length) for each in each_window(window))
+def in_proportion(count: int, line_length: int, of_length: int | None) -> int:
+    """Tokens of a line, meant for lines of `of_length`, for one of `line_length`, rounded up; None: as given."""
+    return count if of_length is None else -(-count * line_length // of_length)
+
+
+def scaled_window(window: Window, line_length: int, of_length: int | None) -> tuple[int, ...]:
+    """All of a window by `in_proportion`."""
+    return tuple(in_proportion(each, line_length, of_length) for each in each_window(window))
 
 
 @dataclass(frozen=True)

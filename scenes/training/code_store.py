@@ -150,7 +150,7 @@ class StoredCodes:
             self.identity: dict[str, Any] = read_json(path)
             scenes = _scenes_fingerprint(self.identity["object_count_weights"])
             shard_size, num_tokens = int(self.identity["shard_size"]), int(self.identity["num_tokens"])
-            self._first_image = int(self.identity.get("first_image", 0))
+            self._first_seed = STORE_SEED + int(self.identity.get("first_image", 0))
         check(
             self.identity["scenes"] == scenes,
             "codes",
@@ -178,8 +178,7 @@ class StoredCodes:
             torch.stack([self._shards[shard][name][row] for shard, row in rows]).long() for name in ("codes", "places")
         )
         weights = self.identity["object_count_weights"]
-        first_seed = STORE_SEED + self._first_image
-        scenes = [sample_scene(first_seed + index, "train", weights) for index in indices]
+        scenes = [sample_scene(self._first_seed + index, "train", weights) for index in indices]
         return CodedBatch(scenes, range(first, first + count), codes, places)
 
 

@@ -118,12 +118,12 @@ class GuessingRowsConfig(RowMethodConfig):
         super().__post_init__()
 
     def _opening(self, columns: int) -> Window:
-        """After how many tokens of a row of `columns` the next one opens."""
-        return min(self.usual_opening, columns) if self.opens_after == AUTO else self.opens_after
+        """After how many tokens of a row the next one opens, of rows of `self.columns`, or else of `columns`."""
+        return min(self.usual_opening, self.columns or columns) if self.opens_after == AUTO else self.opens_after
 
     def resolved(self, num_tokens: int) -> Self:
         """See `ImageMethodConfig.resolved`."""
-        return replace(self, opens_after=self._opening(self.columns or math.isqrt(num_tokens)))
+        return replace(self, opens_after=self._opening(math.isqrt(num_tokens)))
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class PJDConfig(GuessingRowsConfig):
         columns = lines.line_length
         return LinesInFlight(
             lines,
-            self._opening(self.columns or columns),
+            self._opening(columns),
             min(self.guesses, columns - 1),
             self.adaptive,
             of_length=self.columns,

@@ -48,7 +48,7 @@ class RowSkippingConfig(GuessingRowsConfig):
         columns = lines.line_length
         return LinesInFlight(
             lines,
-            self._opening(self.columns or columns),
+            self._opening(columns),
             min(self.guesses, columns - 1),
             looks=self.looks,
             copies=True,

@@ -158,7 +158,7 @@ class WeightedPipeline(LlamaGenPipeline):
     @classmethod
     def of(cls, pipeline: LlamaGenPipeline, networks: WeightNetworks) -> Self:
         """The same model, settings and memory, with networks beside it; its quantized layers quantize theirs too."""
-        own = ("default_guidance_scale", "default_top_k", "max_sequence_length", "methods")
+        own = ("default_guidance_scale", "default_top_k", "default_temperature", "max_sequence_length", "methods")
         made = cls(**pipeline.components, **{name: pipeline.config[name] for name in own})
         made.set_progress_bar_config(**getattr(pipeline, "_progress_bar_config", {}))
         made.reuse = pipeline.reuse

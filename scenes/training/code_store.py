@@ -20,7 +20,7 @@ from torch import Tensor
 from scenes.captions.picture_captions import compose_caption
 from scenes.rendering.scene import MAX_OBJECTS, OBJECT_COUNT_WEIGHTS, sample_scene
 from scenes.seeds import STORE_SEED
-from scenes.training.coded import CodedBatch, FrozenEncoder, RenderedCodes, load_vqvae, weights_fingerprint
+from scenes.training.coded import CodedBatch, FrozenEncoder, RenderedCodes, codes_fingerprint, load_vqvae
 from scenes.training.data import RenderedSceneSource, SceneSource
 from vargen.base.places import READ, writes_in
 from vargen.base.reading import read_json, reading
@@ -102,7 +102,7 @@ def write_codes(config: CodeStoreConfig, source: SceneSource | None = None) -> s
 
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
-    identity = _identity(config, weights_fingerprint(vqvae), grid_size**2)
+    identity = _identity(config, codes_fingerprint(vqvae), grid_size**2)
     check_identity_file(folder / _DESCRIPTION, identity, holds="codes", argument="output")
     write_json_atomic(folder / _DESCRIPTION, identity)
     num_shards = -(-config.num_images // config.shard_size)
@@ -190,7 +190,7 @@ def stored_pictures(folder: str, count: int, vqvae: VQModel) -> tuple[list[str],
     """
     stored = StoredCodes(folder)
     check(
-        stored.identity["vqvae"] == weights_fingerprint(vqvae),
+        stored.identity["vqvae"] == codes_fingerprint(vqvae),
         "codes",
         folder,
         "was written with another tokenizer than the model's; write one with vargen train data --vqvae",

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
-from torch import Tensor, nn
+from torch import Tensor
 
 from scenes.rendering.scene import Scene
 from scenes.training.data import SceneBatch, SceneSource
@@ -115,10 +115,12 @@ def load_vqvae(folder: str, image_size: int, device: torch.device) -> tuple[VQMo
     return vqvae, image_size // factor
 
 
-def weights_fingerprint(module: nn.Module) -> str:
-    """A short hash of all weights of a module."""
+def codes_fingerprint(vqvae: VQModel) -> str:
+    """A short hash of the weights that decide a picture's codes: all but the decoder's."""
     digest = hashlib.sha256()
-    for _, value in sorted(module.state_dict().items()):
+    for name, value in sorted(vqvae.state_dict().items()):
+        if name.startswith(("decoder.", "post_quant_conv.")):
+            continue
         digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
 

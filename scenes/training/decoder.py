@@ -12,6 +12,7 @@ Encoder and codebook do not change, so figures that were measured on tokens (acc
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,7 @@ from vargen.base.errors import UserError
 from vargen.base.places import MODEL
 from vargen.base.resources import find_model
 from vargen.models.llamagen.vq import downsampling_factor
-from vargen.models.model_folder import weights_fingerprint
+from vargen.models.model_folder import component_folder, own_weights, weights_fingerprint
 from vargen.training.run import RunResult, Task, autocast, move, prepare, train
 from vargen.training.teachers import guided_features
 
@@ -41,6 +42,7 @@ _SHEET_IMAGES = 8
 _DRAWN_SHARE = 0.5
 """Share of each batch's pictures in which codes are replaced: in each of them a random share of the codes, by tokens
 that the transformer draws with the pipeline's settings."""
+_DRAWN_WITH = ("guidance_scale", "temperature", "top_k")
 _BARE = (PLACES.index("ground"), PLACES.index("sky"))
 
 
@@ -92,7 +94,9 @@ class DecoderTask(Task):
             features, _, length = guided_features(self.pipeline, prompts, codes)
             conditional, unconditional = self.pipeline.transformer.lm_head(features[:, length - 1 :]).float().chunk(2)
         logits = apply_guidance(conditional, unconditional, defaults["default_guidance_scale"])
-        probabilities = logits_to_probabilities(logits, SamplingConfig(top_k=defaults["default_top_k"]))
+        probabilities = logits_to_probabilities(
+            logits, SamplingConfig(defaults["default_temperature"], defaults["default_top_k"])
+        )
         # An exponential race, as in sampling: the largest p / e wins.
         noise = torch.empty(probabilities.shape).exponential_(generator=generator).to(self.device)
         return (probabilities / noise).argmax(-1)
@@ -187,7 +191,9 @@ def train_decoder(config: DecoderTrainingConfig, source: SceneSource | None = No
         raise UserError(f"model: {folder} is not text-conditional with its text encoder, which this trainer needs")
     if source is None:
         source = RenderedSceneSource(pipeline.config["image_size"], device)
-    identity = {name: weights_fingerprint(folder / name) for name in ("transformer", "vqvae")}
-    # The model's own guidance and top-k are not among its weights, and decide what it draws.
-    identity |= {name: pipeline.config[name] for name in ("default_guidance_scale", "default_top_k")}
+    identity = {name: weights_fingerprint(component_folder(folder, name)) for name in ("transformer", "vqvae")}
+    if (path := own_weights(folder, "vqvae")) is not None:
+        identity["own_vqvae"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    # The model's own guidance and sampling are not among its weights, and decide what it draws.
+    identity |= {f"default_{name}": pipeline.config[f"default_{name}"] for name in _DRAWN_WITH}
     return train(config, DecoderTask(config, pipeline, source, device), identity)

@@ -29,8 +29,8 @@ from scenes.training.coded import (
     CodeSource,
     FrozenEncoder,
     RenderedCodes,
+    codes_fingerprint,
     load_vqvae,
-    weights_fingerprint,
 )
 from scenes.training.data import RenderedSceneSource, SceneSource, save_sheet
 from scenes.training.grounding import (
@@ -180,7 +180,7 @@ def load_initial_weights(folder: str, transformer: LlamaGenTransformer, vqvae: V
         UserError: there is none in `folder`, or it has another shape or another tokenizer than `vqvae`.
     """
     check_model_folder(folder)
-    same = weights_fingerprint(VQModel.from_pretrained(component_folder(folder, "vqvae"))) == weights_fingerprint(vqvae)
+    same = codes_fingerprint(VQModel.from_pretrained(component_folder(folder, "vqvae"))) == codes_fingerprint(vqvae)
     check(same, "initial_weights", folder, "has another tokenizer, so its tokens mean something else; name its vqvae")
     saved = LlamaGenTransformer.from_pretrained(Path(folder) / "transformer")
     rotary = saved.config.condition_rotary
@@ -234,14 +234,14 @@ class TransformerTask(Task):
     def identity(self) -> dict[str, Any]:
         """Hashes of the tokenizer's weights and of the vocabulary: another tokenizer means another language."""
         return {
-            "vqvae": weights_fingerprint(self.vqvae),
+            "vqvae": codes_fingerprint(self.vqvae),
             "vocabulary": vocabulary_fingerprint(self.tokenizer),
         }
 
     def _stored_codes(self, folder: str) -> StoredCodes:
         """The store in `folder`, if it was written with this tokenizer for pictures of this size."""
         store = StoredCodes(folder)
-        for name, value in {"vqvae": weights_fingerprint(self.vqvae), "image_size": self.config.image_size}.items():
+        for name, value in {"vqvae": codes_fingerprint(self.vqvae), "image_size": self.config.image_size}.items():
             there = store.identity[name]
             check(there == value, "codes", folder, f"was written with another {name} ({there!r}, not {value!r})")
         return store

@@ -143,6 +143,7 @@ CASES = [
     of("an image size in words", change("model_index.json", image_size="large"), "model_index.json says large"),
     of("guidance in words", change("model_index.json", default_guidance_scale="much"), "guidance_scale"),
     of("guidance beyond bounds", change("model_index.json", default_guidance_scale=1e300), "guidance_scale must be"),
+    of("temperature in words", change("model_index.json", default_temperature="warm"), "temperature"),
     of("top_k in words", change("model_index.json", default_top_k="many"), "top_k"),
     of("settings of no method", change("model_index.json", methods={"nothing": {}}), "'nothing' is no method"),
     of("settings that are none", change("model_index.json", methods={"eagle": {"dept": 1}}), "no option 'dept'"),

@@ -183,7 +183,7 @@ def test_captions_that_clip_cannot_read_are_told(clip_folder: Path) -> None:
 def test_components_draw_the_same_pictures() -> None:
     pipeline = build_drafting_pipeline()
     own = {"window": 3}
-    first = LlamaGenPipeline(**pipeline.components, methods={"sjd": own}, default_guidance_scale=2.0, default_top_k=5)
+    usual = {"default_guidance_scale": 2.0, "default_top_k": 5, "default_temperature": 0.5}
+    first = LlamaGenPipeline(**pipeline.components, methods={"sjd": own}, **usual)
     again = LlamaGenPipeline(**first.components)
-    names = ("default_guidance_scale", "default_top_k", "methods")
-    assert [again.config[name] for name in names] == [2.0, 5, {"sjd": own}]
+    assert [again.config[name] for name in (*usual, "methods")] == [*usual.values(), {"sjd": own}]

@@ -175,6 +175,7 @@ def _describe_llamagen(folder: Path) -> ModelDescription:
         image_size=index.get("image_size", 0),
         guidance_scale=index.get("default_guidance_scale"),
         top_k=index.get("default_top_k"),
+        temperature=index.get("default_temperature", 1.0),
         resolve_method=method_resolver(folder),
         num_classes=transformer.get("num_classes", 1000) if transformer.get("condition_type") == "class" else None,
         loading=("guided_tokens",),

@@ -117,7 +117,8 @@ def shared_components(folder: str | os.PathLike[str]) -> tuple[Path, tuple[str, 
     """The folder of a model that has some of this one's components, and their names; None: this one has all itself.
 
     `shared_components.json` says so: {"folder": "../scenes-128", "components": ["vqvae", "text_encoder"]}. The path
-    begins at the folder of that file.
+    begins at the folder of that file. Some weights of a shared component may be this model's own: a file beside that
+    one, "vqvae.safetensors" for the vqvae, holds them.
 
     Raises:
         UserError: the file says anything else, or the other folder is not there.
@@ -142,6 +143,13 @@ def shared_components(folder: str | os.PathLike[str]) -> tuple[Path, tuple[str, 
         if (Path(folder) / each).exists():
             raise UserError(f"{each} is in both {folder} and {other}; take it out of one, or out of {path.name}")
     return other, tuple(components)
+
+
+def own_weights(folder: str | os.PathLike[str], component: str) -> Path | None:
+    """The file of weights that a model has in place of some of a shared component's, see `shared_components`; None:
+    there is none."""
+    path = Path(folder) / f"{component}.safetensors"
+    return path if path.is_file() else None
 
 
 def component_folder(folder: str | os.PathLike[str], component: str) -> Path:

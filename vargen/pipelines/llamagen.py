@@ -34,11 +34,12 @@ from vargen.drafters.llamagen_draft_head import check_drafter
 from vargen.methods.base import ImageMethodConfig, Method
 from vargen.methods.catalogue import check_own_settings
 from vargen.models.finite import check_component_weights, check_pixels
+from vargen.models.foreign_weights import load_strictly, read_tensors
 from vargen.models.llamagen.text_encoder import check_tokenizer, clean_captions, encode_each
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vertical_branch import VerticalBranch, check_branch
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor
-from vargen.models.model_folder import check_model_folder, shared_components
+from vargen.models.model_folder import check_model_folder, own_weights, shared_components
 from vargen.models.offloading import check_device_map, is_offloaded
 from vargen.pipelines.arguments import (
     PromptWarning,
@@ -110,9 +111,9 @@ class LlamaGenPipeline(StreamingPipeline):
         draft_model: a smaller transformer of the same vocabulary, which reads the same text features, for the
             method "draft-model".
         vertical_branch: a branch trained for this transformer, for the method "diagonal".
-        default_guidance_scale, default_top_k: for calls that give none; kept in `model_index.json`. None: those of the
-            pipeline whose `components` these are, else of LlamaGen's own samplers, 7.5 and 1000 for text, 4 and 2000
-            for classes.
+        default_guidance_scale, default_top_k, default_temperature: for calls that give none; kept in
+            `model_index.json`. None: those of the pipeline whose `components` these are, else of LlamaGen's own
+            samplers, 7.5 and 1000 for text, 4 and 2000 for classes, both at temperature 1.
         max_sequence_length: the most text tokens, the end token included; longer prompts are cut with a warning. At
             most, and by default, the transformer's `condition_length`.
         image_size: side of a picture in pixels. It follows from the grid and the tokenizer. A saved pipeline also
@@ -143,6 +144,7 @@ class LlamaGenPipeline(StreamingPipeline):
         vertical_branch: VerticalBranch | None = None,
         default_guidance_scale: float | None = None,
         default_top_k: int | None = None,
+        default_temperature: float | None = None,
         max_sequence_length: int = 120,
         image_size: int | None = None,
         methods: Mapping[str, Mapping[str, Any]] | None = None,
@@ -163,17 +165,20 @@ class LlamaGenPipeline(StreamingPipeline):
         self.image_size: int = self.grid_size * self.vae_scale_factor if known else image_size or 0
         self._check_components(image_size)
         # `LlamaGenPipeline(**pipeline.components)` hands on modules alone, and is to draw the same pictures.
-        known_by: tuple[Any, ...] = getattr(transformer, "drawn_with", (None, None, None))
-        given: tuple[Any, ...] = (default_guidance_scale, default_top_k, methods)
-        scale, top_k, methods = (kept if each is None else each for each, kept in zip(given, known_by, strict=True))
+        known_by: tuple[Any, ...] = getattr(transformer, "drawn_with", (None,) * 4)
+        given: tuple[Any, ...] = (default_guidance_scale, default_top_k, default_temperature, methods)
+        scale, top_k, temperature, methods = (
+            kept if each is None else each for each, kept in zip(given, known_by, strict=True)
+        )
         check_own_settings(methods or {}, "model_index.json: methods")
         reads = None if transformer is None else transformer.config
         usual_scale, usual_top_k = _USUAL_SETTINGS["text" if reads is None else reads.condition_type]
         if transformer is not None:
-            transformer.drawn_with = (scale, top_k, methods)
+            transformer.drawn_with = (scale, top_k, temperature, methods)
         self.register_to_config(
             default_guidance_scale=usual_scale if scale is None else scale,
             default_top_k=usual_top_k if top_k is None else top_k,
+            default_temperature=1.0 if temperature is None else temperature,
             max_sequence_length=max_sequence_length
             if reads is None
             else min(max_sequence_length, reads.condition_length),
@@ -270,7 +275,12 @@ class LlamaGenPipeline(StreamingPipeline):
         left_out = {name: None for name in cls._get_signature_keys(cls)[0] if name not in wanted or name in asked}
         how = {name: asked[name] for name in ("torch_dtype", "dtype", "low_cpu_mem_usage") if name in asked}
         whole = cls.from_pretrained(other, **left_out, **how)
-        return {name: getattr(whole, name) for name in wanted if name not in left_out}
+        parts = {name: getattr(whole, name) for name in wanted if name not in left_out}
+        for name, part in parts.items():
+            if (path := own_weights(folder, name)) is not None:
+                weights = {key: weight.to(part.dtype) for key, weight in read_tensors(path, "model").items()}
+                load_strictly(part, part.state_dict() | weights, path)
+        return parts
 
     def check_inputs(
         self,
@@ -460,7 +470,7 @@ class LlamaGenPipeline(StreamingPipeline):
         height: int | None = None,
         width: int | None = None,
         guidance_scale: float | None = None,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float = 1.0,
         num_images_per_prompt: int = 1,
@@ -499,7 +509,10 @@ class LlamaGenPipeline(StreamingPipeline):
         labels = None if class_labels is None else torch.as_tensor(class_labels).reshape(-1)
         chosen = self.resolve_method(method)
         scale = self.config["default_guidance_scale"] if guidance_scale is None else guidance_scale
-        sampling = check_sampling(temperature, self.config["default_top_k"] if top_k is None else top_k, top_p, scale)
+        sampling = check_sampling(
+            self.config["default_temperature"] if temperature is None else temperature,
+            *(self.config["default_top_k"] if top_k is None else top_k, top_p, scale),
+        )
         if guided_tokens is not None:
             check_guided_tokens(guided_tokens, chosen)
         (given,) = (each for each in (texts, labels, prompt_embeds) if each is not None)

@@ -64,7 +64,7 @@ def test_codes_are_drawn_as_the_pipeline_would_draw_them(task: DecoderTask) -> N
         halves = [training_forward(transformer, each, mask, codes[row][None])[0, place] for each in (condition, null)]
     settings = task.pipeline.config
     guided = apply_guidance(halves[0], halves[1], settings["default_guidance_scale"])
-    expected = logits_to_probabilities(guided[None], SamplingConfig(top_k=settings["default_top_k"]))[0]
+    expected = logits_to_probabilities(guided[None], SamplingConfig(1.0, settings["default_top_k"]))[0]
 
     generator = torch.Generator().manual_seed(0)
     counts = torch.zeros_like(expected)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from vargen.base.errors import UserError
 from vargen.models.model_folder import SHARED_COMPONENTS, component_folder, weights_fingerprint
@@ -72,6 +73,40 @@ def test_shared_weights_are_part_of_the_fingerprint(folder: Path, tmp_path: Path
     assert after != before
     (tmp_path / "whole" / "transformer" / "config.json").write_text("{}")
     assert weights_fingerprint(folder) == after
+
+
+def test_own_weights_stand_in_place_of_shared_ones(folder: Path, tmp_path: Path) -> None:
+    whole = LlamaGenPipeline.from_pretrained(tmp_path / "whole").vqvae
+    before, brighter = weights_fingerprint(folder), whole.decoder.conv_out.bias.detach() + 0.25
+    save_file({"decoder.conv_out.bias": brighter.to(torch.bfloat16)}, folder / "vqvae.safetensors")
+    assert weights_fingerprint(folder) != before
+    part = LlamaGenPipeline.from_pretrained(folder).vqvae
+    assert part.dtype == torch.float32 and torch.equal(part.decoder.conv_out.bias, brighter.bfloat16().float())
+    assert torch.equal(part.decoder.conv_out.weight, whole.decoder.conv_out.weight)
+    assert torch.equal(part.quantize.embedding.weight, whole.quantize.embedding.weight)
+    assert not torch.equal(draw(folder), draw(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"decoder.conv_in.bias": torch.zeros(2)}, "has 1 weights of another size, such as decoder.conv_in.bias"),
+        ({"decoder.conv_out.scale": torch.zeros(3)}, "VQModel does not have, such as decoder.conv_out.scale"),
+        ({"decoder.conv_out.bias": torch.full((3,), torch.nan)}, "not finite"),
+        (None, "is truncated or not a safetensors file"),
+    ],
+    ids=["size", "name", "nan", "truncated"],
+)
+def test_own_weights_that_do_not_fit_are_named(
+    folder: Path, weights: dict[str, torch.Tensor] | None, message: str
+) -> None:
+    path = folder / "vqvae.safetensors"
+    if weights is None:
+        path.write_bytes(b"\0" * 16)
+    else:
+        save_file(weights, path)
+    with pytest.raises(UserError, match=message):
+        LlamaGenPipeline.from_pretrained(folder)
 
 
 @pytest.mark.parametrize(

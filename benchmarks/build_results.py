@@ -63,6 +63,7 @@ def not_shown() -> list[str]:
 def build() -> dict[Path, str]:
     """Every file that is made of records, and what it should hold."""
     evaluations = load_all("evaluation_*")
+    larger = {name: evaluations.pop(name) for name in [*evaluations] if name.endswith("_256")}
     judged, trained = load(f"judge_{MODEL}"), load_all("training_*")
     studies = load("vvs_studies")
     plain = {name: plain_section(name, record) for name in TABLES if (record := load(name)) is not None}
@@ -74,6 +75,7 @@ def build() -> dict[Path, str]:
         benches_section({name: record for name in BENCHES if (record := load(name)) is not None}),
         fronts_section(load_all("front_*").values()),
         quality_section(evaluations),
+        quality_section(larger, "Quality of the model of 256 pixels"),
         groups_section(load_all("prompts_*")),
         studies_section(studies),
         *plain.values(),

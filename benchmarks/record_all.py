@@ -59,7 +59,7 @@ ROWS = ",".join(  # rows-quality, rows-fast, between the two, the plainest, what
         "pjd 5, 2 guesses",
     )
 )
-LARGER = "benchmarks/in_training/scenes-256"
+LARGER = "scenes/weights/scenes-256"
 """The model of 32 by 32 tokens."""
 ROWS_256 = ",".join(  # what rows-quality and rows-fast are on this grid, and what rows-quality is on the smaller one
     f"vvs-rows {windows}, 1 guesses, 1 looks, {columns} columns"
@@ -80,7 +80,7 @@ class Step:
         timed: whether it times something.
         copies: where its figures lie and the record they become, if it does not write that itself.
         reads_drafter: whether an EAGLE head takes part.
-        model: a folder; None: the shipped model.
+        model: a folder; None: the default one.
     """
 
     command: tuple[str, ...]
@@ -132,11 +132,12 @@ def _weighted(record: str, *arguments: str) -> Step:
     return Step(_script("weighted_bench", *wanted), timed=True, copies=copies)
 
 
-def _evaluation(record: str, count: int, methods: str, protocol: str = "scenes") -> Step:
+def _evaluation(record: str, count: int, methods: str, protocol: str = "scenes", model: str | None = None) -> Step:
     folder = WORK / record
     arguments = ("--protocol", protocol, "--dtype", "bfloat16", "--batch_size", "50", "--num_prompts", str(count))
+    arguments = arguments if model is None else (*arguments, "--model", model)
     command = ("-m", "vargen.cli", "evaluate", *arguments, "--methods", methods, "--output", str(folder))
-    return Step(command, copies=(folder / "scores.json", RESULTS / f"{record}.json"))
+    return Step(command, copies=(folder / "scores.json", RESULTS / f"{record}.json"), model=model)
 
 
 def _larger(script: str, *arguments: str) -> Step:
@@ -172,6 +173,7 @@ STEPS: dict[str, Step] = {
     "prompts_geneval": _prompts("geneval", "scenes-geneval.jsonl"),
     "prompts_parti": _prompts("parti", "scenes-parti.tsv"),
     "rows_side_by_side": Step(_script("rows_side_by_side", "--prompts", "1000", "--labels", ROWS), reads_drafter=False),
+    "evaluation_256": _evaluation("evaluation_256", 1000, "ar", model=LARGER),
     "rows_side_by_side_256": _larger("rows_side_by_side", "--prompts", "320", "--labels", ROWS_256),
     "picture_decoder": Step(_script("picture_decoder"), reads_drafter=False),
     "guided_tokens": Step(_script("guided_tokens"), reads_drafter=False),

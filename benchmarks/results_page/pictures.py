@@ -157,7 +157,7 @@ def groups_section(records: dict[str, list[Record]]) -> str:
     return "\n\n".join(parts)
 
 
-def quality_section(records: dict[str, list[Record]]) -> str:
+def quality_section(records: dict[str, list[Record]], title: str = "Quality") -> str:
     """Evaluations by `vargen evaluate`; those with the same protocol, settings and weights share a table."""
     alike: dict[tuple[str, bool], dict[str, Record]] = {}
     for row in (row for rows in records.values() for row in rows):
@@ -166,7 +166,7 @@ def quality_section(records: dict[str, list[Record]]) -> str:
         older = any(is_of_earlier_model(row, run) for run in runs_of(row["settings"]["method"]))
         alike.setdefault((how, older), {}).setdefault(row["method"], row)
     parts = [
-        "## Quality",
+        f"## {title}",
         "The CLIP score is of the shipped CLIP, and so is the Frechet distance of the protocol scenes. That of "
         "scenes-efficientnet is of EfficientNet-Lite0, a public network that was trained on photographs. Neither is "
         "FID, and neither compares with figures from outside this project. Intervals are 95 %, by the bootstrap over "

@@ -74,8 +74,7 @@ class Models:
 
     def draws_scenes(self, name: str) -> bool:
         """Whether a model draws the project's own world, so that examples of it make sense."""
-        world = find_world()
-        return world is not None and name == world.model and name in shipped_models()
+        return name in shipped_models()
 
     def methods(self, name: str) -> dict[str, ImageMethodConfig]:
         """Methods and presets by name that the model has the weights for, plain decoding left out."""

@@ -153,7 +153,11 @@ def test_drafters_get_pictures_with_captions_of_their_scenes(config, cheap_scene
     assert prompts == [compose_caption(scene, number).text for number, scene in enumerate(batch.scenes)]
     assert len(stored_pictures(config.output, 100, vqvae)[0]) == 10, "as many as there are"
     with torch.no_grad():
-        next(vqvae.parameters()).add_(1.0)
+        vqvae.decoder.conv_out.bias.add_(1.0)
+        vqvae.post_quant_conv.bias.add_(1.0)
+    assert torch.equal(stored_pictures(config.output, 7, vqvae)[1], codes), "a decoder makes no codes"
+    with torch.no_grad():
+        vqvae.encoder.conv_in.bias.add_(1.0)
     with pytest.raises(UserError, match="another tokenizer"):
         stored_pictures(config.output, 7, vqvae)
 

@@ -13,7 +13,9 @@ import torch
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.methods.catalogue import resolve_method
+from vargen.models.description import open_model
 from vargen.models.model_folder import method_resolver, weights_fingerprint, write_own_settings
+from vargen.models.options import ModelOptions
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 CHAIN = [[0], [0, 0]]
@@ -115,6 +117,22 @@ def test_preferred_settings_are_written_beside_others_and_are_no_other_weights(
     assert weights_fingerprint(copy) == before
     (copy / "model_index.json").write_text(json.dumps({**index, "default_top_k": 7}))
     assert weights_fingerprint(copy) != before
+
+
+def test_a_model_draws_at_its_own_temperature(own_folder: Path, tmp_path: Path) -> None:
+    cooler = tmp_path / "model"
+    pipeline = LlamaGenPipeline.from_pretrained(own_folder)
+    LlamaGenPipeline(**pipeline.components, default_temperature=0.5).save_pretrained(cooler)
+    assert open_model(ModelOptions(str(cooler))).sampling(temperature=None) == {"temperature": 0.5}
+
+    def drawn(model: LlamaGenPipeline, **sampling: float) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(3)
+        return model("two cones", method="ar", generator=generator, output_type="latent", **sampling).tokens
+
+    model = LlamaGenPipeline.from_pretrained(cooler)
+    assert torch.equal(drawn(model), drawn(pipeline, temperature=0.5))
+    assert torch.equal(drawn(model, temperature=1.0), drawn(pipeline))
+    assert not torch.equal(drawn(model), drawn(pipeline))
 
 
 @pytest.mark.parametrize(

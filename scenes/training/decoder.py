@@ -32,6 +32,7 @@ from scenes.training.tokenizer import exported_copy
 from specdecode.sampling import SamplingConfig, apply_guidance, logits_to_probabilities
 from vargen.base.errors import UserError
 from vargen.base.places import MODEL
+from vargen.base.reading import read_bytes
 from vargen.base.resources import find_model
 from vargen.models.llamagen.vq import downsampling_factor
 from vargen.models.model_folder import component_folder, own_weights, weights_fingerprint
@@ -193,7 +194,7 @@ def train_decoder(config: DecoderTrainingConfig, source: SceneSource | None = No
         source = RenderedSceneSource(pipeline.config["image_size"], device)
     identity = {name: weights_fingerprint(component_folder(folder, name)) for name in ("transformer", "vqvae")}
     if (path := own_weights(folder, "vqvae")) is not None:
-        identity["own_vqvae"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        identity["own_vqvae"] = hashlib.sha256(read_bytes(path)).hexdigest()[:16]
     # The model's own guidance and sampling are not among its weights, and decide what it draws.
     identity |= {f"default_{name}": pipeline.config[f"default_{name}"] for name in _DRAWN_WITH}
     return train(config, DecoderTask(config, pipeline, source, device), identity)

@@ -119,9 +119,9 @@ def _bench(record: str, *arguments: str) -> Step:
     return Step(command, timed=True, copies=(WORK / record / "results.json", RESULTS / f"{record}.json"))
 
 
-def _fresh(record: str, batch_size: int, num_prompts: int, *more: str) -> Step:
-    counts = ("--batch_size", str(batch_size), "--num_prompts", str(num_prompts))
-    step = _bench(record, "--methods", FASTEST, "--processes", "10", "--judge", "false", *counts, *more)
+def _fresh(record: str, batch_size: int, num_prompts: int, processes: int = 10, *more: str) -> Step:
+    counts = ("--batch_size", str(batch_size), "--num_prompts", str(num_prompts), "--processes", str(processes))
+    step = _bench(record, "--methods", FASTEST, "--judge", "false", *counts, *more)
     return replace(step, reads_drafter=False)
 
 
@@ -187,7 +187,7 @@ STEPS: dict[str, Step] = {
     "bench_batch_1": _bench("bench_batch_1", "--methods", ALL),
     "bench_rows_batch_1": _fresh("bench_rows_batch_1", 1, 2),
     "bench_rows_batch_8": _fresh("bench_rows_batch_8", 8, 8),
-    "bench_rows_256_batch_1": replace(_fresh("bench_rows_256_batch_1", 1, 2, "--model", LARGER), model=LARGER),
+    "bench_rows_256_batch_1": replace(_fresh("bench_rows_256_batch_1", 1, 2, 5, "--model", LARGER), model=LARGER),
     "front_jacobi_batch_1": _front("jacobi", 1, 150),
     "front_jacobi_batch_8": _front("jacobi", 8, 150),
     "front_vvs-jacobi_batch_1": _front("vvs-jacobi", 1, 420),

@@ -12,8 +12,6 @@ Encoder and codebook do not change, so figures that were measured on tokens (acc
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,10 +30,9 @@ from scenes.training.tokenizer import exported_copy
 from specdecode.sampling import SamplingConfig, apply_guidance, logits_to_probabilities
 from vargen.base.errors import UserError
 from vargen.base.places import MODEL
-from vargen.base.reading import read_bytes
 from vargen.base.resources import find_model
 from vargen.models.llamagen.vq import downsampling_factor
-from vargen.models.model_folder import component_folder, own_weights, weights_fingerprint
+from vargen.models.model_folder import component_fingerprint
 from vargen.training.run import RunResult, Task, autocast, move, prepare, train
 from vargen.training.teachers import guided_features
 
@@ -78,18 +75,15 @@ class DecoderTask(Task):
         self.decode = torch.compile(self._decode) if config.compile else self._decode
         self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
         # Both sets of held-out codes are made once: they do not change, only their pictures do.
-        codes, drawn = [], []
-        generator = torch.Generator().manual_seed(HELDOUT_SEED)
-        for part in _parts(self.heldout, config.batch_size):
-            codes.append(self.encode(part.images))
-            drawn.append(self._drawn(part, codes[-1], generator))
+        generator, size = torch.Generator().manual_seed(HELDOUT_SEED), config.batch_size
+        codes = [self.encode(images) for images in self.heldout.images.split(size)]
+        prompts = [_captions(self.heldout)[start : start + size] for start in range(0, config.evaluation_size, size)]
+        drawn = [self._drawn(some, part, generator) for some, part in zip(prompts, codes, strict=True)]
         self.heldout_codes, self.heldout_drawn = torch.cat(codes), torch.cat(drawn)
 
     @torch.no_grad()
-    def _drawn(self, batch: SceneBatch, codes: Tensor, generator: torch.Generator) -> Tensor:
+    def _drawn(self, prompts: list[str], codes: Tensor, generator: torch.Generator) -> Tensor:
         """In place of every code [B, N] one that the transformer draws there, given the true ones before it."""
-        pairs = zip(batch.scenes, batch.seeds, strict=True)
-        prompts = [compose_caption(scene, seed).text for scene, seed in pairs]
         defaults = self.pipeline.config
         with autocast(self.config):
             features, _, length = guided_features(self.pipeline, prompts, codes)
@@ -118,7 +112,7 @@ class DecoderTask(Task):
         share = torch.rand(count, 1, generator=generator)
         where[:count] = torch.rand(count, codes.shape[1], generator=generator) < share
         where = where.to(self.device)
-        drawn = self._drawn(next(_parts(batch, count)), codes[:count], generator)
+        drawn = self._drawn(_captions(batch)[:count], codes[:count], generator)
         drawn = torch.cat((drawn, codes[count:]))
         return torch.where(where, drawn, codes), where
 
@@ -165,13 +159,8 @@ class DecoderTask(Task):
         exported_copy(self.vqvae).save_pretrained(folder)
 
 
-def _parts(batch: SceneBatch, size: int) -> Iterator[SceneBatch]:
-    """A batch in parts of `size` scenes, in order."""
-    for start in range(0, len(batch.seeds), size):
-        rows = slice(start, start + size)
-        yield SceneBatch(
-            batch.scenes[rows], batch.seeds[rows], batch.images[rows], batch.object_mask[rows], batch.ground_mask
-        )
+def _captions(batch: SceneBatch) -> list[str]:
+    return [compose_caption(scene, seed).text for scene, seed in zip(batch.scenes, batch.seeds, strict=True)]
 
 
 def train_decoder(config: DecoderTrainingConfig, source: SceneSource | None = None) -> RunResult:
@@ -192,9 +181,7 @@ def train_decoder(config: DecoderTrainingConfig, source: SceneSource | None = No
         raise UserError(f"model: {folder} is not text-conditional with its text encoder, which this trainer needs")
     if source is None:
         source = RenderedSceneSource(pipeline.config["image_size"], device)
-    identity = {name: weights_fingerprint(component_folder(folder, name)) for name in ("transformer", "vqvae")}
-    if (path := own_weights(folder, "vqvae")) is not None:
-        identity["own_vqvae"] = hashlib.sha256(read_bytes(path)).hexdigest()[:16]
+    identity = {name: component_fingerprint(folder, name) for name in ("transformer", "vqvae")}
     # The model's own guidance and sampling are not among its weights, and decide what it draws.
     identity |= {f"default_{name}": pipeline.config[f"default_{name}"] for name in _DRAWN_WITH}
     return train(config, DecoderTask(config, pipeline, source, device), identity)

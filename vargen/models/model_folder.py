@@ -159,6 +159,14 @@ def component_folder(folder: str | os.PathLike[str], component: str) -> Path:
     return (other if component in shared else Path(folder)) / component
 
 
+def component_fingerprint(folder: str | os.PathLike[str], component: str) -> str:
+    """A short hash of what decides a component's results, wherever it lies: its folder, and weights that the model has
+    of its own. Raises UserError as `shared_components`."""
+    told = weights_fingerprint(component_folder(folder, component))
+    path = own_weights(folder, component)
+    return told if path is None else hashlib.sha256(told.encode() + reading.read_bytes(path)).hexdigest()[:16]
+
+
 def renamed_index(index: Mapping[str, Any]) -> dict[str, Any]:
     """A model_index.json of an earlier version with the names of components and classes of this one."""
     return {

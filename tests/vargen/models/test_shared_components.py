@@ -12,7 +12,12 @@ import torch
 from safetensors.torch import save_file
 
 from vargen.base.errors import UserError
-from vargen.models.model_folder import SHARED_COMPONENTS, component_folder, weights_fingerprint
+from vargen.models.model_folder import (
+    SHARED_COMPONENTS,
+    component_fingerprint,
+    component_folder,
+    weights_fingerprint,
+)
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 SHARED = ("vqvae", "text_encoder", "tokenizer")
@@ -78,8 +83,10 @@ def test_shared_weights_are_part_of_the_fingerprint(folder: Path, tmp_path: Path
 def test_own_weights_stand_in_place_of_shared_ones(folder: Path, tmp_path: Path) -> None:
     whole = LlamaGenPipeline.from_pretrained(tmp_path / "whole").vqvae
     before, brighter = weights_fingerprint(folder), whole.decoder.conv_out.bias.detach() + 0.25
+    shared = component_fingerprint(folder, "vqvae")
+    assert shared == component_fingerprint(tmp_path / "whole", "vqvae")
     save_file({"decoder.conv_out.bias": brighter.to(torch.bfloat16)}, folder / "vqvae.safetensors")
-    assert weights_fingerprint(folder) != before
+    assert weights_fingerprint(folder) != before and component_fingerprint(folder, "vqvae") != shared
     part = LlamaGenPipeline.from_pretrained(folder).vqvae
     assert part.dtype == torch.float32 and torch.equal(part.decoder.conv_out.bias, brighter.bfloat16().float())
     assert torch.equal(part.decoder.conv_out.weight, whole.decoder.conv_out.weight)

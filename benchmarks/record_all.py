@@ -48,22 +48,20 @@ COMPARED_BESIDE_XL = "ar,jacobi,scd,vvs-jacobi,likeness-quality"
 HEAVY = ("--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16")
 IN_INT8 = ("--quantization", "int8-dynamic", "--draft_quantization", "int8")
 COMPARED = ("bench_batch", "bench_picks", "evaluation", "front_", "judge_")
-ROWS = ",".join(  # rows-quality, rows-fast, between the two, the plainest, what looks twice, and the default of pjd
-    (
-        *(
-            f"vvs-rows 4, {rows}, 1 guesses, 1 looks, 12 columns"
-            for rows in ("12 in rows 4 to 9", "10 in rows 5 to 8", "12 in rows 5 to 8")
-        ),
-        "zipar 4",
-        "vvs-rows 5, 2 guesses, 2 looks",
-        "pjd 5, 2 guesses",
+ROWS = (
+    ",".join(  # one to three guesses, of which two are rows-quality, the plainest, what looks twice, and pjd's default
+        (
+            *(f"vvs-rows 4, 12 in rows 4 to 9, {guesses} guesses, 1 looks, 12 columns" for guesses in (2, 3, 1)),
+            "zipar 4",
+            "vvs-rows 5, 2 guesses, 2 looks",
+            "pjd 5, 2 guesses",
+        )
     )
 )
 LARGER = "scenes/weights/scenes-256"
 """The model of 32 by 32 tokens."""
-ROWS_256 = ",".join(  # what rows-quality and rows-fast are on this grid, and what rows-quality is on the smaller one
-    f"vvs-rows {windows}, 1 guesses, 1 looks, {columns} columns"
-    for windows, columns in (("8, 24 in rows 4 to 9", 24), ("8, 20 in rows 5 to 8", 24), ("4, 12 in rows 4 to 9", 12))
+ROWS_256 = ",".join(  # the same windows in proportion
+    f"vvs-rows 8, 24 in rows 4 to 9, {guesses} guesses, 1 looks, 24 columns" for guesses in (2, 3, 1)
 )
 FASTEST = "ar,jacobi,rows-quality,rows-fast,zipar"
 """The default, and what draws rows of the grid side by side, which is fastest on a CPU."""
@@ -106,7 +104,7 @@ class Weights:
     def of(self, step: Step) -> str:
         """What a step is to be recorded on."""
         if step.model is not None:
-            return weights_fingerprint(ROOT / step.model)
+            return weights_fingerprint(ROOT / step.model, apart_from=None if step.reads_drafter else "drafter")
         return self.whole if step.reads_drafter else self.without_drafter
 
 
@@ -138,6 +136,11 @@ def _evaluation(record: str, count: int, methods: str, protocol: str = "scenes",
     arguments = arguments if model is None else (*arguments, "--model", model)
     command = ("-m", "vargen.cli", "evaluate", *arguments, "--methods", methods, "--output", str(folder))
     return Step(command, copies=(folder / "scores.json", RESULTS / f"{record}.json"), model=model)
+
+
+def _main_table(record: str, prompts: int, *more: str) -> Step:
+    wanted = ("--studies", "main table", "--prompts", str(prompts), "--output", str(RESULTS / f"{record}.json"))
+    return Step(_script("vvs_studies", *wanted, *more))
 
 
 def _larger(script: str, *arguments: str) -> Step:
@@ -173,11 +176,13 @@ STEPS: dict[str, Step] = {
     "prompts_geneval": _prompts("geneval", "scenes-geneval.jsonl"),
     "prompts_parti": _prompts("parti", "scenes-parti.tsv"),
     "rows_side_by_side": Step(_script("rows_side_by_side", "--prompts", "1000", "--labels", ROWS), reads_drafter=False),
-    "evaluation_256": _evaluation("evaluation_256", 1000, "ar", model=LARGER),
+    "evaluation_256": replace(_evaluation("evaluation_256", 1000, "ar", model=LARGER), reads_drafter=False),
     "rows_side_by_side_256": _larger("rows_side_by_side", "--prompts", "320", "--labels", ROWS_256),
     "picture_decoder": Step(_script("picture_decoder"), reads_drafter=False),
     "guided_tokens": Step(_script("guided_tokens"), reads_drafter=False),
     "vvs_studies": Step(_script("vvs_studies")),
+    "vvs_main_table": _main_table("vvs_main_table", 64),
+    "vvs_main_table_256": replace(_main_table("vvs_main_table_256", 32, "--model", LARGER), model=LARGER),
     "host_work": Step(_script("host_work"), timed=True),
     "family_loops": Step(_script("family_loops"), timed=True),
     "bench_picks": _bench("bench_picks", "--methods", PICKS, "--num_prompts", "24"),

@@ -3,13 +3,16 @@
     python benchmarks/vvs_studies.py --list
     python benchmarks/vvs_studies.py --prompts 64                      # all of them
     python benchmarks/vvs_studies.py --prompts 2 --studies staleness   # a look
+    python benchmarks/vvs_studies.py --studies "main table" --model scenes-256 --output new.json
 
 Trees are the paper's, 59 nodes and 5 deep, with the released acceptance, but for "drawn trees" (smaller ones, whose
 nodes are drawn and whose acceptance knows by which chance) and "sampling". The judge reads every picture. The model
 draws in bfloat16, which own kernels draw the same whatever is drafted. Every row is kept in runs/vvs_studies as soon as
 it is through, so the same command goes on after a kill, and settings that several studies share are drawn once; rows of
-other weights or another number of prompts are measured anew. Writes benchmarks/results/vvs_studies.json. The study at
-512 pixels is left out: the shipped model's grid has 256 tokens.
+other weights or another number of prompts are measured anew. Writes benchmarks/results/vvs_studies.json.
+
+The paper has two stages of LlamaGen-XL, of 256 and 1,024 tokens a picture, and so have the shipped models. Its main
+table is a record of its own for each of the two.
 """
 
 from __future__ import annotations
@@ -125,7 +128,8 @@ def _uniform(interval: int, delta: float, **others: Any) -> dict[str, Any]:
     return {"interval": interval, "delta": delta, **others}
 
 
-_TREE = {"total_tokens": 59, "depth": 5, "tree_top_k": 10, "mode": "release"}
+_EXACT_TREE = {"total_tokens": 59, "depth": 5, "tree_top_k": 10}
+_TREE = {**_EXACT_TREE, "mode": "release"}
 _SELECTION = {  # of VVS-U(3), stage I: tokens a pass, FID
     ("sample", 0.1, True): "2.16, FID 23.88",
     ("confidence", 0.1, False): "2.42, FID 26.24",
@@ -133,6 +137,15 @@ _SELECTION = {  # of VVS-U(3), stage I: tokens a pass, FID
     ("sample", 0.2, True): "2.43, FID 25.49",
     ("confidence", 0.2, False): "2.69, FID 27.41",
     ("confidence", 0.2, True): "2.43, FID 26.20",
+}
+_MAIN_TABLE = {  # tokens a pass by the label of a row
+    "plain": "1 (both stages)",
+    "EAGLE-2": "1.22 (both stages)",
+    "LANTERN, delta 0.3": "2.10 (stage I)",
+    "LANTERN, delta 0.2": "1.83 (stage II)",
+    "VVS-U(4), delta 0.2": "2.24 (stage I)",
+    "VVS-U(2), delta 0.1": "2.86 (stage II)",
+    "VVS-D(0.65), delta 0.2": "3.1",
 }
 _STALENESS = {(0, 0): "2.23, FID 32.63", (-1, 3): "2.27, FID 28.93", (-1, 0): "2.31, FID 27.69"}
 _SAMPLED = ("scd", "eagle-sampled-9", "likeness-sampled-9", "vvs-paper-uniform")
@@ -144,6 +157,19 @@ def _drawn_tree(nodes: int) -> dict[str, Any]:
     return {name: settings[name] for name in ("tree", "depth", "children")}
 
 
+MAIN_TABLE: dict[str, Row] = {
+    label: Row(method, settings, paper=_MAIN_TABLE[label])
+    for label, method, settings in (
+        ("plain", "ar", {}),
+        ("EAGLE-2", "eagle", _EXACT_TREE),
+        ("LANTERN, delta 0.3", "lantern", {**_TREE, "delta": 0.3}),
+        ("LANTERN, delta 0.2", "lantern", {**_TREE, "delta": 0.2}),
+        ("VVS-U(4), delta 0.2", "vvs-paper-uniform", _uniform(4, 0.2)),
+        ("VVS-U(2), delta 0.1", "vvs-paper-uniform", _uniform(2, 0.1)),
+        ("VVS-D(0.65), delta 0.2", "vvs-paper-dynamic", {"threshold": 0.65}),
+    )
+}
+"""The methods of the paper's table 1."""
 STUDIES: dict[str, dict[str, Row]] = {
     "selection": {
         f"{choice}, delta {delta}{'' if cut else ', whole'}": Row(
@@ -214,7 +240,7 @@ STUDIES: dict[str, dict[str, Row]] = {
         for method in _SAMPLED
     },
 }
-"""The methods by study and label."""
+"""The other studies: methods by study and label."""
 
 
 def draw(pipeline: LlamaGenPipeline, row: Row, cases: list[PromptCase], batch_size: int, judge: Any) -> dict[str, Any]:
@@ -246,21 +272,22 @@ def draw(pipeline: LlamaGenPipeline, row: Row, cases: list[PromptCase], batch_si
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", default=",".join(STUDIES), help="which, by name, with commas between")
+    parser.add_argument("--studies", default=",".join(STUDIES), help="which, by name; all but the main table")
+    parser.add_argument("--model", help="folder of a model with a drafter; the shipped default if not given")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of the rows that are through")
     parser.add_argument("--output", type=Path, default=RESULTS / "vvs_studies.json")
     parser.add_argument("--list", action="store_true", help="say what there is, and stop")
     arguments = parser.parse_args()
-    wanted = arguments.studies.split(",")
-    if unknown := [name for name in wanted if name not in STUDIES]:
-        parser.error(f"studies: no {unknown[0]!r}; there are {', '.join(STUDIES)}")
+    wanted, every = arguments.studies.split(","), {"main table": MAIN_TABLE, **STUDIES}
+    if unknown := [name for name in wanted if name not in every]:
+        parser.error(f"studies: no {unknown[0]!r}; there are {', '.join(every)}")
     if arguments.list:
-        print("\n".join(f"{study}: {'; '.join(rows)}" for study, rows in STUDIES.items()))
+        print("\n".join(f"{study}: {'; '.join(rows)}" for study, rows in every.items()))
         return
 
-    folder = find_model()
+    folder = find_model(arguments.model)
     identity = {"weights": weights_fingerprint(folder), "prompts": arguments.prompts, "dtype": DTYPE}
     through = {
         kept["settings"]: kept["measured"]
@@ -273,7 +300,7 @@ def main() -> None:
     cases = sample_prompts(arguments.prompts)
 
     studies: dict[str, list[dict[str, Any]]] = {}
-    for study, label, row in ((name, *item) for name in wanted for item in STUDIES[name].items()):
+    for study, label, row in ((name, *item) for name in wanted for item in every[name].items()):
         if row.identity not in through:
             began = time.monotonic()
             through[row.identity] = draw(pipeline, row, cases, arguments.batch_size, judge)

@@ -61,7 +61,7 @@ ROWS = (
 LARGER = "scenes/weights/scenes-256"
 """The model of 32 by 32 tokens."""
 ROWS_256 = ",".join(  # the same windows in proportion
-    f"vvs-rows 8, 24 in rows 4 to 9, {guesses} guesses, 1 looks, 24 columns" for guesses in (2, 3, 1)
+    f"vvs-rows 8, 24 in rows 4 to 9, {guesses} guesses, 1 looks, 24 columns" for guesses in (1, 3)
 )
 FASTEST = "ar,jacobi,rows-quality,rows-fast,zipar"
 """The default, and what draws rows of the grid side by side, which is fastest on a CPU."""

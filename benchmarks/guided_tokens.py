@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from rows_side_by_side import BATCH, draw, figures
 
-from metrics.provenance import write_result
+from metrics.provenance import provenance, write_result
 from scenes.cases import sample_prompts
 from scenes.judge.network import load_judge
 from specdecode.kernels.native import NewTokens
@@ -65,6 +65,7 @@ def main() -> None:
     pipeline: Any = LlamaGenPipeline.from_pretrained(find_model(), torch_dtype=torch.bfloat16)
     pipeline.set_progress_bar_config(disable=True)
     fed, judge, cases = Fed(pipeline), load_judge(None, "cpu"), sample_prompts(options.prompts)
+    record = {"provenance": provenance(), "model": Path(find_model()).name}
     rows: list[dict[str, Any]] = []
     whole: list[dict[str, Any]] = []
     for method, guided in ((name, guided) for name, counts in GUIDED.items() for guided in counts):
@@ -77,7 +78,7 @@ def main() -> None:
         rows.append({"method": method, "guided_tokens": guided, "rows": fed.rows / options.prompts, **kept})
         print(rows[-1], file=sys.stderr, flush=True)
         if not options.dry_run:
-            write_result(RESULTS / "guided_tokens.json", {"model": Path(find_model()).name, "rows": rows})
+            write_result(RESULTS / "guided_tokens.json", {**record, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from results_page.pictures import (
     STUDIES_PLOT,
     groups_section,
     judge_section,
+    main_table_section,
     picks_table,
     quality_section,
     studies_plot,
@@ -35,7 +36,7 @@ TEXT = ROOT / "docs" / "text.md"
 SHOWN = (
     "real_text",
     "judge_",
-    "vvs_studies",
+    "vvs_",
     "front_",
     "evaluation_",
     "prompts_",
@@ -62,8 +63,10 @@ def not_shown() -> list[str]:
 
 def build() -> dict[Path, str]:
     """Every file that is made of records, and what it should hold."""
-    evaluations = load_all("evaluation_*")
-    larger = {name: evaluations.pop(name) for name in [*evaluations] if name.endswith("_256")}
+    every = load_all("evaluation_*")
+    evaluations, larger = (
+        {name: rows for name, rows in every.items() if rows[0]["resolution"] == side} for side in (128, 256)
+    )
     judged, trained = load(f"judge_{MODEL}"), load_all("training_*")
     studies = load("vvs_studies")
     plain = {name: plain_section(name, record) for name in TABLES if (record := load(name)) is not None}
@@ -77,6 +80,7 @@ def build() -> dict[Path, str]:
         quality_section(evaluations),
         quality_section(larger, "Quality of the model of 256 pixels"),
         groups_section(load_all("prompts_*")),
+        main_table_section(load("vvs_main_table"), load("vvs_main_table_256")),
         studies_section(studies),
         *plain.values(),
         published_section(load("rows_side_by_side")),

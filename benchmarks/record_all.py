@@ -45,6 +45,7 @@ REST = ",".join(  # of the exact ones those whose pictures are not plain decodin
     )
 )
 COMPARED_BESIDE_XL = "ar,jacobi,scd,vvs-jacobi,likeness-quality"
+ROWS_BESIDE_XL = "ar,rows-quality,rows-fast"
 HEAVY = ("--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16")
 IN_INT8 = ("--quantization", "int8-dynamic", "--draft_quantization", "int8")
 COMPARED = ("bench_batch", "bench_picks", "evaluation", "front_", "judge_")
@@ -121,9 +122,9 @@ def _fresh(record: str, batch_size: int, num_prompts: int, processes: int = 10, 
     return replace(step, reads_drafter=False)
 
 
-def _weighted(record: str, *arguments: str) -> Step:
-    counts = ("--num_prompts", "3", "--processes", "5")
-    wanted = ("--output", str(WORK / record), "--methods", COMPARED_BESIDE_XL, *counts, *HEAVY, *arguments)
+def _weighted(record: str, *arguments: str, methods: str = COMPARED_BESIDE_XL, prompts: int = 3) -> Step:
+    counts = ("--num_prompts", str(prompts), "--processes", "5")
+    wanted = ("--output", str(WORK / record), "--methods", methods, *counts, *HEAVY, *arguments)
     copies = (WORK / record / "results.json", RESULTS / f"{record}.json")
     return Step(_script("weighted_bench", *wanted), timed=True, copies=copies)
 
@@ -185,6 +186,11 @@ STEPS: dict[str, Step] = {
     "family_loops": Step(_script("family_loops"), timed=True),
     "bench_picks": _bench("bench_picks", "--methods", PICKS, "--num_prompts", "24"),
     "bench_weighted": _weighted("bench_weighted"),
+    "bench_weighted_256": replace(
+        _weighted("bench_weighted_256", "--model", LARGER, "--warm_up", "0", methods=ROWS_BESIDE_XL, prompts=1),
+        reads_drafter=False,
+        model=LARGER,
+    ),
     "bench_weighted_int8": _weighted("bench_weighted_int8", *IN_INT8),
     "bench_batch_8": _bench("bench_batch_8", "--methods", PICKS, "--batch_size", "8"),
     "bench_batch_1": _bench("bench_batch_1", "--methods", ALL),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from results_page.pictures import STUDIES_PLOT, studies_plot, studies_section
+from results_page.pictures import STUDIES_PLOT, main_table_section, studies_plot, studies_section
 
 from metrics.proportion import Proportion
 
@@ -32,13 +32,13 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_every_setting_is_one_of_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
     module = load("vvs_studies", monkeypatch)
     studies = module.STUDIES
-    for study, rows in studies.items():
+    for study, rows in {**studies, "main table": module.MAIN_TABLE}.items():
         for row in rows.values():
             settings = module.resolve(row.method, row.settings).to_dict()
             assert all(settings[name] == value for name, value in row.settings.items())
             if study == "drawn trees":
                 assert settings["children"] == "sampled" and settings["mode"] == "exact_at_zero"
-            elif study != "sampling":
+            elif study != "sampling" and row.method != "ar":
                 assert (settings["total_tokens"], settings["depth"]) == (59, 5)
     assert sum(row.paper is not None for row in studies["selection"].values()) == 6
 
@@ -103,3 +103,21 @@ def test_a_study_goes_on_where_it_was_killed_and_its_table_is_drawn(
     section = studies_section(record)
     assert "| (0, 0) | 2.50 | 2.23, FID 32.63 | 0.70 | 30% | 10% | 70.0 (40-89, n 10) |" in section
     assert f"images/{STUDIES_PLOT}" in section and Image.open(BytesIO(studies_plot(record))).width > 300
+
+
+def test_the_main_table_has_both_models_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("vvs_studies", monkeypatch)
+    origin = {"hardware": {"device": "cpu", "processor": "X", "cores": 2}, "libraries": {"torch": "2"}}
+    origin |= {"commit": "abc", "date": "2999-01-01T00:00:00"}
+
+    def record(prompts: int, faster: float) -> dict[str, Any]:
+        share = Proportion(7, 10).to_dict()
+        rows = [
+            {"label": label, "paper": row.paper, "tokens_per_pass": faster * number, "claims_right": share}
+            for number, (label, row) in enumerate(module.MAIN_TABLE.items(), start=1)
+        ]
+        return {"prompts": prompts, "dtype": "bfloat16", "studies": {"main table": rows}, "provenance": origin}
+
+    text = main_table_section(record(64, 1.0), record(32, 1.5))
+    assert "| LANTERN, delta 0.3 | 2.10 (stage I) | 3.00 | 70.0 (40-89, n 10) | 4.50 | 70.0 (40-89, n 10) |" in text
+    assert "64 and 32 prompts" in text

@@ -106,6 +106,28 @@ def picks_table(bench: list[Record], evaluations: dict[str, list[Record]]) -> st
     return table(header, rows)
 
 
+def main_table_section(smaller: Record, larger: Record) -> str:
+    """VVS's main table on both shipped models, by `vvs_studies.py`."""
+    rows = zip(smaller["studies"]["main table"], larger["studies"]["main table"], strict=True)
+    header = ["method", "paper", "tokens a pass, 256", "claims right, %", "tokens a pass, 1,024", "claims right, %"]
+    cells = [
+        [small["label"], small["paper"]]
+        + [cell for row in (small, large) for cell in (f"{row['tokens_per_pass']:.2f}", share(row["claims_right"]))]
+        for small, large in rows
+    ]
+    return "\n\n".join(
+        [
+            "## The main table of VVS's paper",
+            f"The shipped models of 256 and of 1,024 tokens a picture, {smaller['prompts']} and {larger['prompts']} "
+            f"prompts, trees of 59 nodes 5 deep, {smaller['dtype']}. The column `paper` has the paper's tokens per "
+            "pass on LlamaGen-XL, of 256 tokens in stage I and of 1,024 in stage II.",
+            table(header, cells),
+            source_line(smaller, TRANSFORMER_RUN, DRAFTER_RUN),
+            source_line(larger),
+        ]
+    )
+
+
 def studies_section(record: Record) -> str:
     """The studies of VVS's paper, by `vvs_studies.py`."""
     parts = [

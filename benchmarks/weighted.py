@@ -25,6 +25,7 @@ from specdecode.drafters.eagle import DraftHead
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.in_graph import in_graph
 from specdecode.kernels.quantized import quantize_linears
+from specdecode.places import Places
 from specdecode.roles import TargetOutput
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
@@ -233,6 +234,18 @@ class WeightedTarget:
             self._passes.append(tokens.shape[1])
         self.heavy.forward(tokens, mask, depths)
         return self.target.forward(tokens, mask, depths)
+
+    def check_places(self, num_slots: int) -> None:
+        """See `specdecode.places.PlacedTarget`."""
+        self.heavy.check_places(num_slots)
+        self.target.check_places(num_slots)
+
+    def forward_places(self, tokens: Tensor, placed: Places) -> LlamaGenTargetOutput:
+        """See `specdecode.places.PlacedTarget`."""
+        if not in_graph():  # a graph is not counted
+            self._passes.append(tokens.shape[1])
+        self.heavy.forward_places(tokens, placed)
+        return self.target.forward_places(tokens, placed)
 
     def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
         """See `specdecode.roles.Target`."""

@@ -87,6 +87,31 @@ def test_tokens_are_the_small_models_and_every_pass_was_seen(
         assert kinds.count(networks.draft_model) == kinds.count(drafting_pipeline.draft_model)
 
 
+@pytest.mark.parametrize("method", ["zipar", "vvs-rows"])
+def test_passes_over_places_are_weighted_too(
+    drafting_pipeline: LlamaGenPipeline,
+    weighted_pipeline: WeightedPipeline,
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = {"zipar": {"window": 2}, "vvs-rows": {"opens_after": 2, "guesses": 3, "looks": 1}}
+    chosen: Any = drafting_pipeline.resolve_method(method, settings[method])
+    plain = draw(drafting_pipeline, chosen)
+    networks, original = weighted_pipeline.networks, LlamaGenTarget.forward_places
+    fed: list[tuple[Any, tuple[int, ...], list[list[int]]]] = []
+
+    def watched(self: LlamaGenTarget, tokens: Tensor, placed: Any) -> Any:
+        fed.append((self.transformer, tuple(tokens.shape), placed.slots.tolist()))
+        return original(self, tokens, placed)
+
+    monkeypatch.setattr(LlamaGenTarget, "forward_places", watched)
+    drawn = draw(weighted_pipeline, chosen)
+    assert torch.equal(plain.tokens, drawn.tokens) and plain.trace.steps == drawn.trace.steps
+    light = [each[1:] for each in fed if each[0] is drafting_pipeline.transformer]
+    heavy = [each[1:] for each in fed if each[0] is networks.transformer]
+    assert light == heavy and len(light) == len(networks.passes["target"]) == drawn.trace.target_passes - 1
+
+
 def test_streams_are_weighted_too(drafting_pipeline: LlamaGenPipeline, weighted_pipeline: WeightedPipeline) -> None:
     generators = [torch.Generator().manual_seed(100 + row) for row in range(3)]
     stream = weighted_pipeline.stream(

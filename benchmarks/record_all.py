@@ -116,9 +116,9 @@ def _bench(record: str, *arguments: str) -> Step:
     return Step(command, timed=True, copies=(WORK / record / "results.json", RESULTS / f"{record}.json"))
 
 
-def _fresh(record: str, batch_size: int, num_prompts: int, processes: int = 10, *more: str) -> Step:
+def _fresh(record: str, batch_size: int, num_prompts: int, processes: int = 10) -> Step:
     counts = ("--batch_size", str(batch_size), "--num_prompts", str(num_prompts), "--processes", str(processes))
-    step = _bench(record, "--methods", FASTEST, "--judge", "false", *counts, *more)
+    step = _bench(record, "--methods", FASTEST, "--judge", "false", *counts)
     return replace(step, reads_drafter=False)
 
 
@@ -129,22 +129,26 @@ def _weighted(record: str, *arguments: str, methods: str = COMPARED_BESIDE_XL, p
     return Step(_script("weighted_bench", *wanted), timed=True, copies=copies)
 
 
-def _evaluation(record: str, count: int, methods: str, protocol: str = "scenes", model: str | None = None) -> Step:
+def _evaluation(record: str, count: int, methods: str, protocol: str = "scenes") -> Step:
     folder = WORK / record
     arguments = ("--protocol", protocol, "--dtype", "bfloat16", "--batch_size", "50", "--num_prompts", str(count))
-    arguments = arguments if model is None else (*arguments, "--model", model)
     command = ("-m", "vargen.cli", "evaluate", *arguments, "--methods", methods, "--output", str(folder))
-    return Step(command, copies=(folder / "scores.json", RESULTS / f"{record}.json"), model=model)
+    return Step(command, copies=(folder / "scores.json", RESULTS / f"{record}.json"))
 
 
-def _main_table(record: str, prompts: int, *more: str) -> Step:
+def _main_table(record: str, prompts: int) -> Step:
     wanted = ("--studies", "main table", "--prompts", str(prompts), "--output", str(RESULTS / f"{record}.json"))
-    return Step(_script("vvs_studies", *wanted, *more))
+    return Step(_script("vvs_studies", *wanted))
 
 
-def _larger(script: str, *arguments: str) -> Step:
-    how = ("--model", LARGER, "--dtype", "bfloat16", "--output", str(RESULTS / f"{script}_256.json"))
-    return Step(_script(script, *how, *arguments), reads_drafter=False, model=LARGER)
+def _rows(record: str, prompts: int, labels: str, *more: str) -> Step:
+    wanted = ("--prompts", str(prompts), "--labels", labels, "--output", str(RESULTS / f"{record}.json"), *more)
+    return Step(_script("rows_side_by_side", *wanted), reads_drafter=False)
+
+
+def _larger(step: Step, reads_drafter: bool = False) -> Step:
+    """The same with the larger model."""
+    return replace(step, command=(*step.command, "--model", LARGER), model=LARGER, reads_drafter=reads_drafter)
 
 
 def _prompts(form: str, file: str) -> Step:
@@ -174,29 +178,25 @@ STEPS: dict[str, Step] = {
     "evaluation_efficientnet": _evaluation("evaluation_efficientnet", 250, EVALUATED, "scenes-efficientnet"),
     "prompts_geneval": _prompts("geneval", "scenes-geneval.jsonl"),
     "prompts_parti": _prompts("parti", "scenes-parti.tsv"),
-    "rows_side_by_side": Step(_script("rows_side_by_side", "--prompts", "1000", "--labels", ROWS), reads_drafter=False),
-    "evaluation_256": replace(_evaluation("evaluation_256", 1000, "ar", model=LARGER), reads_drafter=False),
-    "rows_side_by_side_256": _larger("rows_side_by_side", "--prompts", "320", "--labels", ROWS_256),
+    "rows_side_by_side": _rows("rows_side_by_side", 1000, ROWS),
+    "evaluation_256": _larger(_evaluation("evaluation_256", 1000, "ar")),
+    "rows_side_by_side_256": _larger(_rows("rows_side_by_side_256", 320, ROWS_256, "--dtype", "bfloat16")),
     "picture_decoder": Step(_script("picture_decoder"), reads_drafter=False),
     "guided_tokens": Step(_script("guided_tokens"), reads_drafter=False),
     "vvs_studies": Step(_script("vvs_studies")),
     "vvs_main_table": _main_table("vvs_main_table", 32),
-    "vvs_main_table_256": replace(_main_table("vvs_main_table_256", 16, "--model", LARGER), model=LARGER),
+    "vvs_main_table_256": _larger(_main_table("vvs_main_table_256", 16), reads_drafter=True),
     "host_work": Step(_script("host_work"), timed=True),
     "family_loops": Step(_script("family_loops"), timed=True),
     "bench_picks": _bench("bench_picks", "--methods", PICKS, "--num_prompts", "24"),
     "bench_weighted": _weighted("bench_weighted"),
-    "bench_weighted_256": replace(
-        _weighted("bench_weighted_256", "--model", LARGER, "--warm_up", "0", methods=ROWS_BESIDE_XL, prompts=1),
-        reads_drafter=False,
-        model=LARGER,
-    ),
+    "bench_weighted_256": _larger(_weighted("bench_weighted_256", "--warm_up", "0", methods=ROWS_BESIDE_XL, prompts=1)),
     "bench_weighted_int8": _weighted("bench_weighted_int8", *IN_INT8),
     "bench_batch_8": _bench("bench_batch_8", "--methods", PICKS, "--batch_size", "8"),
     "bench_batch_1": _bench("bench_batch_1", "--methods", ALL),
     "bench_rows_batch_1": _fresh("bench_rows_batch_1", 1, 2),
     "bench_rows_batch_8": _fresh("bench_rows_batch_8", 8, 8),
-    "bench_rows_256_batch_1": replace(_fresh("bench_rows_256_batch_1", 1, 2, 5, "--model", LARGER), model=LARGER),
+    "bench_rows_256_batch_1": _larger(_fresh("bench_rows_256_batch_1", 1, 2, 5)),
     "front_jacobi_batch_1": _front("jacobi", 1, 150),
     "front_jacobi_batch_8": _front("jacobi", 8, 150),
     "front_vvs-jacobi_batch_1": _front("vvs-jacobi", 1, 420),

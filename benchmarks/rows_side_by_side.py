@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +56,20 @@ NUMBERS = ("object_count", "count")
 
 
 def _wide_in_the_middle(
-    *windows: tuple[int, int, int, int, int], guesses: int = 1
+    *windows: tuple[int, int, int, int, int], guesses: Sequence[int] = (1,)
 ) -> dict[str, tuple[str, dict[str, Any]]]:
     """Rows that open after `narrow` tokens, and after `wide` ones from row `first` to row `last` of 16, by label."""
     return {
-        f"vvs-rows {narrow}, {wide} in rows {first} to {last}, {guesses} guesses, 1 looks, {columns} columns": (
+        f"vvs-rows {narrow}, {wide} in rows {first} to {last}, {count} guesses, 1 looks, {columns} columns": (
             "vvs-rows",
             {
                 "opens_after": [wide if first <= row <= last else narrow for row in range(16)],
-                "guesses": guesses,
+                "guesses": count,
                 "looks": 1,
                 "guessed_columns": columns,
             },
         )
+        for count in guesses
         for narrow, wide, first, last, columns in windows
     }
 
@@ -113,19 +115,10 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     **_wide_in_the_middle(
         (4, 10, 5, 8, 12), (4, 12, 5, 8, 12), (4, 12, 4, 9, 12), (4, 16, 5, 8, 12), (6, 14, 5, 8, 12)
     ),
-    **{
-        label: setting
-        for guesses in (2, 3)
-        for label, setting in _wide_in_the_middle(
-            (4, 12, 5, 8, 12), (4, 12, 4, 9, 12), (4, 16, 4, 9, 12), guesses=guesses
-        ).items()
-    },
+    **_wide_in_the_middle((4, 12, 5, 8, 12), (4, 12, 4, 9, 12), (4, 16, 4, 9, 12), guesses=(2, 3)),
 }
 """The method and its settings, by label. Rows are counted as in 16; on another grid they are spread evenly."""
-_LARGER = (8, 24, 4, 9, 24), (8, 20, 5, 8, 24)
-ON_LARGER_GRIDS = {
-    label: setting for guesses in (1, 2, 3) for label, setting in _wide_in_the_middle(*_LARGER, guesses=guesses).items()
-}
+ON_LARGER_GRIDS = _wide_in_the_middle((8, 24, 4, 9, 24), (8, 20, 5, 8, 24), guesses=(1, 2, 3))
 """More, whose windows do not fit into 16 columns."""
 
 

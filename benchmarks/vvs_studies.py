@@ -138,15 +138,6 @@ _SELECTION = {  # of VVS-U(3), stage I: tokens a pass, FID
     ("confidence", 0.2, False): "2.69, FID 27.41",
     ("confidence", 0.2, True): "2.43, FID 26.20",
 }
-_MAIN_TABLE = {  # tokens a pass by the label of a row
-    "plain": "1 (both stages)",
-    "EAGLE-2": "1.22 (both stages)",
-    "LANTERN, delta 0.3": "2.10 (stage I)",
-    "LANTERN, delta 0.2": "1.83 (stage II)",
-    "VVS-U(4), delta 0.2": "2.24 (stage I)",
-    "VVS-U(2), delta 0.1": "2.86 (stage II)",
-    "VVS-D(0.65), delta 0.2": "3.1",
-}
 _STALENESS = {(0, 0): "2.23, FID 32.63", (-1, 3): "2.27, FID 28.93", (-1, 0): "2.31, FID 27.69"}
 _SAMPLED = ("scd", "eagle-sampled-9", "likeness-sampled-9", "vvs-paper-uniform")
 
@@ -158,16 +149,13 @@ def _drawn_tree(nodes: int) -> dict[str, Any]:
 
 
 MAIN_TABLE: dict[str, Row] = {
-    label: Row(method, settings, paper=_MAIN_TABLE[label])
-    for label, method, settings in (
-        ("plain", "ar", {}),
-        ("EAGLE-2", "eagle", _EXACT_TREE),
-        ("LANTERN, delta 0.3", "lantern", {**_TREE, "delta": 0.3}),
-        ("LANTERN, delta 0.2", "lantern", {**_TREE, "delta": 0.2}),
-        ("VVS-U(4), delta 0.2", "vvs-paper-uniform", _uniform(4, 0.2)),
-        ("VVS-U(2), delta 0.1", "vvs-paper-uniform", _uniform(2, 0.1)),
-        ("VVS-D(0.65), delta 0.2", "vvs-paper-dynamic", {"threshold": 0.65}),
-    )
+    "plain": Row("ar", paper="1 (both stages)"),
+    "EAGLE-2": Row("eagle", _EXACT_TREE, paper="1.22 (both stages)"),
+    "LANTERN, delta 0.3": Row("lantern", {**_TREE, "delta": 0.3}, paper="2.10 (stage I)"),
+    "LANTERN, delta 0.2": Row("lantern", {**_TREE, "delta": 0.2}, paper="1.83 (stage II)"),
+    "VVS-U(4), delta 0.2": Row("vvs-paper-uniform", _uniform(4, 0.2), paper="2.24 (stage I)"),
+    "VVS-U(2), delta 0.1": Row("vvs-paper-uniform", _uniform(2, 0.1), paper="2.86 (stage II)"),
+    "VVS-D(0.65), delta 0.2": Row("vvs-paper-dynamic", {"threshold": 0.65}, paper="3.1"),
 }
 """The methods of the paper's table 1."""
 STUDIES: dict[str, dict[str, Row]] = {

@@ -77,7 +77,8 @@ class DecoderTask(Task):
         # Both sets of held-out codes are made once: they do not change, only their pictures do.
         generator, size = torch.Generator().manual_seed(HELDOUT_SEED), config.batch_size
         codes = [self.encode(images) for images in self.heldout.images.split(size)]
-        prompts = [_captions(self.heldout)[start : start + size] for start in range(0, config.evaluation_size, size)]
+        captions = _captions(self.heldout, config.evaluation_size)
+        prompts = [captions[start : start + size] for start in range(0, len(captions), size)]
         drawn = [self._drawn(some, part, generator) for some, part in zip(prompts, codes, strict=True)]
         self.heldout_codes, self.heldout_drawn = torch.cat(codes), torch.cat(drawn)
 
@@ -112,7 +113,7 @@ class DecoderTask(Task):
         share = torch.rand(count, 1, generator=generator)
         where[:count] = torch.rand(count, codes.shape[1], generator=generator) < share
         where = where.to(self.device)
-        drawn = self._drawn(_captions(batch)[:count], codes[:count], generator)
+        drawn = self._drawn(_captions(batch, count), codes[:count], generator)
         drawn = torch.cat((drawn, codes[count:]))
         return torch.where(where, drawn, codes), where
 
@@ -159,8 +160,9 @@ class DecoderTask(Task):
         exported_copy(self.vqvae).save_pretrained(folder)
 
 
-def _captions(batch: SceneBatch) -> list[str]:
-    return [compose_caption(scene, seed).text for scene, seed in zip(batch.scenes, batch.seeds, strict=True)]
+def _captions(batch: SceneBatch, count: int) -> list[str]:
+    pairs = zip(batch.scenes[:count], batch.seeds[:count], strict=True)
+    return [compose_caption(scene, seed).text for scene, seed in pairs]
 
 
 def train_decoder(config: DecoderTrainingConfig, source: SceneSource | None = None) -> RunResult:

@@ -44,18 +44,21 @@ def start_tracker(name: str | None, folder: Path, config: Mapping[str, Any]) -> 
     check_tracker(name)
     if name is None:
         return None
+    from accelerate import PartialState
     from accelerate.tracking import TensorBoardTracker, WandBTracker
 
+    # TensorBoard takes numbers and texts alone.
+    plain = {key: each if isinstance(each, str | int | float) else str(each) for key, each in config.items()}
     try:
+        PartialState()  # without it, accelerate's log refuses every message of a tracker
         tracker: GeneralTracker
         if name == "tensorboard":
             tracker = TensorBoardTracker("tensorboard", logging_dir=folder)
+            tracker.start()
+            tracker.store_init_configuration(plain)
         else:
-            tracker = WandBTracker("vargen", name=folder.name, dir=str(folder))
-        tracker.start()
-        # TensorBoard takes numbers and texts alone.
-        plain = {key: each if isinstance(each, str | int | float) else str(each) for key, each in config.items()}
-        tracker.store_init_configuration(plain)
+            tracker = WandBTracker("vargen", name=folder.name, dir=str(folder), config=plain)
+            tracker.start()
     except Exception as error:  # wandb raises classes of its own where there is no login or no network
         said = " ".join(str(error).split())[:200]
         raise UserError(f"log_with: {name} cannot be started ({said}); log in to it, or leave log_with out") from error

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import PartialState
 from torch import Tensor, nn
 
 from vargen.base.errors import UserError
@@ -100,6 +101,7 @@ def test_wandb_keeps_the_numbers_of_the_log_offline(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("WANDB_SILENT", "true")
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
+    PartialState._reset_state()  # as in a process of its own: other tests of this one have begun accelerate's
     output = tmp_path / "run"
     train(config_of(output, log_with="wandb", steps=2, log_every=1, evaluate_every=2), OneWeight())
     (path,) = output.rglob("*.wandb")

@@ -9,6 +9,7 @@ caption or its scene implies one, because that is what these methods lose first.
 decoding over the same captions and seeds, with its 95 % interval over captions. Passes and rows fed are per picture.
 Every batch is kept in runs/rows_side_by_side as soon as it is through, so the same command goes on after a kill, and
 more captions continue fewer. Batches of other weights are made anew.
+A label that ends in `, 128 guided` lets guidance lead the first 128 tokens alone, as `guided_tokens` of a call does.
 With --branch, the folder of a vertical branch, there is one label more, `diagonal`; a branch is known by its weights.
 With --sheet it also draws the first captions whose number of objects plain decoding gets right and the first label
 gets wrong, by every label: a sheet of what breaks, not of what is usual.
@@ -18,9 +19,11 @@ Writes benchmarks/results/rows_side_by_side.json.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +81,11 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("ar", {}),
     **{f"zipar {window}": ("zipar", {"window": window}) for window in (1, 2, 3, 4, 6, 8, 12)},
     "zipar 2, 6 in rows 5 to 8": ("zipar", {"window": [2] * 5 + [6] * 4 + [2] * 7}),
+    **{
+        f"zipar {narrow}, {wide} in rows 4 to 9": ("zipar", {"window": [narrow] * 4 + [wide] * 6 + [narrow] * 6})
+        for narrow in (2, 3, 4)
+        for wide in (8, 10, 12)
+    },
     **{f"zipar {window}, adaptive": ("zipar", {"window": window, "adaptive": True}) for window in (1, 2, 3, 4)},
     **{
         f"pjd {opens}, {guesses} guesses": ("pjd", {"opens_after": opens, "guesses": guesses})
@@ -122,6 +130,13 @@ ON_LARGER_GRIDS = _wide_in_the_middle((8, 24, 4, 9, 24), (8, 20, 5, 8, 24), gues
 """More, whose windows do not fit into 16 columns."""
 
 
+def chosen(label: str) -> tuple[str, dict[str, Any], int | None]:
+    """The method, its settings and the tokens that are guided, None for all; raises KeyError for an unknown label."""
+    if (found := re.fullmatch(r"(.+), (\d+) guided", label)) is None:
+        return *SETTINGS[label], None
+    return *SETTINGS[found[1]], int(found[2])
+
+
 def judged(verdict: Verdict) -> list[int]:
     """Right claims, claims, right numbers of objects, and numbers of objects, of one picture."""
     said = [check.right for check in verdict.checks if check.kind != "object_count"]
@@ -130,7 +145,7 @@ def judged(verdict: Verdict) -> list[int]:
 
 
 def draw(
-    pipeline: LlamaGenPipeline, method: ImageMethodConfig, first: int, cases: list[PromptCase], judge: Any
+    pipeline: Callable[..., Any], method: ImageMethodConfig, first: int, cases: list[PromptCase], judge: Any
 ) -> dict[str, Any]:
     """One batch: what the judge finds in each picture, and what it cost. Its seeds are the captions' numbers."""
     output = pipeline(
@@ -207,10 +222,11 @@ def draw_sheet(
     sheet = Image.new("RGB", (margin + side * len(numbers), side * len(labels)), (255, 255, 255))
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(10)
     for row, label in enumerate(labels):
-        name, settings = SETTINGS[label]
+        name, settings, guided = chosen(label)
         images = pipeline(
             [cases[number].caption.text for number in numbers],
             method=resolve_method(name, settings),
+            guided_tokens=guided,
             generator=[torch.Generator().manual_seed(number) for number in numbers],
         ).images
         draw.text((2, row * side + 12), label.replace(", ", ",\n"), fill=(0, 0, 0), font=font)
@@ -239,8 +255,10 @@ def main() -> None:
         print("\n".join(f"{label}: {method} {settings}" for label, (method, settings) in SETTINGS.items()))
         return
     wanted = _labels(arguments.labels)
-    if unknown := [label for label in wanted if label not in SETTINGS]:
-        parser.error(f"labels: no {unknown[0]!r}; --list says what there is")
+    try:
+        named = {label: chosen(label) for label in dict.fromkeys(("plain", *wanted))}
+    except KeyError as error:
+        parser.error(f"labels: no {error}; --list says what there is")
     if arguments.prompts < BATCH or arguments.prompts % BATCH:
         parser.error(f"prompts: must be a multiple of {BATCH}, got {arguments.prompts}")
     if arguments.first < 0 or arguments.first % BATCH:
@@ -261,16 +279,15 @@ def main() -> None:
     cases = dict(zip(numbers, sample_prompts(numbers.stop)[numbers.start :], strict=True))
 
     measured: dict[str, list[dict[str, Any]]] = {}
-    for label in dict.fromkeys(("plain", *wanted)):
-        name, settings = SETTINGS[label]
+    for label, (name, settings, guided) in named.items():
         method, began = resolve_method(name, settings), time.monotonic()
-        told = str(method.to_dict())
-        if name == "diagonal":
-            told = f"diagonal {weights_fingerprint(arguments.branch)}"
+        told = f"diagonal {weights_fingerprint(arguments.branch)}" if name == "diagonal" else str(method.to_dict())
+        told += "" if guided is None else f", {guided} guided"
         firsts = numbers[::BATCH]
         for first in firsts:
             if (told, first) not in through:
-                batch = draw(pipeline, method, first, [cases[first + row] for row in range(BATCH)], judge)
+                draws = partial(pipeline, guided_tokens=guided)
+                batch = draw(draws, method, first, [cases[first + row] for row in range(BATCH)], judge)
                 arguments.kept.parent.mkdir(parents=True, exist_ok=True)
                 append_jsonl(arguments.kept, {**identity, "settings": told, "first": first, "measured": batch})
                 through[told, first] = batch
@@ -279,8 +296,7 @@ def main() -> None:
     rows = [
         {
             "label": label,
-            "method": SETTINGS[label][0],
-            "settings": SETTINGS[label][1],
+            **dict(zip(("method", "settings", "guided_tokens"), named[label], strict=True)),
             **figures(batches, measured["plain"], pipeline.grid_size),
         }
         for label, batches in measured.items()

@@ -40,7 +40,10 @@ def test_windows_of_larger_grids_are_settings_too(module: ModuleType) -> None:
 
 
 def test_a_label_may_end_guidance_early(module: ModuleType) -> None:
-    assert module.chosen("zipar 4, 12 in rows 4 to 9, 96 guided") == (*module.SETTINGS["zipar 4, 12 in rows 4 to 9"], 96)
+    assert module.chosen("zipar 4, 12 in rows 4 to 9, 96 guided") == (
+        *module.SETTINGS["zipar 4, 12 in rows 4 to 9"],
+        96,
+    )
     assert module.chosen("plain") == ("ar", {}, None)
     with pytest.raises(KeyError, match="zipar 99"):
         module.chosen("zipar 99, 96 guided")

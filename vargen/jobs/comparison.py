@@ -19,7 +19,7 @@ from vargen.runs.records import Records
 Kept = Sequence[Mapping[str, Any]]
 """The records of one method's calls, in order."""
 Made = TypeVar("Made")
-Method = TypeVar("Method", bound=MethodConfig)
+Method = TypeVar("Method")
 
 
 def compare(

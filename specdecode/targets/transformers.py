@@ -490,6 +490,10 @@ class SlotCache(Cache):
         # Always there, so that one graph serves rows with and without padding.
         static.starts = torch.zeros_like(static.lengths) if starts is None else starts
 
+    def continue_prompt(self) -> None:
+        """Go on behind prompts that `static` holds already."""
+        self._is_prompt = False
+
     def start_tokens(self, num_new: int, kv_length: int | None, num_fed: int | None = None) -> None:
         """Prepare for new tokens.
 

@@ -197,6 +197,7 @@ def _describe_janus(folder: Path) -> ModelDescription:
         grid_size=grid_size,
         image_size=grid_size * 2 ** (len(decoder.get("channel_multiplier", (1, 1, 2, 2, 4))) - 1),
         guidance_scale=sampling.get("guidance_scale") or 5.0,
+        loading=(*ModelDescription.loading, "guided_tokens"),
         **_generate_settings(sampling),
         resolve_method=lambda name, options: resolve_method(name, options).resolved(grid_size**2),
     )
@@ -240,7 +241,7 @@ def _describe_emu3(folder: Path) -> ModelDescription:
         guidance=guidance,
         **_generate_settings(sampling),
     )
-    return replace(_describe_token_images(family, folder), loading=ModelDescription.loading)
+    return replace(_describe_token_images(family, folder), loading=(*ModelDescription.loading, "guided_tokens"))
 
 
 def _describe_token_images(family: TokenImageFamily, folder: Path, grid: Grid | None = None) -> ModelDescription:
@@ -256,7 +257,7 @@ def _describe_token_images(family: TokenImageFamily, folder: Path, grid: Grid | 
         top_k=family.top_k,
         top_p=family.top_p,
         resolve_method=lambda name, options: resolve_method(name, options).resolved(num_tokens),
-        loading=(*ModelDescription.loading, "family", "tokenizer", "vqvae"),
+        loading=(*ModelDescription.loading, "family", "tokenizer", "vqvae", "guided_tokens"),
         beside_grid=family.row_ends(grid or family.sizes.usual),
         at_grid=lambda grid: _describe_token_images(family, folder, grid),
         sizes=family.sizes,

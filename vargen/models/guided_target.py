@@ -6,15 +6,19 @@ passes (`specdecode.targets.transformers`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdecode.loop import Look
+from specdecode.places import Places
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
-from specdecode.targets.transformers import TransformersTarget
+from specdecode.targets.transformers import SlotCache, TransformersTarget
 from vargen.base.errors import UserError
 
 Rows = tuple[Tensor, Tensor | None]
@@ -30,13 +34,18 @@ class GuidedTarget(TransformersTarget):
 
     Attributes:
         guidance_scale: classifier-free guidance on logits; off at values <= 1.
+        guided_tokens: guidance leads the first so many tokens of a picture; None: all.
         is_guided: whether null rows are computed.
     """
 
-    def set_guidance(self, guidance_scale: float, device: torch.device) -> None:
+    in_no_graph = (*TransformersTarget.in_no_graph, "_look")
+
+    def set_guidance(self, guidance_scale: float, device: torch.device, guided_tokens: int | None = None) -> None:
         """A family calls this first in its constructor, before it makes the rows."""
         self.guidance_scale = guidance_scale
         self.is_guided = guidance_scale > 1
+        self.guided_tokens = guided_tokens if self.is_guided else None
+        self._look = Look(int(device.type == "cuda"))  # a GPU is asked one pass late
         self._scale = torch.tensor(float(guidance_scale), device=device)  # a tensor, for compiled passes
         self.rows_per_sequence = 2 if self.is_guided else 1
 
@@ -48,12 +57,79 @@ class GuidedTarget(TransformersTarget):
         self.guidance_scale = max(float(guidance_scale), 1.0)
         self._scale.fill_(self.guidance_scale)
 
-    def combine(self, output: TargetOutput) -> TargetOutput:
-        """Guided logits, and the hidden states [B, n, 2 dim] of both rows of a picture, the conditional one's first."""
-        if not self.is_guided:
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        """See `TransformersTarget.forward`."""
+        output = self._run_new(tokens, mask, depths, self._length_with(tokens.shape[1]))
+        return self.combine_at(output, lambda: self._committed() + depths + 1)
+
+    @torch.no_grad()
+    def forward_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
+        """See `TransformersTarget.forward_places`."""
+        return self.combine_at(self._run_places(tokens, placed), lambda: placed.positions + 1)
+
+    def _run_new(
+        self, tokens: Tensor, mask: Tensor, depths: Tensor, kv_length: int, last_only: bool = False
+    ) -> TargetOutput:
+        alone = self._is_behind_guidance(self._committed)
+        run = self._conditional()._run_new if alone else super()._run_new
+        return run(tokens, mask, depths, kv_length, last_only)
+
+    def _run_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
+        alone = self._is_behind_guidance(lambda: placed.positions)
+        return (self._conditional()._run_places if alone else super()._run_places)(tokens, placed)
+
+    def _committed(self) -> Tensor:
+        """[B, 1], tokens of each picture in the cache."""
+        return (self._cache.allocated().lengths - self._prompt_lengths)[: self.batch_size, None]
+
+    def _is_behind_guidance(self, places: Callable[[], Tensor]) -> bool:
+        """Whether guidance leads no token that the next pass or a later one judges.
+
+        Args:
+            places: of the tokens to be fed; no later pass feeds earlier ones.
+        """
+        if self.guided_tokens is None:
+            return False
+        least = self._look(places().min())
+        return least is not None and int(least) + 1 >= self.guided_tokens
+
+    def _conditional(self) -> Self:
+        """The conditional rows alone, in this cache."""
+        alone, count = copy.copy(self), self.batch_size
+        alone.guided_tokens, alone.rows_per_sequence, alone._num_rows = None, 1, count
+        static = self._cache.allocated()
+        alone._cache = SlotCache(type(self.model).__name__, static.num_layers, count, static.first_rows(count))
+        alone._cache.continue_prompt()
+        alone._prompt_lengths, alone._onward_from = self._prompt_lengths[:count], self._onward_from[:count]
+        return alone
+
+    def replace_rows(self, rows: Tensor, other: TransformersTarget) -> None:
+        """See `TransformersTarget.replace_rows`."""
+        self._look.forget()
+        super().replace_rows(rows, other)
+
+    def combine_at(self, output: TargetOutput, places: Callable[[], Tensor]) -> TargetOutput:
+        """`combine`, with the places of the logits, [1 or B, n] int64, where it reads them."""
+        return self.combine(output, None if self.guided_tokens is None else places())
+
+    def combine(self, output: TargetOutput, places: Tensor | None = None) -> TargetOutput:
+        """Guided logits, and the hidden states [B, n, 2 dim] of both rows of a picture, the conditional one's first.
+
+        Args:
+            output: of all rows, [2B, n, ...]; of the conditional ones alone, it stays as it is.
+            places: [1 or B, n] int64 of the logits, where guidance ends before the picture; None: it leads them all.
+        """
+        if not self.is_guided or len(output.logits) == self.batch_size:
             return output
         hidden_states = None if output.hidden_states is None else torch.cat(output.hidden_states.chunk(2), dim=-1)
-        return TargetOutput(self.guided_logits(output.logits), hidden_states)
+        return TargetOutput(self.where_guided(self.guided_logits(output.logits), output.logits, places), hidden_states)
+
+    def where_guided(self, guided: Tensor, logits: Tensor, places: Tensor | None) -> Tensor:
+        """[B, n, V]: `guided` where guidance leads, else the conditional rows' own, the first B of `logits`."""
+        if self.guided_tokens is None or places is None:
+            return guided
+        return torch.where((places < self.guided_tokens)[..., None], guided, logits[: self.batch_size])
 
     def guided_logits(self, logits: Tensor) -> Tensor:
         """[B, n, V] of the rows' logits [2B, n, V]."""

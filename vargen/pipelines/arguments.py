@@ -40,6 +40,8 @@ _SHARED = {
     "height": "in pixels; may be given, but only as what the model makes.",
     "width": "likewise.",
     "guidance_scale": "classifier-free guidance; off at values <= 1, at half the cost.",
+    "guided_tokens": "guidance leads so many first tokens of a picture; the others cost the prompt's own row alone, "
+    "and are drawn from its distribution. None: all. Methods that read the other rows refuse it by name.",
     "temperature": "divides the logits; 0 always takes the most probable token.",
     "top_k": "keep this many of the most probable tokens; 0 keeps all.",
     "top_p": "then keep the most probable tokens that together exceed this probability; 1 keeps all.",
@@ -219,9 +221,29 @@ class DrawSettings:
     method: str | ImageMethodConfig
     output_type: str
     report: StepReport
+    guided_tokens: int | None
 
     def __post_init__(self) -> None:
         check_count_and_type(self.num_images_per_prompt, self.output_type)
+
+
+def check_guided_tokens(guided_tokens: int | None, method: ImageMethodConfig, compiles: bool) -> None:
+    """Refuse a number of guided tokens out of range, and what needs all rows to the end. Raises UserError.
+
+    Args:
+        guided_tokens: of a call; None: guidance leads all tokens.
+        method: of the call.
+        compiles: whether steps are graphs.
+    """
+    if guided_tokens is None:
+        return
+    bounds.check_number("guided_tokens", guided_tokens, 1, bounds.MAX_COUNT)
+    if reader := next((name for name in ("drafter", "vertical_branch") if name in method.weights), None):
+        raise UserError(
+            f"guided_tokens leaves out a row that the {reader} of {method.name} reads; use jacobi, scd or rows-fast"
+        )
+    if compiles:
+        raise UserError("compile: guided_tokens decides between steps what they feed, so leave one of them out")
 
 
 def check_count_and_type(num_images_per_prompt: int, output_type: str = "latent") -> None:

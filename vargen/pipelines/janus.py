@@ -178,6 +178,7 @@ class JanusPipeline(TransformersPipeline):
         return_dict: bool = True,
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
+        guided_tokens: int | None = None,
     ) -> PictureRequest:
         """Draw pictures.
 
@@ -188,7 +189,8 @@ class JanusPipeline(TransformersPipeline):
         """
         report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
         settings = DrawSettings(
-            guidance_scale, temperature, top_k, top_p, num_images_per_prompt, generator, method, output_type, report
+            *(guidance_scale, temperature, top_k, top_p, num_images_per_prompt, generator, method, output_type, report),
+            guided_tokens,
         )
         check_size(self.image_size, height, width)
         count = count_prompts(prompt, input_ids)

@@ -25,7 +25,6 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from vargen.base.bounds import MAX_COUNT, check_number
 from vargen.base.errors import UserError
 from vargen.base.prompts import unknown_words
 from vargen.base.reading import reading
@@ -47,6 +46,7 @@ from vargen.pipelines.arguments import (
     StepReport,
     check_all_or_none,
     check_count_and_type,
+    check_guided_tokens,
     check_prompts,
     check_sampling,
     check_size,
@@ -497,8 +497,6 @@ class LlamaGenPipeline(StreamingPipeline):
             prompt_attention_mask: [B, T] for `prompt_embeds`, 0 at padding.
             negative_prompt_embeds, negative_prompt_attention_mask: likewise instead of `negative_prompt`.
             max_sequence_length: cut prompts to so many tokens, with a warning.
-            guided_tokens: guidance leads so many first tokens; the others cost one row instead of two, and are drawn
-                from the prompt's own distribution. None: all. Not with methods that read both rows, by name.
         """
         report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
         self.check_inputs(
@@ -513,8 +511,7 @@ class LlamaGenPipeline(StreamingPipeline):
             self.config["default_temperature"] if temperature is None else temperature,
             *(self.config["default_top_k"] if top_k is None else top_k, top_p, scale),
         )
-        if guided_tokens is not None:
-            check_guided_tokens(guided_tokens, chosen)
+        check_guided_tokens(guided_tokens, chosen, self.reuse.compiler is not None)
         (given,) = (each for each in (texts, labels, prompt_embeds) if each is not None)
         away = (negative_prompt_embeds, negative_prompt_attention_mask)
         shown = _Prompts(texts, prompt_embeds, prompt_attention_mask)
@@ -564,15 +561,6 @@ class LlamaGenPipeline(StreamingPipeline):
     def _components(self, device: torch.device) -> LlamaGenComponents:
         parts = (self.transformer, self.vqvae, self.drafter, self.draft_model, self.vertical_branch)
         return LlamaGenComponents(*parts, device, self.reuse)
-
-
-def check_guided_tokens(guided_tokens: int, method: ImageMethodConfig) -> None:
-    """Refuse a number of guided tokens out of range, and methods that need both rows to the end. Raises UserError."""
-    check_number("guided_tokens", guided_tokens, 1, MAX_COUNT)
-    if reader := next((name for name in ("drafter", "vertical_branch") if name in method.weights), None):
-        raise UserError(
-            f"guided_tokens leaves out a row that the {reader} of {method.name} reads; use jacobi, scd or rows-fast"
-        )
 
 
 class _AutoPipelines(MetaPathFinder):

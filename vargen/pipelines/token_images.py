@@ -168,6 +168,7 @@ class TokenImages(TransformersPipeline):
         return_dict: bool = True,
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
+        guided_tokens: int | None = None,
     ) -> PictureRequest:
         """Draw pictures.
 
@@ -193,7 +194,8 @@ class TokenImages(TransformersPipeline):
         """
         report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
         settings = DrawSettings(
-            guidance_scale, temperature, top_k, top_p, num_images_per_prompt, generator, method, output_type, report
+            *(guidance_scale, temperature, top_k, top_p, num_images_per_prompt, generator, method, output_type, report),
+            guided_tokens,
         )
         count, guided = count_prompts(prompt, input_ids), self._guidance(guidance_scale) > 1
         heights, widths, ratios = (

@@ -25,7 +25,13 @@ from vargen.methods.base import ImageMethodConfig, Method
 from vargen.models.finite import check_pixels
 from vargen.models.offloading import is_offloaded, move_offloaded
 from vargen.models.transformers_folder import load_model, load_processor
-from vargen.pipelines.arguments import DrawSettings, check_prompts, check_sampling, random_streams
+from vargen.pipelines.arguments import (
+    DrawSettings,
+    check_guided_tokens,
+    check_prompts,
+    check_sampling,
+    random_streams,
+)
 from vargen.pipelines.base import StreamingPipeline
 from vargen.pipelines.components.base import Place
 from vargen.pipelines.components.transformers import TransformersComponents
@@ -108,13 +114,14 @@ class TransformersPipeline(StreamingPipeline):
             num_tokens: tokens of a picture, at most.
             encode: gives the prompts, then any others that the target reads beside them, for every picture.
             build_target: makes the target of the numbers of some pictures, what `encode` gave for them, and of
-                `guidance_scale`, `max_draft_nodes` and `longest_prompt`.
+                `guidance_scale`, `guided_tokens`, `max_draft_nodes` and `longest_prompt`.
             images, row_tokens: see `PictureRequest`.
 
         Raises:
             UserError: a setting out of range.
         """
         method = self.resolve_method(settings.method, num_tokens=num_tokens)
+        check_guided_tokens(settings.guided_tokens, method, self.reuse.compiler is not None)
         scale = self._guidance(settings.guidance_scale)
         encoded, count = functools.cache(encode), num_prompts * settings.num_images_per_prompt
         device = self._execution_device
@@ -126,6 +133,7 @@ class TransformersPipeline(StreamingPipeline):
                 pictures,
                 prompts,
                 guidance_scale=scale,
+                guided_tokens=settings.guided_tokens,
                 max_draft_nodes=method.max_draft_nodes(num_tokens),
                 longest_prompt=None if place.joins else place.longest_prompt,
             )

@@ -58,6 +58,7 @@ class JanusTarget(GuidedTarget):
         attention_mask: [B, T], 0 at padding; None: nothing is padded.
         negative: what guidance leads away from, tokens [B, T'] and their mask, in place of null prompts.
         guidance_scale: classifier-free guidance on raw logits; off at values <= 1.
+        guided_tokens: see `GuidedTarget`.
         max_draft_nodes: nodes of the largest tree `forward` will be given, the root included.
         longest_prompt: T of the longest prompt that may take a row's place; None: none is longer than these.
 
@@ -76,10 +77,11 @@ class JanusTarget(GuidedTarget):
         *,
         negative: Rows | None = None,
         guidance_scale: float = 1.0,
+        guided_tokens: int | None = None,
         max_draft_nodes: int = 1,
         longest_prompt: int | None = None,
     ) -> None:
-        self.set_guidance(guidance_scale, input_ids.device)
+        self.set_guidance(guidance_scale, input_ids.device, guided_tokens)
         self.prompts, self.negative = (input_ids, attention_mask), negative  # as they were given, for a draft model
         if self.is_guided and negative is not None:
             if len(negative[0]) != len(input_ids):

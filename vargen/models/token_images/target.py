@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from specdecode.kernels.fast_pass import untouched
 from specdecode.kernels.linears import is_plain_linear
 from specdecode.lines_of_rows import LinesOfRows
-from specdecode.places import Lines, Places
+from specdecode.places import Lines
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
 from vargen.base.errors import UserError
@@ -48,6 +48,7 @@ class TokenImageTarget(GuidedTarget):
         decoder: path of the decoder in the model.
         guidance: its form; None: two rows, a constant scale.
         guidance_scale: off at values <= 1.
+        guided_tokens: see `GuidedTarget`.
         max_draft_nodes: nodes of the largest tree `forward` will be given, the root included.
         longest_prompt: T of the longest prompt that may take a row's place; None: none is longer than these.
 
@@ -72,11 +73,12 @@ class TokenImageTarget(GuidedTarget):
         decoder: str = "model",
         guidance: Guidance | None = None,
         guidance_scale: float = 1.0,
+        guided_tokens: int | None = None,
         max_draft_nodes: int = 1,
         longest_prompt: int | None = None,
     ) -> None:
         device = prompts[0][0].device
-        self.set_guidance(guidance_scale, device)
+        self.set_guidance(guidance_scale, device, guided_tokens)
         # The scale of the picture's row; only guidance with such a row reads it.
         self._image_scale = 1.0 if guidance is None or guidance.image_scale is None else guidance.image_scale
         if self.is_guided:
@@ -131,19 +133,10 @@ class TokenImageTarget(GuidedTarget):
         output = super().prefill()
         return self._with_ends_of_rows(output, torch.zeros(self.batch_size, 1, device=self.device).long())
 
-    @torch.no_grad()
-    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
-        """See `TransformersTarget.forward`."""
-        committed = (self._cache.allocated().lengths - self._prompt_lengths)[: self.batch_size, None]
-        places = (committed + depths + 1).clamp(max=self.known_tokens.shape[1] - 1)
-        output = self.combine(self._run_new(tokens, mask, depths, self._length_with(tokens.shape[1])), places)
-        return self._with_ends_of_rows(output, places)
-
-    @torch.no_grad()
-    def forward_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
-        """See `TransformersTarget.forward_places`."""
-        places = (placed.positions + 1).clamp(max=self.known_tokens.shape[1] - 1)
-        return self._with_ends_of_rows(self.combine(self._run_places(tokens, placed), places), places)
+    def combine_at(self, output: TargetOutput, places: Callable[[], Tensor]) -> TargetOutput:
+        """See `GuidedTarget.combine_at`; ends of rows are known."""
+        at = places().clamp(max=self.known_tokens.shape[1] - 1)
+        return self._with_ends_of_rows(self.combine(output, at), at)
 
     def replace_rows(self, rows: Tensor, other: TokenImageTarget) -> None:  # type: ignore[override]
         """See `TransformersTarget.replace_rows`; the rows' sizes come along."""
@@ -156,10 +149,11 @@ class TokenImageTarget(GuidedTarget):
         """Guided logits, and the hidden states [B, n, rows * dim] of all rows of a picture, the conditional one first.
 
         Args:
-            output: of all rows, [rows * B, n, ...].
-            places: [1 or B, n] int64 of the logits, for a scale that decays; None: at the first place.
+            output: of all rows, [rows * B, n, ...]; of the conditional ones alone, it stays as it is.
+            places: [1 or B, n] int64 of the logits, for a scale that decays or guidance that ends; None: at the first
+                place.
         """
-        if not self.is_guided:
+        if not self.is_guided or len(output.logits) == self.batch_size:
             return output
         hidden_states, count = output.hidden_states, self.rows_per_sequence
         if hidden_states is not None:
@@ -174,6 +168,7 @@ class TokenImageTarget(GuidedTarget):
             guided = null + self._image_scale * (pictures[0] - null) + scale * (conditional - pictures[0])
         else:
             guided = guide(conditional, null, scale)
+        guided = self.where_guided(guided, logits, places)
         return TargetOutput(_with_mark(guided) if self._has_mark else guided, hidden_states)
 
     def _with_ends_of_rows(self, output: TargetOutput, places: Tensor) -> TargetOutput:

@@ -89,9 +89,6 @@ class LlamaGenComponents(ModelComponents):
             negative: text features [B, T', caption_dim] that guidance leads away from, and their mask [B, T']; None:
                 the model's null condition.
             guided_tokens: as for `LlamaGenTarget`.
-
-        Raises:
-            UserError: steps are graphs, which `guided_tokens` cannot be part of.
         """
         self._guided_tokens = guided_tokens
         self._negative = negative
@@ -136,8 +133,6 @@ class LlamaGenComponents(ModelComponents):
         )
         if not self.joins:
             self.reuse.compile(target)
-        if target.compiler is not None and self._guided_tokens is not None:
-            raise UserError("compile: guided_tokens decides between steps what they feed, so leave one of them out")
         return target
 
     @property

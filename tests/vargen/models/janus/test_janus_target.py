@@ -191,8 +191,8 @@ def test_another_guidance_is_noticed(small_model: JanusForConditionalGeneration,
 class _GuidesTheOtherWay(JanusTarget):
     """Away from the prompt."""
 
-    def combine(self, output: TargetOutput) -> TargetOutput:
-        return super().combine(TargetOutput(torch.cat(output.logits.chunk(2)[::-1]), output.hidden_states))
+    def combine(self, output: TargetOutput, places: Tensor | None = None) -> TargetOutput:
+        return super().combine(TargetOutput(torch.cat(output.logits.chunk(2)[::-1]), output.hidden_states), places)
 
 
 class _ReadsTheWordsTable(JanusTarget):

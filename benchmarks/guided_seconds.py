@@ -29,7 +29,10 @@ from vargen.pipelines.loading import load_pipeline
 from vargen.runs.files import write_atomic
 from vargen.runs.records import Records, own_calls
 
-GUIDED = {"ar": (None, 128), "rows-batch": (None, 128, 96), "rows-quality": (None, 128), "rows-fast": (None, 128)}
+GUIDED = {
+    **dict.fromkeys(("ar", "rows-batch"), (None, 128, 96)),
+    **dict.fromkeys(("rows-quality", "rows-fast"), (None, 128)),
+}
 """By method, how many tokens of 256 have guidance, None for all."""
 
 

@@ -49,12 +49,15 @@ ROWS_BESIDE_XL = "ar,rows-quality,rows-fast"
 HEAVY = ("--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16")
 IN_INT8 = ("--quantization", "int8-dynamic", "--draft_quantization", "int8")
 COMPARED = ("bench_batch", "bench_picks", "evaluation", "front_", "judge_")
-ROWS = ",".join(  # one guess is rows-quality and three rows-fast; the plainest, what looks twice, and pjd's default
+ROWS = ",".join(  # one guess is rows-quality, three rows-fast, and zipar 4, 8 rows-batch
     (
         *(f"vvs-rows 4, 12 in rows 4 to 9, {guesses} guesses, 1 looks, 12 columns" for guesses in (2, 3, 1)),
         "zipar 4",
         "vvs-rows 5, 2 guesses, 2 looks",
         "pjd 5, 2 guesses",
+        *(f"zipar 4, {wide} in rows 4 to 9{guided}" for wide in (8, 12) for guided in ("", ", 96 guided")),
+        "zipar 4, 12 in rows 4 to 9, 128 guided",
+        "vvs-rows 4, 12 in rows 4 to 9, 3 guesses, 1 looks, 12 columns, 128 guided",
     )
 )
 LARGER = "scenes/weights/scenes-256"
@@ -62,7 +65,7 @@ LARGER = "scenes/weights/scenes-256"
 ROWS_256 = ",".join(  # the same windows in proportion
     f"vvs-rows 8, 24 in rows 4 to 9, {guesses} guesses, 1 looks, 24 columns" for guesses in (1, 3)
 )
-FASTEST = "ar,jacobi,rows-quality,rows-fast,zipar"
+FASTEST = "ar,jacobi,rows-quality,rows-fast,rows-batch,zipar"
 """The default, and what draws rows of the grid side by side, which is fastest on a CPU."""
 EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
 LANTERN = "benchmarks/methods/lantern-chain.yaml,ar"
@@ -120,6 +123,12 @@ def _fresh(record: str, batch_size: int, num_prompts: int, processes: int = 10) 
     counts = ("--batch_size", str(batch_size), "--num_prompts", str(num_prompts), "--processes", str(processes))
     step = _bench(record, "--methods", FASTEST, "--judge", "false", *counts)
     return replace(step, reads_drafter=False)
+
+
+def _guided(record: str, batch_size: int, processes: int) -> Step:
+    wanted = ("--batch_size", str(batch_size), "--processes", str(processes), "--output", str(WORK / record))
+    copies = (WORK / record / "results.json", RESULTS / f"{record}.json")
+    return Step(_script("guided_seconds", *wanted), timed=True, copies=copies, reads_drafter=False)
 
 
 def _weighted(record: str, *arguments: str, methods: str = COMPARED_BESIDE_XL, prompts: int = 3) -> Step:
@@ -180,7 +189,7 @@ STEPS: dict[str, Step] = {
     "prompts_parti": _prompts("parti", "scenes-parti.tsv"),
     "rows_side_by_side": _rows("rows_side_by_side", 1000, ROWS),
     "evaluation_256": _larger(_evaluation("evaluation_256", 1000, "ar")),
-    "rows_side_by_side_256": _larger(_rows("rows_side_by_side_256", 320, ROWS_256, "--dtype", "bfloat16")),
+    "rows_side_by_side_256": _larger(_rows("rows_side_by_side_256", 1000, ROWS_256, "--dtype", "bfloat16")),
     "picture_decoder": Step(_script("picture_decoder"), reads_drafter=False),
     "guided_tokens": Step(_script("guided_tokens"), reads_drafter=False),
     "vvs_studies": Step(_script("vvs_studies")),
@@ -196,6 +205,7 @@ STEPS: dict[str, Step] = {
     "bench_batch_1": _bench("bench_batch_1", "--methods", ALL),
     "bench_rows_batch_1": _fresh("bench_rows_batch_1", 1, 2),
     "bench_rows_batch_8": _fresh("bench_rows_batch_8", 8, 8),
+    "bench_guided_batch_8": _guided("bench_guided_batch_8", 8, 10),
     "bench_rows_256_batch_1": _larger(_fresh("bench_rows_256_batch_1", 1, 2, 5)),
     "front_jacobi_batch_1": _front("jacobi", 1, 150),
     "front_jacobi_batch_8": _front("jacobi", 8, 150),

@@ -25,6 +25,7 @@ BENCHES = {
     "bench_batch_8": "Eight pictures at a time",
     "bench_rows_batch_1": "Rows side by side, one picture at a time",
     "bench_rows_batch_8": "Rows side by side, eight pictures at a time",
+    "bench_guided_batch_8": "Guidance of the first tokens alone, eight pictures at a time",
     "bench_rows_256_batch_1": "Rows side by side on 32 by 32 tokens (scenes-256), one picture at a time",
     "bench_weighted": "Beside passes of LlamaGen-XL's size",
     "bench_weighted_256": "Beside passes of LlamaGen-XL's size, 32 by 32 tokens (scenes-256)",

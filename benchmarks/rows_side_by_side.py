@@ -124,6 +124,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         (4, 10, 5, 8, 12), (4, 12, 5, 8, 12), (4, 12, 4, 9, 12), (4, 16, 5, 8, 12), (6, 14, 5, 8, 12)
     ),
     **_wide_in_the_middle((4, 12, 5, 8, 12), (4, 12, 4, 9, 12), (4, 16, 4, 9, 12), guesses=(2, 3)),
+    **_wide_in_the_middle((4, 8, 4, 9, 6), (4, 8, 4, 9, 8), (4, 10, 4, 9, 7), (4, 12, 4, 9, 6), guesses=(2, 3)),
 }
 """The method and its settings, by label. Rows are counted as in 16; on another grid they are spread evenly."""
 ON_LARGER_GRIDS = _wide_in_the_middle((8, 24, 4, 9, 24), (8, 20, 5, 8, 24), guesses=(1, 2, 3))

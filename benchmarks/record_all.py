@@ -145,8 +145,8 @@ def _evaluation(record: str, count: int, methods: str, protocol: str = "scenes")
     return Step(command, copies=(folder / "scores.json", RESULTS / f"{record}.json"))
 
 
-def _main_table(record: str, prompts: int) -> Step:
-    wanted = ("--studies", "main table", "--prompts", str(prompts), "--output", str(RESULTS / f"{record}.json"))
+def _vvs(record: str, prompts: int, studies: str = "main table") -> Step:
+    wanted = ("--studies", studies, "--prompts", str(prompts), "--output", str(RESULTS / f"{record}.json"))
     return Step(_script("vvs_studies", *wanted))
 
 
@@ -193,8 +193,9 @@ STEPS: dict[str, Step] = {
     "picture_decoder": Step(_script("picture_decoder"), reads_drafter=False),
     "guided_tokens": Step(_script("guided_tokens"), reads_drafter=False),
     "vvs_studies": Step(_script("vvs_studies")),
-    "vvs_main_table": _main_table("vvs_main_table", 32),
-    "vvs_main_table_256": _larger(_main_table("vvs_main_table_256", 16), reads_drafter=True),
+    "vvs_main_table": _vvs("vvs_main_table", 32),
+    "vvs_main_table_256": _larger(_vvs("vvs_main_table_256", 16), reads_drafter=True),
+    "vvs_studies_256": _larger(_vvs("vvs_studies_256", 16, "selection,staleness"), reads_drafter=True),
     "host_work": Step(_script("host_work"), timed=True),
     "family_loops": Step(_script("family_loops"), timed=True),
     "bench_picks": _bench("bench_picks", "--methods", PICKS, "--num_prompts", "24"),
@@ -203,7 +204,7 @@ STEPS: dict[str, Step] = {
     "bench_weighted_int8": _weighted("bench_weighted_int8", *IN_INT8),
     "bench_batch_8": _bench("bench_batch_8", "--methods", PICKS, "--batch_size", "8"),
     "bench_batch_1": _bench("bench_batch_1", "--methods", ALL),
-    "bench_rows_batch_1": _fresh("bench_rows_batch_1", 1, 2),
+    "bench_rows_batch_1": _fresh("bench_rows_batch_1", 1, 2, 20),
     "bench_rows_batch_8": _fresh("bench_rows_batch_8", 8, 8),
     "bench_guided_batch_8": _guided("bench_guided_batch_8", 8, 10),
     "bench_rows_256_batch_1": _larger(_fresh("bench_rows_256_batch_1", 1, 2, 5)),

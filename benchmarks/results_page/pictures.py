@@ -138,19 +138,30 @@ def studies_section(record: Record) -> str:
     ]
     if turned := _turned(record):
         parts.append(f"![claims right against tokens per pass, {', '.join(turned)}](images/{STUDIES_PLOT})")
-    for name, rows in record["studies"].items():
-        parts.append(f"### {name}")
-        columns: Columns = {
-            "setting": "{label}",
-            "tokens a pass": "{tokens_per_pass:.2f}",
-            "paper": lambda row: row["paper"] or "",
-            "accepted": "{accepted_length:.2f}",
-            "never verified": "{unverified:.0%}",
-            "relaxed": "{relaxed:.0%}",
-            "claims right, %": lambda row: share(row["claims_right"]),
-        }
-        parts.append(table_of(rows, columns))
-    return "\n\n".join([*parts, source_line(record, TRANSFORMER_RUN, DRAFTER_RUN)])
+    return "\n\n".join([*parts, *_study_tables(record), source_line(record, TRANSFORMER_RUN, DRAFTER_RUN)])
+
+
+def larger_studies_section(record: Record) -> str:
+    """The same on the larger model, which stands for the paper's stage II."""
+    parts = [
+        "## Studies of VVS's paper on 32 by 32 tokens",
+        f"As above, on `{record['model']}`, {record['prompts']:,} prompts. The paper's figures are those above.",
+    ]
+    return "\n\n".join([*parts, *_study_tables(record), source_line(record)])
+
+
+def _study_tables(record: Record) -> list[str]:
+    """A heading and a table for each study."""
+    columns: Columns = {
+        "setting": "{label}",
+        "tokens a pass": "{tokens_per_pass:.2f}",
+        "paper": lambda row: row["paper"] or "",
+        "accepted": "{accepted_length:.2f}",
+        "never verified": "{unverified:.0%}",
+        "relaxed": "{relaxed:.0%}",
+        "claims right, %": lambda row: share(row["claims_right"]),
+    }
+    return [part for name, rows in record["studies"].items() for part in (f"### {name}", table_of(rows, columns))]
 
 
 def studies_plot(record: Record) -> bytes:

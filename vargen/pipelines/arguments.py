@@ -213,6 +213,7 @@ class DrawSettings:
     impossible number of pictures or output type."""
 
     guidance_scale: float | None
+    guided_tokens: int | None
     temperature: float | None
     top_k: int | None
     top_p: float | None
@@ -221,7 +222,6 @@ class DrawSettings:
     method: str | ImageMethodConfig
     output_type: str
     report: StepReport
-    guided_tokens: int | None
 
     def __post_init__(self) -> None:
         check_count_and_type(self.num_images_per_prompt, self.output_type)

@@ -194,8 +194,8 @@ class TokenImages(TransformersPipeline):
         """
         report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
         settings = DrawSettings(
-            *(guidance_scale, temperature, top_k, top_p, num_images_per_prompt, generator, method, output_type, report),
-            guided_tokens,
+            *(guidance_scale, guided_tokens, temperature, top_k, top_p),
+            *(num_images_per_prompt, generator, method, output_type, report),
         )
         count, guided = count_prompts(prompt, input_ids), self._guidance(guidance_scale) > 1
         heights, widths, ratios = (

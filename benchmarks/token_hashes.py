@@ -73,8 +73,8 @@ SAMPLED_CHAIN = {"tree": CHAIN, "depth": 4, "children": "sampled"}
 SKIPPING = {"window": 16, "initial_guess": "repeat", "max_skip": 4}
 PRESETS = (
     "eagle-chain", "eagle-tree", "jacobi-wide", "lantern-tree", "likeness-balanced", "likeness-fast",
-    "likeness-quality", "rows-fast", "rows-quality", "scd-wide", "vvs-jacobi-wide", "vvs-paper-dynamic",
-    "vvs-paper-uniform",
+    "likeness-quality", "rows-batch", "rows-fast", "rows-quality", "scd-wide", "vvs-jacobi-wide",
+    "vvs-paper-dynamic", "vvs-paper-uniform",
 )  # fmt: skip
 STUDIED = (
     "eagle-sampled-9", "eagle-sampled-25", "eagle-sampled-57", "likeness-sampled-9", "likeness-sampled-25",

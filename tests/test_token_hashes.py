@@ -62,7 +62,7 @@ def test_plain_decoding_was_recorded_with_one_pass_a_token_and_others_with_fewer
     for name, case in record["images"].items():
         if case["method"] != "ar":
             assert case["passes"] < 256 * len(case["rows"]), name
-        rows_side_by_side = ("zipar", "pjd", "vvs-rows", "rows-fast", "rows-quality")
+        rows_side_by_side = ("zipar", "pjd", "vvs-rows", "rows-batch", "rows-fast", "rows-quality")
         if case["method"] not in rows_side_by_side:  # whose passes each draw a token in several rows of the grid
             tokens = case["passes"] + case["accepted"] + case["skipped"]
             assert tokens >= 256 * len(case["rows"]), name

@@ -19,6 +19,7 @@ from scenes.cases import scene_cases
 from vargen.base.errors import UserError
 from vargen.jobs.benchmark import build_rows
 from vargen.jobs.calls import call_pipeline
+from vargen.jobs.cases import told_cases
 from vargen.jobs.comparison import compare, describe_run
 from vargen.jobs.stopwatch import in_processes
 from vargen.methods.catalogue import resolve_method
@@ -72,7 +73,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         methods,
         weights_fingerprint(model.folder),
         guided={label: guided for label, (_, guided) in settings.items()},
-        cases=[case.prompt for case in cases],
+        cases=told_cases(cases),
         batch_size=size,
         dtype=dtype,
     )

@@ -284,10 +284,9 @@ def main() -> None:
         method, began = resolve_method(name, settings), time.monotonic()
         told = f"diagonal {weights_fingerprint(arguments.branch)}" if name == "diagonal" else str(method.to_dict())
         told += "" if guided is None else f", {guided} guided"
-        firsts = numbers[::BATCH]
+        firsts, draws = numbers[::BATCH], partial(pipeline, guided_tokens=guided)
         for first in firsts:
             if (told, first) not in through:
-                draws = partial(pipeline, guided_tokens=guided)
                 batch = draw(draws, method, first, [cases[first + row] for row in range(BATCH)], judge)
                 arguments.kept.parent.mkdir(parents=True, exist_ok=True)
                 append_jsonl(arguments.kept, {**identity, "settings": told, "first": first, "measured": batch})

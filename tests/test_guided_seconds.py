@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+import guided_seconds
 import pytest
 
 from metrics.speculation import CallRecord
 
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-
 
 def test_every_setting_is_compared_with_plain_decoding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    specification = spec_from_file_location("guided_seconds", BENCHMARKS / "guided_seconds.py")
-    assert specification is not None and specification.loader is not None
-    module = module_from_spec(specification)
-    monkeypatch.setitem(sys.modules, "guided_seconds", module)
-    specification.loader.exec_module(module)
     drawn: list[tuple[str, int | None, int, int]] = []
 
     def draw(pipeline: Any, method: Any, cases: list[Any], seed: int, *, guided_tokens: int | None, **_: Any) -> Any:
@@ -29,10 +21,10 @@ def test_every_setting_is_compared_with_plain_decoding(monkeypatch: pytest.Monke
         seconds = (4.0 if method.name == "ar" else 2.0) / (1 if guided_tokens is None else 2)
         return None, CallRecord(seconds, len(cases), 256, 256, 256, 0, [256])
 
-    monkeypatch.setattr(module, "call_pipeline", draw)
-    monkeypatch.setattr(module, "load_pipeline", lambda model, options: (None, None, "float32"))
-    monkeypatch.setattr(module, "GUIDED", {"ar": (None, 128), "rows-batch": (None, 96)})
-    rows = module.measure(argparse.Namespace(num_prompts=3, batch_size=2, output=str(tmp_path)))
+    monkeypatch.setattr(guided_seconds, "call_pipeline", draw)
+    monkeypatch.setattr(guided_seconds, "load_pipeline", lambda model, options: (None, None, "float32"))
+    monkeypatch.setattr(guided_seconds, "GUIDED", {"ar": (None, 128), "rows-batch": (None, 96)})
+    rows = guided_seconds.measure(argparse.Namespace(num_prompts=3, batch_size=2, output=str(tmp_path)))
     settings = [("ar", None), ("ar", 128), ("zipar", None), ("zipar", 96)]
     assert [each[:2] for each in drawn[:4]] == settings  # the warm-up
     assert sorted(drawn[4:], key=str) == sorted(((*each, *at) for each in settings for at in ((0, 2), (2, 1))), key=str)

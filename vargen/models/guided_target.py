@@ -20,6 +20,7 @@ from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
 from specdecode.targets.transformers import SlotCache, TransformersTarget
 from vargen.base.errors import UserError
+from vargen.models.guided_tokens import guidance_is_over, where_guided
 
 Rows = tuple[Tensor, Tensor | None]
 """Tokens int64 [B, T] of prompts, padded on the left, and their mask [B, T]; None: nothing is padded."""
@@ -71,28 +72,17 @@ class GuidedTarget(TransformersTarget):
     def _run_new(
         self, tokens: Tensor, mask: Tensor, depths: Tensor, kv_length: int, last_only: bool = False
     ) -> TargetOutput:
-        alone = self._is_behind_guidance(self._committed)
+        alone = guidance_is_over(self.guided_tokens, self._look, self._committed)
         run = self._conditional()._run_new if alone else super()._run_new
         return run(tokens, mask, depths, kv_length, last_only)
 
     def _run_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
-        alone = self._is_behind_guidance(lambda: placed.positions)
+        alone = guidance_is_over(self.guided_tokens, self._look, lambda: placed.positions)
         return (self._conditional()._run_places if alone else super()._run_places)(tokens, placed)
 
     def _committed(self) -> Tensor:
         """[B, 1], tokens of each picture in the cache."""
         return (self._cache.allocated().lengths - self._prompt_lengths)[: self.batch_size, None]
-
-    def _is_behind_guidance(self, places: Callable[[], Tensor]) -> bool:
-        """Whether guidance leads no token that the next pass or a later one judges.
-
-        Args:
-            places: of the tokens to be fed; no later pass feeds earlier ones.
-        """
-        if self.guided_tokens is None:
-            return False
-        least = self._look(places().min())
-        return least is not None and int(least) + 1 >= self.guided_tokens
 
     def _conditional(self) -> Self:
         """The conditional rows alone, in this cache."""
@@ -129,7 +119,7 @@ class GuidedTarget(TransformersTarget):
         """[B, n, V]: `guided` where guidance leads, else the conditional rows' own, the first B of `logits`."""
         if self.guided_tokens is None or places is None:
             return guided
-        return torch.where((places < self.guided_tokens)[..., None], guided, logits[: self.batch_size])
+        return where_guided(self.guided_tokens, guided, logits[: self.batch_size], places)
 
     def guided_logits(self, logits: Tensor) -> Tensor:
         """[B, n, V] of the rows' logits [2B, n, V]."""

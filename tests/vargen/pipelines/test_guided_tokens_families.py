@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import emu3_models
-import janus_models
+import family_pipelines
 import pytest
 import token_image_models
 import torch
@@ -13,10 +12,7 @@ from counted_graphs import CountedGraphs
 
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
-from vargen.models.guided_target import GuidedTarget
-from vargen.pipelines.emu3 import Emu3Pipeline
-from vargen.pipelines.janus import JanusPipeline
-from vargen.pipelines.token_images import TokenImagePipeline
+from vargen.models import guided_target
 
 PROMPTS = ["a dog", "a red cat runs under the rain", "the dog runs on sand"]
 GUIDED = 6
@@ -44,15 +40,8 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def pipeline(family: str) -> Any:
     """In float64; tests must leave it as it is."""
-    if family == "janus":
-        made: Any = JanusPipeline(janus_models.make(), janus_models.processor())
-    elif family == "emu3":
-        made = Emu3Pipeline(emu3_models.make(), emu3_models.processor())
-    else:
-        description = token_image_models.tiny_family(family)
-        model = token_image_models.tiny_model(description).double()
-        made = TokenImagePipeline(model, token_image_models.tiny_tokenizer(description), family=description)
-    made.set_progress_bar_config(disable=True)
+    made = family_pipelines.build(family)
+    made.model.double()
     return made
 
 
@@ -72,7 +61,7 @@ def test_pictures_are_drawn_as_if_every_row_were_fed(
     drawn = draw(pipeline, family, METHODS[method], guided_tokens=GUIDED)
     for row in range(3):
         assert torch.equal(draw(pipeline, family, METHODS[method], [row], guided_tokens=GUIDED)[0], drawn[row])
-    monkeypatch.setattr(GuidedTarget, "_is_behind_guidance", lambda target, places: False)
+    monkeypatch.setattr(guided_target, "guidance_is_over", lambda *given: False)
     assert torch.equal(draw(pipeline, family, METHODS[method], guided_tokens=GUIDED), drawn)
 
 
@@ -108,10 +97,9 @@ def test_other_rows_are_left_out(pipeline: Any, family: str) -> None:
 
 def test_the_rows_of_a_picture_in_the_prompt_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Anole has three rows where a prompt holds a picture."""
-    description = token_image_models.tiny_family("anole")
-    tokenizer = token_image_models.tiny_tokenizer(description)
-    pipeline = TokenImagePipeline(token_image_models.tiny_model(description).double(), tokenizer, family=description)
-    pipeline.set_progress_bar_config(disable=True)
+    tokenizer = token_image_models.tiny_tokenizer(token_image_models.tiny_family("anole"))
+    pipeline = family_pipelines.build("anole")
+    pipeline.model.double()
     words = [tokenizer(text, add_special_tokens=False).input_ids for text in ("<s> a dog", "a dog <racm3:break>")]
     asked = torch.tensor([[words[0][0], 8_197, 4, 9, 17, 8_196, *words[1]]])
     fed: list[int] = []
@@ -124,7 +112,7 @@ def test_the_rows_of_a_picture_in_the_prompt_are_left_out(monkeypatch: pytest.Mo
     with layer.register_forward_hook(lambda *given: fed.append(len(given[1][0] if given[1] else given[2]))):
         ours = drawn(guided_tokens=GUIDED)
     assert fed == [3] * GUIDED + [1] * (ours.shape[1] - GUIDED)
-    monkeypatch.setattr(GuidedTarget, "_is_behind_guidance", lambda target, places: False)
+    monkeypatch.setattr(guided_target, "guidance_is_over", lambda *given: False)
     assert torch.equal(drawn(guided_tokens=GUIDED), ours) and not torch.equal(drawn(), ours)
 
 

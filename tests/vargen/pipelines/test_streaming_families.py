@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import emu3_models
-import janus_models
+import family_pipelines
 import pytest
-import token_image_models
 import torch
 from random_heads import save_random_head
 from streamed import streamed
@@ -15,8 +14,6 @@ from streamed import streamed
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.emu3 import Emu3Pipeline
-from vargen.pipelines.janus import JanusPipeline
-from vargen.pipelines.token_images import TokenImagePipeline
 
 PROMPTS = [
     "a dog",
@@ -49,16 +46,7 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def pipeline(family: str) -> Any:
     """In float64, so that no tie is so near that another batch's rounding decides it."""
-    if family == "janus":
-        made: Any = JanusPipeline(janus_models.make(), janus_models.processor())
-    elif family == "anole":
-        description = token_image_models.tiny_family(family)
-        model, vqvae = token_image_models.tiny_model(description), token_image_models.tiny_vqvae(description)
-        made = TokenImagePipeline(model, token_image_models.tiny_tokenizer(description), vqvae, description)
-    else:
-        made = Emu3Pipeline(emu3_models.make(), emu3_models.processor())
-    made.set_progress_bar_config(disable=True)
-    return made
+    return family_pipelines.build(family)
 
 
 @pytest.fixture(scope="module")

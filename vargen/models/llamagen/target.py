@@ -28,6 +28,7 @@ from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
 from vargen.base.errors import UserError
 from vargen.models.guided_target import NO_NULL_ROWS
+from vargen.models.guided_tokens import guidance_is_over, where_guided
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
 
@@ -319,10 +320,8 @@ class LlamaGenTarget:
         Args:
             places: of the tokens to be fed; no later pass feeds earlier ones.
         """
-        if self.is_guided and self.guided_tokens is not None:
-            least = self._look(places().min())
-            if least is not None and int(least) + 1 >= self.guided_tokens:
-                return 1, self.kv_cache.first_rows(self.batch_size), self._picture_starts[: self.batch_size]
+        if self.is_guided and guidance_is_over(self.guided_tokens, self._look, places):
+            return 1, self.kv_cache.first_rows(self.batch_size), self._picture_starts[: self.batch_size]
         return 1 + self.is_guided, self.kv_cache, self._picture_starts
 
     def _pass(
@@ -422,7 +421,7 @@ class LlamaGenTarget:
         guided = self.guided(logits)
         if self.guided_tokens is None:
             return guided
-        return torch.where((places() < self.guided_tokens)[..., None], guided, logits[: self.batch_size].float())
+        return where_guided(self.guided_tokens, guided, logits[: self.batch_size].float(), places())
 
     def _split(self, logits: Tensor, hidden_states: Tensor) -> LlamaGenTargetOutput:
         """The output with guided logits [B, n, V], and the rows' hidden states by halves."""

@@ -267,11 +267,7 @@ class LlamaGenTarget:
             Guided logits [B, n, V] and hidden states [B, n, dim].
         """
         halves, cache, origins = self._fed(lambda: placed.positions)
-        both: tuple[Tensor, ...] = (placed.positions, placed.slots, placed.visible)
-        if halves == 2 and len(placed.slots) > 1:
-            both = tuple(torch.cat((each, each)) for each in both)
-        positions, slots, visible = both
-        slots = cache.lengths[:, None] + slots
+        slots = cache.lengths[:, None] + _for_halves(placed.slots, halves)
         found = self.transformer.fast_pass.run(
             NewTokens(
                 placed.positions,
@@ -289,11 +285,11 @@ class LlamaGenTarget:
             kept_layers=self.feature_layers,
         )
         if found is None:
-            kv_length = self.kv_cache.reach(visible.shape[2])
+            kv_length = self.kv_cache.reach(placed.visible.shape[2])
             output = self.transformer(
                 input_ids=torch.cat((tokens, tokens)) if halves == 2 else tokens,
-                positions=positions,
-                attention_mask=cache.attention_mask(visible, kv_length),
+                positions=_for_halves(placed.positions, halves),
+                attention_mask=cache.attention_mask(_for_halves(placed.visible, halves), kv_length),
                 kv_cache=cache,
                 slots=slots,
                 kv_length=kv_length,
@@ -447,3 +443,8 @@ def cache_sizes(transformer: LlamaGenTransformer, num_rows: int, num_slots: int)
         "device": transformer.device,
         "dtype": transformer.dtype,
     }
+
+
+def _for_halves(rows: Tensor, halves: int) -> Tensor:
+    """Rows of pictures [1 or B, ...] for every half of guidance; a single row serves all."""
+    return torch.cat((rows, rows)) if halves == 2 and len(rows) > 1 else rows

@@ -49,14 +49,20 @@ ROWS_BESIDE_XL = "ar,rows-quality,rows-fast"
 HEAVY = ("--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16")
 IN_INT8 = ("--quantization", "int8-dynamic", "--draft_quantization", "int8")
 COMPARED = ("bench_batch", "bench_picks", "evaluation", "front_", "judge_")
-ROWS = ",".join(  # one guess is rows-quality, three rows-fast, and zipar 4, 8 rows-batch
+PICKED_ROWS = (  # rows-fast, rows-quality, rows-few, rows-batch
+    *(f"vvs-rows 4, 12 in rows 4 to 9, {guesses} guesses, 1 looks, 12 columns" for guesses in (3, 1)),
+    "vvs-rows 4, 10 in rows 5 to 8, 1 guesses, 1 looks, 12 columns",
+    *(f"zipar 4, 8 in rows 4 to 9{guided}" for guided in ("", ", 96 guided")),
+)
+PICKED = ",".join(PICKED_ROWS)
+ROWS = ",".join(
     (
-        *(f"vvs-rows 4, 12 in rows 4 to 9, {guesses} guesses, 1 looks, 12 columns" for guesses in (2, 3, 1)),
+        *PICKED_ROWS,
+        "vvs-rows 4, 12 in rows 4 to 9, 2 guesses, 1 looks, 12 columns",
         "zipar 4",
         "vvs-rows 5, 2 guesses, 2 looks",
         "pjd 5, 2 guesses",
-        *(f"zipar 4, {wide} in rows 4 to 9{guided}" for wide in (8, 12) for guided in ("", ", 96 guided")),
-        "zipar 4, 12 in rows 4 to 9, 128 guided",
+        *(f"zipar 4, 12 in rows 4 to 9{guided}" for guided in ("", ", 96 guided", ", 128 guided")),
         "vvs-rows 4, 12 in rows 4 to 9, 3 guesses, 1 looks, 12 columns, 128 guided",
     )
 )
@@ -65,7 +71,7 @@ LARGER = "scenes/weights/scenes-256"
 ROWS_256 = ",".join(  # the same windows in proportion
     f"vvs-rows 8, 24 in rows 4 to 9, {guesses} guesses, 1 looks, 24 columns" for guesses in (1, 3)
 )
-FASTEST = "ar,jacobi,rows-quality,rows-fast,rows-batch,zipar"
+FASTEST = "ar,jacobi,rows-quality,rows-fast,benchmarks/methods/rows-few.yaml,rows-batch,zipar"
 """The default, and what draws rows of the grid side by side, which is fastest on a CPU."""
 EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
 LANTERN = "benchmarks/methods/lantern-chain.yaml,ar"
@@ -188,6 +194,8 @@ STEPS: dict[str, Step] = {
     "prompts_geneval": _prompts("geneval", "scenes-geneval.jsonl"),
     "prompts_parti": _prompts("parti", "scenes-parti.tsv"),
     "rows_side_by_side": _rows("rows_side_by_side", 1000, ROWS),
+    "rows_side_by_side_bfloat16": _rows("rows_side_by_side_bfloat16", 1000, PICKED, "--dtype", "bfloat16"),
+    "rows_side_by_side_fresh": _rows("rows_side_by_side_fresh", 1000, PICKED, "--first", "1000"),
     "evaluation_256": _larger(_evaluation("evaluation_256", 1000, "ar")),
     "rows_side_by_side_256": _larger(_rows("rows_side_by_side_256", 1000, ROWS_256, "--dtype", "bfloat16")),
     "picture_decoder": Step(_script("picture_decoder"), reads_drafter=False),

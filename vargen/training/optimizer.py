@@ -6,7 +6,7 @@ The loop that uses these is in `run.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,29 +38,36 @@ class OptimizerGroup:
 
     "adamw": AdamW for everything. "muon": `torch.optim.Muon` for the matrices in `muon_parameters`, AdamW for the rest.
     Decay applies to tensors of two or more dimensions.
+
+    Args:
+        rate_shares: for parameters that learn more slowly, the share of the rate that they have.
     """
 
-    def __init__(self, config: RunConfig, parameters: Iterable[nn.Parameter], muon_parameters: Iterable[nn.Parameter]):
+    def __init__(
+        self,
+        config: RunConfig,
+        parameters: Iterable[nn.Parameter],
+        muon_parameters: Iterable[nn.Parameter],
+        rate_shares: Mapping[nn.Parameter, float] | None = None,
+    ):
         muon = [each for each in muon_parameters if each.requires_grad] if config.optimizer == "muon" else []
         taken = {id(parameter) for parameter in muon}
         rest = [parameter for parameter in parameters if parameter.requires_grad and id(parameter) not in taken]
         self.parameters = muon + rest
+        shares = rate_shares or {}
         groups = [
-            {"params": [p for p in rest if p.ndim >= 2], "weight_decay": config.weight_decay},
-            {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
+            *_groups([p for p in rest if p.ndim >= 2], shares, config.weight_decay),
+            *_groups([p for p in rest if p.ndim < 2], shares, 0.0),
         ]
         self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(
-                [group for group in groups if group["params"]],
-                lr=config.learning_rate,
-                betas=config.adam_betas,
-                fused=True,
-            )
+            torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.adam_betas, fused=True)
         ]
         if muon:
             self.optimizers.append(
                 torch.optim.Muon(
-                    muon, lr=config.muon_learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+                    _groups(muon, shares, config.weight_decay),
+                    lr=config.muon_learning_rate,
+                    adjust_lr_fn="match_rms_adamw",
                 )
             )
 
@@ -68,7 +75,7 @@ class OptimizerGroup:
         """Set each optimizer's rate to `factor` times its highest."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = optimizer.defaults["lr"] * factor
+                group["lr"] = optimizer.defaults["lr"] * factor * group.get("rate_share", 1.0)
 
     def clip(self, highest_norm: float) -> Tensor:
         """Scale the gradient down to `highest_norm` if it is longer (0: never); returns the norm before, a scalar."""
@@ -88,6 +95,18 @@ class OptimizerGroup:
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
+
+
+def _groups(
+    parameters: Sequence[nn.Parameter], shares: Mapping[nn.Parameter, float], weight_decay: float
+) -> list[dict[str, Any]]:
+    """Groups of a torch optimizer, one for each share of the rate."""
+    by_share: dict[float, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        by_share.setdefault(shares.get(parameter, 1.0), []).append(parameter)
+    return [
+        {"params": group, "weight_decay": weight_decay, "rate_share": share} for share, group in by_share.items()
+    ]
 
 
 class AveragedWeights:

@@ -163,7 +163,6 @@ def forced_inputs(
     return embeds, positions.clamp(min=CONDITION_POSITION)[None]
 
 
-@torch.no_grad()
 def masked_features(
     transformer: LlamaGenTransformer,
     condition_embeds: Tensor,

@@ -1,9 +1,12 @@
 """Training of a vertical branch, which lets a LlamaGen draw its pictures in diagonals.
 
-The model stays as it is. Its states are computed under teacher forcing with the mask that drawing in diagonals has, so
-that the branch learns from what it will see. The branch learns what the model itself says of each token in raster
-order, where the model sees more: the loss is the soft cross-entropy of the guided mixture, whose best value is the mean
-of the model's distributions over all that a diagonal does not show.
+The model's states are computed under teacher forcing with the mask that drawing in diagonals has, so that the branch
+learns from what it will see. The branch learns what the model itself says of each token in raster order, where the model
+sees more: the loss is the soft cross-entropy of the guided mixture, whose best value is the mean of the model's
+distributions over all that a diagonal does not show.
+
+At first the model stays as it is, and the branch is saved alone. With `model_rate` a copy of the model's blocks learns
+beside the branch, which is FlashAR's second stage (arXiv 2605.09430), and the two are saved as a model of their own.
 
 Belongs here: the loss and figures. Does not belong here: the network and its masks
 (`vargen.models.llamagen.vertical_branch`), and pictures (`pictures.py`).
@@ -18,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vargen.base.errors import UserError
+from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vertical_branch import VerticalBranch, default_feature_layer, diagonal_masks
 from vargen.models.transformer_layers import CONDITION_POSITION, Attention, condition_attention_mask
-from vargen.training.config import check, check_positive, check_weights
+from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.training.config import check, check_fraction, check_positive, check_weights
 from vargen.training.cpu_attention import additive_mask, attention_in_chunks
 from vargen.training.drafter import soft_cross_entropy, total_variation
 from vargen.training.drafter_task import DrafterTask
@@ -41,27 +46,32 @@ class VerticalTrainingConfig(PictureRunConfig):
         guided_loss_weight: weight of the soft cross-entropy of the guided mixture.
         feature_layer: the layer of the model after which the branch reads it; null for five eighths up.
         gate_size: width inside the gate.
+        model_rate: share of the branch's learning rate with which the model's own blocks learn, too: FlashAR's second
+            stage, which has 0.2. The export is then a whole model. 0: the model stays, and the export is the branch.
     """
 
     feature_noise: float = 0.0
     guided_loss_weight: float = 1.0
     feature_layer: int | None = None
     gate_size: int = 64
+    model_rate: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "gate_size")
+        check_fraction(self, "model_rate")
         check_weights(self, "token_loss_weight", "guided_loss_weight")
 
     def architecture(self) -> dict[str, Any]:
-        return {"feature_layer": self.feature_layer, "gate_size": self.gate_size}
+        learns = {"model_learns": True} if self.model_rate else {}
+        return {"feature_layer": self.feature_layer, "gate_size": self.gate_size, **learns}
 
 
 class VerticalTask(DrafterTask):
     """A vertical branch as the training loop sees it. Raises UserError for a model that is no LlamaGen, a layer that it
     does not have, or initial weights of another shape."""
 
-    not_muon = "gate"
+    not_muon = ("gate", "branch.gate")
 
     def __init__(self, config: VerticalTrainingConfig, lessons: Lessons) -> None:
         teacher = lessons.teacher
@@ -77,10 +87,24 @@ class VerticalTask(DrafterTask):
             fill_from(config.initial_weights, branch, "branch", "the model and gate_size say")
         super().__init__(config, branch.to(lessons.codes.device))
         self.branch: VerticalBranch = self.drafter
+        self.model = self._learning_copy() if config.model_rate else self.transformer
+        if config.model_rate:
+            self.module = nn.ModuleDict({"branch": self.branch, "model": self.model})
         if self.device.type == "cpu":
-            for module in (*self.transformer.modules(), *self.branch.modules()):
+            for module in (*self.transformer.modules(), *self.model.modules(), *self.branch.modules()):
                 if isinstance(module, Attention):
                     module.attend = attention_in_chunks
+
+    def _learning_copy(self) -> LlamaGenTransformer:
+        """The model with blocks that learn. Embeddings and the output head stay those of the teacher, and there is no
+        dropout, since the teacher's distributions are the truth."""
+        model = copy.deepcopy(self.transformer).requires_grad_(False).eval()
+        model.transformer_blocks.requires_grad_(True)
+        model.norm_out.requires_grad_(True)
+        return model
+
+    def rate_shares(self) -> dict[nn.Parameter, float]:
+        return dict.fromkeys(self.model.parameters(), self.config.model_rate) if self.config.model_rate else {}
 
     def mixed(
         self, prompts: list[str], codes: Tensor, generator: torch.Generator | None = None
@@ -103,11 +127,10 @@ class VerticalTask(DrafterTask):
         in_raster, in_diagonals, of_branch = (additive_mask(each, condition.dtype) for each in masks)
         with torch.no_grad():
             wanted = self.teacher.logits(masked_features(self.transformer, condition, in_raster, both)[:, below])
-            layers = (layer, self.teacher.num_layers)
-            states = masked_features(self.transformer, condition, in_diagonals, both, layers)
-            inner, final = states.split(condition.shape[2], dim=-1)
-            left = final[:, below]
-            alone = self.teacher.logits(left)
+        states = masked_features(self.model, condition, in_diagonals, both, (layer, self.teacher.num_layers))
+        inner, final = states.split(condition.shape[2], dim=-1)
+        left = final[:, below]
+        alone = self.teacher.logits(left)
         if generator is not None:
             inner = self.noised(inner, codes.shape[1], generator)
         positions = torch.arange(-length, codes.shape[1] - 1, device=codes.device).clamp(min=CONDITION_POSITION)
@@ -158,8 +181,17 @@ class VerticalTask(DrafterTask):
         return {name: value / len(self.lessons.heldout_codes) for name, value in sums.items()}
 
     def export(self, folder: Path) -> None:
-        """Write the branch alone, in bfloat16."""
-        copy.deepcopy(self.branch).to(torch.bfloat16).save_pretrained(folder)
+        """Write the branch in bfloat16, alone or as a part of the model that learned with it. That has no drafters:
+        those of the model before would no longer fit."""
+        branch = copy.deepcopy(self.branch).to(torch.bfloat16)
+        if not self.config.model_rate:
+            branch.save_pretrained(folder)
+            return
+        parts = dict(self.teacher.pipeline.components)
+        parts |= {"transformer": copy.deepcopy(self.model).to(torch.bfloat16), "vertical_branch": branch}
+        parts |= {"drafter": None, "draft_model": None}
+        length = self.teacher.pipeline.config["max_sequence_length"]
+        LlamaGenPipeline(**parts, max_sequence_length=length).save_pretrained(folder)
 
 
 def train_vertical(

@@ -16,6 +16,7 @@ from vargen.methods.catalogue import resolve_method
 from vargen.models.llamagen.vertical_branch import VerticalBranch
 from vargen.models.model_folder import check_component_folder
 from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.runs.files import read_jsonl
 from vargen.training.pictures import Lessons
 from vargen.training.teachers import teacher_of
 from vargen.training.vertical import VerticalTask, VerticalTrainingConfig, train_vertical
@@ -83,6 +84,53 @@ def test_training_sees_what_drawing_sees(
     assert alone.shape == mixture.shape == (3, SIDE * (SIDE - 1), 24)
 
 
+def test_the_second_stage_trains_the_model_and_exports_a_model_of_its_own(
+    config: VerticalTrainingConfig, tiny_model_folder: Path
+) -> None:
+    before = LlamaGenPipeline.from_pretrained(tiny_model_folder)
+    first, first_stage = Path(config.output + "-first"), {"initial_weights": config.output + "-first/export"}
+    alone = train_vertical(replace(config, output=str(first)), scene_prompts).evaluation
+    together = train_vertical(replace(config, model_rate=0.5, **first_stage), scene_prompts).evaluation
+    assert together["overlap_alone"] != alone["overlap_alone"]
+    losses = [
+        [each["guided"] for each in read_jsonl(folder / "log.jsonl") if "guided" in each]
+        for folder in (first, Path(config.output))
+    ]
+    assert losses[1][-1] < losses[0][-1] - 0.1
+    export = Path(config.output) / "export"
+    pipeline = LlamaGenPipeline.from_pretrained(export)
+    pipeline.set_progress_bar_config(disable=True)
+    assert pipeline.drafter is None and pipeline.draft_model is None
+    assert pipeline.config["default_guidance_scale"] == before.config["default_guidance_scale"]
+    old, new = before.transformer.state_dict(), pipeline.transformer.state_dict()
+    changed = {name.split(".")[0] for name, value in new.items() if not torch.equal(value, old[name].bfloat16().float())}
+    assert changed == {"transformer_blocks", "norm_out"}
+    assert pipeline(PROMPTS, method="diagonal", output_type="latent").trace.target_passes == 2 * SIDE - 1
+    with pytest.raises(UserError, match="model_learns"):
+        train_vertical(replace(config, **first_stage), scene_prompts)
+
+
+def test_the_second_stage_sees_what_its_model_draws(
+    config: VerticalTrainingConfig, identity_pipeline: LlamaGenPipeline, tmp_path: Path
+) -> None:
+    identity_pipeline.transformer.to(torch.bfloat16).float()  # as the export, which is in bfloat16
+    lessons = Lessons(teacher_of(identity_pipeline), PROMPTS, torch.zeros(3, SIDE**2).long(), [], torch.zeros(0), {})
+    task = VerticalTask(replace(config, model_rate=0.2), lessons)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in task.module.parameters():
+            if parameter.requires_grad and parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5, generator=generator)
+                parameter.copy_(parameter.bfloat16())
+    task.export(tmp_path / "export")
+    pipeline = LlamaGenPipeline.from_pretrained(tmp_path / "export")
+    tokens = pipeline(PROMPTS, method="diagonal", temperature=0, output_type="latent").tokens
+    with torch.no_grad():
+        mixture, _, _ = (task.teacher.guided(each) for each in task.mixed(PROMPTS, tokens))
+    likeliest = mixture.argmax(-1)
+    assert torch.equal(likeliest, tokens[:, SIDE:]) and len(likeliest.unique()) > 1
+
+
 def test_a_resumed_run_ends_with_the_same_weights(config: VerticalTrainingConfig, tmp_path: Path) -> None:
     config = replace(config, steps=6, feature_noise=0.1)
     train_vertical(replace(config, output=str(tmp_path / "a")), scene_prompts)
@@ -111,6 +159,7 @@ def test_a_resumed_run_ends_with_the_same_weights(config: VerticalTrainingConfig
         ({"guided_loss_weight": 0.0, "token_loss_weight": 0.0}, "leaves no loss at all"),
         ({"guided_loss_weight": -1.0}, "guided_loss_weight"),
         ({"num_images": 8}, "must exceed evaluation_size"),
+        ({"model_rate": 1.5}, "model_rate: 1.5 must lie between 0 and 1"),
     ],
 )
 def test_wrong_fields_are_named(config: VerticalTrainingConfig, change: dict[str, Any], message: str) -> None:

@@ -100,7 +100,6 @@ def test_the_second_stage_trains_the_model_and_exports_a_model_of_its_own(
     export = Path(config.output) / "export"
     pipeline = LlamaGenPipeline.from_pretrained(export)
     pipeline.set_progress_bar_config(disable=True)
-    assert pipeline.drafter is None and pipeline.draft_model is None
     assert pipeline.config["default_guidance_scale"] == before.config["default_guidance_scale"]
     old, new = before.transformer.state_dict(), pipeline.transformer.state_dict()
     changed = {name.split(".")[0] for name, value in new.items() if not torch.equal(value, old[name].bfloat16().float())}
@@ -114,7 +113,9 @@ def test_the_second_stage_sees_what_its_model_draws(
     config: VerticalTrainingConfig, identity_pipeline: LlamaGenPipeline, tmp_path: Path
 ) -> None:
     identity_pipeline.transformer.to(torch.bfloat16).float()  # as the export, which is in bfloat16
-    lessons = Lessons(teacher_of(identity_pipeline), PROMPTS, torch.zeros(3, SIDE**2).long(), [], torch.zeros(0), {})
+    teacher = teacher_of(identity_pipeline)
+    identity_pipeline.register_modules(drafter=teacher.new_head(None, ()))
+    lessons = Lessons(teacher, PROMPTS, torch.zeros(3, SIDE**2).long(), [], torch.zeros(0), {})
     task = VerticalTask(replace(config, model_rate=0.2), lessons)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -124,6 +125,7 @@ def test_the_second_stage_sees_what_its_model_draws(
                 parameter.copy_(parameter.bfloat16())
     task.export(tmp_path / "export")
     pipeline = LlamaGenPipeline.from_pretrained(tmp_path / "export")
+    assert pipeline.drafter is None  # it would no longer fit
     tokens = pipeline(PROMPTS, method="diagonal", temperature=0, output_type="latent").tokens
     with torch.no_grad():
         mixture, _, _ = (task.teacher.guided(each) for each in task.mixed(PROMPTS, tokens))

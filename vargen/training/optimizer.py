@@ -104,9 +104,7 @@ def _groups(
     by_share: dict[float, list[nn.Parameter]] = {}
     for parameter in parameters:
         by_share.setdefault(shares.get(parameter, 1.0), []).append(parameter)
-    return [
-        {"params": group, "weight_decay": weight_decay, "rate_share": share} for share, group in by_share.items()
-    ]
+    return [{"params": group, "weight_decay": weight_decay, "rate_share": share} for share, group in by_share.items()]
 
 
 class AveragedWeights:

@@ -1,9 +1,9 @@
 """Training of a vertical branch, which lets a LlamaGen draw its pictures in diagonals.
 
 The model's states are computed under teacher forcing with the mask that drawing in diagonals has, so that the branch
-learns from what it will see. The branch learns what the model itself says of each token in raster order, where the model
-sees more: the loss is the soft cross-entropy of the guided mixture, whose best value is the mean of the model's
-distributions over all that a diagonal does not show.
+learns from what it will see. It learns what the model itself says of each token in raster order, where the model sees
+more. The loss is the soft cross-entropy of the guided mixture. Its best value is the mean of the model's distributions
+over all that a diagonal does not show.
 
 At first the model stays as it is, and the branch is saved alone. With `model_rate` a copy of the model's blocks learns
 beside the branch, which is FlashAR's second stage (arXiv 2605.09430), and the two are saved as a model of their own.

@@ -88,9 +88,11 @@ def test_the_second_stage_trains_the_model_and_exports_a_model_of_its_own(
     config: VerticalTrainingConfig, tiny_model_folder: Path
 ) -> None:
     before = LlamaGenPipeline.from_pretrained(tiny_model_folder)
-    first, first_stage = Path(config.output + "-first"), {"initial_weights": config.output + "-first/export"}
+    first = Path(config.output + "-first")
     alone = train_vertical(replace(config, output=str(first)), scene_prompts).evaluation
-    together = train_vertical(replace(config, model_rate=0.5, **first_stage), scene_prompts).evaluation
+    together = train_vertical(
+        replace(config, model_rate=0.5, initial_weights=str(first / "export")), scene_prompts
+    ).evaluation
     assert together["overlap_alone"] != alone["overlap_alone"]
     losses = [
         [each["guided"] for each in read_jsonl(folder / "log.jsonl") if "guided" in each]
@@ -102,11 +104,13 @@ def test_the_second_stage_trains_the_model_and_exports_a_model_of_its_own(
     pipeline.set_progress_bar_config(disable=True)
     assert pipeline.config["default_guidance_scale"] == before.config["default_guidance_scale"]
     old, new = before.transformer.state_dict(), pipeline.transformer.state_dict()
-    changed = {name.split(".")[0] for name, value in new.items() if not torch.equal(value, old[name].bfloat16().float())}
+    changed = {
+        name.split(".")[0] for name, value in new.items() if not torch.equal(value, old[name].bfloat16().float())
+    }
     assert changed == {"transformer_blocks", "norm_out"}
     assert pipeline(PROMPTS, method="diagonal", output_type="latent").trace.target_passes == 2 * SIDE - 1
     with pytest.raises(UserError, match="model_learns"):
-        train_vertical(replace(config, **first_stage), scene_prompts)
+        train_vertical(config, scene_prompts)
 
 
 def test_the_second_stage_sees_what_its_model_draws(

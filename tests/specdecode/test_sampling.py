@@ -279,6 +279,18 @@ def test_compiled_code_makes_the_same_bits() -> None:
         torch.testing.assert_close(fused, eager, rtol=apart, atol=0.0)
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_the_numbers_of_several_counters_are_all_among_those_made_ahead(batch_size: int) -> None:
+    streams = RandomStreams.from_seeds(range(batch_size))
+    for counter in (0, 36, 37, 90):  # 40 are made ahead
+        ahead = streams.numbers(Tag.TARGET, torch.full((batch_size,), counter), 5, count=4)
+        assert ahead is not None
+        for row, first in enumerate(ahead.first.tolist()):
+            made = ahead.numbers[row, counter - first : counter - first + 4]
+            counters = torch.arange(counter, counter + 4).expand(batch_size, 4)
+            assert torch.equal(made, streams._draw(_exponential, Tag.TARGET, counters, 5)[row])
+
+
 def test_of_no_positions_there_are_no_numbers() -> None:
     """A chain of the root alone has nothing to be tested."""
     streams, none = RandomStreams.from_seeds([1, 2]), torch.zeros(2, 0, dtype=torch.int64)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from synthetic import MarkovDrafter, MarkovTarget, random_table
@@ -23,6 +23,7 @@ VOCAB, LENGTH = 12, 30
 TABLE = random_table(VOCAB, seed=1, scale=2.0)
 DRAFT_TABLE = TABLE + random_table(VOCAB, seed=2, scale=1.0)
 TREE = [-1, 0, 0, 1, 1, 2, 3]
+CHAIN = [-1, 0, 1, 2]
 GREEDY = SamplingConfig(temperature=0)
 
 
@@ -85,7 +86,7 @@ class CountingTarget(MarkovTarget):
         return super().forward(tokens, mask, depths)
 
 
-def run(pattern: Pattern | None, batch_size: int = 3, stop_token: int | None = None):
+def run(pattern: Pattern | None, batch_size: int = 3, stop_token: int | None = None, parents: list[int] = TREE):
     prompts = torch.randint(0, VOCAB, (batch_size, 2), generator=torch.Generator().manual_seed(4))
     target = CountingTarget(TABLE, prompts, LENGTH - 1)
     result = new_run(
@@ -93,7 +94,7 @@ def run(pattern: Pattern | None, batch_size: int = 3, stop_token: int | None = N
         max_new_tokens=LENGTH,
         sampling=GREEDY,
         streams=RandomStreams.from_seeds(range(batch_size)),
-        drafter=SkippingMarkovDrafter(DRAFT_TABLE, prompts, TREE),
+        drafter=SkippingMarkovDrafter(DRAFT_TABLE, prompts, parents),
         schedule=pattern,
         stop_token=stop_token,
     ).finish()
@@ -104,10 +105,14 @@ skips = st.one_of(st.none(), st.lists(st.integers(0, 3), min_size=3, max_size=3)
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(skips, min_size=1, max_size=12))
-def test_every_token_is_taken_unverified_or_is_the_targets_own(steps: list[list[int] | None]) -> None:
+@given(st.lists(skips, min_size=1, max_size=12), st.sampled_from((TREE, CHAIN)))
+@example([[3, 1, 0], None], CHAIN)
+@example([[2, 2, 2], None], CHAIN)
+def test_every_token_is_taken_unverified_or_is_the_targets_own(
+    steps: list[list[int] | None], parents: list[int]
+) -> None:
     pattern = Pattern(steps)
-    result, target, prompts = run(pattern)
+    result, target, prompts = run(pattern, parents=parents)
     unverified = set(pattern.unverified)
     for row in range(3):
         tokens = result.tokens[row].tolist()

@@ -412,7 +412,7 @@ class TransformerTask(Task):
 
         text_encoder: Any = copy.deepcopy(self.text_encoder)
         LlamaGenPipeline(
-            transformer=copy.deepcopy(self.transformer).to(torch.bfloat16),
+            transformer=copy.deepcopy(self.transformer).bfloat16(),
             vqvae=exported_copy(self.vqvae),
             text_encoder=text_encoder.to(torch.bfloat16),
             tokenizer=self.tokenizer,

@@ -174,7 +174,7 @@ class PictureDrafterTask(DrafterTask):
 
     def export(self, folder: Path) -> None:
         """Write the head in bfloat16, with its acceptance rates, means over levels."""
-        drafter = copy.deepcopy(self.drafter).to(torch.bfloat16)
+        drafter = copy.deepcopy(self.drafter).bfloat16()
         measured = self.evaluate()
         rates = {
             name: sum(measured[name + end] for end in _ENDS) / _MEASURED_LEVELS for name in ("accepted_top1", "overlap")

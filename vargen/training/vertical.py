@@ -183,12 +183,12 @@ class VerticalTask(DrafterTask):
     def export(self, folder: Path) -> None:
         """Write the branch in bfloat16, alone or as a part of the model that learned with it. That has no drafters:
         those of the model before would no longer fit."""
-        branch = copy.deepcopy(self.branch).to(torch.bfloat16)
+        branch = copy.deepcopy(self.branch).bfloat16()
         if not self.config.model_rate:
             branch.save_pretrained(folder)
             return
         parts = dict(self.teacher.pipeline.components)
-        parts |= {"transformer": copy.deepcopy(self.model).to(torch.bfloat16), "vertical_branch": branch}
+        parts |= {"transformer": copy.deepcopy(self.model).bfloat16(), "vertical_branch": branch}
         parts |= {"drafter": None, "draft_model": None}
         length = self.teacher.pipeline.config["max_sequence_length"]
         LlamaGenPipeline(**parts, max_sequence_length=length).save_pretrained(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from vargen.base.errors import UserError
 from vargen.runs.files import read_jsonl
 from vargen.training.config import CHECKPOINT_NAME, RunConfig
-from vargen.training.run import train
+from vargen.training.run import Task, train
 
 
-class LineTask:
+class LineTask(Task):
     """Fits a line to data that depend on the step and on the global random state; `before_step` may interfere."""
 
     def __init__(self, before_step: Callable[[int], None] = lambda step: None):
@@ -29,9 +29,6 @@ class LineTask:
         self.before_step = before_step
         self.steps: list[int] = []
         self.samples: list[str] = []
-
-    def muon_parameters(self) -> Iterable[nn.Parameter]:
-        return ()
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         self.before_step(step)

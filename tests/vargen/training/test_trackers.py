@@ -17,18 +17,15 @@ from torch import Tensor, nn
 from vargen.base.errors import UserError
 from vargen.runs.files import read_jsonl
 from vargen.training.config import RunConfig
-from vargen.training.run import train
+from vargen.training.run import Task, train
 
 
-class OneWeight:
+class OneWeight(Task):
     """Pulls one weight to zero."""
 
     def __init__(self, ends_at: int | None = None) -> None:
         torch.manual_seed(0)
         self.module, self.extra_modules, self.ends_at = nn.Linear(1, 1), nn.Linear(1, 1), ends_at
-
-    def muon_parameters(self) -> tuple[nn.Parameter, ...]:
-        return ()
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         if step == self.ends_at:
@@ -38,9 +35,6 @@ class OneWeight:
 
     def evaluate(self) -> dict[str, float]:
         return {"weight": self.module.weight.item()}
-
-    def draw_samples(self, path: Path) -> None:
-        pass
 
     def export(self, folder: Path) -> None:
         pass

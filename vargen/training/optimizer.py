@@ -54,10 +54,10 @@ class OptimizerGroup:
         taken = {id(parameter) for parameter in muon}
         rest = [parameter for parameter in parameters if parameter.requires_grad and id(parameter) not in taken]
         self.parameters = muon + rest
-        shares = rate_shares or {}
+        self._rate_shares = rate_shares or {}
         groups = [
-            *_groups([p for p in rest if p.ndim >= 2], shares, config.weight_decay),
-            *_groups([p for p in rest if p.ndim < 2], shares, 0.0),
+            *self._groups([p for p in rest if p.ndim >= 2], config.weight_decay),
+            *self._groups([p for p in rest if p.ndim < 2], 0.0),
         ]
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.adam_betas, fused=True)
@@ -65,17 +65,25 @@ class OptimizerGroup:
         if muon:
             self.optimizers.append(
                 torch.optim.Muon(
-                    _groups(muon, shares, config.weight_decay),
+                    self._groups(muon, config.weight_decay),
                     lr=config.muon_learning_rate,
                     adjust_lr_fn="match_rms_adamw",
                 )
             )
 
+    def _groups(self, parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+        """Groups of a torch optimizer, one for each share of the rate."""
+        by_share: dict[float, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            by_share.setdefault(self._rate_shares.get(parameter, 1.0), []).append(parameter)
+        return [{"params": group, "weight_decay": weight_decay} for group in by_share.values()]
+
     def set_factor(self, factor: float) -> None:
         """Set each optimizer's rate to `factor` times its highest."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = optimizer.defaults["lr"] * factor * group.get("rate_share", 1.0)
+                share = self._rate_shares.get(group["params"][0], 1.0)
+                group["lr"] = optimizer.defaults["lr"] * factor * share
 
     def clip(self, highest_norm: float) -> Tensor:
         """Scale the gradient down to `highest_norm` if it is longer (0: never); returns the norm before, a scalar."""
@@ -95,16 +103,6 @@ class OptimizerGroup:
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
-
-
-def _groups(
-    parameters: Sequence[nn.Parameter], shares: Mapping[nn.Parameter, float], weight_decay: float
-) -> list[dict[str, Any]]:
-    """Groups of a torch optimizer, one for each share of the rate."""
-    by_share: dict[float, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        by_share.setdefault(shares.get(parameter, 1.0), []).append(parameter)
-    return [{"params": group, "weight_decay": weight_decay, "rate_share": share} for share, group in by_share.items()]
 
 
 class AveragedWeights:

@@ -187,11 +187,10 @@ class VerticalTask(DrafterTask):
         if not self.config.model_rate:
             branch.save_pretrained(folder)
             return
-        parts = dict(self.teacher.pipeline.components)
-        parts |= {"transformer": copy.deepcopy(self.model).bfloat16(), "vertical_branch": branch}
-        parts |= {"drafter": None, "draft_model": None}
-        length = self.teacher.pipeline.config["max_sequence_length"]
-        LlamaGenPipeline(**parts, max_sequence_length=length).save_pretrained(folder)
+        pipeline, model = self.teacher.pipeline, copy.deepcopy(self.model).bfloat16()
+        others = {"transformer": model, "vertical_branch": branch, "drafter": None, "draft_model": None}
+        length = pipeline.config["max_sequence_length"]
+        LlamaGenPipeline(**(pipeline.components | others), max_sequence_length=length).save_pretrained(folder)
 
 
 def train_vertical(

@@ -58,7 +58,7 @@ from vargen.runs.progress import progress
 
 RESULTS = Path(__file__).resolve().parent / "results"
 KEPT = RESULTS.parent.parent / "runs" / "loose_verification" / "videos.jsonl"
-WINDOW = 10
+WINDOW, LONG_WINDOW = 10, 16
 VIEWS = (0.02, 0.1)
 SCORED_FROM = 1000
 """Number of the first video by which layers are compared; the curves are of others."""
@@ -68,6 +68,8 @@ TIMES = (1.35, 1.5, 1.7, 1.9)
 AS_PRINTED: dict[str, Any] = {"relevance_from": "token", "relevance_layer": -1, "relevance_centred": False}
 PREDICTING = {**AS_PRINTED, "relevance_from": "prediction"}
 """As printed, but for the row of hidden states: the one that predicted the draft token."""
+MIN_P = 0.5
+"""Chosen on videos 2000 to 2299."""
 _WAYS = {
     f"{layer} {row} {centred}": (layer, row, centred)
     for layer in LAYERS
@@ -118,6 +120,8 @@ RULES: dict[str, tuple[type[LooseVerifier], dict[str, Any]]] = {
     "random": (RandomVerifier, {}),
     "entropy": (LooseVerifier, {"loosened_by": "entropy"}),
     "word list": (WordVerifier, {"relevance_from": "token"}),
+    "min_p": (LooseVerifier, {"min_p": MIN_P}),
+    "random, min_p": (RandomVerifier, {"min_p": MIN_P}),
 }
 """The verifier and the settings of LVSpec that differ from its defaults, by name."""
 
@@ -131,6 +135,7 @@ class Variant:
         dial: lambda, or FLy's threshold.
         keep_ratio: share of the video that the draft model is shown.
         position_shift: as of `LVSpecConfig`.
+        window: draft tokens.
         others: more settings of it by name, which come before those of the rule.
     """
 
@@ -138,23 +143,32 @@ class Variant:
     dial: float
     keep_ratio: float
     position_shift: bool = False
+    window: int = WINDOW
     others: tuple[tuple[str, Any], ...] = ()
 
     @property
     def label(self) -> str:
         """What it is called."""
         others = "".join(f", {name} {value}" for name, value in self.others)
-        return f"{self.rule} {self.dial}, view {self.keep_ratio}{', shift' if self.position_shift else ''}{others}"
+        window = "" if self.window == WINDOW else f", window {self.window}"
+        return (
+            f"{self.rule} {self.dial}, view {self.keep_ratio}{', shift' if self.position_shift else ''}{window}{others}"
+        )
+
+    @property
+    def exact(self) -> Variant:
+        """The exact walk of the same window and view."""
+        return Variant("relevance", 0.0, self.keep_ratio, window=self.window)
 
     @property
     def config(self) -> LVSpecConfig:
         """Its settings of LVSpec."""
         return LVSpecConfig(
-            draft_length=WINDOW,
+            draft_length=self.window,
             keep_ratio=self.keep_ratio,
             loose_ratio=0.0 if self.rule == "fly" else self.dial,
             position_shift=self.position_shift,
-            **{**(RULES[self.rule][1] if self.rule in RULES else {}), **dict(self.others)},
+            **{"min_p": 0.0, **(RULES[self.rule][1] if self.rule in RULES else {}), **dict(self.others)},
         )
 
 
@@ -174,6 +188,8 @@ def variants() -> list[Variant]:
             "another video": (0.5, 0.7),
             "random": (0.2, 0.4, 0.7),
             "entropy": (0.1, 0.2, 0.3),
+            "min_p": (0.5, 0.7, 0.9, 1.0),
+            "random, min_p": (0.5, 0.7, 0.9),
             "fly": (0.03, 0.1),
         },
     }
@@ -183,12 +199,13 @@ def variants() -> list[Variant]:
         for rule, of_rule in of_view.items()
         for dial in of_rule
     ]
-    shifted = (("predicting row", 0.3), ("as printed", 0.7))
-    return chosen + [Variant(rule, dial, 0.1, position_shift=True) for rule, dial in shifted]
+    shifted = (("predicting row", 0.3), ("as printed", 0.7), ("min_p", 0.9))
+    longer = [Variant(rule, dial, 0.1, dial > 0, LONG_WINDOW) for rule, dial in (("relevance", 0.0), ("min_p", 0.9))]
+    return chosen + [Variant(rule, dial, 0.1, position_shift=True) for rule, dial in shifted] + longer
 
 
 def _printed(dial: float = 0.7, shift: bool = False, **others: Any) -> Variant:
-    return Variant("as printed", dial, 0.1, shift, tuple(others.items()))
+    return Variant("as printed", dial, 0.1, shift, others=tuple(others.items()))
 
 
 SETTINGS: dict[str, tuple[Variant, float | None, float | None]] = {
@@ -451,10 +468,10 @@ def curve_rows(chosen: Sequence[Variant], by_label: Mapping[str, list[dict]], pl
     rows = []
     for each in chosen:
         accuracy, accepted = (of(by_label[each.label], name) for name in ("accuracy", "accepted_length"))
-        exact = of(by_label[Variant("relevance", 0.0, each.keep_ratio).label], "accepted_length")
+        exact = of(by_label[each.exact.label], "accepted_length")
         rows.append(
             {
-                **{name: getattr(each, name) for name in ("rule", "dial", "keep_ratio", "position_shift")},
+                **{name: getattr(each, name) for name in ("rule", "dial", "keep_ratio", "position_shift", "window")},
                 "accepted_length": float(accepted.mean()),
                 "over_exact": float(accepted.mean() / exact.mean()),
                 "relaxed_share": float(of(by_label[each.label], "relaxed_share").mean()),
@@ -479,7 +496,8 @@ def equal_length_rows(chosen: Sequence[Variant], by_label: Mapping[str, list[dic
             rule: [
                 by_label[each.label]
                 for each in chosen
-                if (each.rule, each.keep_ratio, each.position_shift) == (rule, view, False) and each.dial > 0
+                if (each.rule, each.keep_ratio, each.position_shift, each.window) == (rule, view, False, WINDOW)
+                and each.dial > 0
             ]
             for rule in RULES
         }
@@ -542,7 +560,7 @@ def theorem_rows(chosen: Sequence[Variant], by_label: Mapping[str, list[dict]]) 
     """Appendix G's failure rate, one less the accepted share of a window, beside the exact walk's times 1 - lambda."""
     rows = []
     for each in chosen:
-        if each.rule not in ("relevance", "as printed") or each.dial == 0:
+        if each.rule not in ("relevance", "as printed") or each.dial == 0 or each.window != WINDOW:
             continue
         exact, own = (
             1 - float(of(by_label[label], "accepted_length").mean()) / WINDOW

@@ -181,7 +181,7 @@ CALLS: dict[str, dict[str, Any]] = {
 """Sampling of plain decoding and "eagle" beside the model's own."""
 
 PAIR = {"draft_length": 5}
-AS_PRINTED = {"relevance_from": "token", "relevance_layer": -1, "relevance_centred": False}
+AS_PRINTED = {"relevance_from": "token", "relevance_layer": -1, "relevance_centred": False, "min_p": 0.0}
 VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "ar": {"": {}},
     "sd": {
@@ -224,11 +224,12 @@ VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "10, the last layer but one, centred": {
             "draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.5, "relevance_from": "prediction",
-            "relevance_layer": -2, "relevance_centred": True,
+            "relevance_layer": -2, "relevance_centred": True, "min_p": 0.0,
         },
         "10, by entropy": {
-            "draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.3, "loosened_by": "entropy",
+            "draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.3, "loosened_by": "entropy", "min_p": 0.0,
         },
+        "10, only plausible tokens": {},
     },
     "fastv": {"half": {"layer": 2, "drop_ratio": 0.5}},
     "sparsevlm": {"a quarter": {"keep_ratio": 0.25}},
@@ -237,7 +238,7 @@ VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
 """Greedily; the first settings of each method sampled too."""
 
 VIDEO_PRESETS: dict[str, dict[str, Any]] = {
-    "flash-paper": {}, "lvspec-entropy": {}, "lvspec-paper": {}, "sparrow-paper": {},
+    "flash-paper": {}, "lvspec-paper": {}, "sparrow-paper": {},
     "parallelvlm-paper": {**PAIR, "workers": "in_turn"},  # what is measured may change counts
 }  # fmt: skip
 

@@ -6,7 +6,9 @@ its *reference*. The *relevance* of a draft token is the mean of its N highest c
 their sharp profile (figure 4), and a high mean is no sharp profile. In each window the share lambda with the least
 relevance is *loosened*: accepted whatever the target would draw. A token that the target draws elsewhere in the window
 is accepted, too (*position shift*). A loosened token stays as it was drafted, and what follows is conditioned on it.
-Beside the paper's rule stands one that needs no reference: the share of which the target is least sure is loosened.
+Beside the paper's rule stand two that need no reference. One loosens the share of which the target is least sure. The
+other is a floor on probability, `min_p` as samplers know it (arXiv 2407.01082): a draft token that the target finds far
+less likely than its likeliest is not loosened.
 
 In a tree each branch from the root to a leaf is judged as a chain, and the one with most accepted tokens stays
 (appendix E, which has two branches); of equally long ones the first, which the drafter finds likeliest.
@@ -17,6 +19,7 @@ special tokens are never loosened, so looseness cannot end an answer or keep it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -82,6 +85,8 @@ class LooseVerifier:
         centred: see `relevance_to`; the paper's equation 8 is not.
         loosened_by: "relevance": the least relevant draft tokens; "entropy": those in whose place the target's logits
             have most entropy.
+        min_p: a loosened token's probability is at least this share of the likeliest token's, 0 to 1, as the target's
+            logits give both; 0 asks for nothing.
 
     Raises:
         ValueError: a number out of range, or an unknown word.
@@ -97,6 +102,7 @@ class LooseVerifier:
         relevance_from: str = "token",
         centred: bool = False,
         loosened_by: str = "relevance",
+        min_p: float = 0.0,
     ) -> None:
         if loosened_by not in ("relevance", "entropy"):
             raise ValueError(f'loosened_by must be "relevance" or "entropy", got {loosened_by!r}')
@@ -111,6 +117,7 @@ class LooseVerifier:
         self.relevance_from = relevance_from
         self.centred = centred
         self.loosened_by = loosened_by
+        self.min_p = check_number("min_p", min_p, 0, 1)
         self._protected: Tensor | None = None
         self._directions: dict[int, tuple[Tensor, Tensor]] = {}  # by row: a reference and its unit vectors
 
@@ -143,7 +150,10 @@ class LooseVerifier:
         passes = matches
         if tree.max_depth and not self.exact:
             allowed = ~self._is_protected(drafted) & ~self._is_protected(wanted)
-            passes = passes | (allowed & self._loosened(output, paths, there))
+            loosened = self._loosened(output, paths, there)
+            if self.min_p:
+                loosened = loosened & self._plausible(output.logits, drafted, paths[..., :-1])
+            passes = passes | (allowed & loosened)
             if self.position_shift:
                 elsewhere = ((wanted[..., :, None] == drafted[..., None, :]) & there[..., None, :]).any(-1)
                 passes = passes | (allowed & elsewhere)
@@ -163,6 +173,8 @@ class LooseVerifier:
 
     def _loosened(self, output: TargetOutput, paths: Tensor, there: Tensor) -> Tensor:
         """[B, P, D] bool: the least relevant or the least sure draft tokens, as many as lambda of each branch."""
+        if self.loose_ratio == 1:
+            return there
         if self.loosened_by == "entropy":  # how sure the target is of a token is said by the row before it
             log_probabilities = output.logits.log_softmax(-1)
             sureness = (log_probabilities.exp() * log_probabilities.clamp(min=torch.finfo(torch.float32).min)).sum(-1)
@@ -174,6 +186,12 @@ class LooseVerifier:
         # The millionth makes 0.7 * 10, which is 6.999..., 7.
         count = (self.loose_ratio * there.sum(-1, keepdim=True) + 1e-6).floor()
         return (rank < count) & there
+
+    def _plausible(self, logits: Tensor, drafted: Tensor, before: Tensor) -> Tensor:
+        """[B, P, D] bool: whether each draft token is likely enough at the node [B, P, D] before it."""
+        rows = torch.arange(len(logits), device=logits.device)[:, None, None]
+        behind_likeliest = _at(logits.amax(-1), before) - logits[rows, before, drafted]
+        return behind_likeliest <= -math.log(self.min_p)
 
     def _relevance(self, output: TargetOutput) -> Tensor:
         """[B, n] of every node."""

@@ -151,6 +151,40 @@ def test_the_least_sure_tokens_are_loosened(
     assert int(verdict.accepted[0]) == accepted
 
 
+@settings(max_examples=80, deadline=None)
+@given(windows(), st.sampled_from([0.3, 0.5, 1.0]), st.sampled_from([0.05, 0.4, 0.9, 1.0]))
+def test_only_plausible_tokens_are_loosened(
+    window: tuple[Draft, TargetOutput, Tensor], ratio: float, min_p: float
+) -> None:
+    """Against a loop; a word that cannot be said is never plausible, and with a floor of 1 the walk is exact."""
+    draft, output, _ = window
+    noise = torch.randn(output.logits.shape, generator=torch.Generator().manual_seed(draft.tree.num_nodes))
+    logits = output.logits / 9 + noise
+    logits[..., VOCAB - 1] = -torch.inf
+    by = {"position_shift": False, "protected_tokens": [END], "loosened_by": "entropy"}
+    free, floored = (LooseVerifier(lambda: [], ratio, **by, min_p=floor) for floor in (0.0, min_p))
+    drafted, wanted = draft.tree.tokens[0, 1:].tolist(), logits[0].argmax(-1).tolist()
+    chances = logits[0].double().softmax(-1).tolist()
+    paths = torch.arange(draft.tree.num_nodes).view(1, 1, -1)
+    loosened = free._loosened(TargetOutput(logits), paths, torch.ones_like(paths[..., 1:], dtype=torch.bool))
+    accepted = 0
+    for place, token in enumerate(drafted):
+        likely = chances[place][token] >= min_p * max(chances[place]) * (1 - 1e-6)
+        allowed = END not in (token, wanted[place]) and bool(loosened[0, 0, place]) and likely
+        if token != wanted[place] and not allowed:
+            break
+        accepted += 1
+    assert int(floored.accept(draft, TargetOutput(logits), state_of()).accepted[0]) == accepted
+    if min_p == 1:
+        exact = ExactVerifier().accept(draft, TargetOutput(logits), state_of())
+        assert int(exact.accepted[0]) == accepted
+
+
+def test_a_floor_is_a_share() -> None:
+    with pytest.raises(ValueError, match="min_p"):
+        LooseVerifier(lambda: [], min_p=1.5)
+
+
 def test_a_high_mean_is_no_sharp_profile() -> None:
     """A filler is a little like the whole video; a word about one thing is like that alone (figure 4)."""
     generator = torch.Generator().manual_seed(0)

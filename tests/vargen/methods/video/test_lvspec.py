@@ -17,9 +17,23 @@ from vargen.pipelines.video.components import VideoLLMComponents
 
 
 def loose_answer(
-    model: Any, inputs: dict[str, Tensor], ratio: float, branches: int = 1, temperature: float = 0.0
+    model: Any,
+    inputs: dict[str, Tensor],
+    ratio: float,
+    branches: int = 1,
+    temperature: float = 0.0,
+    min_p: float = 0.0,
+    shift: bool = True,
 ) -> DecodeResult:
-    config = LVSpecConfig(drafter="self", draft_length=6, keep_ratio=0.2, loose_ratio=ratio, branches=branches)
+    config = LVSpecConfig(
+        drafter="self",
+        draft_length=6,
+        keep_ratio=0.2,
+        loose_ratio=ratio,
+        min_p=min_p,
+        branches=branches,
+        position_shift=shift,
+    )
     players = config.build(VideoLLMComponents(model, [inputs], max_new_tokens=30))
     assert isinstance(players, VideoMethod)
     return decode(
@@ -41,6 +55,16 @@ def test_looseness_saves_passes_and_none_is_strict(
     assert results[0].tokens[0].tolist() == plain[0, inputs["input_ids"].shape[1] :].tolist()
     passes = [result.trace.target_passes for result in results]
     assert passes == sorted(passes, reverse=True) and passes[-1] == 1 + -(-29 // 7)
+
+
+def test_a_floor_of_one_is_strict(
+    architecture: str, models: Callable[..., Any], inputs_of: Callable[..., dict[str, Tensor]]
+) -> None:
+    model, inputs = models(architecture), inputs_of(architecture, 3)
+    strict, free = (loose_answer(model, inputs, 1.0, min_p=floor, shift=False) for floor in (1.0, 0.0))
+    plain = model.generate(**inputs, max_new_tokens=30, do_sample=False, eos_token_id=[-1])
+    assert strict.tokens[0].tolist() == plain[0, inputs["input_ids"].shape[1] :].tolist()
+    assert strict.trace.target_passes > free.trace.target_passes
 
 
 def test_two_branches_are_exact_without_looseness_and_never_take_more_passes(

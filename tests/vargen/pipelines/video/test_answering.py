@@ -395,6 +395,7 @@ def test_the_command(qwen_pair: Path, cases: list[VideoCase], tmp_path: Path, ca
         ("sd", {"keep_ratio": 1.5}, "keep_ratio"),
         ("lvspec", {"loose_ratio": 1.1}, "loose_ratio"),
         ("lvspec", {"loosened_by": "chance"}, "lvspec.loosened_by must be one of relevance, entropy"),
+        ("lvspec", {"min_p": 2}, "lvspec.min_p must be"),
         ("lvspec", {"relevance_layer": "last"}, "lvspec.relevance_layer"),
         ("lvspec", {"relevance_centred": 2}, "lvspec.relevance_centred must be true or false"),
         ("lvspec", {"position_shift": "often"}, "lvspec.position_shift must be true or false"),

@@ -68,8 +68,8 @@ TIMES = (1.35, 1.5, 1.7, 1.9)
 AS_PRINTED: dict[str, Any] = {"relevance_from": "token", "relevance_layer": -1, "relevance_centred": False}
 PREDICTING = {**AS_PRINTED, "relevance_from": "prediction"}
 """As printed, but for the row of hidden states: the one that predicted the draft token."""
-MIN_P = 0.5
-"""Chosen on videos 2000 to 2299."""
+MIN_P, HIGH_MIN_P = 0.5, 0.7
+"""Chosen on videos 2000 to 2499."""
 _WAYS = {
     f"{layer} {row} {centred}": (layer, row, centred)
     for layer in LAYERS
@@ -180,6 +180,7 @@ def variants() -> list[Variant]:
             "predicting row": (0.3, 0.5, 0.7),
             "another video": (0.3, 0.5, 0.7),
             "random": (0.3, 0.5, 0.7),
+            "min_p": (0.5, 0.9, 1.0),
         },
         0.1: {
             "relevance": (0.0, 0.2, 0.5, 0.7),
@@ -200,8 +201,14 @@ def variants() -> list[Variant]:
         for dial in of_rule
     ]
     shifted = (("predicting row", 0.3), ("as printed", 0.7), ("min_p", 0.9))
-    longer = [Variant(rule, dial, 0.1, dial > 0, LONG_WINDOW) for rule, dial in (("relevance", 0.0), ("min_p", 0.9))]
-    return chosen + [Variant(rule, dial, 0.1, position_shift=True) for rule, dial in shifted] + longer
+    higher = (("min_p", HIGH_MIN_P),)
+    return [
+        *chosen,
+        *(Variant(rule, dial, 0.1, position_shift=True) for rule, dial in shifted),
+        Variant("min_p", 0.9, 0.1, True, others=higher),
+        Variant("relevance", 0.0, 0.1, window=LONG_WINDOW),
+        *(Variant("min_p", 0.9, 0.1, True, LONG_WINDOW, others) for others in ((), higher)),
+    ]
 
 
 def _printed(dial: float = 0.7, shift: bool = False, **others: Any) -> Variant:
@@ -472,6 +479,7 @@ def curve_rows(chosen: Sequence[Variant], by_label: Mapping[str, list[dict]], pl
         rows.append(
             {
                 **{name: getattr(each, name) for name in ("rule", "dial", "keep_ratio", "position_shift", "window")},
+                **dict(each.others),
                 "accepted_length": float(accepted.mean()),
                 "over_exact": float(accepted.mean() / exact.mean()),
                 "relaxed_share": float(of(by_label[each.label], "relaxed_share").mean()),
@@ -493,12 +501,7 @@ def equal_length_rows(chosen: Sequence[Variant], by_label: Mapping[str, list[dic
     for view in VIEWS:
         exact = of(by_label[Variant("relevance", 0.0, view).label], "accepted_length")
         lines = {
-            rule: [
-                by_label[each.label]
-                for each in chosen
-                if (each.rule, each.keep_ratio, each.position_shift, each.window) == (rule, view, False, WINDOW)
-                and each.dial > 0
-            ]
+            rule: [by_label[each.label] for each in chosen if each == Variant(rule, each.dial, view) and each.dial > 0]
             for rule in RULES
         }
         curves = {

@@ -116,11 +116,7 @@ class ClipTask(Task):
                     "bos_token_id": None,
                     "eos_token_id": self.tokenizer.eos_token_id,
                 },
-                vision_config={
-                    **vars(config.vision),
-                    "image_size": config.image_size,
-                    "patch_size": config.patch_size,
-                },
+                vision_config={**vars(config.vision), "image_size": config.image_size, "patch_size": config.patch_size},
                 projection_dim=config.projection_dim,
             )
         )

@@ -167,10 +167,7 @@ class TransformerTrainingConfig(RunConfig):
         check_not_negative(self, "grounding_weight", "counting_weight")
 
     def architecture(self) -> dict[str, Any]:
-        return {
-            **{f"shape.{name}": value for name, value in asdict(self.shape).items()},
-            "image_size": self.image_size,
-        }
+        return {**{f"shape.{name}": value for name, value in asdict(self.shape).items()}, "image_size": self.image_size}
 
 
 def load_initial_weights(folder: str, transformer: LlamaGenTransformer, vqvae: VQModel) -> None:
@@ -233,10 +230,7 @@ class TransformerTask(Task):
 
     def identity(self) -> dict[str, Any]:
         """Hashes of the tokenizer's weights and of the vocabulary: another tokenizer means another language."""
-        return {
-            "vqvae": codes_fingerprint(self.vqvae),
-            "vocabulary": vocabulary_fingerprint(self.tokenizer),
-        }
+        return {"vqvae": codes_fingerprint(self.vqvae), "vocabulary": vocabulary_fingerprint(self.tokenizer)}
 
     def _stored_codes(self, folder: str) -> StoredCodes:
         """The store in `folder`, if it was written with this tokenizer for pictures of this size."""

@@ -148,11 +148,8 @@ class Conversations:
         ids: list[int] = []
         labels: list[int] = []
         for number, (question, answer) in enumerate(turns):
-            asked = (
-                self._ids(f"<|im_start|>user {question}<|im_end|><|im_start|>assistant ")
-                if number
-                else self.prompt(question)
-            )
+            turn = f"<|im_start|>user {question}<|im_end|><|im_start|>assistant "
+            asked = self._ids(turn) if number else self.prompt(question)
             answered = self._ids(f"{answer}<|im_end|>")
             ids += asked + answered
             labels += [IGNORED] * len(asked) + answered

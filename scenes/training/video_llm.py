@@ -12,9 +12,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -93,6 +94,8 @@ class VideoLLMTrainingConfig(RunConfig):
         kept_choices: how these tokens are chosen, one drawn for each step; see `scenes.training.video_views.CHOICES`.
         fusion_share: share of steps in which visual tokens are removed after a random layer in the last third, so that
             the model reads them before it.
+        repeats: how many visual tokens each one stands for, one number drawn for each step, so that a model can read
+            videos so many times as long as it is shown. A token's two frames are alike then.
         trained_layers: how many of the language model's last layers are trained, with its last norm; everything else
             stays as it was, and the grounding loss, which teaches lower layers, is left out. null for the whole model.
         initial_weights: folder of a model of the same sizes to start from; null starts fresh.
@@ -111,6 +114,7 @@ class VideoLLMTrainingConfig(RunConfig):
     kept_shares: tuple[float, ...] = (1.0,)
     kept_choices: tuple[str, ...] = CHOICES
     fusion_share: float = 0.0
+    repeats: tuple[int, ...] = (1,)
     trained_layers: int | None = None
     initial_weights: str | None = field(default=None, metadata=READ)
     initial_layers: tuple[int, ...] = ()
@@ -124,24 +128,18 @@ class VideoLLMTrainingConfig(RunConfig):
         check(layer is None or 1 <= layer <= layers, "grounded_layer", layer, f"must lie between 1 and {layers}")
         last = self.trained_layers
         check(last is None or 1 <= last <= layers, "trained_layers", last, f"must lie between 1 and {layers}")
-        check(
-            last is None or self.initial_weights is not None,
-            "trained_layers",
-            last,
-            "needs initial_weights for the others",
-        )
+        alone = last is not None and self.initial_weights is None
+        check(not alone, "trained_layers", last, "needs initial_weights for the others")
         if picked := self.initial_layers:
             check(self.initial_weights is not None, "initial_layers", picked, "need initial_weights to be layers of")
             check(len(picked) == layers, "initial_layers", picked, f"must be as many as shape.text has, {layers}")
         for share in self.kept_shares:
             check(0 < share <= 1, "kept_shares", share, "must lie above 0 and at most at 1")
+        possible = bool(self.repeats) and min(self.repeats) >= 1
+        check(possible, "repeats", self.repeats, "must name one number at least, and none below 1")
         check(bool(self.kept_shares), "kept_shares", self.kept_shares, "must name one share at least")
-        check(
-            bool(self.kept_choices) and set(self.kept_choices) <= set(CHOICES),
-            "kept_choices",
-            self.kept_choices,
-            f"must name some of {', '.join(CHOICES)}",
-        )
+        known = bool(self.kept_choices) and set(self.kept_choices) <= set(CHOICES)
+        check(known, "kept_choices", self.kept_choices, f"must name some of {', '.join(CHOICES)}")
         for count in (self.shape.num_frames, *self.frame_counts):
             remedy = f"must be an even number of at least {MIN_STORY_FRAMES}"
             check(count >= MIN_STORY_FRAMES and count % 2 == 0, "frame_counts", count, remedy)
@@ -172,9 +170,8 @@ class VideoLLMTask(Task):
                 trained.requires_grad_(True)
         self.grounded_layer = config.grounded_layer or max(1, self.num_layers // 2)
         longest = max((config.shape.num_frames, *config.frame_counts))
-        self.heads = nn.ModuleDict({each: _heads(config.shape, longest // 2) for each in ("tower", "half-way")}).to(
-            device
-        )
+        heads = {each: _heads(config.shape, longest // 2) for each in ("tower", "half-way")}
+        self.heads = nn.ModuleDict(heads).to(device)
         self.extra_modules = nn.ModuleList([self.heads])
         self.word_weights = torch.ones(len(self.tokenizer), device=device)
         self.word_weights[self._word_ids(sorted(visual_words()))] = _VISUAL_WORD_WEIGHT
@@ -199,10 +196,14 @@ class VideoLLMTask(Task):
         samples = [about(video, step) for video in batch.videos]
         padded = pad([each[:2] for each in samples], int(self.tokenizer.pad_token_id))
         ids, labels = (each.to(self.device) for each in padded)
-        features = self._features(batch.frames)  # [B, m, dim]
+        repeats = random.Random(seed).choice(config.repeats)
+        frames = batch.frames if repeats == 1 else batch.frames[:, 1::2].repeat_interleave(2, 1)
+        features = self._features(frames)  # [B, m, dim]
         weight = max(0.0, 1 - progress / 0.75) if config.trained_layers is None else 0.0  # of the grounding loss
         truth = self._truth(batch.videos, num_frames)
-        view, kept = self._drawn_view(draw, step, self.view(ids, features, num_frames), truth["shape"] > 0)
+        view, kept = self._drawn_view(
+            draw, step, replace(self.view(ids, features, num_frames), repeats=repeats), truth["shape"] > 0
+        )
         layer = None
         if draw.random() < config.fusion_share:
             layer = draw.randrange(-(-2 * self.num_layers // 3), self.num_layers)
@@ -366,11 +367,8 @@ class VideoLLMTask(Task):
         for name, (each, share) in shown.items():
             captions = self.captions(each, share)
             for kind in ("all", *CLAIM_KINDS):
-                accuracies = [
-                    written_accuracy(video, text, kind)
-                    for video, text in zip(self.heldout.videos, captions, strict=True)
-                ]
-                figures[f"{kind}{name}"] = sum(accuracies) / len(accuracies)
+                told = zip(self.heldout.videos, captions, strict=True)
+                figures[f"{kind}{name}"] = fmean(written_accuracy(video, text, kind) for video, text in told)
         return figures
 
     @torch.no_grad()

@@ -9,9 +9,10 @@ here: models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,11 +61,13 @@ class View:
         embeds: [B, L, dim].
         positions: [3, B, L], of M-RoPE.
         visual: which of the L columns are visual; the same of all rows.
+        repeats: how many tokens each visual token stands for, as in a video that shows each frame so many times.
     """
 
     embeds: Tensor
     positions: Tensor
     visual: slice
+    repeats: int = 1
 
     @property
     def text_columns(self) -> Tensor:
@@ -83,6 +86,7 @@ class View:
             torch.cat((self.embeds[:, :start], chosen, self.embeds[:, stop:]), dim=1),
             torch.cat((self.positions[..., :start], chosen_places, self.positions[..., stop:]), dim=-1),
             slice(start, start + kept.shape[1]),
+            self.repeats,
         )
 
     def stretched(self, factor: int) -> View:
@@ -90,7 +94,17 @@ class View:
         positions = self.positions.clone()
         time = positions[0, :, self.visual]
         positions[0, :, self.visual] = time[:, :1] + factor * (time - time[:, :1])
-        return View(self.embeds, positions, self.visual)
+        return replace(self, positions=positions)
+
+    def mask(self) -> Tensor:
+        """Ones [B, L]; if visual tokens are repeated, what is added to attention's scores [1, 1, L, L]."""
+        if self.repeats == 1:
+            # Padding stands at the end, where no token attends to it. Without a mask the model would assume packing.
+            return torch.ones(self.embeds.shape[:2], dtype=torch.int64, device=self.embeds.device)
+        length = self.embeds.shape[1]
+        added = torch.full((length, length), -torch.inf, device=self.embeds.device).triu(1)
+        added[:, self.visual] += math.log(self.repeats)  # so many equal keys
+        return added[None, None]
 
 
 def alignment_loss(view: View, states: Tensor, asks: Tensor, shows_object: Tensor) -> Tensor:
@@ -142,8 +156,7 @@ def hidden_states(language_model: Any, view: View, cache: Any = None) -> Tensor:
     """[B, L, dim] final hidden states of a view."""
     return language_model(
         inputs_embeds=view.embeds,
-        # Padding stands at the end, where no token attends to it. Without a mask the model would assume packing.
-        attention_mask=torch.ones(view.embeds.shape[:2], dtype=torch.int64, device=view.embeds.device),
+        attention_mask=view.mask(),
         position_ids=view.positions,
         **cache_argument(language_model, cache),
         use_cache=cache is not None,

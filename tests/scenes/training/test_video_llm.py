@@ -125,6 +125,7 @@ def test_stories_are_learned_from_parts_of_them_at_several_lengths(
         short_until=0.3,
         kept_shares=(1.0, 0.5, 0.2),
         fusion_share=0.5,
+        repeats=(1, 4),
         grounded_layer=1,
         alignment_weight=0.5,
     )
@@ -353,6 +354,8 @@ def test_the_words_for_what_is_shown_are_those_of_captions(tmp_path: Path) -> No
         ({"trained_layers": 1}, "trained_layers.*needs initial_weights"),
         ({"alignment_weight": -1}, "alignment_weight"),
         ({"kept_shares": (0.0,)}, "kept_shares"),
+        ({"repeats": (0,)}, "repeats"),
+        ({"repeats": ()}, "repeats"),
         ({"kept_choices": ("best",)}, "kept_choices"),
         ({"frame_counts": (7,)}, "frame_counts"),
         ({"grounded_layer": 99}, "grounded_layer"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -50,6 +52,28 @@ def test_a_part_is_what_a_drafter_is_shown(model, request_of) -> None:
     assert torch.equal(actual.embeds, expected.inputs_embeds)
     assert torch.equal(actual.positions, expected.position_ids)
     assert actual.visual.stop - actual.visual.start == 9
+
+
+def test_a_repeated_token_counts_as_so_many(model) -> None:
+    """Copies that see nothing but each other are all alike, so text behind them sees one value so many times."""
+    language_model = model.model.language_model
+    generator = torch.Generator().manual_seed(3)
+    token, text = torch.randn(2, 1, 1, 32, generator=generator)
+    words = torch.cat((text, text.flip(-1), text.roll(5, -1)), dim=1)
+
+    def answered(copies: int, repeats: int) -> torch.Tensor:
+        positions = torch.tensor([0] * copies + [1, 2, 3]).expand(3, 1, -1)
+        embeds = torch.cat((token.expand(1, copies, 32), words), dim=1)
+        view = video_views.View(embeds, positions, slice(0, copies), repeats)
+        return video_views.hidden_states(language_model, view)[:, copies:]
+
+    torch.testing.assert_close(answered(1, 6), answered(6, 1), atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(answered(1, 1), answered(6, 1), atol=1e-2)
+
+
+def test_views_of_views_keep_their_repeats(model, request_of) -> None:
+    view = replace(view_of(request_of), repeats=4)
+    assert view.with_kept(torch.tensor([[0, 2]])).stretched(2).repeats == 4
 
 
 def test_visual_tokens_taken_away_are_seen_before_and_not_after(model, request_of) -> None:

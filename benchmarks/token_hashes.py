@@ -238,7 +238,7 @@ VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
 """Greedily; the first settings of each method sampled too."""
 
 VIDEO_PRESETS: dict[str, dict[str, Any]] = {
-    "flash-paper": {}, "lvspec-paper": {}, "sparrow-paper": {},
+    "flash-paper": {}, "lvspec-min-p": {}, "lvspec-paper": {}, "sparrow-paper": {},
     "parallelvlm-paper": {**PAIR, "workers": "in_turn"},  # what is measured may change counts
 }  # fmt: skip
 

@@ -1,7 +1,8 @@
 """LVSpec (arXiv 2604.05650). The rule is `specdecode.verifiers.loose`, measured against the visual tokens.
 
 The defaults keep most accuracy for what they accept on the shipped pair. They read relevance where it tells words about
-the video best, and have a floor on probability that is not the paper's. Preset: `lvspec-paper`, the rule as printed.
+the video best, and have a floor on probability that is not the paper's. Presets: `lvspec-paper`, the rule as printed;
+`lvspec-min-p`, where the floor decides alone.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class LVSpecConfig(SpeculativeConfig):
     relevance_layer: int = -2
     relevance_centred: bool = True
     loosened_by: str = "relevance"
-    min_p: float = 0.5
+    min_p: float = 0.7
     branches: int = 1
 
     def __post_init__(self) -> None:

@@ -180,6 +180,16 @@ def test_only_plausible_tokens_are_loosened(
         assert int(exact.accepted[0]) == accepted
 
 
+def test_a_token_is_compared_with_the_likeliest_in_its_place() -> None:
+    """The second token is nearly as likely as the likeliest there, and far less likely than the first one's."""
+    logits = torch.tensor([[[0.0, 9.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.9], [5.0, 0.0, 0.0, 0.0]]])
+    draft = Draft(TokenTree.chain(torch.tensor([[2, 1, 3]])))
+    verifier = LooseVerifier(lambda: [], 1.0, position_shift=False, min_p=0.5)
+    verdict = verifier.accept(draft, TargetOutput(logits), state_of())
+    assert verdict.accepted.tolist() == [2] and verdict.relaxed is not None
+    assert verdict.relaxed[0, :2].tolist() == [False, True]
+
+
 def test_a_floor_is_a_share() -> None:
     with pytest.raises(ValueError, match="min_p"):
         LooseVerifier(lambda: [], min_p=1.5)

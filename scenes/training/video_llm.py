@@ -196,7 +196,7 @@ class VideoLLMTask(Task):
         samples = [about(video, step) for video in batch.videos]
         padded = pad([each[:2] for each in samples], int(self.tokenizer.pad_token_id))
         ids, labels = (each.to(self.device) for each in padded)
-        repeats = random.Random(seed).choice(config.repeats)
+        repeats = random.Random(seed).choice(config.repeats)  # not of `draw`: what that gives stays as it was
         frames = batch.frames if repeats == 1 else batch.frames[:, 1::2].repeat_interleave(2, 1)
         features = self._features(frames)  # [B, m, dim]
         weight = max(0.0, 1 - progress / 0.75) if config.trained_layers is None else 0.0  # of the grounding loss

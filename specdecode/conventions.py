@@ -47,6 +47,12 @@ _HARMLESS = ("use_cache", "logits_to_keep", "return_dict")
 _STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
 """Processors that count on rows of one length, since they remember the last text."""
 
+_OF_DRAFTS = (
+    *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "target_lookbehind"),
+    *("assistant_lookbehind", "assistant_tokenizer", "max_matching_ngram_size"),
+)
+"""How transformers drafts, which a call that drafts by this core cannot ask for."""
+
 
 @dataclass(frozen=True)
 class Wishes:
@@ -161,18 +167,34 @@ def check(generation_config: Any, model_kwargs: Mapping[str, Any], synced_gpus: 
         if value is not None and value not in neutral:
             raise ValueError(f"{name} is {value!r}, which specdecode cannot honour; use model.generate without it")
     if synced_gpus:
-        raise ValueError("synced_gpus cannot be honoured: rows of several machines do not step together here")
+        _refuse_synced_gpus()
     left = {name: value for name, value in model_kwargs.items() if value is not None and name not in _HARMLESS}
+    if not left.get("mm_encoder_outputs", True):  # set by transformers for models that can also read pictures
+        del left["mm_encoder_outputs"]
     mask, positions = left.pop("attention_mask", None), left.pop("position_ids", None)
     for name in ("cache", "past_key_values"):
         given = left.pop(name, None)
         if given is not None and (getattr(given, "_is_user_defined", False) or int(given.get_seq_length()) > 0):
-            raise ValueError(f"{name} cannot be given: keys and values lie in a cache of specdecode; leave it out")
+            raise ValueError("cache (past_key_values) cannot be given: specdecode has a cache of its own; leave it out")
     if positions is not None and not _is_counted(positions, mask):
         raise ValueError("position_ids cannot be given: positions are counted from the first token of each prompt")
     if left:
         raise ValueError(f"{', '.join(left)} cannot be given: specdecode.generate continues text alone")
     return mask
+
+
+def _refuse_synced_gpus() -> None:
+    raise ValueError("synced_gpus cannot be honoured: rows of several machines do not step together here")
+
+
+def step_together(model: Any) -> bool:
+    """Whether a model's weights lie in shards, so that transformers lets all machines take as many passes."""
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+    from transformers.integrations.fsdp import is_fsdp_managed_module
+
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    several = several and torch.distributed.get_world_size() > 1
+    return several and (bool(is_deepspeed_zero3_enabled()) or bool(is_fsdp_managed_module(model)))
 
 
 def _is_counted(positions: Tensor, mask: Tensor | None) -> bool:
@@ -209,6 +231,13 @@ def through_transformers(
     settings = {} if own is None else _settings(own)
     settings |= {name: value for name, value in arguments.items() if name != "generation_config"}
     _check_kinds(settings)
+    settings.pop("cache_implementation", None)  # transformers would make that cache, or decode by itself ("paged")
+    for name in _OF_DRAFTS:
+        if settings.get(name) is not None:
+            raise ValueError(f"{name} cannot be honoured: specdecode drafts in its own way; see draft_length")
+    synced = settings.pop("synced_gpus", None)  # transformers tells a callable nothing of it
+    if step_together(model) if synced is None else synced:
+        _refuse_synced_gpus()
     strings = settings.pop("stop_strings", getattr(model.generation_config, "stop_strings", None))
     if strings:
         if tokenizer is None:

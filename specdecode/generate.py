@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdecode.checks import check_counts, is_integer, shown
-from specdecode.conventions import Wishes, check, read, through_transformers
+from specdecode.conventions import Wishes, check, read, step_together, through_transformers
 from specdecode.criteria import CriteriaRun
 from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.copy_or_guess import CopyOrGuessDrafter, GuessDraftSize
@@ -42,6 +42,7 @@ _DRAFT_LENGTHS = {"jacobi": 8, "prompt-lookup": 16, "draft-model": 4}
 """Where the call does not say; prompt lookup drafts at most so many."""
 _MAX_NEW_TOKENS = 128
 """Where neither the call nor the model says how many."""
+_LOOKUP = "prompt_lookup_num_tokens"
 
 
 @dataclass
@@ -110,7 +111,7 @@ class _Players:
 
 def generate(
     model: Any,
-    input_ids: Tensor,
+    input_ids: Tensor | None = None,
     *,
     attention_mask: Tensor | None = None,
     method: Method | None = None,
@@ -136,7 +137,7 @@ def generate(
 
     Args:
         model: a causal language model of transformers, in evaluation mode; see `TransformersTarget` for which.
-        input_ids: [B, T] int64, padded on the left.
+        input_ids: [B, T] int64, padded on the left. They must be given.
         attention_mask: [B, T] bool or int64, 0 at padding; None: nothing is padded.
         method: "prompt-lookup" copies what followed the newest tokens before; "jacobi" redraws a window of guesses
             until the model agrees with them; "ar" decodes plainly. None: the drafter or draft model if there is one,
@@ -144,8 +145,10 @@ def generate(
         draft_model: a smaller model with the same tokenizer. Its vocabulary may be a few tokens larger or smaller.
         drafter: a head that was trained for this model.
         max_new_tokens: of a row, at most; None: as the model's `generation_config` or `max_length`, else 128.
-        temperature: 0 is greedy; None: as `do_sample` and `generation_config` say, which usually is greedy.
-        top_k, top_p: filters at a `temperature`, see `SamplingConfig`; None: the model's own, else none.
+        temperature: 0 is greedy; None: as `do_sample` and `generation_config` say, which usually is greedy. Above 0 it
+            samples, unless the call says `do_sample=False`.
+        top_k, top_p: filters at a `temperature`, see `SamplingConfig`; None: the model's own, else none. Beside
+            `do_sample=True` they are transformers' own, whose `top_k` is 50.
         generator: one for all rows, or one per row, which makes a row's tokens independent of its batch; None: torch's
             default generator.
         eos_token_id: a row ends after this token, or any of these; None: the model's own; an empty list: none does.
@@ -170,24 +173,28 @@ def generate(
 
     if settings.get("assistant_model") is not None:
         raise ValueError("assistant_model is called draft_model here; give it under this name")
-    lookup = settings.pop("prompt_lookup_num_tokens", None)
-    method, draft_length = _looked_up(lookup, method, draft_model, drafter, draft_length)
+    if input_ids is None:
+        raise ValueError("input_ids must be given, int64 of shape [batch, length]; inputs_embeds cannot be")
+    asked, own = settings.get("generation_config"), getattr(model, "generation_config", None)
+    lookup, own_lookup = _said(_LOOKUP, settings, asked), _said(_LOOKUP, {}, own)
+    settings.pop(_LOOKUP, None)
+    method, draft_length = _looked_up(lookup, own_lookup, method, draft_model, drafter, draft_length)
     players = _Players(_method(method, draft_model, drafter), draft_model, drafter, draft_length, generator, kernels)
     check_model(model)
     _check_ids(input_ids)
     _check_places(input_ids, attention_mask, model, draft_model)
     left_padded(attention_mask, *input_ids.shape)
-    size, own = int(model.config.get_text_config().vocab_size), model.generation_config
+    size = int(model.config.get_text_config().vocab_size)
     if int(input_ids.min()) < 0 or int(input_ids.max()) >= size:
         raise ValueError(f"input_ids must lie in [0, {size}), the model's vocabulary")
     _check_streamer(streamer)
-    asked = settings.get("generation_config")
     if max_new_tokens is not None:
         check_counts(max_new_tokens=max_new_tokens)
         settings["max_new_tokens"] = max_new_tokens
     elif all(_said(name, settings, asked, own) is None for name in ("max_new_tokens", "max_length")):
         settings["max_new_tokens"] = _MAX_NEW_TOKENS
-    settings |= _sampling(temperature, top_k, top_p, asked, own)
+    is_sampled = _said("do_sample", settings, asked)
+    settings |= _sampling(is_sampled, temperature, top_k, top_p, asked, own)
     given = _said("eos_token_id", {}, asked, own) if eos_token_id is None else eos_token_id
     ends = _tokens("eos_token_id", given, size, none=-1)
     given = _said("pad_token_id", {}, asked, own) if pad_token_id is None else pad_token_id
@@ -256,12 +263,14 @@ def custom_generate(
 
     from specdecode.targets.transformers import check_model
 
-    lookup = getattr(generation_config, "prompt_lookup_num_tokens", None)
-    method, draft_length = _looked_up(lookup, method, draft_model, drafter, draft_length)
+    merged, own = (_said(_LOOKUP, {}, each) for each in (generation_config, model.generation_config))
+    method, draft_length = _looked_up(
+        None if merged == own else merged, own, method, draft_model, drafter, draft_length
+    )
     players = _Players(_method(method, draft_model, drafter), draft_model, drafter, draft_length, generator, kernels)
     check_model(model)
     _check_streamer(stream_to)
-    mask = check(generation_config, model_kwargs, synced_gpus)
+    mask = check(generation_config, model_kwargs, synced_gpus or step_together(model))
     _check_ids(input_ids)
     _check_places(input_ids, mask, model, draft_model)
     wishes = read(input_ids, logits_processor, stopping_criteria, generation_config)
@@ -406,11 +415,24 @@ def _as_they_are(texts: Tensor, logits: Tensor) -> Tensor:
 
 
 def _looked_up(
-    lookup: int | None, method: Method | None, draft_model: Any, drafter: Any, draft_length: int | None
+    asked: int | None, own: int | None, method: Method | None, draft_model: Any, drafter: Any, draft_length: int | None
 ) -> tuple[Method | None, int | None]:
-    """Method and draft length by `prompt_lookup_num_tokens`, transformers' name for prompt lookup, where it counts."""
-    if lookup is None or method is not None or draft_model is not None or drafter is not None:
+    """Method and draft length by `prompt_lookup_num_tokens`, transformers' name for prompt lookup.
+
+    Args:
+        asked, own: its value by the call and by the model, which counts where the call names nothing that drafts.
+
+    Raises:
+        ValueError: it is no number of tokens, or the call names something else that drafts.
+    """
+    is_free = method is None and draft_model is None and drafter is None
+    lookup = own if asked is None and is_free else asked
+    if lookup is None:
         return method, draft_length
+    check_counts(prompt_lookup_num_tokens=lookup)
+    if not is_free and method != "prompt-lookup":
+        other = "draft_model" if draft_model is not None else "drafter" if drafter is not None else f"method={method!r}"
+        raise ValueError(f"{_LOOKUP} goes with prompt lookup; leave out {_LOOKUP} or {other}")
     return "prompt-lookup", lookup if draft_length is None else draft_length
 
 
@@ -462,14 +484,19 @@ def _said(name: str, settings: dict[str, Any], *configs: Any) -> Any:
     return next((value for value in said if value is not None), None)
 
 
-def _sampling(temperature: float | None, top_k: int | None, top_p: float | None, *configs: Any) -> dict[str, Any]:
-    """Temperature and filters in the words of `generate`. Raises ValueError for a number out of range."""
+def _sampling(
+    do_sample: bool | None, temperature: float | None, top_k: int | None, top_p: float | None, *configs: Any
+) -> dict[str, Any]:
+    """Temperature and filters in the words of `generate`. Raises ValueError for a number out of range.
+
+    A call that says `do_sample` means all of them as transformers does, whose own `top_k` is 50.
+    """
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     given = {name: value for name, value in given.items() if value is not None}
     SamplingConfig(**given)  # type: ignore[arg-type]
-    if temperature == 0:
+    if temperature == 0 or do_sample is False:
         return {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
-    if temperature is None:
+    if temperature is None or do_sample:
         return given
     usual = {"top_k": 0, "top_p": 1.0}
     filters = {name: _said(name, given, *configs) for name in usual}

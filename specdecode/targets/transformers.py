@@ -41,6 +41,8 @@ _POSITIONS_OFFSET = 2
 """Rows of OPT's table of positions before the first position."""
 _WINDOWS = {"full_attention": False, "sliding_attention": True}
 """The supported kinds of layers, by transformers' names, and whether they attend through a window."""
+_VIEW_KEYS = ("GPTNeoXJapaneseForCausalLM",)
+"""Models whose attention takes a view of all heads of all rows, which a part of a cache has not."""
 
 
 class TransformersTarget:
@@ -528,7 +530,8 @@ class SlotCache(Cache):
         assert slots is not None
         keys, values = static.update(layer_idx, key_states, padded, slots, self._kv_length)
         first = 0 if self.first_slots is None else self.first_slots[layer_idx]
-        return keys[:, :, first:], values[:, :, first:, :width]
+        keys, values = keys[:, :, first:], values[:, :, first:, :width]
+        return (keys.contiguous(), values.contiguous()) if self._name in _VIEW_KEYS else (keys, values)
 
     def prompt_keys(self, layer: int, length: int) -> Tensor:
         """[1, H, length, D]: a layer's keys of the prompt of one row."""

@@ -538,6 +538,7 @@ def test_custom_generate_returns_what_generate_returns() -> None:
         ({"position_ids": torch.ones(3, 9, dtype=torch.int64)}, "position_ids cannot be given"),
         ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor keeps a state"),
         ({"speculation_type": "dflash"}, "speculation_type is 'dflash'"),
+        ({"past_key_values": DynamicCache()}, "cache (past_key_values) cannot be given"),
         ({"frobnicate": 3}, "frobnicate"),
     ],
 )
@@ -549,10 +550,153 @@ def test_what_cannot_be_honoured_is_refused_by_name(settings: dict[str, Any], me
         theirs(model, (input_ids, mask), 3, custom_generate=specdecode.custom_generate, **settings)
 
 
+FOLDER = Path(specdecode.__file__).parent / "hub"
+
+
+@pytest.fixture
+def modules_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers copies remote code to a folder and imports it from there."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def from_folder(model: PreTrainedModel, prompts: tuple[Tensor, Tensor], count: int = 16, **options: Any) -> Any:
+    return theirs(model, prompts, count, custom_generate=str(FOLDER), trust_remote_code=True, **options)
+
+
+OF_DRAFTS: dict[str, Any] = {
+    "num_assistant_tokens": 3,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.5,
+    "assistant_lookbehind": 3,
+    "target_lookbehind": 3,
+    "max_matching_ngram_size": 3,
+    "assistant_tokenizer": object(),
+}
+
+
+@pytest.mark.parametrize("name", OF_DRAFTS)
+def test_how_transformers_drafts_is_refused_by_name(name: str, modules_cache: None) -> None:
+    model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
+    given: dict[str, Any] = {name: OF_DRAFTS[name]}
+    calls: list[dict[str, Any]] = [given]
+    if name != "assistant_tokenizer":
+        calls.append({"generation_config": GenerationConfig(**given)})
+    for call in calls:
+        with pytest.raises(ValueError, match=f"{name} cannot be honoured"):
+            specdecode.generate(model, input_ids, attention_mask=mask, max_new_tokens=3, **call)
+    with pytest.raises(ValueError, match=f"{name} cannot be honoured"):
+        from_folder(model, (input_ids, mask), 3, **given)
+
+
+def test_machines_that_must_step_together_are_refused(modules_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards are faked: what counts is that transformers' own rule is asked where the call says nothing."""
+    from transformers.integrations import deepspeed
+
+    model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
+
+    def refuse(**given: Any) -> None:
+        with pytest.raises(ValueError, match="synced_gpus cannot be honoured"):
+            specdecode.generate(model, input_ids, attention_mask=mask, max_new_tokens=3, **given)
+        with pytest.raises(ValueError, match="synced_gpus cannot be honoured"):
+            from_folder(model, (input_ids, mask), 3, **given)
+
+    refuse(synced_gpus=True)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *group: 2)
+    specdecode.generate(model, input_ids, attention_mask=mask, max_new_tokens=3)
+    monkeypatch.setattr(deepspeed, "is_deepspeed_zero3_enabled", lambda: True)
+    refuse()
+    with pytest.raises(ValueError, match="synced_gpus cannot be honoured"):
+        theirs(model, (input_ids, mask), 3, custom_generate=specdecode.custom_generate)
+    specdecode.generate(model, input_ids, attention_mask=mask, max_new_tokens=3, synced_gpus=False)
+
+
+def test_no_cache_of_transformers_is_made() -> None:
+    """One kind of it would decode by itself and return another type."""
+    model, prompts = language_models.make("llama"), ragged_prompts()
+    wanted = speculate(model, "prompt-lookup", prompts, max_new_tokens=4).sequences
+    for given in ("paged", "static"):
+        call = {"cache_implementation": given}, {"generation_config": GenerationConfig(cache_implementation=given)}
+        for options in call:
+            found = speculate(model, "prompt-lookup", prompts, max_new_tokens=4, **options)
+            assert torch.equal(found.sequences, wanted)
+
+
+def test_prompt_lookup_is_asked_for_wherever_it_stands() -> None:
+    model, lookup = language_models.make("llama"), "prompt_lookup_num_tokens"
+    prompts = torch.tensor([[5, 6, 7, 8] * 4]), torch.ones(1, 16, dtype=torch.int64)
+    goes_on = LogitsProcessorList([lambda texts, logits: logits.scatter(1, (texts[:, -1:] - 4) % 4 + 5, 1e4)])
+
+    def accepted(**options: Any) -> Any:
+        options = {"max_new_tokens": 20, "logits_processor": goes_on, **options}
+        return specdecode.generate(model, prompts[0], attention_mask=prompts[1], **options).trace.accepted_lengths
+
+    wanted = accepted(draft_length=2)
+    assert wanted != accepted(draft_length=3)
+    assert accepted(prompt_lookup_num_tokens=2) == wanted
+    assert accepted(generation_config=GenerationConfig(prompt_lookup_num_tokens=2)) == wanted
+    assert accepted(prompt_lookup_num_tokens=2, method="prompt-lookup") == wanted
+    for other in ({"method": "jacobi"}, {"draft_model": model}):
+        with pytest.raises(ValueError, match=f"{lookup} goes with prompt lookup; leave out {lookup} or "):
+            accepted(prompt_lookup_num_tokens=2, **other)
+        with pytest.raises(ValueError, match=f"{lookup} goes with prompt lookup"):
+            theirs(model, prompts, custom_generate=specdecode.custom_generate, prompt_lookup_num_tokens=2, **other)
+    with pytest.raises(ValueError, match=f"{lookup} must be at least 1, got 0"):
+        accepted(prompt_lookup_num_tokens=0)
+    model.generation_config.prompt_lookup_num_tokens = 2
+    assert accepted() == wanted
+    assert accepted(draft_model=model) == accepted(draft_model=model, draft_length=4), "a call's own drafter comes first"
+
+
+def test_a_call_that_says_do_sample_means_what_transformers_means() -> None:
+    """Its own `top_k` of 50 counts then, and a temperature beside `do_sample=False` does not."""
+    model, prompts = language_models.make("llama", vocab_size=96), ragged_prompts()
+
+    def left(scores: tuple[Tensor, ...]) -> list[int]:
+        return scores[0].isfinite().sum(1).tolist()
+
+    options: dict[str, Any] = {"do_sample": True, "temperature": 0.7, "output_scores": True}
+    wanted = theirs(model, prompts, 1, **options, return_dict_in_generate=True)
+    assert left(wanted.scores) == [50] * 3
+    for call in (options, {**options, "do_sample": None, "generation_config": GenerationConfig(do_sample=True)}):
+        given = {name: value for name, value in call.items() if value is not None}
+        assert left(speculate(model, "ar", prompts, max_new_tokens=1, **given).scores) == [50] * 3
+    alone = speculate(model, "ar", prompts, max_new_tokens=1, temperature=0.7, output_scores=True)
+    assert left(alone.scores) == [96] * 3
+    greedy = theirs(model, prompts)
+    for call in ({"do_sample": False}, {"generation_config": GenerationConfig(do_sample=False)}):
+        found = speculate(model, "jacobi", prompts, max_new_tokens=16, temperature=1.5, **call)
+        assert torch.equal(found.sequences, greedy)
+
+
+def test_a_model_that_also_reads_pictures_continues_text() -> None:
+    """Gemma 3 as transformers' own mapping of causal language models loads it."""
+    from transformers import AutoModelForCausalLM, Gemma3Config
+
+    text = language_models.make("gemma3").config.to_dict()
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma3Config(
+        text_config=text,
+        vision_config={**vision, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        **{"image_token_index": VOCAB_SIZE - 1, "boi_token_index": VOCAB_SIZE - 2, "eoi_token_index": VOCAB_SIZE - 3},
+    )
+    torch.manual_seed(0)
+    model, prompts = AutoModelForCausalLM.from_config(config).double().eval(), ragged_prompts(vocab_size=VOCAB_SIZE - 3)
+    assert type(model).__name__ == "Gemma3ForConditionalGeneration"
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5 if parameter.ndim > 1 else 1)
+    wanted = theirs(model, prompts)
+    for method in METHODS:
+        assert torch.equal(speculate(model, method, prompts, max_new_tokens=16, eos_token_id=[]).sequences, wanted)
+
+
 def test_other_arguments_that_mean_nothing_here_are_named() -> None:
     model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
-    with pytest.raises(ValueError, match=r"(cache|past_key_values) cannot be given"):
-        specdecode.generate(model, input_ids, max_new_tokens=2, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match=r"input_ids must be given.*inputs_embeds cannot be"):
+        specdecode.generate(model, inputs_embeds=model.get_input_embeddings()(input_ids))
     with pytest.raises(ValueError, match="generation_config must be a GenerationConfig of transformers, got a dict"):
         specdecode.generate(model, input_ids, generation_config={"do_sample": True})
     with pytest.raises(ValueError, match="streamer must have put and end"):
@@ -597,33 +741,24 @@ def test_a_processor_may_write_in_place() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 # The folder for the hub
 
-FOLDER = Path(specdecode.__file__).parent / "hub"
-
-
-@pytest.fixture
-def modules_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers copies remote code to a folder and imports it from there."""
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
-    monkeypatch.syspath_prepend(str(tmp_path))
-
 
 def test_a_folder_does_the_same(modules_cache: None) -> None:
     model, prompts, tokenizer = language_models.make("llama"), ragged_prompts(2), letters()
-    remote: dict[str, Any] = {"custom_generate": str(FOLDER), "trust_remote_code": True}
-    assert torch.equal(theirs(model, prompts, **remote), theirs(model, prompts))
+    assert torch.equal(from_folder(model, prompts), theirs(model, prompts))
     small = language_models.disturbed(model, 0.02)
     settings: dict[str, Any] = {"repetition_penalty": 1.7, "eos_token_id": END}
     wanted = theirs(model, prompts, **settings)
     puts, their = Puts(), Puts()
-    mine = theirs(model, prompts, **remote, **settings, assistant_model=small, streamer=puts)
+    mine = from_folder(model, prompts, **settings, assistant_model=small, streamer=puts)
     theirs(model, prompts, **settings, streamer=their)
     assert torch.equal(mine, wanted) and puts.given == their.given
     text = wanted[0, 9:].tolist()
     stop = "".join(WORDS[token] for token in text[3:5])
     ended = theirs(model, prompts, **settings, stop_strings=stop, tokenizer=tokenizer)
-    mine = theirs(model, prompts, **remote, **settings, stop_strings=stop, tokenizer=tokenizer)
+    mine = from_folder(model, prompts, **settings, stop_strings=stop, tokenizer=tokenizer)
     assert torch.equal(mine, ended) and ended.shape[1] <= wanted.shape[1]
     configured = GenerationConfig(repetition_penalty=1.7, max_new_tokens=16, pad_token_id=PAD, eos_token_id=END)
+    remote: dict[str, Any] = {"custom_generate": str(FOLDER), "trust_remote_code": True}
     mine = model.generate(prompts[0], attention_mask=prompts[1], generation_config=configured, **remote)
     assert torch.equal(mine, wanted)
 

@@ -403,6 +403,20 @@ def test_arguments_that_cannot_be_used_are_named() -> None:
         target.forward(chain.tokens, chain.ancestor_mask(), chain.depth)
 
 
+def test_attention_that_views_all_heads_of_all_rows_is_served() -> None:
+    import transformers as library
+
+    config = library.GPTNeoXJapaneseConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2, num_attention_heads=4
+    )
+    torch.manual_seed(0)
+    model = library.GPTNeoXJapaneseForCausalLM(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8 if parameter.ndim > 1 else 1)
+    check_trees(model)
+
+
 def test_windows_are_shorter_than_prompts() -> None:
     """Else no test here would say anything about them."""
     assert int(ragged_prompts()[1].sum(1).min()) > WINDOW

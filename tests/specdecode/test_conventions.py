@@ -646,7 +646,9 @@ def test_prompt_lookup_is_asked_for_wherever_it_stands() -> None:
         accepted(prompt_lookup_num_tokens=0)
     model.generation_config.prompt_lookup_num_tokens = 2
     assert accepted() == wanted
-    assert accepted(draft_model=model) == accepted(draft_model=model, draft_length=4), "a call's own drafter comes first"
+    assert accepted(draft_model=model) == accepted(draft_model=model, draft_length=4), (
+        "a call's own drafter comes first"
+    )
 
 
 def test_a_call_that_says_do_sample_means_what_transformers_means() -> None:

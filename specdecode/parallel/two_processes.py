@@ -162,6 +162,7 @@ class RemoteDrafter(AbstractContextManager):
     def __init__(self, link: PipeLink) -> None:
         self._link = link
         self._number = 0
+        self._was_heard = False
         self._awaits_hint = False
         self._hint: Future[None] | None = None
         self._sender = ThreadPoolExecutor(1, "hint")
@@ -233,9 +234,11 @@ class RemoteDrafter(AbstractContextManager):
 
     def _receive(self) -> tuple[int, Content]:
         try:
-            return self._link.receive()
+            answer = self._link.receive()
         except LinkClosed as error:
             raise DrafterError(self._why(error)) from None
+        self._was_heard = True
+        return answer
 
     def _why(self, error: LinkClosed) -> str:
         """The message of an error after the link has closed."""
@@ -288,7 +291,9 @@ class DraftProcess(RemoteDrafter):
         if code is None:
             return super()._why(error)
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return f"the drafter's process ended: {how}"
+        # A new process runs the script again. Without the guard it would start one, too, which Python forbids.
+        guard = "" if self._was_heard or code < 0 else '; a script that starts it needs if __name__ == "__main__":'
+        return f"the drafter's process ended: {how}{guard}"
 
 
 def _work(connection: Connection, build: Callable[[], DraftSource], num_threads: int) -> None:

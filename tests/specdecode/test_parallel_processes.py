@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -171,6 +172,22 @@ def test_a_process_serves_rows_and_its_death_is_told() -> None:
         with pytest.raises(DrafterError, match="killed by SIGKILL"):
             parallel(channel)
     assert not is_alive(pid) and not multiprocessing.active_children()
+
+
+def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
+    """The new process runs the script again, which starts another one there."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import parallel_players as players\n"
+        "from specdecode.parallel.two_processes import DraftProcess\n"
+        "channel = DraftProcess(players.build, timeout=200)\n"
+        "channel.collect()\n"
+    )
+    places = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run((sys.executable, script), env={**os.environ, **places}, capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-1].endswith(
+        'the drafter\'s process ended: exit code 1; a script that starts it needs if __name__ == "__main__":'
+    )
 
 
 def test_a_process_that_does_not_listen_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ class BenchVideoConfig(VideoOptions):
         if self.paired:
             there = ["sd", "specvlm", "std", "fly", "lvspec", "parallelvlm"]
         if self.model is None:  # transformers refuses many published pairs, whose matrices are padded differently
-            there += ["assisted", "sparrow", "flash"]
+            there += ["sparrow", "flash"] if self.temperature else ["assisted", "sparrow", "flash"]
         named = ",".join(there) if self.methods is None else self.methods
 
         def resolve(name: str, options: Mapping[str, Any] | None = None) -> VideoMethodConfig:

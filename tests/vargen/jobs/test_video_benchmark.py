@@ -174,6 +174,7 @@ def folder(tmp_path: Path, cases: list[VideoCase]) -> Path:
 def test_who_names_no_methods_compares_those_whose_drafter_is_there() -> None:
     paired = {"ar", "sd", "specvlm", "std", "fly", "lvspec", "parallelvlm"}
     assert set(BenchVideoConfig().contenders()) == paired | {"assisted", "sparrow", "flash"}
+    assert set(BenchVideoConfig(temperature=1.0).contenders()) == paired | {"sparrow", "flash"}, "assisted is greedy"
     assert set(BenchVideoConfig(model="some/large", draft_model="some/small").contenders()) == paired
     alone = BenchVideoConfig(model="some/large").contenders()
     assert set(alone) == {"ar", "std"}

@@ -16,7 +16,7 @@ from vargen.methods.video.base import OwnLoop, VideoComponents, VideoMethodConfi
 
 @dataclass(frozen=True)
 class AssistedConfig(VideoMethodConfig):
-    """transformers' own assisted generation with the draft model, for comparison.
+    """transformers' own assisted generation with the draft model, for comparison. It is greedy only.
 
     Args:
         draft_length: tokens of a chain.

@@ -46,8 +46,17 @@ class AssistedLoop:
             )
 
     def decode(self, generation: Generation) -> Decoded:
-        """Decode the answer. The trace is made from watching the target's forward passes."""
-        sampling, trace = generation.sampling, generation.trace
+        """Decode the answer. The trace is made from watching the target's forward passes.
+
+        Raises:
+            UserError: tokens are to be drawn, which transformers does in an order of its own.
+        """
+        if not generation.sampling.is_greedy:
+            raise UserError(
+                "temperature must be 0 for method assisted: transformers draws so that a seed gives another answer "
+                "than plain decoding; set it to 0, or take method sd"
+            )
+        trace = generation.trace
         # Each forward pass has the tokens in the cache before it, the tokens fed, and when it ended.
         passes: list[tuple[int, int, float]] = []
         draft_passes = 0
@@ -65,21 +74,17 @@ class AssistedLoop:
         assistant_settings.num_assistant_tokens = self.draft_length
         assistant_settings.num_assistant_tokens_schedule = "constant"
         assistant_settings.assistant_confidence_threshold = 0.0
-        drawing = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
         began = time.perf_counter()
         handle = architecture_of(self.model).decoder(self.model).register_forward_hook(watch, with_kwargs=True)
         of_drafter = architecture_of(self.draft_model).decoder(self.draft_model).register_forward_hook(count)
         try:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(generation.seeds[0])
-                tokens = self.model.generate(
-                    **self.inputs,
-                    assistant_model=self.draft_model,
-                    max_new_tokens=generation.max_new_tokens,
-                    do_sample=not sampling.is_greedy,
-                    repetition_penalty=self.repetition_penalty,
-                    **({} if sampling.is_greedy else drawing),
-                )
+            tokens = self.model.generate(
+                **self.inputs,
+                assistant_model=self.draft_model,
+                max_new_tokens=generation.max_new_tokens,
+                do_sample=False,
+                repetition_penalty=self.repetition_penalty,
+            )
         finally:
             handle.remove()
             of_drafter.remove()

@@ -66,7 +66,7 @@ class ParallelPair:
     def __init__(self, drafter: Any, workers: str) -> None:
         self.drafter = drafter
         self.workers = workers
-        self.draft_lengths: dict[Pruning, int] = {}
+        self.draft_lengths: dict[tuple[Pruning, int], int] = {}  # by the longest that an answer has room for
         self._channel: DraftChannel | None = None
 
     @property
@@ -174,13 +174,11 @@ class ParallelLoop:
         """Tokens of a window, and what measuring them took."""
         if self.draft_length is not None:
             return self.draft_length, FirstUse()
-        known = self.pair.draft_lengths
-        if self.pruning in known:
-            return known[self.pruning], FirstUse()
-        measured = measure_draft_length(
-            self._target(), self.pair.channel, prompt=self._draft_prompt, longest=min(LONGEST, self._room)
-        )
-        known[self.pruning] = measured.tokens
+        known, longest = self.pair.draft_lengths, min(LONGEST, self._room)
+        if (self.pruning, longest) in known:
+            return known[self.pruning, longest], FirstUse()
+        measured = measure_draft_length(self._target(), self.pair.channel, prompt=self._draft_prompt, longest=longest)
+        known[self.pruning, longest] = measured.tokens
         return measured.tokens, FirstUse(measured.target_passes, measured.draft_passes)
 
     def _target(self) -> VideoTarget:

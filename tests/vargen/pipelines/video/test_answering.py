@@ -418,6 +418,32 @@ def test_bad_settings_are_named(method: str, options: dict[str, Any], named: str
         resolve_method(method, options, task="video")
 
 
+def test_transformers_own_loop_is_greedy_only(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    """It draws in an order of its own, so that a seed would give another answer than plain decoding."""
+    answerer = answerer_of(qwen_pair)
+    greedy, plain = (
+        answerer.answer(cases[0].frames, QUESTION, method, max_new_tokens=12) for method in ("assisted", "ar")
+    )
+    assert greedy.token_ids == plain.token_ids
+    with pytest.raises(UserError, match="temperature must be 0 for method assisted"):
+        answerer.answer(cases[0].frames, QUESTION, "assisted", max_new_tokens=12, temperature=1.0)
+
+
+@pytest.mark.usefixtures("forked_drafters")
+def test_a_window_measured_in_a_short_answer_is_not_a_long_ones(qwen_pair: Path, cases: list[VideoCase]) -> None:
+    answerer = VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(qwen_pair / "draft"))
+    try:
+        measured = [
+            answerer.answer(cases[0].frames, QUESTION, "parallelvlm", max_new_tokens=room).first_use.target_passes > 0
+            for room in (1, 24, 1, 24)
+        ]
+    finally:
+        answerer.close()
+    assert measured == [True, True, False, False]
+
+
 def test_what_is_missing_is_named(qwen_pair: Path, pair: Path, cases: list[VideoCase], tmp_path: Path) -> None:
     alone = VideoAnswerer.from_pretrained(str(qwen_pair / "target"))
     for method in ("sd", "parallelvlm", "assisted"):

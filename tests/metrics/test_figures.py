@@ -115,6 +115,47 @@ def test_no_interval_without_draws_and_nan_is_no_number() -> None:
     assert (low, high) == (1.0, 1.0)
 
 
+@given(values=st.lists(st.floats(-100, 100), min_size=2, max_size=5), missing=st.integers(0, 40))
+def test_the_interval_of_fewer_than_six_numbers_is_least_to_greatest(values: list[float], missing: int) -> None:
+    """However many pictures have none. Of two numbers it had no width, of three it ended at the mean."""
+    values = [round(value, 3) for value in values]
+    interval = mean_interval(torch.tensor(values + [math.nan] * missing, dtype=torch.float64))
+    assert interval == pytest.approx((min(values), max(values)), abs=1e-9)
+
+
+def test_distances_that_are_all_alike_say_nothing_of_the_spread() -> None:
+    """Two draws with the one among seven zeros once each gave the mean alone, with it twice each less than the mean."""
+    values = torch.tensor([0.0] * 7 + [1.0])
+    assert mean_interval(values, draws=2, seed=5) == mean_interval(values, draws=2, seed=4) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("count", "seed", "recorded"),
+    [
+        (6, 0, (0.21691125433040992, 4.669239022757736)),
+        (7, 1, (0.4183631616429182, 1.7246168378043796)),
+        (8, 0, (0.5258360368306971, 3.4402703596922484)),
+        (8, 1, (0.7357841092824493, 1.5671502245724875)),
+        (9, 2, (0.689365545027808, 2.043168122005855)),
+        (40, 3, (0.9925501935612973, 1.7395681288397258)),
+    ],
+)
+def test_recorded_intervals_can_be_made_again(count: int, seed: int, recorded: tuple[float, float]) -> None:
+    """Of six numbers or more, from before fewer had least to greatest."""
+    values = torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).exp()
+    assert mean_interval(values, seed=seed) == pytest.approx(recorded, rel=1e-12)
+
+
+def test_from_six_numbers_on_the_interval_covers_the_truth_as_often_as_later() -> None:
+    """The docstring's table, of which the rule of six is read."""
+    generator = torch.Generator().manual_seed(0)
+    covered = 0
+    for number in range(400):
+        low, high = mean_interval(torch.randn(6, generator=generator), draws=100, seed=number) or (0.0, 0.0)
+        covered += low <= 0 <= high
+    assert covered / 400 >= 0.91
+
+
 @given(values=st.lists(st.booleans(), min_size=2, max_size=30), as_shares=st.booleans())
 def test_no_interval_of_a_share_is_beyond_it(values: list[bool], as_shares: bool) -> None:
     shares = torch.tensor(values) if as_shares else torch.tensor(values).double()

@@ -29,6 +29,46 @@ def test_clip_score_scales_and_clips() -> None:
         clip_scores(images, texts[:1])
 
 
+@given(
+    width=st.integers(1, 600),
+    seed=st.integers(0, 1000),
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+)
+def test_identical_unit_vectors_score_100_whatever_type_normalised_them(
+    width: int, seed: int, dtype: torch.dtype
+) -> None:
+    """But for what rounding makes of their two lengths."""
+    features = torch.randn(4, width, generator=torch.Generator().manual_seed(seed)).abs().to(dtype) + 0.1
+    unit = features / features.norm(dim=-1, keepdim=True)
+    off = {torch.bfloat16: 1.6, torch.float16: 0.2}.get(dtype, 1e-4)
+    assert clip_scores(unit, unit).tolist() == pytest.approx([100.0] * 4, abs=off)
+
+
+@pytest.mark.parametrize("length", [8.62, 1.002, 0.998, 0.0, math.nan])
+@pytest.mark.parametrize("name", ["image_features", "text_features"])
+def test_features_that_are_no_unit_vectors_are_refused(name: str, length: float) -> None:
+    unit = normalize(torch.randn(3, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
+    features = {"image_features": unit, "text_features": unit, name: unit * torch.tensor([[1.0], [length], [1.0]])}
+    message = f"^{name} must be unit vectors, got one of length {length:.4g} in row 1; .*normalize"
+    with pytest.raises(DataError, match=message):
+        clip_scores(**features)
+
+
+@pytest.mark.parametrize(
+    ("of_images", "of_texts", "got"),
+    [
+        ((5, 8), (5, 4), r"\[5, 8\] and \[5, 4\]"),
+        ((8,), (8,), r"\[8\] and \[8\]"),
+        ((5, 8), (8,), r"\[5, 8\] and \[8\]"),
+    ],
+)
+def test_features_of_another_width_are_told_from_missing_captions(
+    of_images: tuple[int, ...], of_texts: tuple[int, ...], got: str
+) -> None:
+    with pytest.raises(DataError, match=f"must be .N, D. of one width D, got {got}; make both with the same CLIP"):
+        clip_scores(torch.ones(of_images), torch.ones(of_texts))
+
+
 def test_retrieval_finds_the_own_text_and_only_that() -> None:
     features = normalize(torch.randn(64, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
     assert retrieval_accuracy(features, features, candidates=16) == 1.0

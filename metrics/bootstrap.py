@@ -19,6 +19,9 @@ from metrics.proportion import Proportion
 
 Interval = tuple[float, float]
 
+_FEWEST = 6
+"""Of fewer numbers even least to greatest covers less than 95 %, so nothing narrower does."""
+
 
 def spread_interval(
     value: float, count: int, figure: Callable[[Tensor], float], draws: int = 200, seed: int = 0
@@ -55,12 +58,28 @@ def percentile_interval(
 
 
 def mean_interval(values: Tensor, draws: int = 200, seed: int = 0) -> Interval | None:
-    """A 95 % interval of the mean of one number a picture, `[N]`; NaN marks a picture that has none.
+    """A 95 % interval of the mean of one number a picture; it promises less for fewer than six numbers.
 
     Where the numbers are bool the mean is a share of independent cases, and the interval Wilson's. Else it is the
     studentised bootstrap's (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, section 12.5), cut at the
     least and the greatest number. Where few numbers lean to one side, it holds the truth more often than the middle of
     the resampled means does.
+
+    Of fewer than six numbers, and where all draws lie equally far from the mean, the interval is least to greatest. In
+    percent of 4,000 samples of normal (log-normal) numbers, with 200 draws each, the truth lay in
+
+    | numbers | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 16 |
+    |---|---|---|---|---|---|---|---|---|
+    | least to greatest | 51 (43) | 75 (62) | 88 (77) | 94 (84) | 97 (89) | 99 (93) | 99 (96) | 100 (100) |
+    | studentised bootstrap | 0 (0) | 75 (61) | 88 (76) | 93 (83) | 94 (87) | 93 (89) | 95 (89) | 94 (91) |
+
+    Args:
+        values: `[N]`, bool or any real dtype; NaN marks a picture that has no number.
+        draws: how often pictures are drawn again.
+        seed: of the draws.
+
+    Returns:
+        Lower and upper bound; None for fewer than two draws or numbers.
     """
     if values.dtype == torch.bool:
         enough = draws >= 2 and len(values) >= 2
@@ -73,6 +92,8 @@ def mean_interval(values: Tensor, draws: int = 200, seed: int = 0) -> Interval |
     least, greatest = float(known.min()), float(known.max())
     if error == 0:
         return mean, mean
+    if len(known) < _FEWEST:
+        return least, greatest
 
     def distance(chosen: Tensor) -> float:
         drawn = values[chosen]
@@ -82,7 +103,7 @@ def mean_interval(values: Tensor, draws: int = 200, seed: int = 0) -> Interval |
 
     distances = torch.tensor(_drawn_again(len(values), distance, draws, seed), dtype=torch.float64)
     distances = distances[~distances.isnan()]
-    if len(distances) < 2:
+    if len(distances) < 2 or float(distances.max() - distances.min()) < 1e-9:  # alike but for rounding
         return least, greatest
     low, high = distances.quantile(torch.tensor([0.975, 0.025], dtype=torch.float64))
     return max(mean - float(low) * error, least), min(mean - float(high) * error, greatest)

@@ -3,9 +3,9 @@
 Belongs here: one table of extractors, loading their networks from local files and running them. Does not belong here:
 what is computed from features (`frechet`, `manifold`, `clip_score`, `class_score`, `diversity`).
 
-An extractor takes uint8 `[B, 3, H, W]` and gives fp32 `[B, num_features]` on the CPU. `identity` names network, layer
-and a hash of its weights: two results compare only where these agree. Nothing is downloaded but by torch-fidelity, and
-only where no file is named.
+An extractor takes uint8 `[B, 3, H, W]`, refuses anything else with a DataError, and gives fp32 `[B, num_features]` on
+the CPU. `identity` names network, layer and a hash of its weights: two results compare only where these agree. Nothing
+is downloaded but by torch-fidelity, and only where no file is named.
 """
 
 from __future__ import annotations
@@ -55,6 +55,21 @@ def weights_hash(module: nn.Module) -> str:
         total.update(f"{name} {tuple(value.shape)} ".encode())
         total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()[:12]
+
+
+def _check_pictures(pictures: Tensor) -> None:
+    """Raises DataError for anything but uint8 `[B, 3, H, W]` with pixels. A network would take floats in [0, 1] for
+    pictures that are almost black, whose distances are small and look right."""
+    if not isinstance(pictures, Tensor):
+        got = type(pictures).__name__
+    elif pictures.dtype != torch.uint8 or pictures.ndim != 4 or pictures.shape[1] != 3 or not pictures.numel():
+        got = f"{str(pictures.dtype).removeprefix('torch.')} {list(pictures.shape)}"
+    else:
+        return
+    raise DataError(
+        f"pictures must be uint8 [B, 3, H, W] and not empty, got {got}; turn floats in [0, 1] into "
+        "(pictures * 255).round().byte(), and one picture into picture[None]"
+    )
 
 
 class InceptionReading(NamedTuple):
@@ -121,7 +136,9 @@ class InceptionFeatures:
 
     @torch.no_grad()
     def read(self, pictures: Tensor) -> InceptionReading:
-        """Everything that scores are made of, in one pass over uint8 `[B, 3, H, W]`."""
+        """Everything that scores are made of, in one pass over uint8 `[B, 3, H, W]`. Raises DataError for other
+        input."""
+        _check_pictures(pictures)
         places: list[Tensor] = []
         # mixed_6 of the graph is Mixed_6d here, and its "conv" ends in the ReLU.
         handle = self.network.Mixed_6d.branch1x1.register_forward_hook(lambda *layer: places.append(layer[-1][:, :7]))
@@ -199,6 +216,7 @@ class VGGFeatures:
 
     @torch.no_grad()
     def __call__(self, pictures: Tensor) -> Tensor:
+        _check_pictures(pictures)
         values = pictures.to(self.device).float() / 255
         values = interpolate(values, size=(224, 224), mode="bicubic", antialias=True).clamp(0, 1)
         mean, std = (torch.tensor(each, device=self.device)[:, None, None] for each in (_VGG_MEAN, _VGG_STD))
@@ -229,6 +247,7 @@ class EfficientNetFeatures:
 
     @torch.no_grad()
     def __call__(self, pictures: Tensor) -> Tensor:
+        _check_pictures(pictures)
         values = pictures.to(self.device).float()
         values = interpolate(values, size=(SIDE, SIDE), mode="bicubic", antialias=True).clamp(0, 255)
         return self.network((values - 127) / 128).float().cpu()  # as the Lite networks were trained
@@ -265,6 +284,7 @@ class CLIPFeatures:
 
     @torch.no_grad()
     def __call__(self, pictures: Tensor) -> Tensor:
+        _check_pictures(pictures)
         values = self.image_processor([to_image(picture) for picture in pictures], return_tensors="pt").pixel_values
         return _unit(self.model.get_image_features(pixel_values=values.to(self.device)))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +74,27 @@ def test_features_do_not_depend_on_the_texts_neighbours(clip_folder: Path) -> No
 def test_a_folder_without_a_clip_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no CLIP"):
         CLIPFeatures(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [InceptionFeatures, VGGFeatures, EfficientNetFeatures, CLIPFeatures])
+@pytest.mark.parametrize(
+    ("pictures", "got"),
+    [
+        (torch.rand(2, 3, 8, 8), "float32 [2, 3, 8, 8]"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.int64), "int64 [2, 3, 8, 8]"),
+        (torch.zeros(3, 8, 8, dtype=torch.uint8), "uint8 [3, 8, 8]"),
+        (torch.zeros(0, 3, 8, 8, dtype=torch.uint8), "uint8 [0, 3, 8, 8]"),
+        (torch.zeros(2, 3, 0, 8, dtype=torch.uint8), "uint8 [2, 3, 0, 8]"),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "uint8 [2, 1, 8, 8]"),
+        (torch.zeros(2, 8, 8, 3, dtype=torch.uint8), "uint8 [2, 8, 8, 3]"),
+        ([torch.zeros(3, 8, 8, dtype=torch.uint8)], "list"),
+    ],
+)
+def test_anything_but_bytes_of_rgb_is_refused_before_a_network_sees_it(kind: type, pictures: Any, got: str) -> None:
+    """So the extractors here have no network."""
+    wanted = re.escape(f"pictures must be uint8 [B, 3, H, W] and not empty, got {got}; turn floats in [0, 1] into")
+    with pytest.raises(DataError, match=f"^{wanted}"):
+        kind.__new__(kind)(pictures)
 
 
 def test_identity_follows_the_weights() -> None:

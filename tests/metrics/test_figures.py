@@ -29,6 +29,46 @@ def test_clip_score_scales_and_clips() -> None:
         clip_scores(images, texts[:1])
 
 
+@given(
+    width=st.integers(1, 600),
+    seed=st.integers(0, 1000),
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+)
+def test_identical_unit_vectors_score_100_whatever_type_normalised_them(
+    width: int, seed: int, dtype: torch.dtype
+) -> None:
+    """But for what rounding makes of their two lengths."""
+    features = torch.randn(4, width, generator=torch.Generator().manual_seed(seed)).abs().to(dtype) + 0.1
+    unit = features / features.norm(dim=-1, keepdim=True)
+    off = {torch.bfloat16: 1.6, torch.float16: 0.2}.get(dtype, 1e-4)
+    assert clip_scores(unit, unit).tolist() == pytest.approx([100.0] * 4, abs=off)
+
+
+@pytest.mark.parametrize("length", [8.62, 1.002, 0.998, 0.0, math.nan])
+@pytest.mark.parametrize("name", ["image_features", "text_features"])
+def test_features_that_are_no_unit_vectors_are_refused(name: str, length: float) -> None:
+    unit = normalize(torch.randn(3, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
+    features = {"image_features": unit, "text_features": unit, name: unit * torch.tensor([[1.0], [length], [1.0]])}
+    message = f"^{name} must be unit vectors, got one of length {length:.4g} in row 1; .*normalize"
+    with pytest.raises(DataError, match=message):
+        clip_scores(**features)
+
+
+@pytest.mark.parametrize(
+    ("of_images", "of_texts", "got"),
+    [
+        ((5, 8), (5, 4), r"\[5, 8\] and \[5, 4\]"),
+        ((8,), (8,), r"\[8\] and \[8\]"),
+        ((5, 8), (8,), r"\[5, 8\] and \[8\]"),
+    ],
+)
+def test_features_of_another_width_are_told_from_missing_captions(
+    of_images: tuple[int, ...], of_texts: tuple[int, ...], got: str
+) -> None:
+    with pytest.raises(DataError, match=f"must be .N, D. of one width D, got {got}; make both with the same CLIP"):
+        clip_scores(torch.ones(of_images), torch.ones(of_texts))
+
+
 def test_retrieval_finds_the_own_text_and_only_that() -> None:
     features = normalize(torch.randn(64, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
     assert retrieval_accuracy(features, features, candidates=16) == 1.0
@@ -113,6 +153,47 @@ def test_no_interval_without_draws_and_nan_is_no_number() -> None:
     assert mean_interval(torch.tensor([True, False]), draws=0) is None
     low, high = mean_interval(torch.tensor([1.0, float("nan"), 1.0, 1.0]), draws=50) or (0.0, 0.0)
     assert (low, high) == (1.0, 1.0)
+
+
+@given(values=st.lists(st.floats(-100, 100), min_size=2, max_size=5), missing=st.integers(0, 40))
+def test_the_interval_of_fewer_than_six_numbers_is_least_to_greatest(values: list[float], missing: int) -> None:
+    """However many pictures have none. Of two numbers it had no width, of three it ended at the mean."""
+    values = [round(value, 3) for value in values]
+    interval = mean_interval(torch.tensor(values + [math.nan] * missing, dtype=torch.float64))
+    assert interval == pytest.approx((min(values), max(values)), abs=1e-9)
+
+
+def test_distances_that_are_all_alike_say_nothing_of_the_spread() -> None:
+    """Two draws with the one among seven zeros once each gave the mean alone, with it twice each less than the mean."""
+    values = torch.tensor([0.0] * 7 + [1.0])
+    assert mean_interval(values, draws=2, seed=5) == mean_interval(values, draws=2, seed=4) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("count", "seed", "recorded"),
+    [
+        (6, 0, (0.21691125433040992, 4.669239022757736)),
+        (7, 1, (0.4183631616429182, 1.7246168378043796)),
+        (8, 0, (0.5258360368306971, 3.4402703596922484)),
+        (8, 1, (0.7357841092824493, 1.5671502245724875)),
+        (9, 2, (0.689365545027808, 2.043168122005855)),
+        (40, 3, (0.9925501935612973, 1.7395681288397258)),
+    ],
+)
+def test_recorded_intervals_can_be_made_again(count: int, seed: int, recorded: tuple[float, float]) -> None:
+    """Of six numbers or more, from before fewer had least to greatest."""
+    values = torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).exp()
+    assert mean_interval(values, seed=seed) == pytest.approx(recorded, rel=1e-12)
+
+
+def test_from_six_numbers_on_the_interval_covers_the_truth_as_often_as_later() -> None:
+    """The docstring's table, of which the rule of six is read."""
+    generator = torch.Generator().manual_seed(0)
+    covered = 0
+    for number in range(400):
+        low, high = mean_interval(torch.randn(6, generator=generator), draws=100, seed=number) or (0.0, 0.0)
+        covered += low <= 0 <= high
+    assert covered / 400 >= 0.91
 
 
 @given(values=st.lists(st.booleans(), min_size=2, max_size=30), as_shares=st.booleans())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.functional import normalize
 
 from metrics import manifold
 from metrics.clip_score import clip_scores
@@ -18,7 +19,9 @@ PROTOCOL = Protocol(
 
 
 def features(count: int, spread: float, seed: int) -> torch.Tensor:
-    return torch.randn(count, 3, generator=torch.Generator().manual_seed(seed)) * spread
+    """Unit vectors, as a CLIP gives them, spread around one direction."""
+    around = torch.tensor([1.0, 0.0, 0.0])
+    return normalize(around + torch.randn(count, 3, generator=torch.Generator().manual_seed(seed)) * spread, dim=-1)
 
 
 def test_scores_are_those_of_their_formulas() -> None:

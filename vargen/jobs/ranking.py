@@ -78,10 +78,15 @@ class ClipScorer:
         return self.score_pixels(torch.stack(pixels), prompts)
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str]) -> list[float]:
-        """One score for each picture of uint8 `[B, 3, H, W]`."""
+        """One score for each picture of uint8 `[B, 3, H, W]`. Raises UserError for a CLIP whose features are no
+        numbers."""
         from metrics.clip_score import clip_scores
+        from metrics.errors import DataError
 
-        return clip_scores(self.features(pixels), self.features.encode_text(list(prompts))).tolist()
+        try:
+            return clip_scores(self.features(pixels), self.features.encode_text(list(prompts))).tolist()
+        except DataError as error:
+            raise UserError(f"clip: {error}") from error
 
 
 def best(scores: Sequence[float]) -> int:

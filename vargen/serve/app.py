@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,8 +51,13 @@ class TooLarge(UserError):
     """A request has more bytes than are read."""
 
 
+class ClientLeft(UserError):
+    """Nobody waits for the answer any more."""
+
+
 _STATUS: dict[type[Exception], tuple[int, str]] = {
     TooLarge: (413, "invalid_request_error"),
+    ClientLeft: (499, "invalid_request_error"),  # nginx's status, for the metric alone
     QueueFull: (429, "rate_limit_error"),
     NotFiniteError: (500, "server_error"),
     UserError: (400, "invalid_request_error"),
@@ -198,6 +203,7 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
         first_seed: of the first picture for which a request gives none.
     """
     from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
@@ -233,10 +239,13 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
 
     async def body_of(request: Request) -> Any:
         content = b""
-        async for part in request.stream():
-            content += part
-            if len(content) > MAX_BODY:
-                raise TooLarge(f"the request has more than {MAX_BODY:,} bytes; send a shorter prompt")
+        try:
+            async for part in request.stream():
+                content += part
+                if len(content) > MAX_BODY:
+                    raise TooLarge(f"the request has more than {MAX_BODY:,} bytes; send a shorter prompt")
+        except ClientDisconnect:
+            raise ClientLeft("the client left before it had sent its request") from None
         try:
             return parse_json(content)
         except RepeatedKeyError as error:
@@ -260,7 +269,7 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
                 metrics.requests.labels("200").inc()
                 return StreamingResponse(events.sent(), media_type="text/event-stream")
             engine.submit(jobs)
-            pictures = await asyncio.gather(*(asyncio.wrap_future(job.finished) for job in jobs))
+            pictures = await _drawn(jobs, request)
         except Exception as error:
             status, kind = next(answer for cause, answer in _STATUS.items() if isinstance(error, cause))
             return refused(status, str(error) or type(error).__name__, kind)
@@ -295,6 +304,30 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
     app = Starlette(routes=routes, lifespan=lifespan)
     app.state.engine = engine
     return app
+
+
+async def _drawn(jobs: Sequence[Job], request: Request) -> list[Image]:
+    """The pictures of jobs that were submitted. When one fails or the client leaves, those that still wait are not
+    drawn. Raises ClientLeft, or the error of a job."""
+
+    async def leaves() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    async def draws() -> list[Image]:
+        return await asyncio.gather(*(asyncio.wrap_future(job.finished) for job in jobs))
+
+    leaving, drawing = asyncio.create_task(leaves()), asyncio.create_task(draws())
+    try:
+        await asyncio.wait((leaving, drawing), return_when=asyncio.FIRST_COMPLETED)
+        if not drawing.done():
+            raise ClientLeft("the client left before its pictures were drawn")
+        return drawing.result()
+    finally:
+        leaving.cancel()
+        drawing.cancel()
+        for job in jobs:
+            job.finished.cancel()
 
 
 class _Events:

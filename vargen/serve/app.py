@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, check_number, check_text
-from vargen.base.errors import NotFiniteError, UserError
+from vargen.base.errors import NotFiniteError, UserError, did_you_mean
 from vargen.base.places import READ_FILE
 from vargen.base.reading import RepeatedKeyError, parse_json, reason_of
 from vargen.methods.catalogue import resolve_method
@@ -41,6 +41,21 @@ MOST_PICTURES = 10
 """The most pictures of one request, as in OpenAI's interface."""
 MOST_PARTIAL = 3
 """The most partial pictures of one picture, likewise."""
+WITHOUT_EFFECT = (
+    "model",  # OpenAI's clients send one by default, and there is one model here
+    "user",
+    "safety_identifier",
+    "quality",
+    "complexity",
+    "style",
+    "moderation",
+    "output_compression",  # of other formats than PNG
+)
+"""Fields of OpenAI's interface that are taken whatever they say: any picture of the prompt answers them rightly."""
+_FIELDS = (
+    *("prompt", "n", "size", "seed", "stream", "partial_images", "response_format", "output_format", "background"),
+    *WITHOUT_EFFECT,
+)
 MAX_BODY = 1 << 18
 """The most bytes of a request."""
 KEY = "VARGEN_API_KEY"
@@ -140,16 +155,19 @@ class ImageRequest:
         """The request in a body.
 
         Args:
-            body: as JSON.
+            body: as JSON. A field that is null is not given.
             image_size: side of the model's pictures.
             can_show: whether unfinished pictures can be shown.
 
         Raises:
-            UserError: a field that cannot be served, by name.
+            UserError: a field that cannot be served or is not known, by name.
         """
         if not isinstance(body, dict):
             raise UserError("body must be a JSON object with a prompt")
         given = {name: value for name, value in body.items() if value is not None}
+        for name in given:
+            if name not in _FIELDS:
+                raise UserError(f"{name!r:.40} is no field of this server{did_you_mean(name, _FIELDS)}; leave it out")
         prompt = given.get("prompt")
         if not isinstance(prompt, str) or not prompt.strip():
             raise UserError("prompt must be a text that describes the picture")
@@ -157,7 +175,12 @@ class ImageRequest:
         sizes = ("auto", f"{image_size}x{image_size}")
         if given.get("size", "auto") not in sizes:
             raise UserError(f"size must be {sizes[1]}, the only one of this model, or auto, got {given['size']!r:.40}")
-        for name, allowed in (("response_format", ("b64_json", "url")), ("output_format", ("png",))):
+        choices = {
+            "response_format": ("b64_json", "url"),
+            "output_format": ("png",),
+            "background": ("auto", "opaque"),
+        }
+        for name, allowed in choices.items():
             if given.get(name, allowed[0]) not in allowed:
                 raise UserError(f"{name} must be {' or '.join(allowed)}, got {given[name]!r:.40}")
         if not isinstance(given.get("stream", False), bool):
@@ -219,7 +242,7 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
 
     def refused(status: int, message: str, kind: str = "invalid_request_error") -> Any:
         metrics.requests.labels(str(status)).inc()
-        param = message.split()[0] if status == 400 else None
+        param = message.split()[0].strip("':") if status == 400 else None
         error = {"message": " ".join(message.split()), "type": kind, "param": param, "code": None}
         return JSONResponse({"error": error}, status)
 

@@ -25,7 +25,7 @@ from PIL import Image
 from tiny_pipelines import build_tiny_pipeline
 
 from vargen.base.errors import UserError
-from vargen.serve.app import KEY, ServeConfig, build_app, check_port, check_serving
+from vargen.serve.app import KEY, WITHOUT_EFFECT, ImageRequest, ServeConfig, build_app, check_port, check_serving
 from vargen.serve.engine import Engine, EngineStopped, Job, QueueFull
 
 pytest.importorskip("starlette", reason="needs the extra serve")
@@ -92,6 +92,23 @@ def test_the_official_client_draws_two_pictures(engine: Engine, wanted: Callable
             assert [each.id async for each in await own.models.list()] == ["tiny"]
 
     run(ask)
+
+
+def test_fields_of_the_official_client_that_any_picture_satisfies_are_taken(
+    engine: Engine, wanted: Callable[..., Any]
+) -> None:
+    said = {"model": "gpt-image-1", "user": "u", "quality": "hd", "style": "vivid", "moderation": "low"}
+    said |= {"output_compression": 50, "background": "opaque", "output_format": "png"}
+
+    async def ask() -> None:
+        async with client(engine) as own:
+            answer = await own.images.generate(prompt=PROMPT, **said, extra_body={"seed": 7, "safety_identifier": "s"})
+            assert np.array_equal(picture_of(answer.data[0].b64_json), wanted(7))
+
+    run(ask)
+    for value in ("", 3, ["a"], {}):
+        asked = ImageRequest.read({"prompt": PROMPT, **dict.fromkeys(WITHOUT_EFFECT, value)}, SIDE, True)
+        assert asked == ImageRequest(PROMPT)
 
 
 def test_the_official_client_streams_partial_pictures(engine: Engine, wanted: Callable[..., Any]) -> None:

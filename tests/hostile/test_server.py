@@ -139,16 +139,34 @@ def test_a_wrong_key(engine: Engine, sent: str) -> None:
 
 
 def test_other_places_and_ways(engine: Engine) -> None:
-    for path in ("/docs", "/v1", "/v1/images/edits", "//", "/%00", "/v1/images/generations/../../etc/passwd"):
-        assert ask(engine, GOOD, path=path).status_code == 404, path
+    paths = (
+        "/docs",
+        "/v1",
+        "/v1/images/edits",
+        "//",
+        "/%00",
+        "/v1/images/generations/../../etc/passwd",
+        "/" + "x" * 999,
+    )
+    ways = [("GET", PLACE, "POST"), ("PUT", PLACE, "POST"), ("POST", "/health", "GET"), ("X" * 999, "/metrics", "GET")]
 
-    async def get() -> int:
+    async def look() -> None:
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app=build_app(engine, "tiny")), base_url="http://localhost"
         ) as client:
-            return (await client.get(PLACE)).status_code
+            for path in paths:
+                check_answer(
+                    await client.post(path, content=GOOD), 404, "is no place of this server; it has /v1/images"
+                )
+            for method, path, allowed in ways:
+                answer = await client.request(method, path)
+                check_answer(answer, 405, f"is no method of {path}; use ")
+                assert allowed in answer.headers["allow"] and allowed in answer.json()["error"]["message"]
+            counted = (await client.get("/metrics")).text
+            assert f'vargen_requests_total{{status="404"}} {len(paths)}.0' in counted
+            assert f'vargen_requests_total{{status="405"}} {len(ways)}.0' in counted
 
-    assert asyncio.run(get()) == 405
+    asyncio.run(look())
     assert engine.alive and ask(engine, GOOD).status_code == 200
 
 

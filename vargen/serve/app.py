@@ -226,6 +226,7 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
         first_seed: of the first picture for which a request gives none.
     """
     from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
@@ -318,13 +319,22 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
     async def measured(request: Request) -> Any:
         return not_allowed(request) or Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
+    async def not_routed(request: Request, error: Any) -> Any:
+        if error.status_code == 404:
+            places = ", ".join(route.path for route in routes)
+            return refused(404, f"{request.url.path!r:.80} is no place of this server; it has {places}")
+        allowed = (error.headers or {})["Allow"]
+        answer = refused(405, f"{request.method:.40} is no method of {request.url.path}; use {allowed}")
+        answer.headers["Allow"] = allowed
+        return answer
+
     routes = [
         Route("/v1/images/generations", generations, methods=["POST"]),
         Route("/v1/models", models),
         Route("/health", health),
         Route("/metrics", measured),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan)
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: not_routed})
     app.state.engine = engine
     return app
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 from hostile import Case, check_case, each
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from tiny_pipelines import build_tiny_pipeline
 
-from vargen.serve.app import KEY, build_app
+from vargen.base.errors import UserError
+from vargen.serve.app import KEY, WITHOUT_EFFECT, ImageRequest, build_app
 from vargen.serve.engine import Engine
 
 pytest.importorskip("starlette", reason="needs the extra serve")
@@ -75,6 +78,12 @@ BODIES: list[tuple[Any, int, str]] = [
     ({"prompt": PROMPT, "stream": True, "n": 2}, 400, "n must be 1 where stream is true"),
     ({"prompt": PROMPT, "partial_images": 1}, 400, "partial_images needs stream true"),
     ({"prompt": PROMPT, "stream": True, "partial_images": 9}, 400, "partial_images must be a whole number"),
+    ({"prompt": PROMPT, "background": "transparent"}, 400, "background must be auto or opaque, got 'transparent'"),
+    ({"prompt": PROMPT, "background": ["auto"]}, 400, "background must be auto or opaque"),
+    ({"prompt": PROMPT, "sed": 3}, 400, "'sed' is no field of this server (did you mean 'seed'?); leave it out"),
+    ({"prompt": PROMPT, "frame_count": 2}, 400, "'frame_count' is no field of this server; leave it out"),
+    ({"prompt": PROMPT, "a\n\ud800": 1}, 400, r"'a\n\ud800' is no field"),
+    ({"prompt": PROMPT, "x" * 100_000: 1}, 400, "is no field"),
     ([1], 400, "body must be a JSON object"),
 ]
 
@@ -83,6 +92,22 @@ BODIES: list[tuple[Any, int, str]] = [
 def test_a_body_is_refused(engine: Engine, body: Any, status: int, message: str) -> None:
     check_answer(ask(engine, json.dumps(body).encode()), status, message)
     assert engine.alive and engine.waiting == 0
+
+
+@given(st.text())
+def test_a_field_that_is_not_known_is_named(name: str) -> None:
+    known = {*WITHOUT_EFFECT, "prompt", "n", "size", "seed", "stream", "partial_images"}
+    assume(name not in known | {"response_format", "output_format", "background"})
+    with pytest.raises(UserError) as refused:
+        ImageRequest.read({"prompt": PROMPT, name: 1}, 8, True)
+    assert str(refused.value).startswith(f"{name!r:.40} is no field")
+    assert ImageRequest.read({"prompt": PROMPT, name: None}, 8, True) == ImageRequest(PROMPT), "null is not given"
+
+
+def test_a_refusal_has_the_fields_name_apart(engine: Engine) -> None:
+    for field in ("sed", "size"):
+        answer = ask(engine, json.dumps({"prompt": PROMPT, field: "1x1"}).encode())
+        assert answer.json()["error"]["param"] == field
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000, b"9" * 100_000], ids=range(5))
@@ -114,16 +139,34 @@ def test_a_wrong_key(engine: Engine, sent: str) -> None:
 
 
 def test_other_places_and_ways(engine: Engine) -> None:
-    for path in ("/docs", "/v1", "/v1/images/edits", "//", "/%00", "/v1/images/generations/../../etc/passwd"):
-        assert ask(engine, GOOD, path=path).status_code == 404, path
+    paths = (
+        "/docs",
+        "/v1",
+        "/v1/images/edits",
+        "//",
+        "/%00",
+        "/v1/images/generations/../../etc/passwd",
+        "/" + "x" * 999,
+    )
+    ways = [("GET", PLACE, "POST"), ("PUT", PLACE, "POST"), ("POST", "/health", "GET"), ("X" * 999, "/metrics", "GET")]
 
-    async def get() -> int:
+    async def look() -> None:
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app=build_app(engine, "tiny")), base_url="http://localhost"
         ) as client:
-            return (await client.get(PLACE)).status_code
+            for path in paths:
+                check_answer(
+                    await client.post(path, content=GOOD), 404, "is no place of this server; it has /v1/images"
+                )
+            for method, path, allowed in ways:
+                answer = await client.request(method, path)
+                check_answer(answer, 405, f"is no method of {path}; use ")
+                assert allowed in answer.headers["allow"] and allowed in answer.json()["error"]["message"]
+            counted = (await client.get("/metrics")).text
+            assert f'vargen_requests_total{{status="404"}} {len(paths)}.0' in counted
+            assert f'vargen_requests_total{{status="405"}} {len(ways)}.0' in counted
 
-    assert asyncio.run(get()) == 405
+    asyncio.run(look())
     assert engine.alive and ask(engine, GOOD).status_code == 200
 
 

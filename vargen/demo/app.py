@@ -41,7 +41,8 @@ class DemoConfig(ModelOptions):
 
     Args:
         model: folder, hub name or shipped name of a picture model that is offered before the shipped ones.
-        video_model: folder of a Qwen2.5-VL or LLaVA-OneVision model; null for the shipped one.
+        video_model: folder of a Qwen2-VL, Qwen2.5-VL, Qwen3-VL, LLaVA-OneVision or LLaVA-NeXT-Video model; null for the
+            shipped one.
         video_draft_model: folder of its draft model; null for the one shipped with the shipped model.
         host: address of the page. 127.0.0.1 is for this machine alone, 0.0.0.0 for everybody on the network.
         port: number of its port; null for the first free one from 7860.

@@ -7,6 +7,7 @@ Belongs here: which models and which of their methods there are, and keeping the
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,14 @@ from vargen.base.errors import UserError
 from vargen.base.resources import find_trained_drafters, find_video_model, shipped_models
 from vargen.base.world import find_world
 from vargen.methods.base import ImageMethodConfig, MethodConfig
-from vargen.methods.catalogue import find_presets, methods_for
+from vargen.methods.catalogue import default_video_method, find_presets, methods_for
 from vargen.methods.video.assisted import AssistedConfig
 from vargen.methods.video.base import VideoMethodConfig
-from vargen.methods.video.trained import TrainedDrafterConfig
 from vargen.models.description import ModelDescription, open_model
+from vargen.models.model_folder import read_json
 from vargen.models.options import ModelOptions
+from vargen.models.video_llms.architectures.catalogue import find_architecture
+from vargen.pipelines.video.options import VideoOptions
 
 if TYPE_CHECKING:
     from vargen.pipelines.loading import ImagePipeline
@@ -41,10 +44,11 @@ class Models:
 
     Attributes:
         names, default: of all picture models, and of the one that is offered first.
-        video_folder: of the Video-LLM.
+        video_default: the method for videos that is offered first, as `VideoAnswerer.default_method`.
 
     Raises:
-        UserError: no such model, or one of a family that cannot be shown while it draws.
+        UserError: no such model, one of a family that cannot be shown while it draws, or a Video-LLM of an architecture
+            that cannot answer.
     """
 
     def __init__(
@@ -67,7 +71,15 @@ class Models:
         self.names = list(self._loading)
         self.default = self.names[0]
         self._video = video_model, video_draft_model
-        self.video_folder = find_video_model(video_model)
+        try:
+            folder = find_video_model(video_model)
+            find_architecture(read_json(folder / "config.json").get("model_type"), folder)
+        except UserError as error:  # elsewhere the argument is called `model`
+            said = str(error).removeprefix("model: ").replace("--model", "--video_model")
+            raise UserError(f"video_model: {said}") from error
+        self._trained = find_trained_drafters(folder)
+        self._paired = VideoOptions(model=video_model, draft_model=video_draft_model).paired
+        self.video_default = default_video_method(self._trained, self._paired)
         self._lock = threading.Lock()
         self._pipeline: tuple[str, ImagePipeline] | None = None
         self._answerer: VideoAnswerer | None = None
@@ -91,12 +103,14 @@ class Models:
     def video_methods(self) -> dict[str, VideoMethodConfig]:
         """Methods for videos by name whose drafters are there. transformers' own assisted generation is left out, since
         it is one call that can be neither watched nor stopped."""
-        trained = find_trained_drafters(self.video_folder)
-        return {
-            name: method()
-            for name, method in methods_for("video").items()
-            if method is not AssistedConfig and (not issubclass(method, TrainedDrafterConfig) or name in trained)
-        }
+        offered = {}
+        for name, method in methods_for("video").items():
+            if method is not AssistedConfig:
+                with suppress(UserError):
+                    config = method()
+                    config.check_drafter(self._trained, self._paired)
+                    offered[name] = config
+        return offered
 
     def description(self, name: str) -> ModelDescription:
         """The description in a model's folder."""

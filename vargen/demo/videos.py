@@ -19,7 +19,6 @@ from vargen.demo import controls, markup
 from vargen.demo.models import Models
 from vargen.demo.requests import AT_ONCE, QUIET, Requests, begin, read_seed
 from vargen.demo.work import Tickets, Work, failure
-from vargen.methods.catalogue import default_video_method
 
 if TYPE_CHECKING:
     from specdecode.trace import TokenOrigin
@@ -240,7 +239,7 @@ def build(requests: Requests, models: Models, tab: Any) -> None:
     """Build the tab; `requests` answers what visitors ask. Its clip is rendered when a visitor opens the `tab`."""
     gr = requests.gr
     methods = models.video_methods()
-    first = default_video_method(methods, paired=False)
+    first = models.video_default
     clip = gr.State(Clip())
     with gr.Row(equal_height=False):
         with gr.Column(scale=4, min_width=320, elem_classes="controls"):

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, check_number, check_text
-from vargen.base.errors import NotFiniteError, UserError
+from vargen.base.errors import NotFiniteError, UserError, did_you_mean
 from vargen.base.places import READ_FILE
 from vargen.base.reading import RepeatedKeyError, parse_json, reason_of
 from vargen.methods.catalogue import resolve_method
@@ -41,6 +41,21 @@ MOST_PICTURES = 10
 """The most pictures of one request, as in OpenAI's interface."""
 MOST_PARTIAL = 3
 """The most partial pictures of one picture, likewise."""
+WITHOUT_EFFECT = (
+    "model",  # OpenAI's clients send one by default, and there is one model here
+    "user",
+    "safety_identifier",
+    "quality",
+    "complexity",
+    "style",
+    "moderation",
+    "output_compression",  # of other formats than PNG
+)
+"""Fields of OpenAI's interface that are taken whatever they say: any picture of the prompt answers them rightly."""
+_FIELDS = (
+    *("prompt", "n", "size", "seed", "stream", "partial_images", "response_format", "output_format", "background"),
+    *WITHOUT_EFFECT,
+)
 MAX_BODY = 1 << 18
 """The most bytes of a request."""
 KEY = "VARGEN_API_KEY"
@@ -51,8 +66,13 @@ class TooLarge(UserError):
     """A request has more bytes than are read."""
 
 
+class ClientLeft(UserError):
+    """Nobody waits for the answer any more."""
+
+
 _STATUS: dict[type[Exception], tuple[int, str]] = {
     TooLarge: (413, "invalid_request_error"),
+    ClientLeft: (499, "invalid_request_error"),  # nginx's status, for the metric alone
     QueueFull: (429, "rate_limit_error"),
     NotFiniteError: (500, "server_error"),
     UserError: (400, "invalid_request_error"),
@@ -135,16 +155,19 @@ class ImageRequest:
         """The request in a body.
 
         Args:
-            body: as JSON.
+            body: as JSON. A field that is null is not given.
             image_size: side of the model's pictures.
             can_show: whether unfinished pictures can be shown.
 
         Raises:
-            UserError: a field that cannot be served, by name.
+            UserError: a field that cannot be served or is not known, by name.
         """
         if not isinstance(body, dict):
             raise UserError("body must be a JSON object with a prompt")
         given = {name: value for name, value in body.items() if value is not None}
+        for name in given:
+            if name not in _FIELDS:
+                raise UserError(f"{name!r:.40} is no field of this server{did_you_mean(name, _FIELDS)}; leave it out")
         prompt = given.get("prompt")
         if not isinstance(prompt, str) or not prompt.strip():
             raise UserError("prompt must be a text that describes the picture")
@@ -152,7 +175,12 @@ class ImageRequest:
         sizes = ("auto", f"{image_size}x{image_size}")
         if given.get("size", "auto") not in sizes:
             raise UserError(f"size must be {sizes[1]}, the only one of this model, or auto, got {given['size']!r:.40}")
-        for name, allowed in (("response_format", ("b64_json", "url")), ("output_format", ("png",))):
+        choices = {
+            "response_format": ("b64_json", "url"),
+            "output_format": ("png",),
+            "background": ("auto", "opaque"),
+        }
+        for name, allowed in choices.items():
             if given.get(name, allowed[0]) not in allowed:
                 raise UserError(f"{name} must be {' or '.join(allowed)}, got {given[name]!r:.40}")
         if not isinstance(given.get("stream", False), bool):
@@ -198,6 +226,8 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
         first_seed: of the first picture for which a request gives none.
     """
     from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
@@ -213,7 +243,7 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
 
     def refused(status: int, message: str, kind: str = "invalid_request_error") -> Any:
         metrics.requests.labels(str(status)).inc()
-        param = message.split()[0] if status == 400 else None
+        param = message.split()[0].strip("':") if status == 400 else None
         error = {"message": " ".join(message.split()), "type": kind, "param": param, "code": None}
         return JSONResponse({"error": error}, status)
 
@@ -233,10 +263,13 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
 
     async def body_of(request: Request) -> Any:
         content = b""
-        async for part in request.stream():
-            content += part
-            if len(content) > MAX_BODY:
-                raise TooLarge(f"the request has more than {MAX_BODY:,} bytes; send a shorter prompt")
+        try:
+            async for part in request.stream():
+                content += part
+                if len(content) > MAX_BODY:
+                    raise TooLarge(f"the request has more than {MAX_BODY:,} bytes; send a shorter prompt")
+        except ClientDisconnect:
+            raise ClientLeft("the client left before it had sent its request") from None
         try:
             return parse_json(content)
         except RepeatedKeyError as error:
@@ -260,7 +293,7 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
                 metrics.requests.labels("200").inc()
                 return StreamingResponse(events.sent(), media_type="text/event-stream")
             engine.submit(jobs)
-            pictures = await asyncio.gather(*(asyncio.wrap_future(job.finished) for job in jobs))
+            pictures = await _drawn(jobs, request)
         except Exception as error:
             status, kind = next(answer for cause, answer in _STATUS.items() if isinstance(error, cause))
             return refused(status, str(error) or type(error).__name__, kind)
@@ -286,15 +319,48 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
     async def measured(request: Request) -> Any:
         return not_allowed(request) or Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
+    async def not_routed(request: Request, error: Any) -> Any:
+        if error.status_code == 404:
+            places = ", ".join(route.path for route in routes)
+            return refused(404, f"{request.url.path!r:.80} is no place of this server; it has {places}")
+        allowed = (error.headers or {})["Allow"]
+        answer = refused(405, f"{request.method:.40} is no method of {request.url.path}; use {allowed}")
+        answer.headers["Allow"] = allowed
+        return answer
+
     routes = [
         Route("/v1/images/generations", generations, methods=["POST"]),
         Route("/v1/models", models),
         Route("/health", health),
         Route("/metrics", measured),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan)
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: not_routed})
     app.state.engine = engine
     return app
+
+
+async def _drawn(jobs: Sequence[Job], request: Request) -> list[Image]:
+    """The pictures of jobs that were submitted. When one fails or the client leaves, those that still wait are not
+    drawn. Raises ClientLeft, or the error of a job."""
+
+    async def leaves() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    async def draws() -> list[Image]:
+        return await asyncio.gather(*(asyncio.wrap_future(job.finished) for job in jobs))
+
+    leaving, drawing = asyncio.create_task(leaves()), asyncio.create_task(draws())
+    try:
+        await asyncio.wait((leaving, drawing), return_when=asyncio.FIRST_COMPLETED)
+        if not drawing.done():
+            raise ClientLeft("the client left before its pictures were drawn")
+        return drawing.result()
+    finally:
+        leaving.cancel()
+        drawing.cancel()
+        for job in jobs:
+            job.finished.cancel()
 
 
 class _Events:

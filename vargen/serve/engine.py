@@ -93,8 +93,10 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Pictures that wait."""
-        return len(self._waiting)
+        """Pictures that wait and are still wanted."""
+        with self._changed:
+            self._drop_cancelled()
+            return len(self._waiting)
 
     @property
     def drawing(self) -> int:
@@ -107,7 +109,7 @@ class Engine:
         return self._thread.is_alive() and self.error is None and not self._closing
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Let jobs wait, all or none of them.
+        """Let jobs wait, all or none of them. A job whose future is cancelled while it waits is not drawn.
 
         Raises:
             QueueFull: there is no room for them.
@@ -116,6 +118,7 @@ class Engine:
         with self._changed:
             if not self.alive:
                 raise EngineStopped("nothing is drawn any more; start the server again")
+            self._drop_cancelled()
             if len(self._waiting) + len(jobs) > self.limit:
                 raise QueueFull(f"{len(self._waiting)} pictures wait, and at most {self.limit} may; try again later")
             self._waiting += jobs
@@ -149,6 +152,10 @@ class Engine:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             self._drawing = dict(enumerate(self._taken(self.batch_size)))
             return bool(self._drawing or self._waiting) or not self._closing
+
+    def _drop_cancelled(self) -> None:
+        """Let jobs go whose clients have left, so that they take nobody's place. The caller holds the lock."""
+        self._waiting = deque(job for job in self._waiting if not job.finished.cancelled())
 
     def _taken(self, most: int, fits: Callable[[str], bool] = lambda prompt: True) -> list[Job]:
         """The next jobs that are still wanted, up to the first that does not fit."""
@@ -195,6 +202,7 @@ class Engine:
             if is_full or not self._waiting:
                 return []
             with self._changed:
+                self._drop_cancelled()
                 is_full = places < self.batch_size and len(self._waiting) > free
                 taken = [] if is_full else self._taken(free, fits)
             jobs.update({next(numbers): job for job in taken})

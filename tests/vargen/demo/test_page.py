@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 
 import pytest
+from background import ROOT
 
 from vargen.cli import main
 from vargen.commands.arguments import build_parser, fill, parse
 from vargen.demo import app
 from vargen.demo.app import DemoConfig
+from vargen.models.video_llms.architectures.catalogue import ARCHITECTURES
 
 
 def test_nobody_else_is_let_in_by_default() -> None:
@@ -19,12 +21,21 @@ def test_nobody_else_is_let_in_by_default() -> None:
     assert not fill(DemoConfig, parse(parser, ["--share", "false"])).share
 
 
+def test_help_has_every_architecture_of_video_llms() -> None:
+    """The docs have a table of them, and `vargen.models` a list."""
+    said = " ".join(build_parser("demo", "", DemoConfig).format_help().split())
+    table = (ROOT / "docs" / "models" / "video_llms.md").read_text()
+    for each in ARCHITECTURES.values():
+        assert each.title in said and f"| {each.title} | `{each.model_type}` |" in table
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--port", "0"], "port"),
         (["--dtype", "int8"], "dtype"),
         (["--model", "no/such/folder"], "model"),
+        (["--video_model", "no/such/folder"], "video_model: no/such/folder"),
         (["--wings", "2"], "wings"),
     ],
 )

@@ -181,6 +181,29 @@ def video_models(qwen_pair: Path) -> Models:
     return Models(None, str(qwen_pair / "target"), str(qwen_pair / "draft"))
 
 
+@pytest.mark.parametrize(
+    ("folder", "paired", "first"),
+    [("target", True, "flash"), ("target", False, "flash"), ("draft", True, "sd"), ("draft", False, "ar")],
+)
+def test_methods_for_videos_are_those_whose_drafter_is_there(
+    qwen_pair: Path, tmp_path: Path, folder: str, paired: bool, first: str
+) -> None:
+    """The target came with draft heads, and the draft model with none."""
+    models = Models(None, str(qwen_pair / folder), str(qwen_pair / "draft") if paired else None)
+    offered = models.video_methods().keys()
+    assert {"ar", "fastv", "sparsevlm"} <= offered and "assisted" not in offered
+    for names, there in ((("sd", "specvlm", "parallelvlm"), paired), (("flash", "eagle"), folder == "target")):
+        assert all((name in offered) == there for name in names)
+    assert models.video_default == models.answerer().default_method == first
+    pytest.importorskip("gradio", reason='the page needs the extra "demo"')
+    from vargen.demo.app import build_page
+    from vargen.demo.worker import LocalWorker
+
+    page = build_page(models, LocalWorker(models), tmp_path).get_config_file()
+    (shown,) = (each["props"] for each in page["components"] if each["props"].get("elem_id") == "video-method")
+    assert shown["value"] == first and {value for _, value in shown["choices"]} == offered
+
+
 def ask(models: Models, *asked: Any, clip: videos.Clip | None = None, method: str = "sd", settings: str = "") -> Any:
     tickets = Tickets()
     return list(videos.ask(models, tickets, tickets.issue(), clip or videos.Clip(1), method, settings, *asked))
@@ -236,6 +259,23 @@ def test_a_family_that_cannot_be_shown_row_by_row_is_refused_by_name(tmp_path: P
     (tmp_path / "config.json").write_text('{"model_type": "emu3"}')
     with pytest.raises(UserError, match="emu3"):
         Models(ModelOptions(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (None, "no folder with a config.json"),
+        ("{", "config.json"),
+        ("[]", "must hold a JSON object"),
+        ('{"model_type": "bert"}', "is of type 'bert', which cannot answer about videos"),
+    ],
+)
+def test_a_video_model_that_is_none_is_refused_by_its_own_name(tmp_path: Path, config: str | None, said: str) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(UserError, match=rf"^video_model: \S*{tmp_path.name}.*{said}") as refused:
+        Models(None, str(tmp_path))
+    assert " model: " not in str(refused.value)
 
 
 def test_no_model_is_an_error_before_anything_is_loaded() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,11 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from tiny_pipelines import build_tiny_pipeline
 
 from vargen.base.errors import UserError
-from vargen.serve.app import KEY, ServeConfig, build_app, check_port, check_serving
+from vargen.serve.app import KEY, WITHOUT_EFFECT, ImageRequest, ServeConfig, build_app, check_port, check_serving
 from vargen.serve.engine import Engine, EngineStopped, Job, QueueFull
 
 pytest.importorskip("starlette", reason="needs the extra serve")
@@ -89,6 +92,23 @@ def test_the_official_client_draws_two_pictures(engine: Engine, wanted: Callable
             assert [each.id async for each in await own.models.list()] == ["tiny"]
 
     run(ask)
+
+
+def test_fields_of_the_official_client_that_any_picture_satisfies_are_taken(
+    engine: Engine, wanted: Callable[..., Any]
+) -> None:
+    said = {"model": "gpt-image-1", "user": "u", "quality": "hd", "style": "vivid", "moderation": "low"}
+    said |= {"output_compression": 50, "background": "opaque", "output_format": "png"}
+
+    async def ask() -> None:
+        async with client(engine) as own:
+            answer = await own.images.generate(prompt=PROMPT, **said, extra_body={"seed": 7, "safety_identifier": "s"})
+            assert np.array_equal(picture_of(answer.data[0].b64_json), wanted(7))
+
+    run(ask)
+    for value in ("", 3, ["a"], {}):
+        asked = ImageRequest.read({"prompt": PROMPT, **dict.fromkeys(WITHOUT_EFFECT, value)}, SIDE, True)
+        assert asked == ImageRequest(PROMPT)
 
 
 def test_the_official_client_streams_partial_pictures(engine: Engine, wanted: Callable[..., Any]) -> None:
@@ -180,6 +200,100 @@ def test_a_full_queue_refuses_with_429_and_takes_all_of_a_request_or_nothing() -
     assert first.finished.done() and engine.totals.pictures == 2, "what waited was drawn before the end"
     with pytest.raises(EngineStopped):
         engine.submit([Job(PROMPT, 5)])
+
+
+class Held:
+    """A pipeline whose pictures are their prompts. It draws none before `go_on`, and lets one more arrive."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.arrived: list[str] = []
+        self.image_size = SIDE
+
+    def stream(self, prompts: list[str], *, arriving: Any, **_: Any) -> Iterator[Any]:
+        self.begun.set()
+        assert self.go_on.wait(60)
+        prompts = prompts + [prompt for prompt, _ in arriving(1, lambda prompt: True)]
+        for index, prompt in enumerate(prompts):
+            self.arrived.append(prompt)
+            trace = SimpleNamespace(target_passes=1)
+            yield SimpleNamespace(index=index, image=prompt, tokens=torch.zeros(1), trace=trace)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=6))
+def test_jobs_that_nobody_wants_any_more_take_no_place(left: list[bool]) -> None:
+    held = Held()
+    engine = Engine(held, batch_size=1, queue=len(left))
+    try:
+        engine.submit([Job("first", 0)])
+        assert held.begun.wait(60)
+        jobs = [Job(str(number), 0) for number in range(len(left))]
+        engine.submit(jobs)
+        for job, gone in zip(jobs, left, strict=True):
+            assert not gone or job.finished.cancel()
+        wanted = [job for job, gone in zip(jobs, left, strict=True) if not gone]
+        assert engine.waiting == len(wanted)
+        more = [Job(f"later {number}", 0) for number in range(sum(left))]
+        engine.submit(more)
+        with pytest.raises(QueueFull, match=f"{len(left)} pictures wait"):
+            engine.submit([Job("too many", 0)])
+    finally:
+        held.go_on.set()
+        engine.close()
+    assert held.arrived == ["first", *(job.prompt for job in (*wanted, *more))]
+
+
+def test_jobs_that_nobody_wants_any_more_do_not_close_a_wave() -> None:
+    """A narrow wave takes what arrives unless more wait than it has room for, and then leaves all to a wider one."""
+    held = Held()
+    engine = Engine(held, batch_size=8)
+    first, gone, wanted = Job("first", 0), [Job("gone", 0), Job("gone", 1)], Job("wanted", 0)
+    engine.submit([first])
+    assert held.begun.wait(60)
+    held.begun.clear()
+    engine.submit([*gone, wanted])
+    assert all(job.finished.cancel() for job in gone)
+    held.go_on.set()
+    engine.close()
+    assert held.arrived == ["first", "wanted"] and not held.begun.is_set(), "both in one wave"
+
+
+def test_a_client_that_leaves_takes_its_pictures_out_of_the_queue() -> None:
+    """By ASGI itself: once the body is read, a server's next message is that the client has left."""
+    held = Held()
+    engine = Engine(held, batch_size=1, queue=2)
+    engine.submit([Job("first", 0)])
+    assert held.begun.wait(60)
+    app, sent = build_app(engine, "tiny"), list[Any]()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def ask(*messages: Any) -> None:
+        coming = iter(messages)
+
+        async def receive() -> Any:
+            message = next(coming)
+            if message["type"] == "http.disconnect":
+                waited.append(engine.waiting)
+            return message
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/images/generations", "query_string": b""}
+        scope |= {"headers": [(b"host", b"localhost")], "http_version": "1.1", "scheme": "http"}
+        await asyncio.wait_for(app(scope, receive, send), 60)
+
+    body = {"type": "http.request", "body": json.dumps({"prompt": "gone", "n": 2}).encode()}
+    rest, left, waited = {"type": "http.request", "body": b""}, {"type": "http.disconnect"}, list[int]()
+    for messages in ([body, left], [body, rest, left], [body | {"more_body": True}, left]):
+        run(lambda messages=messages: ask(*messages))
+        assert engine.waiting == 0
+    assert waited == [2, 2, 0], "the last one left before it had sent all"
+    assert [message["status"] for message in sent if "status" in message] == [499] * 3
+    live = [Job("live", 0), Job("live", 1)]
+    engine.submit(live)
+    held.go_on.set()
+    engine.close()
+    assert held.arrived == ["first", "live", "live"]
 
 
 def test_one_that_fails_fails_alone(engine: Engine, wanted: Callable[..., Any]) -> None:

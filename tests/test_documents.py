@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -115,3 +116,22 @@ def test_shipped_configs_name_no_folder_of_the_machine_that_trained_them() -> No
 def test_recorded_results_name_no_folder_of_the_machine_that_made_them() -> None:
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
         assert ': "/' not in path.read_text(), path
+
+
+def test_no_two_commands_of_a_page_write_to_one_folder() -> None:
+    """With README's first command, which readers have typed before: another run's folder would be refused."""
+    first = 'generate "a green cone on grass" --output out/'
+    assert f"vargen {first}\n" in (ROOT / "README.md").read_text()
+    usual = {"generate": "out", "evaluate": "evaluation", "tune": "tuning"}
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+        writers: dict[str, set[str]] = {"out": {first}}
+        for line in lines:
+            command = re.search(r"(?:vargen|run\.sh) ((generate|evaluate|tune|train|bench)\b.*)", line)
+            if command is None:
+                continue
+            written = re.search(r"--output (\S+)", command[1])
+            if folder := written[1] if written else usual.get(command[2]):
+                writers.setdefault(folder.rstrip("/"), set()).add(" ".join(command[1].split()))
+        assert all(len(commands) == 1 for commands in writers.values()), (page, writers)

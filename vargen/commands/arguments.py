@@ -226,6 +226,11 @@ def _kind(kind: Any, name: str = "") -> str:
     return "FILE" if name in _FILES or name.endswith("_file") else "TEXT"
 
 
+def _number(kind: Any) -> str:
+    """What an error calls a number of this type."""
+    return "a number" if "float" in str(kind) else "an integer"
+
+
 def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     """Read the command line; `--like-this` and `--like_this` are the same. Raises UserError for an unknown option or a
     wrong value."""
@@ -255,8 +260,14 @@ def _reason(parser: ArgumentParser, message: str) -> str:
     if refused := _REFUSED_VALUE.search(message):
         name = refused["name"]
         typed = next((action for action in parser._actions if action.dest == name), None)
-        kind = _kind(str if typed is None else _type_of(typed), name.split(".")[-1])
-        words = {"NUMBER": "a number", "true|false": "true or false", "TEXT": "text", "SETTINGS": "settings by name"}
+        wanted = str if typed is None else _type_of(typed)
+        kind = _kind(wanted, name.split(".")[-1])
+        words = {
+            "NUMBER": _number(wanted),
+            "true|false": "true or false",
+            "TEXT": "text",
+            "SETTINGS": "settings by name",
+        }
         return f"{name} must be {words.get(kind, kind)}, got {' '.join(refused['value'].split())!r}"
     unknown = re.search(r"unrecognized arguments: (?P<flag>--[^\s=]+)", message)
     if unknown is None:
@@ -397,4 +408,4 @@ def _check_base_sixty(parser: ArgumentParser, name: str, value: Any) -> None:
     """Refuse 1:30 for a number: where it needs one, jsonargparse reads by YAML 1.1, for which this is 90."""
     action = next((action for action in parser._actions if action.dest == name), None)
     if action is not None and "NUMBER" in _kind(_type_of(action)) and _BASE_SIXTY.search(str(value)):
-        raise UserError(f"{name} must be a number, got {str(value)!r} (see {parser.prog} --help)")
+        raise UserError(f"{name} must be {_number(_type_of(action))}, got {str(value)!r} (see {parser.prog} --help)")

@@ -23,7 +23,7 @@ from vargen.base.errors import UserError
 from vargen.base.places import READ, READ_FILE, writes_in
 from vargen.base.prompts import gather_prompts, read_column
 from vargen.base.reading import read_yaml
-from vargen.base.resources import find_config, shipped_clip
+from vargen.base.resources import configs_folder, shipped_clip
 from vargen.base.world import missing_world
 from vargen.jobs.cases import BenchmarkCase, World, asked_cases, can_read, written_cases
 from vargen.jobs.prompt_formats import check_format, read_benchmark
@@ -132,7 +132,11 @@ def load_protocol(name: str) -> Protocol:
     from metrics.protocol import Protocol
 
     given = name.endswith((".yaml", ".yml"))
-    path = Path(name) if given else find_config(f"evaluate/{name}")
+    folder = configs_folder() / "evaluate"
+    shipped = sorted(each.stem for each in folder.glob("*.yaml"))
+    if not given and name not in shipped:
+        raise UserError(f"protocol: {name!r} is neither a YAML file nor one of: {', '.join(shipped)}")
+    path = Path(name) if given else folder / f"{name}.yaml"
     try:
         content = read_yaml(path, argument="protocol")
     except FileNotFoundError:

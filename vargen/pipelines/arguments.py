@@ -67,7 +67,8 @@ _END = """Returns:
     `AutoregressivePipelineOutput`, or the tuple (images, tokens, trace).
 
 Raises:
-    UserError: an argument cannot be used with this model; the message names it and says what can be used."""
+    UserError: an argument cannot be used with this model, or a stream is open in another thread; the message names it
+        and says what can be used."""
 
 
 def documented(example: str = "") -> Callable[[AnyFunction], AnyFunction]:
@@ -131,7 +132,7 @@ class StepReport:
         target: Target,
         pictures: Sequence[int | None] | None = None,
     ) -> None:
-        """Call the callback, and do what it asks for.
+        """Call the callback where there is one, and do what it or anyone else asks for.
 
         Args:
             pipeline: that draws; `_guidance_scale` and `_interrupt` are read from it.
@@ -141,18 +142,30 @@ class StepReport:
             pictures: in a stream, the number of the picture in each row, which the callback gets as "pictures".
 
         Raises:
-            Interrupted: it asks for the end.
-            UserError: it changes what cannot be changed.
+            Interrupted: `_interrupt` is set.
+            UserError: the callback changes what cannot be changed.
         """
         pipeline._num_timesteps = step + 1
-        if self.callback is None:
-            return
+        if self.callback is not None:
+            self._call(self.callback, pipeline, step, state, target, pictures)
+        if pipeline._interrupt:  # set by the callback, or by whoever else has the pipeline
+            raise Interrupted
+
+    def _call(
+        self,
+        callback: StepCallback,
+        pipeline: Any,
+        step: int,
+        state: DecodeState,
+        target: Target,
+        pictures: Sequence[int | None] | None,
+    ) -> None:
         # Copies: the next pass writes to these tensors, and so does the next batch where steps are graphs.
         tensors: dict[str, Any] = {name: getattr(state, CALLBACK_TENSORS[name]).clone() for name in self.tensor_inputs}
         if pictures is not None:
             tensors["pictures"] = pictures
         scale = pipeline._guidance_scale
-        returned = self.callback(pipeline, step, state.lengths.clone(), dict(tensors))
+        returned = callback(pipeline, step, state.lengths.clone(), dict(tensors))
         if isinstance(returned, Mapping):
             _obey(returned, tensors, state, target.vocab_size)
         if pipeline._guidance_scale != scale:
@@ -160,12 +173,10 @@ class StepReport:
             if not hasattr(target, "change_guidance"):
                 raise UserError("guidance_scale cannot be changed in a callback: nothing is guided here")
             target.change_guidance(pipeline._guidance_scale)
-        if pipeline._interrupt:
-            raise Interrupted
 
 
 class Interrupted(Exception):
-    """A callback set `pipeline._interrupt`: no forward pass follows."""
+    """`pipeline._interrupt` is set: no forward pass follows."""
 
 
 def _obey(returned: Mapping[str, Any], tensors: Mapping[str, Any], state: DecodeState, vocab_size: int) -> None:

@@ -42,6 +42,7 @@ from vargen.pipelines.quantization import QuantizablePipeline
 from vargen.pipelines.request import PictureRequest, finite_logits
 from vargen.pipelines.reuse import Reuse
 from vargen.pipelines.streaming import Arriving, PictureStream, stream_pictures
+from vargen.pipelines.turns import Drawing
 
 ROOM_FOR_PROMPTS = 128
 """Tokens that a prompt may have which joins a stream on the way; more where one that it began with has more."""
@@ -85,7 +86,6 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
     def __init__(self, *components: Any) -> None:
         super().__init__(*components)
         self.reuse = Reuse()
-        self._interrupt, self._num_timesteps, self._guidance_scale = False, 0, 1.0
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Register modules as `DiffusionPipeline` does. Raises UserError for a module that another one wraps."""
@@ -97,14 +97,34 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
         """Tokens of a picture of the usual size."""
         raise NotImplementedError
 
-    def _begin(self, request: PictureRequest) -> None:
-        """Set what a callback may read and change. Raises UserError for a module in training mode."""
-        check_evaluating(self.components)
-        self._interrupt, self._num_timesteps, self._guidance_scale = False, 0, request.guidance_scale
+    # Diffusers' names of what a callback may read and change: of the drawing that runs, whoever drew in between.
+    @property
+    def _guidance_scale(self) -> float:
+        return self.reuse.turns.current.guidance_scale
+
+    @_guidance_scale.setter
+    def _guidance_scale(self, scale: float) -> None:
+        self.reuse.turns.current.guidance_scale = scale
+
+    @property
+    def _interrupt(self) -> bool:
+        return self.reuse.turns.current.interrupt
+
+    @_interrupt.setter
+    def _interrupt(self, end: bool) -> None:
+        self.reuse.turns.current.interrupt = end
+
+    @property
+    def _num_timesteps(self) -> int:
+        return self.reuse.turns.current.num_timesteps
+
+    @_num_timesteps.setter
+    def _num_timesteps(self, passes: int) -> None:
+        self.reuse.turns.current.num_timesteps = passes
 
     @property
     def guidance_scale(self) -> float:
-        """The guidance scale of the running or the last call."""
+        """The guidance scale of the running or the last call. A stream runs between two of its pictures, too."""
         return self._guidance_scale
 
     @property
@@ -119,7 +139,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
 
     @property
     def interrupt(self) -> bool:
-        """Whether a callback has ended the running or the last call."""
+        """Whether the running or the last call was told to end."""
         return self._interrupt
 
     @property
@@ -143,26 +163,35 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
         return resolve_method(method, options, self._own_methods).resolved(num_tokens or self._usual_num_tokens)
 
     def _draw(self, request: PictureRequest, return_dict: bool) -> CallResult:
-        """All pictures of a request as one batch, as a call returns them. Raises NotFiniteError where logits are not
-        finite."""
-        trace = DecodeTrace(request.count, request.streams.keys.device)
-        tokens = self._decode(request, trace)
-        return self._finished(lambda: request.images(tokens, range(request.count)), tokens, trace, return_dict)
+        """All pictures of a request as one batch, as a call returns them.
+
+        Raises:
+            UserError: a module is in training mode, or a stream is open in another thread.
+            NotFiniteError: logits are not finite.
+        """
+        with self.reuse.turns.taken(Drawing(request.guidance_scale)):
+            trace = DecodeTrace(request.count, request.streams.keys.device)
+            tokens = self._decode(request, trace)
+            return self._finished(lambda: request.images(tokens, range(request.count)), tokens, trace, return_dict)
 
     def _finished(
         self, make_images: Callable[[], Any], tokens: Tensor, trace: DecodeTrace, return_dict: bool
     ) -> CallResult:
         """What a call returns: images are made, on the trace's clock, and offloaded models leave their device."""
-        with trace.phase("decode_images"):
-            images = make_images()
-        self.maybe_free_model_hooks()
+        with self.reuse.turns.lock:
+            with trace.phase("decode_images"):
+                images = make_images()
+            self.maybe_free_model_hooks()
         if not return_dict:
             return images, tokens, trace
         return AutoregressivePipelineOutput(images=images, tokens=tokens, trace=trace)
 
     def _decode(self, request: PictureRequest, trace: DecodeTrace) -> Tensor:
-        """Tokens int64 [B, N] of a request, under a progress bar that counts the tokens of the slowest picture."""
-        self._begin(request)
+        """Tokens int64 [B, N] of a request, under a progress bar that counts the tokens of the slowest picture.
+
+        Only within a turn. Raises UserError for a module in training mode.
+        """
+        check_evaluating(self.components)
         with trace.phase("encode_prompt"), refusals():
             target, players = request.start(range(request.count), ONLY)
         with (
@@ -260,7 +289,8 @@ class StreamingPipeline(PicturePipeline):
             picture is asked for.
 
         Raises:
-            UserError: as `__call__`; also `batch_size` out of range.
+            UserError: as `__call__`; also `batch_size` out of range. Where another thread has a stream open, when a
+                picture is asked for.
         """
         describe = inspect.unwrap(type(self).__call__)  # the method that `draws` decorates
 
@@ -297,7 +327,8 @@ class StreamingPipeline(PicturePipeline):
 def beside(pipeline: AnyPipeline) -> AnyPipeline:
     """A pipeline of the same modules that may draw, in another thread, while this one does.
 
-    They share weights. Each keeps its own memory from one batch to the next, such as a cache of keys and values.
+    They share weights. Each keeps its own memory from one batch to the next, such as a cache of keys and values, and
+    takes its own turns.
     """
     other = copy.copy(pipeline)
     other.reuse = Reuse(compiler=pipeline.reuse.compiler)

@@ -53,6 +53,7 @@ from vargen.pipelines.components.base import Place
 from vargen.pipelines.components.glm_image import GlmImageComponents
 from vargen.pipelines.request import PictureRequest, PictureTarget
 from vargen.pipelines.transformers import check_context, sampling_as_generate
+from vargen.pipelines.turns import Drawing
 
 PIXELS_A_TOKEN = 32
 """Along a side of the picture."""
@@ -299,25 +300,26 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         sampling = sampling_as_generate(model.generation_config, temperature, top_k, top_p, guidance_scale=1.0)
         count = len(check_prompts(prompt)) * num_images_per_prompt
         streams, trace = random_streams(generator, count, device), DecodeTrace(count, device)
-        with trace.phase("encode_prompt"), refusals():
-            move_offloaded(model)
-            asked = self.encode_request(prompt, image, height, width, num_images_per_prompt)
-        chosen = self.resolve_method(method, num_tokens=asked.num_tokens)
+        with self.reuse.turns.taken(Drawing()):
+            with trace.phase("encode_prompt"), refusals():
+                move_offloaded(model)
+                asked = self.encode_request(prompt, image, height, width, num_images_per_prompt)
+            chosen = self.resolve_method(method, num_tokens=asked.num_tokens)
 
-        def start(pictures: range, place: Place) -> tuple[PictureTarget, Method]:
-            target = GlmImageTarget(model, asked, max_draft_nodes=chosen.max_draft_nodes(asked.num_tokens))
-            return target, chosen.build(GlmImageComponents(model, target, self.reuse))
+            def start(pictures: range, place: Place) -> tuple[PictureTarget, Method]:
+                target = GlmImageTarget(model, asked, max_draft_nodes=chosen.max_draft_nodes(asked.num_tokens))
+                return target, chosen.build(GlmImageComponents(model, target, self.reuse))
 
-        request = PictureRequest(
-            start=start,
-            images=lambda tokens, pictures: asked.picture_codes(tokens),
-            num_tokens=asked.num_tokens,
-            longest_prompt=lambda: asked.attention_mask.shape[1],
-            sampling=sampling,
-            streams=streams,
-            report=report,
-        )
-        tokens = self._decode(request, trace)
+            request = PictureRequest(
+                start=start,
+                images=lambda tokens, pictures: asked.picture_codes(tokens),
+                num_tokens=asked.num_tokens,
+                longest_prompt=lambda: asked.attention_mask.shape[1],
+                sampling=sampling,
+                streams=streams,
+                report=report,
+            )
+            tokens = self._decode(request, trace)
         source_ids = source_grids = None
         if asked.sources is not None:
             source_ids = [torch.cat([upsampled(each[None])[0] for each in row]) for row in asked.sources]
@@ -417,19 +419,20 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
             repeated = None if pictures is None else [own for own in pictures for _ in range(num_images_per_prompt)]
             guidance = {} if guidance_scale is None else {"guidance_scale": guidance_scale}
             one_or_more = generator if generator is None or isinstance(generator, torch.Generator) else [*generator]
-            pixels = super(GlmImagePriorPipeline, self).__call__(
-                [text for text in prompts for _ in range(num_images_per_prompt)],
-                image=repeated,
-                height=height,
-                width=width,
-                num_inference_steps=num_inference_steps,
-                generator=one_or_more,
-                output_type="pt",
-                return_dict=False,
-                **priors.arguments(),
-                **guidance,
-                **kwargs,
-            )[0]
+            with self.reuse.turns.taken(Drawing()):  # diffusers' call has attributes for callbacks, too
+                pixels = super(GlmImagePriorPipeline, self).__call__(
+                    [text for text in prompts for _ in range(num_images_per_prompt)],
+                    image=repeated,
+                    height=height,
+                    width=width,
+                    num_inference_steps=num_inference_steps,
+                    generator=one_or_more,
+                    output_type="pt",
+                    return_dict=False,
+                    **priors.arguments(),
+                    **guidance,
+                    **kwargs,
+                )[0]
             check_pixels(pixels)
             if output_type == "pt":
                 return pixels

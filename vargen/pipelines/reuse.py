@@ -20,6 +20,7 @@ from vargen.models.kept_caches import KeptCaches
 from vargen.models.offloading import has_hooks
 from vargen.models.quantization import quantize_layers
 from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
+from vargen.pipelines.turns import Turns
 
 if TYPE_CHECKING:
     from specdecode.static_step import StepCompiler
@@ -52,6 +53,7 @@ class Reuse:
         draft_sizes: measured costs, and what each draft size turned out to be worth.
         compiler: makes steps into graphs; None: they run eagerly.
         draft_quantization: of the layers of networks that draft, see `QuantizablePipeline`; None: as they are.
+        turns: of those who draw on this memory.
     """
 
     memory: BatchMemory = field(default_factory=BatchMemory)
@@ -60,6 +62,7 @@ class Reuse:
     draft_sizes: MeasuredDraftSizes = field(default_factory=MeasuredDraftSizes)
     compiler: StepCompiler | None = None
     draft_quantization: str | None = None
+    turns: Turns = field(default_factory=Turns)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -8,8 +8,8 @@ of pictures (`vargen.jobs`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,9 +25,11 @@ from specdecode.trace import DecodeTrace
 from vargen.base.bounds import MAX_BATCH_SIZE, check_number
 from vargen.base.errors import NotFiniteError
 from vargen.pipelines.arguments import Interrupted, StepCallback, refusals
+from vargen.pipelines.call_types import check_evaluating
 from vargen.pipelines.compilation import compile_time_apart
 from vargen.pipelines.components.base import ONLY, Place
 from vargen.pipelines.request import PictureRequest, finite_logits
+from vargen.pipelines.turns import Drawing
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ def stream_pictures(
 
     Raises:
         UserError: `batch_size` out of range, or prompts that cannot be read.
-        ValueError: when the first picture is asked for: a player that cannot give a row to another picture, by name.
+        UserError: when a picture is asked for: another thread has a stream open, or a module is in training mode.
+        ValueError: there too: a player that cannot give a row to another picture, by name.
         NotFiniteError: there too: a picture was drawn from logits that are not finite; `row` is its number.
     """
     check_number("batch_size", batch_size, 1, MAX_BATCH_SIZE)
@@ -165,8 +168,8 @@ def stream_pictures(
         finally:
             total.add_passes(trace)
 
-    def pictures(total: DecodeTrace) -> Iterator[FinishedPicture]:
-        pipeline._begin(request)
+    def pictures(total: DecodeTrace) -> Generator[FinishedPicture, None, None]:
+        check_evaluating(pipeline.components)
         with pipeline.progress_bar(total=count) as progress:
             step = count if continuous else size
             for first in range(0, count, step):
@@ -184,7 +187,21 @@ def stream_pictures(
                     break
         pipeline.maybe_free_model_hooks()
 
-    return PictureStream(pictures, size)
+    def in_turns(total: DecodeTrace) -> Iterator[FinishedPicture]:
+        """Each picture in the turn of the thread that asks for it."""
+        own = Drawing(request.guidance_scale)
+        try:
+            with closing(pictures(total)) as found:
+                while True:
+                    with reuse.turns.taken(own, is_stream=True):
+                        picture = next(found, None)
+                    if picture is None:
+                        return
+                    yield picture
+        finally:
+            reuse.turns.close(own)
+
+    return PictureStream(in_turns, size)
 
 
 def _together(rows: Iterator[FinishedRow]) -> list[FinishedRow]:

@@ -334,6 +334,14 @@ def test_shipped_protocols_are_what_their_names_say() -> None:
     assert load_protocol("scenes").judge
 
 
+@pytest.mark.parametrize("name", ["nope", "", "../train/clip", "bench"])
+def test_a_protocol_that_is_none_is_told_beside_those_there_are(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_protocol(name)
+    known = "coco2014-30k, coco2017-5k-longest, imagenet-50k, prompts, scene-prompts, scenes, scenes-efficientnet"
+    assert str(caught.value) == f"protocol: {name!r} is neither a YAML file nor one of: {known}"
+
+
 @pytest.mark.parametrize("content", ["captions: 3\n", "- list\n", "{", "resizer: nearest\n"])
 def test_protocols_with_a_mistake_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "mine.yaml").write_text(content)

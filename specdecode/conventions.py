@@ -169,7 +169,7 @@ def check(generation_config: Any, model_kwargs: Mapping[str, Any], synced_gpus: 
     if synced_gpus:
         _refuse_synced_gpus()
     left = {name: value for name, value in model_kwargs.items() if value is not None and name not in _HARMLESS}
-    if not left.get("mm_encoder_outputs", True):  # set by transformers for models that can also read pictures
+    if not left.get("mm_encoder_outputs", True):  # set by transformers for models that can read more than text
         del left["mm_encoder_outputs"]
     mask, positions = left.pop("attention_mask", None), left.pop("position_ids", None)
     for name in ("cache", "past_key_values"):

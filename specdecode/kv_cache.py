@@ -38,7 +38,8 @@ class StaticKVCache:
         most_kept: how many tokens commits since the beginning may have kept, as the host knows.
         most_new: how many tokens a pass in a graph fed at most.
         slots_in_graph: what `reach` says in a graph.
-        max_length: S, the slots of a row. Leave room for the longest draft beyond the longest sequence.
+        max_length: S, the slots of a row. Leave room for the longest draft beyond the longest sequence: nothing looks
+            whether a row is full, and what has no room is written to the next row.
 
     Args:
         num_layers, batch_size, num_heads, max_length, head_dim: the sizes; `num_heads` counts key/value heads.

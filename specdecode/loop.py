@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specdecode.checks import check_counts, check_room, is_integer
+from specdecode.checks import check_counts, check_room, is_integer, shown
 from specdecode.finite import FiniteWatch
 from specdecode.kernels import one_call
 from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, Verifier, replace_rows
@@ -98,8 +98,9 @@ class DecodeRun:
         watch: Notes logits that are not finite.
 
     Raises:
-        ValueError: `max_new_tokens` < 1, `stop_token` outside the vocabulary, or `streams`, `row_tokens` or `trace` of
-            another batch size.
+        ValueError: `max_new_tokens` < 1 or above the target's own, `stop_token` outside the vocabulary, `streams`,
+            `row_tokens` or `trace` of another batch size, or `row_tokens` out of range. While it decodes: the target's
+            or the drafter's numbers are of another shape or type.
         MemoryError: The device's whole memory is too small for so many tokens.
     """
 
@@ -129,8 +130,10 @@ class DecodeRun:
         check_counts(max_new_tokens=max_new_tokens)
         if streams.batch_size != batch_size:
             raise ValueError(f"streams must hold one stream per row: {streams.batch_size} streams, {batch_size} rows")
-        if row_tokens is not None and row_tokens.shape != (batch_size,):
-            raise ValueError(f"row_tokens must be [{batch_size}], got {list(row_tokens.shape)}")
+        if (room := getattr(target, "max_new_tokens", max_new_tokens)) < max_new_tokens:
+            raise ValueError(f"max_new_tokens must be at most the target's {room}, got {max_new_tokens}")
+        if row_tokens is not None:
+            _check_row_tokens(row_tokens, batch_size, max_new_tokens)
         self.stops = stop_tokens(stop_token, target.vocab_size, device)
         self.may_stop = self.stops is not None
         self.trace = DecodeTrace(batch_size, device) if trace is None else trace
@@ -210,6 +213,7 @@ class DecodeRun:
         state, every_row = self.state, self.state.active
         with self.trace.phase("prefill"):
             prompt = self.target.prefill()
+            self._check_logits("prefill", prompt.logits, (len(self._buffer), _num_fed(prompt.logits)))
             first = draw_tokens(
                 prompt.logits[:, -1:], state.sampling, state.streams, self._no_tokens[:, None], Tag.TARGET
             )
@@ -263,11 +267,33 @@ class DecodeRun:
         """The drafter's tree, as far as rows have room; the newest token alone where there is no drafter."""
         if self.drafter is None:
             return Draft(TokenTree.chain(self.state.last_tokens()[:, None]))
-        return clip(self.drafter.propose(self.state), self.state)
+        draft = self.drafter.propose(self.state)
+        tokens, drawn_from = draft.tree.tokens, draft.probabilities
+        if tokens.ndim != 2 or len(tokens) != len(self._buffer) or tokens.dtype != torch.int64:
+            raise ValueError(
+                f"{_name(self.drafter)} must propose tokens int64 of shape [{len(self._buffer)}, n], got "
+                f"{_told(tokens)}"
+            )
+        of_tree = (*tokens.shape, self.target.vocab_size)
+        if drawn_from is not None and drawn_from.shape != of_tree:
+            raise ValueError(
+                f"{_name(self.drafter)} must give probabilities of shape {list(of_tree)}, got {_told(drawn_from)}"
+            )
+        return clip(draft, self.state)
 
     def _feed(self, tree: TokenTree) -> TargetOutput:
         """What the target says about every node."""
-        return self.target.forward(tree.tokens, tree.ancestor_mask(), tree.depth)
+        output = self.target.forward(tree.tokens, tree.ancestor_mask(), tree.depth)
+        self._check_logits("forward", output.logits, tree.tokens.shape)
+        return output
+
+    def _check_logits(self, function: str, logits: Tensor, nodes: tuple[int, ...]) -> None:
+        """Kernels read as many numbers as there should be. Raises ValueError for logits of another shape or type."""
+        wanted = (*nodes, self.target.vocab_size)
+        if logits.shape != wanted or logits.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"{_name(self.target)}.{function} must give logits float32 of shape {list(wanted)}, got {_told(logits)}"
+            )
 
     def _keep(self, tree: TokenTree, verdict: Verdict) -> Verdict:
         """Append, commit and record what stays. Returns the verdict, in which finished rows accept nothing."""
@@ -468,3 +494,24 @@ class Look:
 
 _LATE = 3
 """Steps after which the host reads what a graph has computed."""
+
+
+def _num_fed(logits: Tensor) -> int:
+    """n of [B, n, V]."""
+    return logits.shape[1] if logits.ndim == 3 else 1
+
+
+def _name(player: object) -> str:
+    return type(player).__name__
+
+
+def _told(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)}"
+
+
+def _check_row_tokens(row_tokens: Tensor, batch_size: int, most: int) -> None:
+    """Raises ValueError for what is no number of tokens, 1 to `most`, for each row."""
+    if not isinstance(row_tokens, Tensor) or row_tokens.shape != (batch_size,) or row_tokens.dtype != torch.int64:
+        raise ValueError(f"row_tokens must be int64 of shape [{batch_size}], got {shown(row_tokens)}")
+    if batch_size and not 1 <= int(row_tokens.min()) <= int(row_tokens.max()) <= most:
+        raise ValueError(f"row_tokens must be from 1 to max_new_tokens ({most}), got {row_tokens.tolist()}")

@@ -137,7 +137,7 @@ def test_every_argument_of_text_that_is_of_another_kind_is_named(name: str, mode
         ({"draft_model": 7, "drafter": 7}, "draft_model and drafter both draft; leave out one of them"),
         ({"drafter": "runs/head"}, "drafter must be a trained head for this model, .*, got 'runs/head'"),
         ({"method": "ar", "drafter": type("Head", (), {"draft_length": 1})}, "drafter is a method of its own"),
-        ({"prompt_lookup_num_tokens": 0}, "draft_length must be at least 1, got 0"),
+        ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens must be at least 1, got 0"),
         ({"input_ids": {"input_ids": 1}}, r"input_ids must be a tensor, got a dict; give it as \*\*inputs"),
         ({"logits_processor": print}, "logits_processor must be a list"),
         ({"stopping_criteria": print}, "stopping_criteria must be a list"),

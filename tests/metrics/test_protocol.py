@@ -68,8 +68,8 @@ def test_too_few_pictures_for_the_dimensions_are_warned_of() -> None:
 
 def test_scores_have_every_figure_of_the_protocol() -> None:
     generator = torch.Generator().manual_seed(0)
-    features = torch.randn(60, 6, generator=generator)
-    reference = torch.randn(80, 6, generator=generator)
+    features = torch.nn.functional.normalize(torch.randn(60, 6, generator=generator), dim=-1)
+    reference = torch.nn.functional.normalize(torch.randn(80, 6, generator=generator), dim=-1)
     protocol = Protocol("mine", extractor="clip", manifold_extractor="clip")
     scores = score_pictures(
         protocol,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -188,8 +189,104 @@ def test_rows_may_have_their_own_numbers_of_tokens(parents: list[int] | None) ->
         assert together.trace.accepted_lengths[row] == alone.trace.accepted_lengths[0]
     short, part = run([1, 3], 30, torch.tensor([7, 2]))
     assert part.passes == max(short.trace.row_passes) <= 7, "no pass is made when every row has ended"
-    with pytest.raises(ValueError, match=r"row_tokens must be \[2\], got \[1\]"):
-        run([1, 3], 30, torch.tensor([7]))
+    for wrong in (torch.tensor([7]), torch.tensor([7.0, 2.0]), [7, 2]):
+        with pytest.raises(ValueError, match=r"row_tokens must be int64 of shape \[2\], got "):
+            run([1, 3], 30, wrong)  # type: ignore[arg-type]
+    for wrong in (torch.tensor([0, 2]), torch.tensor([31, 2])):
+        with pytest.raises(ValueError, match=r"row_tokens must be from 1 to max_new_tokens \(30\), got "):
+            run([1, 3], 30, wrong)
+
+
+class Changed(CheckedTarget):
+    """Gives other logits after a prompt, or after other passes."""
+
+    of_prompt: Callable[[Tensor], Tensor]
+    of_pass: Callable[[Tensor], Tensor]
+
+    def prefill(self) -> TargetOutput:
+        return TargetOutput(self.of_prompt(super().prefill().logits))
+
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        return TargetOutput(self.of_pass(super().forward(tokens, mask, depths).logits))
+
+
+def as_they_are(numbers: Tensor) -> Tensor:
+    return numbers
+
+
+WRONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "no nodes": lambda numbers: numbers[:, 0],
+    "a node less": lambda numbers: numbers[:, :-1],
+    "a token less": lambda numbers: numbers[..., :-1],
+    "a row less": lambda numbers: numbers[:-1],
+    "bfloat16": lambda numbers: numbers.bfloat16(),
+    "integers": lambda numbers: numbers.long(),
+}
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig()], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("parents", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_logits_of_another_shape_or_type_are_refused(
+    wrong: str, parents: list[int] | None, sampling: SamplingConfig
+) -> None:
+    """Kernels take addresses: they would read what lies behind."""
+    for function in ("prefill", "forward"):
+        if (function, wrong) == ("prefill", "a node less"):
+            continue  # which leaves none at all
+        known = make_target(3, 12)
+        target = Changed(known.table, known.prompts, known.capacity)
+        target.of_prompt = WRONG[wrong] if function == "prefill" else as_they_are
+        target.of_pass = WRONG[wrong] if function == "forward" else as_they_are
+        drafter = None if parents is None else make_drafter(target, parents)
+        message = rf"Changed\.{function} must give logits float32 of shape \[3, \d+, 13\], got "
+        with pytest.raises(ValueError, match=message):
+            decode(
+                target,
+                max_new_tokens=12,
+                sampling=sampling,
+                streams=RandomStreams.from_seeds([1, 2, 3]),
+                drafter=drafter,
+            )
+
+
+def with_probabilities(wrong: str) -> Callable[[Draft], Draft]:
+    return lambda draft: replace(draft, probabilities=WRONG[wrong](torch.zeros(*draft.tree.tokens.shape, 13)))
+
+
+@pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *(
+            (with_probabilities(wrong), r"must give probabilities of shape \[3, \d, 13\], got ")
+            for wrong in ("no nodes", "a node less", "a token less", "a row less")
+        ),
+        (
+            lambda draft: replace(draft, tree=replace(draft.tree, tokens=draft.tree.tokens.int())),
+            r"must propose tokens int64 of shape \[3, n\], got int32 of shape \[3, \d\]",
+        ),
+    ],
+)
+def test_drafts_of_another_shape_or_type_are_refused(
+    parents: list[int], change: Callable[[Draft], Draft], message: str
+) -> None:
+    class Other(MarkovDrafter):
+        def propose(self, state: DecodeState) -> Draft:
+            return change(super().propose(state))
+
+    target = make_target(3, 12)
+    drafter = Other(target.table, target.prompts, parents)
+    with pytest.raises(ValueError, match=f"Other {message}"):
+        streams = RandomStreams.from_seeds([1, 2, 3])
+        decode(target, max_new_tokens=12, sampling=SamplingConfig(), streams=streams, drafter=drafter)
+
+
+def test_a_run_asks_for_no_more_tokens_than_its_target_has_room_for() -> None:
+    target = make_target(2, 12)
+    target.max_new_tokens = 11  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="max_new_tokens must be at most the target's 11, got 12"):
+        decode(target, max_new_tokens=12, sampling=GREEDY, streams=RandomStreams.from_seeds([1, 2]))
 
 
 @pytest.mark.parametrize("parents", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])

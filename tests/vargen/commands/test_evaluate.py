@@ -306,7 +306,7 @@ def test_too_few_pictures_are_warned_of(arguments: list[str], capsys: pytest.Cap
         (["--clip", "missing"], "holds no CLIP"),
         (["--methods", "ar,fastest"], "fastest"),
         (["--protocol", "missing.yaml"], "does not exist"),
-        (["--protocol", "coco"], "known:"),
+        (["--protocol", "coco"], "protocol: 'coco' is neither a YAML file nor one of: coco2014-30k"),
         (["--protocol", "coco2017-5k-longest"], "14 captions, 5,000 are asked"),
         (["--protocol", "scenes"], "composes its own captions"),
     ],

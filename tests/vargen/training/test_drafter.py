@@ -332,6 +332,10 @@ def test_a_run_starts_from_another_drafter(config: DrafterTrainingConfig, tmp_pa
     assert train_drafter(again, scene_prompts).evaluation["overlap"] == pytest.approx(
         first.evaluation["overlap"], abs=2e-3
     )
+    assert train_drafter(replace(again, steps=2), scene_prompts).step == 2
+    for weights in (folder, str(tmp_path / "nowhere")):  # the first run began with new weights, and knows it
+        with pytest.raises(UserError, match="already holds a run that did not begin with initial_weights"):
+            train_drafter(replace(config, steps=11, initial_weights=weights), scene_prompts)
     other = replace(again, output=str(tmp_path / "other"), intermediate_size=40)
     with pytest.raises(
         UserError, match=r"initial_weights: the drafter in .* has another shape than the target and inter"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -183,6 +185,57 @@ def test_a_run_of_another_shape_names_the_field(tmp_path: Path) -> None:
     train(make_config(tmp_path, steps=1), LineTask(), {"model.dim": 3})
     with pytest.raises(UserError, match=r"checkpoint\.pt holds a run with another model\.dim \(3, now 4\)"):
         train(make_config(tmp_path, steps=2), LineTask(), {"model.dim": 4})
+
+
+def test_another_optimizer_is_named_and_the_run_is_kept(tmp_path: Path) -> None:
+    train(make_config(tmp_path, steps=1), LineTask())
+    with pytest.raises(UserError, match=r'another optimizer \("adamw", now "muon"\); change it back or choose another'):
+        train(make_config(tmp_path, steps=2, optimizer="muon"), LineTask())
+
+
+@dataclasses.dataclass
+class StartedConfig(RunConfig):
+    """Of a trainer that takes initial weights."""
+
+    initial_weights: str = ""
+
+
+def test_a_run_goes_on_only_with_the_weights_that_it_began_with(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "config.json").write_text("{}")
+    moved = weights.rename(tmp_path / "moved")
+
+    def run(name: str, steps: int, initial_weights: Path | str) -> int:
+        plain = make_config(tmp_path / name, steps=steps).to_dict()
+        return train(StartedConfig(**plain, initial_weights=str(initial_weights)), LineTask()).step
+
+    refused = pytest.raises(
+        UserError, match=r"^output: .* already holds a run that did not begin with initial_weights '.*'; choose another"
+    )
+    run("with", 1, moved)
+    assert run("with", 2, moved.rename(weights)) == 2, "the content counts, not the place"
+    assert run("with", 3, "") == 3
+    assert run("with", 4, weights) == 4, "left out once, they are still known"
+    (weights / "config.json").write_text("{ }")
+    run("without", 1, "")
+    for name, named in (("with", weights), ("with", tmp_path / "gone"), ("without", weights)):
+        before = (tmp_path / name / CHECKPOINT_NAME).read_bytes()
+        with refused:
+            run(name, 5, named)
+        assert (tmp_path / name / CHECKPOINT_NAME).read_bytes() == before
+
+
+def test_a_checkpoint_written_before_these_were_noted_goes_on(tmp_path: Path) -> None:
+    plain = make_config(tmp_path, steps=2).to_dict()
+    train(StartedConfig(**plain), LineTask())
+    saved = torch.load(tmp_path / CHECKPOINT_NAME, weights_only=True)
+    del saved["began_with"]
+    saved["architecture"] = json.dumps({k: v for k, v in json.loads(saved["architecture"]).items() if k != "optimizer"})
+    torch.save(saved, tmp_path / CHECKPOINT_NAME)
+    for steps in (3, 4):  # what it began with stays unknown
+        config = StartedConfig(**{**plain, "steps": steps}, initial_weights=str(tmp_path / f"gone-{steps}"))
+        assert train(config, LineTask()).step == steps
 
 
 class Harm:

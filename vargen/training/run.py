@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import signal
 import sys
 import time
@@ -133,7 +134,8 @@ def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None)
 
     Raises:
         UserError: the checkpoint in `output` is of another architecture or optimizer, began with other weights than
-            `initial_weights` (leaving these out goes on with it), or cannot be read.
+            `initial_weights` (leaving these out goes on with it), or cannot be read; or the loss or its gradient is
+            not finite, which leaves the last checkpoint as it is.
     """
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
@@ -172,6 +174,7 @@ def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None)
                 loss, parts = task.loss(state.step, progress)
             loss.backward()
             gradient_norm = optimizer.clip(config.gradient_clip)
+            state.check_finite(loss=loss, gradient_norm=gradient_norm)
             optimizer.step()
             optimizer.zero_grad()
             average.update(task.module)
@@ -221,6 +224,7 @@ class _State:
 
     Attributes:
         began_with: fingerprint of the weights that the run began with; None for new ones.
+        saved_step: of the last checkpoint; None where there is none.
     """
 
     config: RunConfig
@@ -232,6 +236,16 @@ class _State:
     step: int = 0
     elapsed: float = 0.0
     evaluation: dict[str, float] = dataclasses.field(default_factory=dict)
+    saved_step: int | None = None
+
+    def check_finite(self, **values: Tensor) -> None:
+        """Refuse to learn from a step with a scalar that is NaN or infinite: the weights would become so."""
+        for name, value in values.items():
+            if not math.isfinite(value.item()):
+                step = self.saved_step
+                kept = "there is no checkpoint yet" if step is None else f"the checkpoint is of step {step}"
+                said = f"{name} {value.item()} is not finite at step {self.step + 1}"
+                raise UserError(f"{said}; lower learning_rate ({kept})")
 
     def save(self, path: Path) -> None:
         """Write the checkpoint; a kill leaves the old or the new one."""
@@ -252,6 +266,7 @@ class _State:
         }
         with atomic_path(path) as temporary, open(temporary, "wb") as file:  # an open file reports a full disk
             torch.save(content, file)
+        self.saved_step = self.step
 
     def resume(self, path: Path) -> None:
         """Load the checkpoint at `path` if there is one. Raises UserError where it is damaged, or of another run."""
@@ -281,7 +296,8 @@ class _State:
             self.average.load_state_dict(saved["average"])
             self.optimizer.load_state_dict(saved["optimizer"])
             self.step, self.elapsed, self.evaluation = saved["step"], saved["elapsed"], saved["evaluation"]
-                torch.set_rng_state(saved["random_states"]["cpu"].cpu())
+            self.saved_step = self.step
+            torch.set_rng_state(saved["random_states"]["cpu"].cpu())
             if self.config.device == "cuda" and "cuda" in saved["random_states"]:
                 torch.cuda.set_rng_state(saved["random_states"]["cuda"].cpu())
         except Exception as error:

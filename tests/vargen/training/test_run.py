@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -236,6 +237,44 @@ def test_a_checkpoint_written_before_these_were_noted_goes_on(tmp_path: Path) ->
     for steps in (3, 4):  # what it began with stays unknown
         config = StartedConfig(**{**plain, "steps": steps}, initial_weights=str(tmp_path / f"gone-{steps}"))
         assert train(config, LineTask()).step == steps
+
+
+class DivergingTask(LineTask):
+    """A line whose loss, or the gradient alone, is not finite at the sixth step."""
+
+    def __init__(self, loss_factor: float, gradient_factor: float) -> None:
+        super().__init__()
+        self.loss_factor, self.gradient_factor = loss_factor, gradient_factor
+
+    def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, parts = super().loss(step, progress)
+        if step == 5:
+            loss = loss * self.loss_factor
+            loss.register_hook(lambda gradient: gradient * self.gradient_factor)
+        return loss, parts
+
+
+@pytest.mark.parametrize(
+    ("factors", "named"),
+    [((math.nan, 1.0), "loss nan"), ((math.inf, 1.0), "loss inf"), ((1.0, math.inf), "gradient_norm (inf|nan)")],
+)
+@pytest.mark.parametrize("saved_often", [True, False])
+def test_a_run_whose_loss_is_not_finite_ends_and_its_checkpoint_stays(
+    tmp_path: Path, factors: tuple[float, float], named: str, saved_often: bool
+) -> None:
+    often = {"checkpoint_seconds": 1e-9, "log_every": 1} if saved_often else {}
+    kept = "the checkpoint is of step 5" if saved_often else "there is no checkpoint yet"
+    with pytest.raises(UserError, match=rf"^{named} is not finite at step 6; lower learning_rate \({kept}\)$"):
+        train(make_config(tmp_path, **often), DivergingTask(*factors))
+    assert not (tmp_path / "export").exists()
+    lines = (tmp_path / "log.jsonl").read_text()
+    assert "NaN" not in lines and "Infinity" not in lines
+    if saved_often:
+        resumed = LineTask()
+        train(make_config(tmp_path), resumed)
+        undisturbed = LineTask()
+        train(make_config(tmp_path / "undisturbed"), undisturbed)
+        assert resumed.steps[0] == 5 and same(resumed.module.state_dict(), undisturbed.module.state_dict())
 
 
 class Harm:

@@ -12,6 +12,8 @@ from build_results import build, not_shown
 from results_page.plain import plain_tables
 from results_page.records import RESULTS
 
+from vargen.base.resources import find_config
+
 ROOT = Path(__file__).resolve().parent.parent
 PUBLIC = ("https://github.com/vargen/vargen/blob/main/", "https://raw.githubusercontent.com/vargen/vargen/main/")
 
@@ -116,6 +118,15 @@ def test_shipped_configs_name_no_folder_of_the_machine_that_trained_them() -> No
 def test_recorded_results_name_no_folder_of_the_machine_that_made_them() -> None:
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
         assert ': "/' not in path.read_text(), path
+
+
+def test_every_configuration_that_a_page_names_is_shipped() -> None:
+    named = set()
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks" / "lab").glob("*.md")):
+        named |= {(page, name) for name in re.findall(r"--config ([\w./-]+)", page.read_text())}
+    assert len(named) >= 10
+    for page, name in named:
+        assert find_config(name).is_file(), page
 
 
 def test_no_two_commands_of_a_page_write_to_one_folder() -> None:

@@ -92,6 +92,7 @@ def keep_batches(
     name: str,
     holds: str,
     argument: str,
+    prompts: Sequence[str] | None = None,
 ) -> list[Tensor]:
     """Tokens of numbers 0 to `count` - 1, in batches; those that `folder` holds already are not made again.
 
@@ -104,24 +105,34 @@ def keep_batches(
         name: begins the names of files.
         holds: what the tokens are, in the plural.
         argument: that named the folder.
+        prompts: what each number asks for, kept beside the tokens of its batch, so that the list may grow at its end;
+            None where the settings say it all.
 
     Raises:
-        UserError: the folder was made with other settings, or holds a damaged file.
+        UserError: the folder was made with other settings or prompts, or holds a damaged file.
     """
     batches = []
     with own_folder(folder, argument=argument), progress(count, f"{holds} to learn from") as shown:
         for start in range(0, count, batch_size):
             numbers = range(start, min(start + batch_size, count))
             path, tokens = folder / f"{name}-{start:07d}.safetensors", None
+            asked = None if prompts is None else list(prompts[start : numbers.stop])
+            described = settings if asked is None else {**settings, "prompts": asked}
             if path.exists():
                 with reading(path, "delete it", argument), safe_open(path, framework="pt") as file:
                     before = json.loads((file.metadata() or {}).get("settings", "{}"))
-                    check_identity(path, before, settings, holds=holds, argument=argument)
+                    now = described
+                    if asked is not None:
+                        before.pop("prompts_file", None)  # noted by earlier versions in place of the prompts
+                        held = before.get("prompts", asked)
+                        both = min(len(held), len(asked))
+                        before["prompts"], now = held[:both], {**settings, "prompts": asked[:both]}
+                    check_identity(path, before, now, holds=holds, argument=argument)
                     tokens = file.get_tensor("tokens")
             if tokens is None or len(tokens) < len(numbers):
                 tokens = make(numbers)
                 with atomic_path(path) as temporary:
-                    save_file({"tokens": tokens}, temporary, metadata={"settings": json.dumps(settings)})
+                    save_file({"tokens": tokens}, temporary, metadata={"settings": json.dumps(described)})
             batches.append(tokens[: len(numbers)])
             shown.update(len(numbers))
     return batches

@@ -143,7 +143,7 @@ class RunConfig:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the run resumes from a checkpoint. It then needs no initial weights."""
+        """Whether the run resumes from a checkpoint. It then reads no initial weights; `run.py` compares them."""
         return (Path(self.output) / CHECKPOINT_NAME).is_file()
 
     def architecture(self) -> dict[str, Any]:

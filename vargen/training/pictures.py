@@ -149,7 +149,7 @@ def gather_lessons(
         pipeline,
         prompts,
         Path(config.output) / "generated",
-        settings={"weights": fingerprint, "prompts_file": config.prompts_file, **options.identity, **sampling},
+        settings={"weights": fingerprint, **options.identity, **sampling},
         seed=config.seed,
         batch_size=config.generation_batch_size,
     ).to(device)
@@ -168,7 +168,7 @@ def generate_codes(
     pipeline: Any, prompts: Sequence[str], folder: Path, settings: dict[str, Any], seed: int = 0, batch_size: int = 32
 ) -> Tensor:
     """Codes int64 [len(prompts), N] of one picture for each prompt, by the pipeline's default settings; see
-    `keep_batches`. Picture i has the seed `seed + i`."""
+    `keep_batches`. Picture i has the seed `seed + i`. Raises UserError for a folder of other settings or prompts."""
 
     def draw(numbers: range) -> Tensor:
         generators = [torch.Generator().manual_seed(seed + number) for number in numbers]
@@ -177,4 +177,4 @@ def generate_codes(
 
     described = {**settings, "seed": seed, "batch_size": batch_size}
     whose = {"name": "drawn", "holds": "pictures", "argument": "output"}
-    return torch.cat(keep_batches(draw, len(prompts), batch_size, folder, described, **whose)).long()
+    return torch.cat(keep_batches(draw, len(prompts), batch_size, folder, described, prompts=prompts, **whose)).long()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import signal
 import sys
 import time
@@ -25,6 +26,7 @@ from tqdm import tqdm
 
 from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
+from vargen.models.model_folder import weights_fingerprint
 from vargen.runs.files import append_jsonl, atomic_folder, atomic_path
 from vargen.runs.identity import check_identity
 from vargen.training.config import CHECKPOINT_NAME, RunConfig
@@ -32,6 +34,7 @@ from vargen.training.optimizer import AveragedWeights, OptimizerGroup, learning_
 from vargen.training.trackers import start_tracker
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_NOT_NOTED = "not noted"  # how a run began whose checkpoint was written before this was noted
 
 
 class Task:
@@ -130,7 +133,9 @@ def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None)
         identity: values that a checkpoint must share with the run that resumes it, beside `config.architecture()`.
 
     Raises:
-        UserError: the checkpoint in `output` is of another architecture or cannot be read.
+        UserError: the checkpoint in `output` is of another architecture or optimizer, began with other weights than
+            `initial_weights` (leaving these out goes on with it), or cannot be read; or the loss or its gradient is
+            not finite, which leaves the last checkpoint as it is.
     """
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +146,10 @@ def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None)
         task.rate_shares(),
     )
     average = AveragedWeights(task.module, config.ema_decay)
-    state = _State(config, task, optimizer, average, {**config.architecture(), **(identity or {})})
+    identity = {**config.architecture(), **(identity or {}), "optimizer": config.optimizer}
+    initial_weights: str | None = getattr(config, "initial_weights", None)
+    began_with = weights_fingerprint(initial_weights) if initial_weights else None
+    state = _State(config, task, optimizer, average, identity, began_with)
     checkpoint = folder / CHECKPOINT_NAME
     state.resume(checkpoint)
     log = _Log(folder / "log.jsonl", config, state)
@@ -166,6 +174,7 @@ def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None)
                 loss, parts = task.loss(state.step, progress)
             loss.backward()
             gradient_norm = optimizer.clip(config.gradient_clip)
+            state.check_finite(loss=loss, gradient_norm=gradient_norm)
             optimizer.step()
             optimizer.zero_grad()
             average.update(task.module)
@@ -211,16 +220,32 @@ def _averaged(task: Task, average: AveragedWeights, decay: float) -> Iterator[No
 
 @dataclasses.dataclass
 class _State:
-    """Everything that a checkpoint holds."""
+    """Everything that a checkpoint holds.
+
+    Attributes:
+        began_with: fingerprint of the weights that the run began with; None for new ones.
+        saved_step: of the last checkpoint; None where there is none.
+    """
 
     config: RunConfig
     task: Task
     optimizer: OptimizerGroup
     average: AveragedWeights
     identity: dict[str, Any]
+    began_with: str | None
     step: int = 0
     elapsed: float = 0.0
     evaluation: dict[str, float] = dataclasses.field(default_factory=dict)
+    saved_step: int | None = None
+
+    def check_finite(self, **values: Tensor) -> None:
+        """Refuse to learn from a step with a scalar that is NaN or infinite: the weights would become so."""
+        for name, value in values.items():
+            if not math.isfinite(value.item()):
+                step = self.saved_step
+                kept = "there is no checkpoint yet" if step is None else f"the checkpoint is of step {step}"
+                said = f"{name} {value.item()} is not finite at step {self.step + 1}"
+                raise UserError(f"{said}; lower learning_rate ({kept})")
 
     def save(self, path: Path) -> None:
         """Write the checkpoint; a kill leaves the old or the new one."""
@@ -237,9 +262,11 @@ class _State:
             "elapsed": self.elapsed,
             "evaluation": self.evaluation,
             "random_states": random_states,
+            "began_with": self.began_with,
         }
         with atomic_path(path) as temporary, open(temporary, "wb") as file:  # an open file reports a full disk
             torch.save(content, file)
+        self.saved_step = self.step
 
     def resume(self, path: Path) -> None:
         """Load the checkpoint at `path` if there is one. Raises UserError where it is damaged, or of another run."""
@@ -251,17 +278,25 @@ class _State:
                 if garbled := content.testzip():
                     raise ValueError(f"{garbled} is garbled")
             saved = torch.load(path, map_location=self.config.device, weights_only=True)
-            identity = json.loads(saved["architecture"])
+            # Checkpoints written before the optimizer was compared do not name it.
+            identity = {"optimizer": self.config.optimizer, **json.loads(saved["architecture"])}
         except Exception as error:  # a damaged file can raise anything
             raise UserError(f"output: {path} cannot be read ({reason_of(error)}); {remedy}") from error
         remedy_of_another = "change it back or choose another output"
         check_identity(path, identity, self.identity, holds="a run", argument="output", remedy=remedy_of_another)
+        began_with = saved.get("began_with", _NOT_NOTED)
+        if self.began_with is not None and began_with not in (self.began_with, _NOT_NOTED):
+            named = f"initial_weights {self.config.to_dict()['initial_weights']!r}"
+            held = f"output: {path.parent} already holds a run that did not begin with {named}"
+            raise UserError(f"{held}; choose another output, or leave initial_weights out to go on with it")
+        self.began_with = began_with
         try:
             self.task.module.load_state_dict(saved["module"])
             self.task.extra_modules.load_state_dict(saved["extra_modules"])
             self.average.load_state_dict(saved["average"])
             self.optimizer.load_state_dict(saved["optimizer"])
             self.step, self.elapsed, self.evaluation = saved["step"], saved["elapsed"], saved["evaluation"]
+            self.saved_step = self.step
             torch.set_rng_state(saved["random_states"]["cpu"].cpu())
             if self.config.device == "cuda" and "cuda" in saved["random_states"]:
                 torch.cuda.set_rng_state(saved["random_states"]["cuda"].cpu())

@@ -240,7 +240,10 @@ def test_a_run_starts_from_the_weights_of_a_pipeline(transformer_config, cheap_s
     assert all(torch.equal(before[name], after[name]) for name in before)
 
     gone = replace(again, initial_weights=str(tmp_path / "gone"), steps=3)
-    assert train_transformer(gone, cheap_scenes).step == 3, "a run that goes on does not ask where it came from"
+    with pytest.raises(UserError, match=r"already holds a run that did not begin with initial_weights '.*gone'"):
+        train_transformer(gone, cheap_scenes)
+    assert train_transformer(replace(again, steps=3), cheap_scenes).step == 3
+    assert train_transformer(replace(again, initial_weights="", steps=4), cheap_scenes).step == 4
 
     other = build_text_encoder(TextEncoderConfig(16, 8, 24, 1, 2), build_tokenizer())
     other.save_pretrained(tmp_path / "frozen" / "text_encoder")

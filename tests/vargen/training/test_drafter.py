@@ -95,6 +95,20 @@ def test_generated_pictures_are_kept_and_continue_where_they_stopped(
     assert torch.equal(generate_codes(pipeline, prompts, folder, settings={"weights": "a"}, batch_size=8), whole)
 
 
+def test_old_pictures_are_not_learned_with_new_prompts(config: DrafterTrainingConfig, tmp_path: Path) -> None:
+    """An edited file is refused. One that has grown at its end goes on, from any place."""
+    file, moved, prompts = tmp_path / "prompts.txt", tmp_path / "moved.txt", scene_prompts(5, 24)
+    file.write_text("\n".join(prompts[:20]))
+    asked = replace(config, prompts_file=str(file), steps=1)
+    train_drafter(asked, scene_prompts)
+    moved.write_text("\n".join(prompts))
+    assert train_drafter(replace(asked, prompts_file=str(moved), steps=2), scene_prompts).step == 2
+    file.write_text("\n".join(["a white cone", *prompts[1:]]))
+    message = r'^output: .*drawn-0000000\.safetensors holds pictures with other prompts at number 1 \(".*, now "a white'
+    with pytest.raises(UserError, match=message):
+        train_drafter(replace(asked, steps=3), scene_prompts)
+
+
 def test_a_run_does_not_go_on_under_another_guidance(config: DrafterTrainingConfig, tiny_model_folder: Path) -> None:
     train_drafter(replace(config, steps=1), scene_prompts)
     index = tiny_model_folder / "model_index.json"
@@ -318,6 +332,10 @@ def test_a_run_starts_from_another_drafter(config: DrafterTrainingConfig, tmp_pa
     assert train_drafter(again, scene_prompts).evaluation["overlap"] == pytest.approx(
         first.evaluation["overlap"], abs=2e-3
     )
+    assert train_drafter(replace(again, steps=2), scene_prompts).step == 2
+    for weights in (folder, str(tmp_path / "nowhere")):  # the first run began with new weights, and knows it
+        with pytest.raises(UserError, match="already holds a run that did not begin with initial_weights"):
+            train_drafter(replace(config, steps=11, initial_weights=weights), scene_prompts)
     other = replace(again, output=str(tmp_path / "other"), intermediate_size=40)
     with pytest.raises(
         UserError, match=r"initial_weights: the drafter in .* has another shape than the target and inter"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import json
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -183,6 +186,95 @@ def test_a_run_of_another_shape_names_the_field(tmp_path: Path) -> None:
     train(make_config(tmp_path, steps=1), LineTask(), {"model.dim": 3})
     with pytest.raises(UserError, match=r"checkpoint\.pt holds a run with another model\.dim \(3, now 4\)"):
         train(make_config(tmp_path, steps=2), LineTask(), {"model.dim": 4})
+
+
+def test_another_optimizer_is_named_and_the_run_is_kept(tmp_path: Path) -> None:
+    train(make_config(tmp_path, steps=1), LineTask())
+    with pytest.raises(UserError, match=r'another optimizer \("adamw", now "muon"\); change it back or choose another'):
+        train(make_config(tmp_path, steps=2, optimizer="muon"), LineTask())
+
+
+@dataclasses.dataclass
+class StartedConfig(RunConfig):
+    """Of a trainer that takes initial weights."""
+
+    initial_weights: str = ""
+
+
+def test_a_run_goes_on_only_with_the_weights_that_it_began_with(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "config.json").write_text("{}")
+    moved = weights.rename(tmp_path / "moved")
+
+    def run(name: str, steps: int, initial_weights: Path | str) -> int:
+        plain = make_config(tmp_path / name, steps=steps).to_dict()
+        return train(StartedConfig(**plain, initial_weights=str(initial_weights)), LineTask()).step
+
+    refused = pytest.raises(
+        UserError, match=r"^output: .* already holds a run that did not begin with initial_weights '.*'; choose another"
+    )
+    run("with", 1, moved)
+    assert run("with", 2, moved.rename(weights)) == 2, "the content counts, not the place"
+    assert run("with", 3, "") == 3
+    assert run("with", 4, weights) == 4, "left out once, they are still known"
+    (weights / "config.json").write_text("{ }")
+    run("without", 1, "")
+    for name, named in (("with", weights), ("with", tmp_path / "gone"), ("without", weights)):
+        before = (tmp_path / name / CHECKPOINT_NAME).read_bytes()
+        with refused:
+            run(name, 5, named)
+        assert (tmp_path / name / CHECKPOINT_NAME).read_bytes() == before
+
+
+def test_a_checkpoint_written_before_these_were_noted_goes_on(tmp_path: Path) -> None:
+    plain = make_config(tmp_path, steps=2).to_dict()
+    train(StartedConfig(**plain), LineTask())
+    saved = torch.load(tmp_path / CHECKPOINT_NAME, weights_only=True)
+    del saved["began_with"]
+    saved["architecture"] = json.dumps({k: v for k, v in json.loads(saved["architecture"]).items() if k != "optimizer"})
+    torch.save(saved, tmp_path / CHECKPOINT_NAME)
+    for steps in (3, 4):  # what it began with stays unknown
+        config = StartedConfig(**{**plain, "steps": steps}, initial_weights=str(tmp_path / f"gone-{steps}"))
+        assert train(config, LineTask()).step == steps
+
+
+class DivergingTask(LineTask):
+    """A line whose loss, or the gradient alone, is not finite at the sixth step."""
+
+    def __init__(self, loss_factor: float, gradient_factor: float) -> None:
+        super().__init__()
+        self.loss_factor, self.gradient_factor = loss_factor, gradient_factor
+
+    def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, parts = super().loss(step, progress)
+        if step == 5:
+            loss = loss * self.loss_factor
+            loss.register_hook(lambda gradient: gradient * self.gradient_factor)
+        return loss, parts
+
+
+@pytest.mark.parametrize(
+    ("factors", "named"),
+    [((math.nan, 1.0), "loss nan"), ((math.inf, 1.0), "loss inf"), ((1.0, math.inf), "gradient_norm (inf|nan)")],
+)
+@pytest.mark.parametrize("saved_often", [True, False])
+def test_a_run_whose_loss_is_not_finite_ends_and_its_checkpoint_stays(
+    tmp_path: Path, factors: tuple[float, float], named: str, saved_often: bool
+) -> None:
+    often = {"checkpoint_seconds": 1e-9, "log_every": 1} if saved_often else {}
+    kept = "the checkpoint is of step 5" if saved_often else "there is no checkpoint yet"
+    with pytest.raises(UserError, match=rf"^{named} is not finite at step 6; lower learning_rate \({kept}\)$"):
+        train(make_config(tmp_path, **often), DivergingTask(*factors))
+    assert not (tmp_path / "export").exists()
+    lines = (tmp_path / "log.jsonl").read_text()
+    assert "NaN" not in lines and "Infinity" not in lines
+    if saved_often:
+        resumed = LineTask()
+        train(make_config(tmp_path), resumed)
+        undisturbed = LineTask()
+        train(make_config(tmp_path / "undisturbed"), undisturbed)
+        assert resumed.steps[0] == 5 and same(resumed.module.state_dict(), undisturbed.module.state_dict())
 
 
 class Harm:

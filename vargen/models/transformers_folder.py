@@ -21,6 +21,7 @@ from vargen.models.model_folder import check_stored, check_variant, has_torch_fi
 Model = TypeVar("Model", bound=PreTrainedModel)
 Processor = TypeVar("Processor", bound=ProcessorMixin)
 
+_RUN_CODE = ("trust_remote_code", "custom_pipeline", "custom_revision")
 _HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 
 
@@ -98,9 +99,10 @@ def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]
 
 
 def refuse_remote_code(arguments: Mapping[str, Any]) -> None:
-    """Refuse to run code of a repository. Raises UserError."""
-    if arguments.get("trust_remote_code"):
-        raise UserError("trust_remote_code cannot be used: no code of a repository is run here; leave it out")
+    """Refuse to run code of a repository, or of a folder. Raises UserError."""
+    for name in _RUN_CODE:
+        if arguments.get(name) not in (None, False):
+            raise UserError(f"{name} cannot be used: no code of a repository is run here; leave it out")
 
 
 def check_family(source: str | os.PathLike[str], model_type: str | None, **kwargs: Any) -> None:

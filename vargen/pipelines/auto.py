@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vargen.base.errors import UserError
 from vargen.models.description import describe_model
 from vargen.models.source import SETTINGS, find_files
+from vargen.models.transformers_folder import refuse_remote_code
 from vargen.pipelines.loading import pipeline_class
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ class AutoPicturePipeline:
             **kwargs: for `from_pretrained` of the pipeline that is found, such as dtype, device_map and `family`.
 
         Raises:
-            UserError: there is no such model, or no pipeline for it.
+            UserError: there is no such model, or no pipeline for it; or code of a repository is to be run.
         """
+        refuse_remote_code(kwargs)  # before anything is fetched
         name = pretrained_model_name_or_path
         model = describe_model(find_files(name, revision, SETTINGS), name, kwargs.get("family"))
         pipeline: PicturePipeline = pipeline_class(model.family).from_pretrained(find_files(name, revision), **kwargs)

@@ -40,6 +40,7 @@ from vargen.models.llamagen.vertical_branch import VerticalBranch, check_branch
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor
 from vargen.models.model_folder import check_model_folder, own_weights, shared_components
 from vargen.models.offloading import check_device_map, is_offloaded
+from vargen.models.transformers_folder import refuse_remote_code
 from vargen.pipelines.arguments import (
     PromptWarning,
     StepCallback,
@@ -248,8 +249,10 @@ class LlamaGenPipeline(StreamingPipeline):
         `vargen.models.model_folder.shared_components`.
 
         Raises:
-            UserError: a local folder is incomplete, damaged or inconsistent, or it cannot be placed as asked.
+            UserError: a local folder is incomplete, damaged or inconsistent, or it cannot be placed as asked; or code of a
+                repository is to be run.
         """
+        refuse_remote_code(kwargs)
         check_device_map(kwargs.get("device_map"))
         if os.path.isdir(pretrained_model_name_or_path):
             kwargs = cls._shared(pretrained_model_name_or_path, kwargs) | kwargs

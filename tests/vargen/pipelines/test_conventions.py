@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import glm_image_models
 import janus_models
 import pytest
 import torch
@@ -17,6 +18,7 @@ from specdecode.finite import NotFiniteError as LogitsError
 from vargen import AutoPicturePipeline, JanusPipeline, LlamaGenPipeline
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.pipelines.arguments import random_streams
+from vargen.pipelines.glm_image import GlmImagePriorPipeline
 from vargen.pipelines.request import finite_logits
 
 PROMPT, AWAY = "a red cube left of a small blue sphere", "a green cone"
@@ -46,6 +48,20 @@ def test_a_folder_of_transformers_loads_by_its_family(tmp_path: Path) -> None:
         AutoPicturePipeline.from_pretrained(tmp_path)
     with pytest.raises(UserError, match="AutoPicturePipeline makes no objects"):
         AutoPicturePipeline()
+
+
+@pytest.mark.parametrize("load", [AutoPicturePipeline, LlamaGenPipeline, GlmImagePriorPipeline])
+def test_no_code_of_a_folder_is_run(load: Any, tmp_path: Path, tiny_model_folder: Path) -> None:
+    folder = glm_image_models.save(tmp_path / "model") if load is GlmImagePriorPipeline else tiny_model_folder
+    ran = tmp_path / "ran"
+    (tmp_path / "pipeline.py").write_text(
+        f"open({str(ran)!r}, 'w').close()\nfrom diffusers import DiffusionPipeline\nclass Own(DiffusionPipeline): pass"
+    )
+    own = {"custom_pipeline": str(tmp_path)}
+    for arguments in (own, own | {"trust_remote_code": True}, {"trust_remote_code": True}, {"custom_revision": "main"}):
+        with pytest.raises(UserError, match=r"(custom_\w+|trust_remote_code) cannot be used: no code of a repository"):
+            load.from_pretrained(folder, **arguments)
+    assert not ran.exists()
 
 
 def test_weights_of_torch_load_without_code(tiny_pipeline: LlamaGenPipeline, tmp_path: Path) -> None:

@@ -249,8 +249,8 @@ class LlamaGenPipeline(StreamingPipeline):
         `vargen.models.model_folder.shared_components`.
 
         Raises:
-            UserError: a local folder is incomplete, damaged or inconsistent, or it cannot be placed as asked; or code of a
-                repository is to be run.
+            UserError: a local folder is incomplete, damaged or inconsistent, or it cannot be placed as asked; or code
+                of a repository is to be run.
         """
         refuse_remote_code(kwargs)
         check_device_map(kwargs.get("device_map"))

@@ -32,7 +32,7 @@ def load_weights_only(path: Path, argument: str) -> Any:
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=in_zip_container)
     except pickle.UnpicklingError as error:
-        if "Unsupported global" in str(error):
+        if "unsupported global" in str(error).lower():  # torch writes it in two ways
             raise UserError(
                 f"{argument} must hold weights only, but {path} holds other objects too; download it again."
             ) from error

@@ -39,6 +39,15 @@ OWN_QUANTIZATION = ("int8", "int8-dynamic", "int4")
 """Quantization without a library, see `vargen.pipelines.quantization`."""
 
 
+def check_attention(attn_implementation: object) -> None:
+    """Refuse attention that cannot read masks of drafted tokens. Raises UserError."""
+    if attn_implementation not in (None, *ATTENTION):
+        raise UserError(
+            f"attn_implementation must be one of {', '.join(ATTENTION)}, which read masks of drafted tokens, got "
+            f"{attn_implementation!r}"
+        )
+
+
 @dataclass(frozen=True)
 class LoadingOptions:
     """Which model, for pictures or videos, and how it is loaded.
@@ -73,11 +82,7 @@ class LoadingOptions:
         check_choice("dtype", self.dtype, DTYPES)
         if self.device_map is not None and self.device != "auto":
             raise UserError("device cannot be given beside device_map, which says where the model goes; leave one out")
-        if self.attn_implementation not in (None, *ATTENTION):
-            raise UserError(
-                f"attn_implementation must be one of {', '.join(ATTENTION)}, which read masks of drafted tokens, got "
-                f"{self.attn_implementation!r}"
-            )
+        check_attention(self.attn_implementation)
         if self.library_quantization is not None:
             quantization_fields(self.library_quantization)
         if self.draft_quantization is not None:

@@ -34,7 +34,7 @@ def is_hub_name(model: str | os.PathLike[str] | None) -> bool:
 
 
 def find_files(
-    model: str | os.PathLike[str] | None, revision: str | None = None, files: Sequence[str] = WEIGHTS
+    model: str | os.PathLike[str] | None, revision: str | None = None, files: Sequence[str] = WEIGHTS, **hub: Any
 ) -> Path:
     """The folder of a model of any family.
 
@@ -42,19 +42,20 @@ def find_files(
         model: a shipped name (None: the default), a folder, or a name on the hub.
         revision: on the hub; None for the main one.
         files: patterns of the files that are fetched from the hub.
+        **hub: see `fetch`; a folder needs none of it.
 
     Raises:
         UserError: no such model, it cannot be fetched, or a revision of a folder.
     """
     if model is not None and is_hub_name(model) and os.fspath(model) not in shipped_models():
-        return fetch(os.fspath(model), revision, files)
+        return fetch(os.fspath(model), revision, files, **hub)
     folder = find_model(model, ("model_index.json", "config.json"))  # of diffusers, of transformers
     if revision is not None:
         raise UserError(f"revision cannot be used: {folder} is a folder, and only models on the hub have revisions")
     return folder
 
 
-def fetch(name: str, revision: str | None, files: Sequence[str], argument: str = "model") -> Path:
+def fetch(name: str, revision: str | None, files: Sequence[str], argument: str = "model", **hub: Any) -> Path:
     """The folder in the hub's cache that holds these files of a repository; files that it has are not fetched again.
 
     Args:
@@ -62,6 +63,7 @@ def fetch(name: str, revision: str | None, files: Sequence[str], argument: str =
         revision: branch, tag or commit; None for the main one.
         files: patterns.
         argument: the argument that named it, for errors.
+        **hub: token, cache_dir and local_files_only, as the hub's client takes them.
 
     Raises:
         UserError: there is no such repository or revision, it is gated, or it cannot be reached.
@@ -70,10 +72,11 @@ def fetch(name: str, revision: str | None, files: Sequence[str], argument: str =
     from huggingface_hub import errors, snapshot_download
 
     again = "the same command continues the download"
+    connect = "leave out local_files_only" if hub.get("local_files_only") else "connect"
     # The HTTP library differs from one version of the hub's client to the next.
     transport: Any = next(kind for kind in errors.HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError")
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=[*files]))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[*files], **hub))
     except errors.GatedRepoError as error:
         raise UserError(
             f"{argument}: {name} is gated: accept its conditions at https://huggingface.co/{name} and log in with "
@@ -91,10 +94,11 @@ def fetch(name: str, revision: str | None, files: Sequence[str], argument: str =
     except errors.LocalEntryNotFoundError as error:
         if hasattr(error, "snapshot_path"):
             raise UserError(
-                f"{argument}: {name} was not fetched whole, and the hub cannot be reached; connect, and {again}"
+                f"{argument}: {name} was not fetched whole, and the hub cannot be reached; {connect}, and {again}"
             ) from error
         raise UserError(
-            f"{argument}: {name} is not a folder, and the hub cannot be reached to fetch it; connect, or name a folder"
+            f"{argument}: {name} is not a folder, and the hub cannot be reached to fetch it; {connect}, or name a "
+            f"folder"
         ) from error
     except (transport, OSError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno in _OF_THE_DISK:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vargen.base.errors import UserError
 from vargen.models.description import describe_model
 from vargen.models.source import SETTINGS, find_files
+from vargen.models.transformers_folder import refuse_remote_code
 from vargen.pipelines.loading import pipeline_class
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ class AutoPicturePipeline:
         pretrained_model_name_or_path: str | os.PathLike[str] | None = None,
         *,
         revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        local_files_only: bool = False,
         **kwargs: Any,
     ) -> PicturePipeline:
         """Load a pipeline of any family.
@@ -40,12 +44,18 @@ class AutoPicturePipeline:
             pretrained_model_name_or_path: a folder, in the layout of diffusers or of transformers; a name on the hub,
                 such as "deepseek-community/Janus-Pro-1B"; or that of a shipped model. None: the shipped default.
             revision: branch, tag or commit on the hub; None: the main one.
+            token: of the hub; None: the one that `hf auth login` kept.
+            cache_dir: where files of the hub lie; None: the hub's own cache.
+            local_files_only: take what was fetched, and ask for nothing.
             **kwargs: for `from_pretrained` of the pipeline that is found, such as dtype, device_map and `family`.
 
         Raises:
-            UserError: there is no such model, or no pipeline for it.
+            UserError: there is no such model, or no pipeline for it; or code of a repository is to be run.
         """
+        refuse_remote_code(kwargs)  # before anything is fetched
         name = pretrained_model_name_or_path
-        model = describe_model(find_files(name, revision, SETTINGS), name, kwargs.get("family"))
-        pipeline: PicturePipeline = pipeline_class(model.family).from_pretrained(find_files(name, revision), **kwargs)
+        hub: dict[str, Any] = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+        model = describe_model(find_files(name, revision, SETTINGS, **hub), name, kwargs.get("family"))
+        folder = find_files(name, revision, **hub)
+        pipeline: PicturePipeline = pipeline_class(model.family).from_pretrained(folder, **kwargs)
         return pipeline

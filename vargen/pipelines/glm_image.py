@@ -36,7 +36,7 @@ from vargen.models.glm_image.target import GlmImageTarget
 from vargen.models.model_folder import check_model_folder, check_pipeline_class, has_torch_files
 from vargen.models.offloading import check_device_map, move_offloaded
 from vargen.models.picture_size import grid_of_sides
-from vargen.models.transformers_folder import hub_arguments, unloadable
+from vargen.models.transformers_folder import checked_arguments, hub_arguments, unloadable
 from vargen.pipelines.arguments import (
     StepCallback,
     StepReport,
@@ -182,8 +182,9 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
 
         Raises:
             UserError: there is no such model, it is another pipeline's, it cannot be placed as asked, or weights are
-                missing or damaged.
+                missing or damaged; or code of a repository is to be run.
         """
+        kwargs = checked_arguments(kwargs)
         source, attention = os.fspath(pretrained_model_name_or_path), kwargs.pop("attn_implementation", None)
         check_device_map(kwargs.get("device_map"))
         try:

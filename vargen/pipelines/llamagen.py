@@ -40,6 +40,7 @@ from vargen.models.llamagen.vertical_branch import VerticalBranch, check_branch
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor
 from vargen.models.model_folder import check_model_folder, own_weights, shared_components
 from vargen.models.offloading import check_device_map, is_offloaded
+from vargen.models.transformers_folder import checked_arguments, or_leave_out
 from vargen.pipelines.arguments import (
     PromptWarning,
     StepCallback,
@@ -248,8 +249,10 @@ class LlamaGenPipeline(StreamingPipeline):
         `vargen.models.model_folder.shared_components`.
 
         Raises:
-            UserError: a local folder is incomplete, damaged or inconsistent, or it cannot be placed as asked.
+            UserError: a local folder is incomplete, damaged or inconsistent, or it cannot be placed as asked; or code
+                of a repository is to be run.
         """
+        kwargs, remedy = checked_arguments(kwargs), f"copy the whole folder again{or_leave_out(kwargs)}"
         check_device_map(kwargs.get("device_map"))
         if os.path.isdir(pretrained_model_name_or_path):
             kwargs = cls._shared(pretrained_model_name_or_path, kwargs) | kwargs
@@ -259,7 +262,7 @@ class LlamaGenPipeline(StreamingPipeline):
             check_model_folder(pretrained_model_name_or_path, skip=passed, required=required, variant=variant)
         dtype = kwargs.pop("torch_dtype", None) or kwargs.pop("dtype", None) or torch.float32
         kwargs["dtype"] = dtype if isinstance(dtype, dict) else {"default": dtype, "vqvae": torch.float32}
-        with reading(pretrained_model_name_or_path, "copy the whole folder again"):
+        with reading(pretrained_model_name_or_path, remedy):
             pipeline = super().from_pretrained(os.fspath(pretrained_model_name_or_path), **kwargs)
             if pipeline.tokenizer is not None and pipeline.text_encoder is not None:
                 check_tokenizer(pipeline.tokenizer, pipeline.text_encoder, pipeline.config["max_sequence_length"])

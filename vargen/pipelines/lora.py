@@ -13,13 +13,16 @@ Source: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", ar
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Iterator, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from specdecode.kernels.quantized import quantization_of
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
 from vargen.models.model_folder import check_stored
@@ -29,6 +32,10 @@ from vargen.pipelines.reuse import Reuse
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
 _PREFIX = "base_model.model."
 """How the names in an adapter's file begin."""
+_STAYS = {"modules_to_save": None, "trainable_token_indices": None, "layer_replication": None, "bias": "none"}
+"""Settings of PEFT that change what `unload_lora_weights` does not bring back, with the value that changes nothing."""
+_KEEPS_WEIGHTS = (True, False, "gaussian", "eva", "orthogonal")
+"""Values of `init_lora_weights` that leave the layers' own weights as they are; "pissa" and others replace them."""
 
 
 class LoraPipeline:
@@ -52,10 +59,13 @@ class LoraPipeline:
             adapter_name: a new one.
 
         Raises:
-            UserError: peft is not installed, there is no such adapter, it was made for another network, or its numbers
-                are not finite.
+            UserError: peft is not installed, there is no such adapter, it is no LoRA, it was made for another network,
+                its numbers are not finite, or it changes more than can be taken out again; or the model is quantized,
+                or holds fused adapters.
         """
         _check_peft()
+        self._check_not_quantized("load_lora_weights")
+        self._check_not_fused("load_lora_weights")
         if self.reuse.compiler is not None:
             raise UserError("load_lora_weights must come before compile(), which compiles the layers as they are")
         if adapter_name in self.get_list_adapters():
@@ -70,6 +80,7 @@ class LoraPipeline:
 
         with reading(folder, "copy it again", "adapter"):
             config, state = PeftConfig.from_pretrained(str(folder)), load_file(folder / _FILES[1])
+        _check_kind(config, folder)
         state = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
         if wrong := [name for name, tensor in state.items() if not bool(tensor.isfinite().all())]:
             raise UserError(f"{folder / _FILES[1]}: the weights {wrong[0]} are not finite; copy the file again")
@@ -78,8 +89,7 @@ class LoraPipeline:
             report: Any = set_peft_model_state_dict(self._adapted, state, adapter_name)
             self._check_complete(state, adapter_name, [*report.unexpected_keys])
         except Exception as error:  # of another shape, another layer, another method
-            if adapter_name in self.get_list_adapters():
-                self.delete_adapters(adapter_name)
+            self._forget(adapter_name)
             if isinstance(error, UserError):
                 raise UserError(f"adapter {folder} {error}") from error
             said = " ".join(str(error).split())[:200]
@@ -96,29 +106,53 @@ class LoraPipeline:
         if different := sorted(wanted ^ {*state}) or unexpected:
             raise UserError(f"was made for another network: {different[0]} is in one of the two only")
 
-    def set_adapters(self, adapter_names: str | Sequence[str], adapter_weights: float | Sequence[float] = 1.0) -> None:
+    def set_adapters(
+        self,
+        adapter_names: str | Sequence[str],
+        adapter_weights: float | Sequence[float | None] | None = None,
+    ) -> None:
         """Make adapters active, each with a factor on what it adds.
 
         Args:
             adapter_names: of loaded adapters; all others are off.
-            adapter_weights: one for all, or one for each.
+            adapter_weights: one for all, or one for each. None: 1.
 
         Raises:
-            UserError: an unknown name, or another number of weights.
+            UserError: an unknown name, another number of weights, a weight that is no number; or adapters are fused.
         """
         from diffusers.utils.peft_utils import set_weights_and_activate_adapters
 
-        names = [adapter_names] if isinstance(adapter_names, str) else [*adapter_names]
-        self._check_names(names)
-        weights = [adapter_weights] * len(names) if isinstance(adapter_weights, int | float) else [*adapter_weights]
+        names = self._loaded(adapter_names)
+        given = [*adapter_weights] if isinstance(adapter_weights, Sequence) else [adapter_weights] * len(names)
+        weights = [1.0 if each is None else each for each in given]
+        _check_numbers("adapter_weights", weights)
         if len(weights) != len(names):
             raise UserError(f"adapter_weights must be one for all or one for each of {len(names)}, got {len(weights)}")
+        self._check_not_fused("set_adapters")
         set_weights_and_activate_adapters(self._adapted, names, weights)
 
-    def _check_names(self, names: Sequence[str]) -> None:
+    def _loaded(self, adapter_names: str | Sequence[str]) -> list[str]:
+        """The names as a list. Raises UserError for one that is not loaded."""
+        names = [adapter_names] if isinstance(adapter_names, str) else [*adapter_names]
         for name in names:
             if name not in (known := self.get_list_adapters()):
                 raise UserError(f"adapter {name!r} is not loaded; loaded are {', '.join(known) or 'none'}")
+        return names
+
+    def _check_not_fused(self, call: str) -> None:
+        """PEFT takes an adapter out of the weights by the scale that it has then, and computes no other beside it."""
+        if any(layer.merged for _, layer in self._adapters()):
+            raise UserError(
+                f"{call} cannot change a model while adapters are fused; call unfuse_lora first, or "
+                f"unload_lora_weights to keep them in the weights"
+            )
+
+    def _check_not_quantized(self, call: str) -> None:
+        if (quantization := quantization_of(self._adapted)) is not None:
+            raise UserError(
+                f"{call} cannot be used in {quantization}: load the pipeline again, then load_lora_weights, fuse_lora, "
+                f"unload_lora_weights and quantize, in this order"
+            )
 
     def get_list_adapters(self) -> list[str]:
         """Names of the loaded adapters."""
@@ -129,32 +163,45 @@ class LoraPipeline:
         active = (name for _, layer in self._adapters() if not layer.disable_adapters for name in layer.active_adapters)
         return list(dict.fromkeys(active))
 
-    def fuse_lora(self, lora_scale: float = 1.0, adapter_names: Sequence[str] | None = None) -> None:
+    def fuse_lora(self, lora_scale: float = 1.0, adapter_names: str | Sequence[str] | None = None) -> None:
         """Add adapters to the weights, so that passes cost what they cost without. The kernels serve the layers again
         after `unload_lora_weights`, which leaves fused weights as they are.
 
         Args:
-            lora_scale: a factor on all of them.
-            adapter_names: None: the active ones.
+            lora_scale: a factor on all that are fused, until `unfuse_lora`.
+            adapter_names: None: the active ones. Those that are fused already stay as they are.
 
         Raises:
-            UserError: an unknown name, or there is no adapter.
+            UserError: an unknown name, no adapter is on, a scale that is no number, or the model is quantized.
         """
-        self._check_names(adapter_names or [])
-        if not self.get_list_adapters():
-            raise UserError("fuse_lora needs an adapter; call load_lora_weights first")
+        names = self.get_active_adapters() if adapter_names is None else self._loaded(adapter_names)
+        _check_numbers("lora_scale", [lora_scale])
+        if not names or any(layer.disable_adapters for _, layer in self._adapters()):
+            raise UserError(
+                "fuse_lora needs an adapter that is on; call load_lora_weights, set_adapters or enable_lora"
+            )
+        self._check_not_quantized("fuse_lora")
         for _, layer in self._adapters():
-            if lora_scale != 1.0:
-                layer.scale_layer(lora_scale)
-            layer.merge(safe_merge=True, adapter_names=None if adapter_names is None else [*adapter_names])
+            fused = [name for name in names if name in layer.scaling and name not in layer.merged_adapters]
+            layer.scaling_unfused = getattr(layer, "scaling_unfused", {}) | {
+                name: layer.scaling[name] for name in fused
+            }
+            for name in fused:
+                layer.scaling[name] *= lora_scale
+            if fused:
+                layer.merge(safe_merge=True, adapter_names=fused)
 
     def unfuse_lora(self) -> None:
-        """Take fused adapters out of the weights again, up to rounding."""
+        """Take fused adapters out of the weights again, up to rounding. Their scales are those before `fuse_lora`."""
         for _, layer in self._adapters():
-            layer.unmerge()
+            if layer.merged:
+                layer.unmerge()
+            scales = layer.__dict__.pop("scaling_unfused", {})
+            layer.scaling.update({name: scale for name, scale in scales.items() if name in layer.scaling})
 
     def disable_lora(self) -> None:
-        """Draw without adapters until `enable_lora`."""
+        """Draw without adapters until `enable_lora`. Raises UserError while adapters are fused."""
+        self._check_not_fused("disable_lora")
         for _, layer in self._adapters():
             layer.enable_adapters(False)
 
@@ -164,27 +211,31 @@ class LoraPipeline:
             layer.enable_adapters(True)
 
     def delete_adapters(self, adapter_names: str | Sequence[str]) -> None:
-        """Forget adapters. Raises UserError for an unknown name."""
-        names = [adapter_names] if isinstance(adapter_names, str) else [*adapter_names]
-        self._check_names(names)
-        for name in names:
-            if self.get_list_adapters() == [name]:
-                self.unload_lora_weights()
-                continue
-            for _, layer in self._adapters():
-                layer.delete_adapter(name)
-            del self._configs()[name]
+        """Forget adapters. What was fused stays in the weights. Raises UserError for an unknown name."""
+        for name in self._loaded(adapter_names):
+            self._forget(name)
+
+    def _forget(self, adapter_name: str) -> None:
+        """Take an adapter out, or as much of it as a failed load put in; layers without any other are the own ones."""
+        for place, layer in [*self._adapters()]:
+            layer.delete_adapter(adapter_name)
+            if not layer.scaling:
+                self._restore(place, layer)
+        self._configs().pop(adapter_name, None)
+
+    def _restore(self, place: str, layer: Any) -> None:
+        parent, _, child = place.rpartition(".")
+        setattr(self._adapted.get_submodule(parent), child, layer.get_base_layer())
 
     def unload_lora_weights(self) -> None:
         """Forget all adapters: the network has its own layers again. What was fused stays in the weights."""
-        for name, layer in [*self._adapters()]:
-            parent, _, child = name.rpartition(".")
-            setattr(self._adapted.get_submodule(parent), child, layer.get_base_layer())
+        for place, layer in [*self._adapters()]:
+            self._restore(place, layer)
         self._configs().clear()
 
     def save_lora_weights(self, save_directory: str | os.PathLike[str], adapter_name: str = "default") -> None:
         """Save an adapter as PEFT does; `load_lora_weights` and PEFT read it. Raises UserError for an unknown name."""
-        self._check_names([adapter_name])
+        self._loaded(adapter_name)
         from peft import get_peft_model_state_dict
         from safetensors.torch import save_file
 
@@ -220,6 +271,30 @@ class LoraPipeline:
                 "save_pretrained saves a model without adapters: save them by save_lora_weights, or fuse_lora, then "
                 "unload_lora_weights"
             )
+
+
+def _check_kind(config: Any, folder: Path) -> None:
+    """Refuse an adapter that could not be taken out again. Raises UserError."""
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    if kind != "LORA":
+        raise UserError(f"adapter {folder} has peft_type {kind!r}, and only LORA is served; train one of that kind")
+    for name, nothing in _STAYS.items():
+        if (value := getattr(config, name, None) or nothing) != nothing:
+            raise UserError(
+                f"adapter {folder} has {name} {value!r}, which unload_lora_weights could not take out; train it without"
+            )
+    if (first := config.init_lora_weights) not in _KEEPS_WEIGHTS:
+        raise UserError(
+            f"adapter {folder} has init_lora_weights {first!r}, which replaces the model's own weights; save it with "
+            f"PEFT's path_initial_model_for_weight_conversion"
+        )
+
+
+def _check_numbers(argument: str, given: Sequence[Any]) -> None:
+    """Raises UserError for one that is no finite number."""
+    for each in given:
+        if not (isinstance(each, Real) and math.isfinite(each)):
+            raise UserError(f"{argument} must be finite numbers, got {each!r}")
 
 
 def _check_peft() -> None:

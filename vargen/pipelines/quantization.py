@@ -13,16 +13,18 @@ import torch
 from torch import nn
 
 from specdecode.kernels.build import wanted, why_not
+from specdecode.kernels.quantized import quantization_of
 from vargen.base.errors import UserError
 from vargen.models.options import OWN_QUANTIZATION
 from vargen.models.quantization import quantize_layers
+from vargen.pipelines.lora import LoraPipeline
 from vargen.pipelines.reuse import Reuse
 
 DECODER, DRAFTS = PARTS = ("decoder", "drafts")
 """The parts of a pipeline that can be quantized."""
 
 
-class QuantizablePipeline:
+class QuantizablePipeline(LoraPipeline):
     """A pipeline whose layers can be quantized."""
 
     reuse: Reuse
@@ -57,7 +59,8 @@ class QuantizablePipeline:
             The pipeline.
 
         Raises:
-            UserError: nothing would be gained here, or an unknown name.
+            UserError: nothing would be gained here, an unknown name, an adapter is loaded, or the part is rounded
+                otherwise already.
         """
         if unknown := [part for part in parts if part not in PARTS]:
             raise UserError(f"parts must be among {', '.join(PARTS)}, got {unknown[0]!r}")
@@ -65,9 +68,21 @@ class QuantizablePipeline:
             known = ", ".join(OWN_QUANTIZATION)
             raise UserError(f"quantization must be one of {known}, got {quantization!r}; from_pretrained does others")
         layers = self._decoder_layers
+        present = {DECODER: quantization_of(layers), DRAFTS: self.reuse.draft_quantization}
+        for part in parts:
+            if present[part] not in (None, quantization):
+                raise UserError(
+                    f"quantization {quantization} cannot follow {present[part]}, whose rounded weights are all there "
+                    f"is; load the pipeline again"
+                )
+        if DECODER in parts and self.get_list_adapters():
+            raise UserError(
+                "quantize cannot round a model beside adapters; call fuse_lora and unload_lora_weights first, or "
+                "unload_lora_weights alone"
+            )
         parameter = next(each for each in layers.parameters() if each.is_floating_point())
         check_quantization(quantization, parameter.device, str(parameter.dtype).removeprefix("torch."))
-        if DECODER in parts:
+        if DECODER in parts and present[DECODER] is None:
             quantize_layers(layers, quantization)
         if DRAFTS in parts:
             self.reuse.draft_quantization = quantization

@@ -32,6 +32,7 @@ from vargen.models.token_images.grammar import ImageVocabulary, vocabulary_of
 from vargen.models.token_images.loading import load_family_model, load_tokenizer, save_family_model
 from vargen.models.token_images.pixels import code_vectors, decode_codes, intensities, load_pixels
 from vargen.models.token_images.target import TokenImageTarget
+from vargen.models.transformers_folder import folder_of
 from vargen.pipelines.arguments import (
     DrawSettings,
     StepCallback,
@@ -413,7 +414,7 @@ class TokenImagePipeline(TokenImages):
             tokenizer = load_tokenizer(
                 pretrained_model_name_or_path if tokenizer is None else tokenizer, found, **kwargs
             )
-        if vqvae is None and os.path.isdir(beside := os.path.join(pretrained_model_name_or_path, "vqvae")):
+        if vqvae is None and (beside := folder_of(pretrained_model_name_or_path, kwargs) / "vqvae").is_dir():
             vqvae = beside
         if isinstance(vqvae, str | os.PathLike):
             vqvae = load_pixels(vqvae, found, model.dtype)

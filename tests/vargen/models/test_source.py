@@ -70,6 +70,25 @@ def test_what_was_fetched_needs_no_network(offline_cache: Path) -> None:
     assert find_files(NAME, "1" * 40).samefile(first)
 
 
+def test_another_cache_is_looked_into_and_a_token_shown(
+    offline_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    snapshot = put(tmp_path / "mine", "1" * 40, "{}", "main")
+    assert find_files(NAME, cache_dir=tmp_path / "mine", local_files_only=True).samefile(snapshot)
+    with pytest.raises(UserError, match="cannot be reached to fetch it; leave out local_files_only, or name a folder"):
+        find_files(NAME, local_files_only=True)
+    asked: list[dict[str, Any]] = []
+
+    def download(name: str, **arguments: Any) -> str:
+        asked.append(arguments)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    find_files(NAME, token="hf_mine")
+    assert asked[0]["token"] == "hf_mine"
+
+
 def test_without_network_and_cache_there_is_one_line(offline_cache: Path) -> None:
     with pytest.raises(
         UserError, match=f"model: {NAME} is not a folder, and the hub cannot be reached to fetch it; conn"

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import glm_image_models
+import huggingface_hub
 import janus_models
 import pytest
 import torch
@@ -17,6 +19,7 @@ from specdecode.finite import NotFiniteError as LogitsError
 from vargen import AutoPicturePipeline, JanusPipeline, LlamaGenPipeline
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.pipelines.arguments import random_streams
+from vargen.pipelines.glm_image import GlmImagePriorPipeline
 from vargen.pipelines.request import finite_logits
 
 PROMPT, AWAY = "a red cube left of a small blue sphere", "a green cone"
@@ -46,6 +49,77 @@ def test_a_folder_of_transformers_loads_by_its_family(tmp_path: Path) -> None:
         AutoPicturePipeline.from_pretrained(tmp_path)
     with pytest.raises(UserError, match="AutoPicturePipeline makes no objects"):
         AutoPicturePipeline()
+
+
+def test_arguments_for_the_hub_reach_every_fetch(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[dict[str, Any]] = []
+
+    def download(name: str, *, allow_patterns: list[str], **arguments: Any) -> str:
+        fetched.append(arguments)
+        return str(tiny_model_folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    given: dict[str, Any] = {"revision": "v2", "token": "hf_mine", "cache_dir": "mine", "local_files_only": True}
+    AutoPicturePipeline.from_pretrained("someone/model", **given)
+    assert fetched == [given, given], "of its settings, then of all its files"
+
+
+def test_a_model_may_lie_in_a_subfolder(tmp_path: Path) -> None:
+    janus_models.save(tmp_path / "inner")
+    pipeline = JanusPipeline.from_pretrained(tmp_path, subfolder="inner")
+    assert pipeline.processor is not None
+    with pytest.raises(UserError, match=r"other/config\.json is missing; name a folder that holds a model of"):
+        JanusPipeline.from_pretrained(tmp_path, subfolder="other")
+
+
+@pytest.mark.parametrize("given", ["bfloat16", {"default": "bfloat16"}, torch.bfloat16])
+def test_a_precision_may_be_named(given: Any, tiny_model_folder: Path) -> None:
+    for name in ("dtype", "torch_dtype"):
+        pipeline: Any = AutoPicturePipeline.from_pretrained(tiny_model_folder, **{name: given})
+        assert pipeline.transformer.dtype == torch.bfloat16
+        assert pipeline.vqvae.dtype == (torch.bfloat16 if isinstance(given, dict) else torch.float32)
+
+
+def test_a_precision_of_glm_image_may_be_named(tmp_path: Path) -> None:
+    made = GlmImagePriorPipeline.from_pretrained(glm_image_models.save(tmp_path), dtype="bfloat16")
+    assert made.vision_language_encoder.dtype == torch.bfloat16
+
+
+def test_wrong_arguments_send_nobody_to_download_again(tmp_path: Path, tiny_model_folder: Path) -> None:
+    folders = {JanusPipeline: janus_models.save(tmp_path / "janus"), LlamaGenPipeline: tiny_model_folder}
+    folders[GlmImagePriorPipeline] = glm_image_models.save(tmp_path / "glm")
+    precision = r"^dtype must be torch.float32, torch.bfloat16, torch.float16 or the name of one, got "
+    attention = "^attn_implementation must be one of sdpa, eager, which read masks of drafted tokens, got 'flash"
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        *((each, {"dtype": "float7"}, f"{precision}'float7'$") for each in folders),
+        *((each, {"torch_dtype": torch.int8}, rf"{precision}torch\.int8$") for each in folders),
+        (LlamaGenPipeline, {"dtype": {"transformer": torch.float8_e4m3fn}}, precision),
+        (LlamaGenPipeline, {"dtype": "auto"}, precision),
+        (JanusPipeline, {"attn_implementation": "flash_attention_2"}, attention),
+        (GlmImagePriorPipeline, {"attn_implementation": "flash_attention_2"}, attention),
+        (JanusPipeline, {"foo": 1, "dtype": "auto"}, "again, or leave out foo$"),
+        (LlamaGenPipeline, {"text_encoder": "x", "dtype": "float32"}, "again, or leave out text_encoder$"),
+        (LlamaGenPipeline, {"quantization_config": 1}, "again, or leave out quantization_config$"),
+        (GlmImagePriorPipeline, {"vae": "x"}, "again, or leave out vae$"),
+    ]
+    for load, arguments, message in cases:
+        with pytest.raises(UserError, match=message) as caught:
+            load.from_pretrained(folders[load], **arguments)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("load", [AutoPicturePipeline, LlamaGenPipeline, GlmImagePriorPipeline])
+def test_no_code_of_a_folder_is_run(load: Any, tmp_path: Path, tiny_model_folder: Path) -> None:
+    folder = glm_image_models.save(tmp_path / "model") if load is GlmImagePriorPipeline else tiny_model_folder
+    ran = tmp_path / "ran"
+    (tmp_path / "pipeline.py").write_text(
+        f"open({str(ran)!r}, 'w').close()\nfrom diffusers import DiffusionPipeline\nclass Own(DiffusionPipeline): pass"
+    )
+    own = {"custom_pipeline": str(tmp_path)}
+    for arguments in (own, own | {"trust_remote_code": True}, {"trust_remote_code": True}, {"custom_revision": "main"}):
+        with pytest.raises(UserError, match=r"(custom_\w+|trust_remote_code) cannot be used: no code of a repository"):
+            load.from_pretrained(folder, **arguments)
+    assert not ran.exists()
 
 
 def test_weights_of_torch_load_without_code(tiny_pipeline: LlamaGenPipeline, tmp_path: Path) -> None:

@@ -12,10 +12,13 @@ import glm_image_models
 import janus_models
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_pipelines import build_drafting_pipeline
 from torch import Tensor, nn
 
+from specdecode.kernels.quantized import quantize_linears
 from vargen import LlamaGenPipeline, find_model
 from vargen.base.errors import UserError
 from vargen.pipelines.emu3 import Emu3Pipeline
@@ -57,6 +60,17 @@ def adapter(pipeline: Any, targets: list[str], folder: Path, seed: int = 0, rank
     return folder
 
 
+def own_weights(pipeline: Any) -> dict[str, Tensor]:
+    """The network's own weights, whether or not adapters are in front of them."""
+    names = ((name.replace(".base_layer", ""), each) for name, each in pipeline._adapted.state_dict().items())
+    return {name: each.clone() for name, each in names if "lora_" not in name}
+
+
+def is_clean(pipeline: Any) -> bool:
+    """Whether nothing of PEFT is left in the network."""
+    return all(type(module).__module__.partition(".")[0] != "peft" for module in pipeline._adapted.modules())
+
+
 def drawn(pipeline: Any, arguments: dict[str, Any], method: str = "ar") -> Tensor:
     pipeline.set_progress_bar_config(disable=True)
     tokens: Tensor = pipeline(**arguments, temperature=0, method=method, output_type="latent").tokens
@@ -88,7 +102,7 @@ def test_an_adapter_changes_pictures_and_leaves_without_a_trace(family: str, tmp
     assert torch.equal(drawn(pipeline, arguments), adapted)
     pipeline.fuse_lora()
     pipeline.unload_lora_weights()
-    assert all(type(module).__module__.partition(".")[0] != "peft" for module in pipeline._adapted.modules())
+    assert is_clean(pipeline)
     assert torch.equal(drawn(pipeline, arguments, "jacobi"), drawn(pipeline, arguments))
     assert not torch.equal(drawn(pipeline, arguments), plain), "what was fused stays"
 
@@ -178,6 +192,159 @@ def test_several_adapters_add_up(tmp_path: Path) -> None:
             call()
 
 
+@pytest.fixture(scope="module")
+def two_adapters(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A pipeline with two adapters of one layer each, and what each adds to its weights at scale 1."""
+    pipeline, deltas, folder = llamagen(), {}, tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate("ab"):
+        pipeline.load_lora_weights(adapter(llamagen(), ["to_qkv"], folder / name, seed, 2 + seed), name)
+        state = load_file(folder / name / "adapter_model.safetensors")
+        down, up = (state[f"base_model.model.transformer_blocks.0.attn.to_qkv.lora_{part}.weight"] for part in "AB")
+        deltas[name] = 8 / (2 + seed) * up @ down
+    pipeline.exactly = {name: each.clone() for name, each in pipeline._adapted.state_dict().items()}
+    return pipeline, deltas
+
+
+@given(
+    active=st.sampled_from([["a"], ["b"], ["a", "b"]]),
+    weights=st.tuples(st.sampled_from([0.25, 1.0, -2.0]), st.sampled_from([0.5, 3.0])),
+    fused=st.sampled_from([None, "a", ["b"], ["a", "b"]]),
+    scale=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+)
+@settings(max_examples=25, deadline=None)
+def test_fusing_adds_what_is_named_by_its_scale_and_unfusing_takes_it_out(
+    two_adapters: Any, active: list[str], weights: tuple[float, float], fused: Any, scale: float
+) -> None:
+    """The oracle are the adapters' own matrices; afterwards weights and scales are those of before."""
+    pipeline, deltas = two_adapters
+    pipeline.enable_lora()
+    asked = dict(zip("ab", weights, strict=True))
+    pipeline.set_adapters(["a", "b"], [*weights])  # the scales of both, which then stay
+    pipeline.set_adapters(active, [asked[name] for name in active])
+    before, layer = own_weights(pipeline), pipeline.transformer.transformer_blocks[0].attn.to_qkv
+    scaling = dict(layer.scaling)
+    pipeline.fuse_lora(scale, fused)
+    pipeline.fuse_lora(7.0, fused)  # these are fused already
+    names = active if fused is None else [*fused]
+    wanted = before["transformer_blocks.0.attn.to_qkv.weight"] + sum(
+        scale * asked[name] * deltas[name] for name in names
+    )
+    torch.testing.assert_close(layer.get_base_layer().weight, wanted)
+    for call in (lambda: pipeline.set_adapters("a", 0.25), pipeline.disable_lora):
+        with pytest.raises(UserError, match="while adapters are fused; call unfuse_lora first, or unload_lora_weights"):
+            call()
+    pipeline.unfuse_lora()
+    assert dict(layer.scaling) == scaling and pipeline.get_active_adapters() == active
+    torch.testing.assert_close(own_weights(pipeline), before)
+    pipeline._adapted.load_state_dict(pipeline.exactly)  # rounding does not add up over examples
+
+
+def test_arguments_of_adapters_are_named(tmp_path: Path) -> None:
+    pipeline = llamagen()
+    folder = adapter(pipeline, ["to_qkv"], tmp_path)
+    pipeline.load_lora_weights(folder, "a")
+    layer = pipeline.transformer.transformer_blocks[0].attn.to_qkv
+    pipeline.set_adapters("a", adapter_weights=None)  # diffusers' default
+    assert layer.scaling == {"a": 4.0}
+    calls: list[tuple[Any, str]] = [
+        (lambda: pipeline.set_adapters("a", "x"), "adapter_weights must be finite numbers, got 'x'"),
+        (lambda: pipeline.set_adapters("a", [torch.nan]), "adapter_weights must be finite numbers, got nan"),
+        (lambda: pipeline.set_adapters("a", {"blocks": 1}), "adapter_weights must be finite numbers, got {"),
+        (lambda: pipeline.set_adapters("a", [1.0, 2.0]), "one for all or one for each of 1, got 2"),
+        (lambda: pipeline.fuse_lora("x"), "lora_scale must be finite numbers, got 'x'"),
+        (lambda: pipeline.fuse_lora(adapter_names="ab"), "adapter 'ab' is not loaded; loaded are a"),
+        (lambda: pipeline.fuse_lora(adapter_names=[]), "fuse_lora needs an adapter that is on"),
+    ]
+    for call, message in calls:
+        with pytest.raises(UserError, match=message):
+            call()
+    pipeline.disable_lora()
+    for names in (None, "a"):
+        with pytest.raises(UserError, match=r"fuse_lora needs an adapter that is on; call .* or enable_lora"):
+            pipeline.fuse_lora(adapter_names=names)
+    pipeline.enable_lora()
+    pipeline.fuse_lora()
+    with pytest.raises(UserError, match="load_lora_weights cannot change a model while adapters are fused"):
+        pipeline.load_lora_weights(folder, "b")  # its layers would add nothing
+
+
+LORA: dict[str, Any] = {"r": 2, "target_modules": ["to_qkv"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (lambda: peft.LoHaConfig(r=2, target_modules=["to_qkv"]), "peft_type 'LOHA', and only LORA is served"),
+        (lambda: peft.IA3Config(target_modules=["to_qkv"], feedforward_modules=[]), "peft_type 'IA3', and only LORA"),
+        (lambda: peft.LoraConfig(**LORA, modules_to_save=["lm_head"]), "modules_to_save .*, which unload_lora_weights"),
+        (lambda: peft.LoraConfig(**LORA, trainable_token_indices={"token_embedding": [1]}), "trainable_token_indices"),
+        (lambda: peft.LoraConfig(**LORA, bias="all"), "bias 'all', which unload_lora_weights could not take out"),
+        (lambda: peft.LoraConfig(**LORA, init_lora_weights="pissa"), "init_lora_weights 'pissa', which replaces"),
+    ],
+)
+def test_adapters_that_could_not_be_taken_out_are_refused(config: Any, message: str, tmp_path: Path) -> None:
+    pipeline = llamagen()
+    before, plain = own_weights(pipeline), drawn(pipeline, {"prompt": "a red cube"})
+    peft.get_peft_model(copy.deepcopy(pipeline.transformer), config()).save_pretrained(tmp_path / "other")
+    with pytest.raises(UserError, match=message) as caught:
+        pipeline.load_lora_weights(tmp_path / "other")
+    assert "\n" not in str(caught.value)
+    assert is_clean(pipeline) and torch.equal(drawn(pipeline, {"prompt": "a red cube"}), plain)
+    torch.testing.assert_close(own_weights(pipeline), before, rtol=0, atol=0)
+
+
+def test_a_failed_load_leaves_the_adapters_that_are_there(tmp_path: Path) -> None:
+    """The second one also names layers that the first one leaves alone; these are the network's own again."""
+    pipeline = llamagen()
+    pipeline.load_lora_weights(adapter(pipeline, ["to_qkv"], tmp_path / "a"), "a")
+    pipeline.set_adapters("a", 0.5)
+    before = drawn(pipeline, {"prompt": "a red cube"})
+    wrong = adapter(llamagen(), ["to_qkv", "to_out"], tmp_path / "b")
+    state = load_file(wrong / "adapter_model.safetensors")
+    save_file({**state, max(state): torch.zeros(3, 3)}, wrong / "adapter_model.safetensors")
+    with pytest.raises(UserError, match="does not fit this model"):
+        pipeline.load_lora_weights(wrong, "b")
+    assert pipeline.get_list_adapters() == pipeline.get_active_adapters() == [*pipeline._configs()] == ["a"]
+    assert type(pipeline.transformer.transformer_blocks[0].attn.to_out) is nn.Linear
+    assert torch.equal(drawn(pipeline, {"prompt": "a red cube"}), before)
+
+
+def test_an_adapter_of_the_classes_changes_the_null_class_too(tiny_class_model_folder: Path, tmp_path: Path) -> None:
+    """The oracle is what the network makes of labels that are all dropped, as in training."""
+    pipeline = LlamaGenPipeline.from_pretrained(tiny_class_model_folder)
+    plain = pipeline.transformer.null_condition(2)
+    pipeline.load_lora_weights(adapter(pipeline, ["class_embedding"], tmp_path))
+    adapted = pipeline.transformer.null_condition(2)
+    labels, drop = torch.tensor([0, 1]), torch.tensor([True, True])
+    with torch.no_grad():
+        assert torch.equal(adapted, pipeline.transformer.embed_condition(class_labels=labels, drop=drop))
+    assert not torch.equal(adapted, plain)
+    asked = {"class_labels": [1]}
+    assert torch.equal(drawn(pipeline, asked, "jacobi"), drawn(pipeline, asked))
+
+
+def test_adapters_and_rounded_weights_exclude_each_other(own_kernels: None, tmp_path: Path) -> None:
+    pipeline = llamagen()
+    folder = adapter(pipeline, ["to_qkv"], tmp_path)
+    pipeline.load_lora_weights(folder)
+    adapted = drawn(pipeline, {"prompt": "a red cube"})
+    with pytest.raises(UserError, match="quantize cannot round a model beside adapters; call fuse_lora and unload"):
+        pipeline.quantize()
+    assert torch.equal(drawn(pipeline, {"prompt": "a red cube"}), adapted)
+    quantize_linears(pipeline.transformer, "int8")  # which cannot know
+    with pytest.raises(UserError, match="fuse_lora cannot be used in int8: load the pipeline again, then"):
+        pipeline.fuse_lora()
+    pipeline = llamagen()
+    pipeline.load_lora_weights(folder)
+    pipeline.fuse_lora()
+    pipeline.unload_lora_weights()
+    pipeline.quantize()
+    plain = drawn(pipeline, {"prompt": "a red cube"})
+    with pytest.raises(UserError, match="load_lora_weights cannot be used in int8: load the pipeline again"):
+        pipeline.load_lora_weights(folder)
+    assert is_clean(pipeline) and torch.equal(drawn(pipeline, {"prompt": "a red cube"}), plain)
+
+
 def test_adapters_that_do_not_fit_are_one_line_and_leave_the_model(tmp_path: Path) -> None:
     pipeline = llamagen()
     plain = drawn(pipeline, {"prompt": "a red cube"})
@@ -199,11 +366,11 @@ def test_adapters_that_do_not_fit_are_one_line_and_leave_the_model(tmp_path: Pat
         (state, {**config, "target_modules": ["elsewhere"]}, "does not fit this model"),
         (state, {**config, "peft_type": "NONSENSE"}, "adapter"),
     ]
-    for number, (weights, settings, message) in enumerate(damages):
+    for number, (weights, entries, message) in enumerate(damages):
         folder = tmp_path / str(number)
         folder.mkdir()
         save_file(weights, folder / "adapter_model.safetensors")
-        (folder / "adapter_config.json").write_text(json.dumps(settings))
+        (folder / "adapter_config.json").write_text(json.dumps(entries))
         with pytest.raises(UserError, match=message) as caught:
             pipeline.load_lora_weights(folder)
         assert "\n" not in str(caught.value) and pipeline.get_list_adapters() == []
@@ -213,10 +380,10 @@ def test_adapters_that_do_not_fit_are_one_line_and_leave_the_model(tmp_path: Pat
 def test_glm_image_draws_priors_with_an_adapter(tmp_path: Path) -> None:
     pipeline = GlmImagePriorPipeline.from_pipe(glm_image_models.make())
     pipeline.set_progress_bar_config(disable=True)
-    settings: dict[str, Any] = {"prompt": glm_image_models.PROMPTS[0], "temperature": 0}
-    settings |= {"height": glm_image_models.HEIGHT, "width": glm_image_models.WIDTH}
-    plain = pipeline.generate_priors(**settings, method="ar").tokens
+    asked: dict[str, Any] = {"prompt": glm_image_models.PROMPTS[0], "temperature": 0}
+    asked |= {"height": glm_image_models.HEIGHT, "width": glm_image_models.WIDTH}
+    plain = pipeline.generate_priors(**asked, method="ar").tokens
     pipeline.load_lora_weights(adapter(pipeline, ["q_proj", "down_proj"], tmp_path))
-    adapted = pipeline.generate_priors(**settings, method="ar").tokens
+    adapted = pipeline.generate_priors(**asked, method="ar").tokens
     assert not torch.equal(adapted, plain)
-    assert torch.equal(pipeline.generate_priors(**settings, method="jacobi").tokens, adapted)
+    assert torch.equal(pipeline.generate_priors(**asked, method="jacobi").tokens, adapted)

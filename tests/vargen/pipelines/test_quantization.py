@@ -129,6 +129,17 @@ def test_int4_is_refused_where_no_layer_takes_it(copied: LlamaGenPipeline) -> No
         copied.quantize("int4")
 
 
+@pytest.mark.parametrize("parts", [["decoder"], ["drafts"]])
+def test_what_is_rounded_is_not_rounded_otherwise(copied: LlamaGenPipeline, parts: list[str]) -> None:
+    copied.quantize("int8", parts)
+    before = copied.reuse.computed_by(copied._decoder_layers)
+    for other in ("int4", "int8-dynamic"):
+        with pytest.raises(UserError, match=f"quantization {other} cannot follow int8, .*; load the pipeline again"):
+            copied.quantize(other, parts)
+    copied.quantize("int8", parts)  # as it is already
+    assert copied.reuse.computed_by(copied._decoder_layers) == before
+
+
 def test_drafts_in_int8_leave_pictures_as_they_are(
     copied: LlamaGenPipeline, drafting_pipeline: LlamaGenPipeline, tmp_path: Path
 ) -> None:

@@ -282,9 +282,11 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
             `[B, T, dim]`, the rows all views of one.
         """
         if self.config.condition_type == "class":
-            if self.class_embedding.num_embeddings == self.config.num_classes:
+            # An adapter's layer has no `num_embeddings`, and its `weight` is without what the adapter adds.
+            if self.class_embedding.weight.shape[0] == self.config.num_classes:
                 raise ValueError("class_dropout_prob is 0: the model has no null class, so it cannot be guided.")
-            null = self.class_embedding.weight[-1:]  # [1, dim]
+            null_class = torch.full((1,), self.config.num_classes, device=self.class_embedding.weight.device)
+            null = self.class_embedding(null_class)  # [1, dim]
         else:
             length = self.config.condition_length if length is None else length
             self._check_condition_length(length)

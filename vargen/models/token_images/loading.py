@@ -26,7 +26,7 @@ from vargen.base.reading import read_bytes, reading
 from vargen.models.token_images.catalogue import FAMILY_KEY, find_family
 from vargen.models.token_images.convert import norms_per_head
 from vargen.models.token_images.description import TokenImageFamily
-from vargen.models.transformers_folder import hub_arguments, load_model, read_config, refuse_remote_code
+from vargen.models.transformers_folder import folder_of, hub_arguments, load_model, read_config, refuse_remote_code
 
 _NOT_OF_A_CLASS = ("model_type", "auto_map", "architectures", FAMILY_KEY)
 """Entries of a published config.json that say whose class it is."""
@@ -92,7 +92,8 @@ def load_tokenizer(
     refuse_remote_code(kwargs)
     if family.text_file is not None and (path := _file(source, family.text_file, kwargs)) is not None:
         return tiktoken_tokenizer(path)
-    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
+    folder = folder_of(source, kwargs)
+    if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return None
     with reading(source, "copy the files of its tokenizer again", "tokenizer"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **hub_arguments(kwargs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ class Anything:
     """Not a weight."""
 
 
+class Code:
+    """Runs a function where it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("false",)
+
+
 def test_files_that_are_not_weights(tmp_path, official_files, small_class_weights) -> None:
     def read(path: Path, kind: str = "transformer") -> None:
         read_checkpoint(path, kind)
@@ -74,6 +82,9 @@ def test_files_that_are_not_weights(tmp_path, official_files, small_class_weight
     torch.save({"model": small_class_weights, "extra": Anything()}, tmp_path / "objects.pt")
     with pytest.raises(UserError, match="other objects"):
         read(tmp_path / "objects.pt")
+    torch.save({"model": small_class_weights, "extra": Code()}, tmp_path / "code.pt")
+    with pytest.raises(UserError, match="other objects"):
+        read(tmp_path / "code.pt")
     with pytest.raises(UserError, match="swap"):
         read(official_files["vq"])
     with pytest.raises(UserError, match="swap"):

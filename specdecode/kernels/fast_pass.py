@@ -4,7 +4,8 @@ Belongs here: which tensors of a network's modules the kernels read, and when on
 modules. Does not belong here: the kernels (`native.py`), and the networks, which compute where the kernels cannot.
 
 The kernels read the modules' weights where they lie, so nothing is copied. If a module has been replaced or has a hook
-(an adapter, another attention), `check` notices at the next prompt, and the modules are called one by one.
+(an adapter, another attention), or weights do not fit each other (a norm of another precision), `check` notices at the
+next prompt, and the modules are called one by one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from specdecode.in_graph import in_graph
 from specdecode.kernels.build import library
-from specdecode.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, fits_pass
+from specdecode.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, fits_pass, fits_weights
 from specdecode.kernels.quantized import Int4Linear, Int8Linear
 
 if TYPE_CHECKING:
@@ -54,34 +55,38 @@ class FastPass:
     def __init__(self, network: Any, layers: Sequence[tuple[Any, Any, Any, Any]], geometry: Geometry) -> None:
         self._network, self._layers, self.geometry = network, layers, geometry
         self._functions = [(attention.project, attention.attend) for _, attention, _, _ in layers]
+        self._built = self._names()
+        self._norms = {type(norm2) for _, _, norm2, _ in layers}
         self._usable = False
         self._checked: tuple[nn.Module | None] | None = None  # with which head
         # Parameters as `check` found them. Writing into one has effect at once, replacing one at the next prompt.
         self._of_layers: list[LayerWeights] = []
-        self._embedding: nn.Module | None = None
-        self._join: nn.Linear | None = None
-        self._norm_out: nn.Module | None = None
+        self._others: tuple[Tensor | None, ...] = ()  # embedding, join, its bias, last norm, head
+        self._floating: list[Tensor] = []
 
     def check(self, head: nn.Module | None = None) -> bool:
-        """Whether every module is as it was built. Asked when a prompt is fed, and remembered until the next.
+        """Whether every module is as it was built, and their weights fit each other. Asked when a prompt is fed, and
+        remembered until the next.
 
         Args:
             head: The output head that `run` will be given.
         """
-        network, linears, modules = self._network, [], []
-        self._join, self._norm_out = getattr(network, "fc", None), getattr(network, "norm_out", None)
-        self._embedding = getattr(network, "token_embedding", None)
-        usable = self._embedding is None or type(self._embedding) is nn.Embedding
-        usable &= self._join is None or type(self._join) is nn.Linear
+        network, linears, modules, norms = self._network, [], [], []
+        join, norm_out = getattr(network, "fc", None), getattr(network, "norm_out", None)
+        embedding = getattr(network, "token_embedding", None)
+        usable = embedding is None or type(embedding) is nn.Embedding
+        usable &= join is None or type(join) is nn.Linear
         for functions, (norm, attention, norm2, feed_forward) in zip(self._functions, self._layers, strict=True):
             linears += [attention.to_qkv, attention.to_out, feed_forward.gate_up_proj, feed_forward.down_proj]
             modules += [norm, attention, norm2, feed_forward]
+            norms += [norm, norm2]
             usable &= (attention.project, attention.attend) == functions
+        usable &= self._names() == self._built
+        usable &= {type(norm) for norm in (*norms, norm_out) if norm is not None} <= self._norms
         usable &= head is None or (type(head) is nn.Linear and head.bias is None)
         usable &= {type(linear) for linear in linears} in ({nn.Linear}, {Int8Linear}, {Int4Linear})
-        usable &= len({getattr(linear, "dynamic", False) for linear in linears}) == 1
         usable = usable and all(linear.bias is None for linear in linears)
-        modules += [self._embedding, self._join, self._norm_out, head, *linears]
+        modules += [embedding, join, norm_out, head, *linears]
         self._checked = (head,)
         self._usable = usable and untouched(module for module in modules if module is not None)
         if self._usable:
@@ -98,13 +103,32 @@ class FastPass:
                 )
                 for norm, attention, norm2, feed_forward in self._layers
             ]
+            bias = None if join is None else join.bias
+            weights = [None if module is None else _own(module) for module in (embedding, join, norm_out, head)]
+            self._others = (*weights[:2], bias, *weights[2:])
+            given = [getattr(module, "weight", None) for module in modules]
+            self._floating = [each for each in (*given, bias) if each is not None and each.is_floating_point()]
+            self._usable = fits_weights(self._weights(self._of_layers[0].norm_feed_forward.device))
         return self._usable
+
+    def _names(self) -> list[str]:
+        """Where in the network the layers' parts stand; one that was wrapped stands deeper, a replaced one nowhere."""
+        parts = {module for layer in self._layers for module in layer}
+        return [name for name, module in self._network.named_modules() if module in parts]
+
+    def _weights(self, device: torch.device) -> Weights:
+        return Weights(self._of_layers, self.geometry, self._network.rotary_rows.table(device), *self._others)
+
+    def _is_alike(self, kv_cache: StaticKVCache) -> bool:
+        """Whether all but rounded matrices is of the cache's dtype, asked at every pass: modules may be converted."""
+        dtype = kv_cache.dtype
+        return all(each.dtype == dtype for each in self._floating)
 
     def serves(self, kv_cache: StaticKVCache) -> bool:
         """Whether passes over this cache run in the kernels."""
         with torch.no_grad():
             fits = fits_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry)
-            return fits and self.check() and library() is not None
+            return fits and self.check() and self._is_alike(kv_cache) and library() is not None
 
     def run(
         self,
@@ -125,23 +149,9 @@ class FastPass:
             return None
         if is_prompt or self._checked is None or self._checked[0] is not head:
             self.check(head)
-        if not self._usable:
+        if not self._usable or not self._is_alike(kv_cache):
             return None
-        network, given = self._network, new.features if new.hidden_states is None else new.hidden_states
-        weights = Weights(
-            self._of_layers,
-            self.geometry,
-            network.rotary_rows.table(kv_cache.device),
-            None if self._embedding is None else _own(self._embedding),
-            None if self._join is None else _own(self._join),
-            None if self._join is None else self._join.bias,
-            None if self._norm_out is None else _own(self._norm_out),
-            None if head is None else _own(head),
-        )
-        matrix = self._of_layers[0].qkv
-        alike = (given, weights.embedding, matrix if matrix.is_floating_point() else None, weights.head)
-        if any(tensor is not None and tensor.dtype != kv_cache.dtype for tensor in alike):
-            return None
+        weights = self._weights(kv_cache.device)
         return decoder_pass(weights, new, kv_cache.keys, kv_cache.values, **options)
 
 

@@ -36,9 +36,12 @@ class FewRowLinear(nn.Linear):
         """The outputs [..., outputs] of x [..., columns], as `nn.Linear` gives them."""
         if 0 < x.numel() <= MOST_ROWS.get(x.dtype, 0) * self.in_features:
             if torch.compiler.is_compiling():
-                if self.in_kernels and fits_linear(x, self.weight):
+                if self.in_kernels and fits_linear(x, self.weight, None, self.bias):
                     return linear(x, self.weight, None, self.bias)
-            elif fits_linear(x, self.weight) and (y := linear_now(x, self.weight, None, self.bias)) is not None:
+            elif (
+                fits_linear(x, self.weight, None, self.bias)
+                and (y := linear_now(x, self.weight, None, self.bias)) is not None
+            ):
                 return y
         return functional.linear(x, self.weight, self.bias)
 

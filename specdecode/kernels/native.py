@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdecode.kernels.build import library
 
@@ -25,6 +25,8 @@ _INT8_ROWS = 3
 """The kernels' number for int8 weights with input rows that are rounded to int8, too."""
 NIBBLES = 64
 """How many weights in four bits share a scale."""
+NIBBLE_BYTES = 4 + NIBBLES // 2
+"""Bytes of so many weights and their scale."""
 MATRICES = ("qkv", "out", "gate_up", "down")
 _NO_SCALES, _NO_PARTS = [0] * len(MATRICES), [0] * 7
 _MOST_CHANNELS = 1008  # of a head
@@ -103,16 +105,43 @@ class LayerWeights:
         return tuple(map(_address, parts))
 
 
-def fits_linear(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` takes these, given that there are kernels: on a CPU, without gradients, in a supported dtype.
-    Compiled code may call this, too."""
+def fits_linear(x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> bool:
+    """Whether `linear` takes these, given that there are kernels: on a CPU, without gradients, in a supported dtype, in
+    sizes that belong together. Compiled code may call this, too."""
+    outputs = weight.shape[:1]
     return (
-        x.device.type == "cpu"
+        x.is_cpu
         and not torch.is_grad_enabled()
-        and weight.is_contiguous()
         and x.dtype in (torch.float32, torch.bfloat16)
         and weight.dtype in (x.dtype, torch.int8, torch.uint8)
+        and x.ndim > 0
+        and _is(weight, weight.dtype, (*outputs, _columns(x.shape[-1], weight.dtype)))
+        and (scale is None) == (weight.dtype != torch.int8)
+        and (scale is None or _is(scale, torch.float32, outputs))
+        and (bias is None or _is(bias, x.dtype, outputs))
     )
+
+
+_PLAIN = (nn.Parameter, Tensor)
+
+
+def _is(tensor: Tensor, dtype: torch.dtype, size: tuple[int, ...]) -> bool:
+    """Whether the kernels may read a weight where it lies. They see an address alone, so tensors of other classes, such
+    as torchao's, are none of theirs."""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.dtype == dtype
+        and tensor.shape == size
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+    )
+
+
+def _columns(inputs: int, dtype: torch.dtype) -> int:
+    """Entries of an output's row of so many inputs; -1 where there can be none."""
+    if dtype != torch.uint8:
+        return inputs
+    return -1 if inputs % NIBBLES else inputs // NIBBLES * NIBBLE_BYTES
 
 
 @torch.library.custom_op("specdecode::few_row_linear", mutates_args=())
@@ -242,8 +271,84 @@ def fits_pass(dtype: torch.dtype, keys: Tensor, geometry: Geometry) -> bool:
         and dtype in (torch.float32, torch.bfloat16)
         and keys.dtype == dtype
         and keys.stride() == (slots * heads * channels, channels, heads * channels, 1)
+        and (heads, channels) == (geometry.num_key_value_heads, geometry.head_dim)
         and geometry.head_dim <= _MOST_CHANNELS
         and geometry.head_dim % 2 == 0
+    )
+
+
+def fits_weights(weights: Weights) -> bool:
+    """Whether `decoder_pass` takes these: on a CPU, contiguous, in the sizes of the geometry, and all of one dtype but
+    rounded matrices, which are rounded alike."""
+    geometry, first = weights.geometry, weights.layers[0]
+    dim, dtype, kind = first.norm_feed_forward.shape[0], first.norm_feed_forward.dtype, first.qkv.dtype
+    queries, keys, inner = (
+        geometry.num_heads * geometry.head_dim,
+        geometry.num_key_value_heads * geometry.head_dim,
+        geometry.intermediate_size,
+    )
+    pairs = (2, geometry.head_dim // 2) if geometry.rotary_halves else (geometry.head_dim // 2, 2)
+    wanted: list[tuple[Tensor | None, torch.dtype, tuple[int, ...]]] = [
+        (weights.rotary, torch.float32, (len(weights.rotary), *pairs)),
+        (weights.join, dtype, (dim, 2 * dim)),
+        (weights.join_bias, dtype, (dim,)),
+        (weights.norm_out, dtype, (dim,)),
+    ]
+    wanted += [(table, dtype, (len(table), dim)) for table in (weights.embedding, weights.head) if table is not None]
+    for layer in weights.layers:
+        is_apart = layer.key is not None
+        of_matrices = {  # outputs and inputs
+            "qkv": (queries + (0 if is_apart else 2 * keys), dim),
+            "out": (dim, queries),
+            "gate_up": (inner if is_apart else 2 * inner, dim),
+            "down": (dim, inner),
+        }
+        matrices = [(getattr(layer, name), *of_matrices[name]) for name in MATRICES]
+        if is_apart:
+            matrices += [(layer.key, keys, dim), (layer.value, keys, dim), (layer.up, inner, dim)]
+        wanted += [(matrix, kind, (outputs, _columns(inputs, kind))) for matrix, outputs, inputs in matrices]
+        wanted += [
+            (scale, torch.float32, (outputs,))
+            for scale, (outputs, _) in zip(layer.scales, of_matrices.values(), strict=False)
+        ]
+        wanted += [(norm, dtype, (dim,)) for norm in (layer.norm_attention, layer.norm_feed_forward)]
+        wanted += [(norm, dtype, (geometry.head_dim,)) for norm in (layer.norm_query, layer.norm_key)]
+        wanted += [(layer.qkv_bias, torch.float32, (queries + 2 * keys,)), (layer.out_bias, torch.float32, (dim,))]
+        parts, norms = (layer.key, layer.value, layer.up), (layer.norm_query, layer.norm_key)
+        if any(len({part is None for part in together}) > 1 for together in (parts, norms)):
+            return False
+        if len(layer.scales) != (len(MATRICES) if kind == torch.int8 else 0) or layer.dynamic != first.dynamic:
+            return False
+    return kind in (dtype, torch.int8, torch.uint8) and all(
+        tensor is None or _is(tensor, dtype, size) for tensor, dtype, size in wanted
+    )
+
+
+def _fits_tokens(new: NewTokens, weights: Weights, keys: Tensor) -> bool:
+    """Whether the kernels may read these beside such a cache. What lies in them they check themselves."""
+    sequences, dim = keys.shape[0], weights.layers[0].norm_feed_forward.shape[0]
+    requests, num_tokens = sequences // new.halves, new.positions.shape[-1]
+    wanted = (
+        (new.positions, torch.int64, (len(new.positions), num_tokens)),
+        (new.mask, torch.bool, (len(new.mask), num_tokens, new.mask.shape[-1])),
+        (new.hidden_states, keys.dtype, (sequences, num_tokens, dim)),
+        (new.tokens, torch.int64, (requests, num_tokens)),
+        (new.features, keys.dtype, (requests, num_tokens, new.halves * dim)),
+        (new.lengths, torch.int64, (sequences,)),
+        (new.starts, torch.int64, (sequences,)),
+        (new.origins, torch.int64, (sequences,)),
+        (new.places, torch.int64, (sequences * num_tokens,)),
+    )
+    return (
+        all(
+            tensor is None or (tensor.dtype == dtype and tensor.shape == size and tensor.is_cpu)
+            for tensor, dtype, size in wanted
+        )
+        and len(new.positions) > 0
+        and len(new.mask) > 0
+        and (new.hidden_states is None) != (new.tokens is None)
+        and (new.lengths is None) == (new.origins is None)
+        and (new.features is None) == (weights.join is None)
     )
 
 
@@ -258,27 +363,28 @@ def decoder_pass(
     kept_layers: Collection[int] = (),
     side_by_side: bool = False,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """All layers, the last norm and the output head over new tokens. Needs arguments that fit (`fits_pass`).
+    """All layers, the last norm and the output head over new tokens. Needs a cache and weights that fit (`fits_pass`,
+    `fits_weights`).
 
     Args:
         weights: The decoder's.
         new: The tokens and where they stand.
         keys, values: For each layer [S, H_kv, slots, D], in the layout of `StaticKVCache`; new ones are written.
         guidance_scale: Logits of two halves become `second + guidance_scale * (first - second)`; None: no guidance.
-        logits_to_keep: How many of the last tokens get logits; 0: all.
+        logits_to_keep: How many of the last tokens get logits, at most all; 0: all.
         kept_layers: Numbers of layers, rising, after which hidden states are returned beside the last ones.
         side_by_side: Whether the states of a request's halves lie beside each other; needs empty `kept_layers`.
 
     Returns:
         States [S, n, k dim] after each of `kept_layers` and, normed and last, after all layers; side by side
         [B, n, halves * dim]. And logits float32 [S, n or logits_to_keep, V], [B, ...] with guidance; None without a
-        head. None instead of both where there are no kernels.
+        head. None instead of both where there are no kernels, or the new tokens do not fit; nothing was written.
 
     Raises:
         IndexError: a token, a position or a slot that does not exist; nothing was written.
     """
     kernels = library()
-    if kernels is None:
+    if kernels is None or not _fits_tokens(new, weights, keys[0]):
         return None
     geometry, layers, dtype = weights.geometry, weights.layers, keys[0].dtype
     dim = layers[0].norm_feed_forward.shape[0]
@@ -292,7 +398,7 @@ def decoder_pass(
         states = torch.empty(requests, num_tokens, new.halves * dim, dtype=dtype)
     else:
         states = torch.empty(sequences, num_tokens, (len(inner) + 1) * dim, dtype=dtype)
-    kept, logits = logits_to_keep or num_tokens, None
+    kept, logits = min(logits_to_keep or num_tokens, num_tokens), None
     if weights.head is not None:
         rows = sequences if guidance_scale is None else requests
         logits = torch.empty(rows, kept, weights.head.shape[0], dtype=torch.float32)

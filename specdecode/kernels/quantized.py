@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from specdecode.kernels.linears import MOST_ROWS, FewRowLinear
-from specdecode.kernels.native import NIBBLES, fits_linear, linear, linear_now
+from specdecode.kernels.native import NIBBLE_BYTES, NIBBLES, fits_linear, linear, linear_now
 
 _LARGEST = 127
 _LOWEST, _HIGHEST = -8, 7
@@ -59,7 +59,7 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The outputs [..., outputs] of x [..., columns], as `nn.Linear` gives them."""
         few = self.for_many_rows or x.numel() <= MOST_ROWS.get(x.dtype, 0) * x.shape[-1]
-        if few and x.numel() and fits_linear(x, self.weight):
+        if few and x.numel() and fits_linear(x, self.weight, self.scale, self.bias):
             product = linear if torch.compiler.is_compiling() else linear_now
             if (y := product(x, self.weight, self.scale, self.bias, self.dynamic)) is not None:
                 return y
@@ -136,7 +136,7 @@ class Int4Linear(QuantizedLinear):
 
     def dequantized(self) -> Tensor:
         """The weights float32 [outputs, columns]."""
-        blocks = self.weight.unflatten(1, (-1, 4 + NIBBLES // 2))
+        blocks = self.weight.unflatten(1, (-1, NIBBLE_BYTES))
         scale, pairs = blocks[..., :4].contiguous().view(torch.float32), blocks[..., 4:]
         return ((torch.cat((pairs & 15, pairs >> 4), dim=2).float() + _LOWEST) * scale).flatten(1)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from specdecode.kernels.build import library
 from specdecode.kernels.fast_pass import untouched
 from specdecode.kernels.linears import is_plain_linear
-from specdecode.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, fits_pass
+from specdecode.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, fits_pass, fits_weights
 from specdecode.kv_cache import StaticKVCache
 
 _FAMILIES = {"Llama": "llama", "Mistral": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3"}
@@ -47,6 +47,10 @@ class LlamaPass:
         self._weights = Weights(
             layers, geometry, rotary, embedding.detach(), norm_out=decoder.norm.weight.detach(), head=head.detach()
         )
+
+    def fits(self) -> bool:
+        """Whether the weights are of the sizes that the geometry says."""
+        return fits_weights(self._weights)
 
     def run(
         self,
@@ -112,7 +116,8 @@ def llama_pass(model: Any, num_positions: int) -> LlamaPass | None:
         epsilons.pop(),
         rotary_halves=True,
     )
-    return LlamaPass(model, geometry, [layer for layer in layers if layer is not None], num_positions)
+    made = LlamaPass(model, geometry, [layer for layer in layers if layer is not None], num_positions)
+    return made if made.fits() else None  # pruned layers, say, are not all of one size
 
 
 def _is_as_published(model: Any, family: str) -> bool:

@@ -67,6 +67,11 @@ def flat(name: str) -> Callable[[], dict[str, Tensor]]:
     return lambda: weights() | {name: torch.zeros(())}
 
 
+def narrow() -> dict[str, Tensor]:
+    """24 channels, which are no 32 groups."""
+    return {key: value[:24] if key.startswith("encoder.down") else value for key, value in weights().items()}
+
+
 def one_file(work: Path) -> None:
     place(work, "anole/models/7b/consolidated.pth").touch()
 
@@ -95,6 +100,10 @@ CASES = [
     Case("the norms of another kind", VQGAN, "lacks", saved(without("conv_y", "conv_b"))),
     Case("a codebook without length", VQGAN, "quantize.embedding.weight", saved(flat("quantize.embedding.weight"))),
     Case("a convolution without size", VQGAN, "encoder.conv_out.weight", saved(flat("encoder.conv_out.weight"))),
+    Case("a codebook of nothing", VQGAN, "holds quantize.embedding.weight of a VQGAN without numbers", saved(
+        lambda: weights() | {"quantize.embedding.weight": torch.zeros(0, 4)}
+    )),
+    Case("widths without groups", VQGAN, "vqgan.ckpt cannot be read (num_channels", saved(narrow)),
     Case("a LlamaGen's tokenizer", VQGAN, "such as quantize.codebook_used", saved(llamagen)),
     Case("no folder", ANOLE, "is not a folder"),
     Case("a folder without a checkpoint", ANOLE, "holds 0", lambda work: (work / "anole").mkdir()),

@@ -114,7 +114,15 @@ def _mixed(model: Any) -> None:
     model.model.layers[0].mlp.down_proj.bfloat16()
 
 
-@pytest.mark.parametrize("change", [_replaced, _patched, _hooked, _prepared, _quantized, _mixed])
+def _pruned(model: Any) -> None:
+    """One layer is narrower than the others, as after structured pruning."""
+    mlp = model.model.layers[1].mlp
+    for name in ("gate_proj", "up_proj"):
+        setattr(mlp, name, nn.Linear(mlp.hidden_size, 16, bias=False))
+    mlp.down_proj = nn.Linear(16, mlp.hidden_size, bias=False)
+
+
+@pytest.mark.parametrize("change", [_replaced, _patched, _hooked, _prepared, _quantized, _mixed, _pruned])
 def test_modules_that_are_not_transformers_own_are_called(own_kernels: None, change: Callable[[Any], None]) -> None:
     model = make("Llama")
     assert llama_pass(model, 40) is not None

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vargen.base.bounds import check_number
 from vargen.base.errors import UserError
+from vargen.base.reading import reading
 from vargen.drafters.chameleon_head import ChameleonHead
 from vargen.drafters.eagle_head import EagleHead
 from vargen.models.foreign_weights import load_strictly, read_tensors
@@ -148,7 +149,7 @@ def convert_lantern_drafter(
     config = read_json(source / "config.json")
     path, weights = _read_weights(source)
     drafter: EagleHead | ChameleonHead
-    with torch.device("meta"):
+    with reading(source, "download it again"), torch.device("meta"):
         if config.get("model_type") == "chameleon":
             drafter = ChameleonHead(**infer_chameleon_config(config, source / "config.json"))
             weights = convert_chameleon_state_dict(weights, drafter.config.num_attention_heads)

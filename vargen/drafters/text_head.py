@@ -96,7 +96,8 @@ class TextHead(PairHead):
             return self._rounded[0](hidden_states)
         weight, bias = self.output_rows()
         hidden_states = hidden_states.to(weight.dtype)
-        logits = linear_now(hidden_states, weight, bias=bias) if fits_linear(hidden_states, weight) else None
+        fits = fits_linear(hidden_states, weight, bias=bias)
+        logits = linear_now(hidden_states, weight, bias=bias) if fits else None
         return F.linear(hidden_states, weight, bias) if logits is None else logits
 
     def spread(self, logits: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 
 from vargen.base.errors import UserError
+from vargen.base.reading import reading
 from vargen.models.foreign_weights import StateDict, load_strictly
 
 CODEBOOK = "quantize.embedding.weight"
@@ -49,6 +50,8 @@ def infer_vqgan_config(weights: StateDict, argument: str = "checkpoint") -> dict
     def rows(key: str) -> int:
         if key not in weights or weights[key].ndim < 2:
             raise UserError(f"{argument} lacks {key} of a VQGAN; the file is incomplete or another, download it again.")
+        if 0 in weights[key].shape:
+            raise UserError(f"{argument} holds {key} of a VQGAN without numbers; download it again.")
         return weights[key].shape[0]
 
     def numbers(pattern: str) -> list[int]:
@@ -56,7 +59,8 @@ def infer_vqgan_config(weights: StateDict, argument: str = "checkpoint") -> dict
 
     num_codes = rows(CODEBOOK)
     levels = numbers(rf"encoder\.{_LEVEL}\.(\d+)\.")
-    first = next((key for key in weights if re.match(rf"encoder\.{_LEVEL}\.0\.{_RESNET}\.0\.conv1\.weight", key)), "")
+    found = (key for key in weights if re.match(rf"encoder\.{_LEVEL}\.0\.{_RESNET}\.0\.conv1\.weight$", key))
+    first = next(found, "encoder.down.0.block.0.conv1.weight")
     if not levels:
         raise UserError(f"{argument} holds no levels of an encoder, as a VQGAN has; it is a file of another kind.")
     attended = numbers(rf"encoder\.{_LEVEL}\.(\d+)\.attn\.")
@@ -123,9 +127,11 @@ def load_vqgan(weights: StateDict, source: str | os.PathLike[str] = "checkpoint"
         UserError: a tensor is missing, unknown or of another size.
     """
     config = infer_vqgan_config(weights, str(source))
-    with torch.device("meta"):
-        model = VQModel(**config)
-    load_strictly(model, convert_vqgan_state_dict(weights), source)
+    with reading(source, "download it again"):
+        with torch.device("meta"):
+            model = VQModel(**config)
+        converted = convert_vqgan_state_dict(weights)
+    load_strictly(model, converted, source)
     return model.eval()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -104,3 +105,50 @@ def test_compiled_code_holds_the_product(own_kernels: None) -> None:
     assert torch.equal(compiled(x), model(x))
     called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
     assert sum("few_row_linear" in str(target) for target in called) == 2
+
+
+def _shorter(layer: nn.Linear) -> None:
+    layer.weight = nn.Parameter(layer.weight[:, :-1].clone())
+
+
+def _mixed_bias(layer: nn.Linear) -> None:
+    layer.bias = nn.Parameter(layer.bias.double())
+
+
+def _spread_bias(layer: nn.Linear) -> None:
+    layer.bias = nn.Parameter(layer.bias.detach().repeat_interleave(2)[::2])
+
+
+def _short_bias(layer: nn.Linear) -> None:
+    layer.bias = nn.Parameter(layer.bias[:-1].clone())
+
+
+def _bytes(layer: nn.Linear) -> None:
+    layer.weight = nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
+
+
+def _elsewhere(layer: nn.Linear) -> None:
+    layer.to("meta")
+
+
+@pytest.mark.parametrize("change", [_shorter, _mixed_bias, _spread_bias, _short_bias, _bytes, _elsewhere])
+@torch.no_grad()
+def test_what_the_kernels_cannot_read_is_torchs(
+    own_kernels: None, calls: list[int], change: Callable[[nn.Linear], None]
+) -> None:
+    """They see addresses alone, so they would read other numbers, or past the end."""
+    torch.manual_seed(0)
+    served, plain = nn.Linear(48, 33), nn.Linear(48, 33)
+    plain.load_state_dict(served.state_dict())
+    serve_linears(nn.Sequential(served))
+    for layer in (served, plain):
+        change(layer)
+
+    def outcome(layer: nn.Linear) -> Tensor | type[Exception]:
+        try:
+            return layer(torch.ones(2, 48))
+        except Exception as error:
+            return type(error)
+
+    found, expected = outcome(served), outcome(plain)
+    assert calls == [] and (found is expected or torch.equal(found, expected))

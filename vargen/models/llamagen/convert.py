@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 
 from vargen.base.errors import UserError
-from vargen.base.reading import reason_of
+from vargen.base.reading import reading, reason_of
 from vargen.models.foreign_weights import StateDict, load_strictly, read_tensors
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
-from vargen.models.model_folder import check_stored
+from vargen.models.model_folder import MAX_LAYERS, check_stored
 from vargen.models.vqgan import CODEBOOK, convert_vqgan_state_dict, infer_vqgan_config
 
 _MARKERS = {"transformer": "tok_embeddings.weight", "vqvae": CODEBOOK}
@@ -76,12 +76,22 @@ def infer_transformer_config(official: StateDict, num_attention_heads: int | Non
     Raises:
         UserError: the number of heads is unknown, or the shapes contradict each other.
     """
-    vocab_size, dim = official[_MARKERS["transformer"]].shape
-    layers = {int(found[1]) for key in official if (found := re.match(r"layers\.(\d+)\.", key))}
-    num_layers = max(layers, default=-1) + 1
-    for key in ("layers.0.attention.wqkv.weight", "layers.0.feed_forward.w1.weight"):
+
+    def matrix(key: str) -> tuple[int, int]:
         if key not in official:
             raise UserError(f"transformer lacks {key}; the file is incomplete, download it again.")
+        shape = tuple(official[key].shape)
+        if len(shape) != 2 or 0 in shape:
+            raise UserError(f"transformer holds {key} of shape {shape}, where a matrix belongs; download it again.")
+        return shape
+
+    vocab_size, dim = matrix(_MARKERS["transformer"])
+    layers = {int(found[1]) for key in official if (found := re.match(r"layers\.(\d{1,9})\.", key))}
+    num_layers = max(layers, default=-1) + 1
+    qkv_rows, _ = matrix("layers.0.attention.wqkv.weight")
+    intermediate_size, _ = matrix("layers.0.feed_forward.w1.weight")
+    if num_layers > MAX_LAYERS:
+        raise UserError(f"transformer has a layer {num_layers - 1}, more than {MAX_LAYERS}; download it again.")
     size = published_size(dim, num_layers)
     if num_attention_heads is None:
         if size is None:
@@ -90,29 +100,32 @@ def infer_transformer_config(official: StateDict, num_attention_heads: int | Non
                 "published size."
             )
         num_attention_heads = LLAMAGEN_SIZES[size]["num_attention_heads"]
-    if num_attention_heads <= 0 or dim % num_attention_heads:
-        raise UserError(f"num_attention_heads must divide the width {dim}, got {num_attention_heads}.")
+    if num_attention_heads <= 0 or dim % (4 * num_attention_heads):
+        raise UserError(
+            f"num_attention_heads must divide the width {dim} into multiples of 4, got {num_attention_heads}."
+        )
     head_dim = dim // num_attention_heads
-    key_value_rows = official["layers.0.attention.wqkv.weight"].shape[0] - dim
+    num_key_value_heads, rest = divmod(qkv_rows - dim, 2 * head_dim)
+    if num_key_value_heads <= 0 or rest or num_attention_heads % num_key_value_heads:
+        raise UserError(
+            f"transformer holds layers.0.attention.wqkv.weight of {qkv_rows} rows, which are not those of "
+            f"{num_attention_heads} heads of {head_dim}; give another num_attention_heads, or download it again."
+        )
     config: dict[str, Any] = {
         "dim": dim,
         "num_layers": num_layers,
         "num_attention_heads": num_attention_heads,
-        "num_key_value_heads": key_value_rows // (2 * head_dim),
-        "intermediate_size": official["layers.0.feed_forward.w1.weight"].shape[0],
+        "num_key_value_heads": num_key_value_heads,
+        "intermediate_size": intermediate_size,
         "vocab_size": vocab_size,
     }
-    null_caption = official.get("cls_embedding.uncond_embedding")
-    classes = official.get("cls_embedding.embedding_table.weight")
-    if null_caption is not None:
-        config |= {
-            "condition_type": "text",
-            "condition_length": null_caption.shape[0],
-            "caption_dim": null_caption.shape[1],
-        }
-    elif classes is not None:
+    null_caption, classes = "cls_embedding.uncond_embedding", "cls_embedding.embedding_table.weight"
+    if null_caption in official:
+        length, caption_dim = matrix(null_caption)
+        config |= {"condition_type": "text", "condition_length": length, "caption_dim": caption_dim}
+    elif classes in official:
         # One row more than classes: official models were trained with condition dropout, so they have the null class.
-        config |= {"condition_type": "class", "condition_length": 1, "num_classes": classes.shape[0] - 1}
+        config |= {"condition_type": "class", "condition_length": 1, "num_classes": matrix(classes)[0] - 1}
     else:
         raise UserError("transformer holds neither class nor caption embeddings; download it again.")
     return config
@@ -165,9 +178,11 @@ def load_transformer(
     official: StateDict, config: dict[str, Any], source: str | os.PathLike[str] = "transformer"
 ) -> LlamaGenTransformer:
     """A `LlamaGenTransformer` with official weights, in eval mode. Raises UserError unless every tensor fits."""
-    with torch.device("meta"):
-        model = LlamaGenTransformer(**config)
-    load_strictly(model, convert_transformer_state_dict(official), source)
+    with reading(source, "download it again"):
+        with torch.device("meta"):
+            model = LlamaGenTransformer(**config)
+        weights = convert_transformer_state_dict(official)
+    load_strictly(model, weights, source)
     return model.eval()
 
 
@@ -190,9 +205,11 @@ def convert_vq_state_dict(official: StateDict) -> StateDict:
 def load_vq_model(official: StateDict, source: str | os.PathLike[str] = "vqvae") -> VQModel:
     """A `VQModel` with official weights, in eval mode. Raises UserError unless every tensor fits."""
     config = infer_vqgan_config(official, "vqvae")
-    with torch.device("meta"):
-        model = VQModel(**config)
-    load_strictly(model, convert_vq_state_dict(official), source)
+    with reading(source, "download it again"):
+        with torch.device("meta"):
+            model = VQModel(**config)
+        weights = convert_vq_state_dict(official)
+    load_strictly(model, weights, source)
     return model.eval()
 
 

@@ -137,11 +137,12 @@ class LlamaGenVerticalHead:
         into: Any = self.branch.gate[0]
         out: Any = self.branch.gate[2]
         joined = torch.cat((left, above), dim=-1)
-        fits = not in_graph() and fits_linear(joined, into.weight) and joined.dtype == into.weight.dtype
+        fits = not in_graph() and fits_linear(joined, into.weight, bias=into.bias)
         if fits and untouched(self.branch.gate):
             inside = linear_now(joined, into.weight, bias=into.bias)
-            opened = None if inside is None else linear_now(F.silu(inside), out.weight, bias=out.bias)
-            if opened is not None:
+            if inside is not None and fits_linear(inside, out.weight, bias=out.bias):
+                opened = linear_now(F.silu(inside), out.weight, bias=out.bias)
+                assert opened is not None
                 return opened.float().sigmoid()
         return self.branch.weight_of_left(left, above)
 

@@ -237,21 +237,23 @@ def convert_meta_chameleon(found: MetaChameleon, dtype: torch.dtype | None = Non
     """
     official = read_tensors(found.checkpoint, "checkpoint")
     config = found.config
-    for key in ("tok_embeddings.weight", "layers.0.attention.wo.weight", "layers.0.feed_forward.w2.weight"):
+    needed = ("tok_embeddings", "layers.0.attention.wo", "layers.0.feed_forward.w2", "output")
+    for key in (f"{name}.weight" for name in needed):
         if key not in official or official[key].ndim != 2:
             raise UserError(f"checkpoint: {found.checkpoint} lacks {key}; it is not a Chameleon in Meta's layout")
     config.vocab_size = official["tok_embeddings.weight"].shape[0]
     config.intermediate_size = official["layers.0.feed_forward.w2.weight"].shape[1]
-    weights = convert_chameleon_state_dict(official, config)
-    if dtype is not None:
-        weights = {key: tensor.to(dtype) for key, tensor in weights.items()}
-    weights |= {
-        f"{_INSIDE_A_MODEL}{key}": tensor.to(weights["lm_head.weight"].dtype)
-        for key, tensor in found.vqgan.items()
-        if not key.startswith("decoder.")
-    }
-    with torch.device("meta"):
-        model = ChameleonForConditionalGeneration(config)
+    with reading(found.checkpoint, "download it again"):
+        weights = convert_chameleon_state_dict(official, config)
+        if dtype is not None:
+            weights = {key: tensor.to(dtype) for key, tensor in weights.items()}
+        weights |= {
+            f"{_INSIDE_A_MODEL}{key}": tensor.to(weights["lm_head.weight"].dtype)
+            for key, tensor in found.vqgan.items()
+            if not key.startswith("decoder.")
+        }
+        with torch.device("meta"):
+            model = ChameleonForConditionalGeneration(config)
     load_strictly(model, weights, found.checkpoint)
     return model.eval()
 

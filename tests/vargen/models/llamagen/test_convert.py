@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from diffusers import VQModel
 from torch import Tensor
 
 from vargen.base.errors import UserError
+from vargen.cli import main
 from vargen.models.llamagen.convert import (
     convert_transformer_state_dict,
     convert_vq_state_dict,
@@ -129,6 +131,66 @@ def test_unpublished_geometry_needs_the_number_of_heads(small_class_weights) -> 
         infer_transformer_config(small_class_weights)
     with pytest.raises(UserError, match="num_attention_heads must divide"):
         infer_transformer_config(small_class_weights, 5)
+
+
+@pytest.mark.parametrize("heads", [0, 5, 16, 32])
+def test_heads_without_rotary_pairs_are_refused(small_class_weights, heads: int) -> None:
+    with pytest.raises(UserError, match=rf"num_attention_heads must divide the width 32 .* got {heads}\.$"):
+        infer_transformer_config(small_class_weights, heads)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "tok_embeddings.weight",
+        "layers.0.attention.wqkv.weight",
+        "layers.0.feed_forward.w1.weight",
+        "cls_embedding.embedding_table.weight",
+        "cls_embedding.uncond_embedding",
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (32,), (0, 0), (5, 0), (1, 4, 32)])
+def test_what_is_no_matrix_is_named(small_class_weights, key: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match=rf"^transformer holds {re.escape(key)} of shape {re.escape(str(shape))},"):
+        infer_transformer_config(small_class_weights | {key: torch.zeros(shape)}, 4)
+
+
+@pytest.mark.parametrize("rows", [16, 32, 40, 32 + 2 * 3 * 8, 32 + 2 * 8 * 8])
+def test_rows_that_are_no_heads_are_refused(small_class_weights, rows: int) -> None:
+    key = "layers.0.attention.wqkv.weight"
+    with pytest.raises(UserError, match=rf"{key} of {rows} rows, .* 4 heads of 8; give another num_attention_heads"):
+        infer_transformer_config(small_class_weights | {key: torch.zeros(rows, 32)}, 4)
+
+
+def test_a_layer_that_nobody_has_is_refused(small_class_weights) -> None:
+    with pytest.raises(UserError, match="transformer has a layer 99999999"):
+        infer_transformer_config(small_class_weights | {"layers.99999999.ffn_norm.weight": torch.zeros(32)}, 4)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ({"heads": 16}, "num_attention_heads must divide"),
+        ({"codebook": 0}, "quantize.embedding.weight"),
+        ({"channels": [24, 24, 48]}, "vq.pt cannot be read"),
+    ],
+)
+def test_the_command_says_it_in_one_line(
+    tmp_path, capsys, small_class_weights, official_vq_shapes, fill_by_rule, damage: dict[str, Any], said: str
+) -> None:
+    """Widths that 32 does not divide have no groups to be normed in."""
+    channels = damage.get("channels", [32, 32, 64])
+    weights = fill_by_rule(official_vq_shapes(channels, num_codes=40, code_dim=4, latent_channels=16))
+    weights["quantize.embedding.weight"] = weights["quantize.embedding.weight"][: damage.get("codebook")]
+    torch.save({"model": small_class_weights}, tmp_path / "class.pt")
+    torch.save({"model": weights}, tmp_path / "vq.pt")
+    options = {"transformer": tmp_path / "class.pt", "vqvae": tmp_path / "vq.pt", "image_size": 16}
+    options |= {"output": tmp_path / "out", "num_attention_heads": damage.get("heads", 4)}
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    assert main(["convert", "llamagen", *words]) == 2
+    line = capsys.readouterr().err
+    assert said in line and line.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_fused_matrices_keep_their_order(small_class_weights) -> None:

@@ -196,6 +196,135 @@ def test_whatever_stands_in_a_modules_place_is_obeyed(served: Callable[[], int])
     torch.testing.assert_close(logits_by(make_target(model), tokens, STEP), hooked)
 
 
+def outcome(model: LlamaGenTransformer) -> Tensor | type[Exception]:
+    """Logits, or the error that came instead."""
+    try:
+        return logits_by(make_target(model), tokens_of(model), STEP)
+    except Exception as error:
+        return type(error)
+
+
+def check_like_the_modules(
+    model: LlamaGenTransformer, served: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The modules run, and with them whatever torch says."""
+    found = outcome(model)
+    assert served() == 0
+    with monkeypatch.context() as patch:
+        patch.setenv("VARGEN_KERNELS", "plain")
+        expected = outcome(model)
+    if isinstance(found, Tensor):
+        assert isinstance(expected, Tensor)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    else:
+        assert found is expected
+
+
+@pytest.mark.parametrize("name", ["norm_out", "blocks.0.norm1", "blocks.1.norm2", "blocks.1.attn.to_out"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_part_of_another_precision_is_left_to_the_modules(
+    served: Callable[[], int], monkeypatch: pytest.MonkeyPatch, name: str, kind: torch.dtype, dtype: torch.dtype
+) -> None:
+    """Kernels would read a norm's numbers as others, and past the end of shorter ones."""
+    model = nn.Module.to(make_model(), dtype)
+    part = model.get_submodule(name.replace("blocks", "transformer_blocks"))
+    part.to(kind)
+    if kind == dtype:
+        outcome(model)
+        assert served() == 1 + NUM_STEPS
+    else:
+        check_like_the_modules(model, served, monkeypatch)
+
+
+@torch.no_grad()
+def test_a_part_that_is_converted_between_two_passes_is_left_to_the_modules(served: Callable[[], int]) -> None:
+    model = make_model()
+    target = make_target(model)
+    target.prefill()
+    assert served() == 1
+    model.transformer_blocks[1].attn.to_out.double()
+    with pytest.raises(RuntimeError, match="same dtype"):
+        chain(target, tokens_of(model)[:, :1])
+    assert served() == 1
+
+
+PARTS = ("token_embedding", "norm_out", "lm_head", "norm1", "norm2", "to_qkv", "to_out", "gate_up_proj", "down_proj")
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("change", ["shorter", "transposed"])
+def test_weights_of_another_size_or_order_are_left_to_the_modules(
+    served: Callable[[], int], monkeypatch: pytest.MonkeyPatch, name: str, change: str
+) -> None:
+    model = make_model()
+    part = next(module for path, module in reversed([*model.named_modules()]) if path.endswith(name))
+    weight = part.weight.data
+    if change == "shorter":  # of what is read of each row, or of all there is
+        weight = weight[..., :-4].clone()
+    elif weight.ndim == 2:
+        weight = weight.t().contiguous().t()  # the same numbers, one column behind the other
+    else:
+        weight = weight.repeat_interleave(2)[::2]
+    part.weight = nn.Parameter(weight)
+    check_like_the_modules(model, served, monkeypatch)
+
+
+class Halved(nn.Module):
+    """Somebody else's layer in the place of one."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *given: object) -> Tensor:
+        return self.layer(*given) / 2
+
+
+@pytest.mark.parametrize("change", ["ff", "norm1", "attn", "fewer", "norm_out", "layer norm"])
+def test_whole_layers_that_were_replaced_are_left_to_the_modules(
+    served: Callable[[], int], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    model = make_model()
+    block = model.transformer_blocks[1]
+    if change == "fewer":
+        model.transformer_blocks = model.transformer_blocks[:1]
+    elif change == "norm_out":
+        model.norm_out = nn.Identity()
+    elif change == "layer norm":
+        model.norm_out = nn.LayerNorm(32)
+    else:
+        setattr(block, change, Halved(getattr(block, change)))
+    assert isinstance(outcome(model), Tensor)
+    check_like_the_modules(model, served, monkeypatch)
+
+
+@torch.no_grad()
+def test_tokens_and_places_of_another_type_are_what_the_modules_make_of_them(
+    served: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model()
+
+    def logits(positions: Tensor, logits_to_keep: int = 0) -> Tensor:
+        target = make_target(model)
+        return model(
+            inputs_embeds=target._condition_embeds,
+            positions=positions,
+            attention_mask=torch.ones(1, 1, CONDITION_LENGTH, CONDITION_LENGTH, dtype=torch.bool).tril(),
+            kv_cache=target.kv_cache,
+            kv_length=CONDITION_LENGTH,
+            logits_to_keep=logits_to_keep,
+        ).logits
+
+    positions = torch.full((1, CONDITION_LENGTH), -1)
+    expected = logits(positions)
+    assert served() == 1
+    torch.testing.assert_close(logits(positions.int()), expected)
+    assert served() == 1
+    assert torch.equal(logits(positions, CONDITION_LENGTH + 9), expected)  # as a slice of too many takes all
+    assert served() == 2
+
+
 def test_a_head_of_another_precision_is_left_to_the_modules(served: Callable[[], int]) -> None:
     """Which refuse it, where kernels would read its numbers as others."""
     model = make_model()

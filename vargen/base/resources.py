@@ -65,15 +65,16 @@ def shipped_video_models() -> list[str]:
     return [] if world is None else _shipped(f"{world.video_model}*/config.json")
 
 
-def find_video_model(model: str | os.PathLike[str] | None = None) -> Path:
+def find_video_model(model: str | os.PathLike[str] | None = None, argument: str = "model") -> Path:
     """The folder of a Video-LLM: a shipped one by name (None: the default), or any folder of transformers' layout.
-    Raises UserError for no such folder, one without a `config.json`, or None without a world."""
-    folder = _model_folder(model, "video_model", shipped_video_models())
+    Raises UserError, naming the argument, for no such folder, one without a `config.json`, or None without a world."""
+    folder = _model_folder(model, "video_model", shipped_video_models(), argument)
     if (folder / "config.json").is_file():
         return folder
     shipped = ", ".join(shipped_video_models()) or "(none shipped)"
     raise UserError(
-        f"model: {folder} is no folder with a config.json; give one written by save_pretrained, or one of: {shipped}"
+        f"{argument}: {folder} is no folder with a config.json; give one written by save_pretrained, or one of: "
+        f"{shipped}"
     )
 
 
@@ -104,11 +105,13 @@ def find_weights(name: str) -> Path:
     return shipped if shipped is not None and shipped.is_dir() and not folder.is_dir() else folder
 
 
-def _model_folder(model: str | os.PathLike[str] | None, default: str, shipped: list[str]) -> Path:
+def _model_folder(
+    model: str | os.PathLike[str] | None, default: str, shipped: list[str], argument: str = "model"
+) -> Path:
     """The folder that a name stands for; `default` is the world's attribute that names a model for None."""
     if model is not None and os.fspath(model) not in shipped:
         return expanded(model)
-    world = require_world("model", "name a folder or a model on the hub with --model")
+    world = require_world(argument, f"name a folder or a model on the hub with --{argument}")
     return world.weights / (getattr(world, default) if model is None else os.fspath(model))
 
 

@@ -71,12 +71,12 @@ class Models:
         self.names = list(self._loading)
         self.default = self.names[0]
         self._video = video_model, video_draft_model
+        folder = find_video_model(video_model, "video_model")
         try:
-            folder = find_video_model(video_model)
-            find_architecture(read_json(folder / "config.json").get("model_type"), folder)
-        except UserError as error:  # elsewhere the argument is called `model`
-            said = str(error).removeprefix("model: ").replace("--model", "--video_model")
-            raise UserError(f"video_model: {said}") from error
+            config = read_json(folder / "config.json")
+        except UserError as error:
+            raise UserError(f"video_model: {error}") from error
+        find_architecture(config.get("model_type"), f"video_model: {folder}")
         self._trained = find_trained_drafters(folder)
         self._paired = VideoOptions(model=video_model, draft_model=video_draft_model).paired
         self.video_default = default_video_method(self._trained, self._paired)

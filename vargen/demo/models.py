@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vargen.base.errors import UserError
@@ -47,8 +48,8 @@ class Models:
         video_default: the method for videos that is offered first, as `VideoAnswerer.default_method`.
 
     Raises:
-        UserError: no such model, one of a family that cannot be shown while it draws, or a Video-LLM of an architecture
-            that cannot answer.
+        UserError: no such model, one of a family that cannot be shown while it draws, or a Video-LLM or its draft model
+            of an architecture that cannot answer.
     """
 
     def __init__(
@@ -71,12 +72,9 @@ class Models:
         self.names = list(self._loading)
         self.default = self.names[0]
         self._video = video_model, video_draft_model
-        folder = find_video_model(video_model, "video_model")
-        try:
-            config = read_json(folder / "config.json")
-        except UserError as error:
-            raise UserError(f"video_model: {error}") from error
-        find_architecture(config.get("model_type"), f"video_model: {folder}")
+        folder = _check_video_model(video_model, "video_model")
+        if video_draft_model is not None:
+            _check_video_model(video_draft_model, "video_draft_model")
         self._trained = find_trained_drafters(folder)
         self._paired = VideoOptions(model=video_model, draft_model=video_draft_model).paired
         self.video_default = default_video_method(self._trained, self._paired)
@@ -141,3 +139,14 @@ class Models:
         """End the processes that methods keep between answers."""
         if self._answerer is not None:
             self._answerer.close()
+
+
+def _check_video_model(model: str | None, argument: str) -> Path:
+    """The folder of a Video-LLM that can answer. Raises UserError, which names the argument, where there is none."""
+    folder = find_video_model(model, argument)
+    try:
+        config = read_json(folder / "config.json")
+    except UserError as error:
+        raise UserError(f"{argument}: {error}") from error
+    find_architecture(config.get("model_type"), f"{argument}: {folder}")
+    return folder

@@ -270,11 +270,14 @@ def test_a_family_that_cannot_be_shown_row_by_row_is_refused_by_name(tmp_path: P
         ('{"model_type": "bert"}', "is of type 'bert', which cannot answer about videos"),
     ],
 )
-def test_a_video_model_that_is_none_is_refused_by_its_own_name(tmp_path: Path, config: str | None, said: str) -> None:
+@pytest.mark.parametrize("argument", ["video_model", "video_draft_model"])
+def test_a_video_model_that_is_none_is_refused_by_its_own_name(
+    tmp_path: Path, config: str | None, said: str, argument: str
+) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    with pytest.raises(UserError, match=rf"^video_model: \S*{tmp_path.name}.*{said}") as refused:
-        Models(None, str(tmp_path))
+    with pytest.raises(UserError, match=rf"^{argument}: \S*{tmp_path.name}.*{said}") as refused:
+        Models(None, **{argument: str(tmp_path)})
     assert " model: " not in str(refused.value)
 
 

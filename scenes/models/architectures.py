@@ -123,7 +123,7 @@ def build_model(config: VideoLLMConfig, tokenizer: PreTrainedTokenizerBase) -> A
     text: dict[str, Any] = {
         **vars(config.text),
         "vocab_size": len(tokenizer),
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 32768,
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,

@@ -237,8 +237,8 @@ class StaticKVCache:
             node_indices: int64 `[B, k]`, of which row b uses the first `counts[b]`; the others may be anything.
             counts: int64 `[B]`, each at most k.
         """
-        if judging.serves(node_indices, counts):
-            judging.move(self._rows, self.lengths, node_indices, counts)
+        if judging.serves(node_indices, counts) and len(node_indices) == len(counts) == self.batch_size:
+            judging.move(self._rows, self.lengths, node_indices, counts, self.max_length)
             return
         num_kept = node_indices.shape[1]
         # Unused entries may be -1 or past the end; what they copy lands beyond the new length, where nothing looks.

@@ -227,6 +227,7 @@ class FlightRun(DecodeRun):
             slots, positions, tokens, real, visible = judging.plan_lines(lines, most)
         with self._part("target"):
             output = self._placed.forward_places(tokens, Places(positions, slots, visible))
+            self._check_logits("forward_places", output.logits, tokens.shape)
         with self._part("verify"):
             self.watch.look(output.logits, real & state.active[:, None])
             drawn = self._draw(output, positions + 1)
@@ -256,6 +257,7 @@ class FlightRun(DecodeRun):
             tokens = self._buffer.gather(1, self._sources().gather(1, slots))
         with self._part("target"):
             output = self._placed.forward_places(tokens, placed)
+            self._check_logits("forward_places", output.logits, tokens.shape)
         with self._part("verify"):
             self.watch.look(output.logits, real & state.active[:, None])
             drawn = self._by_place(placed.positions + 1, self._draw(output, placed.positions + 1), real)

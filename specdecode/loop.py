@@ -99,8 +99,8 @@ class DecodeRun:
 
     Raises:
         ValueError: `max_new_tokens` < 1 or above the target's own, `stop_token` outside the vocabulary, `streams`,
-            `row_tokens` or `trace` of another batch size, or `row_tokens` out of range. While it decodes: the target's
-            or the drafter's numbers are of another shape or type.
+            `row_tokens` or `trace` of another batch size, or `row_tokens` out of range. While it decodes: the target's,
+            the drafter's or the verifier's numbers are of another shape or type.
         MemoryError: The device's whole memory is too small for so many tokens.
     """
 
@@ -274,10 +274,17 @@ class DecodeRun:
                 f"{_name(self.drafter)} must propose tokens int64 of shape [{len(self._buffer)}, n], got "
                 f"{_told(tokens)}"
             )
+        for name, dtype in _OF_TREES.items():
+            if (each := getattr(draft.tree, name)).shape != tokens.shape or each.dtype != dtype:
+                raise ValueError(
+                    f"{_name(self.drafter)} must propose {name} {_plain(dtype)} of shape {list(tokens.shape)}, got "
+                    f"{_told(each)}"
+                )
         of_tree = (*tokens.shape, self.target.vocab_size)
-        if drawn_from is not None and drawn_from.shape != of_tree:
+        if drawn_from is not None and (drawn_from.shape != of_tree or not drawn_from.is_floating_point()):
             raise ValueError(
-                f"{_name(self.drafter)} must give probabilities of shape {list(of_tree)}, got {_told(drawn_from)}"
+                f"{_name(self.drafter)} must give probabilities float32 of shape {list(of_tree)}, got "
+                f"{_told(drawn_from)}"
             )
         return clip(draft, self.state)
 
@@ -297,6 +304,8 @@ class DecodeRun:
 
     def _keep(self, tree: TokenTree, verdict: Verdict) -> Verdict:
         """Append, commit and record what stays. Returns the verdict, in which finished rows accept nothing."""
+        for name, shape in (("accepted", "[B]"), ("next_tokens", "[B]"), ("path", "[B, k]")):
+            check_answer(self.verifier, name, getattr(verdict, name), len(self._buffer), shape)
         counts = self.log.next_counts()
         accepted, kept = self._append(tree, _path(tree, verdict.path), verdict.accepted, verdict.next_tokens, counts)
         verdict = replace(verdict, accepted=accepted)
@@ -501,12 +510,29 @@ def _num_fed(logits: Tensor) -> int:
     return logits.shape[1] if logits.ndim == 3 else 1
 
 
+_OF_TREES = {"parents": torch.int64, "depth": torch.int64, "valid": torch.bool}
+"""What a drafter proposes beside tokens; kernels read it where it lies."""
+
+
+def check_answer(player: object, name: str, numbers: Tensor, rows: int, shape: str) -> None:
+    """Kernels read as many numbers as there should be. Raises ValueError for those that a player gives as `name`, if
+    they are not int64 of a shape "[B]" or "[B, k]"."""
+    if numbers.dtype != torch.int64 or numbers.ndim != shape.count(",") + 1 or len(numbers) != rows:
+        raise ValueError(
+            f"{_name(player)} must give {name} int64 of shape {shape.replace('B', str(rows))}, got {_told(numbers)}"
+        )
+
+
 def _name(player: object) -> str:
     return type(player).__name__
 
 
 def _told(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)}"
+    return f"{_plain(tensor.dtype)} of shape {list(tensor.shape)}"
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _check_row_tokens(row_tokens: Tensor, batch_size: int, most: int) -> None:

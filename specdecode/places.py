@@ -423,6 +423,7 @@ class PlacedRun(DecodeRun):
             output = self._placed.forward_places(self._buffer[:, placed.sources], placed)
         with self._part("verify"):
             logits = output.logits[:, placed.drawing]
+            self._check_logits("forward_places", logits, (len(self._buffer), len(placed.drawn)))
             self.watch.look(logits, state.active[:, None].expand(-1, len(placed.drawn)))
             counters = placed.drawn.expand(len(logits), -1)
             drawn = draw_tokens(logits, state.sampling, state.streams, counters, Tag.TARGET)

@@ -28,7 +28,8 @@ def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tenso
     Returns:
         [B, k + r, ...] left-aligned, entries past a row's count being some entry or other, and the counts [B].
     """
-    if judging.serves(left_counts):
+    alike = left.dtype == right.dtype and left.shape[2:] == right.shape[2:] and right.shape[1] > 0
+    if alike and judging.serves(left_counts):
         return judging.append(left, left_counts, right), left_counts + right_counts
     length, width = left.shape[1], right.shape[1]
     place = torch.arange(length + width, device=left.device)

@@ -159,7 +159,7 @@ def largest(values: Tensor) -> Tensor:
 
     On a CPU a kernel searches, or numpy, in a fifth of torch's time.
     """
-    if judging.serves(values):
+    if judging.serves(values) and values.shape[-1] > 0:
         return judging.largest(values)
     if values.device.type != "cpu" or in_graph():
         return values.argmax(-1)
@@ -371,7 +371,7 @@ class RandomStreams:
         return self._elements[size]
 
     def _draw(self, numbers: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None) -> Tensor:
-        return numbers(self.key_of(tag), counters, self._steps(size or 1), size)
+        return numbers(self.key_of(tag), counters, self._steps(1 if size is None else size), size)
 
     def uniform(self, tag: int, counters: Tensor, size: int | None = None) -> Tensor:
         """Uniform numbers strictly between 0 and 1: odd multiples of 2^-53, symmetric about one half.
@@ -383,6 +383,9 @@ class RandomStreams:
 
         Returns:
             float64 of the shape of `counters`, or with one more dimension of length `size`.
+
+        Raises:
+            ValueError: `counters` are not int64, or not of as many rows as there are streams.
         """
         return self._drawn(_uniform, tag, counters, size, tag in _REVISITED)
 
@@ -426,14 +429,24 @@ class RandomStreams:
         Exponential ones [B, W, size], or uniform ones [B, W] where `size` is None. None where the counters of a row lie
         so far apart that most of the numbers would go unread.
         """
+        self._check(counters)
         numbers, revisited = _uniform if size is None else _exponential, revisited or tag in _REVISITED
         return self._made_ahead(numbers, tag, counters, size, count, revisited)
+
+    def _check(self, counters: Tensor) -> None:
+        """Raises ValueError for counters of other rows or another type: a row's numbers are those of its key."""
+        if counters.shape[:1] != self.keys.shape or counters.dtype != torch.int64:
+            raise ValueError(
+                f"counters must be int64 of shape [{self.batch_size}, ...], a row for each stream, got "
+                f"{counters.dtype} of shape {list(counters.shape)}"
+            )
 
     def _drawn(
         self, numbers: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None, revisited: bool
     ) -> Tensor:
         """Numbers of a tag and counters. On a CPU, revisited ones are made ahead for the next counters and kept: a call
         costs ten times as much as the numbers of one position."""
+        self._check(counters)
         on_cpu = self.keys.device.type == "cpu" and not in_graph()
         if not revisited or not on_cpu or not counters.numel():
             return self._draw(numbers, tag, counters, size)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.kernels import judging
-from specdecode.loop import DecodeRun, clip
+from specdecode.loop import DecodeRun, check_answer, clip
 from specdecode.places import Order
 from specdecode.roles import DecodeState, Draft, Schedule, Selection, Target, TargetOutput, Verdict
 from specdecode.tree import TokenTree
@@ -111,6 +111,8 @@ class SkippingRun(DecodeRun):
         selection = self.schedule.select(draft, state) if draft.tree.max_depth > 0 else None
         if selection is None:
             return
+        for name, shape in (("path", "[B, k]"), ("counts", "[B]")):
+            check_answer(self.schedule, name, getattr(selection, name), len(self._buffer), shape)
         _, self._skipped = self._append(draft.tree, selection.path, selection.counts, None)
         # A row that a stop token ended has nothing left to verify.
         counts = self._skipped if self.stops is None else self._skipped * state.active

@@ -45,10 +45,15 @@ class KnownTokensDrafter(Drafter):
         marks: tokens that are known in other rows, which may join the batch.
 
     Raises:
-        ValueError: every token is known somewhere.
+        ValueError: every token is known somewhere, or `known` is of another shape or type.
     """
 
     def __init__(self, drafter: Drafter, known: Tensor, vocab_size: int, marks: Sequence[int] = ()) -> None:
+        if known.dtype != torch.int64 or known.ndim not in (1, 2):
+            raise ValueError(
+                f"known must be int64 of shape [max_new_tokens] or [batch, max_new_tokens], got {known.dtype} of shape "
+                f"{list(known.shape)}"
+            )
         self.drafter, self.known = drafter, known
         self._is_mark = torch.zeros(vocab_size, dtype=torch.bool, device=known.device)
         self._is_mark[known[known >= 0]] = True
@@ -80,7 +85,7 @@ class KnownTokensDrafter(Drafter):
         if draft.has_known:
             return draft
         made = [each for each in (tree.tokens, draft.probabilities) if each is not None]
-        if judging.serves(*made, state.lengths) and all(each.is_contiguous() for each in made):
+        if self._fits(draft) and judging.serves(*made, tree.depth, state.lengths):
             depth = None if tree.is_chain else tree.depth
             judging.correct(tree.tokens, draft.probabilities, state.lengths, depth, self._form)
             return draft
@@ -99,6 +104,15 @@ class KnownTokensDrafter(Drafter):
             probabilities = torch.where(is_known[..., None], certain, probabilities)
         tree = replace(tree, tokens=torch.where(is_known, wanted, tokens))
         return replace(draft, tree=tree, probabilities=probabilities)
+
+    def _fits(self, draft: Draft) -> bool:
+        """Whether a kernel may write to a draft where it lies: the loop has not looked at it yet."""
+        tokens, drawn_from = draft.tree.tokens, draft.probabilities
+        if tokens.shape != draft.tree.depth.shape or len(tokens) != len(self.known) or not tokens.is_contiguous():
+            return False
+        if drawn_from is None:
+            return True
+        return drawn_from.is_floating_point() and drawn_from.shape[:2] == tokens.shape and drawn_from.is_contiguous()
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """See `Drafter.observe`."""

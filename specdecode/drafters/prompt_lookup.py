@@ -36,7 +36,7 @@ class PromptLookupDrafter(Drafter):
         max_ngram_size: the most tokens of a suffix; None: 3, or as many as make a difference to the sizer.
 
     Raises:
-        ValueError: `max_ngram_size` < 1, or a mask of another shape than the prompt.
+        ValueError: `max_ngram_size` < 1, a prompt that is no tokens [B, T], or a mask of another shape.
     """
 
     def __init__(
@@ -49,6 +49,10 @@ class PromptLookupDrafter(Drafter):
         if max_ngram_size is None:
             max_ngram_size = sizer.matched if isinstance(sizer, MatchDraftSize) else 3
         check_counts(max_ngram_size=max_ngram_size)
+        if prompt.ndim != 2 or prompt.is_floating_point():
+            raise ValueError(
+                f"prompt must be tokens int64 of shape [batch, length], got {prompt.dtype} of {list(prompt.shape)}"
+            )
         if attention_mask is not None and attention_mask.shape != prompt.shape:
             raise ValueError(
                 f"attention_mask must have the prompt's shape {list(prompt.shape)}, got {list(attention_mask.shape)}"

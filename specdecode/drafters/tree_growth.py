@@ -102,8 +102,10 @@ def dynamic_tree(
         recorded += top_k * top_k
     all_tokens, all_scores = torch.cat(tokens, 1), torch.cat(scores, 1)
     num_drafted = min(size.total_tokens - 1, all_tokens.shape[1])
-    # Scores fall along every path, so the best nodes include their ancestors; sorted, parents come first.
-    best = all_scores.topk(num_drafted).indices.sort(dim=1).values  # [B, m]
+    # Scores fall along every path, so the best nodes include their ancestors; sorted, parents come first. Where float32
+    # cannot tell a child's score from its parent's (both -inf, say), a stable order takes the parent.
+    ranked = all_scores.sort(dim=1, descending=True, stable=True).indices
+    best = ranked[:, :num_drafted].sort(dim=1).values  # [B, m]
     if judging.serves(all_scores, root):
         levels_expanded = torch.stack(expanded) if expanded else frontier[None]
         fields = judging.grown(root, best, all_tokens, all_scores, levels_expanded)
@@ -269,7 +271,8 @@ def _draw_children(
     probabilities = logits_to_probabilities(logits, sampling)
     if race is None:
         return likeliest(logits, width), probabilities
-    if width == 1 and judging.serves(probabilities):
+    of_race = (*race[1].shape, race[0].numbers.shape[-1])  # a head's logits may be of another shape
+    if width == 1 and probabilities.shape == of_race and judging.serves(probabilities):
         return judging.race(probabilities, *race), probabilities
     # The first arrivals of the exponential race are a draw without replacement, in order (Gumbel top-k).
     # Where filters leave fewer tokens than are wanted, the rest are guesses; see `_without_earlier`.

@@ -123,7 +123,8 @@ def _identity(compiler: str) -> str:
     if cpuinfo.is_file():
         lines = cpuinfo.read_text().splitlines()
         processor += "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
-    parts = (*(source.read_text() for source in _SOURCES), compiler, version, " ".join(_FLAGS), processor)
+    flags = f"{_FLAGS} {_OWN_FLAGS}"
+    parts = (*(source.read_text() for source in _SOURCES), compiler, version, flags, processor)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -118,17 +118,22 @@ struct Known {
 };
 
 // Write known tokens into trees [B, n] of these depths (null: chains), and into what their tokens were drawn from
-// [B, n, V] (null: nothing), where the probability of a mark becomes that of `instead`.
-void write_known(
+// [B, n, V] (null: nothing), where the probability of a mark becomes that of `instead`. Returns 0, or OUTSIDE.
+int write_known(
     const Known& known, const int64_t* lengths, const int64_t* depth, int64_t rows, int64_t nodes, int64_t vocab,
     int64_t* tokens, float* probabilities
 ) {
+    if (probabilities)  // a mark of another vocabulary has no place among the probabilities
+        for (int64_t k = 0; k < known.num_marks; k++)
+            if (known.marks[k] >= vocab || known.instead >= vocab) return OUTSIDE;
     for (int64_t b = 0; b < rows; b++)
         for (int64_t i = 0; i < nodes; i++) {
             const int64_t node = b * nodes + i, at = lengths[b] - 1 + (depth ? depth[node] : i);
+            if (at < 0 || known.places < 1) return OUTSIDE;
             const int64_t wanted = known.tokens[b * known.places + (at < known.places ? at : known.places - 1)];
             float* drawn_from = probabilities ? probabilities + node * vocab : nullptr;
             if (wanted >= 0) {
+                if (drawn_from && wanted >= vocab) return OUTSIDE;
                 tokens[node] = wanted;
                 if (drawn_from) std::memset(drawn_from, 0, vocab * sizeof(float)), drawn_from[wanted] = 1;
                 continue;
@@ -141,6 +146,7 @@ void write_known(
             }
             if (moved) drawn_from[known.instead] += moved;
         }
+    return 0;
 }
 
 }  // namespace
@@ -330,7 +336,7 @@ int judging_grown(
     return 0;
 }
 
-// [B, depth + 1] the nodes from the root to each row's node, -1 beyond its depth.
+// [B, depth + 1] the nodes from the root to each row's node, -1 beyond its depth; parents stand before their children.
 int judging_path(
     const int64_t* parents, const int64_t* depths, const int64_t* ends, int64_t rows, int64_t nodes, int64_t depth,
     int64_t* path
@@ -338,7 +344,12 @@ int judging_path(
     for (int64_t b = 0; b < rows; b++) {
         int64_t* here = path + b * (depth + 1);
         for (int64_t level = 0; level <= depth; level++) here[level] = -1;
-        for (int64_t node = ends[b]; node >= 0; node = parents[b * nodes + node]) here[depths[b * nodes + node]] = node;
+        for (int64_t node = ends[b]; node >= 0;) {
+            if (node >= nodes) return OUTSIDE;
+            const int64_t parent = parents[b * nodes + node], level = depths[b * nodes + node];
+            if (parent >= node || level < 0 || level > depth) return OUTSIDE;
+            here[level] = node, node = parent;
+        }
     }
     return 0;
 }
@@ -376,9 +387,10 @@ int judging_chain(
         const int64_t child = count < length ? count + 1 : length;
         const float *last = target.at(b, count), *drawn_from = draft.at(b, child), *drawn = last;
         if (parents[b * nodes + child] == count) {
-            if (weights) {
+            if (weights && length > 0) {
+                const float weight = weights[count < length ? count : length - 1];
                 for (int64_t v = 0; v < vocab; v++) {
-                    const float given = weights[count] * last[v];
+                    const float given = weight * last[v];
                     left[v] = given < drawn_from[v] ? given : drawn_from[v];
                 }
                 drawn_from = left;
@@ -429,11 +441,10 @@ int judging_window(
             if (drawn_from) std::memcpy(drawn_from + (b * (window + 1) + k) * vocab, wanted, vocab * sizeof(float));
         }
     }
-    if (known)
-        write_known(
-            {known, marks, num_marks, instead, places}, lengths, nullptr, rows, window + 1, vocab, tokens, drawn_from
-        );
-    return 0;
+    if (!known) return 0;
+    return write_known(
+        {known, marks, num_marks, instead, places}, lengths, nullptr, rows, window + 1, vocab, tokens, drawn_from
+    );
 }
 
 // Write tokens behind each active row: the first accepted[b] nodes of `path` below the root (null: 1, 2, ...), and then
@@ -449,11 +460,16 @@ int judging_keep(
         const int64_t all = active[b] ? accepted[b] : 0, wanted = all + (next && active[b]);
         bool stopped = false;
         int64_t written = 0;
-        if (lengths[b] + wanted > most) return OUTSIDE;
+        if (lengths[b] < 0 || lengths[b] + wanted > most || (path && all > depth)) return OUTSIDE;
         while (written < wanted && !stopped) {
-            const int64_t node = path ? path[b * (depth + 1) + written + 1] : written + 1;
-            if (written < all && (node < 0 || node >= nodes)) return OUTSIDE;
-            const int64_t token = written < all ? tokens[b * nodes + node] : next[b];
+            int64_t token;
+            if (written < all) {  // the path ends with the last accepted node
+                const int64_t node = path ? path[b * (depth + 1) + written + 1] : written + 1;
+                if (node < 0 || node >= nodes) return OUTSIDE;
+                token = tokens[b * nodes + node];
+            } else {
+                token = next[b];
+            }
             buffer[b * (most + 1) + lengths[b] + written] = token;
             written++;
             for (int64_t s = 0; s < num_stops; s++) stopped |= token == stops[s];
@@ -461,7 +477,7 @@ int judging_keep(
         stayed[b] = all, kept[b] = wanted, emitted[b] = written;
         new_lengths[b] = lengths[b] + written;
         new_active[b] = active[b] && !stopped && new_lengths[b] < most;
-        newest[b] = buffer[b * (most + 1) + new_lengths[b] - 1];
+        newest[b] = new_lengths[b] > 0 ? buffer[b * (most + 1) + new_lengths[b] - 1] : 0;
         const int64_t room = new_active[b] ? most - 1 - new_lengths[b] : -1;
         least = room < least ? room : least;
         if (counts) {
@@ -481,6 +497,7 @@ int judging_ancestors(const int64_t* parents, int64_t rows, int64_t nodes, bool*
         for (int64_t i = 0; i < nodes; i++) {
             bool* here = mask + (b * nodes + i) * nodes;
             const int64_t parent = parents[b * nodes + i];
+            if (parent >= i) return OUTSIDE;
             if (parent >= 0) std::memcpy(here, mask + (b * nodes + parent) * nodes, i);
             here[i] = true;
         }
@@ -521,8 +538,9 @@ int judging_known(
     const int64_t* lengths, const int64_t* depth, const int64_t* known, const int64_t* marks, int64_t num_marks,
     int64_t instead, int64_t places, int64_t rows, int64_t nodes, int64_t vocab, int64_t* tokens, float* probabilities
 ) {
-    write_known({known, marks, num_marks, instead, places}, lengths, depth, rows, nodes, vocab, tokens, probabilities);
-    return 0;
+    return write_known(
+        {known, marks, num_marks, instead, places}, lengths, depth, rows, nodes, vocab, tokens, probabilities
+    );
 }
 
 // Nodes of a joint forward: first the counts[b] pending tokens of m, then the accepted path [B, width] of the tree.
@@ -589,25 +607,28 @@ int judging_store(
     for (int64_t b = 0; b < rows; b++) {
         if (counts[b] <= 0) continue;
         const int64_t last = first[b] + counts[b] - 1;
+        if (counts[b] > width || first[b] + lead < 0 || last + lead >= slots) return OUTSIDE;
         std::memcpy(store + (b * slots + first[b] + lead) * bytes, entries + b * width * bytes, counts[b] * bytes);
         newest[b] = newest[b] < last ? last : newest[b];
     }
     return 0;
 }
 
-// In each plane of `entries` [planes, B, slots], entry lengths[b] + nodes[b, j] becomes entry lengths[b] + j, for the first
-// counts[b] of `nodes` [B, k]; `kept` has room for k entries. Then lengths grow by counts.
+// In each plane of `entries` [planes, all_rows, slots], entry lengths[b] + nodes[b, j] becomes entry lengths[b] + j, for the
+// first counts[b] of `nodes` [B, k], of the first B rows; `kept` has room for k entries. Then lengths grow by counts.
 int judging_move(
-    const int64_t* nodes, const int64_t* counts, int64_t planes, int64_t rows, int64_t slots, int64_t width, int64_t bytes,
-    char* kept, int64_t* lengths, char* entries
+    const int64_t* nodes, const int64_t* counts, int64_t planes, int64_t all_rows, int64_t rows, int64_t slots,
+    int64_t width, int64_t bytes, char* kept, int64_t* lengths, char* entries
 ) {
-    for (int64_t b = 0; b < rows; b++)
+    for (int64_t b = 0; b < rows; b++) {
+        if (counts[b] > 0 && (lengths[b] < 0 || lengths[b] + counts[b] > slots)) return OUTSIDE;
         for (int64_t j = 0; j < counts[b]; j++)
             if (j >= width || nodes[b * width + j] < 0 || lengths[b] + nodes[b * width + j] >= slots) return OUTSIDE;
+    }
     for (int64_t plane = 0; plane < planes; plane++)
         for (int64_t b = 0; b < rows; b++) {
             if (counts[b] <= 0) continue;
-            char* here = entries + ((plane * rows + b) * slots + lengths[b]) * bytes;
+            char* here = entries + ((plane * all_rows + b) * slots + lengths[b]) * bytes;
             for (int64_t j = 0; j < counts[b]; j++)
                 std::memcpy(kept + j * bytes, here + nodes[b * width + j] * bytes, bytes);
             std::memcpy(here, kept, counts[b] * bytes);

@@ -102,7 +102,7 @@ class Lines:
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Whether the kernels take these: on a CPU, in eager code, whole rows of float32 where they have fractions.
+    """Whether the kernels take these: on a CPU, in eager code, int64, bool, or whole rows of float32.
 
     The functions below need kernels, so they are called after this one.
     """
@@ -110,9 +110,7 @@ def serves(*tensors: Tensor) -> bool:
     if in_graph():
         return False
     for each in tensors:
-        if each.device.type != "cpu" or (
-            each.is_floating_point() and (each.dtype != torch.float32 or each.stride(-1) != 1)
-        ):
+        if each.device.type != "cpu" or not _fits(each):
             return False
     if (choice := os.environ.get("VARGEN_KERNELS", "")) != _choice:  # to look the library up takes as long as a kernel
         _found, _choice = library(), choice
@@ -122,10 +120,16 @@ def serves(*tensors: Tensor) -> bool:
 def serves_gpu(*tensors: Tensor) -> bool:
     """Whether the kernels of `gpu` take these: on the current GPU, in graphs, too, whole rows of float32."""
     return gpu is not None and all(
-        ((each.is_cuda and each.device.index == torch.cuda.current_device()) or gpu.INTERPRETED)
-        and (not each.is_floating_point() or (each.dtype == torch.float32 and each.stride(-1) == 1))
+        ((each.is_cuda and each.device.index == torch.cuda.current_device()) or gpu.INTERPRETED) and _fits(each)
         for each in tensors
     )
+
+
+def _fits(tensor: Tensor) -> bool:
+    """Whether a tensor is of a type that the kernels read; what they see is an address."""
+    if tensor.dtype == torch.float32:
+        return tensor.stride(-1) == 1
+    return tensor.dtype in (torch.int64, torch.bool)
 
 
 def covers(ahead: Ahead, counters: Tensor, count: int) -> bool:
@@ -137,7 +141,8 @@ def covers(ahead: Ahead, counters: Tensor, count: int) -> bool:
 def uniform(keys: Tensor, counters: Tensor, size: int | None) -> Tensor:
     """Uniform numbers [B, ..., size or none] of keys [B] and counters [B, ...]; see `sampling.RandomStreams`."""
     numbers = torch.empty(*counters.shape, *([] if size is None else [size]), dtype=torch.float64)
-    _call("uniform", keys, counters, len(keys), counters.numel() // len(keys), size or 1, numbers)
+    sizes = len(keys), counters.numel() // max(len(keys), 1), 1 if size is None else size
+    _call("uniform", keys, counters, *sizes, numbers)
     return numbers
 
 
@@ -345,14 +350,15 @@ def store(entries: Tensor, first: Tensor, counts: Tensor, into: Tensor, lead: in
     _call("store", entries, first, counts, lead, *sizes, into, newest)
 
 
-def move(rows: Tensor, lengths: Tensor, nodes: Tensor, counts: Tensor) -> None:
-    """Move entry `lengths[b] + nodes[b, j]` of row b, in each plane of `rows` [..., B * S, F], to `lengths[b] + j`.
+def move(rows: Tensor, lengths: Tensor, nodes: Tensor, counts: Tensor, slots: int) -> None:
+    """Move entry `lengths[b] + nodes[b, j]` of row b, in each plane of `rows` [..., R * slots, F], to `lengths[b] + j`.
 
-    Only the first `counts[b]` of `nodes` [B, k] count. Then `lengths` [B] grow by `counts` [B]."""
-    (batch_size, width), planes = nodes.shape, rows.shape[:-2].numel()
-    entry = rows.shape[-1] * rows.itemsize
-    kept = torch.empty(width * entry, dtype=torch.uint8)
-    _call("move", nodes, counts, planes, batch_size, rows.shape[-2] // batch_size, width, entry, kept, lengths, rows)
+    Only the first `counts[b]` of `nodes` [B, k] count, for the first B of R rows. Then `lengths` [B] grow by `counts`
+    [B]."""
+    planes, all_rows, entry = rows.shape[:-2].numel(), rows.shape[-2] // slots, rows.shape[-1] * rows.itemsize
+    kept = torch.empty(nodes.shape[1] * entry, dtype=torch.uint8)
+    sizes = planes, all_rows, len(nodes), slots, nodes.shape[1], entry
+    _call("move", nodes, counts, *sizes, kept, lengths, rows)
 
 
 def plan_lines(lines: Lines, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -76,7 +76,8 @@ def race_kernel(
         there = inside & (child >= 0)
         less = tl.load(taken + row * taken_of_row + child * taken_of_node + place, mask=there, other=0.0)
         if weighs:
-            less = tl.minimum(less, tl.load(weights + node) * wanted)
+            # Behind the last draft token nothing was rejected, and there is no weight to read.
+            less = tl.minimum(less, tl.load(weights + node, mask=child >= 0, other=1.0) * wanted)
         left = wanted - less
         _offer(best + 2 * item + 1, tl.div_rn(left, noise), place, there & (left > 0))
 
@@ -163,7 +164,7 @@ def _raced(
     """Winners [B, K] of races of the distributions `numbers` [B, n, V] at `nodes` [B, K], -1 for even ones.
 
     Where there are `children` [B, K], not -1, what is left beyond `taken` [B, m, V] there, or beyond the lesser of that
-    and `weights` [n] times the distribution, races instead, if anything is. `copied` [B, K + 1, V] gets distributions.
+    and `weights` [L] times the distribution, races instead, if anything is. `copied` [B, K + 1, V] gets distributions.
     """
     (rows, items), vocab = nodes.shape, numbers.shape[-1]
     best = torch.zeros(rows, items, 2, dtype=torch.int64, device=nodes.device)

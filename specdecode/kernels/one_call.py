@@ -21,7 +21,9 @@ def chain(
     """`judging.chain` of a `TokenTree`; `tags` are those of acceptance tests and of the draw behind them."""
     length, what = target.shape[1] - 1, (tree.tokens, tree.parents, tree.valid, target, drawn_from)
     rest = lengths, compared, weights, tree.max_depth
-    if judging.serves(target, drawn_from):
+    if not drawn_from.is_floating_point():  # one-hot integers, say
+        return None
+    if judging.serves(target, drawn_from, lengths):
         uniform = streams.numbers(tags[0], lengths, None, length)
         return judging.chain(*what, uniform, streams.numbers(tags[1], lengths, target.shape[-1], length + 1), *rest)
     if length and judging.serves_gpu(target, drawn_from):
@@ -32,6 +34,8 @@ def chain(
 
 def race(probabilities: Tensor, streams: Any, tag: int, counters: Tensor, revisited: bool) -> Tensor | None:
     """`judging.race`, with the arguments of `RandomStreams.race`."""
+    if probabilities.shape[:-1] != counters.shape or counters.ndim != 2 or not counters.numel():
+        return None
     if judging.serves(probabilities):
         noise = streams.numbers(tag, counters, probabilities.shape[-1], 1, revisited)
         return None if noise is None else judging.race(probabilities, noise, counters)

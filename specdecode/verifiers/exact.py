@@ -119,7 +119,7 @@ def one_draw_walk(tree: TokenTree, output: TargetOutput, state: DecodeState) -> 
     logits = output.logits
     if tree.is_chain or logits.numel() <= FEW_NUMBERS:
         target = output.probabilities(state.sampling)
-        if judging.serves(target):
+        if judging.serves(target, state.lengths):
             count = tree.max_depth + 1
             noise = state.streams.numbers(Tag.TARGET, state.lengths, target.shape[-1], count)
             return _walked(tree, target, noise, state.lengths)

@@ -142,7 +142,8 @@ class LanternVerifier:
         softened = replace(sampling, temperature=1.0) if sampling.is_greedy else sampling
         replaced: list[Tensor] = []  # by level, [B]: whether a child replaced the target's own token
         rows = torch.arange(tree.batch_size, device=tree.device)
-        if not sampling.is_greedy and tree.max_depth > 0 and logits.numel() <= FEW_NUMBERS and judging.serves(logits):
+        is_small = tree.max_depth > 0 and logits.numel() <= FEW_NUMBERS
+        if not sampling.is_greedy and is_small and judging.serves(logits, state.lengths):
             target = logits_to_probabilities(logits, sampling)
             noise = state.streams.numbers(Tag.TARGET, state.lengths, target.shape[-1], tree.max_depth + 1)
             assert noise is not None  # a row's counters follow each other

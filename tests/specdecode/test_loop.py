@@ -259,8 +259,8 @@ def with_probabilities(wrong: str) -> Callable[[Draft], Draft]:
     ("change", "message"),
     [
         *(
-            (with_probabilities(wrong), r"must give probabilities of shape \[3, \d, 13\], got ")
-            for wrong in ("no nodes", "a node less", "a token less", "a row less")
+            (with_probabilities(wrong), r"must give probabilities float32 of shape \[3, \d, 13\], got ")
+            for wrong in ("no nodes", "a node less", "a token less", "a row less", "integers")
         ),
         (
             lambda draft: replace(draft, tree=replace(draft.tree, tokens=draft.tree.tokens.int())),

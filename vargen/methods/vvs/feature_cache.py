@@ -43,7 +43,8 @@ class FeatureCache:
 
     def write(self, features: Tensor, first: Tensor, counts: Tensor) -> None:
         """Keep the first `counts[b]` of features [B, k, F] at positions `first[b]`, `first[b] + 1`, ..."""
-        if features.dtype == self._features.dtype and judging.serves(first, counts):
+        alike = features.dtype == self._features.dtype and features.shape[2] == self._features.shape[2]
+        if alike and judging.serves(first, counts):
             judging.store(features, first, counts, self._features, 1, self.newest)
             return
         place = torch.arange(features.shape[1], device=first.device)

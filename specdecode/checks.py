@@ -67,6 +67,26 @@ def check_room(what: str, num_bytes: int, sizes: Mapping[str, int], device: torc
         raise MemoryError(f"{what} need {num_bytes / 2**30:,.1f} GiB ({of}), {place} has {memory / 2**30:,.1f} GiB")
 
 
+def check_tensor(must: str, given: Tensor, dtypes: tuple[torch.dtype, ...], sizes: tuple[int | str, ...]) -> None:
+    """Kernels read as many numbers as there should be, of the type that they take them for.
+
+    Args:
+        must: what the message begins with: who must give what.
+        given: by a player of the loop.
+        dtypes: that it may be of; the message names the first.
+        sizes: a name stands for any.
+
+    Raises:
+        ValueError: It is of another type or shape.
+    """
+    own = tuple(size if isinstance(size, int) else there for size, there in zip(sizes, given.shape, strict=False))
+    if given.dtype in dtypes and given.shape == own and given.ndim == len(sizes):
+        return
+    wanted, got = (str(dtype).removeprefix("torch.") for dtype in (dtypes[0], given.dtype))
+    shape = ", ".join(map(str, sizes))
+    raise ValueError(f"{must} {wanted} of shape [{shape}], got {got} of shape {list(given.shape)}")
+
+
 def check_vocabulary(name: str, table: Tensor, logits: Tensor) -> None:
     """The table has a row for every token of the target.
 

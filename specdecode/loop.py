@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specdecode.checks import check_counts, check_room, is_integer, shown
+from specdecode.checks import check_counts, check_room, check_tensor, is_integer, shown
 from specdecode.finite import FiniteWatch
 from specdecode.kernels import one_call
 from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, Verifier, replace_rows
@@ -268,24 +268,14 @@ class DecodeRun:
         if self.drafter is None:
             return Draft(TokenTree.chain(self.state.last_tokens()[:, None]))
         draft = self.drafter.propose(self.state)
-        tokens, drawn_from = draft.tree.tokens, draft.probabilities
-        if tokens.ndim != 2 or len(tokens) != len(self._buffer) or tokens.dtype != torch.int64:
-            raise ValueError(
-                f"{_name(self.drafter)} must propose tokens int64 of shape [{len(self._buffer)}, n], got "
-                f"{_told(tokens)}"
-            )
-        for name, dtype in _OF_TREES.items():
-            if (each := getattr(draft.tree, name)).shape != tokens.shape or each.dtype != dtype:
-                raise ValueError(
-                    f"{_name(self.drafter)} must propose {name} {_plain(dtype)} of shape {list(tokens.shape)}, got "
-                    f"{_told(each)}"
-                )
-        of_tree = (*tokens.shape, self.target.vocab_size)
-        if drawn_from is not None and (drawn_from.shape != of_tree or not drawn_from.is_floating_point()):
-            raise ValueError(
-                f"{_name(self.drafter)} must give probabilities float32 of shape {list(of_tree)}, got "
-                f"{_told(drawn_from)}"
-            )
+        name, tokens, drawn_from = _name(self.drafter), draft.tree.tokens, draft.probabilities
+        check_tensor(f"{name} must propose tokens", tokens, (torch.int64,), (len(self._buffer), "n"))
+        for field, dtype in _OF_TREES.items():
+            check_tensor(f"{name} must propose {field}", getattr(draft.tree, field), (dtype,), tokens.shape)
+        if drawn_from is not None:
+            dtype = drawn_from.dtype if drawn_from.is_floating_point() else torch.float32
+            of_tree = (*tokens.shape, self.target.vocab_size)
+            check_tensor(f"{name} must give probabilities", drawn_from, (dtype,), of_tree)
         return clip(draft, self.state)
 
     def _feed(self, tree: TokenTree) -> TargetOutput:
@@ -295,17 +285,16 @@ class DecodeRun:
         return output
 
     def _check_logits(self, function: str, logits: Tensor, nodes: tuple[int, ...]) -> None:
-        """Kernels read as many numbers as there should be. Raises ValueError for logits of another shape or type."""
-        wanted = (*nodes, self.target.vocab_size)
-        if logits.shape != wanted or logits.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"{_name(self.target)}.{function} must give logits float32 of shape {list(wanted)}, got {_told(logits)}"
-            )
+        """Raises ValueError for logits of another shape or type."""
+        must, wanted = f"{_name(self.target)}.{function} must give logits", (*nodes, self.target.vocab_size)
+        check_tensor(must, logits, (torch.float32, torch.float64), wanted)
 
     def _keep(self, tree: TokenTree, verdict: Verdict) -> Verdict:
         """Append, commit and record what stays. Returns the verdict, in which finished rows accept nothing."""
-        for name, shape in (("accepted", "[B]"), ("next_tokens", "[B]"), ("path", "[B, k]")):
-            check_answer(self.verifier, name, getattr(verdict, name), len(self._buffer), shape)
+        name, rows = _name(self.verifier), len(self._buffer)
+        check_tensor(f"{name} must give accepted", verdict.accepted, (torch.int64,), (rows,))
+        check_tensor(f"{name} must give next_tokens", verdict.next_tokens, (torch.int64,), (rows,))
+        check_tensor(f"{name} must give path", verdict.path, (torch.int64,), (rows, "k"))
         counts = self.log.next_counts()
         accepted, kept = self._append(tree, _path(tree, verdict.path), verdict.accepted, verdict.next_tokens, counts)
         verdict = replace(verdict, accepted=accepted)
@@ -514,25 +503,8 @@ _OF_TREES = {"parents": torch.int64, "depth": torch.int64, "valid": torch.bool}
 """What a drafter proposes beside tokens; kernels read it where it lies."""
 
 
-def check_answer(player: object, name: str, numbers: Tensor, rows: int, shape: str) -> None:
-    """Kernels read as many numbers as there should be. Raises ValueError for those that a player gives as `name`, if
-    they are not int64 of a shape "[B]" or "[B, k]"."""
-    if numbers.dtype != torch.int64 or numbers.ndim != shape.count(",") + 1 or len(numbers) != rows:
-        raise ValueError(
-            f"{_name(player)} must give {name} int64 of shape {shape.replace('B', str(rows))}, got {_told(numbers)}"
-        )
-
-
 def _name(player: object) -> str:
     return type(player).__name__
-
-
-def _told(tensor: Tensor) -> str:
-    return f"{_plain(tensor.dtype)} of shape {list(tensor.shape)}"
-
-
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _check_row_tokens(row_tokens: Tensor, batch_size: int, most: int) -> None:

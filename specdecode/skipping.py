@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
+from specdecode.checks import check_tensor
 from specdecode.kernels import judging
-from specdecode.loop import DecodeRun, check_answer, clip
+from specdecode.loop import DecodeRun, clip
 from specdecode.places import Order
 from specdecode.roles import DecodeState, Draft, Schedule, Selection, Target, TargetOutput, Verdict
 from specdecode.tree import TokenTree
@@ -111,8 +112,9 @@ class SkippingRun(DecodeRun):
         selection = self.schedule.select(draft, state) if draft.tree.max_depth > 0 else None
         if selection is None:
             return
-        for name, shape in (("path", "[B, k]"), ("counts", "[B]")):
-            check_answer(self.schedule, name, getattr(selection, name), len(self._buffer), shape)
+        name, rows = type(self.schedule).__name__, len(self._buffer)
+        check_tensor(f"{name} must give path", selection.path, (torch.int64,), (rows, "k"))
+        check_tensor(f"{name} must give counts", selection.counts, (torch.int64,), (rows,))
         _, self._skipped = self._append(draft.tree, selection.path, selection.counts, None)
         # A row that a stop token ended has nothing left to verify.
         counts = self._skipped if self.stops is None else self._skipped * state.active

@@ -84,9 +84,12 @@ def test_what_is_not_skipped_is_what_the_target_says(
     first = forced.prefill().logits[:, -1:]
     causal = torch.ones(3, 15, 15, dtype=torch.bool).tril()
     said = forced.forward(result.tokens[:, :-1], causal, torch.arange(15).expand(3, -1)).logits
-    likeliest = torch.cat([first, said], 1).argmax(-1)
+    logits = torch.cat([first, said], 1)
+    behind_likeliest = logits.amax(-1) - logits.gather(-1, result.tokens[..., None])[..., 0]
     verified = torch.tensor([[origin != TokenOrigin.UNVERIFIED for origin in row] for row in origins])
-    assert torch.equal(likeliest[verified], result.tokens[verified])
+    # One forward pass over all places rounds otherwise than steps of a few: where two tokens are as likely but for
+    # that, either is the likeliest.
+    assert (behind_likeliest[verified] < 1e-5).all()
 
 
 @pytest.mark.parametrize("coupling", ["gumbel", "maximal"])

@@ -66,10 +66,11 @@ LAYERS = (-1, -2, -3, -4, -5, -7)
 TIMES = (1.35, 1.5, 1.7, 1.9)
 """Accepted lengths, over the exact walk's, at which rules are compared."""
 AS_PRINTED: dict[str, Any] = {"relevance_from": "token", "relevance_layer": -1, "relevance_centred": False}
-PREDICTING = {**AS_PRINTED, "relevance_from": "prediction"}
-"""As printed, but for the row of hidden states: the one that predicted the draft token."""
-MIN_P, HIGH_MIN_P = 0.5, 0.7
-"""Chosen on videos 2000 to 2499."""
+NO_FLOOR: dict[str, Any] = {"min_p": 0.0, "relevant_min_p": 1.0}
+FLOORS: dict[str, Any] = {"min_p": 0.3, "relevant_min_p": 0.7}
+"""Those of `lvspec`; they, its lambda of 0.6 and the higher one of a long window were chosen on videos 2000 to
+2499."""
+HIGHER: tuple[tuple[str, Any], ...] = (("relevant_min_p", 0.8),)
 _WAYS = {
     f"{layer} {row} {centred}": (layer, row, centred)
     for layer in LAYERS
@@ -115,13 +116,14 @@ class WordVerifier(LooseVerifier):
 RULES: dict[str, tuple[type[LooseVerifier], dict[str, Any]]] = {
     "relevance": (LooseVerifier, {}),
     "as printed": (LooseVerifier, AS_PRINTED),
-    "predicting row": (LooseVerifier, PREDICTING),
-    "another video": (OtherVideoVerifier, PREDICTING),
+    "another video": (OtherVideoVerifier, {}),
     "random": (RandomVerifier, {}),
     "entropy": (LooseVerifier, {"loosened_by": "entropy"}),
     "word list": (WordVerifier, {"relevance_from": "token"}),
-    "min_p": (LooseVerifier, {"min_p": MIN_P}),
-    "random, min_p": (RandomVerifier, {"min_p": MIN_P}),
+    "one floor": (LooseVerifier, {"min_p": 0.5}),
+    "two floors": (LooseVerifier, FLOORS),
+    "another video, two floors": (OtherVideoVerifier, FLOORS),
+    "random, two floors": (RandomVerifier, FLOORS),
 }
 """The verifier and the settings of LVSpec that differ from its defaults, by name."""
 
@@ -168,7 +170,7 @@ class Variant:
             keep_ratio=self.keep_ratio,
             loose_ratio=0.0 if self.rule == "fly" else self.dial,
             position_shift=self.position_shift,
-            **{"min_p": 0.0, **(RULES[self.rule][1] if self.rule in RULES else {}), **dict(self.others)},
+            **{**NO_FLOOR, **(RULES[self.rule][1] if self.rule in RULES else {}), **dict(self.others)},
         )
 
 
@@ -177,20 +179,17 @@ def variants() -> list[Variant]:
     dials: dict[float, dict[str, tuple[float, ...]]] = {
         0.02: {
             "relevance": (0.0, 0.3, 0.5, 0.7),
-            "predicting row": (0.3, 0.5, 0.7),
             "another video": (0.3, 0.5, 0.7),
             "random": (0.3, 0.5, 0.7),
-            "min_p": (0.5, 0.9, 1.0),
+            "two floors": (0.3, 0.6, 0.9),
         },
         0.1: {
             "relevance": (0.0, 0.2, 0.5, 0.7),
-            "as printed": (0.7,),
-            "predicting row": (0.2, 0.5, 0.7),
-            "another video": (0.5, 0.7),
             "random": (0.2, 0.4, 0.7),
             "entropy": (0.1, 0.2, 0.3),
-            "min_p": (0.5, 0.7, 0.9, 1.0),
-            "random, min_p": (0.5, 0.7, 0.9),
+            "one floor": (1.0,),
+            "two floors": (0.3, 0.6, 0.9),
+            "random, two floors": (0.3, 0.6, 0.9),
             "fly": (0.03, 0.1),
         },
     }
@@ -200,14 +199,13 @@ def variants() -> list[Variant]:
         for rule, of_rule in of_view.items()
         for dial in of_rule
     ]
-    shifted = (("predicting row", 0.3), ("as printed", 0.7), ("min_p", 0.9))
-    higher = (("min_p", HIGH_MIN_P),)
+    floors = ("two floors", "another video, two floors", "random, two floors")
     return [
         *chosen,
-        *(Variant(rule, dial, 0.1, position_shift=True) for rule, dial in shifted),
-        Variant("min_p", 0.9, 0.1, True, others=higher),
+        Variant("as printed", 0.7, 0.1, position_shift=True),
+        *(Variant(rule, 0.6, 0.1, position_shift=True) for rule in floors),
         Variant("relevance", 0.0, 0.1, window=LONG_WINDOW),
-        *(Variant("min_p", 0.9, 0.1, True, LONG_WINDOW, others) for others in ((), higher)),
+        *(Variant(rule, 0.6, 0.1, True, LONG_WINDOW, HIGHER) for rule in ("two floors", "random, two floors")),
     ]
 
 
@@ -228,7 +226,11 @@ SETTINGS: dict[str, tuple[Variant, float | None, float | None]] = {
     "last layer but one": (_printed(relevance_layer=-2), None, None),
     "layer 8": (_printed(relevance_layer=8), None, None),
     "predicting row": (_printed(relevance_from="prediction"), None, None),
-    "as it comes, lambda 0.7": (Variant("relevance", 0.7, 0.1), None, None),
+    "predicting row, last layer but one, centred": (
+        _printed(relevance_from="prediction", relevance_layer=-2, relevance_centred=True),
+        None,
+        None,
+    ),
     "chance, lambda 0.7": (Variant("random", 0.7, 0.1), None, None),
     "word list, lambda 0.7": (Variant("word list", 0.7, 0.1), None, None),
 }

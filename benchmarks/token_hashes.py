@@ -181,7 +181,8 @@ CALLS: dict[str, dict[str, Any]] = {
 """Sampling of plain decoding and "eagle" beside the model's own."""
 
 PAIR = {"draft_length": 5}
-AS_PRINTED = {"relevance_from": "token", "relevance_layer": -1, "relevance_centred": False, "min_p": 0.0}
+NO_FLOOR = {"min_p": 0.0, "relevant_min_p": 1.0}
+AS_PRINTED = {"relevance_from": "token", "relevance_layer": -1, "relevance_centred": False, **NO_FLOOR}
 VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "ar": {"": {}},
     "sd": {
@@ -224,10 +225,10 @@ VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "10, the last layer but one, centred": {
             "draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.5, "relevance_from": "prediction",
-            "relevance_layer": -2, "relevance_centred": True, "min_p": 0.0,
+            "relevance_layer": -2, "relevance_centred": True, **NO_FLOOR,
         },
         "10, by entropy": {
-            "draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.3, "loosened_by": "entropy", "min_p": 0.0,
+            "draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.3, "loosened_by": "entropy", **NO_FLOOR,
         },
         "10, only plausible tokens": {},
     },

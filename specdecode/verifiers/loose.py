@@ -6,9 +6,10 @@ its *reference*. The *relevance* of a draft token is the mean of its N highest c
 their sharp profile (figure 4), and a high mean is no sharp profile. In each window the share lambda with the least
 relevance is *loosened*: accepted whatever the target would draw. A token that the target draws elsewhere in the window
 is accepted, too (*position shift*). A loosened token stays as it was drafted, and what follows is conditioned on it.
-Beside the paper's rule stand two that need no reference. One loosens the share of which the target is least sure. The
-other is a floor on probability, `min_p` as samplers know it (arXiv 2407.01082): a draft token that the target finds far
-less likely than its likeliest is not loosened.
+Beside the paper's rule stand three settings that are not the paper's. `loosened_by` "entropy" needs no reference: it
+loosens the share of which the target is least sure. `min_p` is a floor on probability, as samplers know it (arXiv
+2407.01082): a draft token that the target finds far less likely than its likeliest is not loosened. `relevant_min_p` is
+the same for the relevant tokens, those outside the loosened share, which the paper never loosens.
 
 In a tree each branch from the root to a leaf is judged as a chain, and the one with most accepted tokens stays
 (appendix E, which has two branches); of equally long ones the first, which the drafter finds likeliest.
@@ -19,7 +20,6 @@ special tokens are never loosened, so looseness cannot end an answer or keep it 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -70,6 +70,12 @@ def _at(values: Tensor, nodes: Tensor) -> Tensor:
     return values[:, None].expand(-1, nodes.shape[1], -1).gather(2, nodes)
 
 
+def _share_of_likeliest(logits: Tensor, drafted: Tensor, before: Tensor) -> Tensor:
+    """[B, P, D]: each draft token's probability over the likeliest token's, at the node [B, P, D] before it."""
+    rows = torch.arange(len(logits), device=logits.device)[:, None, None]
+    return (logits[rows, before, drafted] - _at(logits.amax(-1), before)).exp()
+
+
 class LooseVerifier:
     """LVSpec's acceptance of a chain, or of one branch of a tree.
 
@@ -87,6 +93,8 @@ class LooseVerifier:
             have most entropy.
         min_p: a loosened token's probability is at least this share of the likeliest token's, 0 to 1, as the target's
             logits give both; 0 asks for nothing.
+        relevant_min_p: tokens outside the loosened share are accepted, too, from this share on; 1 accepts only what the
+            target draws.
 
     Raises:
         ValueError: a number out of range, or an unknown word.
@@ -103,6 +111,7 @@ class LooseVerifier:
         centred: bool = False,
         loosened_by: str = "relevance",
         min_p: float = 0.0,
+        relevant_min_p: float = 1.0,
     ) -> None:
         if loosened_by not in ("relevance", "entropy"):
             raise ValueError(f'loosened_by must be "relevance" or "entropy", got {loosened_by!r}')
@@ -118,6 +127,7 @@ class LooseVerifier:
         self.centred = centred
         self.loosened_by = loosened_by
         self.min_p = check_number("min_p", min_p, 0, 1)
+        self.relevant_min_p = check_number("relevant_min_p", relevant_min_p, 0, 1)
         self._protected: Tensor | None = None
         self._directions: dict[int, tuple[Tensor, Tensor]] = {}  # by row: a reference and its unit vectors
 
@@ -151,8 +161,11 @@ class LooseVerifier:
         if tree.max_depth and not self.exact:
             allowed = ~self._is_protected(drafted) & ~self._is_protected(wanted)
             loosened = self._loosened(output, paths, there)
-            if self.min_p:
-                loosened = loosened & self._plausible(output.logits, drafted, paths[..., :-1])
+            if self.min_p or self.relevant_min_p < 1:
+                share = _share_of_likeliest(output.logits, drafted, paths[..., :-1])
+                loosened = loosened & (share >= self.min_p)
+                if self.relevant_min_p < 1:  # at 1 a likeliest token would pass where the target drew another
+                    loosened = loosened | (share >= self.relevant_min_p)
             passes = passes | (allowed & loosened)
             if self.position_shift:
                 elsewhere = ((wanted[..., :, None] == drafted[..., None, :]) & there[..., None, :]).any(-1)
@@ -186,12 +199,6 @@ class LooseVerifier:
         # The millionth makes 0.7 * 10, which is 6.999..., 7.
         count = (self.loose_ratio * there.sum(-1, keepdim=True) + 1e-6).floor()
         return (rank < count) & there
-
-    def _plausible(self, logits: Tensor, drafted: Tensor, before: Tensor) -> Tensor:
-        """[B, P, D] bool: whether each draft token is likely enough at the node [B, P, D] before it."""
-        rows = torch.arange(len(logits), device=logits.device)[:, None, None]
-        behind_likeliest = _at(logits.amax(-1), before) - logits[rows, before, drafted]
-        return behind_likeliest <= -math.log(self.min_p)
 
     def _relevance(self, output: TargetOutput) -> Tensor:
         """[B, n] of every node."""

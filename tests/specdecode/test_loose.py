@@ -126,18 +126,25 @@ def test_padding_is_not_elsewhere() -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(windows(), st.sampled_from([0.2, 0.5, 0.8, 1.0]), st.sampled_from([0.0, 0.05, 0.4, 0.9, 1.0]), st.booleans())
+@given(
+    windows(),
+    st.sampled_from([0.2, 0.5, 0.8, 1.0]),
+    st.sampled_from([0.0, 0.05, 0.4, 0.9, 1.0]),
+    st.sampled_from([0.03, 0.4, 0.9, 1.0]),
+    st.booleans(),
+)
 def test_the_least_sure_tokens_are_loosened_where_they_are_plausible(
-    window: tuple[Draft, TargetOutput, Tensor], ratio: float, min_p: float, cut: bool
+    window: tuple[Draft, TargetOutput, Tensor], ratio: float, min_p: float, relevant_min_p: float, cut: bool
 ) -> None:
-    """Against a loop; a word that cannot be said, with a logit of minus infinity, has no part in the entropy and is
-    never plausible. With a floor of 1 the walk is exact."""
+    """Against a loop, with a floor for the loosened share and one for the others. A word that cannot be said, with a
+    logit of minus infinity, has no part in the entropy and is never plausible. With floors of 1 the walk is exact."""
     draft, output, _ = window
     noise = torch.randn(output.logits.shape, generator=torch.Generator().manual_seed(draft.tree.num_nodes))
     logits = output.logits / 4 + noise
     if cut:
         logits[..., VOCAB - 1] = -torch.inf
     by = {"position_shift": False, "protected_tokens": [END], "loosened_by": "entropy", "min_p": min_p}
+    by["relevant_min_p"] = relevant_min_p
     verdict = LooseVerifier(lambda: [], ratio, **by).accept(draft, TargetOutput(logits), state_of())
     drafted, wanted = draft.tree.tokens[0, 1:].tolist(), logits[0].argmax(-1).tolist()
     chances = logits[0].double().softmax(-1).tolist()[: len(drafted)]
@@ -145,13 +152,14 @@ def test_the_least_sure_tokens_are_loosened_where_they_are_plausible(
     unsure = sorted(range(len(drafted)), key=lambda place: -entropies[place])[: math.floor(ratio * len(drafted) + 1e-6)]
     accepted = 0
     for place, token in enumerate(drafted):
-        plausible = chances[place][token] >= min_p * max(chances[place]) * (1 - 1e-6)
-        loosened = place in unsure and plausible and END not in (token, wanted[place])
+        share = chances[place][token] / max(chances[place]) * (1 + 1e-6)
+        plausible = (place in unsure and share >= min_p) or (relevant_min_p < 1 and share >= relevant_min_p)
+        loosened = plausible and END not in (token, wanted[place])
         if token != wanted[place] and not loosened:
             break
         accepted += 1
     assert int(verdict.accepted[0]) == accepted
-    if min_p == 1:
+    if min_p == relevant_min_p == 1:
         assert accepted == int(ExactVerifier().accept(draft, TargetOutput(logits), state_of()).accepted[0])
 
 
@@ -165,9 +173,21 @@ def test_a_token_is_compared_with_the_likeliest_in_its_place() -> None:
     assert verdict.relaxed[0, :2].tolist() == [False, True]
 
 
-def test_a_floor_is_a_share() -> None:
-    with pytest.raises(ValueError, match="min_p"):
-        LooseVerifier(lambda: [], min_p=1.5)
+@pytest.mark.parametrize("floor", ["min_p", "relevant_min_p"])
+def test_a_floor_is_a_share(floor: str) -> None:
+    with pytest.raises(ValueError, match=f"^{floor}"):
+        LooseVerifier(lambda: [], **{floor: 1.5})
+
+
+def test_without_a_floor_a_relevant_token_is_the_one_that_was_drawn() -> None:
+    """The draft is the likeliest token, and at a high temperature the target draws another."""
+    logits = torch.tensor([[[2.0, 1.9, 1.9, 1.9, 1.9, 1.9], [0.0] * 6]])
+    draft = Draft(TokenTree.chain(torch.tensor([[1, 0]])))
+    hot = replace(state_of(), sampling=SamplingConfig(temperature=1.0))
+    assert ExactVerifier().accept(draft, TargetOutput(logits), hot).accepted.tolist() == [0]
+    for floor, accepted in ((1.0, 0), (0.9, 1)):
+        verifier = LooseVerifier(lambda: [], 0.1, position_shift=False, loosened_by="entropy", relevant_min_p=floor)
+        assert verifier.accept(draft, TargetOutput(logits), hot).accepted.tolist() == [accepted]
 
 
 def test_a_high_mean_is_no_sharp_profile() -> None:

@@ -1,8 +1,9 @@
 """LVSpec (arXiv 2604.05650). The rule is `specdecode.verifiers.loose`, measured against the visual tokens.
 
-The defaults keep most accuracy for what they accept on the shipped pair. They read relevance where it tells words about
-the video best, and have a floor on probability that is not the paper's. Presets: `lvspec-paper`, the rule as printed;
-`lvspec-min-p`, where the floor decides alone.
+The defaults keep most accuracy for what they accept on the shipped pair. They read relevance one row earlier than the
+printed rule, where it tells words about the video best. Two floors on probability are not the paper's: a low one for
+the loosened tokens, a high one for the others. Presets: `lvspec-paper`, the rule as printed; `lvspec-min-p`, where one
+floor decides alone.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class LVSpecConfig(SpeculativeConfig):
         loosened_by: "relevance"; or "entropy", which is not the paper's: where the target is least sure is loosened.
         min_p: not the paper's either: a token is loosened only if the target finds it at least this share as likely as
             its likeliest token. 0 asks for nothing, as the paper.
+        relevant_min_p: the same for the other tokens, which have more to do with the video: they are accepted, too,
+            from this share on. 1 accepts only what the target says, as the paper.
         branches: chains of `draft_length` below each token; the one with most accepted tokens is kept. The
             paper's appendix E has 2.
     """
@@ -47,14 +50,15 @@ class LVSpecConfig(SpeculativeConfig):
 
     draft_length: int = 10
     keep_ratio: float = 0.1
-    loose_ratio: float = 0.9
+    loose_ratio: float = 0.6
     num_nearest: int = 10
     position_shift: bool = True
     relevance_from: str = "prediction"
-    relevance_layer: int = -2
-    relevance_centred: bool = True
+    relevance_layer: int = -1
+    relevance_centred: bool = False
     loosened_by: str = "relevance"
-    min_p: float = 0.7
+    min_p: float = 0.3
+    relevant_min_p: float = 0.7
     branches: int = 1
 
     def __post_init__(self) -> None:
@@ -66,6 +70,7 @@ class LVSpecConfig(SpeculativeConfig):
         self._flag("relevance_centred")
         self._one_of("loosened_by", ("relevance", "entropy"))
         self._number("min_p", 0, 1)
+        self._number("relevant_min_p", 0, 1)
         self._flag("position_shift")
         self._number("branches", 1, MAX_DRAFT // self.draft_length, whole=True)
 
@@ -92,6 +97,7 @@ class LVSpecConfig(SpeculativeConfig):
             self.relevance_centred,
             self.loosened_by,
             self.min_p,
+            self.relevant_min_p,
         )
 
     def target_options(self, num_layers: int) -> dict[str, Any]:

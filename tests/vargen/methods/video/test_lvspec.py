@@ -31,6 +31,7 @@ def loose_answer(
         keep_ratio=0.2,
         loose_ratio=ratio,
         min_p=min_p,
+        relevant_min_p=1.0,
         branches=branches,
         position_shift=shift,
     )

@@ -8,7 +8,8 @@
               either frame of a step) know the truth
     language  FLASH: agreement of a drafter that sees neither the video nor the target's hidden states, of one that sees
               a part of the video, and of trained draft heads, which read hidden states
-    self_drafting  ParallelVLM: agreement with its own answer, and M, of a target that is shown a part of the video
+    self_drafting  the same of a target that drafts for itself: unlike the draft model it never learned from videos
+              whose tokens were pruned at random, so no way of pruning is what it knows
     lossy     FastV and SparseVLM: token-wise agreement of what is left of the target with its own answer
     length    F1, and the drafter's agreement at a tenth, against the number of frames
 
@@ -212,21 +213,42 @@ class Studies:
         untouched = chance - 1.0 * touches_object(case.truth, grid_size)
         truths = {"objects": objects + chance, "no object": chance - 1.0 * objects, "untouched": untouched}
         by_truth = {name: partial(keep_highest, scores) for name, scores in truths.items()}
-        return objects, {**pruning_scores(target, layer, number), **by_truth}
+        ways = pruning_scores(target, layer, number)
+        return objects, {
+            **ways,
+            "visual_gain, half": partial(self._half, ways["visual_gain"], len(objects)),
+            **by_truth,
+        }
+
+    @staticmethod
+    def _half(choose: Callable[[int], Tensor], count: int, budget: int) -> Tensor:
+        """Half of the budget as chosen, the rest evenly spread over the tokens that are left."""
+        left = torch.ones(count, dtype=torch.bool)
+        left[choose(budget // 2)] = False
+        others = left.nonzero()[:, 0]
+        left[others[keep_uniform(len(others), budget - budget // 2)]] = False
+        return (~left).nonzero()[:, 0]
 
     def pruning(self) -> list[dict]:
         """A row for each way and share of pruning; "nothing" keeps all."""
+        return self._pruned(self.drafter)
+
+    def self_drafting(self) -> list[dict]:
+        """The same of a target that drafts for itself, and never learned to see a part of a video."""
+        return self._pruned(self.model)
+
+    def _pruned(self, model: Any) -> list[dict]:
         rows: dict[tuple[str, float], dict[str, list[Any]]] = {}
         for number, case in self.cases():
-            tokens, request = self.plain(number, case), self.request(case, self.drafter)
+            tokens, request = self.plain(number, case), self.request(case, model)
             objects, ways = self._choices(number, case)
             for share in (1.0, *PRUNED):
                 budget = token_budget(len(objects), share)
                 for name, choose in ways.items() if share < 1 else (("nothing", ways["random"]),):
                     kept = choose(budget)
-                    matches = self.drafted(request, kept, tokens)
+                    matches = agreements(drafter_of(model, request, kept, len(tokens) + 1), tokens)
                     row = rows.setdefault((name, share), {"object_share": [], "agreement": [], "runs": [], "told": []})
-                    told = self.tell(drafter_of(self.drafter, request, kept, self.room))
+                    told = self.tell(drafter_of(model, request, kept, self.room))
                     row["told"].append(self.accuracy(case, told))
                     row["object_share"].append(float(objects[kept].float().mean()))
                     row["agreement"].append(sum(matches) / len(matches))
@@ -303,23 +325,6 @@ class Studies:
                 }
             )
         return rows
-
-    def self_drafting(self) -> list[dict]:
-        """A row for each share of the video that the target is shown when it drafts for itself."""
-        found: dict[float, list[list[bool]]] = {share: [] for share in SHARES[1:]}
-        for number, case in self.cases():
-            tokens, request = self.plain(number, case), self.request(case)
-            for share, videos in found.items():
-                kept = keep_uniform(request.num_visual, token_budget(request.num_visual, share))
-                videos.append(agreements(drafter_of(self.model, request, kept, len(tokens) + 1), tokens))
-        return [
-            {
-                "share": share,
-                "agreement": figure([sum(matches) / len(matches) for matches in videos]),
-                "mean_run_length": mean_length([run_lengths(matches) for matches in videos]),
-            }
-            for share, videos in found.items()
-        ]
 
     def lossy(self) -> list[dict]:
         """A row for each method and share kept: how the pruned target agrees with the whole one, and its caption's

@@ -50,7 +50,7 @@ def test_a_pair_is_measured(
     monkeypatch.setattr(sys, "argv", ["video_pair.py", *models, *chosen])
     runpy.run_path(str(BENCHMARKS / "video_pair.py"))["main"]()
     told = capsys.readouterr().out
-    assert "'frames': 8, 'visual_tokens': 16" in told and "self_drafting {'share': 0.02" in told
+    assert "'frames': 8, 'visual_tokens': 16" in told and "self_drafting {'pruning': 'visual_gain, half'" in told
 
 
 def test_every_head_that_a_study_reads_has_a_command() -> None:

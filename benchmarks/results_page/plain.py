@@ -181,11 +181,12 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "video_pair": (
         "What a pair of Video-LLMs is like",
-        _LLM + "Study `pruning`: ways to choose what the draft model sees. `objects` and `no object` know the truth. "
-        "`over random` is the difference of tokens between two rejections, over the same videos. Study `language`: a "
-        "draft model that sees a share of the video, 0 being FLASH's language-only baseline, and draft heads, which "
-        "read the target's hidden states. Studies of 200 videos are of an earlier `uniform`, which kept two columns of "
-        "eight at a quarter.",
+        _LLM
+        + "Study `pruning`: ways to choose what the draft model sees. `objects` and `no object` know the truth, and "
+        "`visual_gain, half` spreads half of the tokens evenly. `over random` is the difference of tokens between two "
+        "rejections, over the same videos. Study `self drafting`: the same of the target in the draft model's place. "
+        "Study `language`: a draft model that sees a share of the video, 0 being FLASH's language-only baseline, and "
+        "draft heads, which read the target's hidden states.",
         (),
     ),
     "paper_tables": (

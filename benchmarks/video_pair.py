@@ -57,7 +57,7 @@ from vargen.methods.video.base import VideoMethod
 from vargen.models.model_folder import weights_fingerprint
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, processor_inputs
 from vargen.models.video_llms.lossy_targets import FastVTarget, SparseVLMTarget, sparsevlm_stages
-from vargen.models.video_llms.pruning import keep_highest, keep_uniform, token_budget
+from vargen.models.video_llms.pruning import fill_evenly, keep_highest, keep_uniform, token_budget
 from vargen.models.video_llms.request import VideoRequest, prepare_request
 from vargen.models.video_llms.target import VideoTarget
 from vargen.pipelines.video.answering import VideoAnswerer
@@ -164,9 +164,9 @@ class Studies:
         """Agreement of what `make` makes of sizes with an answer."""
         return agreements(make(max_new_tokens=len(tokens) + 1, max_draft_nodes=len(tokens)), tokens)
 
-    def drafted(self, request: VideoRequest, kept: Tensor, tokens: Sequence[int]) -> list[bool]:
-        """Agreement of the drafter, so shown, with the target's answer."""
-        return agreements(drafter_of(self.drafter, request, kept, len(tokens) + 1), tokens)
+    def drafted(self, model: Any, request: VideoRequest, kept: Tensor, tokens: Sequence[int]) -> list[bool]:
+        """Agreement of a model that drafts, so shown, with the target's answer."""
+        return agreements(drafter_of(model, request, kept, len(tokens) + 1), tokens)
 
     def layers(self) -> list[dict]:
         """A row for each layer after which no visual token is left; the whole model is the last."""
@@ -214,20 +214,11 @@ class Studies:
         truths = {"objects": objects + chance, "no object": chance - 1.0 * objects, "untouched": untouched}
         by_truth = {name: partial(keep_highest, scores) for name, scores in truths.items()}
         ways = pruning_scores(target, layer, number)
-        return objects, {
-            **ways,
-            "visual_gain, half": partial(self._half, ways["visual_gain"], len(objects)),
-            **by_truth,
-        }
 
-    @staticmethod
-    def _half(choose: Callable[[int], Tensor], count: int, budget: int) -> Tensor:
-        """Half of the budget as chosen, the rest evenly spread over the tokens that are left."""
-        left = torch.ones(count, dtype=torch.bool)
-        left[choose(budget // 2)] = False
-        others = left.nonzero()[:, 0]
-        left[others[keep_uniform(len(others), budget - budget // 2)]] = False
-        return (~left).nonzero()[:, 0]
+        def half(budget: int) -> Tensor:
+            return fill_evenly(ways["visual_gain"](budget // 2), len(objects), budget)
+
+        return objects, {**ways, "visual_gain, half": half, **by_truth}
 
     def pruning(self) -> list[dict]:
         """A row for each way and share of pruning; "nothing" keeps all."""
@@ -246,7 +237,7 @@ class Studies:
                 budget = token_budget(len(objects), share)
                 for name, choose in ways.items() if share < 1 else (("nothing", ways["random"]),):
                     kept = choose(budget)
-                    matches = agreements(drafter_of(model, request, kept, len(tokens) + 1), tokens)
+                    matches = self.drafted(model, request, kept, tokens)
                     row = rows.setdefault((name, share), {"object_share": [], "agreement": [], "runs": [], "told": []})
                     told = self.tell(drafter_of(model, request, kept, self.room))
                     row["told"].append(self.accuracy(case, told))
@@ -280,7 +271,7 @@ class Studies:
             for share in (0.0, 0.02, KEPT, 1.0):
                 budget = token_budget(request.num_visual, share) if share else 0
                 kept = keep_uniform(request.num_visual, budget) if budget else torch.empty(0, dtype=torch.int64)
-                matches = self.drafted(request, kept, tokens)
+                matches = self.drafted(self.drafter, request, kept, tokens)
                 found.setdefault(("draft model", share), []).append(list(zip(is_visual, matches, strict=True)))
             for name in HEADS:
                 inputs = [processor_inputs(self.answerer.processor, case.frames, CAPTION_PROMPTS[0])]
@@ -357,7 +348,7 @@ class Studies:
             for number, case in self.cases(num_frames):
                 tokens, request = self.plain(number, case), self.request(case, self.drafter)
                 visual = request.num_visual
-                matches = self.drafted(request, keep_uniform(visual, token_budget(visual, KEPT)), tokens)
+                matches = self.drafted(self.drafter, request, keep_uniform(visual, token_budget(visual, KEPT)), tokens)
                 accuracies.append(self.accuracy(case, tokens))
                 agreed.append(sum(matches) / len(matches))
                 runs += run_lengths(matches)

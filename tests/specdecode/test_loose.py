@@ -143,8 +143,8 @@ def test_the_least_sure_tokens_are_loosened_where_they_are_plausible(
     logits = output.logits / 4 + noise
     if cut:
         logits[..., VOCAB - 1] = -torch.inf
-    by = {"position_shift": False, "protected_tokens": [END], "loosened_by": "entropy", "min_p": min_p}
-    by["relevant_min_p"] = relevant_min_p
+    floors = {"min_p": min_p, "relevant_min_p": relevant_min_p}
+    by = {"position_shift": False, "protected_tokens": [END], "loosened_by": "entropy", **floors}
     verdict = LooseVerifier(lambda: [], ratio, **by).accept(draft, TargetOutput(logits), state_of())
     drafted, wanted = draft.tree.tokens[0, 1:].tolist(), logits[0].argmax(-1).tolist()
     chances = logits[0].double().softmax(-1).tolist()[: len(drafted)]

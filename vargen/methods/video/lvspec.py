@@ -1,9 +1,8 @@
 """LVSpec (arXiv 2604.05650). The rule is `specdecode.verifiers.loose`, measured against the visual tokens.
 
-The defaults keep most accuracy for what they accept on the shipped pair. They read relevance one row earlier than the
-printed rule, where it tells words about the video best. Two floors on probability are not the paper's: a low one for
-the loosened tokens, a high one for the others. Presets: `lvspec-paper`, the rule as printed; `lvspec-min-p`, where one
-floor decides alone.
+The defaults read relevance one row earlier than the printed rule: there it tells words about the video best on the
+shipped pair. Two floors on probability are not the paper's: a low one for the loosened tokens, a high one for the
+others. Presets: `lvspec-paper`, the rule as printed; `lvspec-min-p`, where one floor decides alone.
 """
 
 from __future__ import annotations

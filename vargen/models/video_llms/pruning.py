@@ -119,8 +119,12 @@ def keep_by_attention(scores: Tensor, budget: int, share: float = 0.4) -> Tensor
     order = scores.argsort(descending=True, stable=True)
     reached = scores[order].double().cumsum(0)
     num_first = int((reached < share * reached[-1]).sum()) + 1 if share > 0 else 0
-    first = order[: min(num_first, budget)]
-    left = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
+    return fill_evenly(order[: min(num_first, budget)], len(scores), budget)
+
+
+def fill_evenly(first: Tensor, count: int, budget: int) -> Tensor:
+    """[budget] int64: the tokens `first` of `count`, and more that are evenly spread over those left."""
+    left = torch.ones(count, dtype=torch.bool, device=first.device)
     left[first] = False
     others = left.nonzero()[:, 0]
     missing = budget - len(first)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -57,17 +58,23 @@ patterns = st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_siz
 
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(patterns, st.sampled_from(COUPLINGS), st.sampled_from([1.0, 3.0]))
+@example(steps=[[1, 0, 0], [1, 0, 0], [0, 0, 1]], coupling="gumbel", guidance_scale=1.0)  # nearly as likely tokens
 @torch.no_grad()
 def test_what_is_not_skipped_is_what_the_target_says(
     drafting_pipeline: LlamaGenPipeline, steps: list[list[int]], coupling: str, guidance_scale: float
 ) -> None:
-    """Greedily, every token but the skipped ones is the likeliest after those before it, skipped ones among them."""
+    """Greedily, every token but the skipped ones is the likeliest after those before it, skipped ones among them.
+
+    In float64: one forward pass over all places rounds otherwise than steps of a few, and float32 has come upon two
+    logits that differ by less.
+    """
+    transformer = copy.deepcopy(drafting_pipeline.transformer).double()
     embeds, mask = drafting_pipeline.encode_prompt(PROMPTS)
-    condition = drafting_pipeline.transformer.embed_condition(caption_embeds=embeds)
+    condition = transformer.embed_condition(caption_embeds=embeds.double())
     common: dict[str, Any] = {"guidance_scale": guidance_scale, "max_draft_nodes": 15}
     drafter = JacobiDrafter(VOCAB, FixedDraftSize(DraftSize(WINDOW + 1, WINDOW)), "random", coupling)
     result = new_run(
-        LlamaGenTarget(drafting_pipeline.transformer, condition, mask, **common),
+        LlamaGenTarget(transformer, condition, mask, **common),
         max_new_tokens=16,
         sampling=SamplingConfig(temperature=0),
         streams=RandomStreams.from_seeds([1, 2, 3]),
@@ -80,16 +87,13 @@ def test_what_is_not_skipped_is_what_the_target_says(
     assert taken == [row.count(TokenOrigin.UNVERIFIED) for row in origins]
     assert trace.skipped_tokens == sum(taken) and (any(taken) or not any(map(any, steps)))
 
-    forced = LlamaGenTarget(drafting_pipeline.transformer, condition, mask, **common)
+    forced = LlamaGenTarget(transformer, condition, mask, **common)
     first = forced.prefill().logits[:, -1:]
     causal = torch.ones(3, 15, 15, dtype=torch.bool).tril()
     said = forced.forward(result.tokens[:, :-1], causal, torch.arange(15).expand(3, -1)).logits
-    logits = torch.cat([first, said], 1)
-    behind_likeliest = logits.amax(-1) - logits.gather(-1, result.tokens[..., None])[..., 0]
+    likeliest = torch.cat([first, said], 1).argmax(-1)
     verified = torch.tensor([[origin != TokenOrigin.UNVERIFIED for origin in row] for row in origins])
-    # One forward pass over all places rounds otherwise than steps of a few: where two tokens are as likely but for
-    # that, either is the likeliest.
-    assert (behind_likeliest[verified] < 1e-5).all()
+    assert torch.equal(likeliest[verified], result.tokens[verified])
 
 
 @pytest.mark.parametrize("coupling", ["gumbel", "maximal"])

@@ -185,8 +185,9 @@ def test_without_a_floor_a_relevant_token_is_the_one_that_was_drawn() -> None:
     draft = Draft(TokenTree.chain(torch.tensor([[1, 0]])))
     hot = replace(state_of(), sampling=SamplingConfig(temperature=1.0))
     assert ExactVerifier().accept(draft, TargetOutput(logits), hot).accepted.tolist() == [0]
-    for floor, accepted in ((1.0, 0), (0.9, 1)):
-        verifier = LooseVerifier(lambda: [], 0.1, position_shift=False, loosened_by="entropy", relevant_min_p=floor)
+    for min_p, relevant_min_p, accepted in ((0.0, 1.0, 0), (0.5, 1.0, 0), (0.0, 0.9, 1), (0.5, 0.9, 1)):
+        floors = {"min_p": min_p, "relevant_min_p": relevant_min_p}
+        verifier = LooseVerifier(lambda: [], 0.1, position_shift=False, loosened_by="entropy", **floors)
         assert verifier.accept(draft, TargetOutput(logits), hot).accepted.tolist() == [accepted]
 
 

@@ -26,7 +26,7 @@ from host_work import RESULTS, calls, share
 from torch import Tensor
 
 from metrics.provenance import write_result
-from specdecode.draft_size import DraftSize
+from specdecode.drafters.draft_size import DraftSize
 from specdecode.roles import DecodeState, Draft, Drafter
 from specdecode.tree import TokenTree
 from vargen.methods.base import Components, ImageMethodConfig, Method

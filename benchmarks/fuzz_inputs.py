@@ -36,12 +36,12 @@ from video_pairs import build_pair
 from metrics.errors import DataError
 from scenes.rendering.video_file import write_video
 from scenes.shipped import WEIGHTS
-from specdecode.generate import generate
+from specdecode.text.generate import generate
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.methods.catalogue import methods_for, resolve_method
-from vargen.models.video_llms.frames import VideoFrames
-from vargen.pipelines.video.answering import VideoAnswerer
+from vargen.video.models.frames import VideoFrames
+from vargen.video.pipelines.answering import VideoAnswerer
 
 PROMPTS = ("a red cube", "a blue cone", "a green sphere left of a red cube")
 PROTOCOL = "extractor: clip\nresizer: bicubic\nresolution: 32\nclip_score: null\n"

@@ -37,24 +37,24 @@ from metrics.provenance import provenance, write_result
 from scenes.captions.story_captions import MAX_CAPTION_TOKENS, visual_words, written_accuracy
 from scenes.cases import scene_video_cases
 from specdecode.loop import decode
-from specdecode.parallel.loop import chain_layout
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.runs.parallel.loop import chain_layout
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import TokenOrigin
 from specdecode.verifiers.loose import LooseVerifier, relevance_to
 from specdecode.verifiers.windowed import WindowedVerifier
 from vargen.jobs.cases import VideoCase
-from vargen.methods.video.base import VideoMethod
-from vargen.methods.video.lvspec import LVSpecConfig
 from vargen.models.model_folder import weights_fingerprint
-from vargen.models.video_llms.frames import CAPTION_PROMPTS, processor_inputs
-from vargen.models.video_llms.pruning import keep_uniform, token_budget
-from vargen.models.video_llms.request import VideoRequest
-from vargen.models.video_llms.target import VideoTarget
-from vargen.pipelines.video.answering import VideoAnswerer
-from vargen.pipelines.video.components import VideoLLMComponents
 from vargen.runs.files import append_jsonl, read_jsonl
 from vargen.runs.progress import progress
+from vargen.video.methods.base import VideoMethod
+from vargen.video.methods.lvspec import LVSpecConfig
+from vargen.video.models.frames import CAPTION_PROMPTS, processor_inputs
+from vargen.video.models.pruning import keep_uniform, token_budget
+from vargen.video.models.request import VideoRequest
+from vargen.video.models.target import VideoTarget
+from vargen.video.pipelines.answering import VideoAnswerer
+from vargen.video.pipelines.components import VideoLLMComponents
 
 RESULTS = Path(__file__).resolve().parent / "results"
 KEPT = RESULTS.parent.parent / "runs" / "loose_verification" / "videos.jsonl"

@@ -2,7 +2,7 @@
 
 How early the target reads its video, what ways of pruning keep of the objects, and how long the drafter is right in a
 row for what it is shown. Belongs here: measures of one video. Does not belong here: figures over many and tables
-(`benchmarks/video_pair.py`), pruning itself (`vargen.pipelines.video`).
+(`benchmarks/video_pair.py`), pruning itself (`vargen.video.pipelines`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from scenes.rendering.story import Story
 from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from scenes.training.grounding import cell_attributes, cell_owners
 from specdecode.loop import decode
-from specdecode.parallel.loop import chain_layout
 from specdecode.roles import DecodeState, Target
+from specdecode.runs.parallel.loop import chain_layout
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.resources import find_video_model
-from vargen.methods.video.base import SPREADS, VideoMethod
-from vargen.models.video_llms.lossy_targets import PruningTarget
-from vargen.models.video_llms.pruned_draft import PrunedDraft
-from vargen.models.video_llms.pruning import keep_by_attention, keep_highest
-from vargen.models.video_llms.request import VideoRequest, keep_spread, visual_gain_scorer
-from vargen.models.video_llms.target import VideoTarget
+from vargen.video.methods.base import SPREADS, VideoMethod
+from vargen.video.models.lossy_targets import PruningTarget
+from vargen.video.models.pruned_draft import PrunedDraft
+from vargen.video.models.pruning import keep_by_attention, keep_highest
+from vargen.video.models.request import VideoRequest, keep_spread, visual_gain_scorer
+from vargen.video.models.target import VideoTarget
 
 PRUNINGS = (*SPREADS, "attention", "visual_gain")
 

@@ -36,23 +36,23 @@ from metrics.bootstrap import percentile_interval
 from metrics.provenance import provenance, write_result
 from scenes.captions.story_captions import MAX_CAPTION_TOKENS, written_accuracy
 from scenes.cases import scene_video_cases
-from specdecode.parallel import measure_draft_length
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.runs.parallel import measure_draft_length
 from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace
 from specdecode.verifiers.exact import ExactVerifier
-from vargen.drafters.video_head import VideoHead, VideoHeadConfig
 from vargen.jobs.cases import VideoCase
 from vargen.methods.catalogue import resolve_method
-from vargen.methods.video.base import VideoComponents
-from vargen.methods.video.trained import SparrowConfig
 from vargen.models.model_folder import weights_fingerprint
-from vargen.models.video_llms.frames import CAPTION_PROMPTS, FRAMES_PER_SECOND, VideoFrames
-from vargen.models.video_llms.pruning import keep_uniform, token_budget
-from vargen.pipelines.video.answering import VideoAnswerer
-from vargen.pipelines.video.decoding import Generation, decode
 from vargen.runs.files import append_jsonl, read_jsonl
 from vargen.runs.progress import progress
+from vargen.video.drafters.video_head import VideoHead, VideoHeadConfig
+from vargen.video.methods.base import VideoComponents
+from vargen.video.methods.trained import SparrowConfig
+from vargen.video.models.frames import CAPTION_PROMPTS, FRAMES_PER_SECOND, VideoFrames
+from vargen.video.models.pruning import keep_uniform, token_budget
+from vargen.video.pipelines.answering import VideoAnswerer
+from vargen.video.pipelines.decoding import Generation, decode
 
 RESULTS = Path(__file__).resolve().parent / "results"
 KEPT = RESULTS.parent.parent / "runs" / "paper_tables" / "answers.jsonl"

@@ -17,8 +17,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from specdecode.graphs.static_step import Slot, StepCompiler
 from specdecode.loop import DecodeRun
-from specdecode.static_step import Slot, StepCompiler
 
 
 class Tape(TorchDispatchMode):

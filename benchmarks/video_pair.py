@@ -53,15 +53,15 @@ from scenes.cases import scene_video_cases
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.jobs.cases import VideoCase
 from vargen.methods.catalogue import resolve_method
-from vargen.methods.video.base import VideoMethod
 from vargen.models.model_folder import weights_fingerprint
-from vargen.models.video_llms.frames import CAPTION_PROMPTS, processor_inputs
-from vargen.models.video_llms.lossy_targets import FastVTarget, SparseVLMTarget, sparsevlm_stages
-from vargen.models.video_llms.pruning import fill_evenly, keep_highest, keep_uniform, token_budget
-from vargen.models.video_llms.request import VideoRequest, prepare_request
-from vargen.models.video_llms.target import VideoTarget
-from vargen.pipelines.video.answering import VideoAnswerer
 from vargen.runs.progress import Progress, progress
+from vargen.video.methods.base import VideoMethod
+from vargen.video.models.frames import CAPTION_PROMPTS, processor_inputs
+from vargen.video.models.lossy_targets import FastVTarget, SparseVLMTarget, sparsevlm_stages
+from vargen.video.models.pruning import fill_evenly, keep_highest, keep_uniform, token_budget
+from vargen.video.models.request import VideoRequest, prepare_request
+from vargen.video.models.target import VideoTarget
+from vargen.video.pipelines.answering import VideoAnswerer
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02)

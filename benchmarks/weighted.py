@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.eagle import DraftHead
 from specdecode.drafters.tree_growth import DraftHeadOutput
-from specdecode.in_graph import in_graph
+from specdecode.graphs.in_graph import in_graph
+from specdecode.grid.positions import Places
 from specdecode.kernels.quantized import quantize_linears
-from specdecode.places import Places
 from specdecode.roles import TargetOutput
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
@@ -236,12 +236,12 @@ class WeightedTarget:
         return self.target.forward(tokens, mask, depths)
 
     def check_places(self, num_slots: int) -> None:
-        """See `specdecode.places.PlacedTarget`."""
+        """See `specdecode.grid.positions.PlacedTarget`."""
         self.heavy.check_places(num_slots)
         self.target.check_places(num_slots)
 
     def forward_places(self, tokens: Tensor, placed: Places) -> LlamaGenTargetOutput:
-        """See `specdecode.places.PlacedTarget`."""
+        """See `specdecode.grid.positions.PlacedTarget`."""
         if not in_graph():  # a graph is not counted
             self._passes.append(tokens.shape[1])
         self.heavy.forward_places(tokens, placed)

@@ -18,8 +18,8 @@ from scenes.rendering.scene import Scene, sample_scene
 from scenes.rendering.story import sample_story
 from scenes.seeds import PROMPT_SEED, REFERENCE_SEED, VIDEO_SEED
 from vargen.jobs.cases import BenchmarkCase, VideoCase
-from vargen.models.video_llms.frames import VideoFrames
 from vargen.runs.identity import digest
+from vargen.video.models.frames import VideoFrames
 
 
 @dataclass(frozen=True)

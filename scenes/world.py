@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from metrics.picture_readers import Detector
     from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures, VideoCase, World
     from vargen.jobs.ranking import Ranker
-    from vargen.training.video_questions import VideoSource
+    from vargen.video.training.video_questions import VideoSource
 
 
 class SceneWorld:

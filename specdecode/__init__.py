@@ -15,8 +15,9 @@ the four players yourself; `README.md` says what each must promise. To read the 
 
 from typing import TYPE_CHECKING, Any
 
-from specdecode.continuous import FinishedRow, decode_queue
-from specdecode.draft_size import (
+from specdecode.drafters.draft_model import DraftModel, DraftModelDrafter
+from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+from specdecode.drafters.draft_size import (
     AdaptiveDraftSize,
     DraftSize,
     DraftSizer,
@@ -24,21 +25,18 @@ from specdecode.draft_size import (
     StepCosts,
     measure_step_costs,
 )
-from specdecode.drafters.draft_model import DraftModel, DraftModelDrafter
-from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.eagle import DraftHead, EagleDrafter, FeatureReuse
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.jacobi_front import BranchingJacobiDrafter
 from specdecode.drafters.known_tokens import KnownTokensDrafter
+from specdecode.drafters.lookup_draft_length import MatchDraftSize
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.semi_autoregressive import SemiAutoregressiveDrafter, SemiAutoregressiveHead
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.finite import NotFiniteError
-from specdecode.generate import GenerateResult, custom_generate, generate
 from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import DecodeResult, DecodeRun, decode
-from specdecode.match_sizes import MatchDraftSize
 from specdecode.roles import (
     DecodeState,
     Draft,
@@ -51,7 +49,9 @@ from specdecode.roles import (
     Verdict,
     Verifier,
 )
+from specdecode.runs.continuous import FinishedRow, decode_queue
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, apply_guidance, logits_to_probabilities
+from specdecode.text.generate import GenerateResult, custom_generate, generate
 from specdecode.trace import DecodeTrace, StepRecord
 from specdecode.tree import TokenTree
 from specdecode.verifiers.annealed import AnnealedVerifier

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from specdecode.checks import check_counts, check_room
-from specdecode.in_graph import in_graph
+from specdecode.graphs.in_graph import in_graph
 from specdecode.kernels import judging
 
 
@@ -124,7 +124,7 @@ class StaticKVCache:
         self.most_committed, self.most_to_come = length, self.max_length if most is None else most
 
     def expect(self, num_kept: int) -> None:
-        """A commit keeps at most so many tokens of every row. Graphs count nothing: see `specdecode.static_step`."""
+        """A commit keeps at most so many tokens of every row. A graph counts nothing (`specdecode.graphs`)."""
         if not torch.compiler.is_compiling():
             self.most_kept += num_kept
             self.most_committed = min(self.most_committed + num_kept, self.most_to_come)

@@ -33,7 +33,7 @@ OnStep = Callable[[int, DecodeState], None]
 
 
 class MakesGraphs(Protocol):
-    """Makes steps into graphs: `specdecode.static_step.StepCompiler`."""
+    """Makes steps into graphs: `specdecode.graphs.static_step.StepCompiler`."""
 
     def step_of(self, run: DecodeRun) -> Callable[[], int]:
         """What is called instead of `step` of a run that has started."""
@@ -105,7 +105,7 @@ class DecodeRun:
     """
 
     in_no_graph: tuple[str, ...] = ("steps", "trace", "compiler")
-    """Attributes that no graph reads, see `specdecode.static_step`; players may name theirs likewise."""
+    """Attributes that no graph reads, see `specdecode.graphs.static_step`; players may name theirs likewise."""
     rows_keep_pace = False
     """Whether all rows are at the same pass, so that others take their places only when all have ended."""
     logged_places = 0
@@ -238,7 +238,7 @@ class DecodeRun:
         """`step` of a run that has started, as a graph where there is a compiler, and how the host sees its rows end.
 
         Raises:
-            ValueError: Its steps cannot be graphs, see `specdecode.static_step.StaticStep`.
+            ValueError: Its steps cannot be graphs, see `specdecode.graphs.static_step.StaticStep`.
         """
         if self.compiler is None:
             return self.step, Look(0)
@@ -249,7 +249,7 @@ class DecodeRun:
         return None
 
     def perform(self) -> int:
-        """`step` without what the host counts and decides, see `specdecode.static_step`."""
+        """`step` without what the host counts and decides, see `specdecode.graphs.static_step`."""
         with self._part("draft"):
             draft = self._propose()
         with self._part("target"):

@@ -11,7 +11,7 @@ A verification step of `specdecode.loop`:
     target.commit(nodes, counts)                                    # keep their cache entries
     drafter.observe(draft, output, verdict, state)                  # learn from it
 
-A skipped step (`specdecode.skipping`) comes before a verification step:
+A skipped step (`specdecode.runs.skipping`) comes before a verification step:
 
     selection = schedule.select(draft, state)                       # which tokens are taken unverified?
     drafter.observe_skipped(draft, selection, state)
@@ -224,8 +224,8 @@ class Target(Protocol):
 class RowReplacing(Protocol):
     """A target, drafter or schedule that can give rows to other requests while its other rows go on.
 
-    Continuous batches need it (`specdecode.continuous`). In a player that keeps nothing about rows between two steps
-    the method is empty. A player that cannot replace rows leaves it out and is refused by name.
+    Continuous batches need it (`specdecode.runs.continuous`). In a player that keeps nothing about rows between two
+    steps the method is empty. A player that cannot replace rows leaves it out and is refused by name.
     """
 
     def replace_rows(self, rows: Tensor, other: Any) -> None:

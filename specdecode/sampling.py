@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdecode.in_graph import in_graph
+from specdecode.graphs.in_graph import in_graph
 from specdecode.kernels import judging, one_call
 from specdecode.kernels.judging import Ahead
 

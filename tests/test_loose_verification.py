@@ -15,8 +15,8 @@ from small_video_llms import build_video_llm, save_both
 
 from scenes.cases import scene_video_cases
 from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
-from vargen.models.video_llms.frames import CAPTION_PROMPTS, processor_inputs
-from vargen.pipelines.video.answering import VideoAnswerer
+from vargen.video.models.frames import CAPTION_PROMPTS, processor_inputs
+from vargen.video.pipelines.answering import VideoAnswerer
 
 
 def test_a_killed_run_goes_on_and_a_longer_one_watches_only_what_is_new(

@@ -18,14 +18,14 @@ from scenes.models.architectures import (
 from scenes.models.processor import build_processor
 from scenes.rendering.story import sample_story
 from scenes.training.video_views import View, hidden_states, without_visual_after
-from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.draft_model import DraftModelDrafter
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.methods.video.base import VideoMethod
-from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
-from vargen.models.video_llms.pruning import token_budget
-from vargen.models.video_llms.request import prepare_request
-from vargen.models.video_llms.target import VideoTarget
+from vargen.video.methods.base import VideoMethod
+from vargen.video.models.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
+from vargen.video.models.pruning import token_budget
+from vargen.video.models.request import prepare_request
+from vargen.video.models.target import VideoTarget
 
 STORY = sample_story(1, 8, "heldout")
 CONFIG = VideoLLMConfig(

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from scenes.captions.story_captions import written_vocabulary
-from vargen.models.video_llms.frames import CAPTION_PROMPTS, FRAMES_PER_SECOND
+from vargen.video.models.frames import CAPTION_PROMPTS, FRAMES_PER_SECOND
 
 PAD, END, START, UNKNOWN = "<|endoftext|>", "<|im_end|>", "<|im_start|>", "<unk>"
 VISION_START, VISION_END, VIDEO, IMAGE = "<|vision_start|>", "<|vision_end|>", "<|video_pad|>", "<|image_pad|>"

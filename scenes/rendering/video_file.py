@@ -13,8 +13,8 @@ from types import ModuleType
 from torch import Tensor
 
 from vargen.base.errors import UserError
-from vargen.models.video_llms.frames import FRAMES_PER_SECOND, VideoFrames, pyav
 from vargen.runs.files import atomic_path
+from vargen.video.models.frames import FRAMES_PER_SECOND, VideoFrames, pyav
 
 # The first that is there. The first loses nothing; colours at half resolution, which every player shows, are off by up
 # to 110 of 255 at the edges of small pictures.

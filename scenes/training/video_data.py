@@ -20,8 +20,8 @@ from scenes.rendering.scene import COLOURS, GROUNDS, SHAPES, SKIES
 from scenes.rendering.story import Story, check_story_length, sample_story
 from scenes.rendering.video import KINDS, LIGHTS
 from scenes.training.grounding import GROUNDING, cell_attributes, cell_owners, told_by_owner
-from vargen.models.video_llms.frames import CAPTION_PROMPTS
-from vargen.training.video_questions import VideoBatch
+from vargen.video.models.frames import CAPTION_PROMPTS
+from vargen.video.training.video_questions import VideoBatch
 
 IGNORED = -100
 """Label of a token that is not to be predicted."""

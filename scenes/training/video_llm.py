@@ -58,14 +58,14 @@ from vargen.base.errors import UserError
 from vargen.base.places import READ
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.models.model_folder import check_stored
-from vargen.models.video_llms.frames import CAPTION_PROMPTS
-from vargen.models.video_llms.pruning import keep_uniform, token_budget
 from vargen.runs.files import save_image_atomic
 from vargen.training.config import RunConfig, check, check_fraction, check_not_negative
 from vargen.training.cpu_attention import FLOAT32_ATTENTION
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, Task, prepare, train
-from vargen.training.video_questions import VideoSource
+from vargen.video.models.frames import CAPTION_PROMPTS
+from vargen.video.models.pruning import keep_uniform, token_budget
+from vargen.video.training.video_questions import VideoSource
 
 _SHEET_VIDEOS = 6
 _TIME_STRETCH = 3  # the largest factor by which steps of time are spread, so that they stand as in longer videos

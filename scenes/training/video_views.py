@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from specdecode.targets.arguments import cache_argument
-from vargen.models.video_llms.lossy_targets import at_places
-from vargen.models.video_llms.pruning import keep_uniform, token_budget
+from vargen.video.models.lossy_targets import at_places
+from vargen.video.models.pruning import keep_uniform, token_budget
 
 CHOICES = ("uniform", "random", "objects")
 """Ways to choose visual tokens: evenly spread as LVSpec does, at random, or mostly those that show objects, as SpecVLM

@@ -1,7 +1,7 @@
 """Copies from earlier in the text where that pays, guesses of a head elsewhere: step by step, what gains the most.
 
 Belongs here: the choice between both, and how many tokens the head guesses. Does not belong here: matches and lengths
-of copies (`prompt_lookup.py`, `specdecode.match_sizes`), and heads (`eagle.py`).
+of copies (`prompt_lookup.py`, `specdecode.drafters.lookup_draft_length`), and heads (`eagle.py`).
 
 A copy costs nothing and may be long, but only where the text repeats itself. A guess costs a pass of the head for each
 token. So every step compares the expected tokens a second of both, and of plain decoding. All rows of a batch draft in
@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from specdecode.draft_size import AcceptanceRates, DraftSize
+from specdecode.drafters.draft_size import AcceptanceRates, DraftSize
 from specdecode.drafters.eagle import EagleDrafter
+from specdecode.drafters.lookup_draft_length import MatchDraftSize
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
-from specdecode.match_sizes import MatchDraftSize
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.tree import TokenTree
 

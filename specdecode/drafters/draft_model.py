@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdecode import ragged
-from specdecode.draft_size import DraftSize, DraftSizer
+from specdecode.drafters.draft_size import DraftSize, DraftSizer
 from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, replace_rows
 from specdecode.sampling import Tag, draw_tokens, largest, logits_to_probabilities
 from specdecode.tree import TokenTree

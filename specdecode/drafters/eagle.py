@@ -25,11 +25,11 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.checks import check_counts
-from specdecode.draft_size import DraftSize, DraftSizer
+from specdecode.drafters.draft_size import DraftSize, DraftSizer
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree, expected_accepted, static_tree
 from specdecode.drafters.tree_plan import TreePlan
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
-from specdecode.in_graph import in_graph
+from specdecode.graphs.in_graph import in_graph
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, Drafter, Selection, TargetOutput, Verdict, replace_rows
 from specdecode.tree import TokenTree

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from specdecode import ragged
-from specdecode.draft_size import DraftSize, DraftSizer
+from specdecode.drafters.draft_size import DraftSize, DraftSizer
 from specdecode.kernels import judging, one_call
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, Drafter, Selection, SkippingDrafter, TargetOutput, Verdict

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecode.draft_size import DraftSizer
+from specdecode.drafters.draft_size import DraftSizer
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.kernels import judging
 from specdecode.ragged import take

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.checks import check_counts
-from specdecode.draft_size import DraftSize, DraftSizer
+from specdecode.drafters.draft_size import DraftSize, DraftSizer
+from specdecode.drafters.lookup_draft_length import MatchDraftSize
 from specdecode.kernels import judging
-from specdecode.match_sizes import MatchDraftSize
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.tree import TokenTree
 

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from specdecode.draft_size import DraftSizer
+from specdecode.drafters.draft_size import DraftSizer
 from specdecode.drafters.eagle import DraftHead, EagleDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree

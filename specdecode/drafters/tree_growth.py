@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
-from specdecode.draft_size import DraftSize
+from specdecode.drafters.draft_size import DraftSize
 from specdecode.drafters.tree_plan import TreePlan, likeliest
 from specdecode.kernels import judging
 from specdecode.kernels.judging import Ahead

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from specdecode.in_graph import in_graph
+from specdecode.graphs.in_graph import in_graph
 from specdecode.kernels.build import library
 from specdecode.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, fits_pass, fits_weights
 from specdecode.kernels.quantized import Int4Linear, Int8Linear

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecode.in_graph import in_graph
+from specdecode.graphs.in_graph import in_graph
 from specdecode.kernels.build import library
 
 gpu: Any = None

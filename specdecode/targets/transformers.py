@@ -26,15 +26,15 @@ from transformers import Cache
 
 from specdecode import ragged
 from specdecode.checks import check_counts, shown
-from specdecode.in_graph import in_graph
+from specdecode.graphs.in_graph import in_graph
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
 from specdecode.targets.arguments import cache_name, takes
 from specdecode.targets.grouped_attention import GROUPED_ATTENTION
 
 if TYPE_CHECKING:
-    from specdecode.places import Places
-    from specdecode.static_step import StepCompiler
+    from specdecode.graphs.static_step import StepCompiler
+    from specdecode.grid.positions import Places
     from specdecode.targets.llama_pass import LlamaPass
 
 _POSITIONS_OFFSET = 2
@@ -273,7 +273,7 @@ class TransformersTarget:
         return reach(self._cache.allocated(), num_new)
 
     def check_places(self, num_slots: int) -> None:
-        """See `specdecode.places.PlacedTarget`. Raises ValueError for layers that attend through a window, too."""
+        """See `specdecode.grid.positions.PlacedTarget`. Raises ValueError for layers with windows, too."""
         if any(_WINDOWS[kind] for kind in self._layer_kinds):
             raise ValueError(
                 f"{type(self.model).__name__} takes no places: some of its layers see the last tokens alone"
@@ -284,7 +284,7 @@ class TransformersTarget:
 
     @torch.no_grad()
     def forward_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
-        """Feed tokens [B, n] at explicit places; see `specdecode.places.PlacedTarget`.
+        """Feed tokens [B, n] at explicit places; see `specdecode.grid.positions.PlacedTarget`.
 
         The cache's lengths stay those of the prompts.
         """

@@ -7,8 +7,8 @@ Why drawn children need another rule. The one-draw rule of `lantern.py` accepts 
 little more, while the test against its distribution q, min(1, p(x) / q(x)), accepts most of a good drafter's guesses.
 LANTERN's own remedy (arXiv 2410.03355; LANTERN++, arXiv 2502.06352, with drawn children) tests with the probability of
 x and its neighbours, min(1, p(A(x)) / q(x)). Its budget holds for each x alone: every child has a relaxed target of its
-own, and the total variation of what is emitted from p may exceed twice delta (tests/specdecode/test_lantern_drawn.py
-has examples).
+own, and the total variation of what is emitted from p may exceed twice delta (examples:
+tests/specdecode/verifiers/test_lantern_drawn.py).
 
 The rule here. At a node with the target's distribution p and the first child's distribution q there is *one* relaxed
 distribution p' for all children, made from p and q alone.

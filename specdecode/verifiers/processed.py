@@ -1,7 +1,7 @@
 """Exact verification behind logits processors, each applied exactly where plain decoding applies it.
 
 Belongs here: walking down a chain with processed logits, and keeping scores. Does not belong here: which processors a
-call wants (`specdecode.conventions`), and the processors.
+call wants (`specdecode.text.generate_arguments`), and the processors.
 
 A processor (transformers' `LogitsProcessor`) changes the logits of the next token by the tokens so far: a penalty for
 repetition, a grammar. So the logits of a drafted place are processed only when every token before it has been accepted,

@@ -16,13 +16,13 @@ from tiny_pipelines import build_tiny_pipeline
 
 import specdecode
 from vargen.base.errors import UserError
-from vargen.models.video_llms.frames import VideoFrames
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
 from vargen.pipelines.janus import JanusPipeline
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.pipelines.token_images import TokenImages
-from vargen.pipelines.video.answering import VideoAnswerer
+from vargen.video.models.frames import VideoFrames
+from vargen.video.pipelines.answering import VideoAnswerer
 
 CALLS: dict[str, Callable[..., Any]] = {
     "llamagen": LlamaGenPipeline.__call__,

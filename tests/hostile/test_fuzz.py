@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from vargen.cli import main
 from vargen.jobs.benchmark import BenchConfig
-from vargen.jobs.captioning import CaptionConfig
 from vargen.jobs.evaluation import EvaluateConfig
 from vargen.jobs.generation import GenerateConfig
 from vargen.jobs.tuning import TuneConfig
-from vargen.jobs.video_benchmark import BenchVideoConfig
 from vargen.methods.catalogue import methods_for
+from vargen.video.jobs.captioning import CaptionConfig
+from vargen.video.jobs.video_benchmark import BenchVideoConfig
 
 plain = st.one_of(
     st.none(),

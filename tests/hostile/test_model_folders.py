@@ -387,7 +387,9 @@ CHECKED_ELSEWHERE = {
     **dict.fromkeys(("vargen/pipelines/auto.py", "vargen/pipelines/loading.py"), "by the pipeline that they choose"),
     **dict.fromkeys(("vargen/demo/models.py", "scenes/training/decoder.py"), "by the pipeline that they name"),
     **dict.fromkeys(("metrics/extractors.py", "metrics/picture_readers.py"), "by the jobs that name folders"),
-    **dict.fromkeys(("vargen/training/answers.py", "vargen/training/video_states.py"), "read back what they wrote"),
+    **dict.fromkeys(
+        ("vargen/training/answers.py", "vargen/video/training/video_states.py"), "read back what they wrote"
+    ),
     "scenes/training/code_store.py": "reads back what it wrote",
     "vargen/training/run.py": "reads back its own checkpoint",
     "vargen/models/foreign_weights.py": "by load_strictly, behind every conversion",

@@ -52,7 +52,7 @@ def test_what_windows_lacks_is_named_behind_a_check_alone() -> None:
 
 def test_text_is_read_and_written_as_utf8_or_is_ascii() -> None:
     """Elsewhere the encoding follows the system."""
-    ascii_alone = {"vargen/jobs/conversion.py", "vargen/drafters/video_head_folder.py", "vargen/demo/compare.py"}
+    ascii_alone = {"vargen/jobs/conversion.py", "vargen/video/drafters/video_head_folder.py", "vargen/demo/compare.py"}
     own_files = {"specdecode/kernels/build.py", "metrics/provenance.py"}
 
     def is_open(node: ast.AST) -> bool:
@@ -78,7 +78,7 @@ def test_no_call_means_the_current_gpu_where_a_tensor_may_lie_on_another() -> No
     """Streams, events, waits and moves name their device; a default one is that of the process."""
     one_device = {
         "vargen/training/run.py": "its device is cpu or cuda, the current one",
-        "specdecode/parallel/one_process.py": "the thread has set its stream, which is the current one there",
+        "specdecode/runs/parallel/one_process.py": "the thread has set its stream, which is the current one there",
         "specdecode/kernels/judging.py": "asks which one is the current",
         "metrics/provenance.py": "names the machine",
     }

@@ -104,7 +104,7 @@ def test_a_byte_of_a_picture_that_is_another_one_is_seen(tmp_path: Path) -> None
 READERS = {
     "vargen/base/reading.py": "the reader of bytes itself",
     "metrics/images.py": "the readers of arrays and pictures",
-    "vargen/models/video_llms/frames.py": "the reader of videos",
+    "vargen/video/models/frames.py": "the reader of videos",
     "scenes/rendering/video_file.py": "writes videos",
     "vargen/runs/records.py": "reads back what it wrote, after asking whether it is a file",
     "metrics/provenance.py": "reads /proc/cpuinfo",
@@ -345,7 +345,7 @@ def test_a_video_with_a_colon_in_its_name(tmp_path: Path, monkeypatch: pytest.Mo
     import torch
 
     from scenes.rendering.video_file import write_video
-    from vargen.models.video_llms.frames import read_video
+    from vargen.video.models.frames import read_video
 
     monkeypatch.chdir(tmp_path)
     wanted = torch.arange(4 * 3 * 32 * 32).reshape(4, 3, 32, 32).remainder(255).byte()
@@ -355,7 +355,7 @@ def test_a_video_with_a_colon_in_its_name(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_hidden_files_are_no_pictures(tmp_path: Path) -> None:
     from metrics.images import ImageFolder
-    from vargen.models.video_llms.frames import read_video
+    from vargen.video.models.frames import read_video
 
     frames(4, (32, 32))(tmp_path)
     (tmp_path / "f" / "._1.png").write_bytes(b"of macOS")

@@ -24,13 +24,13 @@ import specdecode
 from metrics.extractors import CLIPFeatures
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import methods_for
-from vargen.models.video_llms.frames import VideoFrames
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
 from vargen.pipelines.janus import JanusPipeline
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.pipelines.token_images import TokenImagePipeline
-from vargen.pipelines.video.answering import VideoAnswerer
+from vargen.video.models.frames import VideoFrames
+from vargen.video.pipelines.answering import VideoAnswerer
 
 
 def seeds(*numbers: int) -> list[torch.Generator]:

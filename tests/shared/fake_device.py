@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.skipping import new_run
 
 
 def forget_driver(monkeypatch: pytest.MonkeyPatch) -> None:

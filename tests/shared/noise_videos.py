@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vargen.training.video_questions import VideoBatch
+from vargen.video.training.video_questions import VideoBatch
 
 SIZE, FRAMES = 32, 4
 FIRST_SEEDS = {"train": 4_000_000_000, "heldout": 1_000_000_000}

@@ -1,6 +1,6 @@
 """Drafters for other processes, which import this file by its name: the folder must be on `sys.path` there.
 
-Belongs here: what the tests of `specdecode.parallel.two_processes` send to another process, and nothing else.
+Belongs here: what the tests of `specdecode.runs.parallel.two_processes` send to another process, and nothing else.
 """
 
 from __future__ import annotations

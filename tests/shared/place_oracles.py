@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecode.lines_in_flight import LinesInFlight
-from specdecode.places import Window
+from specdecode.grid.positions import Window
+from specdecode.grid.row_windows import LinesInFlight
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
 
 

@@ -9,10 +9,10 @@ from llamagen_models import CONDITION_LENGTH, make_model, valid_mask
 from place_oracles import FullPasses, with_prompt
 from torch import Tensor
 
+from specdecode.grid.positions import Lines, Order
 from specdecode.loop import DecodeRun
-from specdecode.places import Lines, Order
+from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
-from specdecode.skipping import new_run
 from vargen.models.llamagen.target import LlamaGenTarget
 
 SIDE = 5

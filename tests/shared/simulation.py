@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdecode.parallel.rounds import Rounds, RoundSeconds, RunAccount
+from specdecode.runs.parallel.rounds import Rounds, RoundSeconds, RunAccount
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from small_video_llms import ARCHITECTURES, build_talkative, save_both
 
 from scenes.cases import scene_video_cases
 from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
-from vargen.drafters.video_head import KINDS
-from vargen.drafters.video_head_folder import new_video_head, save_video_head
 from vargen.jobs.cases import VideoCase
-from vargen.models.video_llms.frames import VideoFrames
+from vargen.video.drafters.video_head import KINDS
+from vargen.video.drafters.video_head_folder import new_video_head, save_video_head
+from vargen.video.models.frames import VideoFrames
 
 SIZE, FRAMES = 64, 4
 
@@ -61,7 +61,7 @@ def cases() -> list[VideoCase]:
 @pytest.fixture(scope="session")
 def answerer_of() -> Callable[[Path], Any]:
     """`answerer_of(folder)`, each loaded once."""
-    from vargen.pipelines.video.answering import VideoAnswerer
+    from vargen.video.pipelines.answering import VideoAnswerer
 
     loaded: dict[Path, VideoAnswerer] = {}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specdecode.checks import check_counts, check_room, is_integer
-from specdecode.draft_size import DraftSize
+from specdecode.drafters.draft_size import DraftSize
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import stop_tokens

@@ -16,7 +16,7 @@ from specdecode import (
     TargetOutput,
     decode,
 )
-from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 
 
 class _Faulty(MarkovTarget):

@@ -11,8 +11,8 @@ from vargen.base.world import find_world
 from vargen.commands.arguments import add_switches, build_parser, fill, parse, take_task
 from vargen.jobs.benchmark import BenchConfig, benchmark
 from vargen.jobs.stopwatch import in_processes
-from vargen.jobs.video_benchmark import BenchVideoConfig, benchmark_videos
 from vargen.methods.base import TASKS
+from vargen.video.jobs.video_benchmark import BenchVideoConfig, benchmark_videos
 
 _THIS_MACHINE = "Seconds are of this machine; keep other work off it meanwhile."
 

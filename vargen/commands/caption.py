@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from vargen.base.places import READ
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
-from vargen.jobs.captioning import DEFAULT_QUESTION, CaptionConfig, caption
 from vargen.methods.catalogue import methods_for
+from vargen.video.jobs.captioning import DEFAULT_QUESTION, CaptionConfig, caption
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -17,17 +17,17 @@ from vargen.base.resources import find_trained_drafters, find_video_model, shipp
 from vargen.base.world import find_world
 from vargen.methods.base import ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import default_video_method, find_presets, methods_for
-from vargen.methods.video.assisted import AssistedConfig
-from vargen.methods.video.base import VideoMethodConfig
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import read_json
 from vargen.models.options import ModelOptions
-from vargen.models.video_llms.architectures.catalogue import find_architecture
-from vargen.pipelines.video.options import VideoOptions
+from vargen.video.methods.assisted import AssistedConfig
+from vargen.video.methods.base import VideoMethodConfig
+from vargen.video.models.architectures.catalogue import find_architecture
+from vargen.video.pipelines.options import VideoOptions
 
 if TYPE_CHECKING:
     from vargen.pipelines.loading import ImagePipeline
-    from vargen.pipelines.video.answering import VideoAnswerer
+    from vargen.video.pipelines.answering import VideoAnswerer
 
 _FIRST = ("jacobi", "scd", "eagle-chain", "likeness-quality", "likeness-balanced", "likeness-fast")
 """Methods that are offered before the others. The first is the default: it draws plain decoding's very picture."""
@@ -129,7 +129,7 @@ class Models:
         with self._lock:
             if self._answerer is None:
                 from vargen.pipelines.loading import place_and_precision
-                from vargen.pipelines.video.answering import VideoAnswerer
+                from vargen.video.pipelines.answering import VideoAnswerer
 
                 device, dtype = place_and_precision(self._options.device, self._options.dtype)
                 self._answerer = VideoAnswerer.from_pretrained(*self._video, device, dtype)

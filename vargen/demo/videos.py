@@ -1,8 +1,8 @@
 """Videos: a clip, a question, a method; the answer comes word by word.
 
 Belongs here: what is on the tab, what happens when a visitor asks, and limits of uploads, which are checked before
-anything in a file is decoded. Does not belong here: answering (`vargen.pipelines.video.answering`), reading frames
-(`vargen.models.video_llms.frames`), markup. Importing this imports no torch.
+anything in a file is decoded. Does not belong here: answering (`vargen.video.pipelines.answering`), reading frames
+(`vargen.video.models.frames`), markup. Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from vargen.demo.work import Tickets, Work, failure
 
 if TYPE_CHECKING:
     from specdecode.trace import TokenOrigin
-    from vargen.models.video_llms.frames import VideoFrames
-    from vargen.pipelines.video.answering import Answer, VideoAnswerer
+    from vargen.video.models.frames import VideoFrames
+    from vargen.video.pipelines.answering import Answer, VideoAnswerer
 
 DESCRIBE = "describe the video in detail."
 QUESTIONS = (DESCRIBE, "how many objects are there in the video?", "how is it lit?")
@@ -75,7 +75,7 @@ def read_upload(path: str, num_frames: int, processor: Any) -> VideoFrames:
     Raises:
         UserError: no video, a damaged one, or one beyond the limits. The message has the visitor's name of the file.
     """
-    from vargen.models.video_llms.frames import frame_sampler, read_video
+    from vargen.video.models.frames import frame_sampler, read_video
 
     file = Path(path)
     try:
@@ -87,7 +87,7 @@ def read_upload(path: str, num_frames: int, processor: Any) -> VideoFrames:
 
 def _check(file: Path) -> None:
     """Raises UserError for a file beyond the limits."""
-    from vargen.models.video_llms.frames import measure_video
+    from vargen.video.models.frames import measure_video
 
     size = file.stat().st_size
     if size > MAX_BYTES:

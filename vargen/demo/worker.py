@@ -161,7 +161,7 @@ class _Server:
             with suppress(UserError):
                 self._models.pipeline(self._models.default)
                 import vargen.demo.race
-                import vargen.models.video_llms.frames  # noqa: F401
+                import vargen.video.models.frames  # noqa: F401
         finally:
             self._loaded.set()
         gc.freeze()  # these objects stay to the end

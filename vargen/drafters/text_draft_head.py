@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from specdecode.draft_size import DraftSizer
+from specdecode.drafters.draft_size import DraftSizer
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.drafters.tree_shapes import StaticTree

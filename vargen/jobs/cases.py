@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from vargen.jobs.prompt_formats import BenchmarkPrompt
     from vargen.jobs.ranking import Ranker
     from vargen.models.description import ModelDescription
-    from vargen.models.video_llms.frames import VideoFrames
-    from vargen.training.video_questions import VideoSource
+    from vargen.video.models.frames import VideoFrames
+    from vargen.video.training.video_questions import VideoSource
 
 
 @dataclass(frozen=True)

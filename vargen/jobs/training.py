@@ -32,14 +32,14 @@ OWN_RECIPES = {
     "video-drafter": Recipe(
         90,
         "a one-layer drafter for a Video-LLM: EAGLE, MSD, ViSpec, Sparrow or FLASH",
-        "vargen.training.video_drafter",
+        "vargen.video.training.video_drafter",
         "VideoDrafterTrainingConfig",
         "train_video_drafter",
     ),
     "video-draft-model": Recipe(
         92,
         "a smaller Video-LLM that drafts, on the target's own answers",
-        "vargen.training.video_draft_model",
+        "vargen.video.training.video_draft_model",
         "VideoDraftModelTrainingConfig",
         "train_video_draft_model",
     ),
@@ -96,7 +96,7 @@ def _learn_from_answers(train: Callable[..., object], config: Any) -> object:
     if config.videos is not None:
         return train(config, _about_own_videos(config))
     from vargen.training.run import prepare
-    from vargen.training.video_answers import rendered_questions
+    from vargen.video.training.video_answers import rendered_questions
 
     world = require_world("videos", "name a folder of videos")
     config = replace(
@@ -119,10 +119,10 @@ _DATA = {
 
 def _about_own_videos(config: Any) -> Callable[[Any], Any]:
     """Questions about the videos of a folder, as trainers take them."""
-    from vargen.jobs.clips import ask_about, describe_clips, set_apart
-    from vargen.models.video_llms.frames import CAPTION_PROMPTS, frame_sampler
     from vargen.runs.identity import digest
-    from vargen.training.video_questions import Questions
+    from vargen.video.jobs.clips import ask_about, describe_clips, set_apart
+    from vargen.video.models.frames import CAPTION_PROMPTS, frame_sampler
+    from vargen.video.training.video_questions import Questions
 
     def ask(answerer: Any) -> Any:
         asked = []

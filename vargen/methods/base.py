@@ -21,12 +21,12 @@ from vargen.base.errors import UserError, did_you_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdecode.diagonals import VerticalHead
-    from specdecode.draft_size import DraftSize, DraftSizer
     from specdecode.drafters.draft_model import DraftModel
+    from specdecode.drafters.draft_size import DraftSize, DraftSizer
     from specdecode.drafters.eagle import DraftHead
-    from specdecode.lines_of_rows import LinesOfRows
-    from specdecode.places import Lines, Order
+    from specdecode.grid.diagonals import VerticalHead
+    from specdecode.grid.mixed_grids import LinesOfRows
+    from specdecode.grid.positions import Lines, Order
     from specdecode.roles import Drafter, Schedule, Target, Verifier
 
 Auto = Literal["auto"]
@@ -258,7 +258,7 @@ class ImageMethodConfig(MethodConfig, ABC):
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
         """What the method may draft in a picture of so many tokens: several sizes where measured seconds choose one;
         here nothing. Raises UserError for a draft longer than the picture."""
-        from specdecode.draft_size import NO_DRAFT
+        from specdecode.drafters.draft_size import NO_DRAFT
 
         return (NO_DRAFT,)
 
@@ -343,6 +343,6 @@ class ChainMethodConfig(ImageMethodConfig):
         return self._chains([getattr(self.resolved(num_tokens), self.length_setting)], num_tokens)
 
     def _chains(self, lengths: Sequence[int], num_tokens: int) -> tuple[DraftSize, ...]:
-        from specdecode.draft_size import DraftSize
+        from specdecode.drafters.draft_size import DraftSize
 
         return self._fitting([DraftSize(length + 1, length) for length in lengths], self.length_setting, num_tokens)

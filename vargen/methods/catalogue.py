@@ -24,20 +24,20 @@ from vargen.methods.gsd import GroupedConfig
 from vargen.methods.jacobi import CoupledJacobiConfig, FixedNoiseJacobiConfig, JacobiConfig
 from vargen.methods.lantern import LanternConfig
 from vargen.methods.pjd import PJDConfig
-from vargen.methods.video.assisted import AssistedConfig
-from vargen.methods.video.base import VideoMethodConfig
-from vargen.methods.video.fly import FlyConfig
-from vargen.methods.video.lossy import FastVConfig, SparseVLMConfig
-from vargen.methods.video.lvspec import LVSpecConfig
-from vargen.methods.video.parallelvlm import ParallelConfig
-from vargen.methods.video.plain import PlainConfig
-from vargen.methods.video.sparse_draft import SparseToDenseConfig
-from vargen.methods.video.speculative import SpeculativeConfig, SpecVLMConfig
-from vargen.methods.video.trained import EagleHeadConfig, FlashConfig, MSDConfig, SparrowConfig, ViSpecConfig
 from vargen.methods.vvs.method import VVSConfig
 from vargen.methods.vvs.rows import RowSkippingConfig
 from vargen.methods.vvs.windows import WindowSkippingConfig
 from vargen.methods.zipar import ZipARConfig
+from vargen.video.methods.assisted import AssistedConfig
+from vargen.video.methods.base import VideoMethodConfig
+from vargen.video.methods.fly import FlyConfig
+from vargen.video.methods.lossy import FastVConfig, SparseVLMConfig
+from vargen.video.methods.lvspec import LVSpecConfig
+from vargen.video.methods.parallelvlm import ParallelConfig
+from vargen.video.methods.plain import PlainConfig
+from vargen.video.methods.sparse_draft import SparseToDenseConfig
+from vargen.video.methods.speculative import SpeculativeConfig, SpecVLMConfig
+from vargen.video.methods.trained import EagleHeadConfig, FlashConfig, MSDConfig, SparrowConfig, ViSpecConfig
 
 METHODS: tuple[type[MethodConfig], ...] = (
     AutoregressiveConfig,

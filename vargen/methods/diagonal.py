@@ -1,6 +1,6 @@
 """Diagonals of the picture's grid, with a vertical branch that was trained for it: another model, not a mere method.
 
-Source: FlashAR, arXiv 2605.09430, after NAR, arXiv 2503.10696. The order of places is `specdecode.diagonals`, the
+Source: FlashAR, arXiv 2605.09430, after NAR, arXiv 2503.10696. The order of places is `specdecode.grid.diagonals`, the
 branch of a LlamaGen `vargen.models.llamagen.vertical_branch`.
 """
 
@@ -31,7 +31,7 @@ class DiagonalConfig(GridMethodConfig):
     vertical_branch: str | None = None
 
     def _players(self, components: Components) -> Method:
-        from specdecode.diagonals import Diagonals
+        from specdecode.grid.diagonals import Diagonals
 
         head = components.load_vertical_head(self.vertical_branch)
         lines: Any = components.grid_lines()  # of one size, as in all families that have branches

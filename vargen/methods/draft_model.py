@@ -9,7 +9,7 @@ from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Metho
 from vargen.methods.eagle import CHILDREN
 
 if TYPE_CHECKING:
-    from specdecode.draft_size import DraftSize
+    from specdecode.drafters.draft_size import DraftSize
 
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8)
 _RATE = 0.5

@@ -17,7 +17,7 @@ from vargen.methods.base import AUTO, Auto, Components, ImageMethodConfig, Metho
 from vargen.methods.trees import FIXED_TREES, fixed_tree
 
 if TYPE_CHECKING:
-    from specdecode.draft_size import DraftSize
+    from specdecode.drafters.draft_size import DraftSize
     from specdecode.drafters.eagle import EagleDrafter
     from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 
@@ -88,7 +88,7 @@ class EagleConfig(ImageMethodConfig):
         return replace(self, total_tokens=nodes, depth=depth or min(_DEPTH, nodes - 1, num_tokens - 1))
 
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
-        from specdecode.draft_size import DraftSize
+        from specdecode.drafters.draft_size import DraftSize
         from specdecode.drafters.tree_shapes import StaticTree
 
         shape, settled = self._shape(), self.resolved(num_tokens)
@@ -177,7 +177,7 @@ def eagle_drafter(
         sizes: more than one only where measured seconds may choose.
         reuse: options of `EagleDrafter` for skipped steps.
     """
-    from specdecode.draft_size import DraftSize
+    from specdecode.drafters.draft_size import DraftSize
     from specdecode.drafters.eagle import EagleDrafter
     from specdecode.drafters.tree_shapes import DynamicTree
 

@@ -1,7 +1,7 @@
 """What methods share that draw rows of the picture's grid side by side: no draft, room for stand-ins, fitting windows.
 
 Belongs here: what does not depend on how a row goes on once it has begun. Does not belong here: a method (one file
-each), and the orders themselves (`specdecode.places`, `specdecode.lines_in_flight`).
+each), and the orders themselves (`specdecode.grid.positions`, `specdecode.grid.row_windows`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from vargen.base.errors import UserError
 from vargen.methods.base import AUTO, LARGEST, Auto, Components, ImageMethodConfig, Method, Suggestions
 
 if TYPE_CHECKING:
-    from specdecode.lines_of_rows import LinesOfRows
-    from specdecode.places import Lines, Order, Window
+    from specdecode.grid.mixed_grids import LinesOfRows
+    from specdecode.grid.positions import Lines, Order, Window
 
 
 @dataclass(frozen=True)

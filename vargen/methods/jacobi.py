@@ -16,7 +16,7 @@ from vargen.base.errors import UserError
 from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, Suggestions
 
 if TYPE_CHECKING:
-    from specdecode.draft_size import DraftSize, DraftSizer
+    from specdecode.drafters.draft_size import DraftSize, DraftSizer
     from specdecode.drafters.jacobi import JacobiDrafter
 
 SCD_COUPLINGS = ("gumbel", "maximal")
@@ -51,7 +51,7 @@ class WindowConfig(ChainMethodConfig):
 
     def _sizer(self, components: Components) -> DraftSizer:
         """Chooses the window."""
-        from specdecode.draft_size import FixedDraftSize
+        from specdecode.drafters.draft_size import FixedDraftSize
 
         (size,) = self.sizes(components.num_tokens)
         return FixedDraftSize(size)
@@ -100,7 +100,7 @@ class BranchingWindowConfig(WindowConfig):
         chains = super().sizes(num_tokens)
         if self.branches == 1:
             return chains
-        from specdecode.draft_size import DraftSize
+        from specdecode.drafters.draft_size import DraftSize
         from specdecode.drafters.jacobi_front import branch_nodes
 
         beside = [branch_nodes(size.depth, self.branches, self.branch_depth) for size in chains]
@@ -183,7 +183,7 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
         sizes = self.sizes(components.num_tokens)
         if len(sizes) == 1:
             return super()._sizer(components)
-        from specdecode.draft_size import NO_DRAFT
+        from specdecode.drafters.draft_size import NO_DRAFT
 
         if components.target.batch_size > 1:
             sizes = (NO_DRAFT, *sizes)

@@ -3,7 +3,7 @@
 Source: arXiv 2606.05703 (CVPR 2026). Here guesses are accepted by the rule of `jacobi`: they equal what the model draws
 with plain decoding's random number. The paper tests the ratio of two passes' probabilities, and postpones a rejected
 token of a lower row without drawing it anew. New guesses are draws from the last distribution of the row; in the paper
-they are random tokens. The order of places is `specdecode.lines_in_flight`.
+they are random tokens. The order of places is `specdecode.grid.row_windows`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from vargen.methods.base import Suggestions
 from vargen.methods.grid import GuessingRowsConfig
 
 if TYPE_CHECKING:
-    from specdecode.lines_of_rows import LinesOfRows
-    from specdecode.places import Lines, Order
+    from specdecode.grid.mixed_grids import LinesOfRows
+    from specdecode.grid.positions import Lines, Order
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PJDConfig(GuessingRowsConfig):
         self._flag("adaptive")
 
     def _order(self, lines: Lines | LinesOfRows) -> Order:
-        from specdecode.lines_in_flight import LinesInFlight
+        from specdecode.grid.row_windows import LinesInFlight
 
         columns = lines.line_length
         return LinesInFlight(

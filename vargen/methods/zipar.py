@@ -1,7 +1,7 @@
 """ZipAR: rows of the picture's grid are drawn side by side, each a few tokens behind the row above. No training.
 
-Source: He et al., arXiv 2412.04062 (ICML 2025). The orders of places are `specdecode.places` and, with an adaptive
-start, `specdecode.lines_in_flight`.
+Source: He et al., arXiv 2412.04062 (ICML 2025). The orders of positions are `specdecode.grid.positions` and, with an
+adaptive start, `specdecode.grid.row_windows`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from vargen.methods.base import Suggestions
 from vargen.methods.grid import RowMethodConfig
 
 if TYPE_CHECKING:
-    from specdecode.lines_of_rows import LinesOfRows
-    from specdecode.places import Lines, Order
+    from specdecode.grid.mixed_grids import LinesOfRows
+    from specdecode.grid.positions import Lines, Order
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class ZipARConfig(RowMethodConfig):
         super().__post_init__()
 
     def _order(self, lines: Lines | LinesOfRows) -> Order:
-        from specdecode.lines_in_flight import LinesInFlight
-        from specdecode.places import Lines, StaggeredLines, scaled_window
+        from specdecode.grid.positions import Lines, StaggeredLines, scaled_window
+        from specdecode.grid.row_windows import LinesInFlight
 
         if self.adaptive or not isinstance(lines, Lines):  # pictures of several sizes are not at the same pass
             return LinesInFlight(lines, self.window, first_holds=self.adaptive, of_length=self.columns)

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdecode.grid.positions import Places
 from specdecode.loop import Look
-from specdecode.places import Places
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
 from specdecode.targets.transformers import SlotCache, TransformersTarget

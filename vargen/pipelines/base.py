@@ -25,10 +25,10 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.utils import BaseOutput
 from torch import Tensor
 
+from specdecode.graphs.default_torch_mode import ordinary_tensors
 from specdecode.loop import needs
-from specdecode.ordinary_tensors import ordinary_tensors
 from specdecode.roles import DecodeState
-from specdecode.skipping import new_run
+from specdecode.runs.skipping import new_run
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig

@@ -1,7 +1,7 @@
 """`pipeline.compile()`: decoding steps as graphs, for every family.
 
 Belongs here: whether there is a compiler, where its code is kept between runs, and how long it worked. Does not belong
-here: steps, buckets and graphs (`specdecode.static_step`), and where a family's own kernels are faster (its target).
+here: steps, buckets and graphs (`specdecode.graphs`), and where a family's own kernels are faster (its target).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vargen.models.options import COMPILE_BUCKET
 from vargen.pipelines.reuse import Reuse
 
 if TYPE_CHECKING:
-    from specdecode.static_step import StepCompiler
+    from specdecode.graphs.static_step import StepCompiler
 
 COMPILED = "compile"
 """The phase of a trace for compiling; its seconds are not in "decode" or another phase."""
@@ -66,7 +66,7 @@ class CompilablePipeline:
             self.reuse.compiler = None
             return self
         check_compiler(getattr(self, "_execution_device", torch.device("cpu")), backend)
-        from specdecode.static_step import StepCompiler  # torch's compiler takes a second to import
+        from specdecode.graphs.static_step import StepCompiler  # torch's compiler takes a second to import
 
         try:
             self.reuse.compiler = StepCompiler(backend, bucket, on_compiled)

@@ -25,8 +25,8 @@ from diffusers.utils import BaseOutput
 from torch import Tensor
 from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
 
+from specdecode.graphs.default_torch_mode import ordinary_tensors
 from specdecode.kernels.linears import serve_linears
-from specdecode.ordinary_tensors import ordinary_tensors
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig, Method

@@ -23,7 +23,7 @@ from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
 from vargen.pipelines.turns import Turns
 
 if TYPE_CHECKING:
-    from specdecode.static_step import StepCompiler
+    from specdecode.graphs.static_step import StepCompiler
     from specdecode.targets.transformers import TransformersTarget
 
 

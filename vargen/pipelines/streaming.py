@@ -1,8 +1,8 @@
 """Many pictures, each given as soon as it is finished, while others take its place in the batch.
 
 Belongs here: a stream of pictures for pipelines of any family, and the same over calls of a pipeline that has none.
-Does not belong here: how rows are given to others (`specdecode.continuous`), prompts and pixels of a family, and files
-of pictures (`vargen.jobs`).
+Does not belong here: how rows are given to others (`specdecode.runs.continuous`), prompts and pixels of a family, and
+files of pictures (`vargen.jobs`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecode.continuous import FinishedRow, decode_queue
+from specdecode.graphs.default_torch_mode import ordinary_tensors
 from specdecode.loop import DecodeRun
-from specdecode.ordinary_tensors import ordinary_tensors
 from specdecode.roles import DecodeState, Target
-from specdecode.skipping import new_run
+from specdecode.runs.continuous import FinishedRow, decode_queue
+from specdecode.runs.skipping import new_run
 from specdecode.trace import DecodeTrace
 from vargen.base.bounds import MAX_BATCH_SIZE, check_number
 from vargen.base.errors import NotFiniteError

@@ -6,7 +6,7 @@ Belongs here: handing a call on. Does not belong here: decoding, which the packa
 from typing import Any
 
 import specdecode
-from specdecode.conventions import through_transformers
+from specdecode.text.generate_arguments import through_transformers
 
 
 def generate(

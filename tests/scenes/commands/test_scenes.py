@@ -20,7 +20,7 @@ from scenes.rendering.story import sample_story
 from scenes.shipped import VIDEO_FRAMES
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.models.video_llms.frames import read_video
+from vargen.video.models.frames import read_video
 
 
 def records(folder: Path) -> list[dict]:

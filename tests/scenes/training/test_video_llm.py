@@ -34,7 +34,7 @@ from scenes.training.video_data import (
 from scenes.training.video_llm import VideoLLMTask, VideoLLMTrainingConfig, train_video_llm
 from scenes.training.video_views import hidden_states
 from vargen.base.errors import UserError
-from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
+from vargen.video.models.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 
 SIZE, FRAMES = 64, 8
 FEW_TOKENS = 30

@@ -15,9 +15,9 @@ from scenes.models.architectures import (
 )
 from scenes.models.processor import build_processor
 from scenes.training import video_views
-from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
-from vargen.models.video_llms.pruning import keep_uniform, visual_gain
-from vargen.models.video_llms.request import keep_visual, prepare_request
+from vargen.video.models.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
+from vargen.video.models.pruning import keep_uniform, visual_gain
+from vargen.video.models.request import keep_visual, prepare_request
 
 CONFIG = VideoLLMConfig(
     image_size=64, num_frames=8, text=TextModelConfig(32, 64, 4, 4, 2), vision=TowerConfig(32, 64, 1, 2)

@@ -15,7 +15,7 @@ from random_chains import random_chain, state_for
 from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
-from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
 from specdecode.drafters.known_tokens import KnownTokensDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree
@@ -24,8 +24,8 @@ from specdecode.kernels import judging
 from specdecode.loop import decode
 from specdecode.ragged import append, newest
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
+from specdecode.runs.skipping import PendingChain
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, largest, sample
-from specdecode.skipping import PendingChain
 from specdecode.tree import TokenTree
 from specdecode.verifiers.annealed import AnnealedVerifier
 from specdecode.verifiers.exact import ExactVerifier

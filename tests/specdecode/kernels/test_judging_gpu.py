@@ -16,7 +16,7 @@ from random_chains import random_chain, state_for
 from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
-from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.kernels import judging
 from specdecode.loop import decode

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from placed_pictures import COUNT, DRAWN, GREEDY, SIDE, make_placed_model, run_of
 from torch import Tensor
 
-from specdecode.continuous import decode_queue
+from specdecode.grid.mixed_grids import LinesOfRows
+from specdecode.grid.positions import Lines, Places
+from specdecode.grid.row_windows import FlightRun, LinesInFlight
 from specdecode.kernels import judging
-from specdecode.lines_in_flight import FlightRun, LinesInFlight
-from specdecode.lines_of_rows import LinesOfRows
-from specdecode.places import Lines, Places
 from specdecode.roles import TargetOutput
+from specdecode.runs.continuous import decode_queue
 from specdecode.sampling import RandomStreams, SamplingConfig
 
 VOCABULARY, MARK = 3, 2  # few tokens, so that guesses are often right

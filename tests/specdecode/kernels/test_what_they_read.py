@@ -17,20 +17,20 @@ from random_chains import random_chain, state_for
 from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
-from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.known_tokens import KnownTokensDrafter
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree
+from specdecode.grid.positions import Lines, Places, StaggeredLines
+from specdecode.grid.row_windows import LinesInFlight
 from specdecode.kernels import build, judging
 from specdecode.kv_cache import StaticKVCache
-from specdecode.lines_in_flight import LinesInFlight
 from specdecode.loop import decode
-from specdecode.places import Lines, Places, StaggeredLines
 from specdecode.ragged import append
 from specdecode.roles import DecodeState, Draft, Drafter, Selection, TargetOutput, Verdict
+from specdecode.runs.skipping import SkippingRun
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, largest, logits_to_probabilities
-from specdecode.skipping import SkippingRun
 from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import ExactVerifier, judge_chain
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 optuna = pytest.importorskip("optuna", reason="tuning needs the tune extra")
 
-from specdecode.places import scaled_window  # noqa: E402
+from specdecode.grid.positions import scaled_window  # noqa: E402
 from vargen.base.errors import UserError  # noqa: E402
 from vargen.cli import main  # noqa: E402
 from vargen.jobs import calls as pipeline_calls  # noqa: E402

@@ -11,7 +11,7 @@ from vargen.cli import main
 from vargen.commands.arguments import build_parser, fill, parse
 from vargen.demo import app
 from vargen.demo.app import DemoConfig
-from vargen.models.video_llms.architectures.catalogue import ARCHITECTURES
+from vargen.video.models.architectures.catalogue import ARCHITECTURES
 
 
 def test_nobody_else_is_let_in_by_default() -> None:

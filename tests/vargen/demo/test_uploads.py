@@ -12,8 +12,8 @@ from transformers import Qwen2VLVideoProcessor
 from scenes.rendering.video_file import write_video
 from vargen.base.errors import UserError
 from vargen.demo import videos as uploads
-from vargen.models.video_llms import frames
-from vargen.models.video_llms.frames import measure_video
+from vargen.video.models import frames
+from vargen.video.models.frames import measure_video
 
 av = pytest.importorskip("av", reason='videos need the extra "video"')
 PROCESSOR = SimpleNamespace(video_processor=Qwen2VLVideoProcessor())

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 from watching_eagle import Watching
 
-from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree
 from specdecode.loop import decode

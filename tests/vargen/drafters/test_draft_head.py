@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from watching_eagle import Watching
 
-from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import decode

@@ -16,8 +16,8 @@ from synthetic import chi_square_p_value
 from transformers import PreTrainedModel
 
 import specdecode
-from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.copy_or_guess import CopyOrGuessDrafter
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.kernels.quantized import quantization_of
 from specdecode.sampling import SamplingConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdecode.draft_size import StepCosts
+from specdecode.drafters.draft_size import StepCosts
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.jacobi import FixedNoiseJacobiConfig

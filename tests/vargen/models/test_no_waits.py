@@ -19,7 +19,7 @@ from fake_device import forget_driver, take_steps, there, written
 from random_heads import save_random_head
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree
 from specdecode.targets.transformers import TransformersTarget

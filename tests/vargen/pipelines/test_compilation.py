@@ -1,7 +1,7 @@
 """`pipeline.compile()`: every method and family draws by graphs what it draws eagerly.
 
 Graphs run as they are and are captured on tapes, as a GPU would (`taped_graphs`): what they say is exact then. Machine
-code is tried in `tests/specdecode/test_static_step.py`.
+code is tried in `tests/specdecode/graphs/test_static_step.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from taped_graphs import TapingCompiler
 from tiny_pipelines import build_drafting_pipeline
 
-from specdecode.static_step import StepCompiler
+from specdecode.graphs.static_step import StepCompiler
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.compilation import COMPILED, check_compiler

@@ -3,7 +3,7 @@
 This project's own. VVS (arXiv 2511.13587) takes drafted tokens unverified to save forward passes. Here a row's tokens
 are guesses until they are drawn behind true tokens, or until so many passes have drawn them; what a later look changes
 is replaced. Looks are part of passes that are made anyway, because each pass feeds all rows in flight. A row that opens
-is guessed by the tokens above it. The order of places is `specdecode.lines_in_flight`.
+is guessed by the tokens above it. The order of places is `specdecode.grid.row_windows`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from vargen.methods.base import Suggestions
 from vargen.methods.grid import GuessingRowsConfig
 
 if TYPE_CHECKING:
-    from specdecode.lines_of_rows import LinesOfRows
-    from specdecode.places import Lines, Order
+    from specdecode.grid.mixed_grids import LinesOfRows
+    from specdecode.grid.positions import Lines, Order
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RowSkippingConfig(GuessingRowsConfig):
             self._number("guessed_columns", 1, whole=True)
 
     def _order(self, lines: Lines | LinesOfRows) -> Order:
-        from specdecode.lines_in_flight import LinesInFlight
+        from specdecode.grid.row_windows import LinesInFlight
 
         columns = lines.line_length
         return LinesInFlight(

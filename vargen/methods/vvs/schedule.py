@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdecode.in_graph import in_graph
+from specdecode.graphs.in_graph import in_graph
 from specdecode.kernels import judging
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, RowReplacing, Schedule, Selection

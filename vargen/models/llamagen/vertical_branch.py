@@ -1,7 +1,7 @@
 """A vertical branch: what a LlamaGen says about the token below, so that a picture can be drawn in diagonals.
 
 Belongs here: the network, and which places of the grid a token may see. Does not belong here: its cache, guidance and
-part in decoding (`vertical_head.py`), the order of places (`specdecode.diagonals`), and its training.
+part in decoding (`vertical_head.py`), the order of places (`specdecode.grid.diagonals`), and its training.
 
 The network's output head says what stands to the right of a token. The branch says what stands below it: one more
 block on the states after an upper middle layer, whose output goes through the same output head. A gate, of both

@@ -1,7 +1,7 @@
-"""A vertical branch beside a LlamaGen target: its cache, guidance and gate, behind `specdecode.diagonals.VerticalHead`.
+"""A vertical branch beside a LlamaGen target: its cache, guidance and gate, behind `specdecode.grid.diagonals`.
 
 Belongs here: how a pass of the branch follows one of the target. Does not belong here: the network
-(`vertical_branch.py`), and the order of places (`specdecode.diagonals`).
+(`vertical_branch.py`), and the order of places (`specdecode.grid.diagonals`).
 
 With guidance both halves of a picture are fed, as in the target. The gate is that of the conditional half, and mixes
 guided logits. Guidance is linear in logits, so this is the same as mixing each half's by this gate.
@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdecode.diagonals import CrossedTokens
-from specdecode.in_graph import in_graph
+from specdecode.graphs.in_graph import in_graph
+from specdecode.grid.diagonals import CrossedTokens
 from specdecode.kernels.fast_pass import untouched
 from specdecode.kernels.native import NewTokens, fits_linear, linear_now
 from specdecode.roles import TargetOutput

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdecode.grid.mixed_grids import LinesOfRows
+from specdecode.grid.positions import Lines
 from specdecode.kernels.fast_pass import untouched
 from specdecode.kernels.linears import is_plain_linear
-from specdecode.lines_of_rows import LinesOfRows
-from specdecode.places import Lines
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
 from vargen.base.errors import UserError

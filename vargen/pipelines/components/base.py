@@ -16,12 +16,12 @@ import torch
 from diffusers import ModelMixin
 from torch import Tensor
 
-from specdecode.diagonals import VerticalHead
-from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.draft_model import DraftModel
+from specdecode.drafters.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.eagle import DraftHead
-from specdecode.lines_of_rows import LinesOfRows
-from specdecode.places import Lines
+from specdecode.grid.diagonals import VerticalHead
+from specdecode.grid.mixed_grids import LinesOfRows
+from specdecode.grid.positions import Lines
 from specdecode.roles import Target
 from specdecode.verifiers.neighbours import nearest_neighbours
 from vargen.base.errors import UserError
@@ -36,7 +36,7 @@ Model = TypeVar("Model", bound=ModelMixin)
 
 @dataclass(frozen=True)
 class Place:
-    """The position of a batch among those that are decoded as one, see `specdecode.continuous`.
+    """The position of a batch among those that are decoded as one, see `specdecode.runs.continuous`.
 
     Args:
         longest_prompt: tokens of the longest prompt that may take one of its rows; 0: none is longer than its own.
@@ -48,7 +48,7 @@ class Place:
 
 
 _MOST_SIZES_IN_GRAPHS = 3
-"""Sizes of drafts that a GPU captures, see `specdecode.static_step`."""
+"""Sizes of drafts that a GPU captures, see `specdecode.graphs.static_step`."""
 ONLY = Place()
 """The place of a batch that is decoded alone."""
 

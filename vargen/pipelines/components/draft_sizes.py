@@ -1,8 +1,8 @@
 """Draft sizes chosen by measured seconds: what steps cost on this machine, and what earlier batches taught.
 
 Belongs here: the memory that a pipeline keeps of both, and the file behind the costs. Does not belong here: the clock
-(`specdecode.draft_size`), the choice (there, too), and a target in the middle of a picture, on which costs are measured
-(the caller makes it).
+(`specdecode.drafters.draft_size`), the choice (there, too), and a target in the middle of a picture, on which costs are
+measured (the caller makes it).
 
 Costs depend on the machine, torch, the model's geometry and precision and the rows of a batch, but not on weights or
 prompts. These make the key. Where a file is damaged or cannot be written, costs are measured again.
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from metrics.provenance import describe_hardware
-from specdecode.draft_size import (
+from specdecode.drafters.draft_size import (
     AdaptiveDraftSize,
     DraftSize,
     DraftSizer,

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import JanusForConditionalGeneration
 
 from specdecode.drafters.draft_model import MOST_WAITING
+from specdecode.grid.positions import Lines
 from specdecode.kernels.linears import serve_linears
-from specdecode.places import Lines
 from vargen.base.errors import UserError
 from vargen.methods.base import LoadedDrafter
 from vargen.models.janus.target import JanusTarget, num_image_tokens

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 
-from specdecode.diagonals import VerticalHead
 from specdecode.drafters.draft_model import MOST_WAITING, DraftModel
 from specdecode.drafters.eagle import DraftHead
-from specdecode.places import Lines
+from specdecode.grid.diagonals import VerticalHead
+from specdecode.grid.positions import Lines
 from vargen.base.errors import UserError
 from vargen.base.resources import find_weights
 from vargen.drafters.eagle_head import EagleHead

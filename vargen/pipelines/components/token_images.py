@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from specdecode.lines_of_rows import LinesOfRows
-from specdecode.places import Lines
+from specdecode.grid.mixed_grids import LinesOfRows
+from specdecode.grid.positions import Lines
 from specdecode.targets.transformers import TransformersTarget
 from vargen.models.token_images.codebook import unit_codebook
 from vargen.pipelines.components.transformers import TransformersComponents

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import DecodeResult
 from specdecode.roles import DecodeState, Draft, Schedule, Selection
+from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.skipping import new_run
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.methods.vvs.feature_cache import FeatureCache

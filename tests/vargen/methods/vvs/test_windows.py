@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import COUPLINGS, JacobiDrafter
 from specdecode.roles import DecodeState, Draft, Schedule, Selection, TargetOutput, Verdict
+from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.skipping import new_run
 from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree
 from vargen.base.errors import UserError

@@ -10,10 +10,10 @@ import torch
 from place_oracles import FullPasses, in_flight, staggered, with_prompt
 from torch import Tensor
 
-from specdecode.lines_in_flight import LinesInFlight
-from specdecode.places import Lines, Order, StaggeredLines
+from specdecode.grid.positions import Lines, Order, StaggeredLines
+from specdecode.grid.row_windows import LinesInFlight
+from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
-from specdecode.skipping import new_run
 from vargen.models.janus.target import JanusTarget, SpecialTokens
 
 SIDE = 4

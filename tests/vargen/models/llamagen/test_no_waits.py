@@ -11,7 +11,7 @@ from fake_device import forget_driver, take_steps
 from llamagen_models import make_model
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree
 from specdecode.roles import Drafter

@@ -10,12 +10,12 @@ import torch
 from placed_pictures import COUNT, DRAWN, GREEDY, GUIDANCE, LINES, SIDE, LlamaGenPasses, condition, make_placed_model
 from torch import Tensor
 
-from specdecode.continuous import decode_queue
-from specdecode.diagonals import CrossedTokens, Diagonals
+from specdecode.grid.diagonals import CrossedTokens, Diagonals
+from specdecode.grid.positions import Lines
 from specdecode.loop import DecodeRun
-from specdecode.places import Lines
+from specdecode.runs.continuous import decode_queue
+from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, apply_guidance, draw_tokens
-from specdecode.skipping import new_run
 from vargen.base.errors import UserError
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.vertical_branch import VerticalBranch, check_branch

@@ -14,11 +14,11 @@ from emu3_models import AWAY, COLUMNS, PROMPTS, ROWS, Emu3Target
 from place_oracles import FullPasses, in_flight, staggered, with_prompt
 from torch import Tensor
 
-from specdecode.lines_in_flight import LinesInFlight
-from specdecode.lines_of_rows import LinesOfRows
-from specdecode.places import Lines, Order, StaggeredLines, each_window
+from specdecode.grid.mixed_grids import LinesOfRows
+from specdecode.grid.positions import Lines, Order, StaggeredLines, each_window
+from specdecode.grid.row_windows import LinesInFlight
+from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
-from specdecode.skipping import new_run
 from vargen.methods.catalogue import resolve_method
 from vargen.models.token_images.emu3 import EMU3
 from vargen.models.token_images.grammar import vocabulary_of

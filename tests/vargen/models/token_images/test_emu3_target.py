@@ -26,8 +26,8 @@ from specdecode.drafters.known_tokens import KnownTokensDrafter
 from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import Drafter, TargetOutput
+from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.skipping import new_run
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method

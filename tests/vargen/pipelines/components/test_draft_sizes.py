@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdecode.draft_size import AdaptiveDraftSize, DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import AdaptiveDraftSize, DraftSize, FixedDraftSize
 from vargen.base.resources import cache_folder
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes

@@ -1,0 +1,1 @@
+"""Two-dimensional decoding: positions, rows of a grid side by side, grids of several sizes."""

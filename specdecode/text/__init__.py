@@ -1,0 +1,1 @@
+"""What a user of transformers calls: `generate`, its arguments, criteria and processors."""

@@ -1,0 +1,531 @@
+"""One call for a plain language model: text goes on as in transformers' `generate`, in fewer passes.
+
+Belongs here: the two calls, which players a word stands for, and checks of a user's arguments. Does not belong here:
+any of the players, and what transformers' arguments mean (`conventions.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+from specdecode.checks import check_counts, is_integer, shown
+from specdecode.drafters.copy_or_guess import CopyOrGuessDrafter, GuessDraftSize
+from specdecode.drafters.draft_model import MOST_WAITING, DraftModelDrafter
+from specdecode.drafters.draft_size import DraftSize, DraftSizer, FixedDraftSize
+from specdecode.drafters.eagle import EagleDrafter
+from specdecode.drafters.jacobi import JacobiDrafter
+from specdecode.drafters.lookup_draft_length import MatchDraftSize
+from specdecode.drafters.prompt_lookup import PromptLookupDrafter
+from specdecode.graphs.default_torch_mode import ordinary_tensors
+from specdecode.kernels.build import KERNELS
+from specdecode.kernels.linears import served_linears
+from specdecode.loop import DecodeResult, DecodeRun
+from specdecode.roles import DecodeState, Drafter
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.text.criteria import CriteriaRun
+from specdecode.text.generate_arguments import Wishes, check, read, step_together, through_transformers
+from specdecode.trace import DecodeTrace
+from specdecode.verifiers.processed import ProcessedVerifier, Scores, Texts
+
+if TYPE_CHECKING:
+    from specdecode.targets.transformers import TransformersTarget
+
+Method = Literal["ar", "jacobi", "prompt-lookup"]
+
+_DRAFT_LENGTHS = {"jacobi": 8, "prompt-lookup": 16, "draft-model": 4}
+"""Where the call does not say; prompt lookup drafts at most so many."""
+_MAX_NEW_TOKENS = 128
+"""Where neither the call nor the model says how many."""
+_LOOKUP = "prompt_lookup_num_tokens"
+
+
+@dataclass
+class GenerateResult:
+    """The result of `generate`.
+
+    Args:
+        sequences: [B, T + N] int64, the prompts and the tokens after them; N is that of the longest row, and shorter
+            ones are filled up with the pad token.
+        lengths: [B] int64, new tokens of each row, its end of sequence included.
+        trace: passes, accepted tokens and seconds.
+        scores: where `output_scores` is asked for, for each of the N tokens its processed logits [B, V] float32, as
+            transformers has them; a row that has ended says the pad token for certain. Else None.
+        logits: where `output_logits` is asked for, the same before processors. Else None.
+    """
+
+    sequences: Tensor
+    lengths: Tensor
+    trace: DecodeTrace
+    scores: tuple[Tensor, ...] | None = None
+    logits: tuple[Tensor, ...] | None = None
+
+
+class DrafterMaker(Protocol):
+    """A trained network that drafts for one model. It makes the drafter of every call.
+
+    Attributes:
+        draft_length: tokens drafted in a step where the call does not say.
+    """
+
+    @property
+    def draft_length(self) -> int: ...
+
+    def __call__(self, target: TransformersTarget, sizer: DraftSizer, sampling: SamplingConfig) -> Drafter:
+        """A drafter of chains for the prompts of a target, which has not been prefilled.
+
+        It may set the target's `feature_layers`. Raises ValueError if it drafts for another model.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class _Players:
+    """Who drafts, and how passes are computed: the arguments of both calls that transformers does not know."""
+
+    method: str
+    draft_model: Any
+    drafter: Any
+    draft_length: int | None
+    generator: torch.Generator | Sequence[torch.Generator] | None
+    kernels: str
+
+    def __post_init__(self) -> None:
+        if self.drafter is not None and not (callable(self.drafter) and hasattr(self.drafter, "draft_length")):
+            raise ValueError(
+                f"drafter must be a trained head for this model, as vargen's load_text_drafter gives it, got "
+                f"{shown(self.drafter)}"
+            )
+        if self.kernels not in KERNELS:
+            raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}")
+        if self.draft_length is not None:
+            check_counts(draft_length=self.draft_length)
+            if self.method == "ar":
+                raise ValueError(f"draft_length goes with a method that drafts, got {self.draft_length} with 'ar'")
+
+
+def generate(
+    model: Any,
+    input_ids: Tensor | None = None,
+    *,
+    attention_mask: Tensor | None = None,
+    method: Method | None = None,
+    draft_model: Any = None,
+    drafter: DrafterMaker | None = None,
+    max_new_tokens: int | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | Sequence[torch.Generator] | None = None,
+    eos_token_id: int | Sequence[int] | Tensor | None = None,
+    pad_token_id: int | None = None,
+    draft_length: int | None = None,
+    kernels: Literal["auto", "plain"] = "auto",
+    streamer: Any = None,
+    tokenizer: Any = None,
+    **settings: Any,
+) -> GenerateResult:
+    """Continue a batch of prompts. Every method is exact: greedy tokens equal those of plain decoding, and sampled
+    tokens have the same distribution.
+
+    What a call leaves open is as the model's `generation_config` says, penalties and sampling included.
+
+    Args:
+        model: a causal language model of transformers, in evaluation mode; see `TransformersTarget` for which.
+        input_ids: [B, T] int64, padded on the left. They must be given.
+        attention_mask: [B, T] bool or int64, 0 at padding; None: nothing is padded.
+        method: "prompt-lookup" copies what followed the newest tokens before; "jacobi" redraws a window of guesses
+            until the model agrees with them; "ar" decodes plainly. None: the drafter or draft model if there is one,
+            else "prompt-lookup".
+        draft_model: a smaller model with the same tokenizer. Its vocabulary may be a few tokens larger or smaller.
+        drafter: a head that was trained for this model.
+        max_new_tokens: of a row, at most; None: as the model's `generation_config` or `max_length`, else 128.
+        temperature: 0 is greedy; None: as `do_sample` and `generation_config` say, which usually is greedy. Above 0 it
+            samples, unless the call says `do_sample=False`.
+        top_k, top_p: filters at a `temperature`, see `SamplingConfig`; None: the model's own, else none. Beside
+            `do_sample=True` they are transformers' own, whose `top_k` is 50.
+        generator: one for all rows, or one per row, which makes a row's tokens independent of its batch; None: torch's
+            default generator.
+        eos_token_id: a row ends after this token, or any of these; None: the model's own; an empty list: none does.
+        pad_token_id: fills up rows that ended; None: the model's own, else the first that ends a row, else 0.
+        draft_length: tokens drafted in a step (Jacobi: the window); None: up to 16 by prompt lookup, as many as pay by
+            what was accepted and what passes take, which changes no token; else 8 by Jacobi, 4 by a draft model, and
+            as many as a drafter says.
+        kernels: "auto": on a CPU, linear layers of few rows, and whole passes of models with Llama's layers, run in
+            this package's kernels, where calling the modules would compute the same. The model is as before
+            afterwards. "plain": the model's own modules alone.
+        streamer: transformers' `BaseStreamer`; is given the prompts, then every token in order, once all rows have it.
+        tokenizer: of the model; `stop_strings` need it.
+        settings: other arguments of transformers' `generate`: `generation_config`, `logits_processor`,
+            `stopping_criteria`, `prefix_allowed_tokens_fn`, and any setting of a `GenerationConfig`, such as
+            `repetition_penalty`, `no_repeat_ngram_size`, `stop_strings` or `output_scores`.
+
+    Raises:
+        ValueError: an argument that cannot be served, by name.
+    """
+    # Imported here: `specdecode` must not wait for transformers.
+    from specdecode.targets.transformers import check_model, left_padded
+
+    if settings.get("assistant_model") is not None:
+        raise ValueError("assistant_model is called draft_model here; give it under this name")
+    if input_ids is None:
+        raise ValueError("input_ids must be given, int64 of shape [batch, length]; inputs_embeds cannot be")
+    asked, own = settings.get("generation_config"), getattr(model, "generation_config", None)
+    lookup, own_lookup = _said(_LOOKUP, settings, asked), _said(_LOOKUP, {}, own)
+    settings.pop(_LOOKUP, None)
+    method, draft_length = _looked_up(lookup, own_lookup, method, draft_model, drafter, draft_length)
+    players = _Players(_method(method, draft_model, drafter), draft_model, drafter, draft_length, generator, kernels)
+    check_model(model)
+    _check_ids(input_ids)
+    _check_places(input_ids, attention_mask, model, draft_model)
+    left_padded(attention_mask, *input_ids.shape)
+    size = int(model.config.get_text_config().vocab_size)
+    if int(input_ids.min()) < 0 or int(input_ids.max()) >= size:
+        raise ValueError(f"input_ids must lie in [0, {size}), the model's vocabulary")
+    _check_streamer(streamer)
+    if max_new_tokens is not None:
+        check_counts(max_new_tokens=max_new_tokens)
+        settings["max_new_tokens"] = max_new_tokens
+    elif all(_said(name, settings, asked, own) is None for name in ("max_new_tokens", "max_length")):
+        settings["max_new_tokens"] = _MAX_NEW_TOKENS
+    is_sampled = _said("do_sample", settings, asked)
+    settings |= _sampling(is_sampled, temperature, top_k, top_p, asked, own)
+    given = _said("eos_token_id", {}, asked, own) if eos_token_id is None else eos_token_id
+    ends = _tokens("eos_token_id", given, size, none=-1)
+    given = _said("pad_token_id", {}, asked, own) if pad_token_id is None else pad_token_id
+    settings |= {
+        "eos_token_id": ends or None,
+        "pad_token_id": [*_tokens("pad_token_id", given, size, none=-1), *ends, 0][0],
+        "attention_mask": torch.ones_like(input_ids) if attention_mask is None else attention_mask,
+        "return_dict_in_generate": True,  # which here says that scores may be kept
+    }
+
+    def decode(
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> GenerateResult:
+        mask = check(generation_config, model_kwargs)
+        wishes = read(input_ids, logits_processor, stopping_criteria, generation_config)
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
+        return _continue(model, input_ids, mask, wishes, players, streamer)
+
+    result: GenerateResult = through_transformers(model, input_ids, decode, settings, tokenizer)
+    return result
+
+
+def custom_generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    *,
+    method: Method | None = None,
+    draft_model: Any = None,
+    drafter: DrafterMaker | None = None,
+    draft_length: int | None = None,
+    generator: torch.Generator | Sequence[torch.Generator] | None = None,
+    kernels: Literal["auto", "plain"] = "auto",
+    stream_to: Any = None,
+    **model_kwargs: Any,
+) -> Any:
+    """The decoding method for transformers: `model.generate(..., custom_generate=specdecode.custom_generate)`.
+
+    transformers calls it with everything prepared. `method`, `draft_model`, `drafter`, `draft_length`, `generator`,
+    `kernels` and `stream_to` may be given to `model.generate`, which hands them on; they mean what they mean in
+    `generate`.
+
+    Args:
+        model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, model_kwargs: of
+            transformers.
+        streamer: of transformers, which has put the prompts. It gives none to a callable (checked in 5.24).
+        stream_to: a streamer that is given the prompts, too.
+
+    Returns:
+        [B, T + N] int64; with `return_dict_in_generate` transformers' `GenerateDecoderOnlyOutput`, without a cache.
+
+    Raises:
+        ValueError: what cannot be decoded here, by name.
+    """
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+    from specdecode.targets.transformers import check_model
+
+    merged, own = (_said(_LOOKUP, {}, each) for each in (generation_config, model.generation_config))
+    method, draft_length = _looked_up(
+        None if merged == own else merged, own, method, draft_model, drafter, draft_length
+    )
+    players = _Players(_method(method, draft_model, drafter), draft_model, drafter, draft_length, generator, kernels)
+    check_model(model)
+    _check_streamer(stream_to)
+    mask = check(generation_config, model_kwargs, synced_gpus or step_together(model))
+    _check_ids(input_ids)
+    _check_places(input_ids, mask, model, draft_model)
+    wishes = read(input_ids, logits_processor, stopping_criteria, generation_config)
+    if stream_to is not None:
+        stream_to.put(input_ids.cpu())
+    result = _continue(model, input_ids, mask, wishes, players, streamer if stream_to is None else stream_to)
+    if not generation_config.return_dict_in_generate:
+        return result.sequences
+    return GenerateDecoderOnlyOutput(sequences=result.sequences, scores=result.scores, logits=result.logits)
+
+
+@ordinary_tensors()
+def _continue(
+    model: Any, input_ids: Tensor, mask: Tensor | None, wishes: Wishes, players: _Players, streamer: Any
+) -> GenerateResult:
+    """Decode as it is wished for, by these players."""
+    from specdecode.targets.llama_pass import llama_pass
+    from specdecode.targets.processed import ProcessedTarget
+    from specdecode.targets.transformers import TransformersTarget
+
+    max_new_tokens, name = wishes.max_new_tokens, players.method
+    usual = players.drafter.draft_length if name == "drafter" else _DRAFT_LENGTHS.get(name, 0)
+    length = usual if players.draft_length is None else players.draft_length
+    # A drawn guess decides which tokens are drawn, so that the clock must not choose it.
+    copies = name == "drafter" and players.draft_length is None and wishes.sampling.is_greedy
+    copies = copies and input_ids.device.type == "cpu"
+    longest = max(length, _DRAFT_LENGTHS["prompt-lookup"]) if copies else length
+    texts, scores = Texts(input_ids, wishes.pad_token), None
+    streams = _streams(players.generator, input_ids)
+    sizes: dict[str, Any] = {"max_new_tokens": max_new_tokens, "max_draft_nodes": longest + 1}
+    settings: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "sampling": wishes.sampling,
+        "streams": streams,
+        "stop_token": wishes.stop_tokens,
+    }
+    if wishes.processors is None and not (wishes.keep_scores or wishes.keep_logits):
+        target = TransformersTarget(model, input_ids, mask, **sizes)
+    else:
+        scores = Scores(wishes.pad_token, wishes.sampling) if wishes.keep_scores or wishes.keep_logits else None
+        verifier = ProcessedVerifier(wishes.processors or _as_they_are, texts, scores)
+        target = ProcessedTarget(model, input_ids, mask, verifier=verifier, **sizes)
+        settings["verifier"] = verifier
+    smaller = _draft_target(players.draft_model, input_ids, mask, max_new_tokens, target.vocab_size)
+    sizer = FixedDraftSize(DraftSize(length + 1, length))
+    drafter: Drafter | None = None
+    if smaller is not None:
+        drafter = DraftModelDrafter(smaller, sizer)
+    elif name == "drafter" and copies:
+        guesses = GuessDraftSize(length)
+        head = players.drafter(target, guesses, wishes.sampling)
+        lookup = PromptLookupDrafter(input_ids, MatchDraftSize(longest), mask)
+        drafter = CopyOrGuessDrafter(lookup, head, guesses) if isinstance(head, EagleDrafter) else head
+    elif name == "drafter":
+        drafter = players.drafter(target, sizer, wishes.sampling)
+    elif name == "jacobi":
+        drafter = JacobiDrafter(target.vocab_size, sizer)
+    elif name == "prompt-lookup":
+        chosen = MatchDraftSize(length) if players.draft_length is None else sizer
+        drafter = PromptLookupDrafter(input_ids, chosen, mask)
+    settings["drafter"] = drafter
+    on_step = None if streamer is None else _Stream(streamer, wishes.pad_token).step
+    try:
+        with ExitStack() as serving:
+            for each in (target, smaller):
+                if each is not None and players.kernels == "auto" and input_ids.device.type == "cpu":
+                    serving.enter_context(served_linears(each.model))
+                    each.fast = llama_pass(each.model, input_ids.shape[1] + max_new_tokens + each.max_draft_nodes)
+            run: DecodeRun
+            if wishes.criteria is None:
+                run = DecodeRun(target, **settings)
+            else:
+                kept = scores if wishes.keep_scores else None
+                run = CriteriaRun(target, criteria=wishes.criteria, texts=texts, scores=kept, **settings)
+            result = run.finish(on_step)
+    except MemoryError as error:
+        raise ValueError(f"max_new_tokens must leave room in memory, got {max_new_tokens}: {error}") from error
+    if streamer is not None:
+        streamer.end()
+    return _padded(result, input_ids, wishes, scores)
+
+
+def _padded(result: DecodeResult, input_ids: Tensor, wishes: Wishes, scores: Scores | None) -> GenerateResult:
+    """The prompts and what was decoded, filled up with the pad token."""
+    new = result.tokens[:, : int(result.lengths.max())]
+    is_over = torch.arange(new.shape[1], device=new.device) >= result.lengths[:, None]
+    sequences = torch.cat([input_ids, new.masked_fill(is_over, wishes.pad_token)], 1)
+    padded = GenerateResult(sequences, result.lengths, result.trace)
+    if scores is not None:
+        scores.cut(result.lengths.tolist())
+        padded = replace(
+            padded,
+            scores=tuple(scores.scores) if wishes.keep_scores else None,
+            logits=tuple(scores.logits) if wishes.keep_logits else None,
+        )
+    return padded
+
+
+def _draft_target(
+    draft_model: Any, input_ids: Tensor, mask: Tensor | None, max_new_tokens: int, vocab_size: int
+) -> TransformersTarget | None:
+    """The draft model over the same prompts; None where there is none. Raises ValueError, naming it."""
+    from specdecode.targets.transformers import TransformersTarget
+
+    if draft_model is None:
+        return None
+    try:
+        return TransformersTarget(
+            draft_model,
+            input_ids,
+            mask,
+            max_new_tokens=max_new_tokens,
+            max_draft_nodes=MOST_WAITING + 2,
+            vocab_size=vocab_size,
+        )
+    except ValueError as error:
+        raise ValueError(f"draft_model: {error}") from error
+
+
+class _Stream:
+    """Gives a streamer the tokens that all rows have, one place after the other, as plain decoding does."""
+
+    def __init__(self, streamer: Any, pad_token: int) -> None:
+        self._streamer, self._pad_token = streamer, pad_token
+        self._given = 0
+
+    def step(self, step: int, state: DecodeState) -> None:
+        """See `DecodeRun.finish`."""
+        lengths = state.lengths.tolist()
+        known = [length if goes_on else None for length, goes_on in zip(lengths, state.active.tolist(), strict=True)]
+        until = min((length for length in known if length is not None), default=max(lengths))
+        tokens = state.tokens.cpu()
+        for place in range(self._given, until):
+            is_over = torch.tensor([place >= length for length in lengths])
+            self._streamer.put(tokens[:, place].masked_fill(is_over, self._pad_token))
+        self._given = max(self._given, until)
+
+
+def _as_they_are(texts: Tensor, logits: Tensor) -> Tensor:
+    """No processor."""
+    return logits
+
+
+def _looked_up(
+    asked: int | None, own: int | None, method: Method | None, draft_model: Any, drafter: Any, draft_length: int | None
+) -> tuple[Method | None, int | None]:
+    """Method and draft length by `prompt_lookup_num_tokens`, transformers' name for prompt lookup.
+
+    Args:
+        asked, own: its value by the call and by the model, which counts where the call names nothing that drafts.
+
+    Raises:
+        ValueError: it is no number of tokens, or the call names something else that drafts.
+    """
+    is_free = method is None and draft_model is None and drafter is None
+    lookup = own if asked is None and is_free else asked
+    if lookup is None:
+        return method, draft_length
+    check_counts(prompt_lookup_num_tokens=lookup)
+    if not is_free and method != "prompt-lookup":
+        other = "draft_model" if draft_model is not None else "drafter" if drafter is not None else f"method={method!r}"
+        raise ValueError(f"{_LOOKUP} goes with prompt lookup; leave out {_LOOKUP} or {other}")
+    return "prompt-lookup", lookup if draft_length is None else draft_length
+
+
+def _method(method: str | None, draft_model: Any, drafter: Any) -> str:
+    """The method that is meant. Raises ValueError for an unknown one, or two."""
+    if method is not None and method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
+    given = {"draft_model": draft_model, "drafter": drafter}
+    own = [name for name, player in given.items() if player is not None]
+    if method is not None and own:
+        raise ValueError(f"{own[0]} is a method of its own; leave out method={method!r}, or {own[0]}")
+    if len(own) > 1:
+        raise ValueError("draft_model and drafter both draft; leave out one of them")
+    return method or (own[0].replace("_", "-") if own else "prompt-lookup")
+
+
+def _check_ids(input_ids: object) -> None:
+    """Raises ValueError for prompts that are no tokens."""
+    if isinstance(input_ids, Mapping):
+        raise ValueError(f"input_ids must be a tensor, got a {type(input_ids).__name__}; give it as **inputs")
+    if not isinstance(input_ids, Tensor):
+        kind = type(input_ids).__name__
+        raise ValueError(f"input_ids must be a tensor, int64 of shape [batch, length], got a {kind}")
+    if input_ids.ndim != 2 or 0 in input_ids.shape or input_ids.dtype != torch.int64:
+        raise ValueError(
+            f"input_ids must be int64 of shape [batch, length], got {input_ids.dtype} of {list(input_ids.shape)}"
+        )
+
+
+def _check_places(input_ids: Tensor, mask: Tensor | None, model: Any, draft_model: Any) -> None:
+    """Raises ValueError for what lies on another device than the prompts, which nothing here moves."""
+    for name, each in (("model", model), ("draft_model", draft_model), ("attention_mask", mask)):
+        place = getattr(each, "device", input_ids.device)
+        if place != input_ids.device and not hasattr(each, "_hf_hook"):  # which moves what it is given
+            raise ValueError(
+                f"{name} must lie where input_ids do, on {input_ids.device}, got {place}; move one of them"
+            )
+
+
+def _check_streamer(streamer: Any) -> None:
+    """Raises ValueError for what cannot be given tokens."""
+    if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+        raise ValueError(f"streamer must have put and end, as transformers' BaseStreamer, got {shown(streamer)}")
+
+
+def _said(name: str, settings: dict[str, Any], *configs: Any) -> Any:
+    """A setting, of the call or of the first configuration that has it."""
+    said = [settings.get(name), *(getattr(config, name, None) for config in configs)]
+    return next((value for value in said if value is not None), None)
+
+
+def _sampling(
+    do_sample: bool | None, temperature: float | None, top_k: int | None, top_p: float | None, *configs: Any
+) -> dict[str, Any]:
+    """Temperature and filters in the words of `generate`. Raises ValueError for a number out of range.
+
+    A call that says `do_sample` means all of them as transformers does, whose own `top_k` is 50.
+    """
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    given = {name: value for name, value in given.items() if value is not None}
+    SamplingConfig(**given)  # type: ignore[arg-type]
+    if temperature == 0 or do_sample is False:
+        return {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+    if temperature is None or do_sample:
+        return given
+    usual = {"top_k": 0, "top_p": 1.0}
+    filters = {name: _said(name, given, *configs) for name in usual}
+    return {"do_sample": True, "temperature": temperature} | {
+        name: usual[name] if value is None else value for name, value in filters.items()
+    }
+
+
+def _streams(generator: torch.Generator | Sequence[torch.Generator] | None, input_ids: Tensor) -> RandomStreams:
+    """One random stream per row. Raises ValueError for another number of generators, or none at all."""
+    batch_size = len(input_ids)
+    several = isinstance(generator, Sequence)
+    generators = list(generator) if isinstance(generator, Sequence) else [generator] * batch_size
+    if several and len(generators) != batch_size:
+        raise ValueError(f"generator must be one, or one for each of {batch_size} rows, got {len(generators)}")
+    for each in generators:
+        if each is not None and not isinstance(each, torch.Generator):
+            raise ValueError(f"generator must be a torch.Generator, or one for each row, got {shown(each)}")
+    return RandomStreams.from_generators(generators, input_ids.device)
+
+
+def _tokens(name: str, tokens: Any, vocab_size: int, none: int) -> list[int]:
+    """Tokens as a list, without `none`, which transformers takes for no token.
+
+    Raises ValueError, with the argument's name, for one outside the vocabulary.
+    """
+    given = tokens.tolist() if isinstance(tokens, Tensor) else tokens
+    listed = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+    for token in listed:
+        if not is_integer(token) or not (0 <= token < vocab_size or token == none):
+            raise ValueError(f"{name} must lie in [0, {vocab_size}), the model's vocabulary, got {token!r}")
+    return [token for token in listed if token != none]

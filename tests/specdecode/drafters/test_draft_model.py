@@ -1,0 +1,163 @@
+"""A smaller model as a drafter: exact, in step with the accepted tokens, and never past the end of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from synthetic import MarkovTarget, random_table
+from torch import Tensor
+
+from specdecode.drafters.draft_model import DraftModelDrafter
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.loop import decode
+from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag, sample
+
+VOCAB, LENGTH, DRAWS = 5, 4, 60_000
+TABLE = random_table(VOCAB, seed=5, scale=1.2)
+DRAFT_TABLE = 0.5 * TABLE + random_table(VOCAB, seed=6, scale=0.8)
+PROMPT = torch.tensor([1, 3])
+SAMPLING = SamplingConfig(temperature=0.9)
+PValue = Callable[[Tensor, Tensor, Tensor, SamplingConfig], float]
+
+
+def chain(length: int) -> FixedDraftSize:
+    return FixedDraftSize(DraftSize(length + 1, length))
+
+
+class InStep(DraftModelDrafter):
+    """After every step the model holds the decoded tokens but those that wait, which come next."""
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        super().observe(draft, output, verdict, state)
+        model: Any = self.model
+        for row in range(min(len(state.lengths), 5)):
+            if not state.active[row]:
+                continue
+            fed, waits = int(model.lengths[row]), int(self._counts[row])
+            decoded = state.tokens[row, : int(state.lengths[row])].tolist()
+            assert model.committed[row, 2 : 2 + fed].tolist() == decoded[: len(decoded) - waits]
+
+
+class Sizes:
+    """Changes from step to step, with long stretches without a draft."""
+
+    largest = DraftSize(6, 5)
+
+    def __init__(self) -> None:
+        self.lengths, self.turn = [3, 1, 5, *[0] * 12, 2, 0, 4], 0
+
+    def choose(self) -> DraftSize:
+        self.turn += 1
+        length = self.lengths[self.turn % len(self.lengths)]
+        return DraftSize(length + 1, length)
+
+    def observe(self, *_: object) -> None:
+        pass
+
+
+def run(
+    sizer: Any,
+    children: str,
+    *,
+    prompts: Tensor,
+    sampling: SamplingConfig,
+    table: Tensor = TABLE,
+    draft_table: Tensor = DRAFT_TABLE,
+    length: int = LENGTH,
+    drafter_type: type[DraftModelDrafter] = InStep,
+    drafting: bool = True,
+) -> Tensor:
+    model = MarkovTarget(draft_table, prompts, length + 8)
+    return decode(
+        MarkovTarget(table, prompts, length - 1),
+        max_new_tokens=length,
+        sampling=sampling,
+        streams=RandomStreams.from_seeds(range(len(prompts))),
+        drafter=drafter_type(model, sizer, children) if drafting else None,
+    ).tokens
+
+
+@pytest.mark.parametrize("children", ["sampled", "top"])
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("sampling", [SAMPLING, SamplingConfig(1.3, 4, 0.8)], ids=str)
+def test_the_distribution_is_the_targets(p_value: PValue, length: int, children: str, sampling: SamplingConfig) -> None:
+    tokens = run(chain(length), children, prompts=PROMPT.expand(DRAWS, 2), sampling=sampling)
+    assert p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
+
+
+class _DrawsAnew(DraftModelDrafter):
+    """Draws every token of its chains a second time."""
+
+    steps = 0
+
+    def propose(self, state: DecodeState) -> Draft:
+        draft = super().propose(state)
+        assert draft.probabilities is not None
+        for level in range(1, draft.tree.num_nodes):
+            noise = state.streams.exponential(Tag.DRAFT, state.lengths + level - 1, VOCAB)
+            drawn = sample(draft.probabilities[:, level], noise)
+            assert torch.equal(drawn[state.active], draft.tree.tokens[:, level][state.active])
+        self.steps += 1
+        return draft
+
+
+def test_a_drafted_token_is_the_draw_of_its_place() -> None:
+    """The counter of its random numbers is its output position, wherever in a chain it stands."""
+    model = MarkovTarget(DRAFT_TABLE, PROMPT.expand(9, 2), 20)
+    drafter = _DrawsAnew(model, chain(3))
+    streams = RandomStreams.from_seeds(range(9))
+    target = MarkovTarget(TABLE, PROMPT.expand(9, 2), 11)
+    decode(target, max_new_tokens=12, sampling=SAMPLING, streams=streams, drafter=drafter)
+    assert drafter.steps >= 3
+
+
+class _ClaimsIndifference(DraftModelDrafter):
+    """Planted fault: sampled tokens claim to be drawn from among all alike."""
+
+    def propose(self, state: DecodeState) -> Draft:
+        draft = super().propose(state)
+        assert draft.probabilities is not None
+        flat = torch.full_like(draft.probabilities, 1 / VOCAB)
+        return Draft(draft.tree, flat)
+
+
+def test_faults_are_noticed(p_value: PValue) -> None:
+    tokens = run(
+        chain(3), "sampled", prompts=PROMPT.expand(DRAWS, 2), sampling=SAMPLING, drafter_type=_ClaimsIndifference
+    )
+    assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
+
+
+@pytest.mark.parametrize("children", ["sampled", "top"])
+@pytest.mark.parametrize("sampling", [SamplingConfig(temperature=0), SamplingConfig()], ids=["greedy", "sampling"])
+@pytest.mark.parametrize("sizer", [lambda: chain(4), Sizes], ids=["fixed", "changing"])
+def test_greedy_and_likeliest_drafts_change_no_token(
+    children: str, sampling: SamplingConfig, sizer: Callable[[], Any]
+) -> None:
+    table = random_table(30, seed=7, scale=2.0)
+    same: dict[str, Any] = {
+        "prompts": torch.randint(0, 30, (6, 2), generator=torch.Generator().manual_seed(1)),
+        "sampling": sampling,
+        "table": table,
+        "draft_table": table + random_table(30, seed=8, scale=1.0),
+        "length": 70,
+    }
+    fast = run(sizer(), children, **same)
+    if sampling.is_greedy or children == "top":
+        assert torch.equal(fast, run(sizer(), children, drafting=False, **same))
+    for row in range(3):
+        alone = run(sizer(), children, **{**same, "prompts": same["prompts"][row : row + 1]})
+        if row == 0:  # streams are seeded by row
+            assert torch.equal(alone[0], fast[0])
+
+
+def test_what_cannot_be_used_is_named() -> None:
+    prompts = PROMPT.expand(2, 2)
+    with pytest.raises(ValueError, match="children"):
+        DraftModelDrafter(MarkovTarget(TABLE, prompts, 4), chain(2), "drawn")
+    with pytest.raises(ValueError, match="draft_model must have the target's vocabulary of 5 tokens, it has 6"):
+        run(chain(2), "top", prompts=prompts, sampling=SAMPLING, draft_table=random_table(6, seed=0))

@@ -1,0 +1,197 @@
+"""Trees drafted by a smaller model: exact, the tree that the model means, and in step with what is accepted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from synthetic import MarkovTarget, random_table
+from torch import Tensor
+
+from specdecode.drafters.draft_model import DraftModelDrafter
+from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.loop import DecodeResult, decode
+from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
+from specdecode.sampling import RandomStreams, SamplingConfig
+
+VOCAB, LENGTH, ROWS = 30, 60, 5
+TABLE = random_table(VOCAB, seed=7, scale=2.0)
+DRAFT_TABLE = TABLE + random_table(VOCAB, seed=8, scale=1.0)
+PROMPTS = torch.randint(0, VOCAB, (ROWS, 2), generator=torch.Generator().manual_seed(1))
+GREEDY, DRAWN = SamplingConfig(temperature=0), SamplingConfig()
+SHAPES = {
+    "published": StaticTree.published("mc_sim_7b_63"),
+    "bushy": StaticTree.from_paths([[0], [1], [2], [0, 0], [1, 0], [1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]]),
+    "flat": StaticTree.from_paths([[0], [1], [2]]),
+    "chain": StaticTree.chain(4),
+}
+
+
+class Counting(MarkovTarget):
+    """A model that counts, and that refuses places past the end of a row."""
+
+    def __init__(self, table: Tensor, prompts: Tensor, length: int) -> None:
+        super().__init__(table, prompts, length + 8)
+        self.length, self.forwards, self.widest = length, 0, 0
+
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        self.forwards += 1
+        self.widest = max(self.widest, tokens.shape[1])
+        assert bool((self.lengths[:, None] + depths < self.length).all()), "a token past a row's last place"
+        return super().forward(tokens, mask, depths)
+
+
+class Checked(DraftModelTreeDrafter):
+    """Compares every tree with the model's table, and the model's sequence with what was decoded."""
+
+    wrong = 0
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        super().start(prompt, state)
+        model: Any = self.model
+        self.order = model.table.argsort(-1, descending=True).tolist()
+
+    def propose(self, state: DecodeState) -> Draft:
+        draft = super().propose(state)
+        model: Any = self.model
+        history = torch.cat([model.prompts, state.tokens], 1)
+        for row in range(len(state.lengths)):
+            if state.active[row]:
+                room = state.max_new_tokens - 1 - int(state.lengths[row])
+                self.wrong += wrong_nodes(draft, self.order, int(history[row, int(state.lengths[row])]), row, room)
+        return draft
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        super().observe(draft, output, verdict, state)
+        model: Any = self.model
+        for row in range(len(state.lengths)):
+            if state.active[row]:
+                fed, waits = int(model.lengths[row]), int(self._counts[row])
+                decoded = state.tokens[row, : int(state.lengths[row])].tolist()
+                assert waits in (1, 2)
+                assert model.committed[row, 2 : 2 + fed].tolist() == decoded[: len(decoded) - waits]
+
+
+def wrong_nodes(draft: Draft, order: list[list[list[int]]], before_root: int, row: int, room: int) -> int:
+    """How many nodes are not the children that the table gives their parent, in order; node by node."""
+    tokens, parents = draft.tree.tokens[row].tolist(), draft.tree.parents[row].tolist()
+    wrong = 0
+    for node in range(1, len(tokens)):
+        if int(draft.tree.depth[row, node]) > room:
+            continue  # the loop clips it
+        parent = parents[node]
+        above = tokens[parents[parent]] if parent > 0 else before_root
+        rank = sum(parents[other] == parent for other in range(1, node))
+        wrong += tokens[node] != order[above][tokens[parent]][rank]
+    return wrong
+
+
+def run(
+    drafter: Drafter | None, sampling: SamplingConfig = GREEDY, prompts: Tensor = PROMPTS, length: int = LENGTH
+) -> DecodeResult:
+    return decode(
+        MarkovTarget(TABLE, prompts, length + 40),
+        max_new_tokens=length,
+        sampling=sampling,
+        streams=RandomStreams.from_seeds(range(len(prompts))),
+        drafter=drafter,
+    )
+
+
+def over(shape: StaticTree, table: Tensor = DRAFT_TABLE, prompts: Tensor = PROMPTS, length: int = LENGTH) -> Checked:
+    return Checked(Counting(table, prompts, length), shape)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_no_token_changes(shape: StaticTree, sampling: SamplingConfig) -> None:
+    drafter = over(shape)
+    fast = run(drafter, sampling)
+    assert torch.equal(fast.tokens, run(None, sampling).tokens)
+    assert drafter.wrong == 0
+    alone = run(over(shape, prompts=PROMPTS[:1]), sampling, PROMPTS[:1])
+    assert torch.equal(alone.tokens[0], fast.tokens[0])
+
+
+@pytest.mark.parametrize("length", [2, 3, 4, 5, 6, 7])
+def test_rows_end_where_they_should(length: int) -> None:
+    drafter = over(SHAPES["published"], length=length)
+    assert torch.equal(run(drafter, length=length).tokens, run(None, length=length).tokens)
+
+
+def test_a_model_that_is_right_has_its_likeliest_path_accepted() -> None:
+    drafter = over(SHAPES["published"], table=TABLE)
+    result = run(drafter)
+    assert result.trace.target_passes == 1 + -(-(LENGTH - 1) // 6)  # five levels and the bonus
+    assert drafter.wrong == 0
+
+
+def test_each_level_costs_one_forward_of_the_nodes_with_children() -> None:
+    drafter = over(SHAPES["published"], table=TABLE)
+    result = run(drafter)
+    model: Any = drafter.model
+    assert model.forwards == (result.trace.target_passes - 1) * 5
+    assert model.widest == 10
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_a_tree_needs_no_more_passes_than_its_own_chain(sampling: SamplingConfig) -> None:
+    """Wherever a row stands, the tree holds the chain, and reaching further never reaches less far later."""
+    for row in range(ROWS):
+        prompts = PROMPTS[row : row + 1]
+        tree = run(over(SHAPES["published"], prompts=prompts), sampling, prompts)
+        size = FixedDraftSize(DraftSize(6, 5))
+        chain = run(DraftModelDrafter(Counting(DRAFT_TABLE, prompts, LENGTH), size, "top"), sampling, prompts)
+        assert tree.trace.target_passes <= chain.trace.target_passes
+    assert tree.trace.target_passes < chain.trace.target_passes
+
+
+class WrongParent(Checked):
+    """Planted fault: the second child of the root reads the first one."""
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        super().start(prompt, state)
+        for level in self._plan.levels:
+            if level.mask.shape[-1] > 1:
+                level.mask[:, :, [0, 1]] = level.mask[:, :, [1, 0]]
+
+
+class WrongBranch(Checked):
+    """Planted fault: the children of the last two nodes of a level with children are exchanged."""
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        super().start(prompt, state)
+        for level in self._plan.levels:
+            last = int(level.parent.max())
+            level.parent.copy_(torch.where(level.parent == last, last - 1, level.parent).clamp(min=0))
+
+
+class NothingForgotten(Checked):
+    """Planted fault: the accepted nodes that the model has been fed wait again."""
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        self._plan.place_fed.fill_(-1)
+        super().observe(draft, output, verdict, state)
+
+
+@pytest.mark.parametrize("fault", [WrongParent, WrongBranch])
+def test_children_of_the_wrong_parent_are_noticed(fault: type[Checked]) -> None:
+    drafter = fault(Counting(DRAFT_TABLE, PROMPTS, LENGTH), SHAPES["bushy"])
+    result = run(drafter)
+    assert drafter.wrong > 0
+    assert torch.equal(result.tokens, run(None).tokens), "exact whatever is drafted"
+
+
+def test_a_model_out_of_step_is_noticed() -> None:
+    with pytest.raises(AssertionError):
+        run(NothingForgotten(Counting(DRAFT_TABLE, PROMPTS, LENGTH), SHAPES["bushy"]))
+
+
+def test_what_cannot_be_used_is_named() -> None:
+    with pytest.raises(ValueError, match="tree must not be wider than the vocabulary of 3 tokens, got 4"):
+        DraftModelTreeDrafter(MarkovTarget(random_table(3, seed=0), PROMPTS % 3, 4), SHAPES["published"])
+    with pytest.raises(ValueError, match="draft_model must have the target's vocabulary of 30 tokens, it has 6"):
+        run(over(SHAPES["bushy"], table=random_table(6, seed=0), prompts=PROMPTS % 6))

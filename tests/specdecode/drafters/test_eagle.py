@@ -1,0 +1,407 @@
+"""EAGLE drafting over a head that is a table: every guess can be written down, and every misalignment shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from synthetic import FeatureTarget, random_table
+from torch import Tensor
+
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.eagle import EagleDrafter
+from specdecode.drafters.tree_growth import DraftHeadOutput
+from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
+from specdecode.loop import decode
+from specdecode.roles import DecodeState, TargetOutput, Verdict
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
+from specdecode.trace import DecodeTrace
+
+GREEDY = SamplingConfig(temperature=0)
+PValue = Callable[[Tensor, Tensor, Tensor, SamplingConfig], float]
+
+
+@dataclass
+class TableHead:
+    """The logits after a pair are a table's, at (the token its feature names, its own token).
+
+    It keeps a real sequence of the pairs that joined, and remembers which pairs each forward could see, so that tests
+    can ask whether a tree node saw exactly its ancestors.
+    """
+
+    table: Tensor
+    sequence: list[list[tuple[int, int]]] = field(default_factory=list)
+    new: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    places: list[list[int]] = field(default_factory=list)
+    calls: int = 0
+    most_new: int = 0
+
+    @property
+    def vocab_size(self) -> int:
+        return self.table.shape[0]
+
+    def start(self, prompt: TargetOutput) -> Tensor:
+        assert prompt.hidden_states is not None
+        self.sequence = [[] for _ in range(len(prompt.logits))]
+        self.new = []
+        return prompt.hidden_states[:, -1:]
+
+    def features(self, output: TargetOutput) -> Tensor:
+        assert output.hidden_states is not None
+        return output.hidden_states
+
+    def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
+        self.calls += 1
+        self.most_new = max(self.most_new, mask.shape[2])
+        before = features.argmax(-1)
+        if mask.shape[2] == tokens.shape[1]:
+            self.new, self.places = [], depths.expand(len(tokens), -1).tolist()
+        self.new.append((before, tokens))
+        assert mask.shape[2] == sum(pair[1].shape[1] for pair in self.new)
+        offset = mask.shape[2] - tokens.shape[1]
+        if offset > 0:
+            self._check_ancestors(mask.expand(len(tokens), -1, -1), depths.expand(len(tokens), -1), offset)
+        return DraftHeadOutput(self.table[before, tokens], F.one_hot(tokens, self.vocab_size).float())
+
+    def _check_ancestors(self, mask: Tensor, depths: Tensor, offset: int) -> None:
+        """A node at depth d sees d + 1 new pairs, each of which has the token that the next one's feature names."""
+        before, tokens = (torch.cat(parts, 1) for parts in zip(*self.new, strict=True))
+        for row in range(min(len(mask), 2)):
+            for query in range(mask.shape[1]):
+                path = mask[row, query].nonzero()[:, 0]
+                assert len(path) == int(depths[row, query]) + 1
+                assert int(path[-1]) == query + offset, "a pair must see itself, and none after it"
+                assert torch.equal(tokens[row, path[:-1]], before[row, path[1:]])
+
+    def advance(self, counts: Tensor) -> None:
+        before, tokens = (torch.cat(parts, 1) for parts in zip(*self.new, strict=True))
+        for row, count in enumerate(counts.tolist()):
+            assert self.places[row][:count] == list(range(count)), "pairs that join stand one behind the other"
+            self.sequence[row] += list(zip(before[row, :count].tolist(), tokens[row, :count].tolist(), strict=True))
+
+
+class Alternating:
+    """A sizer that takes turns, also between drafting and not."""
+
+    def __init__(self, *sizes: DraftSize) -> None:
+        self.sizes, self.turn = sizes, 0
+        self.observed: list[tuple[DraftSize, Any]] = []
+
+    @property
+    def largest(self) -> DraftSize:
+        return DraftSize(max(s.total_tokens for s in self.sizes), max(s.depth for s in self.sizes))
+
+    def choose(self) -> DraftSize:
+        self.turn += 1
+        return self.sizes[self.turn % len(self.sizes)]
+
+    def observe(self, size: DraftSize, accepted: Tensor, active: Tensor, predicted: Tensor | None = None) -> None:
+        self.observed.append((size, predicted))
+
+
+def run(
+    shape: DynamicTree | StaticTree,
+    sizer: Any,
+    *,
+    children: str = "top",
+    batch_size: int = 5,
+    length: int = 40,
+    vocab_size: int = 30,
+    scale: float = 2.5,
+    noise: float = 0.8,
+    sampling: SamplingConfig = GREEDY,
+) -> tuple[Tensor, Tensor, DecodeTrace, TableHead]:
+    """Plain tokens, tokens with EAGLE, its trace and its head."""
+    table = random_table(vocab_size, seed=1, scale=scale)
+    prompts = torch.randint(0, vocab_size, (batch_size, 2), generator=torch.Generator().manual_seed(9))
+    streams = RandomStreams.from_seeds(range(batch_size))
+    target = FeatureTarget(table, prompts, length - 1)
+    plain = decode(target, max_new_tokens=length, sampling=sampling, streams=streams)
+    head = TableHead(table + random_table(vocab_size, seed=2, scale=noise))
+    drafter = EagleDrafter(head, shape, sizer, children)  # type: ignore[arg-type]
+    fast = decode(target, max_new_tokens=length, sampling=sampling, streams=streams, drafter=drafter)
+    return plain.tokens, fast.tokens, fast.trace, head
+
+
+SHAPES: list[tuple[DynamicTree | StaticTree, DraftSize]] = [
+    (DynamicTree(4), DraftSize(12, 3)),
+    (DynamicTree(10), DraftSize(60, 5)),
+    (DynamicTree(3), DraftSize(2, 1)),
+    (StaticTree.published("naive_extend_57"), DraftSize(58, 5)),
+    (StaticTree.published("mc_sim_7b_63_balanced"), DraftSize(12, 2)),
+    (StaticTree.chain(4), DraftSize(5, 4)),
+]
+
+
+@pytest.mark.parametrize(("shape", "size"), SHAPES, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(), SamplingConfig(0.8, 10, 0.9)], ids=str)
+def test_likeliest_children_change_no_token(shape: Any, size: DraftSize, sampling: SamplingConfig) -> None:
+    plain, fast, trace, head = run(shape, FixedDraftSize(size), sampling=sampling)
+    assert torch.equal(plain, fast)
+    assert trace.mean_accepted_length > 0.2
+    assert head.most_new <= EagleDrafter.most_new_pairs(shape, size)
+
+
+@pytest.mark.parametrize(("shape", "size"), SHAPES, ids=lambda value: type(value).__name__)
+def test_a_head_that_knows_the_target_is_always_right(shape: Any, size: DraftSize) -> None:
+    """One misplaced feature or token, and some draft would fail."""
+    plain, fast, trace, _ = run(shape, FixedDraftSize(size), scale=15.0, noise=0.0, batch_size=3)
+    assert torch.equal(plain, fast)
+    best = min(size.depth, shape.max_depth if isinstance(shape, StaticTree) else size.total_tokens - 1)
+    full_steps = (40 - 1) // (best + 1)
+    for lengths in trace.accepted_lengths:
+        assert lengths[:full_steps] == [best] * full_steps
+
+
+def test_the_head_has_read_every_token_once_with_the_feature_before_it() -> None:
+    _, fast, _, head = run(DynamicTree(4), FixedDraftSize(DraftSize(12, 3)))
+    prompts = torch.randint(0, 30, (5, 2), generator=torch.Generator().manual_seed(9))
+    for row, pairs in enumerate(head.sequence):
+        tokens = fast[row].tolist()
+        before = [int(prompts[row, 1]), *tokens]
+        assert pairs == list(zip(before, tokens, strict=False))[: len(pairs)]
+        assert len(pairs) >= len(tokens) - 4
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig()], ids=str)
+def test_steps_without_a_draft_lose_nothing(sampling: SamplingConfig) -> None:
+    sizer = Alternating(*[DraftSize(1, 0)] * 20, DraftSize(12, 3), DraftSize(1, 0), DraftSize(6, 2))
+    plain, fast, trace, head = run(DynamicTree(4), sizer, sampling=sampling, length=80)
+    assert torch.equal(plain, fast)
+    assert trace.drafted > 0
+    assert head.most_new <= EagleDrafter.most_new_pairs(DynamicTree(4), sizer.largest)
+    for row, pairs in enumerate(head.sequence):
+        assert [token for _, token in pairs] == fast[row, : len(pairs)].tolist()
+
+
+def test_confidence_is_reported_for_every_candidate() -> None:
+    sizer = Alternating(DraftSize(12, 3), DraftSize(6, 2))
+    sizer.candidates = (DraftSize(1, 0), DraftSize(6, 2), DraftSize(12, 3), DraftSize(12, 4))  # type: ignore[attr-defined]
+    run(DynamicTree(4), sizer)
+    for _, predicted in sizer.observed:
+        nothing, few, more, deeper = predicted.tolist()
+        assert nothing == 0 and 0 <= few <= more + 1e-5 and deeper >= more - 1e-5
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+def test_predicted_acceptance_is_the_mass_of_the_best_nodes_that_fit(temperature: float) -> None:
+    """Each size's nodes and levels count; the confidences are those of the sampling temperature."""
+    table = random_table(25, seed=4, scale=2.0)
+    prompts, first = torch.tensor([[1, 2], [7, 0], [3, 3]]), torch.tensor([5, 11, 24])
+    active = torch.tensor([True, True, False])
+    sizer = Alternating(DraftSize(30, 3))
+    sizer.candidates = tuple(DraftSize(n, d) for n, d in ((1, 0), (2, 1), (3, 2), (9, 1), (9, 3), (30, 3)))  # type: ignore[attr-defined]
+    drafter = EagleDrafter(TableHead(table), DynamicTree(4), sizer)
+    state = DecodeState(
+        first[:, None], torch.ones(3, dtype=torch.int64), active, 40, SamplingConfig(temperature),
+        RandomStreams.from_seeds(range(3)),
+    )  # fmt: skip
+    drafter.start(TargetOutput(table[prompts[:, 0], prompts[:, 1]][:, None], F.one_hot(prompts, 25).float()), state)
+    draft = drafter.propose(state)
+    verdict = Verdict(torch.zeros(3, 4, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), first)
+    states = TargetOutput(torch.zeros(3, 30, 25), F.one_hot(draft.tree.tokens, 25).float())
+    drafter.observe(draft, states, verdict, state)
+    (_, predicted), expected = sizer.observed[0], []
+    for size in sizer.candidates:  # type: ignore[attr-defined]
+        masses = []
+        for row in (0, 1):
+            # All nodes that were seen; of those at most so deep, the best so many.
+            seen = slow_dynamic_tree(table / temperature, int(prompts[row, 1]), int(first[row]), 4, 3, 10**6)
+            fitting = sorted((score for path, score in seen.items() if len(path) <= size.depth), reverse=True)
+            masses.append(sum(math.exp(score) for score in fitting[: size.total_tokens - 1]))
+        expected.append(sum(masses) / 2)
+    assert predicted.tolist() == pytest.approx(expected, rel=2e-3)
+    assert len({round(mass, 3) for mass in expected}) == len(expected), "every size promises something else"
+
+
+def slow_dynamic_tree(
+    table: Tensor, before: int, root: int, top_k: int, depth: int, total_tokens: int
+) -> dict[tuple[int, ...], float]:
+    """EAGLE-2 in words: expand the best k of each level, keep the best of all; paths of tokens and their scores."""
+
+    def children(above: int, token: int) -> list[tuple[int, float]]:
+        values, tokens = table[above, token].log_softmax(-1).topk(top_k)
+        return list(zip(tokens.tolist(), values.tolist(), strict=True))
+
+    nodes: dict[tuple[int, ...], float] = {(token,): score for token, score in children(before, root)}
+    frontier = dict(nodes)
+    for _ in range(depth - 1):
+        grown = {}
+        for path, score in frontier.items():
+            above = path[-2] if len(path) > 1 else root
+            for token, more in children(above, path[-1]):
+                grown[(*path, token)] = score + more
+        nodes |= grown
+        frontier = dict(sorted(grown.items(), key=lambda item: -item[1])[:top_k])
+    return dict(sorted(nodes.items(), key=lambda item: -item[1])[: total_tokens - 1])
+
+
+@pytest.mark.parametrize(("top_k", "depth", "total_tokens"), [(4, 3, 12), (2, 4, 9), (10, 5, 60), (3, 1, 10)])
+def test_dynamic_trees_are_those_of_the_slow_algorithm(top_k: int, depth: int, total_tokens: int) -> None:
+    table = random_table(25, seed=4, scale=2.0)
+    prompts = torch.tensor([[1, 2], [7, 0], [3, 3]])
+    drafter = EagleDrafter(TableHead(table), DynamicTree(top_k), FixedDraftSize(DraftSize(total_tokens, depth)))
+    first = torch.tensor([5, 11, 24])
+    state = DecodeState(
+        first[:, None], torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.bool), 40, SamplingConfig(),
+        RandomStreams.from_seeds(range(3)),
+    )  # fmt: skip
+    drafter.start(TargetOutput(table[prompts[:, 0], prompts[:, 1]][:, None], F.one_hot(prompts, 25).float()), state)
+    tree = drafter.propose(state).tree
+    tree.check()
+    for row in range(3):
+        wanted = slow_dynamic_tree(table, int(prompts[row, 1]), int(first[row]), top_k, depth, total_tokens)
+        found = set()
+        for node in range(1, tree.num_nodes):
+            path = []
+            while node > 0:
+                path.append(int(tree.tokens[row, node]))
+                node = int(tree.parents[row, node])
+            found.add(tuple(reversed(path)))
+        assert found == set(wanted)
+
+
+VOCAB_SIZE, LENGTH, DRAWS = 5, 4, 60_000
+
+
+EAGLE_TABLE, PROMPT = random_table(VOCAB_SIZE, seed=5, scale=1.2), torch.tensor([1, 3])
+
+
+def sampled_tokens(shape: StaticTree, sampling: SamplingConfig, drafter_type: type[EagleDrafter]) -> Tensor:
+    """Many rows of one prompt, decoded with sampled children."""
+    head = _FastHead(0.5 * EAGLE_TABLE + random_table(VOCAB_SIZE, seed=6, scale=0.8))
+    size = DraftSize(shape.num_nodes, shape.max_depth)
+    return decode(
+        FeatureTarget(EAGLE_TABLE, PROMPT.expand(DRAWS, 2), LENGTH - 1),
+        max_new_tokens=LENGTH,
+        sampling=sampling,
+        streams=RandomStreams.from_seeds(range(DRAWS)),
+        drafter=drafter_type(head, shape, FixedDraftSize(size), "sampled"),
+    ).tokens
+
+
+class _FastHead(TableHead):
+    """Without the bookkeeping of tests."""
+
+    def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
+        return DraftHeadOutput(self.table[features.argmax(-1), tokens], F.one_hot(tokens, self.vocab_size).float())
+
+    def advance(self, counts: Tensor) -> None:
+        pass
+
+
+class _ConfidencesAsProbabilities(EagleDrafter):
+    """The planted fault: siblings after the first claim the distribution of the first."""
+
+    def propose(self, state: DecodeState) -> Any:
+        draft = super().propose(state)
+        first_sibling = (draft.tree.parents[:, None, :] == draft.tree.parents[:, :, None]).float().argmax(-1)
+        wrong = draft.probabilities.gather(1, first_sibling[..., None].expand_as(draft.probabilities))
+        return type(draft)(draft.tree, wrong)
+
+
+TREE = StaticTree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingConfig(0.9), SamplingConfig(1.3, 4, 0.8), SamplingConfig(1.0, 2)], ids=str
+)
+@pytest.mark.parametrize("shape", [StaticTree.chain(3), TREE], ids=["chain", "tree"])
+def test_sampled_children_leave_the_distribution_exact(
+    p_value: PValue, shape: StaticTree, sampling: SamplingConfig
+) -> None:
+    """With top_k=2 the third sibling is no draw at all, which the verifier must be told."""
+    assert p_value(sampled_tokens(shape, sampling, EagleDrafter), EAGLE_TABLE, PROMPT, sampling) > 1e-3
+
+
+def test_drawn_children_say_what_they_were_drawn_from() -> None:
+    """Earlier siblings zeroed and the rest renormalised; a third of two that filters left is a guess, and says so."""
+    sampling, prompts, first = SamplingConfig(1.0, 2), torch.tensor([[1, 2], [0, 4], [3, 3]]), torch.tensor([3, 1, 4])
+    size = FixedDraftSize(DraftSize(TREE.num_nodes, TREE.max_depth))
+    drafter = EagleDrafter(TableHead(EAGLE_TABLE), TREE, size, "sampled")
+    state = DecodeState(
+        first[:, None], torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.bool), 40, sampling,
+        RandomStreams.from_seeds(range(3)),
+    )  # fmt: skip
+    logits = EAGLE_TABLE[prompts[:, 0], prompts[:, 1]][:, None]
+    drafter.start(TargetOutput(logits, F.one_hot(prompts, VOCAB_SIZE).float()), state)
+    draft = drafter.propose(state)
+    assert draft.probabilities is not None
+    tokens, parents = draft.tree.tokens.tolist(), draft.tree.parents.tolist()
+    for row in range(3):
+        for node in range(1, draft.tree.num_nodes):
+            parent = parents[row][node]
+            above = int(prompts[row, 1]) if parent == 0 else tokens[row][parents[row][parent]]
+            left = logits_to_probabilities(EAGLE_TABLE[above, tokens[row][parent]], sampling)
+            for other in range(1, node):
+                left[tokens[row][other]] *= parents[row][other] != parent
+            wanted = left / left.sum() if left.sum() > 0 else F.one_hot(torch.tensor(tokens[row][node]), VOCAB_SIZE)
+            torch.testing.assert_close(draft.probabilities[row, node], wanted.float())
+            assert wanted[tokens[row][node]] > 0
+
+
+def test_a_wrong_distribution_of_later_siblings_is_noticed(p_value: PValue) -> None:
+    sampling = SamplingConfig(0.9)
+    tokens = sampled_tokens(TREE, sampling, _ConfidencesAsProbabilities)
+    assert p_value(tokens, EAGLE_TABLE, PROMPT, sampling) < 1e-6
+
+
+def test_what_cannot_be_drafted_is_refused() -> None:
+    head = TableHead(random_table(6, seed=0))
+    size = FixedDraftSize(DraftSize(8, 2))
+    with pytest.raises(ValueError, match="wider than the vocabulary of 6"):
+        EagleDrafter(head, DynamicTree(7), size)
+    with pytest.raises(ValueError, match="wider than the vocabulary"):
+        EagleDrafter(head, StaticTree.published("medusa_2_7b_63"), size)
+    with pytest.raises(ValueError, match="children"):
+        EagleDrafter(head, DynamicTree(3), size, "sampled")
+    with pytest.raises(ValueError, match="children"):
+        EagleDrafter(head, StaticTree.chain(2), size, "drawn")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="top_k"):
+        DynamicTree(0)
+
+
+def test_ties_do_not_tear_a_tree() -> None:
+    """Certain guesses give children the score of their parents; the parents must still be kept first."""
+    table = torch.full((6, 6, 6), -math.inf)
+    table[..., 2] = 0.0
+    table[..., 3] = 0.0
+    table[2, 2] = torch.tensor([-math.inf, -math.inf, 0.0, -math.inf, -math.inf, -math.inf])
+    drafter = EagleDrafter(TableHead(table.clamp(min=-1e4)), DynamicTree(2), FixedDraftSize(DraftSize(5, 4)))
+    prompts = torch.tensor([[2, 2]])
+    state = DecodeState(
+        torch.tensor([[2]]), torch.ones(1, dtype=torch.int64), torch.ones(1, dtype=torch.bool), 40, SamplingConfig(),
+        RandomStreams.from_seeds([0]),
+    )  # fmt: skip
+    drafter.start(TargetOutput(table[:1, :1, :][:, 0][:, None], F.one_hot(prompts, 6).float()), state)
+    drafter.propose(state).tree.check()
+
+
+def test_no_number_of_a_draft_is_drawn_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps advance by one place at least, and a draft reaches further: its nodes must not share numbers with them."""
+    drawn: list[list[int]] = []
+    exponential = RandomStreams.exponential
+
+    def watched(self: RandomStreams, tag: Tag, counters: Tensor, *size_and_more: Any) -> Tensor:
+        if tag is Tag.DRAFT:
+            drawn.append(counters[0].tolist())
+        return exponential(self, tag, counters, *size_and_more)
+
+    monkeypatch.setattr(RandomStreams, "exponential", watched)
+    shape = StaticTree.from_child_counts("2 / 1 1")
+    sizer = FixedDraftSize(DraftSize(5, 2))
+    run(shape, sizer, children="sampled", batch_size=1, noise=3.0, sampling=SamplingConfig(temperature=1.0))
+    every = [each for step in drawn for each in step]
+    assert len(drawn) > 10 and len(set(every)) == len(every)
+
+
+def test_a_head_has_room_for_what_waits_and_what_is_drafted() -> None:
+    shape, size = StaticTree.chain(9), DraftSize(10, 9)
+    room = EagleDrafter.most_new_pairs(shape, size)
+    assert room == (2 * 9 + 1) + 8, "a skipped and an accepted draft, and the nodes of the next that are expanded"
+    assert EagleDrafter.most_new_pairs(shape, size, beside=17) == (16 + 17) + 8

@@ -1,0 +1,289 @@
+"""Jacobi windows: exact for every coupling, and coupled guesses survive more often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from synthetic import MarkovTarget, random_table
+from torch import Tensor
+
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
+from specdecode.loop import DecodeResult, decode
+from specdecode.roles import DecodeState, Draft, Verifier
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag
+from specdecode.verifiers.exact import ExactVerifier
+
+VOCAB, LENGTH, DRAWS = 5, 4, 60_000
+TABLE = random_table(VOCAB, seed=5, scale=1.2)
+PROMPT = torch.tensor([1, 3])
+SAMPLING = SamplingConfig(temperature=0.9)
+PValue = Callable[[Tensor, Tensor, Tensor, SamplingConfig], float]
+
+
+def window(length: int) -> FixedDraftSize:
+    return FixedDraftSize(DraftSize(length + 1, length))
+
+
+class Changing:
+    """A window that changes from step to step, also to nothing."""
+
+    largest = DraftSize(6, 5)
+
+    def __init__(self, lengths: tuple[int, ...] = (3, 0, 5, 1)) -> None:
+        self.lengths = lengths
+        self.turn = 0
+
+    def choose(self) -> DraftSize:
+        self.turn += 1
+        length = self.lengths[self.turn % len(self.lengths)]
+        return DraftSize(length + 1, length)
+
+    def observe(self, *_: object) -> None:
+        pass
+
+
+def decode_rows(
+    drafter: JacobiDrafter | None,
+    draws: int = DRAWS,
+    sampling: SamplingConfig = SAMPLING,
+    table: Tensor = TABLE,
+    length: int = LENGTH,
+    prompts: Tensor | None = None,
+    seeds: range | None = None,
+    verifier: Verifier | None = None,
+) -> DecodeResult:
+    prompts = PROMPT.expand(draws, 2) if prompts is None else prompts
+    return decode(
+        MarkovTarget(table, prompts, length - 1),
+        max_new_tokens=length,
+        sampling=sampling,
+        streams=RandomStreams.from_seeds(range(draws) if seeds is None else seeds),
+        drafter=drafter,
+        verifier=verifier,
+    )
+
+
+@pytest.mark.parametrize("initial_guess", INITIAL_GUESSES)
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_the_distribution_is_the_targets(p_value: PValue, length: int, coupling: str, initial_guess: str) -> None:
+    tokens = decode_rows(JacobiDrafter(VOCAB, window(length), initial_guess, coupling)).tokens
+    assert p_value(tokens, TABLE, PROMPT, SAMPLING) > 1e-3
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_filters_and_changing_windows_stay_exact(p_value: PValue, coupling: str) -> None:
+    sampling = SamplingConfig(1.3, 4, 0.8)
+    tokens = decode_rows(JacobiDrafter(VOCAB, Changing(), "repeat", coupling), sampling=sampling).tokens
+    assert p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
+
+
+class _ClaimsTheNewest(JacobiDrafter):
+    """Planted fault: guesses claim to be drawn from what the target said last, whatever they were drawn from."""
+
+    def propose(self, state: DecodeState) -> Draft:
+        draft = super().propose(state)
+        assert draft.probabilities is not None
+        return Draft(draft.tree, draft.probabilities.roll(1, dims=-1))
+
+
+class _UsesTheTargetsNumbers(JacobiDrafter):
+    """Planted fault: guesses win with the very noise of the token that would replace them."""
+
+    def _draw(self, wanted: Tensor, node: Tensor, last_node: int, positions: Tensor, state: DecodeState) -> Tensor:
+        return (wanted / state.streams.exponential(Tag.TARGET, positions, VOCAB)).argmax(-1)
+
+
+class _KeepsTheOldGuess(JacobiDrafter):
+    """Planted fault: the old guess stays, but claims to be drawn from the new distribution."""
+
+    def _draw(self, wanted: Tensor, node: Tensor, last_node: int, positions: Tensor, state: DecodeState) -> Tensor:
+        fresh = super()._draw(wanted, node, last_node, positions, state)
+        before = (node + 1).clamp(max=last_node)
+        return torch.where(node + 1 <= last_node, self._tokens.gather(1, before), fresh)
+
+
+class _SurvivesWithoutItsDraw(JacobiDrafter):
+    """Planted fault: a survivor claims to be drawn from the newest opinion, as if it had been drawn anew."""
+
+    def _surviving(
+        self, tokens: Tensor, wanted: Tensor, node: Tensor, last_node: int, least: float
+    ) -> tuple[Tensor, Tensor]:
+        return super()._surviving(tokens, wanted, node, last_node, least)[0], wanted
+
+
+class _KeepsTokensItIsSureOf(JacobiDrafter):
+    """Planted fault, as published methods have it: the tokens decide which of them stay, with what they were drawn
+    from; those that stay are the likely ones, whatever they claim."""
+
+    def _surviving(
+        self, tokens: Tensor, wanted: Tensor, node: Tensor, last_node: int, least: float
+    ) -> tuple[Tensor, Tensor]:
+        old, old_from, there = self._before(node, last_node)
+        stays = there & (wanted.gather(2, old)[..., 0] >= least)
+        return torch.where(stays, old[..., 0], tokens), torch.where(stays[..., None], old_from, wanted)
+
+
+@pytest.mark.parametrize("coupling", ["independent", "gumbel", "maximal"])
+@pytest.mark.parametrize("least", [0.0, 0.7])
+def test_survivors_with_their_draws_are_exact(p_value: PValue, coupling: str, least: float) -> None:
+    tokens = decode_rows(JacobiDrafter(VOCAB, window(3), "repeat", coupling, least)).tokens
+    assert p_value(tokens, TABLE, PROMPT, SAMPLING) > 1e-3
+    resized = decode_rows(JacobiDrafter(VOCAB, Changing(), "random", coupling, least)).tokens
+    assert p_value(resized, TABLE, PROMPT, SAMPLING) > 1e-3
+
+
+@pytest.mark.parametrize(("fault", "least"), [(_SurvivesWithoutItsDraw, 0.0), (_KeepsTokensItIsSureOf, 0.3)])
+def test_faulty_survivors_are_noticed(p_value: PValue, fault: type[JacobiDrafter], least: float) -> None:
+    tokens = decode_rows(fault(VOCAB, window(3), "repeat", "independent", least)).tokens
+    assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
+
+
+class _ForgetsThatItWasResized(JacobiDrafter):
+    """Planted fault: the last guesses are counted from the end of the window, as if it had its old length, and what
+    they were drawn from is counted from its front."""
+
+    def _before(self, node: Tensor, last_node: int) -> tuple[Tensor, Tensor, Tensor]:
+        _, old_from, there = super()._before(node, last_node)
+        shifted = (node + 1 + last_node - self._size.depth).clamp(0, last_node)
+        return self._tokens.gather(1, shifted)[..., None], old_from, there
+
+
+@pytest.mark.usefixtures("torch_lines")
+def test_a_window_resized_in_the_middle_is_noticed(p_value: PValue) -> None:
+    """(3, 2): what is right by accident with a constant window is wrong with this one."""
+    tokens = decode_rows(_ForgetsThatItWasResized(VOCAB, window(3), "repeat", "maximal")).tokens
+    assert p_value(tokens, TABLE, PROMPT, SAMPLING) > 1e-3
+    tokens = decode_rows(_ForgetsThatItWasResized(VOCAB, Changing((2, 3)), "repeat", "maximal")).tokens
+    assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
+
+
+@pytest.mark.usefixtures("torch_lines")
+@pytest.mark.parametrize("fault", [_ClaimsTheNewest, _UsesTheTargetsNumbers, _KeepsTheOldGuess])
+def test_faults_are_noticed(p_value: PValue, fault: type[JacobiDrafter]) -> None:
+    tokens = decode_rows(fault(VOCAB, window(3))).tokens
+    assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
+
+
+@pytest.mark.parametrize("initial_guess", INITIAL_GUESSES)
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_greedy_tokens_equal_plain_decoding(coupling: str, initial_guess: str) -> None:
+    table = random_table(30, seed=7, scale=2.0)
+    prompts = torch.randint(0, 30, (7, 2), generator=torch.Generator().manual_seed(1))
+    same: dict[str, Any] = {
+        "sampling": SamplingConfig(temperature=0), "table": table, "length": 50, "prompts": prompts, "draws": 7
+    }  # fmt: skip
+    fast = decode_rows(JacobiDrafter(30, Changing(), initial_guess, coupling), **same)
+    assert torch.equal(decode_rows(None, **same).tokens, fast.tokens)
+
+
+@pytest.mark.parametrize("initial_guess", INITIAL_GUESSES)
+def test_with_the_targets_numbers_a_seed_draws_what_plain_decoding_draws(initial_guess: str) -> None:
+    table = random_table(30, seed=7, scale=2.0)
+    prompts = torch.randint(0, 30, (7, 2), generator=torch.Generator().manual_seed(1))
+    same: dict[str, Any] = {
+        "sampling": SamplingConfig(0.9, 20, 0.95), "table": table, "length": 50, "prompts": prompts, "draws": 7
+    }  # fmt: skip
+    fast = decode_rows(JacobiDrafter(30, Changing(), initial_guess, "target"), **same)
+    assert torch.equal(decode_rows(None, **same).tokens, fast.tokens)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_a_row_does_not_depend_on_the_others(coupling: str) -> None:
+    table = random_table(30, seed=7, scale=2.0)
+    prompts = torch.randint(0, 30, (4, 2), generator=torch.Generator().manual_seed(1))
+    together = decode_rows(
+        JacobiDrafter(30, window(6), "random", coupling), 4, SamplingConfig(), table, 40, prompts, range(4)
+    )
+    for row in range(4):
+        alone = decode_rows(
+            JacobiDrafter(30, window(6), "random", coupling),
+            1, SamplingConfig(), table, 40, prompts[row : row + 1], range(row, row + 1),
+        )  # fmt: skip
+        assert torch.equal(alone.tokens[0], together.tokens[row])
+        assert alone.trace.accepted_lengths[0] == together.trace.accepted_lengths[row]
+
+
+def test_coupled_guesses_are_accepted_more_often() -> None:
+    """Where what stands far before matters little, opinions settle, and coupled guesses with them."""
+    base = torch.randn(20, generator=torch.Generator().manual_seed(3)) * 1.5
+    table = base + random_table(20, seed=4, scale=0.4)
+    prompts = torch.randint(0, 20, (64, 2), generator=torch.Generator().manual_seed(2))
+    accepted = {
+        coupling: decode_rows(
+            JacobiDrafter(20, window(8), "repeat", coupling), 64, SamplingConfig(), table, 60, prompts
+        ).trace.mean_accepted_length
+        for coupling in COUPLINGS
+    }
+    assert accepted["gumbel"] > 1.1 * accepted["independent"]
+    assert accepted["maximal"] > 1.1 * accepted["independent"]
+    assert accepted["independent"] > 0.5 and accepted["target"] > 0.5
+
+
+def test_what_cannot_be_used_is_named() -> None:
+    with pytest.raises(ValueError, match="initial_guess"):
+        JacobiDrafter(5, window(2), "zero")
+    with pytest.raises(ValueError, match="coupling"):
+        JacobiDrafter(5, window(2), coupling="tight")
+    with pytest.raises(ValueError, match="keep_overlap must lie"):
+        JacobiDrafter(5, window(2), keep_overlap=1.5)
+    with pytest.raises(ValueError, match="keep_overlap must be None"):
+        JacobiDrafter(5, window(2), coupling="target", keep_overlap=0.5)
+    with pytest.raises(ValueError, match="vocab_size"):
+        decode_rows(JacobiDrafter(6, window(2)), draws=2, verifier=ExactVerifier())
+
+
+def _alone(drafter: JacobiDrafter, lengths: list[int], opinions: Tensor, accepted: int) -> Draft:
+    """The draft after one chain with these opinions [n, V] in every row, of which `accepted` guesses were right."""
+    batch = len(lengths)
+    state = DecodeState(
+        torch.zeros(batch, 32, dtype=torch.long),
+        torch.tensor(lengths),
+        torch.ones(batch, dtype=torch.bool),
+        32,
+        SamplingConfig(),
+        RandomStreams.from_seeds(range(batch)),
+    )
+    drafter._opinions = opinions.expand(batch, -1, -1)
+    drafter._tokens = torch.zeros(batch, len(opinions), dtype=torch.long)
+    drafter._drawn_from = torch.zeros_like(drafter._opinions)
+    drafter._accepted = torch.full((batch,), accepted)
+    drafter._last_node, drafter._iteration, drafter._behind_skip = len(opinions) - 1, torch.zeros(batch).long(), False
+    return drafter.propose(state)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("confident", [False, True])
+def test_the_last_opinion_is_used_before_anything_is_guessed(coupling: str, confident: bool) -> None:
+    """Certain opinions leave no choice, and the place behind them is guessed at random."""
+    if confident and coupling == "target":
+        return
+    drafter = JacobiDrafter(VOCAB, window(3), "random", coupling, confident=confident)
+    draft = _alone(drafter, [4] * 64, torch.eye(VOCAB)[[3, 1, 2]], accepted=0)
+    guesses = draft.tree.tokens[:, 1:]
+    assert bool((guesses[:, :2] == torch.tensor([1, 2])).all())
+    assert len(guesses[:, 2].unique()) > 1
+
+
+@pytest.mark.parametrize("coupling", ["independent", "maximal"])
+def test_no_pass_draws_with_numbers_that_another_place_had_before(coupling: str) -> None:
+    """Else a guess would hang together with a verdict that was passed on its neighbour."""
+    drafter = JacobiDrafter(VOCAB, window(3), coupling=coupling)
+    state = DecodeState(
+        torch.zeros(1, 32, dtype=torch.long),
+        torch.tensor([0]),
+        torch.ones(1, dtype=torch.bool),
+        32,
+        SamplingConfig(),
+        RandomStreams.from_seeds([0]),
+    )
+    seen: set[int] = set()
+    for iteration in range(40):
+        drafter._iteration = torch.tensor([iteration])
+        counters = drafter._counters(torch.arange(32 + 3)[None], state)[0].tolist()
+        assert not seen & set(counters)
+        seen |= set(counters)

@@ -1,0 +1,171 @@
+"""Tokens that are known beforehand: drafted where they stand and nowhere else, and nothing is lost by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from synthetic import MarkovTarget, chi_square_p_value, random_table
+from torch import Tensor
+
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
+from specdecode.drafters.jacobi_front import BranchingJacobiDrafter, branch_nodes
+from specdecode.drafters.known_tokens import KnownTokensDrafter
+from specdecode.loop import DecodeResult, decode
+from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput
+from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities
+from specdecode.trace import TokenOrigin
+
+VOCAB, MARK, DRAWS = 4, 3, 20_000
+KNOWN = torch.tensor([-1, -1, MARK, -1, MARK])
+SAMPLING = SamplingConfig(temperature=0.9)
+TABLE = random_table(VOCAB, seed=5, scale=1.2)
+
+
+def allowed(logits: Tensor, places: Tensor) -> Tensor:
+    """Logits [..., V] of output places [...]: the mark where it is known, all others elsewhere."""
+    is_mark = torch.arange(VOCAB) == MARK
+    known = KNOWN[places.clamp(max=len(KNOWN) - 1)][..., None] >= 0
+    return logits.masked_fill(known != is_mark, -torch.inf)
+
+
+class Target(MarkovTarget):
+    """Says nothing but what may stand at a place."""
+
+    def prefill(self) -> TargetOutput:
+        return TargetOutput(allowed(super().prefill().logits, torch.zeros(self.batch_size, 1).long()))
+
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        places = self.lengths[:, None] + depths + 1
+        return TargetOutput(allowed(super().forward(tokens, mask, depths).logits, places))
+
+
+class Watched(KnownTokensDrafter):
+    """Keeps what it drafted, and for which places."""
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        self.drafts: list[tuple[Draft, Tensor]] = []
+        super().start(prompt, state)
+
+    def propose(self, state: DecodeState) -> Draft:
+        draft = super().propose(state)
+        self.drafts.append((draft, state.lengths[:, None] - 1 + draft.tree.depth))
+        return draft
+
+
+def window(length: int, coupling: str = "independent", guess: str = "random") -> JacobiDrafter:
+    return JacobiDrafter(VOCAB, FixedDraftSize(DraftSize(length + 1, length)), guess, coupling)
+
+
+def run(drafter: Drafter | None, draws: int = DRAWS) -> DecodeResult:
+    target = Target(TABLE, torch.tensor([1, 2]).expand(draws, 2), len(KNOWN) - 1)
+    streams = RandomStreams.from_seeds(range(draws))
+    return decode(target, max_new_tokens=len(KNOWN), sampling=SAMPLING, streams=streams, drafter=drafter)
+
+
+@pytest.fixture(scope="module")
+def probabilities() -> Tensor:
+    """[V ** 5] float64 of every sequence."""
+    sequences = torch.cartesian_prod(*[torch.arange(VOCAB)] * len(KNOWN))
+    context = torch.cat([torch.tensor([1, 2]).expand(len(sequences), 2), sequences], 1)
+    joint = torch.ones(len(sequences), dtype=torch.float64)
+    for place in range(len(KNOWN)):
+        logits = allowed(TABLE[context[:, place], context[:, place + 1]], torch.tensor([place]))
+        each = logits_to_probabilities(logits, SAMPLING).double()
+        joint *= each[torch.arange(len(sequences)), context[:, place + 2]]
+    return joint / joint.sum()  # float32 sums to one only up to rounding
+
+
+@pytest.mark.parametrize("guess", INITIAL_GUESSES)
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_sequences_come_as_often_as_they_should(probabilities: Tensor, coupling: str, guess: str) -> None:
+    result = run(KnownTokensDrafter(window(3, coupling, guess), KNOWN, VOCAB))
+    assert chi_square_p_value(result.tokens, probabilities, VOCAB) > 1e-3
+
+
+@pytest.mark.parametrize("guess", INITIAL_GUESSES)
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_branches_change_nothing_about_that(probabilities: Tensor, coupling: str, guess: str) -> None:
+    size = DraftSize(4 + branch_nodes(3, 3, 2), 3)
+    branching = BranchingJacobiDrafter(VOCAB, FixedDraftSize(size), 3, 2, initial_guess=guess, coupling=coupling)
+    result = run(KnownTokensDrafter(branching, KNOWN, VOCAB))
+    assert chi_square_p_value(result.tokens, probabilities, VOCAB) > 1e-3
+
+
+def test_a_draft_of_the_targets_own_noise_gives_plain_decodings_tokens() -> None:
+    assert torch.equal(run(KnownTokensDrafter(window(3, "target"), KNOWN, VOCAB), 500).tokens, run(None, 500).tokens)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
+def test_marks_are_drafted_where_they_stand_and_nowhere_else(length: int) -> None:
+    drafter = Watched(window(length), KNOWN, VOCAB)
+    run(drafter, 50)
+    for draft, places in drafter.drafts:
+        drafted = draft.tree.depth > 0
+        is_known = KNOWN[places.clamp(max=len(KNOWN) - 1)] >= 0
+        assert bool(((draft.tree.tokens == MARK) == is_known)[drafted].all())
+        assert draft.probabilities is not None
+        claimed = draft.probabilities[drafted]
+        torch.testing.assert_close(claimed.sum(-1), torch.ones(len(claimed)))
+        assert torch.equal(claimed[:, MARK] == 1, is_known[drafted]) and bool((claimed[:, MARK] % 1 == 0).all())
+
+
+def test_fewer_passes_than_without() -> None:
+    without, known = run(window(4)), run(KnownTokensDrafter(window(4), KNOWN, VOCAB))
+    assert sum(known.trace.row_passes) < sum(without.trace.row_passes)
+
+
+class _ClaimsWhatItDrewBefore(KnownTokensDrafter):
+    """Moves the mark's share in the draw, and not in the claim."""
+
+    def propose(self, state: DecodeState) -> Draft:
+        draft = self.drafter.propose(state)
+        return replace(draft, tree=replace(draft.tree, tokens=draft.tree.tokens.where(draft.tree.tokens != MARK, 0)))
+
+
+def test_a_claim_that_is_not_corrected_is_noticed(probabilities: Tensor) -> None:
+    result = run(_ClaimsWhatItDrewBefore(window(3), KNOWN, VOCAB))
+    assert chi_square_p_value(result.tokens, probabilities, VOCAB) < 1e-6
+
+
+def test_some_token_must_be_left() -> None:
+    with pytest.raises(ValueError, match="known must leave some token that is known nowhere"):
+        KnownTokensDrafter(window(1), torch.tensor([0, 1]), 2)
+
+
+def test_a_row_that_joins_brings_its_own_known_tokens() -> None:
+    """Into memory of the drafter's own: a target that shares it would hide that it was not written."""
+    drafters = []
+    for known, rows in ((KNOWN, 3), (KNOWN.flip(0), 1)):
+        drafters.append(KnownTokensDrafter(window(2), known.clone(), VOCAB))
+        run(drafters[-1], rows)
+    drafters[0].replace_rows(torch.tensor([1]), drafters[1])
+    assert torch.equal(drafters[0].known, torch.stack([KNOWN, KNOWN.flip(0), KNOWN]))
+    assert torch.equal(drafters[0].forced.places, drafters[0].known >= 0)
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_known_tokens_count_neither_as_drafted_nor_as_accepted(length: int) -> None:
+    """By a count over the drafts as they were fed, and over the tokens that came of them."""
+    drafter = Watched(window(length), KNOWN, VOCAB)
+    result = run(drafter, 50)
+    trace, known = result.trace, (KNOWN >= 0).tolist()
+    accepted = [0] * 50
+    drafted = 0
+    for row in range(50):
+        at = 1  # the first token comes from the prefill
+        for step in trace.steps:
+            if not step["active"][row]:
+                continue
+            accepted[row] += known[at : at + step["accepted"][row]].count(False)
+            drafted += known[at : at + step["drafted"][row]].count(False)
+            at += step["emitted"][row]
+        assert [sum(lengths) for lengths in trace.accepted_lengths][row] == accepted[row]
+        origins = trace.token_origins[row]
+        assert all(origin is TokenOrigin.TARGET for origin, is_known in zip(origins, known, strict=True) if is_known)
+        assert origins.count(TokenOrigin.ACCEPTED) == accepted[row]
+    assert trace.drafted == drafted and sum(accepted) <= drafted
+    fed = sum(len(each["active"]) and sum(each["drafted"]) for each in trace.steps)
+    assert drafted < fed, "or no known token was fed"

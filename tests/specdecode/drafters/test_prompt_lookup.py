@@ -1,0 +1,136 @@
+"""Prompt lookup: the drafts are those of a slow search, and change no token and no distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from synthetic import MarkovTarget, random_table
+from torch import Tensor
+
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.prompt_lookup import PromptLookupDrafter
+from specdecode.loop import decode
+from specdecode.roles import DecodeState, Draft, TargetOutput
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.tree import TokenTree
+
+VOCAB, LENGTH, DRAWS = 4, 5, 40_000
+TABLE, PROMPT = random_table(VOCAB, seed=5, scale=1.2), torch.tensor([1, 3])
+PValue = Callable[[Tensor, Tensor, Tensor, SamplingConfig], float]
+
+
+def sizer(depth: int) -> FixedDraftSize:
+    return FixedDraftSize(DraftSize(depth + 1, depth))
+
+
+def slow_draft(row: list[int], depth: int, max_ngram_size: int) -> list[int]:
+    """The latest of the longest occurrences, copied token by token; the copy may be copied from."""
+    for size in range(min(max_ngram_size, len(row) - 1), 0, -1):
+        for end in range(len(row) - 1, size - 1, -1):
+            if row[end - size : end] == row[-size:]:
+                grown = list(row)
+                for number in range(depth):
+                    grown.append(grown[end + number])
+                return grown[len(row) :]
+    return []
+
+
+@pytest.fixture(params=["plain", "auto"])
+def searches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, own_kernels: None) -> None:
+    """In operations of torch, and in the kernel."""
+    monkeypatch.setenv("VARGEN_KERNELS", request.param)
+
+
+rows = st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=9), st.lists(st.integers(0, 2), min_size=1, max_size=7)))
+
+
+@example([([1, 1, 2, 2, 2, 2, 2, 2, 2], [0, 1])], 3, 3)  # behind a row's end lie zeros, and nothing before its start
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows.filter(len), st.integers(1, 6), st.integers(1, 4))
+def test_drafts_are_those_of_a_slow_search(
+    searches: None, texts: list[tuple[list[int], list[int]]], depth: int, max_ngram_size: int
+) -> None:
+    prompt = torch.tensor([[9] * (9 - len(before)) + before for before, _ in texts])
+    mask = torch.tensor([[0] * (9 - len(before)) + [1] * len(before) for before, _ in texts])
+    tokens = torch.tensor([after + [0] * (8 - len(after)) for _, after in texts])
+    lengths = torch.tensor([len(after) for _, after in texts])
+    streams = RandomStreams.from_seeds(range(len(texts)))
+    state = DecodeState(tokens, lengths, torch.ones(len(texts), dtype=torch.bool), 8, SamplingConfig(), streams)
+    drafter = PromptLookupDrafter(prompt, sizer(depth), mask, max_ngram_size)
+    drafter.start(TargetOutput(torch.zeros(len(texts), 1, 10)), state)
+    draft = drafter.propose(state)
+    draft.tree.check()
+    assert draft.probabilities is None and draft.tree.is_chain
+    for number, (before, after) in enumerate(texts):
+        drafted = draft.tree.tokens[number, 1:][draft.tree.valid[number, 1:]].tolist()
+        assert drafted == slow_draft(before + after, depth, max_ngram_size)
+
+
+def run(sampling: SamplingConfig, prompts: Tensor, drafting: bool = True, **changes: Any) -> Any:
+    options: dict[str, Any] = {"table": TABLE, "length": LENGTH, "drafter": PromptLookupDrafter, **changes}
+    return decode(
+        MarkovTarget(options["table"], prompts, options["length"] - 1),
+        max_new_tokens=options["length"],
+        sampling=sampling,
+        streams=RandomStreams.from_seeds(range(len(prompts))),
+        drafter=options["drafter"](prompts, sizer(3)) if drafting else None,
+    )
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(temperature=0), SamplingConfig(0.8, 9, 0.9)], ids=str)
+def test_no_token_changes(sampling: SamplingConfig) -> None:
+    prompts = torch.randint(0, 12, (5, 2), generator=torch.Generator().manual_seed(0))
+    same: dict[str, Any] = {"table": random_table(12, 3, 3.0), "length": 60}
+    fast, plain = run(sampling, prompts, **same), run(sampling, prompts, drafting=False, **same)
+    assert torch.equal(fast.tokens, plain.tokens)
+    if sampling.is_greedy:  # which ends in a circle, and that is copied
+        assert fast.trace.target_passes < 40
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(0.9), SamplingConfig(1.3, 3, 0.8)], ids=str)
+def test_the_distribution_is_the_targets(p_value: PValue, sampling: SamplingConfig) -> None:
+    result = run(sampling, PROMPT.expand(DRAWS, 2))
+    assert result.trace.mean_accepted_length > 0.1
+    assert p_value(result.tokens, TABLE, PROMPT, sampling) > 1e-3
+
+
+class _SaysTheyWereDrawn(PromptLookupDrafter):
+    """Planted fault: copied tokens claim to be draws from among all alike."""
+
+    def propose(self, state: DecodeState) -> Draft:
+        tree = super().propose(state).tree
+        return Draft(tree, torch.full((*tree.tokens.shape, VOCAB), 1 / VOCAB))
+
+
+def test_a_copy_that_claims_to_be_a_draw_is_noticed(p_value: PValue) -> None:
+    tokens = run(SamplingConfig(0.9), PROMPT.expand(DRAWS, 2), drafter=_SaysTheyWereDrawn).tokens
+    assert p_value(tokens, TABLE, PROMPT, SamplingConfig(0.9)) < 1e-6
+
+
+def test_nothing_is_drafted_where_nothing_repeats_or_a_row_is_finished() -> None:
+    tokens = torch.tensor([[5, 0], [1, 0]])
+    state = DecodeState(
+        tokens, torch.tensor([1, 1]), torch.tensor([True, False]), 2, SamplingConfig(), RandomStreams.from_seeds([0, 1])
+    )
+    tree: TokenTree = PromptLookupDrafter(torch.tensor([[1, 2], [1, 2]]), sizer(4)).propose(state).tree
+    assert tree.num_nodes == 1, "on a CPU nobody computes what nobody drafted"
+
+
+def test_arguments_that_cannot_be_used_are_named() -> None:
+    with pytest.raises(ValueError, match="max_ngram_size must be at least 1"):
+        PromptLookupDrafter(PROMPT[None], sizer(2), max_ngram_size=0)
+    with pytest.raises(ValueError, match=r"attention_mask must have the prompt's shape \[1, 2\]"):
+        PromptLookupDrafter(PROMPT[None], sizer(2), torch.ones(2, 2))
+    with pytest.raises(ValueError, match="prompt must have the target's 3 rows, got 1"):
+        decode(
+            MarkovTarget(TABLE, PROMPT.expand(3, 2), 4),
+            max_new_tokens=5,
+            sampling=SamplingConfig(),
+            streams=RandomStreams.from_seeds(range(3)),
+            drafter=PromptLookupDrafter(PROMPT[None], sizer(2)),
+        )

@@ -1,0 +1,304 @@
+"""Lines in flight: every token equals that of a slow, obvious form of the rule, in every batch; faults are seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from counted_graphs import CountedGraphs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from place_oracles import in_flight
+from placed_pictures import COUNT, DRAWN, GREEDY, LENGTHS, LINES, SIDE, LlamaGenPasses, make_placed_model, run_of
+from torch import Tensor
+
+from specdecode.graphs.static_step import StepCompiler
+from specdecode.grid.mixed_grids import Layout
+from specdecode.grid.positions import Lines, Places, StaggeredLines, Window
+from specdecode.grid.row_windows import FlightRun, LinesInFlight, _Pass
+from specdecode.loop import DecodeRun
+from specdecode.roles import TargetOutput
+from specdecode.runs.continuous import decode_queue
+from specdecode.sampling import SamplingConfig
+from vargen.models.llamagen.target import LlamaGenTarget
+
+RULES = {
+    "an adaptive start": LinesInFlight(LINES, 2, first_holds=True),
+    "guesses": LinesInFlight(LINES, 3, guesses=2),
+    "more guesses than tokens ahead": LinesInFlight(LINES, 1, guesses=4),
+    "both": LinesInFlight(LINES, 2, guesses=3, first_holds=True),
+    "two looks": LinesInFlight(LINES, 3, guesses=4, looks=2),
+    "three looks at whole lines": LinesInFlight(LINES, SIDE, guesses=SIDE - 1, looks=3, copies=True),
+    "two looks at copies": LinesInFlight(LINES, 2, guesses=2, looks=2, copies=True),
+    "one look, guesses in the first columns": LinesInFlight(
+        LINES, 2, guesses=1, looks=1, copies=True, guessed_columns=3
+    ),
+    "two looks at guesses in the first columns": LinesInFlight(LINES, 3, guesses=3, looks=2, guessed_columns=2),
+    "windows by line": LinesInFlight(LINES, (2, 4, 1), guesses=2, looks=2, copies=True),
+    "in proportion to the lines": LinesInFlight(
+        LINES, (8, 3, 5), guesses=3, looks=1, copies=True, guessed_columns=4, of_length=8
+    ),
+    "one look, and a start that may hold": LinesInFlight(LINES, 1, guesses=1, first_holds=True, looks=1),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return make_placed_model()
+
+
+@pytest.mark.parametrize("sampling", [DRAWN, GREEDY], ids=["drawn", "greedy"])
+@pytest.mark.parametrize("name", RULES)
+def test_every_token_is_that_of_full_forward_passes(model: Any, name: str, sampling: SamplingConfig) -> None:
+    rule = RULES[name]
+    expected = [in_flight(LlamaGenPasses(model, request, sampling), rule) for request in range(3)]
+    together = run_of(model, range(3), rule, sampling).finish()
+    assert together.tokens.tolist() == [each["tokens"] for each in expected]
+    trace = together.trace
+    assert trace.row_passes == [each["passes"] for each in expected]
+    assert trace.rows_fed == [each["fed"] for each in expected]
+    assert trace.drafted == sum(each["drafted"] for each in expected)
+    assert sum(map(sum, trace.accepted_lengths)) == sum(each["accepted"] for each in expected)
+    assert trace.skipped_tokens == sum(each["unverified"] for each in expected)
+    assert trace.row_tokens == together.lengths.tolist() == [COUNT] * 3
+    for request in range(3):
+        alone = run_of(model, range(request, request + 1), rule, sampling).finish()
+        assert alone.tokens.tolist() == [expected[request]["tokens"]]
+        assert alone.trace.rows_fed == [expected[request]["fed"]]
+
+
+@pytest.mark.parametrize("window", [*range(1, SIDE + 1), (2, 4), (4, 1, 5, 2, 3)])
+def test_without_guesses_it_is_the_order_known_beforehand(model: Any, window: Window) -> None:
+    known, flying = (
+        run_of(model, range(3), order).finish()
+        for order in (StaggeredLines(LINES, window), LinesInFlight(LINES, window))
+    )
+    assert torch.equal(known.tokens, flying.tokens)
+    assert flying.trace.row_passes == known.trace.row_passes and flying.trace.rows_fed == known.trace.rows_fed
+
+
+def check_against_plain(model: Any, rule: LinesInFlight) -> None:
+    plain, flying = (run_of(model, range(3), order).finish() for order in (None, rule))
+    assert torch.equal(plain.tokens, flying.tokens)
+
+
+WHOLE = LinesInFlight(LINES, SIDE, guesses=3)
+
+
+@pytest.mark.parametrize("rule", [WHOLE, replace(WHOLE, guesses=0), replace(WHOLE, first_holds=True)])
+def test_a_window_of_a_whole_line_is_plain_decoding(model: Any, rule: LinesInFlight) -> None:
+    check_against_plain(model, rule)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernels_take_guesses_with_the_bits_of_plain_decoding(own_kernels: None, dtype: torch.dtype) -> None:
+    model = make_placed_model().to(dtype)
+    check_against_plain(model, WHOLE)
+    if dtype == torch.float32:
+        rule = RULES["both"]
+        assert run_of(model, range(1), rule).finish().tokens.tolist() == [
+            in_flight(LlamaGenPasses(model, 0, DRAWN), rule)["tokens"]
+        ]
+
+
+def one_at_a_time(target: LlamaGenTarget, tokens: Tensor, placed: Places) -> TargetOutput:
+    """A pass over places as passes over one token each, those of lower places first."""
+    logits = []
+    order = placed.positions.argsort(dim=1, stable=True)
+    for index in order.T[..., None]:
+        one = [each.gather(1, index) for each in (placed.positions, placed.slots)]
+        seen = placed.visible.gather(1, index[..., None].expand(-1, -1, placed.visible.shape[2]))
+        logits.append(FORWARD(target, tokens.gather(1, index.expand(len(tokens), -1)), Places(*one, seen)).logits)
+    back = order.argsort(1)[..., None].expand(len(tokens), -1, logits[0].shape[2])
+    return TargetOutput(torch.cat(logits, 1).gather(1, back))
+
+
+FORWARD = LlamaGenTarget.forward_places
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["an order known beforehand", "both", "two looks at copies"])
+def test_in_the_kernels_bits_do_not_depend_on_how_tokens_are_fed(
+    own_kernels: None, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
+) -> None:
+    """In a batch, alone, and one token after another."""
+    model, order = make_placed_model().to(dtype), RULES.get(name, StaggeredLines(LINES, 2))
+    together = run_of(model, range(3), order).finish().tokens
+    alone = [run_of(model, range(request, request + 1), order).finish().tokens for request in range(3)]
+    assert torch.equal(torch.cat(alone), together)
+    monkeypatch.setattr(LlamaGenTarget, "forward_places", one_at_a_time)
+    assert torch.equal(run_of(model, range(3), order).finish().tokens, together)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    window=st.integers(1, SIDE),
+    guesses=st.integers(0, SIDE),
+    first_holds=st.booleans(),
+    looks=st.one_of(st.none(), st.integers(1, 3)),
+    copies=st.booleans(),
+    request=st.integers(0, len(LENGTHS) - 1),
+)
+def test_lines_keep_their_order(
+    model: Any, window: int, guesses: int, first_holds: bool, looks: int | None, copies: bool, request: int
+) -> None:
+    rule = LinesInFlight(LINES, window, guesses, first_holds, looks, copies and not first_holds)
+    run = run_of(model, range(request, request + 1), rule)
+    run.start()
+    assert isinstance(run, FlightRun)
+    before, opened, number = run._counts[0].tolist(), {0: 0}, 0
+    kept = run.state.tokens[0].view(SIDE, SIDE).clone()
+    while run.step():
+        number += 1
+        counts = run._counts[0].tolist()
+        assert all(new >= old for new, old in zip(counts, before, strict=True))
+        assert all(line >= below for line, below in pairwise(counts))  # none overtakes
+        assert all(above >= window for above, line in zip(before, counts[1:], strict=False) if line)
+        tokens = run.state.tokens[0].view(SIDE, SIDE)
+        for line, count in enumerate(before):
+            assert torch.equal(tokens[line, :count], kept[line, :count])  # what is decided stays
+        opening = [line for line in range(1, SIDE) if line not in opened and before[line - 1] >= window]
+        opened.update(dict.fromkeys(opening, number))
+        before, kept = counts, tokens.clone()
+        full = next((line for line, count in enumerate(counts) if count < SIDE), SIDE)
+        assert run.state.lengths.tolist() == [full * SIDE + (counts[full] if full < SIDE else 0)]
+    assert before == [SIDE] * SIDE and not run.state.active.any()
+    gaps = [opened[line] - opened[line - 1] for line in range(1, SIDE)]
+    assert all(gap >= rule.passes_between_lines for gap in gaps)
+    assert number >= (SIDE - 1) * rule.passes_between_lines
+
+
+def test_a_mark_is_decided_with_the_first_token_behind_it() -> None:
+    rule = LinesInFlight(Lines(3 * 4 - 1, 3, mark=9), 2)
+    counts = torch.tensor([[3, 2, 0], [3, 0, 0], [3, 3, 1]])
+    layout = Layout(rule.lines, torch.device("cpu"))
+    run = Mock(rule=rule, _columns=torch.arange(4), _counts=counts, _layout=layout)
+    decided = FlightRun._decided_places(run)
+    assert decided.sum(1).tolist() == [3 + 1 + 2, 3, 3 + 1 + 3 + 1 + 1]
+    assert decided[:, 3].tolist() == [True, False, True] and decided[:, 7].tolist() == [False, False, True]
+
+
+def differs(model: Any, rule: LinesInFlight) -> bool:
+    """Whether any of three requests has other tokens or costs than the oracle's."""
+    result = run_of(model, range(3), rule).finish()
+    expected = [in_flight(LlamaGenPasses(model, request, DRAWN), rule) for request in range(3)]
+    return [(*tokens,) for tokens in result.tokens.tolist()] != [(*each["tokens"],) for each in expected]
+
+
+VISIBLE, FEED = FlightRun._visible, FlightRun._what_to_feed
+
+
+def stand_in_seen_below(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
+    visible = VISIBLE(run, what, slots)
+    seen = run._layout.line_of[0, slots][..., None] > run._layout.stood_in
+    visible[..., COUNT:] |= seen
+    return visible
+
+
+def undecided_seen(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
+    visible = VISIBLE(run, what, slots)
+    visible[..., :COUNT] = run._places <= run._layout.position_of[0, slots][..., None]
+    return visible
+
+
+def guesses_seen_below(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
+    visible = VISIBLE(run, what, slots)
+    visible[..., :COUNT] |= what.guessed.flatten(1)[:, None] & (
+        run._places <= run._layout.position_of[0, slots][..., None]
+    )
+    return visible
+
+
+def last_token_not_fed(run: FlightRun) -> _Pass:
+    run._fed[..., -1] = True  # so it is said
+    return FEED(run)
+
+
+def overtaking(run: FlightRun) -> _Pass:
+    what = FEED(run)
+    columns, counts = run._columns, run._counts[..., None]
+    run._guesses = run._guesses.where(~what.opened, (SIDE - 1 - run._counts).clamp(max=run.rule.guesses))
+    guessed = (columns >= counts) & (columns < counts + run._guesses[..., None])
+    looked = what.opened[..., None] & (columns >= counts) & (columns <= counts + run._guesses[..., None])
+    feeding = what.feeding.clone()
+    feeding[:, :COUNT] |= guessed.flatten(1)
+    return replace(what, guessed=guessed, looked=looked, feeding=feeding)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("_visible", stand_in_seen_below),
+        ("_visible", undecided_seen),
+        ("_visible", guesses_seen_below),
+        ("_what_to_feed", last_token_not_fed),
+        ("_what_to_feed", overtaking),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_faults_change_tokens(model: Any, monkeypatch: pytest.MonkeyPatch, name: str, fault: Any) -> None:
+    rule = RULES["guesses"]
+    assert not differs(model, rule)
+    monkeypatch.setattr(FlightRun, name, fault)
+    assert differs(model, rule)
+
+
+@pytest.mark.parametrize(
+    ("name", "graphs"),
+    [("an adaptive start", False), ("both", False), ("two looks", False), ("an adaptive start", True)],
+)
+def test_other_requests_take_rows_half_way(model: Any, name: str, graphs: bool) -> None:
+    rule = RULES[name]
+    torch._dynamo.reset()
+    compiler = StepCompiler(counted := CountedGraphs(), 64) if graphs else None
+
+    def start(requests: range, joins: bool) -> DecodeRun:
+        return run_of(model, requests, rule, prompt_only=joins, compiler=None if joins else compiler)
+
+    rows = {each.request: each for each in decode_queue(start, len(LENGTHS), 3)}
+    for request in range(len(LENGTHS)):
+        alone = run_of(model, range(request, request + 1), rule).finish()
+        assert torch.equal(rows[request].tokens, alone.tokens[0])
+        for figure in ("row_passes", "rows_fed", "row_tokens", "drafted", "skipped_tokens", "token_origins"):
+            assert getattr(rows[request].trace, figure) == getattr(alone.trace, figure)
+    if graphs:
+        assert 1 <= counted.graphs <= 2 and not counted.faults
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"window": 0}, "window must be"),
+        ({"window": SIDE + 1}, r"window must be at most line_length \(5\), got 6"),
+        ({"window": 8, "of_length": 7}, r"window must be at most of_length \(7\), got 8"),
+        ({"of_length": 0}, "of_length must be"),
+        ({"guesses": -1}, "guesses must be at least 0, got -1"),
+        ({"looks": 0}, "looks must be"),
+        ({"guessed_columns": 0}, "guessed_columns must be"),
+        ({"copies": True, "first_holds": True}, "copies must be off where first_holds is on"),
+    ],
+)
+def test_rules_that_do_not_fit_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(WHOLE, **changes)
+
+
+@pytest.mark.parametrize("name", ["both", "two looks at copies", "an order known beforehand"])
+def test_steps_are_one_graph(model: Any, name: str) -> None:
+    """Of the tokens, passes and origins of eager steps; and again in the next batch, which needs no other graph."""
+    torch._dynamo.reset()
+    compiler = StepCompiler(counted := CountedGraphs(), 64)
+    order = RULES.get(name, StaggeredLines(LINES, 2))
+    for requests in (range(3), range(3, 6)):
+        eager, compiled = (run_of(model, requests, order, compiler=each) for each in (None, compiler))
+        before = len(counted.faults)
+        one, other = eager.finish(), compiled.finish()
+        assert torch.equal(one.tokens, other.tokens) and torch.equal(one.lengths, other.lengths)
+        for figure in ("rows_fed", "row_passes", "drafted", "token_origins", "token_passes"):
+            assert getattr(one.trace, figure) == getattr(other.trace, figure), figure
+        assert all("lie elsewhere" in fault for fault in counted.faults[before:]) and counted.graphs == 1
+        assert requests.start or not counted.faults

@@ -1,0 +1,530 @@
+"""Parallel decoding gives plain decoding's tokens whoever is faster; drafts follow what stands; accounts are true."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from simulation import Costs, simulate_parallel
+from synthetic import MarkovTarget, random_table
+from torch import Tensor
+
+import specdecode.runs.parallel.loop
+import specdecode.runs.parallel.one_process
+from specdecode.loop import decode
+from specdecode.roles import DecodeState, TargetOutput
+from specdecode.runs.parallel import (
+    DraftChannel,
+    DraftLength,
+    DraftOrder,
+    DraftRequest,
+    InTurnChannel,
+    ParallelResult,
+    Round,
+    Rounds,
+    RoundSeconds,
+    ThreadChannel,
+    Window,
+    WindowDrafter,
+    decode_parallel,
+    draft_length_of,
+    measure_draft_length,
+)
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
+from specdecode.trace import DecodeTrace
+
+VOCAB, LENGTH = 30, 40
+TABLE = random_table(VOCAB, seed=7, scale=2.0)
+CLOSE_TABLE = TABLE + random_table(VOCAB, seed=8, scale=1.0)
+PROMPT = torch.tensor([[1, 3]])
+GREEDY, SAMPLED = SamplingConfig(temperature=0), SamplingConfig(temperature=1.0)
+SAMPLINGS = [GREEDY, SAMPLED, SamplingConfig(1.3, 12, 0.9)]
+SEED = 3
+
+
+def target_of(length: int = LENGTH) -> MarkovTarget:
+    return MarkovTarget(TABLE, PROMPT, max(length - 1, 1))
+
+
+def source_of(table: Tensor = CLOSE_TABLE, length: int = LENGTH) -> Callable[..., MarkovTarget]:
+    return lambda prompt, hint: MarkovTarget(table, PROMPT, max(length - 1, 1))
+
+
+def plain(sampling: SamplingConfig, length: int = LENGTH, stop_token: int | None = None) -> Tensor:
+    streams = RandomStreams.from_seeds([SEED])
+    return decode(
+        target_of(length), max_new_tokens=length, sampling=sampling, streams=streams, stop_token=stop_token
+    ).tokens
+
+
+def parallel(channel: DraftChannel, sampling: SamplingConfig = GREEDY, **options: Any) -> ParallelResult:
+    settings: dict[str, Any] = {
+        "max_new_tokens": LENGTH,
+        "draft_length": 4,
+        "streams": RandomStreams.from_seeds([SEED]),
+    }
+    settings.update(options)
+    target = settings.pop("target", None) or target_of(settings["max_new_tokens"])
+    return decode_parallel(target, channel, sampling=sampling, **settings)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "filtered"])
+@pytest.mark.parametrize("table", [TABLE, CLOSE_TABLE, random_table(VOCAB, 9)], ids=["same", "close", "strange"])
+@pytest.mark.parametrize("draft_length", [1, 3, 8, 60])
+def test_tokens_are_those_of_plain_decoding(sampling: SamplingConfig, table: Tensor, draft_length: int) -> None:
+    result = parallel(InTurnChannel(source_of(table)), sampling, draft_length=draft_length)
+    assert torch.equal(result.tokens, plain(sampling))
+    if table is TABLE:  # all guesses are right: windows come one behind the other
+        assert result.trace.target_passes == 1 + -(-(LENGTH - 1) // draft_length)
+        assert result.account.run_lengths == [LENGTH]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 6, 7, 13])
+@pytest.mark.parametrize("table", [TABLE, CLOSE_TABLE], ids=["same", "close"])
+def test_rows_have_exactly_as_many_tokens_as_asked(length: int, table: Tensor) -> None:
+    for draft_length in range(1, 8):
+        channel = InTurnChannel(source_of(table, length))
+        result = parallel(channel, SAMPLED, max_new_tokens=length, draft_length=draft_length)
+        assert torch.equal(result.tokens, plain(SAMPLED, length)) and result.lengths.tolist() == [length]
+
+
+@pytest.mark.parametrize("table", [TABLE, CLOSE_TABLE], ids=["same", "close"])
+@pytest.mark.parametrize("draft_length", [1, 3, 4])
+def test_rows_end_at_the_stop_token_wherever_in_a_window_it_is(table: Tensor, draft_length: int) -> None:
+    whole = plain(SAMPLED)[0].tolist()
+    for offset in range(15):
+        stop = whole[offset]
+        channel = InTurnChannel(source_of(table))
+        result = parallel(channel, SAMPLED, draft_length=draft_length, stop_token=stop)
+        wanted = decode(
+            target_of(),
+            max_new_tokens=LENGTH,
+            sampling=SAMPLED,
+            streams=RandomStreams.from_seeds([SEED]),
+            stop_token=stop,
+        )
+        assert torch.equal(result.tokens, wanted.tokens) and torch.equal(result.lengths, wanted.lengths)
+        assert result.trace.row_tokens == result.lengths.tolist()
+        assert sum(each.emitted for each in result.account.rounds) == int(result.lengths[0])
+
+
+def test_any_of_several_stop_tokens_ends_a_row_and_steps_are_told() -> None:
+    whole = plain(SAMPLED)[0].tolist()
+    stops = [whole[20], whole[11]]
+    told: list[tuple[int, list[int], bool]] = []
+
+    def on_step(step: int, state: DecodeState) -> None:
+        told.append((step, state.tokens[0, : int(state.lengths[0])].tolist(), bool(state.active[0])))
+
+    streams = RandomStreams.from_seeds([SEED])
+    wanted = decode(target_of(), max_new_tokens=LENGTH, sampling=SAMPLED, streams=streams, stop_token=stops)
+    result = parallel(InTurnChannel(source_of()), SAMPLED, stop_token=stops, on_step=on_step)
+    assert torch.equal(result.tokens, wanted.tokens) and torch.equal(result.lengths, wanted.lengths)
+    assert [step for step, _, _ in told] == list(range(result.trace.target_passes))
+    decided = [sum(each.emitted for each in result.account.rounds[: step + 1]) for step, _, _ in told]
+    assert [len(tokens) for _, tokens, _ in told] == decided
+    assert all(tokens == whole[: len(tokens)] for _, tokens, _ in told)
+    assert [active for _, _, active in told] == [True] * (len(told) - 1) + [False]
+
+
+def right_guesses(sampling: SamplingConfig) -> list[bool]:
+    """At every position, whether the drafter, given the right tokens, draws what the target draws."""
+    tokens, streams = plain(sampling)[0].tolist(), RandomStreams.from_seeds([SEED])
+    before, result = PROMPT[0].tolist() + tokens, []
+    for position, token in enumerate(tokens):
+        logits = CLOSE_TABLE[before[position], before[position + 1]][None, None]
+        guess = draw_tokens(logits, sampling, streams, torch.tensor([[position]]), Tag.TARGET)
+        result.append(int(guess) == token)
+    return result
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("draft_length", [1, 3, 5])
+def test_rounds_are_those_that_right_and_wrong_guesses_make(sampling: SamplingConfig, draft_length: int) -> None:
+    result = parallel(InTurnChannel(source_of()), sampling, draft_length=draft_length)
+    assert result.account.rounds == simulate_parallel(right_guesses(sampling), Costs(1, 1), draft_length).rounds
+    matches = right_guesses(sampling)
+    assert 0.2 < sum(matches) / len(matches) < 0.9, "both outcomes must occur"
+    trace, rounds = result.trace, result.account.rounds
+    assert trace.target_passes == len(rounds) and trace.row_tokens == [LENGTH]
+    assert trace.accepted_lengths == [[each.accepted for each in rounds[1:]]]
+    assert trace.drafted == sum(each.judged for each in rounds[1:])
+    assert result.account.to_dict()["run_lengths"] == result.account.run_lengths
+
+
+class Watched:
+    """A channel that keeps a drafter's sequence of its own, the slow way, and compares every window with it."""
+
+    def __init__(self, channel: DraftChannel, table: Tensor, sampling: SamplingConfig) -> None:
+        self.channel, self.table, self.sampling = channel, table, sampling
+        self.streams = RandomStreams.from_seeds([SEED])
+        self.orders: list[DraftOrder] = []
+        self.under_way = 0
+        self.sequence: list[int] = []
+
+    def begin(self, request: DraftRequest, count: int) -> None:
+        self.sequence, self.count = [], count
+        self.under_way += 1
+        self.channel.begin(request, count)
+
+    def hint(self, numbers: Tensor) -> None:
+        self.channel.hint(numbers)
+
+    def order(self, order: DraftOrder) -> None:
+        self.sequence = self.sequence[: order.kept] + ([] if order.token is None else [order.token])
+        self.count = order.count
+        self.orders.append(order)
+        self.under_way += 1
+        self.channel.order(order)
+
+    def collect(self) -> Window:
+        assert self.under_way == 1, "one window under way at a time"
+        self.under_way = 0
+        window = self.channel.collect()
+        before = PROMPT[0].tolist() + self.sequence
+        for number in range(self.count):
+            position = torch.tensor([[len(self.sequence) + number]])
+            logits = self.table[before[-2], before[-1]][None, None]
+            before.append(int(draw_tokens(logits, self.sampling, self.streams, position, Tag.TARGET)))
+        self.sequence = before[2:]
+        assert window.tokens == self.sequence[len(self.sequence) - self.count :], "not what stands was drafted behind"
+        return window
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("draft_length", [1, 2, 5])
+def test_windows_follow_what_stands_and_never_pass_the_end(sampling: SamplingConfig, draft_length: int) -> None:
+    with ThreadChannel(source_of()) as channel:
+        watched = Watched(channel, CLOSE_TABLE, sampling)
+        result = parallel(watched, sampling, draft_length=draft_length)
+    assert torch.equal(result.tokens, plain(sampling))
+    decided = result.tokens[0].tolist()
+    for order in watched.orders:
+        stand = order.kept + (order.token is not None)
+        assert 1 <= order.count <= draft_length and stand + order.count <= LENGTH
+        if order.token is not None:
+            assert order.token == decided[order.kept]
+    assert len(watched.sequence) <= LENGTH
+
+
+class _NeverForgets(MarkovTarget):
+    """Planted fault: rejected tokens stay in the drafter's cache."""
+
+    def rewind(self, counts: Tensor) -> None:
+        pass
+
+
+class _ForgetsOneLess(MarkovTarget):
+    """Planted fault: one rejected token stays."""
+
+    def rewind(self, counts: Tensor) -> None:
+        super().rewind(counts - 1)
+
+
+@pytest.mark.parametrize("faulty", [_NeverForgets, _ForgetsOneLess])
+def test_a_drafter_that_is_not_cropped_is_noticed(faulty: type[MarkovTarget]) -> None:
+    def source(prompt: Any, hint: Any) -> MarkovTarget:
+        return faulty(CLOSE_TABLE, PROMPT, 10 * LENGTH)
+
+    with pytest.raises(AssertionError, match="not what stands"):
+        parallel(Watched(InTurnChannel(source), CLOSE_TABLE, GREEDY))
+
+
+class _KeepsTheWindow(Rounds):
+    """Planted fault: what was drafted behind a rejected token is judged all the same."""
+
+    def settle(self, chosen: Any, window: Any) -> Round:
+        candidates = [*self.pending, *window]
+        result = super().settle(chosen, window)
+        self.pending = candidates[result.judged :][: self.max_new_tokens - len(self.tokens)]
+        return result
+
+
+class _CountsABonus(Rounds):
+    """Planted fault: the row that judges a window's first token gives a bonus token, too."""
+
+    def settle(self, chosen: Any, window: Any) -> Round:
+        result = super().settle(chosen, window)
+        if not result.rejected and not self.finished:
+            self.tokens.append(chosen[-1])
+        return result
+
+
+@pytest.mark.parametrize("fault", [_KeepsTheWindow, _CountsABonus])
+def test_faults_of_the_targets_side_are_noticed(monkeypatch: pytest.MonkeyPatch, fault: type[Rounds]) -> None:
+    wanted = simulate_parallel(right_guesses(GREEDY), Costs(1, 1), 4).rounds
+    assert parallel(InTurnChannel(source_of())).account.rounds == wanted
+    monkeypatch.setattr(specdecode.runs.parallel.loop, "Rounds", fault)
+    try:
+        result = parallel(InTurnChannel(source_of(length=9 * LENGTH)), target=target_of(9 * LENGTH))
+    except (IndexError, RuntimeError):
+        return
+    assert not torch.equal(result.tokens, plain(GREEDY)) or result.account.rounds != wanted
+
+
+class Slow(MarkovTarget):
+    """Works before every pass: sleeps, or moves a clock."""
+
+    def __init__(self, table: Tensor, work: Callable[[], None], length: int = LENGTH) -> None:
+        super().__init__(table, PROMPT, length)
+        self.work = work
+
+    def prefill(self) -> TargetOutput:
+        self.work()
+        return super().prefill()
+
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        self.work()
+        return super().forward(tokens, mask, depths)
+
+
+class Growing(MarkovTarget):
+    """A pass takes six seconds, and more for every token."""
+
+    def __init__(self, table: Tensor, clocks: TwoClocks, more: float = 0.9) -> None:
+        super().__init__(table, PROMPT, LENGTH)
+        self.clocks, self.more = clocks, more
+
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        self.clocks.work(6 + self.more * tokens.shape[1])
+        return super().forward(tokens, mask, depths)
+
+
+class TwoClocks:
+    """A clock a thread. It moves by work alone, and to the time at which a message that it waits for was sent."""
+
+    def __init__(self) -> None:
+        self._now: dict[int, float] = {}
+
+    def now(self) -> float:
+        return self._now.get(threading.get_ident(), 0.0)
+
+    def work(self, seconds: float) -> None:
+        self._now[threading.get_ident()] = self.now() + seconds
+
+    def wait_for(self, moment: float) -> None:
+        self._now[threading.get_ident()] = max(self.now(), moment)
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> TwoClocks:
+    """Both sides read these clocks, and every message of `ThreadChannel` takes the time of its sender along."""
+    clocks, channels = TwoClocks(), specdecode.runs.parallel.one_process
+
+    class Thread(ThreadPoolExecutor):
+        def submit(self, work: Any, /, *arguments: Any) -> Any:  # type: ignore[override]
+            sent = clocks.now()
+
+            def timed() -> tuple[Any, float]:
+                clocks.wait_for(sent)
+                return work(*arguments), clocks.now()
+
+            future = super().submit(timed)
+
+            def result() -> Any:
+                answer, answered = future.result()
+                clocks.wait_for(answered)
+                return answer
+
+            return SimpleNamespace(result=result)
+
+    class Numbers(channels._Numbers):
+        def __init__(self, numbers: Tensor) -> None:
+            super().__init__(numbers)
+            self.sent = clocks.now()
+
+        def here(self) -> Tensor:
+            clocks.wait_for(self.sent)
+            return super().here()
+
+    monkeypatch.setattr(channels, "ThreadPoolExecutor", Thread)
+    monkeypatch.setattr(channels, "_Numbers", Numbers)
+    for module in ("loop", "drafter", "draft_length"):
+        monkeypatch.setattr(f"specdecode.runs.parallel.{module}.time", SimpleNamespace(perf_counter=clocks.now))
+    return clocks
+
+
+def test_a_hundred_timings_give_one_result() -> None:
+    length = 12
+    wanted = parallel(InTurnChannel(source_of(length=length)), SAMPLED, max_new_tokens=length, draft_length=3)
+    assert torch.equal(wanted.tokens, plain(SAMPLED, length))
+    dice = random.Random(0)
+    scale = [1e-3, 1e-3]
+
+    def source(prompt: Any, hint: Any) -> MarkovTarget:
+        return Slow(CLOSE_TABLE, lambda: time.sleep(scale[0] * dice.random()), length)
+
+    with ThreadChannel(source) as channel:
+        for _ in range(100):
+            scale[:] = dice.choice([(1e-3, 0), (0, 2e-3), (5e-4, 1e-3)])
+            target = Slow(TABLE, lambda: time.sleep(scale[1] * dice.random()), length)
+            result = parallel(channel, SAMPLED, target=target, max_new_tokens=length, draft_length=3)
+            assert torch.equal(result.tokens, wanted.tokens)
+            assert result.account.rounds == wanted.account.rounds
+
+
+@pytest.mark.parametrize(("target", "draft"), [(6.0, 1.5), (3.0, 1.5), (9.0, 1.5)])
+@pytest.mark.parametrize("table", [TABLE, CLOSE_TABLE], ids=["same", "close"])
+def test_a_round_takes_as_long_as_the_slower_side(
+    clocks: TwoClocks, table: Tensor, target: float, draft: float
+) -> None:
+    with ThreadChannel(lambda prompt, hint: Slow(table, lambda: clocks.work(draft))) as channel:
+        account = parallel(channel, target=Slow(TABLE, lambda: clocks.work(target))).account
+    matches = [True] * LENGTH if table is TABLE else right_guesses(GREEDY)
+    costs = Costs(target, draft, target_prefill=target, draft_prefill=draft)
+    assert account == simulate_parallel(matches, costs, 4)
+    full = {
+        each.target + each.waiting
+        for each, what in zip(account.seconds, account.rounds, strict=True)
+        if what.drafted == 4
+    }
+    assert full == {max(target, 4 * draft)}
+
+
+def test_the_draft_length_is_the_ratio_of_measured_times(clocks: TwoClocks) -> None:
+    assert [draft_length_of(*each) for each in ((0.420, 0.078), (0.420, 0.0466), (5.9, 1.0), (1.0, 3.0))] == [
+        5,
+        9,
+        6,
+        1,
+    ]
+    for seconds in ((0.0, 1.0), (1.0, -1.0)):
+        with pytest.raises(ValueError, match="seconds must be positive"):
+            draft_length_of(*seconds)
+    target = Slow(TABLE, lambda: clocks.work(6.0))
+    channel = InTurnChannel(lambda prompt, hint: Slow(CLOSE_TABLE, lambda: clocks.work(1.5), 5))
+    assert measure_draft_length(target, channel, repeats=2) == DraftLength(4, 6.0, 1.5, 1 + 2 * 3, 1 + 3 * 4)
+    longer = Growing(TABLE, clocks)
+    # 6 + 0.9 a token against 1.5: 5 tokens during a pass over one, then 7, 8, 9, and 9 during one over nine.
+    found = measure_draft_length(longer, channel, repeats=2)
+    assert found == DraftLength(9, pytest.approx(6 + 9 * 0.9), 1.5, 1 + 5 * 3, 1 + 3 * 4)
+    # Where a token more costs the target more than the drafter, growth has an end.
+    assert measure_draft_length(Growing(TABLE, clocks, 2.0), channel, repeats=2).tokens == 10
+    assert measure_draft_length(Growing(TABLE, clocks, 2.0), channel, repeats=2, longest=7).tokens == 7
+    assert measure_draft_length(Growing(TABLE, clocks, 2.0), channel, repeats=2, longest=1).tokens == 5
+    with pytest.raises(ValueError, match="longest must be"):
+        measure_draft_length(target, channel, longest=0)
+    # Both can be used as if nothing had been.
+    assert torch.equal(parallel(InTurnChannel(source_of()), target=target, draft_length=4).tokens, plain(GREEDY))
+
+
+class Early(MarkovTarget):
+    """Gives a hint in the middle of its prefill."""
+
+    def __init__(self, give: Callable[[Tensor], None], work: Callable[[], None] = lambda: None) -> None:
+        super().__init__(TABLE, PROMPT, LENGTH)
+        self.give, self.work = give, work
+
+    def prefill(self) -> TargetOutput:
+        self.work()
+        self.give(torch.tensor([4, 2]))
+        self.work()
+        return super().prefill()
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_the_hint_reaches_the_drafter_while_the_target_is_prefilling(threaded: bool, clocks: TwoClocks) -> None:
+    seen: list[Any] = []
+
+    def source(prompt: Any, hint: Callable[[], Tensor | None]) -> MarkovTarget:
+        numbers = hint()
+        seen.append((prompt, None if numbers is None else numbers.tolist()))
+        return Slow(CLOSE_TABLE, lambda: clocks.work(2))
+
+    channel = ThreadChannel(source) if threaded else InTurnChannel(source)
+    result = parallel(channel, target=Early(channel.hint, lambda: clocks.work(20)), prompt="a video")
+    assert seen == [("a video", [4, 2])] and torch.equal(result.tokens, plain(GREEDY))
+    if threaded:  # prefill and startup tokens are hidden in the target's prefill
+        wanted = RoundSeconds(target=40, drafter=4 * 2, waiting=0)
+        assert result.account.seconds[0] == wanted, "waiting for the hint is not work"
+    parallel(channel, prompt="another")
+    assert seen[-1] == ("another", None), "no hint was given"
+    if isinstance(channel, ThreadChannel):
+        channel.close()
+
+
+def test_one_channel_serves_rows_one_after_the_other() -> None:
+    with ThreadChannel(source_of()) as channel:
+        for seed in (1, 2, 1):
+            streams = RandomStreams.from_seeds([seed])
+            wanted = decode(target_of(), max_new_tokens=LENGTH, sampling=SAMPLED, streams=streams).tokens
+            assert torch.equal(parallel(channel, SAMPLED, streams=streams).tokens, wanted)
+
+
+class _Breaks(MarkovTarget):
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        raise ArithmeticError("this model is broken")
+
+
+def test_what_fails_on_either_side_is_raised_and_the_next_row_is_not_harmed() -> None:
+    def source(prompt: Any, hint: Callable[[], Tensor | None]) -> MarkovTarget:
+        if prompt == "waits":
+            hint()
+        kind = _Breaks if prompt == "broken" else MarkovTarget
+        return kind(CLOSE_TABLE, PROMPT, LENGTH)
+
+    def refuse(numbers: Tensor) -> None:
+        raise ArithmeticError("the target broke in its prefill")
+
+    with ThreadChannel(source) as channel:
+        with pytest.raises(ArithmeticError, match="this model is broken"):
+            parallel(channel, prompt="broken")
+        with pytest.raises(ArithmeticError, match="this model is broken"):
+            parallel(channel, target=_Breaks(TABLE, PROMPT, LENGTH))
+        with pytest.raises(ArithmeticError, match="in its prefill"):
+            parallel(channel, target=Early(refuse), prompt="waits")
+        assert torch.equal(parallel(channel).tokens, plain(GREEDY))
+        with pytest.raises(ArithmeticError, match="in its prefill"):
+            parallel(channel, target=Early(refuse), prompt="waits")
+
+
+def test_guesses_with_the_targets_numbers_agree_as_often_as_they_must() -> None:
+    rows = 20_000
+    streams = RandomStreams.from_seeds(range(rows))
+    zeros = torch.zeros(rows, 1, dtype=torch.int64)
+    for seed in range(3):
+        both = torch.randn(2, 1, 1, 12, generator=torch.Generator().manual_seed(seed))
+        drawn = [draw_tokens(each.expand(rows, 1, -1), SAMPLED, streams, zeros, Tag.TARGET) for each in both]
+        distance = float((both[0].softmax(-1) - both[1].softmax(-1)).abs().sum() / 2)
+        agreed = float((drawn[0] == drawn[1]).double().mean())
+        assert agreed > (1 - distance) / (1 + distance) - 0.01
+        likeliest = float(both[0].softmax(-1)[0, 0, both[1].argmax()])
+        assert agreed > likeliest + 0.1, "better than always guessing the likeliest token"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"draft_length": 0}, "draft_length must be at least 1"),
+        ({"stop_token": VOCAB}, "stop_token must lie in"),
+        ({"streams": RandomStreams.from_seeds([1, 2])}, "must hold one row"),
+        ({"target": MarkovTarget(TABLE, PROMPT.expand(2, 2), 5)}, "must hold one row"),
+        ({"trace": DecodeTrace(2)}, "trace must be of batch size 1"),
+    ],
+)
+def test_what_cannot_be_used_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parallel(InTurnChannel(source_of()), **options)
+
+
+def test_drafters_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ValueError, match="vocabulary of 30 tokens, it has 31"):
+        parallel(InTurnChannel(source_of(random_table(31, 0))))
+    with pytest.raises(ValueError, match="must have one row, it has 2"):
+        parallel(InTurnChannel(lambda prompt, hint: MarkovTarget(TABLE, PROMPT.expand(2, 2), 9)))
+
+
+def test_a_drafter_feeds_its_newest_token_again_when_nothing_else_waits() -> None:
+    drafter = WindowDrafter(source_of())
+    first = drafter.begin(DraftRequest(None, VOCAB, GREEDY, 0), 5, lambda: None).tokens
+    for kept in (4, 2, 2):
+        assert drafter.draft(DraftOrder(kept, None, 5 - kept)).tokens == first[kept:]
+    assert drafter.draft(DraftOrder(0, first[0], 4)).tokens == first[1:]

@@ -1,0 +1,448 @@
+"""Unmodified models of transformers judge trees in ragged batches as they judge plain sequences without a cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import language_models
+import pytest
+import torch
+from language_models import ARCHITECTURES, VOCAB_SIZE, WINDOW, fresh_logits, ragged_prompts
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specdecode import ragged
+from specdecode.drafters.draft_model import DraftModelDrafter
+from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.kv_cache import StaticKVCache
+from specdecode.loop import DecodeResult, decode
+from specdecode.roles import Drafter, TargetOutput
+from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
+from specdecode.targets.transformers import TransformersTarget
+from specdecode.tree import TokenTree
+
+aten = torch.ops.aten
+GREEDY = SamplingConfig(temperature=0)
+PARENTS = [-1, 0, 0, 1, 1, 2, 4, 4]  # siblings at every depth
+PATHS = [[0, 1, 4, 7], [0], [0, 2, 5]]  # what each row keeps of the first tree: 4, 1 and 3 tokens
+
+
+def trees(seed: int) -> TokenTree:
+    """One tree per row; the last row's has padding."""
+    tokens = torch.randint(1, VOCAB_SIZE, (3, len(PARENTS)), generator=torch.Generator().manual_seed(seed))
+    valid = torch.ones(3, len(PARENTS), dtype=torch.bool)
+    valid[2, 6:] = False
+    return TokenTree.from_parents(tokens, torch.tensor(PARENTS).expand(3, -1), valid, max_depth=3, max_children=2)
+
+
+def way_to(node: int) -> list[int]:
+    """Nodes from the root to `node`."""
+    way = []
+    while node >= 0:
+        way.append(node)
+        node = PARENTS[node]
+    return way[::-1]
+
+
+def check_trees(model: Any, target_type: type[TransformersTarget] = TransformersTarget, **options: Any) -> None:
+    """Two trees behind ragged prompts, the second behind what rows keep of the first: every node's logits are those of
+    a run without a cache over the tokens on the way to it."""
+    input_ids, mask = ragged_prompts()
+    target = target_type(model, input_ids, mask, max_new_tokens=12, max_draft_nodes=len(PARENTS), **options)
+    rows = [input_ids[row][mask[row] > 0].tolist() for row in range(3)]
+    first = target.prefill().logits
+    for row in range(3):
+        torch.testing.assert_close(first[row, 0], fresh_logits(model, rows[row]), rtol=1e-4, atol=1e-4)
+    for step in range(2):
+        tree = trees(step)
+        logits = target.forward(tree.tokens, tree.ancestor_mask(), tree.depth).logits
+        for row in range(3):
+            for node in range(tree.num_nodes):
+                if tree.valid[row, node]:
+                    wanted = fresh_logits(model, rows[row] + tree.tokens[row, way_to(node)].tolist())
+                    torch.testing.assert_close(logits[row, node], wanted, rtol=1e-4, atol=1e-4)
+        if step == 0:
+            kept = torch.tensor([path + [0] * (4 - len(path)) for path in PATHS])
+            target.commit(kept, torch.tensor([len(path) for path in PATHS]))
+            for row, path in enumerate(PATHS):
+                rows[row] += tree.tokens[row, path].tolist()
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_node_is_judged_as_without_a_cache(architecture: str, kernel: str) -> None:
+    # In float64 transformers' eager attention makes NaN of prompts with padding: it masks by the least float64, which
+    # its float32 softmax takes for minus infinity.
+    model = language_models.make(architecture, dtype=torch.float64 if kernel == "sdpa" else torch.float32)
+    model.set_attn_implementation(kernel)
+    check_trees(model)
+
+
+class _PositionsOffByOne(TransformersTarget):
+    def run(self, inputs: Any, mask: Any, positions: Tensor, last_only: bool = False) -> TargetOutput:
+        return super().run(inputs, mask, positions if last_only else positions + 1, last_only)
+
+
+class _SiblingsSeeEachOther(TransformersTarget):
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        return super().forward(tokens, torch.ones_like(mask).tril(), depths)
+
+
+class _KeepsAWrongNode(TransformersTarget):
+    def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
+        assert node_indices is not None
+        super().commit(node_indices.where(node_indices != 4, 3), counts)
+
+
+class _PaddingIsSeen(TransformersTarget):
+    def prefill(self) -> TargetOutput:
+        output = super().prefill()
+        assert self.kv_cache is not None
+        self.kv_cache.starts = None
+        return output
+
+
+@pytest.mark.parametrize("fault", [_PositionsOffByOne, _SiblingsSeeEachOther, _KeepsAWrongNode, _PaddingIsSeen])
+def test_planted_faults_are_caught(fault: type[TransformersTarget]) -> None:
+    model = language_models.make("llama")
+    check_trees(model)
+    with pytest.raises(AssertionError):
+        check_trees(model, fault)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "mistral"])
+@pytest.mark.parametrize("fault", ["one too wide", "by slots", "from the start", "forgotten"])
+def test_a_window_that_is_counted_wrongly_is_caught(
+    architecture: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = StaticKVCache.distances
+
+    def wrong(self: StaticKVCache, depths: Tensor, kv_length: int | None = None) -> Tensor:
+        distances = right(self, depths, kv_length)
+        if fault == "one too wide":
+            return distances - 1
+        if fault == "by slots":
+            return right(self, torch.arange(depths.shape[1]).expand_as(depths), kv_length)
+        if fault == "from the start":
+            return torch.arange(distances.shape[2]).expand_as(distances)
+        return torch.zeros_like(distances)
+
+    model = language_models.make(architecture)
+    check_trees(model)
+    monkeypatch.setattr(StaticKVCache, "distances", wrong)
+    with pytest.raises(AssertionError):
+        check_trees(model)
+
+
+def run(target: TransformersTarget, drafter: Drafter | None = None, count: int = 20) -> DecodeResult:
+    streams = RandomStreams.from_seeds(range(target.batch_size))
+    return decode(target, max_new_tokens=count, sampling=GREEDY, streams=streams, drafter=drafter)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+def test_a_tree_with_wrong_siblings_changes_no_token(architecture: str) -> None:
+    model, prompts = language_models.make(architecture), ragged_prompts(3)
+    small = language_models.disturbed(model, 0.02)
+    shape = StaticTree.from_child_counts("3 / 2 1 / 2")
+    target = TransformersTarget(model, *prompts, max_new_tokens=20, max_draft_nodes=shape.num_nodes)
+    drafting = TransformersTarget(small, *prompts, max_new_tokens=20, max_draft_nodes=shape.num_nodes)
+    result = run(target, DraftModelTreeDrafter(drafting, shape))
+    assert torch.equal(result.tokens, language_models.by_generate(model, prompts, 20, [])[:, 9:])
+    assert result.trace.target_passes < 20 and result.trace.mean_accepted_length > 0
+
+
+def test_rewinding_forgets() -> None:
+    model, (input_ids, mask) = language_models.make("qwen3"), ragged_prompts()
+    target = TransformersTarget(model, input_ids, mask, max_new_tokens=8, max_draft_nodes=4)
+    target.prefill()
+    chain = TokenTree.chain(torch.tensor([[10, 11, 12, 13]] * 3))
+    target.forward(chain.tokens, chain.ancestor_mask(), chain.depth)
+    target.commit(None, torch.tensor([4, 3, 2]))
+    target.rewind(torch.tensor([3, 1, 2]))
+    one = TokenTree.chain(torch.tensor([[20]] * 3))
+    logits = target.forward(one.tokens, one.ancestor_mask(), one.depth).logits
+    for row, kept in enumerate(([10], [10, 11], [])):
+        tokens = input_ids[row][mask[row] > 0].tolist() + kept + [20]
+        torch.testing.assert_close(logits[row, 0], fresh_logits(model, tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_serves_again_and_must_fit() -> None:
+    model = language_models.make("llama")
+    first = TransformersTarget(model, *ragged_prompts(1), max_new_tokens=20)
+    run(first)
+    cache = first.kv_cache
+    assert cache is not None
+    again = TransformersTarget(model, *ragged_prompts(2), max_new_tokens=20, kv_cache=cache)
+    other = TransformersTarget(model, *ragged_prompts(2), max_new_tokens=20)
+    assert torch.equal(run(again).tokens, run(other).tokens) and again.kv_cache is cache
+    assert torch.equal(run(again).tokens, run(other).tokens), "a second prefill starts anew"
+    with pytest.raises(ValueError, match="kv_cache must fit 3 layers and 3 rows of 30 slots"):
+        TransformersTarget(model, *ragged_prompts(2), max_new_tokens=21, max_draft_nodes=1, kv_cache=cache).prefill()
+    with pytest.raises(ValueError, match="kv_cache must fit"):
+        TransformersTarget(model.float(), *ragged_prompts(2), max_new_tokens=20, kv_cache=cache).prefill()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Parts of a model, several axes of positions, several rows a sequence
+
+
+def in_parts(model: Any, input_ids: Tensor, mask: Tensor, **options: Any) -> TransformersTarget:
+    embed = model.get_input_embeddings()
+    with torch.no_grad():
+        embeds = embed(input_ids)
+    parts = {"decoder": model.model, "output_head": model.lm_head, "embed": embed}
+    return TransformersTarget(model, attention_mask=mask, inputs_embeds=embeds, max_new_tokens=16, **parts, **options)
+
+
+def test_a_decoder_and_a_head_say_what_the_model_says_and_give_hidden_states() -> None:
+    model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
+    parts = in_parts(model, input_ids, mask)
+    assert torch.equal(
+        run(parts, count=16).tokens, language_models.by_generate(model, (input_ids, mask), 16, [])[:, 9:]
+    )
+    hidden_states = parts.prefill().hidden_states
+    assert hidden_states is not None and hidden_states.shape == (3, 9, 32)
+    torch.testing.assert_close(hidden_states[0, -1], model.model(input_ids[:1]).last_hidden_state[0, -1])
+    one = TokenTree.chain(torch.tensor([[7]] * 3))
+    output = parts.forward(one.tokens, one.ancestor_mask(), one.depth)
+    assert output.hidden_states is not None
+    torch.testing.assert_close(model.lm_head(output.hidden_states).float(), output.logits)
+
+
+def test_states_of_given_tokens_are_those_of_decoding() -> None:
+    """In two passes as one by one; and the clock gets a target that stands where costs are typical."""
+    model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
+    parts = in_parts(model, input_ids, mask, max_draft_nodes=3)
+    tokens = torch.tensor([[3, 5, 7], [4, 6, 8], [9, 3, 5]])
+    states = parts.hidden_states_of(tokens)
+    outputs = [parts.prefill()]
+    for token in tokens.T:
+        one = TokenTree.chain(token[:, None])
+        outputs.append(parts.forward(one.tokens, one.ancestor_mask(), one.depth))
+        parts.commit(None, torch.ones_like(token))
+    stepwise = torch.cat([output.hidden_states for output in outputs if output.hidden_states is not None], 1)
+    seen = torch.cat((mask.bool(), torch.ones(3, 3, dtype=torch.bool)), 1)
+    torch.testing.assert_close(states[seen], stepwise[seen])
+    chain = TokenTree.chain(torch.tensor([[7, 8, 9, 3]] * 3))
+    clock = parts.half_way(4)
+    assert clock.forward(chain.tokens, chain.ancestor_mask(), chain.depth).logits.shape == (3, 4, VOCAB_SIZE)
+    assert clock.kv_cache is not None and parts.kv_cache is not None
+    assert (clock.kv_cache.lengths - parts.kv_cache.lengths).tolist() == [4] * 3  # 7 of 15, and 3 were fed
+
+
+def test_positions_may_have_several_axes_and_jump() -> None:
+    from transformers import Qwen2_5_VLTextConfig
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
+
+    config = Qwen2_5_VLTextConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=VOCAB_SIZE,
+        rope_parameters={"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 100.0},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    decoder = Qwen2_5_VLTextModel(config).double().eval()
+    head = torch.nn.Linear(32, VOCAB_SIZE, bias=False).double()
+    (input_ids, _), table = ragged_prompts(), torch.arange(3 * 40).view(3, 40).flip(0) % 31
+    of_prompt = table[:, None, :9].expand(-1, 3, -1)
+
+    def positions(places: Tensor) -> Tensor:
+        return table[:, 9 + places]  # [3, B, n]
+
+    target = TransformersTarget(
+        decoder, input_ids, max_new_tokens=9, max_draft_nodes=8, position_ids=of_prompt, positions=positions,
+        decoder=decoder, output_head=head,
+    )  # fmt: skip
+    target.prefill()
+    tree = trees(5)
+    for _ in range(2):
+        logits = target.forward(tree.tokens, tree.ancestor_mask(), tree.depth).logits
+        target.commit(torch.tensor([[0]] * 3), torch.tensor([1, 1, 0]))
+    for node in range(tree.num_nodes):
+        ids = torch.tensor([[*input_ids[0].tolist(), int(tree.tokens[0, 0]), *tree.tokens[0, way_to(node)].tolist()]])
+        places = table[:, None, : ids.shape[1]]
+        causal = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()[None, None]
+        states = decoder(ids, attention_mask=causal, position_ids=places, use_cache=False).last_hidden_state
+        torch.testing.assert_close(logits[0, node], head(states[0, -1]).float(), rtol=1e-4, atol=1e-4)
+
+
+class _Guided(TransformersTarget):
+    """Conditional rows, then null rows: what targets of guided models do."""
+
+    rows_per_sequence = 2
+
+    def combine(self, output: TargetOutput) -> TargetOutput:
+        conditional, null = output.logits.chunk(2)
+        return TargetOutput(apply_guidance(conditional, null, 3.0))
+
+
+def test_a_sequence_may_be_several_rows() -> None:
+    model, (input_ids, mask) = language_models.make("qwen3"), ragged_prompts()
+    nulls = torch.cat([torch.full_like(input_ids[:, :-1], 5), input_ids[:, -1:]], 1).masked_fill(mask == 0, 0)
+    both = torch.cat([input_ids, nulls]), torch.cat([mask, mask])
+    shape = StaticTree.from_child_counts("2 / 2 1")
+    drafting = TransformersTarget(model, input_ids, mask, max_new_tokens=12, max_draft_nodes=shape.num_nodes)
+    target = _Guided(model, *both, max_new_tokens=12, max_draft_nodes=shape.num_nodes)
+    assert target.batch_size == 3
+    result = run(target, DraftModelTreeDrafter(drafting, shape), 12)
+    for row in range(3):
+        rows = [ids[row][mask[row] > 0].tolist() for ids in (input_ids, nulls)]
+        tokens: list[int] = []
+        for _ in range(12):
+            guided = apply_guidance(*(fresh_logits(model, ids + tokens) for ids in rows), 3.0)
+            tokens.append(int(guided.argmax()))
+        assert result.tokens[row].tolist() == tokens
+    assert result.trace.target_passes < 12
+    with pytest.raises(ValueError, match="prompts must come in 2 rows a sequence, got 3 rows"):
+        _Guided(model, input_ids, mask, max_new_tokens=12)
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 6, VOCAB_SIZE + 6])
+def test_a_draft_model_may_have_a_few_tokens_more_or_fewer(vocab_size: int) -> None:
+    model, prompts = language_models.make("llama"), ragged_prompts()
+    prompts[0][0, -2] = VOCAB_SIZE - 1  # which the smaller one lacks
+    small = language_models.make("llama", 0, vocab_size=vocab_size)
+    drafting = TransformersTarget(
+        small, *prompts, max_new_tokens=16, max_draft_nodes=10, vocab_size=model.config.vocab_size
+    )
+    lacking = drafting.prefill().logits[..., vocab_size:]
+    assert bool((lacking == -torch.inf).all()), "as if the smaller model never said them"
+    drafter = DraftModelDrafter(drafting, FixedDraftSize(DraftSize(4, 3)))
+    result = run(TransformersTarget(model, *prompts, max_new_tokens=16, max_draft_nodes=4), drafter, 16)
+    assert torch.equal(result.tokens, language_models.by_generate(model, prompts, 16, [])[:, 9:])
+    assert (result.tokens >= VOCAB_SIZE - 6).any(), "tokens that the smaller vocabulary lacks"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What cannot be served
+
+
+def _refusals() -> dict[str, Any]:
+    import transformers as library
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": VOCAB_SIZE}
+    attention = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 32}
+    return {
+        "keep a running state": lambda: library.MambaForCausalLM(library.MambaConfig(**sizes)),
+        "is an encoder-decoder": lambda: library.T5ForConditionalGeneration(
+            library.T5Config(d_model=32, d_ff=32, num_layers=1, num_heads=2, vocab_size=VOCAB_SIZE)
+        ),
+        "takes no position_ids": lambda: library.BloomForCausalLM(
+            library.BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=VOCAB_SIZE)
+        ),
+        "takes no keys and values of earlier tokens": lambda: library.OpenAIGPTLMHeadModel(
+            library.OpenAIGPTConfig(n_embd=32, n_layer=1, n_head=2, vocab_size=VOCAB_SIZE)
+        ),
+        "lie in a dictionary of its own": lambda: library.XLMWithLMHeadModel(
+            library.XLMConfig(emb_dim=32, n_layers=1, n_heads=2, causal=True, vocab_size=VOCAB_SIZE)
+        ),
+        "positions are biases by place": lambda: library.FalconForCausalLM(
+            library.FalconConfig(**sizes, num_attention_heads=4, alibi=True)
+        ),
+        "hide keys by their order": lambda: library.GPTNeoForCausalLM(
+            library.GPTNeoConfig(
+                hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
+                max_position_embeddings=64, vocab_size=VOCAB_SIZE,
+            )
+        ),
+        "'conv' are none of": lambda: library.Lfm2ForCausalLM(
+            library.Lfm2Config(**sizes, **attention, layer_types=["conv", "full_attention"])
+        ),
+        "beyond 12 tokens, got up to 18: the frequencies of its 'longrope'": lambda: library.LlamaForCausalLM(
+            library.LlamaConfig(
+                **sizes, **attention, max_position_embeddings=64,
+                rope_parameters={
+                    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 12,
+                    "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+                },
+            )
+        ),
+        "cannot be served beyond 16 tokens": lambda: library.LlamaForCausalLM(
+            library.LlamaConfig(
+                **sizes, **attention, max_position_embeddings=16,
+                rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+            )
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", _refusals())
+def test_architectures_that_cannot_be_served_are_refused_by_name(reason: str) -> None:
+    model = _refusals()[reason]().eval()
+    with pytest.raises(ValueError, match=reason) as error:
+        TransformersTarget(model, ragged_prompts()[0], max_new_tokens=8)
+    assert str(error.value).startswith(type(model).__name__)
+
+
+def test_arguments_that_cannot_be_used_are_named() -> None:
+    model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
+    sizes: dict[str, Any] = {"max_new_tokens": 4}
+    with pytest.raises(ValueError, match="one of them"):
+        TransformersTarget(model, **sizes)
+    with pytest.raises(ValueError, match="decoder and output_head belong together"):
+        TransformersTarget(model, input_ids, decoder=model.model, **sizes)
+    with pytest.raises(ValueError, match="max_draft_nodes must be at least 1"):
+        TransformersTarget(model, input_ids, max_draft_nodes=0, **sizes)
+    with pytest.raises(ValueError, match=r"attention_mask must be \[3, 9\]"):
+        TransformersTarget(model, input_ids, mask[:2], **sizes)
+    with pytest.raises(ValueError, match="padding_side"):
+        TransformersTarget(model, input_ids, mask.flip(1), **sizes)
+    with pytest.raises(ValueError, match=r"model.eval\(\)"):
+        TransformersTarget(language_models.make("llama").train(), input_ids, **sizes)
+    with pytest.raises(ValueError, match=r"set_attn_implementation\('sdpa'\)"):
+        flash = language_models.make("llama")
+        flash.config._attn_implementation = "flash_attention_2"
+        TransformersTarget(flash, input_ids, **sizes)
+    target = TransformersTarget(model, input_ids, mask, max_draft_nodes=2, **sizes)
+    chain = TokenTree.chain(torch.tensor([[1, 2, 3]] * 3))
+    with pytest.raises(ValueError, match="prefilled"):
+        target.rewind(torch.zeros(3, dtype=torch.int64))
+    target.prefill()
+    with pytest.raises(ValueError, match=r"max_draft_nodes \(2\) per row, got 3"):
+        target.forward(chain.tokens, chain.ancestor_mask(), chain.depth)
+
+
+def test_attention_that_views_all_heads_of_all_rows_is_served() -> None:
+    import transformers as library
+
+    config = library.GPTNeoXJapaneseConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2, num_attention_heads=4
+    )
+    torch.manual_seed(0)
+    model = library.GPTNeoXJapaneseForCausalLM(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8 if parameter.ndim > 1 else 1)
+    check_trees(model)
+
+
+def test_windows_are_shorter_than_prompts() -> None:
+    """Else no test here would say anything about them."""
+    assert int(ragged_prompts()[1].sum(1).min()) > WINDOW
+
+
+class _NobodyWaits(TorchDispatchMode):
+    """Fails where a tensor's value is read on the host."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert function not in (aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default), function
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nobody_waits_for_the_device(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: a CPU may look, where looking is free."""
+    target = TransformersTarget(
+        language_models.make(architecture), *ragged_prompts(), max_new_tokens=12, max_draft_nodes=len(PARENTS)
+    )
+    target.prefill()
+    tree, kept, counts = trees(0), torch.tensor([[0, 1], [0, 2], [0, 1]]), torch.tensor([2, 1, 0])
+    monkeypatch.setattr(ragged, "at_most", lambda counts, bound: bound)
+    with _NobodyWaits():
+        for _ in range(2):
+            target.forward(tree.tokens, tree.ancestor_mask(), tree.depth)
+            target.commit(kept, counts)
+            target.rewind(counts)
+        with pytest.raises(AssertionError):
+            bool(counts.any())

@@ -1,0 +1,213 @@
+"""Every architecture: exact methods say what the unmodified class's own `generate` says, and others are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import InternVLConfig, LlamaConfig
+
+from specdecode.sampling import SamplingConfig
+from specdecode.trace import DecodeTrace
+from vargen.base.errors import UserError
+from vargen.methods.catalogue import methods_for
+from vargen.video.drafters.video_head import KINDS
+from vargen.video.drafters.video_head_folder import new_video_head
+from vargen.video.methods.base import VideoMethodConfig
+from vargen.video.methods.lossy import FastVConfig, SparseVLMConfig
+from vargen.video.methods.parallelvlm import ParallelConfig
+from vargen.video.methods.speculative import SpeculativeConfig
+from vargen.video.models.architectures.base import VideoFeatures
+from vargen.video.models.architectures.catalogue import (
+    ARCHITECTURES,
+    architecture_of,
+    find_architecture,
+    layer_classes,
+)
+from vargen.video.models.request import VideoRequest, encode_video, keep_visual, prepare_request
+from vargen.video.models.target import VideoTarget
+from vargen.video.pipelines.components import VideoLLMComponents
+from vargen.video.pipelines.decoding import Generation, decode
+
+Models = Callable[..., Any]
+Inputs = Callable[..., dict[str, Tensor]]
+NAMES = tuple(ARCHITECTURES)
+LENGTH = 10
+LONG = 12
+"""Frames of a video whose last moment has a greater position than the question behind it."""
+
+
+def by_generate(model: Any, inputs: dict[str, Tensor], **options: Any) -> list[int]:
+    model = deepcopy(model)  # it keeps positions on itself
+    model.generation_config.eos_token_id = None
+    tokens = model.generate(**inputs, max_new_tokens=LENGTH, pad_token_id=0, do_sample=False, **options)
+    return tokens[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def answers(
+    method: VideoMethodConfig, model: Any, inputs: list[dict[str, Tensor]], draft: Any = None, stop: int | None = None
+) -> list[list[int]]:
+    drafters = {kind: new_video_head(kind, model).eval() for kind in KINDS if kind == method.name}
+    components = VideoLLMComponents(model, inputs, LENGTH, draft, load_draft_head=lambda kind, _: drafters[kind])
+    trace = DecodeTrace(len(inputs), torch.device("cpu"))
+    stops = () if stop is None else (stop,)
+    generation = Generation(LENGTH, SamplingConfig(temperature=0), [0] * len(inputs), stops, trace)
+    players = method.build(components)
+    try:
+        return decode(players, generation).token_ids
+    finally:
+        for lasting in components.lasting.values():
+            lasting.close()
+
+
+def one_of_each() -> list[VideoMethodConfig]:
+    """Exact methods of our own."""
+    ours = [method for method in methods_for("video").values() if method.exact and method.name != "assisted"]
+    in_turn = {ParallelConfig.name: {"workers": "in_turn", "draft_length": 3}}
+    return [method(**in_turn.get(method.name, {})) for method in ours]
+
+
+def exact_methods() -> list[VideoMethodConfig]:
+    """One of each, and pruned ones by every score."""
+    pruned = [SpeculativeConfig(pruning=by, keep_ratio=0.3) for by in ("uniform", "attention", "visual_gain")]
+    return [*one_of_each(), *pruned, SpeculativeConfig(drafter="self", keep_ratio=0.3, compact=True)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_exact_method_says_what_generate_says(name: str, models: Models, inputs_of: Inputs) -> None:
+    """Two requests, which take turns in one batch or on one model object; one of them long."""
+    model, draft = models(name), models(name, 5, 2)
+    inputs = [inputs_of(name, 1, 6), inputs_of(name, 3, 4, LONG)]
+    expected = [by_generate(model, each) for each in inputs]
+    assert all(len(set(each)) > 2 for each in expected), "a constant answer would prove nothing"
+    for method in exact_methods():
+        if method.name == "parallelvlm":
+            found = [answers(method, model, [each], draft)[0] for each in inputs]
+        else:
+            found = answers(method, model, inputs, draft)
+        assert found == expected, method
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_ends_at_its_end_wherever_that_is(name: str, models: Models, inputs_of: Inputs) -> None:
+    """By every exact method; with the target drafting for itself nearly all is accepted, so ends lie inside drafts."""
+    model, draft, inputs = models(name), models(name, 5, 2), inputs_of(name, 1)
+    whole = by_generate(model, inputs)
+    for method in [*one_of_each(), SpeculativeConfig(drafter="self", draft_length=4, keep_ratio=0.5)]:
+        for stop in list(dict.fromkeys(whole))[::6]:
+            expected = whole[: whole.index(stop) + 1]  # as `generate` ends one
+            assert answers(method, model, [inputs], draft, stop) == [expected], (method, stop)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", [FastVConfig(layer=1, drop_ratio=0.5), SparseVLMConfig(keep_ratio=0.5)])
+def test_forgetful_targets_run_and_say_the_same_where_nothing_is_forgotten(
+    name: str, method: VideoMethodConfig, models: Models, inputs_of: Inputs
+) -> None:
+    model, inputs = models(name), inputs_of(name, 2)
+    whole = replace(method, **({"drop_ratio": 0.0} if isinstance(method, FastVConfig) else {"keep_ratio": 1.0}))
+    assert answers(whole, model, [inputs]) == [by_generate(model, inputs)]
+    assert len(answers(method, model, [inputs])[0]) == LENGTH
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_seen_of_a_prompt_is_the_models_own(name: str, models: Models, inputs_of: Inputs) -> None:
+    """Hidden states as the next layer reads them, and the attention of an eager run."""
+    model, inputs = models(name), inputs_of(name, 3)
+    request, read = prepare_request(model, inputs), {}
+    target = VideoTarget(model, request, capture_layers=(0, 1, 2), capture_attention=True)
+    target.prefill()
+    (seen,) = target.prompts
+    slow = deepcopy(model)
+    slow.set_attn_implementation("eager")
+    layers = architecture_of(slow).decoder(slow).layers
+    for number in (1, 2):
+        layers[number].register_forward_pre_hook(lambda module, args, number=number: read.update({number: args[0][0]}))
+    with torch.no_grad():
+        output = slow(**inputs, output_attentions=True)
+    for number, states in read.items():
+        torch.testing.assert_close(seen.captured[number], states, rtol=1e-4, atol=1e-4)
+    rows = request.question_places
+    wanted = torch.stack([each[0][:, rows].mean(1).mean(0)[request.is_visual] for each in output.attentions]).mean(0)
+    torch.testing.assert_close(target.video_attention(), wanted, rtol=1e-3, atol=1e-5)
+
+
+def without_deepstack(features: VideoFeatures) -> VideoFeatures:
+    return VideoFeatures(features.embeds, tuple(torch.zeros_like(each) for each in features.deepstack))
+
+
+def shifted(request: VideoRequest) -> VideoRequest:
+    return replace(request, deepstack=tuple(each.roll(1, 0) for each in request.deepstack))
+
+
+@pytest.mark.parametrize("fault", ["lost", "to other tokens", "lost in a layer"])
+def test_a_planted_loss_of_deepstack_is_caught(fault: str, models: Models, inputs_of: Inputs) -> None:
+    model, inputs = models("qwen3_vl"), inputs_of("qwen3_vl", 0)
+    features = encode_video(model, inputs)
+    assert len(features.deepstack) == 2
+    right = prepare_request(model, inputs, features)
+    wrong = {
+        "lost": prepare_request(model, inputs, without_deepstack(features)),
+        "to other tokens": shifted(right),
+        "lost in a layer": replace(right, deepstack=right.deepstack[:1]),
+    }[fault]
+    with torch.no_grad():
+        wanted = model(**inputs).logits[0, -1]
+    logits = [VideoTarget(model, each).prefill().logits[0, -1] for each in (right, wrong)]
+    torch.testing.assert_close(logits[0], wanted, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(logits[1], wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_a_pruned_request_keeps_the_deepstack_of_what_is_left(models: Models, inputs_of: Inputs) -> None:
+    request = prepare_request(models("qwen3_vl"), inputs_of("qwen3_vl", 0))
+    kept = torch.tensor([0, 9, 17, 31])  # of all four spans
+    pruned = keep_visual(request, kept)
+    for whole, left in zip(request.deepstack, pruned.deepstack, strict=True):
+        assert torch.equal(left, whole[kept])
+    # Tokens that nobody sees, masked in the whole prompt, must not have mattered.
+    model = models("qwen3_vl")
+    target = VideoTarget(model, pruned)
+    stays = torch.ones(request.length, dtype=torch.bool)
+    stays[request.is_visual.nonzero()[:, 0]] = False
+    stays[request.is_visual.nonzero()[kept, 0]] = True
+    mask = stays[None, None, None, :] & torch.ones(request.length, request.length, dtype=torch.bool).tril()
+    mask |= torch.eye(request.length, dtype=torch.bool)
+    with torch.no_grad():
+        states = model.model.language_model(
+            inputs_embeds=request.inputs_embeds,
+            attention_mask=mask,
+            position_ids=request.position_ids,
+            visual_pos_masks=request.is_visual[None],
+            deepstack_visual_embeds=list(request.deepstack),
+            use_cache=False,
+        ).last_hidden_state
+    wanted = model.lm_head(states)[0, -1]
+    torch.testing.assert_close(target.prefill().logits[0, -1], wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_every_input_that_an_architecture_needs_is_asked_for(models: Models, inputs_of: Inputs) -> None:
+    for name, architecture in ARCHITECTURES.items():
+        for needed in architecture.needs:
+            inputs = {key: value for key, value in inputs_of(name).items() if key != needed}
+            with pytest.raises(ValueError, match=needed):
+                prepare_request(models(name), inputs)
+
+
+@pytest.mark.parametrize("config", [InternVLConfig(), LlamaConfig()])
+def test_other_architectures_are_refused_by_name(config: Any) -> None:
+    class Model:
+        pass
+
+    model = Model()
+    model.config = config  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match=f"{config.model_type!r}.*Qwen3-VL"):
+        architecture_of(model)
+    with pytest.raises(UserError, match="cannot answer about videos"):
+        find_architecture(None)
+    with pytest.raises(ValueError, match="text_config"):
+        layer_classes("mamba")

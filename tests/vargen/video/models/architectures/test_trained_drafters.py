@@ -1,0 +1,78 @@
+"""Drafters are trained for any architecture, on videos of different lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vargen.video.models.architectures.catalogue import ARCHITECTURES
+from vargen.video.models.request import prepare_request
+from vargen.video.models.target import VideoTarget
+from vargen.video.training.video_drafter import VideoDrafterTask, VideoDrafterTrainingConfig
+from vargen.video.training.video_questions import generate_answers
+from vargen.video.training.video_states import TeacherForcing
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Videos of four and of six frames by turns."""
+
+    make: Callable[[int], dict[str, Tensor]]
+    split: str = "train"
+    batch_size: int = 4
+
+    @property
+    def described(self) -> dict[str, Any]:
+        return {}
+
+    def inputs(self, number: int) -> dict[str, Tensor]:
+        return self.make(number)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), zip(ARCHITECTURES, ("sparrow", "flash", "msd", "vispec", "eagle"), strict=True)
+)
+def test_any_target_trains_a_drafter(
+    name: str, kind: str, models: Callable[..., Any], inputs_of: Callable[..., dict[str, Tensor]], tmp_path: Path
+) -> None:
+    model = models(name)
+    asked = Asked(lambda number: inputs_of(name, number, frames=4 + 2 * (number % 2)))
+    answers = generate_answers(model, asked, 4, tmp_path / "answers", settings={}, max_new_tokens=8)
+    for number, answer in enumerate(answers):
+        alone = model.generate(**asked.inputs(number), max_new_tokens=8, do_sample=False)
+        assert answer == alone[0, asked.inputs(number)["input_ids"].shape[1] :].tolist()
+    config = VideoDrafterTrainingConfig(
+        str(tmp_path),
+        kind=kind,
+        batch_size=4,
+        evaluation_size=4,
+        num_decoded_videos=1,
+        max_new_tokens=8,
+        autocast=False,
+    )
+    layer = config.new_video_head(model).config.visual_layer
+    reader = TeacherForcing(model, asked, answers, layer, torch.float32, 2**30)
+    parts = reader.batches([0, 1, 2, 3])
+    assert [len(learned) for _, learned in parts] == [2, 2]
+    request = prepare_request(model, asked.inputs(1))
+    target = VideoTarget(model, request)
+    target.prefill()
+    own = parts[1][0].features[0, : request.length]
+    torch.testing.assert_close(own, target.prompts[0].hidden_states, rtol=1e-3, atol=1e-3)
+    task = VideoDrafterTask(config, model, reader, reader)
+    optimizer = torch.optim.Adam(task.drafter.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(6):
+        loss, _ = task.loss(0, 0.0)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    assert 0 <= task.evaluate()["agreement_1"] <= 1

@@ -1,0 +1,98 @@
+"""SpecVLM: a drafter that sees the part of the video that the target's attention chose, and drafts a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdecode.drafters.draft_model import DraftModelDrafter
+from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.loop import DecodeResult, decode
+from specdecode.roles import Drafter
+from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.video.models.pruned_draft import PrunedDraft
+from vargen.video.models.pruning import keep_by_attention, keep_uniform, token_budget
+from vargen.video.models.request import VideoRequest, keep_visual, prepare_request
+from vargen.video.models.target import VideoTarget
+
+Models = Callable[..., Any]
+Inputs = Callable[..., dict[str, Tensor]]
+GREEDY, DRAWN = SamplingConfig(temperature=0.0), SamplingConfig()
+TREE = StaticTree.published("mc_sim_7b_63")
+
+
+def answer(target: VideoTarget, drafter: Drafter | None = None, sampling: SamplingConfig = GREEDY) -> DecodeResult:
+    return decode(
+        target,
+        max_new_tokens=24,
+        sampling=sampling,
+        streams=RandomStreams.from_seeds([3]),
+        drafter=drafter,
+    )
+
+
+def pruned_by_attention(target: VideoTarget, model: Any, request: VideoRequest, keep_ratio: float) -> PrunedDraft:
+    budget = token_budget(request.num_visual, keep_ratio)
+    return PrunedDraft(model, request, lambda row: keep_by_attention(target.video_attention(), budget))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("same_model", [True, False])
+def test_specvlm_changes_no_token(
+    architecture: str, models: Models, inputs_of: Inputs, same_model: bool, sampling: SamplingConfig
+) -> None:
+    model, inputs = models(architecture), inputs_of(architecture, 3)
+    small = model if same_model else models(architecture, 5, 1)
+    request = prepare_request(model, inputs)
+    target = VideoTarget(model, request, capture_attention=True)
+    draft = pruned_by_attention(target, small, request if same_model else prepare_request(small, inputs), 0.3)
+    plain = answer(VideoTarget(model, request), sampling=sampling)
+    assert torch.equal(answer(target, DraftModelTreeDrafter(draft, TREE), sampling).tokens, plain.tokens)
+    assert draft.requests[0].num_visual == token_budget(request.num_visual, 0.3)
+
+
+@pytest.mark.parametrize("keep_ratio", [1.0, 0.5])
+def test_a_tree_needs_no_more_passes_than_a_chain(
+    architecture: str, models: Models, inputs_of: Inputs, keep_ratio: float
+) -> None:
+    model = models(architecture)
+    for seed in range(2):
+        request = prepare_request(model, inputs_of(architecture, seed))
+        passes = []
+        for kind in ("tree", "chain"):
+            target = VideoTarget(model, request, capture_attention=True)
+            draft = pruned_by_attention(target, model, request, keep_ratio)
+            chain = DraftModelDrafter(draft, FixedDraftSize(DraftSize(6, 5)), "top")
+            result = answer(target, DraftModelTreeDrafter(draft, TREE) if kind == "tree" else chain)
+            passes.append(result.trace.target_passes)
+        assert passes[0] <= passes[1]
+        if keep_ratio == 1:
+            assert passes[0] == 1 + -(-23 // 6)  # all five of every path, and the bonus
+
+
+def test_it_chooses_when_asked_and_keeps_what_is_chosen(architecture: str, models: Models, inputs_of: Inputs) -> None:
+    model = models(architecture)
+    request = prepare_request(model, inputs_of(architecture))
+    kept = keep_uniform(request.num_visual, 5)
+    asked: list[int] = []
+
+    def choose(row: int) -> Tensor:
+        asked.append(row)
+        return kept
+
+    for compact in (False, True):
+        draft = PrunedDraft(model, request, choose, compact=compact)
+        assert not asked
+        wanted = keep_visual(request, kept, compact)
+        logits = draft.prefill().logits
+        assert asked == [0]
+        assert torch.equal(logits, VideoTarget(model, wanted).prefill().logits)
+        assert draft.requests[0].next_position == wanted.next_position
+        assert torch.equal(draft.prefill().logits, logits), "a second answer starts from the whole request again"
+        asked.clear()

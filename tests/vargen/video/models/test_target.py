@@ -1,0 +1,439 @@
+"""Video-LLMs on the core give what transformers' own `generate` gives, token for token, in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdecode.drafters.draft_model import DraftModelDrafter
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.loop import DecodeResult, decode
+from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict, Verifier
+from specdecode.runs.parallel.loop import chain_layout
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.tree import TokenTree
+from vargen.video.methods.base import SPREADS
+from vargen.video.methods.speculative import SpeculativeConfig
+from vargen.video.models.architectures.base import VideoFeatures
+from vargen.video.models.pruning import (
+    keep_jittered,
+    keep_low_discrepancy,
+    keep_random,
+    keep_uniform,
+    token_budget,
+)
+from vargen.video.models.request import (
+    VideoRequest,
+    encode_video,
+    keep_share,
+    keep_spread,
+    keep_visual,
+    prepare_request,
+)
+from vargen.video.models.target import VideoTarget
+from vargen.video.pipelines.components import VideoLLMComponents
+
+Models = Callable[..., Any]
+Inputs = Callable[..., dict[str, Tensor]]
+END = 2
+GREEDY = SamplingConfig(temperature=0.0)
+
+
+def by_generate(model: Any, inputs: dict[str, Tensor], max_new_tokens: int, end: int | None = None) -> list[int]:
+    """transformers' own greedy decoding."""
+    output = model.generate(
+        **inputs, max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=[end] if end is not None else [-1]
+    )
+    return output[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def answer(
+    target: VideoTarget,
+    max_new_tokens: int,
+    drafter: DraftModelDrafter | None = None,
+    verifier: Verifier | None = None,
+    end: int | None = None,
+    sampling: SamplingConfig = GREEDY,
+    seed: int = 0,
+) -> DecodeResult:
+    return decode(
+        target,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        streams=RandomStreams.from_seeds([seed]),
+        drafter=drafter,
+        verifier=verifier,
+        stop_token=end,
+    )
+
+
+def drafter_of(model: Any, request: VideoRequest, length: int = 4) -> DraftModelDrafter:
+    return DraftModelDrafter(VideoTarget(model, request), FixedDraftSize(DraftSize(length + 1, length)), children="top")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_plain_decoding_is_generates(architecture: str, models: Models, inputs_of: Inputs, seed: int) -> None:
+    model, inputs = models(architecture), inputs_of(architecture, seed)
+    ours = answer(VideoTarget(model, prepare_request(model, inputs)), 20).tokens[0].tolist()
+    theirs = by_generate(model, inputs, 20)
+    assert ours == theirs
+    assert len(set(theirs)) > 1, "a constant answer would prove nothing"
+
+
+def test_the_answer_depends_on_the_video(architecture: str, models: Models, inputs_of: Inputs) -> None:
+    model, inputs = models(architecture), inputs_of(architecture)
+    other = {**inputs, "pixel_values_videos": inputs_of(architecture, 9)["pixel_values_videos"]}
+    first, second = (answer(VideoTarget(model, prepare_request(model, each)), 20).tokens for each in (inputs, other))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("keep_ratio", [1.0, 0.3])
+@pytest.mark.parametrize("same_model", [True, False])
+def test_drafting_changes_no_token(
+    architecture: str, models: Models, inputs_of: Inputs, keep_ratio: float, same_model: bool
+) -> None:
+    model = models(architecture)
+    small = model if same_model else models(architecture, 5, 1)
+    inputs = inputs_of(architecture, 3)
+    request = prepare_request(model, inputs)
+    own = request if same_model else prepare_request(small, inputs)
+    kept = keep_uniform(own.num_visual, token_budget(own.num_visual, keep_ratio))
+    result = answer(VideoTarget(model, request), 24, drafter_of(small, keep_visual(own, kept)))
+    assert result.tokens[0].tolist() == by_generate(model, inputs, 24)
+    if same_model and keep_ratio == 1:
+        assert result.trace.target_passes == 1 + -(-23 // 5)  # all four of every draft, and the bonus
+
+
+def test_a_pruned_drafter_of_the_same_weights_leaves_the_request_alone(
+    architecture: str, models: Models, inputs_of: Inputs
+) -> None:
+    """Two requests and their drafters take turns on one model object."""
+    model = models(architecture)
+    states = []
+    for seed, length in ((0, 6), (4, 9)):
+        inputs = inputs_of(architecture, seed, length)
+        request = prepare_request(model, inputs)
+        kept = keep_uniform(request.num_visual, token_budget(request.num_visual, 0.2))
+        states.append((inputs, VideoTarget(model, request), VideoTarget(model, keep_visual(request, kept))))
+    for _, target, pruned in states:
+        target.prefill()
+        pruned.prefill()
+    one = torch.ones(1, 1, 1, dtype=torch.bool)
+    zero = torch.zeros(1, 1, dtype=torch.long)
+    tokens: list[list[int]] = [[], []]
+    newest = [int(target.prefill().logits[0, -1].argmax()) for _, target, _ in states]
+    for _ in range(12):
+        for number, (_, target, pruned) in enumerate(states):
+            tokens[number].append(newest[number])
+            pruned.forward(torch.tensor([[newest[number]]]), one, zero)
+            pruned.commit(zero, torch.tensor([1]))
+            logits = target.forward(torch.tensor([[newest[number]]]), one, zero).logits
+            target.commit(zero, torch.tensor([1]))
+            newest[number] = int(logits[0, 0].argmax())
+    for number, (inputs, _, _) in enumerate(states):
+        assert tokens[number] == by_generate(model, inputs, 12)
+
+
+@pytest.mark.parametrize("offset", range(1, 8))
+def test_an_answer_ends_at_its_end_wherever_in_a_window_that_is(
+    architecture: str, models: Models, inputs_of: Inputs, offset: int
+) -> None:
+    model, inputs = models(architecture), inputs_of(architecture, 1)
+    whole = by_generate(model, inputs, 12)
+    end = whole[offset]
+    theirs = by_generate(model, inputs, 12, end)
+    request = prepare_request(model, inputs)
+    result = answer(VideoTarget(model, request), 12, drafter_of(model, request), end=end)
+    ours = result.tokens[0, : int(result.lengths[0])].tolist()
+    assert ours == theirs and ours[-1] == end
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6, 7])
+def test_answers_have_exactly_as_many_tokens_as_asked(
+    architecture: str, models: Models, inputs_of: Inputs, count: int
+) -> None:
+    model, inputs = models(architecture), inputs_of(architecture, 2)
+    request = prepare_request(model, inputs)
+    result = answer(VideoTarget(model, request), count, drafter_of(model, request))
+    assert result.tokens[0].tolist() == by_generate(model, inputs, count)
+
+
+class Recomputed:
+    """What the model says about a prompt and tokens behind it, without a cache."""
+
+    def __init__(self, model: Any, request: VideoRequest) -> None:
+        self.model, self.request = model, request
+
+    @torch.no_grad()
+    def logits(self, tokens: list[int]) -> Tensor:
+        """[V] after the last of the tokens."""
+        request = self.request
+        embeds = request.inputs_embeds
+        positions = request.position_ids
+        if tokens:
+            new = self.model.get_input_embeddings()(torch.tensor([tokens]))
+            places = request.next_position + torch.arange(len(tokens))
+            embeds = torch.cat((embeds, new), 1)
+            positions = torch.cat((positions, places.expand(positions.shape[0], 1, -1)), 2)
+        length = embeds.shape[1]
+        output = self.model.model.language_model(
+            inputs_embeds=embeds,
+            # Without a mask, gaps in the positions would be taken for the borders of packed sequences.
+            attention_mask=torch.ones(1, 1, length, length, dtype=torch.bool).tril(),
+            position_ids=positions if len(positions) > 1 else positions[0],
+            use_cache=False,
+        )
+        return self.model.lm_head(output.last_hidden_state[0, -1]).float()
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> TokenTree:
+    """A tree of up to seven nodes in breadth-first order."""
+    count = draw(st.integers(1, 7))
+    parents, depths = [-1], [0]
+    for node in range(1, count):
+        parent = draw(st.integers(parents[-1] if parents[-1] > 0 else 0, node - 1))
+        parents.append(parent)
+        depths.append(depths[parent] + 1)
+    tokens = [draw(st.integers(3, 280)) for _ in range(count)]
+    as_tensor = lambda values: torch.tensor([values])  # noqa: E731
+    return TokenTree(
+        as_tensor(tokens), as_tensor(parents), as_tensor(depths), torch.ones(1, count, dtype=torch.bool), max(depths), 7
+    )
+
+
+def way_to(tree: TokenTree, node: int) -> list[int]:
+    """Nodes from the root to `node`."""
+    way = []
+    while node >= 0:
+        way.append(node)
+        node = int(tree.parents[0, node])
+    return way[::-1]
+
+
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(trees(), st.integers(0, 6)), min_size=1, max_size=3), st.booleans())
+def test_trees_and_what_is_kept_of_them_are_what_a_fresh_run_says(
+    architecture: str, models: Models, inputs_of: Inputs, steps: list[tuple[TokenTree, int]], pruned: bool
+) -> None:
+    model = models(architecture)
+    request = prepare_request(model, inputs_of(architecture, 7))
+    if pruned:
+        request = keep_visual(request, keep_uniform(request.num_visual, 5))
+    target, fresh = VideoTarget(model, request), Recomputed(model, request)
+    target.prefill()
+    sequence: list[int] = []
+    for tree, choice in steps:
+        output = target.forward(tree.tokens, tree.ancestor_mask(), tree.depth)
+        for node in range(tree.num_nodes):
+            tokens = [int(tree.tokens[0, each]) for each in way_to(tree, node)]
+            wanted = fresh.logits(sequence + tokens)
+            torch.testing.assert_close(output.logits[0, node], wanted, rtol=1e-3, atol=1e-3)
+        kept = way_to(tree, choice % tree.num_nodes)
+        target.commit(torch.tensor([kept]), torch.tensor([len(kept)]))
+        sequence += [int(tree.tokens[0, each]) for each in kept]
+
+
+def test_eager_attention_says_the_same_of_a_tree(architecture: str, models: Models, inputs_of: Inputs) -> None:
+    model = deepcopy(models(architecture))
+    request = prepare_request(model, inputs_of(architecture, 7))
+    tree = TokenTree.from_parents(torch.tensor([[10, 11, 12, 13]]), torch.tensor([[-1, 0, 0, 1]]))
+    logits = []
+    for kernel in ("sdpa", "eager"):
+        model.set_attn_implementation(kernel)
+        target = VideoTarget(model, request)
+        target.prefill()
+        logits.append(target.forward(tree.tokens, tree.ancestor_mask(), tree.depth).logits)
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-4)
+
+
+def test_rewinding_forgets(architecture: str, models: Models, inputs_of: Inputs) -> None:
+    model = models(architecture)
+    request = prepare_request(model, inputs_of(architecture, 7))
+    target, fresh = VideoTarget(model, request), Recomputed(model, request)
+    target.prefill()
+    chain = TokenTree.chain(torch.tensor([[10, 11, 12, 13]]))
+    target.forward(chain.tokens, chain.ancestor_mask(), chain.depth)
+    target.commit(torch.arange(4)[None], torch.tensor([3]))
+    target.rewind(torch.tensor([2]))
+    one = TokenTree.chain(torch.tensor([[20]]))
+    logits = target.forward(one.tokens, one.ancestor_mask(), one.depth).logits
+    torch.testing.assert_close(logits[0, 0], fresh.logits([10, 20]), rtol=1e-3, atol=1e-3)
+
+
+def test_states_of_the_prefill_are_the_models_own(architecture: str, models: Models, inputs_of: Inputs) -> None:
+    model, inputs = models(architecture), inputs_of(architecture, 1)
+    request = prepare_request(model, inputs)
+    target = VideoTarget(model, request, capture_layers=(0, 2))
+    target.prefill()
+    with torch.no_grad():
+        states = model(**inputs, output_hidden_states=True).hidden_states
+    visual = inputs["input_ids"][0] == model.config.video_token_id
+    (seen,) = target.prompts
+    torch.testing.assert_close(seen.visual_hidden_states, states[-1][0, visual], rtol=1e-4, atol=1e-4)
+    for layer in (0, 2):
+        torch.testing.assert_close(seen.captured[layer], states[layer][0], rtol=1e-4, atol=1e-4)
+
+
+def test_the_vision_tower_runs_once_for_target_and_drafter(
+    architecture: str, models: Models, inputs_of: Inputs
+) -> None:
+    model, inputs = models(architecture), inputs_of(architecture, 1)
+    features = encode_video(model, inputs)
+    once, again = prepare_request(model, inputs, features), prepare_request(model, inputs)
+    assert torch.equal(once.inputs_embeds, again.inputs_embeds)
+    assert once.num_visual == len(features.embeds) == int((inputs["input_ids"] == model.config.video_token_id).sum())
+
+
+def test_pruning_keeps_text_order_and_positions(architecture: str, models: Models, inputs_of: Inputs) -> None:
+    model, inputs = models(architecture), inputs_of(architecture, 1)
+    request = prepare_request(model, inputs)
+    kept = torch.tensor([0, 3, 4])
+    pruned = keep_visual(request, kept)
+    places = torch.cat((request.is_visual.nonzero()[:, 0][kept], (~request.is_visual).nonzero()[:, 0])).sort().values
+    assert torch.equal(pruned.inputs_embeds, request.inputs_embeds[:, places])
+    assert torch.equal(pruned.position_ids, request.position_ids[..., places])
+    assert pruned.num_visual == 3 and pruned.next_position == request.next_position
+    compact = keep_visual(request, kept, compact=True)
+    assert compact.next_position == compact.input_ids.shape[1]
+    assert torch.equal(compact.position_ids[0, 0], torch.arange(compact.next_position))
+
+
+def test_a_share_is_of_what_shows_something_and_separators_stay(
+    architecture: str, models: Models, inputs_of: Inputs
+) -> None:
+    request = prepare_request(models(architecture), inputs_of(architecture, 1))
+    assert request.num_separators == (1 if architecture == "llava_onevision" else 0)
+    shown, asked = request.num_visual - request.num_separators, []
+
+    def first(count: int, budget: int) -> Tensor:
+        asked.append((count, budget))
+        return torch.arange(budget)
+
+    kept = keep_share(request, 0.5, first)
+    assert asked == [(shown, token_budget(shown, 0.5))]
+    assert kept.tolist() == [*range(asked[0][1]), *range(shown, request.num_visual)]
+    pruned = keep_visual(request, kept)
+    if request.num_separators:
+        last = request.is_visual.nonzero()[-1, 0]
+        assert torch.equal(pruned.inputs_embeds[0, pruned.is_visual][-1], request.inputs_embeds[0, last])
+
+
+def test_a_spread_has_a_seeded_generator_of_its_own_for_each_request(
+    architecture: str, models: Models, inputs_of: Inputs
+) -> None:
+    """What a request is shown depends on the seed, and not on who was asked before it."""
+    requests = [prepare_request(models(architecture), inputs_of(architecture, 1, length)) for length in (6, 9)]
+    shown = requests[0].num_visual - requests[0].num_separators
+    budget, separators = token_budget(shown, 0.5), [*range(shown, requests[0].num_visual)]
+    places = requests[0].position_ids[:, 0, requests[0].is_visual][:, :shown]
+    expected = {
+        "uniform": keep_uniform(shown, budget),
+        "random": keep_random(shown, budget, torch.Generator().manual_seed(5)),
+        "jittered": keep_jittered(shown, budget, torch.Generator().manual_seed(5)),
+        "low_discrepancy": keep_low_discrepancy(places, budget, torch.Generator().manual_seed(5)),
+    }
+    assert tuple(expected) == SPREADS
+    for by, kept in expected.items():
+        found = [keep_spread(request, 0.5, by, 5).tolist() for request in requests]
+        assert found[0] == found[1] == kept.tolist() + separators
+        others = [keep_spread(requests[0], 0.5, by, seed).tolist() for seed in range(6)]
+        assert all(other == found[0] for other in others) == (by == "uniform")
+        pruned = SpeculativeConfig(keep_ratio=0.5, pruning=by, pruning_seed=5, drafter="self").build(
+            VideoLLMComponents(models(architecture), [inputs_of(architecture, 1)], max_new_tokens=9)
+        )
+        pruned.target.prefill()
+        pruned.network.prefill()
+        seen = keep_visual(requests[0], torch.tensor(found[0]))
+        assert torch.equal(pruned.network.requests[0].inputs_embeds, seen.inputs_embeds)
+    with pytest.raises(ValueError, match="by must be one of uniform, random"):
+        keep_spread(requests[0], 0.5, "even", 0)
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_hidden_states_after_a_layer_are_those_of_the_decoder(
+    architecture: str, models: Models, inputs_of: Inputs, layer: int
+) -> None:
+    """Of prompts and new tokens, against what the decoder itself gives out."""
+    model = models(architecture)
+    request = prepare_request(model, inputs_of(architecture, 2))
+    own, asked = VideoTarget(model, request, states_after=layer), VideoTarget(model, request)
+    asked.feature_layers = (layer,)
+    tokens = torch.tensor([[5, 7, 9]])
+    places, mask = chain_layout(tokens)
+    for target in (own, asked):
+        target.prefill()
+    assert torch.equal(own.prompts[0].visual_hidden_states, asked.prompts[0].hidden_states[request.is_visual])
+    ours, theirs = (target.forward(tokens, mask, places) for target in (own, asked))
+    assert ours.hidden_states is not None and theirs.hidden_states is not None
+    assert torch.equal(ours.hidden_states, theirs.hidden_states) and torch.equal(ours.logits, theirs.logits)
+    hooks = dict(own.language_model.layers[layer - 1]._forward_hooks)
+    own.prefill()
+    assert own.language_model.layers[layer - 1]._forward_hooks == hooks, "no hook is left"
+    with pytest.raises(ValueError, match="states_after must lie between"):
+        VideoTarget(model, request, states_after=0)
+
+
+@pytest.mark.parametrize("kept", [[3, 1], [1, 1], [-1], [999]])
+def test_impossible_choices_are_refused(architecture: str, models: Models, inputs_of: Inputs, kept: list[int]) -> None:
+    request = prepare_request(models(architecture), inputs_of(architecture))
+    with pytest.raises(ValueError, match="kept must be ascending"):
+        keep_visual(request, torch.tensor(kept))
+
+
+def test_prompts_without_a_video_are_refused(architecture: str, models: Models, inputs_of: Inputs) -> None:
+    model, inputs = models(architecture), inputs_of(architecture)
+    with pytest.raises(ValueError, match="pixel_values_videos"):
+        prepare_request(model, {name: value for name, value in inputs.items() if name != "pixel_values_videos"})
+    with pytest.raises(ValueError, match="no frames"):
+        encode_video(model, {**inputs, "pixel_values_videos": inputs["pixel_values_videos"][:0]})
+    with pytest.raises(ValueError, match="no place for the video"):
+        prepare_request(model, {**inputs, "input_ids": torch.tensor([[5, 6, 7]])})
+    with pytest.raises(ValueError, match="one prompt"):
+        prepare_request(model, {**inputs, "input_ids": inputs["input_ids"].repeat(2, 1)})
+    with pytest.raises(ValueError, match="visual tokens, the video gives"):
+        prepare_request(model, inputs, VideoFeatures(torch.zeros(3, 64)))
+
+
+def test_the_right_positions_need_the_token_types(models: Models, inputs_of: Inputs) -> None:
+    inputs = {name: value for name, value in inputs_of("qwen2_5_vl").items() if name != "mm_token_type_ids"}
+    with pytest.raises(ValueError, match="mm_token_type_ids"):
+        prepare_request(models("qwen2_5_vl"), inputs)
+
+
+def test_layers_and_vocabularies_that_are_not_there(models: Models, inputs_of: Inputs) -> None:
+    model = models("llava_onevision")
+    request = prepare_request(model, inputs_of("llava_onevision"))
+    with pytest.raises(ValueError, match="capture_layers"):
+        VideoTarget(model, request, capture_layers=(4,))
+    assert VideoTarget(model, request, vocab_size=295).prefill().logits.shape == (1, 1, 295)
+
+
+class Watching:
+    """A verifier that accepts what the exact one accepts, and remembers the windows."""
+
+    exact = True
+
+    def __init__(self) -> None:
+        self.widths: list[int] = []
+
+    def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
+        from specdecode.verifiers.exact import ExactVerifier
+
+        self.widths.append(draft.tree.num_nodes)
+        return ExactVerifier().accept(draft, output, state)
+
+
+def test_windows_are_as_long_as_the_drafter_says(architecture: str, models: Models, inputs_of: Inputs) -> None:
+    model = models(architecture)
+    request = prepare_request(model, inputs_of(architecture))
+    watching = Watching()
+    answer(VideoTarget(model, request), 15, drafter_of(model, request, length=3), watching)
+    assert set(watching.widths) == {4}

@@ -1,0 +1,510 @@
+"""Every method on tiny models: exact ones say what plain decoding and transformers' own generation say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+
+from scenes.rendering.video_file import write_video
+from specdecode.runs.parallel.loop import chain_layout
+from specdecode.trace import DecodeTrace, TokenOrigin
+from vargen.base.errors import UserError
+from vargen.cli import main
+from vargen.jobs.cases import VideoCase
+from vargen.methods.base import MethodConfig
+from vargen.methods.catalogue import methods_for, resolve_method
+from vargen.video.methods.assisted import AssistedConfig
+from vargen.video.methods.lossy import FastVConfig, SparseVLMConfig
+from vargen.video.methods.lvspec import LVSpecConfig
+from vargen.video.methods.parallelvlm import ParallelConfig
+from vargen.video.methods.sparse_draft import SparseToDenseConfig
+from vargen.video.methods.speculative import SpeculativeConfig
+from vargen.video.methods.trained import FlashConfig, SparrowConfig, TrainedDrafterConfig
+from vargen.video.models.architectures.catalogue import architecture_of
+from vargen.video.models.frames import processor_inputs
+from vargen.video.models.target import VideoTarget
+from vargen.video.pipelines.answering import Listeners, VideoAnswerer, _Streamer
+
+QUESTION = "describe the video in detail."
+EXACT = [method for method in methods_for("video").values() if method.exact and method is not AssistedConfig]
+
+
+def settings_of(method: type[MethodConfig], **options: Any) -> MethodConfig:
+    if method is ParallelConfig:
+        options = {"workers": "in_turn", "draft_length": 3, "keep_ratio": 1.0, **options}
+    return method(**options)
+
+
+@pytest.fixture(scope="module")
+def said_by_transformers(cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]) -> Callable[..., Any]:
+    """30 greedy tokens about the first clip, by folder of the models."""
+
+    @cache
+    def get(pair: Path) -> list[int]:
+        answerer = answerer_of(pair)
+        inputs = processor_inputs(answerer.processor, cases[0].frames, QUESTION)
+        said = answerer.model.generate(**inputs, max_new_tokens=30, do_sample=False)
+        return said[0, inputs["input_ids"].shape[1] :].tolist()
+
+    return get
+
+
+@pytest.mark.parametrize("method", EXACT, ids=lambda method: method.name)
+def test_exact_methods_say_what_transformers_says(
+    pair: Path,
+    cases: list[VideoCase],
+    answerer_of: Callable[[Path], VideoAnswerer],
+    said_by_transformers: Callable[[Path], list[int]],
+    method: type[MethodConfig],
+) -> None:
+    answer = answerer_of(pair).answer(cases[0].frames, QUESTION, settings_of(method), max_new_tokens=30)
+    assert answer.token_ids == said_by_transformers(pair) and len(set(answer.token_ids)) > 2
+    assert len(answer.origins) == len(answer.tokens) == len(answer.token_ids)
+    if method.name != "ar" and not issubclass(method, TrainedDrafterConfig):  # those are not trained here
+        assert answer.trace.target_passes < len(answer.token_ids)
+
+
+@pytest.mark.parametrize("method", EXACT, ids=lambda method: method.name)
+def test_exact_methods_draw_what_plain_decoding_draws(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer], method: type[MethodConfig]
+) -> None:
+    answerer, drawing = answerer_of(qwen_pair), {"max_new_tokens": 25, "temperature": 1.0, "top_p": 0.9, "seed": 3}
+    plain = answerer.answer(cases[0].frames, QUESTION, "ar", **drawing)
+    answer = answerer.answer(cases[0].frames, QUESTION, settings_of(method), **drawing)
+    assert answer.token_ids == plain.token_ids
+    other = answerer.answer(cases[0].frames, QUESTION, "ar", **{**drawing, "seed": 4})
+    assert other.token_ids != plain.token_ids
+
+
+def test_the_default_method_is_exact_and_its_drafter_is_there(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    answerer = answerer_of(qwen_pair)
+    answer = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=6)
+    assert answer.method.name == answerer.default_method != "ar" and answer.method.exact
+    assert answer.token_ids == answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=6).token_ids
+
+
+@pytest.mark.parametrize("drafter", ["self", "pair"])
+@pytest.mark.parametrize("pruning", SpeculativeConfig.prunings)
+def test_no_pruning_of_the_drafter_changes_the_answer(
+    pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer], drafter: str, pruning: str
+) -> None:
+    answerer = answerer_of(pair)
+    plain = answerer.answer(cases[1].frames, QUESTION, "ar", max_new_tokens=20)
+    config = SpeculativeConfig(drafter=drafter, pruning=pruning, keep_ratio=0.25)
+    assert answerer.answer(cases[1].frames, QUESTION, config, max_new_tokens=20).token_ids == plain.token_ids
+
+
+def test_a_drafter_that_is_the_target_is_always_right(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    config = SpeculativeConfig(drafter="self", draft_length=4)
+    answer = answerer_of(qwen_pair).answer(cases[0].frames, QUESTION, config, max_new_tokens=26)
+    assert answer.trace.mean_accepted_length == 4 and answer.trace.target_passes == 6
+
+
+def test_questions_of_a_batch_are_answered_as_each_alone(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    answerer, questions = answerer_of(qwen_pair), [(cases[0].frames, QUESTION), (cases[1].frames, "what happens?")]
+    for method in ("ar", SpeculativeConfig(draft_length=3)):
+        answers = answerer.answer_batch(questions, method, max_new_tokens=12, temperature=1.0, seeds=[3, 4])
+        for (frames, question), seed, answer in zip(questions, (3, 4), answers, strict=True):
+            alone = answerer.answer(frames, question, method, max_new_tokens=12, temperature=1.0, seed=seed)
+            assert answer.token_ids == alone.token_ids and answer.origins == alone.origins
+            assert answer.trace.accepted_lengths == alone.trace.accepted_lengths
+    with pytest.raises(UserError, match="questions and seeds must be as many, at least one: 2 and 1"):
+        answerer.answer_batch(questions, seeds=[0])
+
+
+TRAINED = [method for method in methods_for("video").values() if issubclass(method, TrainedDrafterConfig)]
+
+
+@pytest.fixture
+def forked_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafters' processes come from a server that has imported everything; one that starts anew takes seconds."""
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vargen.video.pipelines.answering", "vargen.video.pipelines.parallel_pair"])
+    monkeypatch.setattr(torch.multiprocessing, "get_context", lambda method: context)
+
+
+@pytest.mark.parametrize(("workers", "threads"), [("processes", 2), ("threads", 2), ("in_turn", 3)])
+@pytest.mark.usefixtures("forked_drafters")
+def test_a_core_is_left_to_the_drafter(
+    qwen_pair: Path,
+    cases: list[VideoCase],
+    answerer_of: Callable[[Path], VideoAnswerer],
+    monkeypatch: pytest.MonkeyPatch,
+    workers: str,
+    threads: int,
+) -> None:
+    import vargen.video.pipelines.parallel_pair as parallel
+
+    seen, before = [], torch.get_num_threads()
+    decode = parallel.decode_parallel
+
+    def watched(*arguments: Any, **keywords: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return decode(*arguments, **keywords)
+
+    monkeypatch.setattr(parallel, "decode_parallel", watched)
+    answerer = answerer_of(qwen_pair)
+    torch.set_num_threads(3)
+    try:
+        config = ParallelConfig(workers=workers, draft_length=2)
+        answerer.answer(cases[0].frames, QUESTION, config, max_new_tokens=4)
+        assert seen == [threads] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+        answerer.close()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        SparrowConfig(),
+        SparseToDenseConfig(draft_length=3),
+        SpeculativeConfig(),
+        AssistedConfig(draft_length=3),
+        ParallelConfig(workers="in_turn"),
+        ParallelConfig(workers="in_turn", draft_length=2),
+    ],
+    ids=str,
+)
+def test_every_forward_pass_is_counted_those_of_a_first_use_by_themselves(
+    qwen_pair: Path, cases: list[VideoCase], method: MethodConfig
+) -> None:
+    """Beside hooks that count: twice the same question to a pair that has answered nothing."""
+    answerer = VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(qwen_pair / "draft"))
+    models = {"target": answerer.model, "draft": answerer.components([]).draft_weights("pair")}
+    count = dict.fromkeys(models, 0)
+
+    def counting(name: str) -> Callable[..., None]:
+        def add(*_: object) -> None:
+            count[name] += 1
+
+        return add
+
+    for name, model in models.items():
+        architecture_of(model).decoder(model).register_forward_hook(counting(name))
+    for turn in range(2):
+        count.update(dict.fromkeys(models, 0))
+        answer = answerer.answer(cases[0].frames, QUESTION, method, max_new_tokens=8)
+        drafted, first = answer.draft_passes, answer.first_use
+        assert drafted is not None and answer.to_dict()["draft_passes"] == drafted
+        by_target = drafted if method.name == "std" else 0  # its own weights draft
+        by_pair = 0 if method.name in ("std", "sparrow") else drafted
+        assert count["target"] == answer.trace.target_passes + by_target + first.target_passes
+        assert count["draft"] == by_pair + first.draft_passes
+        used = method.name == "sparrow" or getattr(method, "draft_length", 0) == "auto"
+        assert (first.target_passes > 0) is (used and turn == 0)
+    answerer.close()
+
+
+@pytest.mark.parametrize("tree", ["chain", "dynamic", "mc_sim_7b_63"])
+@pytest.mark.parametrize("method", TRAINED, ids=lambda method: method.name)
+def test_what_a_trained_drafter_took_is_told(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer], method: Any, tree: str
+) -> None:
+    answerer = answerer_of(qwen_pair)
+    answer = answerer.answer(cases[0].frames, QUESTION, method(tree=tree, depth=3), max_new_tokens=12)
+    plain = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=12)
+    assert answer.token_ids == plain.token_ids and plain.draft_passes is None
+    steps = len(answer.trace.accepted_lengths[0])
+    assert answer.draft_passes is not None and answer.draft_flops
+    # One forward for the prompt; then one a step where all places are guessed at once, else one a level, as long as
+    # there is something to draft.
+    levels = 1 if method.name == "flash" else 3
+    assert 1 + steps * (levels - 1) - 2 * levels < answer.draft_passes <= 1 + steps * levels
+
+
+@pytest.mark.usefixtures("forked_drafters")
+def test_two_workers_say_what_one_says(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    answerer = answerer_of(qwen_pair)
+    try:
+        answers = [
+            answerer.answer(case.frames, QUESTION, ParallelConfig(workers=each, draft_length=3), max_new_tokens=20)
+            for case in cases
+            for each in ("processes", "threads", "in_turn")
+        ]
+    finally:
+        answerer.close()
+    for number, answer in enumerate(answers):
+        alone = answers[number - number % 3 + 2]
+        assert answer.token_ids == alone.token_ids and answer.run_lengths == alone.run_lengths
+        assert answer.trace.accepted_lengths == alone.trace.accepted_lengths
+
+
+def test_relaxed_tokens_are_told(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    answerer = answerer_of(qwen_pair)
+    strict, loose = (
+        answerer.answer(cases[0].frames, QUESTION, LVSpecConfig(loose_ratio=ratio), max_new_tokens=40)
+        for ratio in (0.0, 1.0)
+    )
+    plain = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=40)
+    assert strict.token_ids == plain.token_ids and TokenOrigin.RELAXED not in strict.origins
+    assert loose.to_dict()["relaxed_positions"]
+    assert loose.trace.target_passes < strict.trace.target_passes
+
+
+def test_relevance_is_read_as_the_rule_says(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    """Token by token over a prompt fed anew each time: a row, a layer, and the mean of all cosines taken off."""
+    answerer, num_layers = answerer_of(qwen_pair), 3
+    answer = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=5)
+    (request,) = answerer.components([answerer.inputs(cases[0].frames, QUESTION)]).requests
+    for row, layer, centred in (("token", -1, False), ("prediction", -2, True), ("prediction", 1, False)):
+        rule = LVSpecConfig(relevance_from=row, relevance_layer=layer, relevance_centred=centred, num_nearest=2)
+        after = layer if layer > 0 else num_layers + 1 + layer
+        target = VideoTarget(answerer.model, request)
+        target.feature_layers = (after,)
+        target.prefill()
+        tokens = torch.tensor([answer.token_ids])
+        places, mask = chain_layout(tokens)
+        every = torch.cat((target.prompts[0].hidden_states, target.forward(tokens, mask, places).hidden_states[0]))
+        visual, expected = every[: request.length][request.is_visual], []
+        for place in range(len(answer.token_ids)):
+            state = every[request.length + place - (row == "prediction")]
+            cosines = sorted((float(cosine_similarity(state, one, dim=0)) for one in visual), reverse=True)
+            expected.append(sum(cosines[:2]) / 2 - centred * sum(cosines) / len(cosines))
+        found = answerer.relevance(cases[0].frames, QUESTION, answer, rule)
+        assert found == pytest.approx(expected, abs=1e-5)
+    for layer in (0, num_layers + 1, -num_layers - 1):
+        with pytest.raises(UserError, match=r"lvspec\.relevance_layer must lie between 1 and the model's 3"):
+            answerer.answer(cases[0].frames, QUESTION, LVSpecConfig(relevance_layer=layer), max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "nothing", "much"),
+    [
+        (FastVConfig, {"layer": 1, "drop_ratio": 0.0}, {"layer": 1, "drop_ratio": 0.95}),
+        (SparseVLMConfig, {"keep_ratio": 1.0}, {"keep_ratio": 0.05}),
+    ],
+)
+def test_lossy_methods_lose_only_what_they_drop(
+    pair: Path,
+    cases: list[VideoCase],
+    answerer_of: Callable[[Path], VideoAnswerer],
+    method: type[MethodConfig],
+    nothing: dict[str, Any],
+    much: dict[str, Any],
+) -> None:
+    answerer = answerer_of(pair)
+    plain = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=30).token_ids
+    kept = answerer.answer(cases[0].frames, QUESTION, method(**nothing), max_new_tokens=30).token_ids
+    dropped = answerer.answer(cases[0].frames, QUESTION, method(**much), max_new_tokens=30).token_ids
+    assert kept == plain and dropped != plain
+
+
+def test_transformers_own_assistant_drafts_blindly_and_ours_does_not(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    answerer = answerer_of(qwen_pair)
+    twin = VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(qwen_pair / "target"))
+    plain = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=20)
+    stock = twin.answer(cases[0].frames, QUESTION, AssistedConfig(), max_new_tokens=20)
+    ours = twin.answer(cases[0].frames, QUESTION, SpeculativeConfig(), max_new_tokens=20)
+    assert stock.token_ids == ours.token_ids == plain.token_ids
+    # The assistant has the target's own weights, and sees every frame only here.
+    assert stock.trace.mean_accepted_length < 1 and ours.trace.mean_accepted_length > 3
+
+
+def test_text_is_streamed_as_it_is_decided(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    pieces: list[str] = []
+    answer = answerer_of(qwen_pair).answer(
+        cases[0].frames, QUESTION, SpeculativeConfig(), max_new_tokens=24, on_text=pieces.append
+    )
+    assert "".join(pieces) == answer.text and len([piece for piece in pieces if piece]) > 2
+
+
+def test_a_character_that_is_cut_off_hides_no_words() -> None:
+    """Byte-level tokens: the last one may be the first part of a character."""
+    words = {1: b"a red", 2: b" ball", 3: "\U0001f534".encode()[:2], 4: "\U0001f534".encode()[2:]}
+
+    class Bytes:
+        all_special_ids: tuple[int, ...] = ()
+
+        def decode(self, token_ids: list[int], **_: Any) -> str:
+            return b"".join(words[token] for token in token_ids).decode(errors="replace")
+
+    pieces: list[str] = []
+    streamer = _Streamer(Bytes(), DecodeTrace(1), Listeners(pieces.append))
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    for length in (1, 3, 4):
+        streamer.step(0, SimpleNamespace(tokens=tokens, lengths=torch.tensor([length])))
+    assert pieces == ["a red", " ball", "\U0001f534"], "nothing half, and nothing late"
+    pieces.clear()
+    streamer.shown = ""
+    streamer.end([1, 2, 3])
+    assert "".join(pieces) == "a red ball\ufffd", "the end is shown as it is"
+
+
+def test_special_tokens_are_not_shown_and_others_keep_their_origins() -> None:
+    class Words:
+        all_special_ids = (9,)
+
+        def decode(self, token_ids: list[int], **_: Any) -> str:
+            return "".join({1: "a", 2: " ball", 9: "</s>"}[token] for token in token_ids)
+
+    shown: list[Any] = []
+    origins = [TokenOrigin.TARGET, TokenOrigin.ACCEPTED, TokenOrigin.RELAXED]
+    trace: Any = SimpleNamespace(token_origins=[origins])
+    streamer = _Streamer(Words(), trace, Listeners(on_tokens=lambda *given: shown.append(given)))
+    streamer.end([1, 9, 2])
+    assert shown == [(["a", " ball"], [TokenOrigin.TARGET, TokenOrigin.RELAXED])]
+
+
+def test_the_command(qwen_pair: Path, cases: list[VideoCase], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    video = tmp_path / "video.mp4"
+    write_video(cases[0].frames.frames, video)
+    models = ["--model", str(qwen_pair / "target"), "--draft_model", str(qwen_pair / "draft"), "--max_new_tokens", "16"]
+    assert main(["caption", str(video), QUESTION, "--method", "sd", *models]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.strip() and "target passes" in shown.err
+    picture = tmp_path / "answer.png"
+    assert main(["caption", str(video), "--method", "lvspec", "--json", "--picture", str(picture), *models]) == 0
+    account = json.loads(capsys.readouterr().out)
+    assert account["method"]["name"] == "lvspec" and len(account["token_ids"]) == len(account["origins"]) <= 16
+    assert account["mean_accepted_length_with_bonus"] >= account["mean_accepted_length"]
+    assert picture.stat().st_size > 1000
+    assert main(["caption", str(video), "--method", "sd", "--method_options.draft_length", "0", *models]) == 2
+    assert "draft_length" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "named"),
+    [
+        ("nonsense", {}, "nonsense"),
+        ("sd", {"keep_ratio": 0}, "keep_ratio"),
+        ("sd", {"keep_ratio": 1.5}, "keep_ratio"),
+        ("lvspec", {"loose_ratio": 1.1}, "loose_ratio"),
+        ("lvspec", {"loosened_by": "chance"}, "lvspec.loosened_by must be one of relevance, entropy"),
+        ("lvspec", {"min_p": 2}, "lvspec.min_p must be"),
+        ("lvspec", {"relevance_layer": "last"}, "lvspec.relevance_layer"),
+        ("lvspec", {"relevance_centred": 2}, "lvspec.relevance_centred must be true or false"),
+        ("lvspec", {"position_shift": "often"}, "lvspec.position_shift must be true or false"),
+        ("lvspec", {"relevance_from": "both"}, "lvspec.relevance_from must be one of token, prediction"),
+        ("sd", {"pruning": "even"}, "sd.pruning must be one of uniform, random, jittered, low_discrepancy, attention"),
+        ("sd", {"pruning_seed": -1}, "sd.pruning_seed"),
+        ("parallelvlm", {"pruning": "attention"}, "parallelvlm.pruning must be one of uniform, random"),
+        ("specvlm", {"tree": "oak"}, "tree"),
+        ("fastv", {"drop_ratio": 1}, "drop_ratio"),
+        ("parallelvlm", {"draft_length": "long"}, "draft_length"),
+        ("ar", {"draft_length": 3}, "draft_length"),
+        ("sparrow", {"tree": "oak"}, "tree"),
+        ("sparrow", {"depth": 0}, "depth"),
+        ("flash", {"total_tokens": 1}, "total_tokens"),
+        ("msd", {"layer": 3}, "layer"),
+    ],
+)
+def test_bad_settings_are_named(method: str, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        resolve_method(method, options, task="video")
+
+
+def test_transformers_own_loop_is_greedy_only(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    """It draws in an order of its own, so that a seed would give another answer than plain decoding."""
+    answerer = answerer_of(qwen_pair)
+    greedy, plain = (
+        answerer.answer(cases[0].frames, QUESTION, method, max_new_tokens=12) for method in ("assisted", "ar")
+    )
+    assert greedy.token_ids == plain.token_ids
+    with pytest.raises(UserError, match="temperature must be 0 for method assisted"):
+        answerer.answer(cases[0].frames, QUESTION, "assisted", max_new_tokens=12, temperature=1.0)
+
+
+@pytest.mark.usefixtures("forked_drafters")
+def test_a_window_measured_in_a_short_answer_is_not_a_long_ones(qwen_pair: Path, cases: list[VideoCase]) -> None:
+    answerer = VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(qwen_pair / "draft"))
+    try:
+        measured = [
+            answerer.answer(cases[0].frames, QUESTION, "parallelvlm", max_new_tokens=room).first_use.target_passes > 0
+            for room in (1, 24, 1, 24)
+        ]
+    finally:
+        answerer.close()
+    assert measured == [True, True, False, False]
+
+
+def test_what_is_missing_is_named(qwen_pair: Path, pair: Path, cases: list[VideoCase], tmp_path: Path) -> None:
+    alone = VideoAnswerer.from_pretrained(str(qwen_pair / "target"))
+    for method in ("sd", "parallelvlm", "assisted"):
+        with pytest.raises(UserError, match="draft_model"):
+            alone.answer(cases[0].frames, QUESTION, method)
+    with pytest.raises(UserError, match=r"flash\.depth must be at most 4"):
+        alone.answer(cases[0].frames, QUESTION, FlashConfig(depth=5))
+    stranger = VideoAnswerer(alone.model, alone.processor)
+    with pytest.raises(UserError, match=r"sparrow: drafter must be given.*train video-drafter --kind sparrow"):
+        stranger.answer(cases[0].frames, QUESTION, "sparrow")
+    with pytest.raises(UserError, match=r"sparrow: drafter: .* holds no"):
+        stranger.answer(cases[0].frames, QUESTION, SparrowConfig(drafter=str(tmp_path)))
+    draft = VideoAnswerer.from_pretrained(str(qwen_pair / "draft"))  # of the same sizes, with other weights
+    with pytest.raises(UserError, match="trained on other features"):
+        draft.answer(cases[0].frames, QUESTION, SparrowConfig(drafter=str(qwen_pair / "target/drafters/sparrow")))
+    with pytest.raises(UserError, match="max_new_tokens"):
+        alone.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=0)
+    with pytest.raises(UserError, match="temperature"):
+        alone.answer(cases[0].frames, QUESTION, "ar", temperature=-1.0)
+    with pytest.raises(UserError, match="pruning_layer"):
+        alone.answer(cases[0].frames, QUESTION, SpeculativeConfig(drafter="self", pruning_layer=9))
+    with pytest.raises(UserError, match=r"config\.json"):
+        VideoAnswerer.from_pretrained(str(tmp_path))
+
+
+def test_a_drafter_of_other_words_is_refused(qwen_pair: Path, tmp_path: Path) -> None:
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(qwen_pair / "draft")
+    processor.tokenizer.add_tokens(["zebra"])
+    for file in (qwen_pair / "draft").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    processor.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="draft_model has another tokenizer"):
+        VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(tmp_path))
+
+
+@pytest.mark.usefixtures("forked_drafters")
+def test_a_drafter_that_dies_fails_the_answer_and_not_the_next(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    import os
+    import signal
+
+    answerer, config = answerer_of(qwen_pair), ParallelConfig(draft_length=3)
+    try:
+        plain = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=10)
+        answerer.answer(cases[0].frames, QUESTION, config, max_new_tokens=10)
+        (pair,) = answerer._lasting.values()
+        os.kill(pair.channel.pid, signal.SIGKILL)
+        with pytest.raises(UserError, match="SIGKILL"):
+            answerer.answer(cases[0].frames, QUESTION, config, max_new_tokens=10)
+        again = answerer.answer(cases[0].frames, QUESTION, config, max_new_tokens=10)
+        assert again.token_ids == plain.token_ids
+    finally:
+        answerer.close()
+
+
+def test_every_method_is_described() -> None:
+    for method in methods_for("video").values():
+        assert method.__doc__ and method.summary and method.name
+        assert resolve_method(method.name, task="video") == method()
+    with torch.no_grad():
+        assert resolve_method(LVSpecConfig(loose_ratio=0.2), task="video").to_dict()["loose_ratio"] == 0.2

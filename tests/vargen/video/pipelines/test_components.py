@@ -1,0 +1,82 @@
+"""What methods are built from: visual tokens that a drafter is shown, sizes that fit two models, lasting workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from vargen.video.methods.base import Pruning
+from vargen.video.models.pruning import keep_by_attention, keep_highest, visual_gain
+from vargen.video.models.request import keep_share
+from vargen.video.pipelines import components as module
+from vargen.video.pipelines.components import VideoLLMComponents, kept_tokens
+
+Models = Callable[..., Any]
+Inputs = Callable[..., dict[str, Tensor]]
+
+
+def test_a_drafter_is_shown_what_its_own_settings_choose(architecture: str, models: Models, inputs_of: Inputs) -> None:
+    parts = VideoLLMComponents(models(architecture), [inputs_of(architecture, 2)], 4)
+    chosen = []
+    for share in (0.0, 1.0):
+        pruning = Pruning(0.3, "attention", attention_share=share)
+        target = parts.target(1, **pruning.captured)
+        target.prefill()
+        scores = target.video_attention(0)
+
+        def by_attention(shown: int, budget: int, share: float = share, scores: Tensor = scores) -> Tensor:
+            return keep_by_attention(scores[:shown], budget, share)
+
+        chosen.append(kept_tokens(target, pruning, 0).tolist())
+        assert chosen[-1] == keep_share(parts.requests[0], 0.3, by_attention).tolist()
+    for layer in (1, 2):
+        pruning = Pruning(0.3, "visual_gain", layer)
+        target = parts.target(1, **pruning.captured)
+        target.prefill()
+        seen, request = target.prompts[0].captured, parts.requests[0]
+        visual, asks = request.is_visual, request.question_places
+        gain = visual_gain(seen[0][visual], seen[layer][visual], seen[0][asks], seen[layer][asks])
+
+        def by_gain(shown: int, budget: int, gain: Tensor = gain) -> Tensor:
+            return keep_highest(gain[:shown], budget)
+
+        chosen.append(kept_tokens(target, pruning, 0).tolist())
+        assert chosen[-1] == keep_share(request, 0.3, by_gain).tolist()
+    assert len({tuple(each) for each in chosen}) > 2, "choices that are alike would prove little"
+
+
+def test_a_model_that_drafts_for_itself_sees_its_video_once(models: Models, inputs_of: Inputs) -> None:
+    model, seen = models("qwen2_5_vl"), []
+    parts = VideoLLMComponents(model, [inputs_of("qwen2_5_vl", 2)], 4)
+    handle = model.model.visual.register_forward_hook(lambda *_: seen.append(1))
+    parts.pruned_draft(parts.target(1), "self", Pruning(1.0), 1)
+    handle.remove()
+    assert len(seen) == 1
+
+
+def test_logits_are_as_long_as_the_shorter_vocabulary() -> None:
+    target, draft = (
+        SimpleNamespace(config=SimpleNamespace(get_text_config=lambda size=size: SimpleNamespace(vocab_size=size)))
+        for size in (12, 9)
+    )
+    assert VideoLLMComponents(target, [], 4).vocab_size == 12
+    assert (
+        VideoLLMComponents(target, [], 4, draft).vocab_size == VideoLLMComponents(draft, [], 4, target).vocab_size == 9
+    )
+
+
+def test_workers_last_for_answers_of_their_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ParallelPair", lambda model, workers: (model, workers))
+    monkeypatch.setattr(module, "ParallelLoop", lambda pair, *_: pair)
+    monkeypatch.setattr(VideoLLMComponents, "sizes", lambda self, nodes: {})
+    lasting: dict[Any, Any] = {}
+    parts = VideoLLMComponents("target", [{}], 4, "draft", lasting=lasting)
+    wanted = [(drafter, workers) for drafter in ("self", "pair") for workers in ("threads", "in_turn")]
+    found = [parts.parallel_pair(*each, Pruning(1.0), 2) for each in wanted]
+    assert found == [({"self": "target", "pair": "draft"}[drafter], workers) for drafter, workers in wanted]
+    again = VideoLLMComponents("target", [{}], 4, "draft", lasting=lasting)
+    assert again.parallel_pair("self", "threads", Pruning(1.0), 2) is found[0]

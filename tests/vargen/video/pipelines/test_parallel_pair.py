@@ -1,0 +1,188 @@
+"""Parallel decoding of Video-LLMs: plain decoding's tokens, with a drafter that learns mid-prefill what to look at."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdecode.loop import decode
+from specdecode.runs.parallel import InTurnChannel, ParallelResult, ThreadChannel, decode_parallel, measure_draft_length
+from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.video.models.pruning import keep_highest, token_budget, visual_gain
+from vargen.video.models.request import VideoRequest, keep_visual, prepare_request
+from vargen.video.models.target import VideoTarget
+
+Models = Callable[..., Any]
+Inputs = Callable[..., dict[str, Tensor]]
+GREEDY, SAMPLED = SamplingConfig(temperature=0.0), SamplingConfig(temperature=1.0)
+LENGTH, LAYER = 20, 1
+
+
+def plain(
+    target: VideoTarget, sampling: SamplingConfig = GREEDY, stop_token: int | None = None, length: int = LENGTH
+) -> tuple[Tensor, int]:
+    streams = RandomStreams.from_seeds([7], device=target.device)
+    result = decode(target, max_new_tokens=length, sampling=sampling, streams=streams, stop_token=stop_token)
+    return result.tokens, int(result.lengths[0])
+
+
+def parallel(
+    target: VideoTarget, channel: Any, sampling: SamplingConfig = GREEDY, prompt: Any = None, **options: Any
+) -> ParallelResult:
+    streams = RandomStreams.from_seeds([7], device=target.device)
+    settings: dict[str, Any] = {"draft_length": 4, "max_new_tokens": LENGTH, "streams": streams, **options}
+    return decode_parallel(target, channel, sampling=sampling, prompt=prompt, **settings)
+
+
+def hinting(model: Any, request: VideoRequest, keep_ratio: float, give: Callable[[Tensor], None]) -> VideoTarget:
+    """A target that gives the numbers of the visual tokens that gained most (UV-Prune) in the middle of its prefill."""
+    visual, text = request.is_visual.nonzero()[:, 0], (~request.is_visual).nonzero()[:, 0]
+    before, budget = request.inputs_embeds[0], token_budget(request.num_visual, keep_ratio)
+
+    def choose(states: Tensor) -> None:
+        give(keep_highest(visual_gain(before[visual], states[visual], before[text], states[text]), budget))
+
+    return VideoTarget(model, request, on_layer={LAYER: choose}, capture_layers=(0, LAYER))
+
+
+def source_of(model: Any, seen: list[int] | None = None) -> Callable[..., VideoTarget]:
+    """A drafter that reads the video itself and sees of it what it is told to."""
+
+    def source(inputs: Any, hint: Callable[[], Tensor | None]) -> VideoTarget:
+        request = prepare_request(model, inputs)
+        kept = hint()
+        if kept is not None:
+            request = keep_visual(request, kept)
+        if seen is not None:
+            seen.append(request.num_visual)
+        return VideoTarget(model, request)
+
+    return source
+
+
+@pytest.mark.parametrize("same_model", [True, False])
+@pytest.mark.parametrize("threaded", [True, False])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_tokens_are_those_of_plain_decoding(
+    architecture: str, models: Models, inputs_of: Inputs, same_model: bool, threaded: bool, sampling: SamplingConfig
+) -> None:
+    """Two questions, one after the other; the drafter may be the target itself, in another thread."""
+    model = models(architecture)
+    source = source_of(model if same_model else models(architecture, 5, 1))
+    channel = ThreadChannel(source) if threaded else InTurnChannel(source)
+    for seed, length in ((3, 6), (1, 9)):
+        inputs = inputs_of(architecture, seed, length)
+        request = prepare_request(model, inputs)
+        target = hinting(model, request, 0.4, channel.hint)
+        result = parallel(target, channel, sampling, inputs)
+        wanted, _ = plain(VideoTarget(model, request), sampling)
+        assert torch.equal(result.tokens, wanted) and len(set(wanted[0].tolist())) > 1
+        assert target.kv_cache is not None
+        fed = int(target.kv_cache.lengths) - request.length
+        assert fed == LENGTH - 1, "all but the last token were fed, and nothing else is left"
+    if isinstance(channel, ThreadChannel):
+        channel.close()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_drafter_that_sees_everything_is_always_right(
+    architecture: str, models: Models, inputs_of: Inputs, sampling: SamplingConfig
+) -> None:
+    model, inputs = models(architecture), inputs_of(architecture, 3)
+    target = VideoTarget(model, prepare_request(model, inputs))
+    result = parallel(target, InTurnChannel(source_of(model)), sampling, inputs)
+    assert result.account.run_lengths == [LENGTH] and result.trace.target_passes == 1 + -(-(LENGTH - 1) // 4)
+
+
+@pytest.mark.parametrize("offset", range(1, 10))
+def test_an_answer_ends_at_its_end_wherever_in_a_window_that_is(
+    architecture: str, models: Models, inputs_of: Inputs, offset: int
+) -> None:
+    model, inputs = models(architecture), inputs_of(architecture, 1)
+    request = prepare_request(model, inputs)
+    whole, _ = plain(VideoTarget(model, request), length=offset + 1)
+    stop = int(whole[0, offset])
+    wanted, length = plain(VideoTarget(model, request), GREEDY, stop)
+    for drafter in (model, models(architecture, 5, 1)):
+        channel = InTurnChannel(source_of(drafter))
+        result = parallel(VideoTarget(model, request), channel, GREEDY, inputs, stop_token=stop)
+        assert torch.equal(result.tokens, wanted) and result.lengths.tolist() == [length]
+
+
+def test_the_hint_comes_before_later_layers(architecture: str, models: Models, inputs_of: Inputs) -> None:
+    model = models(architecture)
+    request = prepare_request(model, inputs_of(architecture, 2))
+    events: list[Any] = []
+    hook = model.model.language_model.layers[LAYER].register_forward_pre_hook(lambda *_: events.append("next layer"))
+    try:
+        target = hinting(model, request, 0.3, events.append)
+        target.prefill()
+    finally:
+        hook.remove()
+    assert events[1] == "next layer"
+    before, after, seen = target.prompts[0].captured[0], target.prompts[0].captured[LAYER], request.is_visual
+    gain = visual_gain(before[seen], after[seen], before[~seen], after[~seen])
+    assert torch.equal(events[0], keep_highest(gain, round(0.3 * request.num_visual)))
+
+
+def test_a_drafter_in_another_thread_is_not_taken_for_the_target(
+    architecture: str, models: Models, inputs_of: Inputs
+) -> None:
+    """Both run through the same layers; what the drafter computes there must not be seen as the target's."""
+    model = models(architecture)
+    request = prepare_request(model, inputs_of(architecture, 2))
+    other = VideoTarget(model, prepare_request(model, inputs_of(architecture, 9)))
+    hints: list[Tensor] = []
+
+    def let_the_other_run(numbers: Tensor) -> None:
+        hints.append(numbers)
+        thread = threading.Thread(target=other.prefill)
+        thread.start()
+        thread.join()
+
+    target, alone = hinting(model, request, 0.3, let_the_other_run), hinting(model, request, 0.3, lambda _: None)
+    target.prefill()
+    alone.prefill()
+    assert len(hints) == 1 and torch.equal(target.prompts[0].captured[LAYER], alone.prompts[0].captured[LAYER])
+
+
+def test_a_layer_that_is_not_there_is_named(models: Models, inputs_of: Inputs) -> None:
+    model = models("llava_onevision")
+    request = prepare_request(model, inputs_of("llava_onevision"))
+    with pytest.raises(ValueError, match="on_layer must lie between 0 and the model's 3 layers, got 4"):
+        VideoTarget(model, request, on_layer={4: print})
+
+
+def test_the_draft_length_is_measured_with_the_pruned_drafter(
+    architecture: str, models: Models, inputs_of: Inputs
+) -> None:
+    model, inputs = models(architecture), inputs_of(architecture, 3)
+    request = prepare_request(model, inputs)
+    seen: list[int] = []
+    with ThreadChannel(source_of(model, seen)) as channel:
+        target = hinting(model, request, 0.25, channel.hint)
+        measured = measure_draft_length(target, channel, prompt=inputs, repeats=2)
+        assert measured.tokens >= 1 and seen == [round(0.25 * request.num_visual)]
+        result = parallel(target, channel, GREEDY, inputs, draft_length=min(measured.tokens, 9))
+        assert torch.equal(result.tokens, plain(VideoTarget(model, request))[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("same_model", [True, False])
+def test_two_streams_of_one_gpu(architecture: str, models: Models, inputs_of: Inputs, same_model: bool) -> None:
+    model = copy.deepcopy(models(architecture)).cuda()
+    small = model if same_model else copy.deepcopy(models(architecture, 5, 1)).cuda()
+    with ThreadChannel(source_of(small), device="cuda") as channel:
+        for seed in range(5):
+            inputs = {name: value.cuda() for name, value in inputs_of(architecture, seed).items()}
+            request = prepare_request(model, inputs)
+            target = hinting(model, request, 0.4, channel.hint)
+            result = parallel(target, channel, SAMPLED, inputs)
+            assert torch.equal(result.tokens, plain(VideoTarget(model, request), SAMPLED)[0])

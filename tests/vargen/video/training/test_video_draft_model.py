@@ -1,0 +1,199 @@
+"""Training of a draft model on its target's answers: what it learns from, and what stays as it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from noise_videos import FIRST_SEEDS, FRAMES, SIZE, NoiseVideos, short_run
+from small_video_llms import ARCHITECTURES, build_talkative, save_both
+from torch import Tensor
+
+from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
+from vargen.base.errors import UserError
+from vargen.cli import main
+from vargen.training.run import RunResult
+from vargen.video.models.frames import VideoFrames, processor_inputs
+from vargen.video.models.request import keep_spread, keep_visual, prepare_request
+from vargen.video.pipelines.answering import VideoAnswerer
+from vargen.video.training.video_answers import open_target, rendered_questions, teachers
+from vargen.video.training.video_draft_model import (
+    VideoDraftModelTask,
+    VideoDraftModelTrainingConfig,
+    train_video_draft_model,
+)
+
+
+def build(folder: Path, architecture: str, layers: int, seed: int) -> Path:
+    sizes = TextModelConfig(32, 48, layers, 4, 2), TowerConfig(32, 64, 1, 2)
+    torch.manual_seed(seed)
+    save_both(folder, *build_talkative(VideoLLMConfig(SIZE, 8, FRAMES, *sizes), architecture))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """A target and a smaller model of each architecture."""
+    made = {}
+    for name in ARCHITECTURES:
+        place = tmp_path_factory.mktemp(name)
+        made[name] = build(place / "target", name, 2, 0), build(place / "draft", name, 1, 1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def pair(pairs: dict[str, tuple[Path, Path]]) -> tuple[Path, Path]:
+    return pairs["qwen2_5_vl"]
+
+
+def config_of(pair: tuple[Path, Path], folder: Path, **changes: Any) -> VideoDraftModelTrainingConfig:
+    own = {"draft_model": str(pair[1]), "kept_shares": (0.5, 1.0), "learning_rate": 3e-3, "ema_decay": 0.0}
+    values = {**short_run(pair[0], folder), **own}
+    return VideoDraftModelTrainingConfig(**{**values, **changes})
+
+
+def task_of(config: VideoDraftModelTrainingConfig) -> VideoDraftModelTask:
+    answerer, fingerprint = open_target(config, config.draft_model)
+    ask = rendered_questions(config, NoiseVideos(), FIRST_SEEDS)
+    draft: Any = answerer.draft_model
+    return VideoDraftModelTask(
+        config, answerer.model, draft.load(), draft.found.folder, *teachers(config, answerer, fingerprint, ask)
+    )
+
+
+def run(config: VideoDraftModelTrainingConfig) -> RunResult:
+    return train_video_draft_model(config, rendered_questions(config, NoiseVideos(), FIRST_SEEDS))
+
+
+def alone(model: Any, inputs: dict[str, Tensor], answer: list[int], share: float, seed: int) -> Tensor:
+    """[n, V] log probabilities at an answer's tokens, of one request by itself, in transformers' own words."""
+    request = prepare_request(model, inputs)
+    if share < 1:
+        request = keep_visual(request, keep_spread(request, share, "random", seed))
+    words = model.get_input_embeddings()(torch.tensor(answer))
+    behind = request.next_position + torch.arange(len(answer))
+    places = torch.cat((request.position_ids, behind.expand(len(request.position_ids), 1, -1)), dim=-1)
+    decoder = model.model.language_model
+    final = decoder(
+        inputs_embeds=torch.cat((request.inputs_embeds[0], words))[None],
+        position_ids=places if len(places) > 1 else places[0],
+        use_cache=False,
+    ).last_hidden_state[0]
+    return model.lm_head(final[request.length - 1 : -1]).log_softmax(-1)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_batch_compares_what_each_answer_gives_alone(
+    pairs: dict[str, tuple[Path, Path]], tmp_path: Path, architecture: str, share: float
+) -> None:
+    task = task_of(config_of(pairs[architecture], tmp_path))
+    teacher, numbers = task.training, [4, 0, 1]
+    said, wanted, answer = task._compare(teacher, numbers, share, "random", 7)
+    assert answer.tolist() == [token for number in numbers for token in teacher.answers[number]]
+    with torch.no_grad():
+        expected = [
+            (
+                alone(
+                    task.draft_model, teacher.questions.inputs(number), list(teacher.answers[number]), share, 7 + row
+                ),
+                alone(task.target, teacher.questions.inputs(number), list(teacher.answers[number]), 1.0, 0),
+            )
+            for row, number in enumerate(numbers)
+        ]
+    torch.testing.assert_close(said, torch.cat([each for each, _ in expected]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(wanted, torch.cat([each for _, each in expected]), rtol=1e-4, atol=1e-4)
+
+
+def test_the_target_knows_its_own_answers(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """They are greedy, so the likeliest token of its distribution is the next token of the answer, everywhere."""
+    task = task_of(config_of(pair, tmp_path))
+    _, wanted, answer = task._compare(task.training, range(6), 1.0, "uniform", 0)
+    assert wanted.argmax(-1).equal(answer)
+
+
+def test_training_brings_it_to_the_targets_words_and_leaves_its_tower(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    config = config_of(pair, tmp_path / "run", steps=60, kept_shares=(0.5,), evaluation_size=2)
+    task = task_of(config)
+    before = float(task.loss(0, 0.0)[0].detach())
+    assert run(config).finished
+    after = task_of(config_of((pair[0], tmp_path / "run" / "export"), tmp_path / "again", kept_shares=(0.5,)))
+    assert float(after.loss(0, 0.0)[0].detach()) < 0.7 * before
+    first, last = (VideoAnswerer.from_pretrained(str(each)).model for each in (pair[1], tmp_path / "run" / "export"))
+    changed = {
+        name
+        for (name, old), new in zip(first.named_parameters(), last.parameters(), strict=True)
+        if not torch.equal(old.bfloat16(), new.bfloat16())
+    }
+    assert any("language_model.layers" in name for name in changed)
+    assert not any("visual" in name for name in changed)
+
+
+def test_a_trained_draft_model_drafts(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    run(config_of(pair, tmp_path))
+    answerer = VideoAnswerer.from_pretrained(str(pair[0]), str(tmp_path / "export"))
+    frames = VideoFrames.from_frames(NoiseVideos()(3, 1, "heldout").frames[0])
+    said = answerer.answer(frames, "what is seen?", "sd", max_new_tokens=8)
+    assert said.token_ids == answerer.answer(frames, "what is seen?", "ar", max_new_tokens=8).token_ids
+    assert processor_inputs(answerer.processor, frames, "what is seen?")["input_ids"].shape[0] == 1
+
+
+def test_a_run_goes_on_where_it_was_and_no_other_does(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    steady = {"optimizer": "muon", "decay_start": 0.9}
+    run(config_of(pair, whole, steps=3, **steady))
+    run(config_of(pair, parts, steps=2, **steady))
+    run(config_of(pair, parts, steps=3, **steady))
+    one, other = (VideoAnswerer.from_pretrained(str(each / "export")).model.state_dict() for each in (whole, parts))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    with pytest.raises(UserError, match=r"output: .* a run with another draft_model"):
+        run(config_of((pair[0], whole / "export"), parts, steps=4, **steady))
+
+
+def test_states_that_find_no_memory_are_worked_out_again(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    roomy, tight = (task_of(config_of(pair, tmp_path, memory_gib=each)) for each in (4.0, 0.0))
+    for step in range(2):
+        torch.testing.assert_close(roomy.loss(step, 0.0)[0], tight.loss(step, 0.0)[0])
+    assert not tight._shown
+    assert roomy._shown
+
+
+def test_a_model_whose_later_layers_read_the_video_is_refused(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_of(config_of(pair, tmp_path))
+    monkeypatch.setattr(
+        "vargen.video.training.video_draft_model.prepare_request",
+        lambda model, inputs: replace(prepare_request(model, inputs), deepstack=(torch.zeros(1, 1),)),
+    )
+    with pytest.raises(UserError, match=r"draft_model: .* cannot be trained here"):
+        task.loss(0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model": "somewhere", "draft_model": None}, "draft_model.*must name"),
+        ({"kept_shares": ()}, "kept_shares"),
+        ({"kept_shares": (0.0,)}, "kept_shares"),
+        ({"kept_spreads": ("attention",)}, "kept_spreads.*uniform"),
+        ({"answer_loss_weight": -1.0}, "answer_loss_weight"),
+        ({"compile": True}, "compile"),
+        ({"num_frames": 2}, "num_frames"),
+    ],
+)
+def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        VideoDraftModelTrainingConfig(**{"output": "x", **changes})
+
+
+def test_the_command_names_a_draft_model_of_another_vocabulary(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", "video-draft-model", "--output", str(tmp_path / "run"), "--draft_model", str(tmp_path)]
+    assert main([*arguments, "--model", str(pair[0])]) == 2
+    assert "draft_model" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "export").exists()

@@ -1,0 +1,1 @@
+"""Networks that draft for Video-LLMs, with their folder format and their part beside a target."""

@@ -1,0 +1,1 @@
+"""The Python behind `vargen caption` and `vargen bench --task video`."""

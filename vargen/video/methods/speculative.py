@@ -1,0 +1,144 @@
+"""Speculative decoding of answers about videos, naive and as SpecVLM does it.
+
+Belongs here: methods whose drafter is a model that watches the video, whole or in part. Does not belong here: such
+methods with a verifier (`fly.py`, `lvspec.py`) or a loop (`parallelvlm.py`) of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vargen.base.bounds import MAX_DRAFT
+from vargen.base.errors import UserError
+from vargen.methods.trees import FIXED_TREES, fixed_tree
+from vargen.video.methods.base import (
+    SPREADS,
+    OwnLoop,
+    Pruning,
+    VideoComponents,
+    VideoMethod,
+    VideoMethodConfig,
+    likeliest_chain,
+)
+
+if TYPE_CHECKING:
+    from specdecode.drafters.tree_shapes import StaticTree
+    from specdecode.roles import Drafter, Target, Verifier
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig(VideoMethodConfig):
+    """A draft model, or the target's own weights, watches the same video and drafts a chain.
+
+    Args:
+        drafter: "pair" for the draft model, "self" for the target's own weights.
+        draft_length: tokens of a chain.
+        keep_ratio: share of visual tokens that the drafter is shown.
+        pruning: which ones: "uniform", evenly spread; "random"; "jittered", one at random of each of equal parts;
+            "low_discrepancy", even over time, height and width; "attention" (SpecVLM); "visual_gain" (ParallelVLM's
+            UV-Prune).
+        pruning_seed: of what is drawn at random for "random", "jittered" and "low_discrepancy".
+        pruning_layer: of "visual_gain": the layer that is compared with the embeddings; null for a quarter of them.
+        compact: give the kept tokens consecutive positions instead of their own.
+    """
+
+    name: ClassVar[str] = "sd"
+    summary: ClassVar[str] = "naive speculative decoding: the drafter watches the whole video"
+    exact: ClassVar[bool] = True
+    prunings: ClassVar[tuple[str, ...]] = (*SPREADS, "attention", "visual_gain")
+
+    drafter: str = "pair"
+    draft_length: int = 5
+    keep_ratio: float = 1.0
+    pruning: str = "uniform"
+    pruning_seed: int = 0
+    pruning_layer: int | None = None
+    compact: bool = False
+
+    def __post_init__(self) -> None:
+        self._one_of("drafter", ("pair", "self"))
+        self._check_length()
+        self._share("keep_ratio")
+        self._one_of("pruning", self.prunings)
+        self._number("pruning_seed", 0, whole=True)
+        if self.pruning_layer is not None:
+            self._number("pruning_layer", 1, whole=True)
+
+    def _check_length(self) -> None:
+        self._number("draft_length", 1, MAX_DRAFT, whole=True)
+
+    def check_drafter(self, trained: Collection[str], paired: bool) -> None:
+        if self.drafter == "pair":
+            self._need_draft_model(paired, '; or set drafter "self"')
+
+    def _players(self, components: VideoComponents) -> VideoMethod | OwnLoop:
+        pruning, tree = self._pruning(components.num_layers), self._tree()
+        target = components.target(self.num_nodes, **pruning.captured, **self.target_options(components.num_layers))
+        draft = components.pruned_draft(target, self.drafter, pruning, self.num_nodes)
+        if tree is None:
+            drafter: Drafter = likeliest_chain(draft, self.draft_length)
+        else:
+            from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+
+            drafter = DraftModelTreeDrafter(draft, tree)
+        return VideoMethod(drafter, self._verifier(components, target), target=target, network=draft)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of a draft, its root included."""
+        return self.draft_length + 1
+
+    def _tree(self) -> StaticTree | None:
+        """The draft's shape; None: a chain."""
+        return None
+
+    def target_options(self, num_layers: int) -> dict[str, Any]:
+        """Further options of a target of so many layers: what a verifier needs to see of it."""
+        return {}
+
+    def _verifier(self, components: VideoComponents, target: Target) -> Verifier | None:
+        return None
+
+    def _pruning(self, num_layers: int) -> Pruning:
+        """What the drafter is shown. UV-Prune's paper names no layer; a quarter of them is this project's choice."""
+        layer = max(1, num_layers // 4) if self.pruning_layer is None else self.pruning_layer
+        if layer > num_layers:
+            raise UserError(f"{self.name}.pruning_layer must be at most the model's {num_layers}, got {layer}")
+        return Pruning(self.keep_ratio, self.pruning, layer, compact=self.compact, seed=self.pruning_seed)
+
+
+@dataclass(frozen=True)
+class SpecVLMConfig(SpeculativeConfig):
+    """SpecVLM (arXiv 2508.16201): a drafter that is shown the tenth of the video that the target attends to.
+
+    Args:
+        tree: shape of the draft: "chain", or a published tree's name.
+        attention_share: the first stage of pruning takes tokens until they have this share of the attention; the rest
+            of the budget is spread evenly.
+    """
+
+    name: ClassVar[str] = "specvlm"
+    summary: ClassVar[str] = "SpecVLM: the drafter sees what the target attends to, and drafts a tree"
+
+    keep_ratio: float = 0.1
+    pruning: str = "attention"
+    tree: str = "mc_sim_7b_63"
+    attention_share: float = 0.4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._one_of("tree", ("chain", *FIXED_TREES))
+        self._number("attention_share", 0, 1)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of a draft, its root included."""
+        return fixed_tree(self.tree, self.draft_length).num_nodes
+
+    def _tree(self) -> StaticTree | None:
+        return None if self.tree == "chain" else fixed_tree(self.tree)
+
+    def _pruning(self, num_layers: int) -> Pruning:
+        return replace(super()._pruning(num_layers), attention_share=self.attention_share)

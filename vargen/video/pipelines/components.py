@@ -1,0 +1,192 @@
+"""A Video-LLM and its draft model with the prompts of one batch: plays `vargen.video.methods.base.VideoComponents`.
+
+Belongs here: what methods build their players from. Does not belong here: methods, loops (`decoding.py`), and anything
+that outlives a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+from torch import Tensor
+
+from specdecode.drafters.draft_model import MOST_WAITING
+from vargen.base.errors import UserError
+from vargen.video.drafters.video_draft_head import VideoDraftHead
+from vargen.video.drafters.video_head import VideoHead
+from vargen.video.methods.base import SPREADS, Pruning
+from vargen.video.models.lossy_targets import FastVTarget, SparseVLMTarget, sparsevlm_stages
+from vargen.video.models.pruned_draft import PrunedDraft
+from vargen.video.models.pruning import keep_by_attention, keep_highest, token_budget
+from vargen.video.models.request import VideoRequest, keep_share, keep_spread, prepare_request, visual_gain_scorer
+from vargen.video.models.sparse_cache import SparseDraft
+from vargen.video.models.target import VideoTarget
+from vargen.video.pipelines.assisted import AssistedLoop
+from vargen.video.pipelines.loading import LazyModel
+from vargen.video.pipelines.parallel_pair import ParallelLoop, ParallelPair
+
+
+def no_draft_heads(kind: str, folder: str | None) -> VideoHead:
+    """Refuse a draft head where components have none. Raises UserError."""
+    raise UserError(f"{kind}: drafter must be given: there are no draft heads here")
+
+
+@dataclass
+class VideoLLMComponents:
+    """Plays `vargen.video.methods.base.VideoComponents`.
+
+    Args:
+        model: the target's.
+        inputs: the processor's output for each prompt.
+        max_new_tokens: tokens of an answer, at most.
+        draft_model: loaded, or loaded when it is asked for; None: there is none.
+        protected_tokens: special tokens, which no relaxed verifier may replace.
+        load_draft_head: gives the network of a kind, in a folder or (None) the one that came with the model.
+        lasting: what methods keep from one answer to the next, by keys that begin with their names. Its owner closes
+            what is in it.
+        repetition_penalty: of `generate`; 1 does nothing.
+        source: where the target's weights came from; None: its folder.
+    """
+
+    model: Any
+    inputs: Sequence[Mapping[str, Tensor]]
+    max_new_tokens: int
+    draft_model: Any | None = None
+    protected_tokens: tuple[int, ...] = ()
+    load_draft_head: Callable[[str, str | None], VideoHead] = no_draft_heads
+    lasting: MutableMapping[Hashable, Any] = field(default_factory=dict)
+    repetition_penalty: float = 1.0
+    source: LazyModel | None = None
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.model.config.get_text_config().num_hidden_layers)
+
+    @property
+    def vocab_size(self) -> int:
+        """Length of the logits that are compared: the shorter one, since models of a family pad theirs differently."""
+        models = [self.model] if self.draft_model is None else [self.model, self.draft_model]
+        return min(int(model.config.get_text_config().vocab_size) for model in models)
+
+    @cached_property
+    def requests(self) -> list[VideoRequest]:
+        """The target's requests; its vision tower has run once."""
+        return [prepare_request(self.model, each) for each in self.inputs]
+
+    def sizes(self, num_nodes: int) -> dict[str, Any]:
+        """Options of `VideoTarget` for a model that is fed so many nodes at once, or what has waited of a draft."""
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "max_draft_nodes": max(num_nodes, MOST_WAITING + 2),
+            "vocab_size": self.vocab_size,
+            "repetition_penalty": self.repetition_penalty,
+        }
+
+    def draft_weights(self, drafter: str) -> Any:
+        """The model that drafts: the target's own ("self") or the draft model ("pair").
+
+        Raises:
+            UserError: there is no draft model.
+        """
+        if drafter == "self":
+            return self.model
+        source = self.draft_source(drafter)
+        return source.load() if isinstance(source, LazyModel) else source
+
+    def draft_source(self, drafter: str) -> Any:
+        """What `draft_weights` gives, or a `LazyModel` of it for another process to load.
+
+        Raises:
+            UserError: there is no draft model.
+        """
+        if drafter == "self":
+            return self.model if self.source is None else self.source
+        if self.draft_model is None:
+            raise UserError('draft_model must be given: this method needs one; sd can do without, with drafter "self"')
+        return self.draft_model
+
+    def _draft_requests(self, model: Any) -> list[VideoRequest]:
+        """The requests of the model that drafts. The target's own weights share what its vision tower made."""
+        if model is self.model:
+            return self.requests
+        return [
+            prepare_request(model, {name: value.to(model.device) for name, value in each.items()})
+            for each in self.inputs
+        ]
+
+    # What methods ask for: see `vargen.video.methods.base.VideoComponents`.
+
+    def target(self, num_nodes: int, **options: Any) -> VideoTarget:
+        return VideoTarget(self.model, self.requests, **options, **self.sizes(num_nodes))
+
+    def visual_states(self, target: VideoTarget) -> list[Tensor]:
+        return [seen.visual_hidden_states for seen in target.prompts]
+
+    def pruned_draft(self, target: VideoTarget, drafter: str, pruning: Pruning, num_nodes: int) -> PrunedDraft:
+        model = self.draft_weights(drafter)
+        return PrunedDraft(
+            model,
+            self._draft_requests(model),
+            partial(kept_tokens, target, pruning),
+            compact=pruning.compact,
+            home=target.device,
+            **self.sizes(num_nodes),
+        )
+
+    def sparse_draft(self, target: VideoTarget, keep_ratio: float, num_nodes: int) -> SparseDraft:
+        budgets = [token_budget(request.num_visual, keep_ratio) for request in self.requests]
+        return SparseDraft(target, budgets, **self.sizes(num_nodes))
+
+    def draft_head(self, network: VideoHead, target: VideoTarget) -> VideoDraftHead:
+        return VideoDraftHead(network, target)
+
+    def fastv_target(self, keep_ratio: float, layer: int) -> FastVTarget:
+        return FastVTarget(self.model, self.requests, keep_ratio, layer, **self.sizes(1))
+
+    def sparsevlm_target(self, keep_ratio: float) -> SparseVLMTarget:
+        stages = sparsevlm_stages(self.num_layers, keep_ratio)
+        return SparseVLMTarget(self.model, self.requests, stages, **self.sizes(1))
+
+    def parallel_pair(self, drafter: str, workers: str, pruning: Pruning, draft_length: int | None) -> ParallelLoop:
+        """Target and draft model working at the same time; the draft model's side is started once for all answers."""
+        key = ("parallelvlm", drafter, workers)
+        if key not in self.lasting:
+            load = self.draft_source if workers == "processes" else self.draft_weights
+            self.lasting[key] = ParallelPair(load(drafter), workers)
+        (inputs,) = self.inputs
+        return ParallelLoop(
+            self.lasting[key],
+            partial(self.target, self.max_new_tokens),
+            lambda: self.requests[0],
+            inputs,
+            self.sizes(self.max_new_tokens),
+            pruning,
+            draft_length,
+        )
+
+    def assisted(self, draft_length: int) -> AssistedLoop:
+        (inputs,) = self.inputs
+        return AssistedLoop(self.model, self.draft_weights("pair"), inputs, draft_length, self.repetition_penalty)
+
+
+def kept_tokens(target: VideoTarget, pruning: Pruning, row: int) -> Tensor:
+    """[k] int64, ascending: numbers of a row's visual tokens that the drafter is shown, after the target's prefill."""
+    seen = target.prompts[row]
+    if pruning.keep_ratio == 1 or pruning.by in SPREADS:
+        by = pruning.by if pruning.by in SPREADS else "uniform"  # of all there is nothing to choose
+        return keep_spread(seen.request, pruning.keep_ratio, by, pruning.seed)
+
+    def chosen(shown: int, budget: int) -> Tensor:
+        if pruning.by == "attention":
+            return keep_by_attention(target.video_attention(row)[:shown], budget, pruning.attention_share)
+        gain = visual_gain_scorer(seen.request)(seen.captured[0], seen.captured[pruning.layer])
+        return keep_highest(gain[:shown], budget)
+
+    return keep_share(seen.request, pruning.keep_ratio, chosen)

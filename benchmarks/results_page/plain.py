@@ -12,23 +12,13 @@ from typing import Any
 from results_page.records import DRAFTER_RUN, TRANSFORMER_RUN, VIDEO_RUN, Record, source_line, table
 
 _LLM = "Videos of the project's own world and its own pair of Video-LLMs. "
-_EARLIER = (
-    "`parallelvlm` has UV-Prune, `lvspec` the rule as printed, and `uniform` is an earlier even grid: see `settings`."
-)
 _BENCH = ("method", "exact", "mean_accepted_length", "decode_speedup", "end_to_end_speedup", "relaxed_share")
 _BENCH += ("equal_to_plain", "caption_accuracy", "retention", "accepted_per_drafting_pass", "draft_seconds_per_step")
-_OF_TRAINING = ("evaluation loss", "evaluation loss_object", "evaluation loss_sky", "evaluation caption_gain")
-_OF_JUDGE = ("judge shape", "judge colour", "judge sky", "judge object_count", "judge prompt")
-_HEADS = ("name", "overlap", "overlap_2", "overlap_3", "overlap_4", "accepted_length")
 _SIDE_BY_SIDE = (
     *("label", "pictures", "passes", "rows_fed", "unverified"),
     *("claims", "claims_against_plain", "numbers", "numbers_against_plain"),
 )
-_FAMILIES = ("family", "dtype", "batch_size", "tokens", "row", "way", "MiB_before", "MiB_peak", "speedup")
-_FAMILIES += ("planted_share", "passes_ar", "passes_scd")
 TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "plain_decoding_scenes-128_cpu_batch1": ("Plain decoding, one picture", "A step makes one guided token.", ()),
-    "plain_decoding_scenes-128_cpu_batch8": ("Plain decoding, eight pictures", "A step makes eight guided tokens.", ()),
     "host_work": (
         "What the host does in a step",
         "One picture at a time, one thread. Calls: of torch and of the kernels; the outside share of processor "
@@ -68,27 +58,11 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "cell is eager / captured seconds, and captured over plain captured.",
         (),
     ),
-    "one_graph": (
-        "Steps as graphs, whole pictures",
-        "The shipped model's pictures by eager steps and by graphs that run as they are (`benchmarks/one_graph.py`). "
-        "No row has a fault, which is what a captured graph cannot do; a test reads the record. Where float32 has a "
-        "near tie, float64 gives the same tokens. Passes differ where eager steps choose the width by measured "
-        "seconds, and by the steps after which an end is seen.",
-        (),
-    ),
-    "compiled": ("Compiled passes", "Eager and compiled passes in turns, the same seeds; compiling is left out.", ()),
-    "continuous": ("Continuous batches", "The same prompts and seeds in fixed and continuous batches, in turns.", ()),
-    "families": (
-        "Families of transformers and diffusers",
-        "Random models against `generate` of their own library. Planted: most of the probability is given to a known "
-        "picture, so that guesses are right about as often.",
-        _FAMILIES,
-    ),
     "passes": (
         "Passes",
         "One pass of guided pictures, median milliseconds, the ways of a line in turns. The roof is the greater of two "
         "times: reading the weights, and all products at the speed of products on registers alone.",
-        ("model", "dtype", "batch", "tokens", "length", "median_ms", "streaming_ms", "roof_share auto", "cache_MiB"),
+        ("model", "dtype", "batch", "tokens", "length", "median_ms auto", "median_ms int8", "roof_share auto"),
     ),
     "passes_reference": (
         "Passes beside the public LlamaGen code",
@@ -140,34 +114,13 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ),
     ),
     "generate_memory": ("Memory of eight pictures of 1,024 tokens", "LlamaGen-B and VQ-16, random weights.", ()),
-    "left_out": (
-        "What helps the model learn",
-        "Short runs from random weights, each without one of the recipe's helps; losses in nats.",
-        ("left_out", "pictures", *_OF_TRAINING, *_OF_JUDGE),
-    ),
     "vvs_likeness": (
         "How alike drafted paths and near features are",
         "LANTERN's trees of 59 nodes on 16 prompts: cosines of paths, and of features so many tokens apart.",
         (),
     ),
-    "drafter_heads_new": (
-        "Draft heads trained from random weights",
-        "Side by side on the same pictures. Overlap is the chance that a drawn token is accepted.",
-        _HEADS,
-    ),
-    "drafter_heads_shipped": (
-        "Draft heads trained from the shipped weights",
-        "As above.",
-        _HEADS,
-    ),
     "bench_video": ("Answers about videos, greedy", _LLM, _BENCH),
-    "bench_video_all_methods": ("Answers about videos, every method", _LLM + _EARLIER, _BENCH),
     "bench_video_sampled": ("Answers about videos, sampled", _LLM, _BENCH),
-    "what_videos_show": (
-        "Whether captions are read off the videos",
-        _LLM + "F1 of the claims; order and choice are shares. Without the video both are a half by chance.",
-        (),
-    ),
     "loose_verification": (
         "Loose verification and its controls",
         _LLM
@@ -200,12 +153,15 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "row's operations.",
         (),
     ),
-    "video_drafters": ("Trained draft heads of Video-LLMs, part by part", _LLM, ()),
     "parallel_overlap_cpu": ("Target and drafter at the same time", "Two stacks with random weights.", ()),
     "video_memory": ("Memory of an answer", "Random weights, beside `generate` of transformers.", ()),
     "long_videos": ("Long videos", "Random weights; seconds of one pass, and from which acceptance STD pays.", ()),
 }
 """Title, explanation and fields (none: all) by record, in the order of the page."""
+
+
+ONLY_IN_RECORDS = ("curves", "Launches that were counted", "settings")
+"""Studies of many rows, which plots and other studies read."""
 
 
 def plain_section(name: str, record: Any) -> str:
@@ -216,6 +172,8 @@ def plain_section(name: str, record: Any) -> str:
     parts = [f"## {title}", text.strip()]
     if isinstance(first.get("studies"), dict):
         for study, own in record["studies"].items():
+            if study in ONLY_IN_RECORDS:
+                continue
             count = [f"{own['videos']} videos."] if "videos" in own else []
             parts += [f"### {study}", *count, plain_tables(own["rows"], fields), source_line(own, *runs)]
         return "\n\n".join(parts)
@@ -229,13 +187,12 @@ def plain_section(name: str, record: Any) -> str:
 
 
 def training_section(records: Sequence[Record]) -> str:
-    """Every training run, with its last figures on held-out data."""
+    """The training runs behind shipped weights, with their last figures on held-out data."""
     rows = [
         {
             **{name: record[name] for name in ("name", "steps", "samples")},
             "minutes": round(record["seconds"] / 60),
-            "held_out": ", ".join(f"{key} {_text(value)}" for key, value in last[1:7]),
-            "remark": record["remark"],
+            "held_out": ", ".join(f"{key} {_text(value)}" for key, value in last[1:4]),
             "commit": record["provenance"]["commit"],
         }
         for record in records

@@ -56,7 +56,10 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "A projection, not a measurement: passes, rows fed and launches that were counted here, with a card's "
         "bandwidth, arithmetic and launch time, and the shipped model's acceptance (`benchmarks/projection.py`). A "
         "cell is eager / captured seconds, and captured over plain captured.",
-        (),
+        (
+            *("model", "card", "method", "passes", "batch 1", "batch 8", "what", "captured", "published_ms_a_token"),
+            *("projected_ms_a_token", "error_percent", "batch", "tokens", "measured_ms", "projected_ms"),
+        ),
     ),
     "passes": (
         "Passes",
@@ -141,7 +144,10 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "rejections, over the same videos. Study `self drafting`: the same of the target in the draft model's place. "
         "Study `language`: a draft model that sees a share of the video, 0 being FLASH's language-only baseline, and "
         "draft heads, which read the target's hidden states.",
-        (),
+        (
+            *("pruning", "share", "agreement", "mean_run_length", "over_random", "accuracy", "drafts", "sees"),
+            *("accepted_of_four", "model", "retention", "method", "layers", "frames", "visual_tokens"),
+        ),
     ),
     "paper_tables": (
         "Tables of three papers on the pair",
@@ -151,7 +157,11 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "of it over what is of the shortest. `decoding` and `end to end` are speed-ups over plain decoding; `over` "
         "divides SpecVLM's seconds of decoding, or the prompt's in turn, by the row's. `share` is of the multimodal "
         "row's operations.",
-        (),
+        (
+            *("method", "visual_tokens", "accepted", "a_pass", "accuracy", "kept", "prefill_share", "decoding"),
+            *("over", "window", "share", "paper_accepted", "paper_a_pass", "paper_over", "paper_window", "paper_share"),
+            *("paper_decoding", "paper_prefill_share"),
+        ),
     ),
     "parallel_overlap_cpu": ("Target and drafter at the same time", "Two stacks with random weights.", ()),
     "video_memory": ("Memory of an answer", "Random weights, beside `generate` of transformers.", ()),
@@ -160,7 +170,7 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 """Title, explanation and fields (none: all) by record, in the order of the page."""
 
 
-ONLY_IN_RECORDS = ("curves", "Launches that were counted", "settings")
+ONLY_IN_RECORDS = ("curves", "Launches that were counted", "settings", "scores", "views")
 """Studies of many rows, which plots and other studies read."""
 
 

@@ -43,10 +43,10 @@ from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import TokenOrigin
 from specdecode.verifiers.loose import LooseVerifier, relevance_to
 from specdecode.verifiers.windowed import WindowedVerifier
-from vargen.jobs.cases import VideoCase
 from vargen.models.model_folder import weights_fingerprint
 from vargen.runs.files import append_jsonl, read_jsonl
 from vargen.runs.progress import progress
+from vargen.video.jobs.cases import VideoCase
 from vargen.video.methods.base import VideoMethod
 from vargen.video.methods.lvspec import LVSpecConfig
 from vargen.video.models.frames import CAPTION_PROMPTS, processor_inputs

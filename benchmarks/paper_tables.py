@@ -41,12 +41,12 @@ from specdecode.runs.parallel import measure_draft_length
 from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace
 from specdecode.verifiers.exact import ExactVerifier
-from vargen.jobs.cases import VideoCase
 from vargen.methods.catalogue import resolve_method
 from vargen.models.model_folder import weights_fingerprint
 from vargen.runs.files import append_jsonl, read_jsonl
 from vargen.runs.progress import progress
 from vargen.video.drafters.video_head import VideoHead, VideoHeadConfig
+from vargen.video.jobs.cases import VideoCase
 from vargen.video.methods.base import VideoComponents
 from vargen.video.methods.trained import SparrowConfig
 from vargen.video.models.frames import CAPTION_PROMPTS, FRAMES_PER_SECOND, VideoFrames

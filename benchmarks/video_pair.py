@@ -51,10 +51,10 @@ from metrics.provenance import provenance, write_result
 from scenes.captions.story_captions import MAX_CAPTION_TOKENS, visual_words, written_accuracy
 from scenes.cases import scene_video_cases
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.jobs.cases import VideoCase
 from vargen.methods.catalogue import resolve_method
 from vargen.models.model_folder import weights_fingerprint
 from vargen.runs.progress import Progress, progress
+from vargen.video.jobs.cases import VideoCase
 from vargen.video.methods.base import VideoMethod
 from vargen.video.models.frames import CAPTION_PROMPTS, processor_inputs
 from vargen.video.models.lossy_targets import FastVTarget, SparseVLMTarget, sparsevlm_stages

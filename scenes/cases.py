@@ -17,8 +17,9 @@ from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import Scene, sample_scene
 from scenes.rendering.story import sample_story
 from scenes.seeds import PROMPT_SEED, REFERENCE_SEED, VIDEO_SEED
-from vargen.jobs.cases import BenchmarkCase, VideoCase
+from vargen.jobs.cases import BenchmarkCase
 from vargen.runs.identity import digest
+from vargen.video.jobs.cases import VideoCase
 from vargen.video.models.frames import VideoFrames
 
 

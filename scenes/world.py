@@ -1,7 +1,7 @@
 """This world as vargen asks for one: the object behind the entry point of `vargen.worlds`.
 
-Belongs here: which function of this package answers which question of `vargen.jobs.cases.World`. Does not belong here:
-any answer. What needs torch is imported when it is called, because `vargen --help` imports this module.
+Belongs here: which function of this package answers which question of `vargen.video.jobs.cases.VideoWorld`. Does not
+belong here: any answer. What needs torch is imported when it is called, because `vargen --help` imports this module.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from metrics.picture_readers import Detector
-    from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures, VideoCase, World
+    from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures
     from vargen.jobs.ranking import Ranker
+    from vargen.video.jobs.cases import VideoCase, VideoWorld
     from vargen.video.training.video_questions import VideoSource
 
 
 class SceneWorld:
-    """Plays `vargen.base.world.ShippedModels` and `vargen.jobs.cases.World`; they say what each name means."""
+    """Plays `vargen.base.world.ShippedModels` and `vargen.video.jobs.cases.VideoWorld`, which say what names mean."""
 
     weights = WEIGHTS
     model = MODEL
@@ -91,4 +92,4 @@ class SceneWorld:
         return source, {"train": DRAFTER_SEED, "heldout": HELDOUT_SEED}
 
 
-SCENES: World = SceneWorld()
+SCENES: VideoWorld = SceneWorld()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +25,14 @@ PLUGINS = (
     "tiny_video_llms",
     "video_pairs",
 )
+
+
+def pytest_configure() -> None:
+    """Half of the methods, recipes and commands are found by what `pip install` noted of pyproject.toml."""
+    told = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["entry-points"]
+    for group, points in told.items():
+        if not points.items() <= {point.name: point.value for point in entry_points(group=group)}.items():
+            pytest.exit("pyproject.toml has entry points that are not installed: pip install -e . --no-deps", 4)
 
 
 def pytest_collection(session: pytest.Session) -> None:

@@ -93,5 +93,5 @@ class JudgeRanker:
 
 
 def judge_answer(video: Story, text: str) -> dict[str, float]:
-    """How right a description of a video is, as `vargen.jobs.cases.VideoJudge` asks for."""
+    """How right a description of a video is, as `vargen.video.jobs.cases.VideoJudge` asks for."""
     return {kind: written_accuracy(video, text, kind) for kind in ("all", *CLAIM_KINDS)}

@@ -12,9 +12,9 @@ from small_video_llms import ARCHITECTURES, build_talkative, save_both
 
 from scenes.cases import scene_video_cases
 from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
-from vargen.jobs.cases import VideoCase
 from vargen.video.drafters.video_head import KINDS
 from vargen.video.drafters.video_head_folder import new_video_head, save_video_head
+from vargen.video.jobs.cases import VideoCase
 from vargen.video.models.frames import VideoFrames
 
 SIZE, FRAMES = 64, 4

@@ -26,7 +26,10 @@ class Block:
 sys.meta_path.insert(0, Block())
 commands, forget = json.loads(sys.argv[1])
 if forget:
-    importlib.metadata.entry_points = lambda **_: importlib.metadata.EntryPoints(())
+    everything = importlib.metadata.entry_points
+    importlib.metadata.entry_points = lambda **wanted: importlib.metadata.EntryPoints(
+        point for point in everything(**wanted) if not point.value.startswith("scenes")
+    )
 from vargen.cli import main
 
 results = []
@@ -60,7 +63,7 @@ class Result:
 
 
 def run_blocked(*commands: list[str | Path], forget: bool = False) -> list[Result]:
-    """Commands without `scenes`; `forget` takes the entry points away too."""
+    """Commands without `scenes`; `forget` takes its entry points away too."""
     argument = json.dumps([[list(map(str, command)) for command in commands], forget])
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     program = [sys.executable, "-c", _PROGRAM, argument]

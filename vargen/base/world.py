@@ -1,4 +1,4 @@
-"""What other packages bring to vargen, found through entry points: a world, subcommands, training recipes.
+"""What packages bring to vargen, found through entry points: a world, subcommands, training recipes, methods.
 
 A world is a package that knows what pictures and videos of its own show. It ships models that draw and describe them,
 composes prompts, and judges answers. vargen works without one wherever the user names a model and data.
@@ -17,8 +17,9 @@ from typing import Any, Protocol, TypeVar
 
 from vargen.base.errors import UserError
 
-WORLDS, COMMANDS, RECIPES = "vargen.worlds", "vargen.commands", "vargen.recipes"
-"""Groups of entry points: a `ShippedModels` that is also a `vargen.jobs.cases.World`; a `Command`; a `Recipe`."""
+WORLDS, COMMANDS, RECIPES, METHODS = "vargen.worlds", "vargen.commands", "vargen.recipes", "vargen.methods"
+"""Groups of entry points: a `ShippedModels` that is also a `vargen.jobs.cases.World`; a `Command`; a `Recipe`; a
+sequence of methods (`vargen.methods.base.MethodConfig`)."""
 
 Listed = TypeVar("Listed", "Command", "Recipe")
 
@@ -89,6 +90,12 @@ def listed(own: Mapping[str, Listed], group: str) -> dict[str, Listed]:
     """
     everything = {**_load(group)[0], **own}
     return dict(sorted(everything.items(), key=lambda item: item[1].order))
+
+
+def find_methods() -> list[Any]:
+    """The methods that packages bring, vargen's own video half first. A package that cannot be imported adds none."""
+    found, _ = _load(METHODS)
+    return [method for name in sorted(found, key=lambda name: (name != "video", name)) for method in found[name]]
 
 
 def find_world() -> Any:

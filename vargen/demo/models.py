@@ -16,12 +16,13 @@ from vargen.base.errors import UserError
 from vargen.base.resources import find_trained_drafters, find_video_model, shipped_models
 from vargen.base.world import find_world
 from vargen.methods.base import ImageMethodConfig, MethodConfig
-from vargen.methods.catalogue import default_video_method, find_presets, methods_for
+from vargen.methods.catalogue import find_presets, methods_for
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import read_json
 from vargen.models.options import ModelOptions
 from vargen.video.methods.assisted import AssistedConfig
 from vargen.video.methods.base import VideoMethodConfig
+from vargen.video.methods.catalogue import default_method
 from vargen.video.models.architectures.catalogue import find_architecture
 from vargen.video.pipelines.options import VideoOptions
 
@@ -77,7 +78,7 @@ class Models:
             _check_video_model(video_draft_model, "video_draft_model")
         self._trained = find_trained_drafters(folder)
         self._paired = VideoOptions(model=video_model, draft_model=video_draft_model).paired
-        self.video_default = default_video_method(self._trained, self._paired)
+        self.video_default = default_method(self._trained, self._paired)
         self._lock = threading.Lock()
         self._pipeline: tuple[str, ImagePipeline] | None = None
         self._answerer: VideoAnswerer | None = None

@@ -6,7 +6,7 @@ any world, and finding the installed one (`vargen.base.world`); `vargen.commands
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from vargen.jobs.prompt_formats import BenchmarkPrompt
     from vargen.jobs.ranking import Ranker
     from vargen.models.description import ModelDescription
-    from vargen.video.models.frames import VideoFrames
-    from vargen.video.training.video_questions import VideoSource
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class BenchmarkCase:
 
 
 SPLITS = ("heldout", "all")
-"""Prompts and videos that a comparison draws from. Training never shows those of "heldout"."""
+"""Prompts or videos that a comparison draws from. Training never shows those of "heldout"."""
 
 
 def told_cases(cases: Sequence[BenchmarkCase]) -> list[str | int | None]:
@@ -64,24 +62,6 @@ def class_labels_of(model: ModelDescription, given: list[int]) -> list[int]:
     elif wrong := [label for label in given if not 0 <= label < model.num_classes]:
         raise UserError(f"class_labels must lie between 0 and {model.num_classes - 1}, got {wrong[0]}")
     return given
-
-
-@dataclass(frozen=True)
-class VideoCase:
-    """One video to describe.
-
-    Args:
-        frames: to look at.
-        truth: to judge by, in the form that the judge takes; None where an answer cannot be judged.
-        question: asked about it; None: what is asked about all.
-    """
-
-    frames: VideoFrames
-    truth: Any
-    question: str | None = None
-
-    def forget(self) -> None:
-        """Its turn is over. Nothing to do: the frames were there before."""
 
 
 def written_cases(prompts: Sequence[str], world: World | None) -> list[BenchmarkCase]:
@@ -161,10 +141,6 @@ class Judge(Protocol):
         ...
 
 
-VideoJudge = Callable[[Any, str], Mapping[str, float]]
-"""How right an answer is about a truth, 0 to 1: under "all" as a whole, and by kind."""
-
-
 class ReferencePictures(Protocol):
     """Pictures that others are compared with, read when they are needed."""
 
@@ -180,7 +156,7 @@ class ReferencePictures(Protocol):
 
 
 class World(ShippedModels, Protocol):
-    """What jobs and trainers ask of the package that knows what prompts and videos mean."""
+    """What jobs and trainers ask of the package that knows what prompts mean; of videos, `vargen.video.jobs.cases`."""
 
     def sample_cases(self, count: int, seed: int = 0, split: str = "heldout") -> list[BenchmarkCase]:
         """So many prompts with what they claim; of "heldout" things that training never showed, or of "all"."""
@@ -206,22 +182,10 @@ class World(ShippedModels, Protocol):
         """Ranks candidates of so many pixels a side. Raises UserError for a size that it cannot read."""
         ...
 
-    def video_cases(self, count: int, split: str, num_frames: int, image_size: int, seed: int) -> Sequence[VideoCase]:
-        """So many videos with their truth. Raises UserError for too few frames."""
-        ...
-
-    def judge_answer(self, truth: Any, text: str) -> Mapping[str, float]:
-        """Plays `VideoJudge`."""
-        ...
-
     def training_prompts(self, seed: int, count: int) -> list[str]:
         """So many prompts that a drafter learns from."""
         ...
 
     def stored_pictures(self, folder: str, count: int, vqvae: VQModel) -> tuple[Sequence[str], Tensor]:
         """Captions and codes int64 `[K, N]` of at most so many pictures of a store. Raises UserError for another."""
-        ...
-
-    def training_videos(self, num_frames: int, image_size: int, device: Any) -> tuple[VideoSource, Mapping[str, int]]:
-        """Videos that a drafter learns from, and the first seed of "train" and "heldout"."""
         ...

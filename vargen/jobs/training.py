@@ -1,6 +1,6 @@
 """Training runs by name: the recipes, and the data that the trainers of drafters take from outside.
 
-Belongs here: which recipe is meant, and giving it prompts, pictures or videos. Does not belong here: any trainer
+Belongs here: which recipe is meant, and giving it prompts or pictures. Does not belong here: any trainer
 (`vargen.training`, or the package that brings a recipe).
 """
 
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from vargen.base.world import RECIPES, Recipe, find_world, listed, missing_world, require_world
+from vargen.base.world import RECIPES, Recipe, find_world, listed, missing_world
 from vargen.runs.files import own_folder
 
 OWN_RECIPES = {
@@ -28,20 +27,6 @@ OWN_RECIPES = {
         "vargen.training.vertical",
         "VerticalTrainingConfig",
         "train_vertical",
-    ),
-    "video-drafter": Recipe(
-        90,
-        "a one-layer drafter for a Video-LLM: EAGLE, MSD, ViSpec, Sparrow or FLASH",
-        "vargen.video.training.video_drafter",
-        "VideoDrafterTrainingConfig",
-        "train_video_drafter",
-    ),
-    "video-draft-model": Recipe(
-        92,
-        "a smaller Video-LLM that drafts, on the target's own answers",
-        "vargen.video.training.video_draft_model",
-        "VideoDraftModelTrainingConfig",
-        "train_video_draft_model",
     ),
     "drafter-text": Recipe(
         95,
@@ -91,53 +76,8 @@ def _learn_from_pictures(train: Callable[..., object], config: Any) -> object:
     return train(config, None, None) if world is None else train(config, world.training_prompts, world.stored_pictures)
 
 
-def _learn_from_answers(train: Callable[..., object], config: Any) -> object:
-    """Give the trainer questions about the user's videos, or about videos that the world renders."""
-    if config.videos is not None:
-        return train(config, _about_own_videos(config))
-    from vargen.training.run import prepare
-    from vargen.video.training.video_answers import rendered_questions
-
-    world = require_world("videos", "name a folder of videos")
-    config = replace(
-        config,
-        num_frames=config.num_frames or world.video_frames,
-        image_size=config.image_size or world.video_side,
-    )
-    source, seeds = world.training_videos(config.num_frames, config.image_size, prepare(config))
-    return train(config, rendered_questions(config, source, seeds))
-
-
 _DATA = {
     "drafter": _learn_from_pictures,
     "vertical": _learn_from_pictures,
-    "video-drafter": _learn_from_answers,
-    "video-draft-model": _learn_from_answers,
 }
 """How data reaches the recipes that take it from outside."""
-
-
-def _about_own_videos(config: Any) -> Callable[[Any], Any]:
-    """Questions about the videos of a folder, as trainers take them."""
-    from vargen.runs.identity import digest
-    from vargen.video.jobs.clips import ask_about, describe_clips, set_apart
-    from vargen.video.models.frames import CAPTION_PROMPTS, frame_sampler
-    from vargen.video.training.video_questions import Questions
-
-    def ask(answerer: Any) -> Any:
-        asked = []
-        choose = frame_sampler(answerer.processor, config.num_frames, config.fps)
-        usual = CAPTION_PROMPTS if config.questions is None else CAPTION_PROMPTS[:1]
-        clips = [
-            clip for each in usual for clip in ask_about(config.videos, config.questions, each, choose, config.fps)
-        ]
-        train, heldout = set_apart(clips)
-        for split, chosen in (("train", train), ("heldout", heldout[: config.evaluation_size])):
-            shown = {"frames": [config.num_frames, config.fps], "max_pixels": config.max_pixels}
-            described = {"clips": digest(describe_clips(chosen)), **shown}
-            size = config.generation_batch_size
-            processor, architecture = answerer.processor, answerer.architecture
-            asked.append(Questions(processor, architecture, chosen, described, split, size, config.max_pixels))
-        return asked
-
-    return ask

@@ -1,19 +1,20 @@
-"""Every decoding method, for pictures and for videos, and how users name one: by name, by preset, several in a list.
+"""The decoding methods for pictures, those that packages bring, and how users name one: by name, by preset, in a list.
 
 Belongs here: the list, presets, and reading what users write. What a method is, its own file says. Nothing here imports
-torch. A new method is one file and one entry in `METHODS`.
+torch. A new method is one file and one entry in `METHODS`, or a package's entry point of the group `vargen.methods`.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 from vargen.base.errors import UserError, did_you_mean
 from vargen.base.reading import parse_yaml, read_yaml, reading
 from vargen.base.resources import configs_folder
+from vargen.base.world import find_methods
 from vargen.methods.autoregressive import AutoregressiveConfig
 from vargen.methods.base import TASKS, ImageMethodConfig, MethodConfig, Task, configure
 from vargen.methods.coolsd import CoolSDConfig
@@ -28,18 +29,8 @@ from vargen.methods.vvs.method import VVSConfig
 from vargen.methods.vvs.rows import RowSkippingConfig
 from vargen.methods.vvs.windows import WindowSkippingConfig
 from vargen.methods.zipar import ZipARConfig
-from vargen.video.methods.assisted import AssistedConfig
-from vargen.video.methods.base import VideoMethodConfig
-from vargen.video.methods.fly import FlyConfig
-from vargen.video.methods.lossy import FastVConfig, SparseVLMConfig
-from vargen.video.methods.lvspec import LVSpecConfig
-from vargen.video.methods.parallelvlm import ParallelConfig
-from vargen.video.methods.plain import PlainConfig
-from vargen.video.methods.sparse_draft import SparseToDenseConfig
-from vargen.video.methods.speculative import SpeculativeConfig, SpecVLMConfig
-from vargen.video.methods.trained import EagleHeadConfig, FlashConfig, MSDConfig, SparrowConfig, ViSpecConfig
 
-METHODS: tuple[type[MethodConfig], ...] = (
+METHODS: tuple[type[ImageMethodConfig], ...] = (
     AutoregressiveConfig,
     EagleConfig,
     LanternConfig,
@@ -55,24 +46,8 @@ METHODS: tuple[type[MethodConfig], ...] = (
     PJDConfig,
     RowSkippingConfig,
     DiagonalConfig,
-    # for videos
-    PlainConfig,
-    SpeculativeConfig,
-    SpecVLMConfig,
-    SparseToDenseConfig,
-    EagleHeadConfig,
-    MSDConfig,
-    ViSpecConfig,
-    SparrowConfig,
-    FlashConfig,
-    ParallelConfig,
-    FlyConfig,
-    LVSpecConfig,
-    FastVConfig,
-    SparseVLMConfig,
-    AssistedConfig,
 )
-"""Every method, in the order of lists. Its `task` says what it makes; a name stands once for each task."""
+"""Those for pictures, in the order of lists."""
 UNTRAINED = "ar,jacobi,scd,vvs-jacobi"
 """What a comparison of pictures compares by default: the best methods without a trained drafter (docs/results.md)."""
 
@@ -82,21 +57,14 @@ AnyConfig = TypeVar("AnyConfig", bound=MethodConfig)
 @overload
 def methods_for(task: Literal["image"]) -> dict[str, type[ImageMethodConfig]]: ...
 @overload
-def methods_for(task: Literal["video"]) -> dict[str, type[VideoMethodConfig]]: ...
-def methods_for(task: Task) -> Any:
-    """The methods of a task by name, in the order in which they are listed."""
-    return {method.name: method for method in METHODS if method.task == task}
-
-
-def default_video_method(trained: Collection[str], paired: bool) -> str:
-    """The default method for videos: the fastest exact one on the shipped pair whose drafter is there.
-
-    Args:
-        trained: kinds of draft heads that came with the model.
-        paired: whether there is a draft model.
-    """
-    there = [name for name in ("flash", "sparrow", "msd", "vispec", "eagle") if name in trained]
-    return there[0] if there else "sd" if paired else "ar"
+def methods_for(task: Task) -> dict[str, type[Any]]: ...
+def methods_for(task: Task) -> dict[str, Any]:
+    """The methods of a task by name, in the order in which they are listed. The first of a name stands."""
+    named: dict[str, Any] = {}
+    for method in (*METHODS, *find_methods()):
+        if method.task == task:
+            named.setdefault(method.name, method)
+    return named
 
 
 @overload
@@ -112,8 +80,8 @@ def resolve_method(
     options: Mapping[str, Any] | None = None,
     own: Mapping[str, Mapping[str, Any]] | None = None,
     *,
-    task: Literal["video"],
-) -> VideoMethodConfig: ...
+    task: Task,
+) -> Any: ...
 def resolve_method(
     method: str | MethodConfig,
     options: Mapping[str, Any] | None = None,

@@ -17,8 +17,9 @@ from vargen.base.bounds import check_text
 from vargen.base.errors import UserError
 from vargen.base.places import READ_FILE, writes_file
 from vargen.base.resources import find_trained_drafters
-from vargen.methods.catalogue import default_video_method, read_options, resolve_method
+from vargen.methods.catalogue import read_options, resolve_method
 from vargen.runs.files import check_file_place, save_image_atomic
+from vargen.video.methods.catalogue import default_method
 from vargen.video.pipelines.options import VideoOptions
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def caption(
     use = ContextUse.of(found.config, inputs, len(frames.frames), getattr(torch, dtype).itemsize)
     use.check(config.max_new_tokens)
     print(f"video: {use} ({dtype})", file=sys.stderr)
-    usual = default_video_method(find_trained_drafters(found.folder), config.paired)
+    usual = default_method(find_trained_drafters(found.folder), config.paired)
     method = named or resolve_method(usual, task="video")
     if named is None and method.name == "ar":
         print(f"{found.name} has no drafter, so it decodes plainly; a draft_model may be faster", file=sys.stderr)

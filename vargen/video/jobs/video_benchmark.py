@@ -32,7 +32,7 @@ from vargen.base.bounds import (
 from vargen.base.errors import UserError
 from vargen.base.places import READ, READ_FILE, writes_in
 from vargen.base.world import missing_world
-from vargen.jobs.cases import SPLITS, VideoCase, VideoJudge, World
+from vargen.jobs.cases import SPLITS
 from vargen.jobs.comparison import Kept, calls_of, compare, describe_run, rows_of
 from vargen.methods.catalogue import read_method_list, resolve_method
 from vargen.models.model_folder import weights_fingerprint
@@ -40,6 +40,7 @@ from vargen.runs.files import write_atomic
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records, own_calls
 from vargen.video.jobs.captioning import DEFAULT_QUESTION
+from vargen.video.jobs.cases import VideoCase, VideoJudge, VideoWorld
 from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.pipelines.options import VideoOptions
 
@@ -113,7 +114,7 @@ class BenchVideoConfig(VideoOptions):
         return {"ar": resolve("ar"), **read_method_list(named, self.method_options, "methods", resolve)}
 
 
-def benchmark_videos(config: BenchVideoConfig, world: World | None, quiet: bool = False) -> list[dict[str, Any]]:
+def benchmark_videos(config: BenchVideoConfig, world: VideoWorld | None, quiet: bool = False) -> list[dict[str, Any]]:
     """Compare methods with models from disk, continue a stopped run of the same answers, and write the results.
 
     Args:
@@ -183,7 +184,7 @@ def benchmark_videos(config: BenchVideoConfig, world: World | None, quiet: bool 
     return rows
 
 
-def _rendered(config: BenchVideoConfig, world: World) -> tuple[Sequence[VideoCase], dict[str, Any]]:
+def _rendered(config: BenchVideoConfig, world: VideoWorld) -> tuple[Sequence[VideoCase], dict[str, Any]]:
     """Videos of the world, and what identifies them."""
     num_frames, side = config.num_frames or world.video_frames, config.image_size or world.video_side
     cases = world.video_cases(config.num_videos, config.split, num_frames, side, config.seed)

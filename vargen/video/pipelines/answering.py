@@ -28,12 +28,13 @@ from vargen.base.bounds import MAX_NEW_TOKENS, check_number
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.base.resources import find_trained_drafters
 from vargen.methods.base import MethodConfig
-from vargen.methods.catalogue import default_video_method, resolve_method
+from vargen.methods.catalogue import resolve_method
 from vargen.models.quantization import quantize_layers
 from vargen.pipelines.call_types import check_module, checked
 from vargen.video.drafters.video_head import VideoHead
 from vargen.video.drafters.video_head_folder import load_video_head
 from vargen.video.methods.base import VideoMethodConfig
+from vargen.video.methods.catalogue import default_method
 from vargen.video.methods.lvspec import LVSpecConfig
 from vargen.video.models.architectures.base import Architecture
 from vargen.video.models.architectures.catalogue import architecture_of
@@ -241,7 +242,7 @@ class VideoAnswerer:
     @property
     def default_method(self) -> str:
         """The fastest exact method whose drafter is there, as `vargen caption` takes it."""
-        return default_video_method(self.drafters, self.draft_model is not None)
+        return default_method(self.drafters, self.draft_model is not None)
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:

@@ -14,9 +14,9 @@ from metrics.speculation import CallRecord
 from scenes.rendering.video_file import write_video
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.jobs.cases import VideoCase
 from vargen.methods.catalogue import resolve_method
 from vargen.runs.records import Records
+from vargen.video.jobs.cases import VideoCase
 from vargen.video.jobs.clips import Clip, ask_about, describe_clips, find_videos, set_apart
 from vargen.video.jobs.video_benchmark import BenchVideoConfig, build_video_rows, run_video_benchmark
 

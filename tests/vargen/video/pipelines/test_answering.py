@@ -18,9 +18,9 @@ from specdecode.runs.parallel.loop import chain_layout
 from specdecode.trace import DecodeTrace, TokenOrigin
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.jobs.cases import VideoCase
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import methods_for, resolve_method
+from vargen.video.jobs.cases import VideoCase
 from vargen.video.methods.assisted import AssistedConfig
 from vargen.video.methods.lossy import FastVConfig, SparseVLMConfig
 from vargen.video.methods.lvspec import LVSpecConfig

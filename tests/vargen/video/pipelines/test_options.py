@@ -22,9 +22,10 @@ from transformers.video_utils import VideoMetadata
 from scenes.rendering.video_file import write_video
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.jobs.cases import VideoCase
-from vargen.methods.catalogue import default_video_method, resolve_method
+from vargen.methods.catalogue import resolve_method
 from vargen.models.options import LoadingOptions
+from vargen.video.jobs.cases import VideoCase
+from vargen.video.methods.catalogue import default_method
 from vargen.video.methods.parallelvlm import ParallelConfig
 from vargen.video.models.architectures.catalogue import ARCHITECTURES
 from vargen.video.models.context import ContextUse
@@ -261,7 +262,7 @@ def test_a_clip_too_long_is_refused_before_weights_are_fetched(
 )
 def test_who_names_no_method_gets_one_whose_drafter_is_there(trained: tuple[str, ...], paired: bool, name: str) -> None:
     resolve_method(name, task="video").check_drafter(trained, paired)
-    assert default_video_method(trained, paired) == name
+    assert default_method(trained, paired) == name
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from scenes.captions.story_captions import written_accuracy
 from scenes.cases import scene_video_cases
 from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.kernels.quantized import quantization_of
-from vargen.jobs.cases import VideoCase
+from vargen.video.jobs.cases import VideoCase
 from vargen.video.models.frames import processor_inputs
 from vargen.video.models.pruning import token_budget
 from vargen.video.models.request import prepare_request

@@ -1,0 +1,59 @@
+"""Methods that other packages bring, by entry points of the group `vargen.methods`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import ClassVar
+
+import pytest
+
+from vargen.base import world
+from vargen.methods.autoregressive import AutoregressiveConfig
+from vargen.methods.catalogue import METHODS, methods_for, resolve_method
+
+
+@dataclass(frozen=True)
+class Brought(AutoregressiveConfig):
+    """Plain decoding by another name.
+
+    Args:
+        patience: any number.
+    """
+
+    name: ClassVar[str] = "brought"
+    patience: int = 1
+
+
+@dataclass(frozen=True)
+class Impostor(AutoregressiveConfig):
+    """Another method by the name of one that is there."""
+
+    name: ClassVar[str] = "jacobi"
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package that brings two methods, and one that cannot be imported."""
+    module = ModuleType("bringing")
+    module.METHODS = (Brought, Impostor)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "bringing", module)
+    points = [
+        importlib.metadata.EntryPoint("more", "bringing:METHODS", world.METHODS),
+        importlib.metadata.EntryPoint("broken", "no_such_package:METHODS", world.METHODS),
+    ]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+    world._load.cache_clear()
+    yield
+    world._load.cache_clear()
+
+
+@pytest.mark.usefixtures("package")
+def test_a_package_adds_methods_and_takes_no_name() -> None:
+    known = methods_for("image")
+    assert [*known] == [*(method.name for method in METHODS), "brought"]
+    assert resolve_method("brought", {"patience": 3}) == Brought(3)
+    assert known["jacobi"] is not Impostor and not methods_for("video")

@@ -89,13 +89,11 @@ class StepCompiler:
         """The steps of a run that has started. Raises ValueError as `StaticStep`."""
         return StaticStep(run, self)
 
-    def call(self, run: DecodeRun, slots: list[Slot], gained: int, is_new: bool) -> None:
-        """A step as compiled code."""
-        if not is_new:
-            self._compiled(run, slots)
-            return
+    def call(self, run: DecodeRun, slots: list[Slot], gained: int) -> None:
+        """A step as compiled code. torch compiles it at its first call, and anew where something else holds now of the
+        objects that the code read."""
         before, began = counters["stats"]["unique_graphs"], time.perf_counter()
-        with torch._dynamo.config.patch(recompile_limit=_MOST_GRAPHS, accumulated_recompile_limit=_MOST_GRAPHS):
+        with _most_graphs():
             self._compiled(run, slots)
         if made := counters["stats"]["unique_graphs"] - before:
             seconds = time.perf_counter() - began
@@ -132,9 +130,20 @@ class StepCompiler:
             self._streams[device] = torch.cuda.Stream(device)
         # What other threads ask of the device meanwhile, such as the page's, is theirs.
         own = torch.cuda.graph(graph, self._pool, self._streams[device], capture_error_mode="thread_local")
-        with torch.cuda.device(device), own:
+        with torch.cuda.device(device), own, _most_graphs():
             self._compiled(run, slots)
         return graph
+
+
+@contextmanager
+def _most_graphs() -> Iterator[None]:
+    """Within it torch compiles up to `_MOST_GRAPHS`. Its own `config.patch` takes longer than many a step."""
+    config = torch._dynamo.config
+    usual, config.recompile_limit = config.recompile_limit, _MOST_GRAPHS
+    try:
+        yield
+    finally:
+        config.recompile_limit = usual
 
 
 @dataclass(frozen=True)
@@ -383,7 +392,7 @@ class StaticStep:
                 captured = self.compiler.captured(self.run, self._slots_of(kind))
                 graph[1:] = captured, [each for *_, value in _attributes(self.run) for each in _every_tensor(value)]
             else:
-                self.compiler.call(self.run, self._slots_of(kind), kind.gained, number == 0)
+                self.compiler.call(self.run, self._slots_of(kind), kind.gained)
         if captured is not None:
             captured.replay()
         graph[0] += 1

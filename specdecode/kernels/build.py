@@ -4,8 +4,8 @@ Belongs here: finding a compiler, deciding whether a built library can be used a
 here: what the kernels compute (`few_rows.cpp`, `judging.cpp`, `lines.cpp`) and tensors (`native.py`, `judging.py`).
 
 A library lies in `$VARGEN_CACHE/kernels`. Its name is a hash of the sources, the compiler and the processor, so two
-machines can share a cache. Building takes up to half a minute. Where there is no compiler, or the result cannot be
-loaded, torch's own operations run instead. `hatch_build.py` imports this file by its path during installation, so it
+machines can share a cache. Building takes up to half a minute. Where there is no compiler, or it takes too long, or the
+result cannot be loaded, torch's own operations run instead, and a warning says so. `hatch_build.py` imports this file by its path during installation, so it
 may use the standard library alone.
 """
 
@@ -19,6 +19,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,12 +78,13 @@ def _decided(*values: str | None) -> tuple[ctypes.CDLL | None, str | None]:
 @functools.cache
 def _loaded(folder: str) -> tuple[ctypes.CDLL | None, str | None]:
     path, reason = _built(Path(folder))
-    if path is None:
-        return None, reason
-    try:
-        return ctypes.CDLL(os.fspath(path)), None
-    except OSError as error:
-        return None, f"{path} cannot be loaded: {error}"
+    if path is not None:
+        try:
+            return ctypes.CDLL(os.fspath(path)), None
+        except OSError as error:
+            reason = f"{path} cannot be loaded: {error}"
+    warnings.warn(f"kernels: {reason}. PyTorch's own operations do the work, more slowly", RuntimeWarning, stacklevel=1)
+    return None, reason
 
 
 def build_ahead() -> str | None:
@@ -106,6 +108,8 @@ def _built(folder: Path) -> tuple[Path | None, str | None]:
         return path, None
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
+        if isinstance(said, bytes):  # of a compiler that was stopped, whatever `text` says
+            said = said.decode(errors="replace")
         return None, f"{compiler} could not build them: {' '.join(said.split())[:300]}"
 
 

@@ -1,7 +1,8 @@
-"""The list of planted faults and its table, without planting any."""
+"""The list of planted faults, its table, and how their functions are found, without planting any."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import sys
@@ -30,6 +31,15 @@ def test_the_table_of_the_documents_is_what_was_recorded() -> None:
     assert module.render(document, rows) == document
     changed = [{"key": "x", "file": "a.py", "replace": "b", "caught": False}]
     assert "| `a.py` | 1 | 0 |" in module.render(document, changed)
+
+
+def test_functions_are_found_though_what_was_imported_is_frozen() -> None:
+    """Else every fault has a process of its own, which imports everything anew."""
+    gc.freeze()
+    try:
+        assert test_functions_are_found_though_what_was_imported_is_frozen in _script().functions_by_file()[__file__]
+    finally:
+        gc.freeze()
 
 
 def _script():

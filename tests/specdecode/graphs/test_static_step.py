@@ -14,6 +14,7 @@ from typing import Any
 import language_models
 import pytest
 import torch
+from counted_graphs import CountedGraphs
 from language_models import VOCAB_SIZE, ragged_prompts
 from synthetic import MarkovTarget, random_table
 from taped_graphs import Launches, TapingCompiler
@@ -247,6 +248,27 @@ def test_graphs_are_of_tensors_of_one_shape(model: Any) -> None:
 
     first = graphs(3)
     assert graphs(5) is first and graphs(3, 5) is not first
+
+
+class NotingDrafter(JacobiDrafter):
+    """Its code looks at what it has noted, as that of a draft head does."""
+
+    in_no_graph = ("notes",)
+    notes: dict[int, str]
+
+    def propose(self, state: DecodeState) -> Draft:
+        assert len(self.notes) >= 0
+        return super().propose(state)
+
+
+def test_a_known_step_that_is_compiled_again_has_the_limit_of_a_new_one() -> None:
+    compiler = StepCompiler(CountedGraphs(), 64)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for number in range(3):
+            drafter = NotingDrafter(len(TABLE), FixedDraftSize(DraftSize(4, 3)), coupling="target")
+            drafter.notes = dict.fromkeys(range(number), "")
+            same(*(run(chains(), each, drafter) for each in (None, compiler)))
+            assert compiler.num_compiled == number + 1
 
 
 def test_what_is_decoded_stays_when_the_next_batch_takes_the_graphs(model: Any) -> None:

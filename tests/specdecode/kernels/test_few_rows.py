@@ -106,19 +106,24 @@ def test_without_a_compiler_torch_computes(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     x, weight, _ = example(2, 192, 5, torch.float32)
-    with torch.no_grad():
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="no C\\+\\+ compiler; .*PyTorch's own operations do the work"):
         assert linear_now(x, weight) is None
     assert "no C++ compiler" in (build.why_not() or "")
 
 
-def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ends", ["exit 1", "exec sleep 60"])
+def test_a_compiler_that_fails_or_takes_too_long_is_quoted(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = tmp_path / "compiler"
-    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "out of luck" >&2\nexit 1\n')
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "out of luck" >&2\n{ends}\n')
     compiler.chmod(0o755)
+    monkeypatch.setattr(build, "_PATIENCE", 60 if ends == "exit 1" else 1)
     monkeypatch.setenv("VARGEN_KERNELS", "auto")
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(compiler))
-    assert build.library() is None
+    with pytest.warns(RuntimeWarning, match="out of luck.*PyTorch's own operations do the work"):
+        assert build.library() is None
     assert "out of luck" in (build.why_not() or "")
     assert not list((tmp_path / "cache" / "kernels").iterdir())
 

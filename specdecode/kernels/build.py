@@ -5,8 +5,8 @@ here: what the kernels compute (`few_rows.cpp`, `judging.cpp`, `lines.cpp`) and 
 
 A library lies in `$VARGEN_CACHE/kernels`. Its name is a hash of the sources, the compiler and the processor, so two
 machines can share a cache. Building takes up to half a minute. Where there is no compiler, or it takes too long, or the
-result cannot be loaded, torch's own operations run instead, and a warning says so. `hatch_build.py` imports this file by its path during installation, so it
-may use the standard library alone.
+result cannot be loaded, torch's own operations run instead, and a warning says so. `hatch_build.py` imports this file
+by its path during installation, so it may use the standard library alone.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def test_without_a_compiler_torch_computes(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     x, weight, _ = example(2, 192, 5, torch.float32)
-    with torch.no_grad(), pytest.warns(RuntimeWarning, match="no C\\+\\+ compiler; .*PyTorch's own operations do the work"):
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="no C.* compiler; .*PyTorch's own operations do"):
         assert linear_now(x, weight) is None
     assert "no C++ compiler" in (build.why_not() or "")
 

@@ -9,7 +9,7 @@ from typing import Any
 from metrics.tables import markdown_table
 from vargen.base.world import find_world
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
-from vargen.jobs.tuning import TuneConfig, tune
+from vargen.jobs.tuning import PLAIN, TuneConfig, tune
 from vargen.methods.catalogue import resolve_method
 
 
@@ -27,7 +27,7 @@ def run(arguments: Sequence[str]) -> int:
     config = fill(TuneConfig, values)
 
     record = tune(config, find_world(), values.quiet, lambda record: _report(Path(config.output), record))
-    return 1 if record["best"] is None else 0
+    return 1 if record["best"]["method"] == PLAIN else 0
 
 
 def _report(folder: Path, record: Mapping[str, Any]) -> None:
@@ -44,13 +44,14 @@ def _report(folder: Path, record: Mapping[str, Any]) -> None:
     rows = [[columns[name](point) for name in header] for point in front]
     plain = f"plain decoding has {record['quality']} {record['plain_quality']:.3f}"
     print(f"{record['trials']} settings measured; {plain}\n")
-    print(markdown_table(header, rows) if rows else "nothing was measured; give more --max-seconds")
-    budget = f"{record['max_quality_loss']:g}"
-    if record["best"] is None:
-        print(f"\nnothing is within {budget} of plain decoding; allow more loss or more time")
-        return
-    speed = next(point["speed"] for point in front if point["settings"] == record["best"])
-    print(f"\nbest within {budget}: {folder / 'best.yaml'} ({speed:.2f}x)")
+    print(markdown_table(header, rows))
+    best = next(point for point in front if point["settings"] == record["best"])
+    budget, place = f"{record['max_quality_loss']:g}", folder / "best.yaml"
+    if best["settings"]["method"] == PLAIN:
+        print(f"\nnothing within {budget} is faster than plain decoding, which {place} names; allow more loss or time")
+    else:
+        gain = "as fast as" if record["speed"] == "speedup" else "fewer passes than"
+        print(f"\nbest within {budget}: {place}, {best['speed']:.2f} times {gain} plain decoding")
 
 
 def _describe(settings: Mapping[str, Any]) -> str:

@@ -1,10 +1,6 @@
-"""A search of settings: where it begins, the file that keeps its trials, the front, and the best within a budget.
+"""A search of settings: where it begins, its trials in Optuna's journal, the front, and the best within a budget.
 
-A trial is a line of JSON, written when the trial is over, so that a kill loses at most the one that was running. Optuna
-has them in memory.
-
-Belongs here: what is fixed, the first settings to try, keeping trials, and choosing among measured points. Does not
-belong here: what a method lets vary (its own `search`), and measuring (`vargen.jobs.tuning`).
+Does not belong here: what a method lets vary (its own `search`), and measuring (`vargen.jobs.tuning`).
 """
 
 from __future__ import annotations
@@ -18,63 +14,25 @@ from typing import TYPE_CHECKING, Any
 from vargen.base.errors import UserError
 from vargen.base.places import check_replaceable
 from vargen.base.reading import reason_of
-from vargen.methods.base import ImageMethodConfig, MethodConfig, Suggestions
+from vargen.methods.base import AUTO, ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import find_presets, methods_for, resolve_method
-from vargen.runs.files import append_jsonl, read_jsonl
+from vargen.runs.files import cut_unfinished_line
 
 if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial, Trial
+    from optuna import Study, Trial
+    from optuna.trial import FrozenTrial
 
 _ROUNDING = 1e-9
 """A loss of exactly the budget is within it, however the difference of two shares is rounded."""
-
-
-class _Retracing(Suggestions):
-    """Walks a search space along a method's `search_terms`, and notes the suggestions of Optuna that would lead there.
-
-    A setting that the space cannot express is left out. Optuna draws it, and the given settings are still measured.
-    """
-
-    def __init__(self, terms: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-        self.terms = {**terms, **fixed}
-        self.fixed = fixed
-        self.parameters: dict[str, Any] = {}
-
-    def integer(self, name: str, low: int, high: int, log: bool = False) -> Any:
-        return self.number(name, low, high)
-
-    def number(self, name: str, low: float, high: float) -> Any:
-        value = self.terms[name]
-        if name not in self.fixed and isinstance(value, int | float) and low <= value <= high:  # not "auto", not a list
-            self.parameters[name] = value
-        return value
-
-    def choice(self, name: str, values: Sequence[Any]) -> Any:
-        value = self.terms.get(name)
-        if name not in self.fixed and value in values:
-            self.parameters[name] = value
-        return value
-
-
-@dataclass(frozen=True)
-class StartingPoint:
-    """Settings to measure before the search begins.
-
-    Args:
-        settings: of the method, all that are not fixed, ready for JSON.
-        parameters: the same in terms of the search space, as far as it can express them.
-    """
-
-    settings: Mapping[str, Any]
-    parameters: Mapping[str, Any]
 
 
 def starting_points(
     method: str,
     fixed: Mapping[str, Any],
     resolve: Callable[[str, Mapping[str, Any] | None], ImageMethodConfig],
-) -> list[StartingPoint]:
-    """The method's defaults, its shipped presets, and its own `search_starts`, each once and with the fixed settings.
+) -> list[dict[str, Any]]:
+    """Settings to measure before the search begins: the method's defaults, its shipped presets, and its own
+    `search_starts`, each once and without the fixed settings, ready for JSON.
 
     Args:
         method: its name.
@@ -82,19 +40,17 @@ def starting_points(
         resolve: gives the method of a name with the model that is tuned.
     """
     presets = [resolve(name, None) for name in find_presets()]
-    starts: list[StartingPoint] = []
     default = resolve(method, None)
     own = [
         resolve(method, settings)
         for settings in default.search_starts()
         if all(fixed.get(name, value) == value for name, value in settings.items())
     ]
+    starts: list[dict[str, Any]] = []
     for config in (default, *(preset for preset in presets if preset.name == method), *own):
-        settings = {key: value for key, value in settings_of(config).items() if key not in ("method", *fixed)}
-        if settings not in [start.settings for start in starts]:
-            retracing = _Retracing(config.search_terms(), fixed)
-            config.search(retracing)
-            starts.append(StartingPoint(settings, retracing.parameters))
+        start = {key: value for key, value in settings_of(config).items() if key not in ("method", *fixed)}
+        if start not in starts:
+            starts.append(start)
     return starts
 
 
@@ -158,87 +114,86 @@ def fastest_within(points: Sequence[Point], least_quality: float) -> Point | Non
     return max(good, key=lambda point: (point.speed, point.quality), default=None)
 
 
-class Trials:
-    """The trials of a search so far, and what to try next.
+class _Held:
+    """The lock of a journal whose folder no other run writes to (`vargen.runs.files.own_folder`)."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+def open_search(path: Path, starts: Sequence[Mapping[str, Any]], seed: int) -> Study:
+    """A search for more speed and more quality, with the trials of earlier processes.
+
+    A kill loses at most the trial that was running; if it was one of `starts`, it is asked for again.
 
     Args:
-        path: JSON-lines file of the trials; it appears with the first.
-        starts: points that are tried first, unless they are among the trials.
+        path: journal of the search; it appears where there is none.
+        starts: settings that are tried first, unless they were.
         seed: of the suggestions.
 
-    Attributes:
-        points: measured settings by `key_of`.
-        count: how many trials are over.
-        seconds: spent on all trials.
-
     Raises:
-        UserError: a line of the file is no trial.
+        UserError: the file is no such journal.
     """
+    import numpy as np
+    import optuna
+    from optuna.storages.journal import JournalFileBackend, JournalStorage
 
-    def __init__(self, path: Path, starts: Sequence[StartingPoint], seed: int) -> None:
-        import numpy as np
-        import optuna
-
-        check_replaceable(path)
-        lines = read_jsonl(path, once=("number",))
-        self.path, self.count, self.seconds = path, 0, 0.0
-        self.points: dict[str, Point] = {}
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        # Not the seed alone: a continued search would draw again what it drew at its beginning.
-        own_seed = int(np.random.SeedSequence([seed, len(lines)]).generate_state(1)[0])
-        sampler = optuna.samplers.TPESampler(seed=own_seed, n_startup_trials=8)
-        self.study = optuna.create_study(directions=["maximize", "maximize"], sampler=sampler)
-        try:
-            for line in lines:
-                self._count(line["seconds"], None if line["point"] is None else Point(**line["point"]))
-                self.study.add_trial(_trial_of(line))
-            tried = [line["start"] for line in lines]
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            reason = f"{path} holds a line that is no trial ({reason_of(error)})"
-            raise UserError(f"output: {reason}; delete it or choose another folder") from error
-        for start in starts:
-            if dict(start.settings) not in tried:
-                self.study.enqueue_trial(dict(start.parameters), user_attrs={"start": dict(start.settings)})
-
-    def add(self, trial: Trial, seconds: float, point: Point | None) -> None:
-        """Keep a trial of `study.ask` that is over: its measured point, or None where the settings were refused."""
-        from optuna.distributions import distribution_to_json
-        from optuna.trial import TrialState
-
-        line = {
-            "number": self.count,
-            "start": trial.user_attrs.get("start"),
-            "parameters": trial.params,
-            "distributions": {name: distribution_to_json(each) for name, each in trial.distributions.items()},
-            "seconds": seconds,
-            "point": None if point is None else asdict(point),
-        }
-        append_jsonl(self.path, line)
-        self._count(seconds, point)
-        if point is None:
-            self.study.tell(trial, state=TrialState.PRUNED)
-        else:
-            self.study.tell(trial, [point.speed, point.quality])
-
-    def _count(self, seconds: float, point: Point | None) -> None:
-        self.count += 1
-        self.seconds += seconds
-        if point is not None:
-            self.points[key_of(point.settings)] = point
+    check_replaceable(path)
+    cut_unfinished_line(path)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_Held()))  # type: ignore[arg-type]
+        search = optuna.create_study(
+            storage=storage, study_name="tune", directions=["maximize", "maximize"], load_if_exists=True
+        )
+        for trial in search.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+            search.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        known = [trial for trial in search.trials if trial.state != optuna.trial.TrialState.FAIL]
+        points_of(search)
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        reason = f"{path} holds no search ({reason_of(error)})"
+        raise UserError(f"output: {reason}; delete it or choose another folder") from error
+    # Not the seed alone: a continued search would draw again what it drew at its beginning.
+    own_seed = int(np.random.SeedSequence([seed, len(ended(search))]).generate_state(1)[0])
+    search.sampler = optuna.samplers.TPESampler(seed=own_seed, n_startup_trials=8)
+    tried = [trial.user_attrs.get("start") for trial in known]
+    for start in starts:
+        if dict(start) not in tried:
+            sizes = {f"{name}_is_auto": value == AUTO for name, value in start.items()}
+            search.enqueue_trial({**start, **sizes}, user_attrs={"start": dict(start)})
+    return search
 
 
-def _trial_of(line: Mapping[str, Any]) -> FrozenTrial:
-    """The trial of a line, for Optuna."""
-    from optuna.distributions import json_to_distribution
-    from optuna.trial import TrialState, create_trial
+def tell(search: Study, trial: Trial, point: Point | None) -> None:
+    """Keep a trial that is over: its measured point, or None where the settings were refused."""
+    from optuna.trial import TrialState
 
-    point = line["point"]
-    return create_trial(
-        state=TrialState.PRUNED if point is None else TrialState.COMPLETE,
-        values=None if point is None else [point["speed"], point["quality"]],
-        params=line["parameters"],
-        distributions={name: json_to_distribution(each) for name, each in line["distributions"].items()},
-    )
+    if point is None:
+        search.tell(trial, state=TrialState.PRUNED)
+    else:
+        trial.set_user_attr("point", asdict(point))
+        search.tell(trial, [point.speed, point.quality])
+
+
+def ended(search: Study) -> list[FrozenTrial]:
+    """The trials that are over, but for killed ones."""
+    from optuna.trial import TrialState
+
+    return search.get_trials(deepcopy=False, states=[TrialState.COMPLETE, TrialState.PRUNED])
+
+
+def points_of(search: Study) -> dict[str, Point]:
+    """The measured settings by `key_of`."""
+    points = [Point(**trial.user_attrs["point"]) for trial in ended(search) if "point" in trial.user_attrs]
+    return {key_of(point.settings): point for point in points}
+
+
+def seconds_of(search: Study) -> float:
+    """Seconds that were spent on all trials."""
+    return sum(trial.duration.total_seconds() for trial in ended(search) if trial.duration is not None)
 
 
 def key_of(settings: Mapping[str, Any]) -> str:

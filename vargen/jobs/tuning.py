@@ -1,8 +1,6 @@
-"""The fastest settings of a method within a budget of quality.
+"""The fastest settings of a method within a budget of quality: what is searched, measuring, and the loop of trials.
 
-Belongs here: the settings of a search, measuring one setting, and the loop of trials. Does not belong here: which
-settings are tried, and the measured points on disk (`vargen.jobs.study`), how pictures are made and judged
-(`vargen.jobs.benchmark`), printing. Suggestions are Optuna's. Importing this imports no torch.
+Does not belong here: where a search begins and what it keeps (`vargen.jobs.study`), printing. Imports no torch.
 """
 
 from __future__ import annotations
@@ -10,11 +8,10 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -27,7 +24,7 @@ from vargen.jobs.benchmark import run_benchmark
 from vargen.jobs.cases import BenchmarkCase, Judge, World, fitting_judge, prompt_cases, told_cases
 from vargen.jobs.comparison import describe_run
 from vargen.jobs.ranking import ClipScorer
-from vargen.methods.base import ImageMethodConfig, Suggestions
+from vargen.methods.base import ImageMethodConfig, SearchSpace
 from vargen.methods.catalogue import methods_for, resolve_method
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import weights_fingerprint, write_own_settings
@@ -37,6 +34,9 @@ from vargen.runs.files import own_folder, write_atomic, write_json_atomic
 from vargen.runs.identity import check_identity_file
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records
+
+if TYPE_CHECKING:
+    from optuna import Study
 
 PLAIN, CANDIDATE = "ar", "candidate"
 _PATIENCE = 64
@@ -50,7 +50,7 @@ QUALITIES = {"judge_accuracy": 1.0, "clip_score": 100.0}
 """Measures of quality, fields of a benchmark row, of which more is better; each with the largest possible loss."""
 _USUAL_LOSS = {"judge_accuracy": 0.02, "clip_score": 0.3}
 
-_FILES = ("settings.json", "plain.jsonl", "trials.jsonl", "pareto.json", "best.yaml")
+_FILES = ("settings.json", "plain.jsonl", "trials.log", "pareto.json", "best.yaml")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class TuneConfig(ModelOptions):
         batch_size: number of pictures per call, as many as `vargen generate` makes at once. Other batch sizes have
             other best settings.
         seed: seed of the search and of the pictures.
-        output: folder for settings.json, plain.jsonl, trials.jsonl, pareto.json and best.yaml. The same command goes on
+        output: folder for settings.json, plain.jsonl, trials.log, pareto.json and best.yaml. The same command goes on
             with the search.
         save_to_model: write the best settings into the model's folder. The method's name then stands for them with this
             model.
@@ -173,7 +173,7 @@ def _tune(
     identity["drafters"] = {name: weights_fingerprint(str(path)) for name, path in folders.items() if path}
     folder = Path(config.output)
     check_identity_file(folder / "settings.json", identity, holds="a search")
-    if not (folder / "trials.jsonl").exists():
+    if not (folder / "trials.log").exists():
         # One picture before anything is written, since a model without a drafter would refuse every trial.
         try:
             method = pipeline.resolve_method(config.method, config.fixed)
@@ -182,20 +182,20 @@ def _tune(
             raise UserError(f"method {config.method!r} cannot be tuned with this model: {error}") from error
     write_json_atomic(folder / "settings.json", identity)
     starts = study.starting_points(config.method, config.fixed, pipeline.resolve_method)
-    trials = study.Trials(folder / "trials.jsonl", starts, config.seed)
-    evaluation = None
+    search = study.open_search(folder / "trials.log", starts, config.seed)
+    measurement = None
     try:
         with progress(round(config.max_seconds), "seconds", quiet) as shown:
-            evaluation = Evaluation(pipeline, judge, clip, cases, config, Records(folder / "plain.jsonl", described))
-            used_up = _search(trials, evaluation, config, shown)
+            measurement = Measurement(pipeline, judge, clip, cases, config, Records(folder / "plain.jsonl", described))
+            used_up = _search(search, measurement, config, shown)
     except KeyboardInterrupt:
-        if evaluation is None:
+        if measurement is None:
             raise KeyboardInterrupt("plain decoding's calls so far are kept; the same command goes on") from None
-        report(_write_front(folder, trials, evaluation, config))
+        report(_write_front(folder, search, measurement, config))
         raise KeyboardInterrupt("the results so far are written; the same command goes on") from None
     if used_up:
         print("every suggestion was refused or measured before, so the search ended before its time", file=sys.stderr)
-    return _write_front(folder, trials, evaluation, config)
+    return _write_front(folder, search, measurement, config)
 
 
 def _with_quality(config: TuneConfig, model: ModelDescription, world: World | None) -> tuple[TuneConfig, Judge | None]:
@@ -215,7 +215,7 @@ def _with_quality(config: TuneConfig, model: ModelDescription, world: World | No
 
 
 @dataclass
-class Evaluation:
+class Measurement:
     """Measures settings on the same prompts as plain decoding, which is measured once.
 
     Args:
@@ -237,6 +237,8 @@ class Evaluation:
         self.plain_quality = self._quality(PLAIN, resolve_method(PLAIN), self.plain)
         self.plain_calls = self.plain.call_records(PLAIN)
         self.plain_seconds = sum(call.seconds for call in self.plain_calls)
+        told = dict.fromkeys(("pass_reduction", self.config.speed), 1.0) | {"never_verified": 0.0}
+        self.plain_point = study.Point({"method": PLAIN}, 1.0, self.plain_quality, told=told)
 
     def measure(self, method: ImageMethodConfig) -> study.Point:
         """Speed against plain decoding and quality of one setting. Raises UserError where the settings do not fit the
@@ -268,40 +270,45 @@ class Evaluation:
         return row[self.config.quality]
 
 
-def _search(trials: study.Trials, evaluation: Evaluation, config: TuneConfig, shown: Progress) -> bool:
+def _search(search: Study, measurement: Measurement, config: TuneConfig, shown: Progress) -> bool:
     """Run trials until the time is spent, or until nothing new is suggested. True in the second case. Raises UserError
     where every setting was refused."""
-    barren, refusal = 0, ""
-    while barren < _PATIENCE and (spent := evaluation.plain_seconds + trials.seconds) < config.max_seconds:
+    barren, refusal, points = 0, "", study.points_of(search)
+    while barren < _PATIENCE:
+        spent = measurement.plain_seconds + study.seconds_of(search)
+        if spent >= config.max_seconds:
+            return False
         shown.update(min(round(spent), round(config.max_seconds)) - shown.n)
-        began = time.perf_counter()
-        trial, point, repeated = trials.study.ask(), None, False
+        trial, point, repeated = search.ask(), None, False
         try:
-            drawn = resolve_method(config.method).search(Suggestions(trial, config.fixed))
+            drawn = resolve_method(config.method).search(SearchSpace(trial, config.fixed))
             start = trial.user_attrs.get("start", {})
             settings = resolve_method(config.method, {**drawn, **start, **config.fixed})
-            method = evaluation.pipeline.resolve_method(settings)
-            point = trials.points.get(study.key_of(study.settings_of(method)))
-            repeated = point is not None
-            point = point or evaluation.measure(method)
+            method = measurement.pipeline.resolve_method(settings)
+            key = study.key_of(study.settings_of(method))
+            repeated = key in points
+            point = points[key] = points.get(key) or measurement.measure(method)
         except UserError as error:  # settings that exclude each other
             refusal = str(error)
-        trials.add(trial, time.perf_counter() - began, point)
+        study.tell(search, trial, point)
         barren = barren + 1 if repeated or point is None else 0
-    if barren >= _PATIENCE and not trials.points:
+    if not points:
         raise UserError(f"fixed: every setting that was tried was refused, the last because: {refusal}")
-    return barren >= _PATIENCE
+    return True
 
 
-def _write_front(folder: Path, trials: study.Trials, evaluation: Evaluation, config: TuneConfig) -> dict[str, Any]:
-    """Write pareto.json, and best.yaml where a point is within the budget. Returns the content of pareto.json."""
+def _write_front(folder: Path, search: Study, measurement: Measurement, config: TuneConfig) -> dict[str, Any]:
+    """Write pareto.json and best.yaml, which names plain decoding where no setting within the budget is faster. Returns
+    the content of pareto.json."""
     from metrics.provenance import provenance
 
-    points = list(trials.points.values())
+    points = list(study.points_of(search).values())
+    plain = measurement.plain_point
     assert config.quality is not None and config.max_quality_loss is not None
     # An exact method has plain decoding's quality. Where the figures differ, chance has drawn other pictures.
     exact = methods_for("image")[config.method].exact
-    best = study.fastest_within(points, -math.inf if exact else evaluation.plain_quality - config.max_quality_loss)
+    best = study.fastest_within([plain, *points], -math.inf if exact else plain.quality - config.max_quality_loss)
+    assert best is not None  # plain decoding is within every budget
 
     def told(point: study.Point) -> dict[str, Any]:
         return {"speed": point.speed, "quality": point.quality, **point.told, "settings": dict(point.settings)}
@@ -309,23 +316,20 @@ def _write_front(folder: Path, trials: study.Trials, evaluation: Evaluation, con
     record = {
         "provenance": provenance(),
         **{name: getattr(config, name) for name in ("speed", "quality", "batch_size", "seed", "max_quality_loss")},
-        "prompts": len(evaluation.cases),
-        "plain_quality": evaluation.plain_quality,
+        "prompts": len(measurement.cases),
+        "plain_quality": plain.quality,
         "trials": len(points),
-        "best": None if best is None else dict(best.settings),
-        "front": [told(point) for point in study.pareto_front(points)],
+        "best": dict(best.settings),
+        "front": [told(point) for point in study.pareto_front([plain, *points])],
         "measured": [{**told(point), "survival_by_place": list(point.survival)} for point in points],
     }
     write_json_atomic(folder / "pareto.json", record)
-    if best is None:
-        (folder / "best.yaml").unlink(missing_ok=True)  # a file of a larger budget would pass for this one's
-        return record
     comment = (
         f"# {config.speed} {best.speed:.2f}, {config.quality} {best.quality:.3f} (plain "
-        f"{evaluation.plain_quality:.3f}) on {len(evaluation.cases)} prompts, batch {config.batch_size}\n"
+        f"{plain.quality:.3f}) on {len(measurement.cases)} prompts, batch {config.batch_size}\n"
     )
     write_atomic(folder / "best.yaml", comment + yaml.safe_dump(dict(best.settings), sort_keys=False))
-    if config.save_to_model:
+    if config.save_to_model and best is not plain:
         measured = [(point.settings, point.survival) for point in points]
         kept = resolve_method(str(folder / "best.yaml")).kept_with_model(measured)
         write_own_settings(find_model(config.model), kept)

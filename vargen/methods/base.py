@@ -220,8 +220,11 @@ class Components(Protocol):
         """
 
 
-class Suggestions:
+class SearchSpace:
     """Draws settings for a tuner.
+
+    A trial that begins with given settings, its attribute "start", measures these. What they have outside the space is
+    not drawn, so that nothing is learned from it.
 
     Args:
         trial: of Optuna; it draws.
@@ -231,18 +234,34 @@ class Suggestions:
     def __init__(self, trial: Any, fixed: Mapping[str, Any]) -> None:
         self.trial = trial
         self.fixed = fixed
+        self._given = {**trial.user_attrs.get("start", {}), **fixed}
 
     def integer(self, name: str, low: int, high: int, log: bool = False) -> Any:
         """An integer from `low` to `high`; `log`: uniform in the logarithm."""
-        return self.fixed[name] if name in self.fixed else self.trial.suggest_int(name, low, high, log=log)
+        if self._is_settled(name, lambda value: isinstance(value, int) and low <= value <= high):
+            return self._given[name]
+        return self.trial.suggest_int(name, low, high, log=log)
+
+    def size(self, name: str, low: int, high: int, measured: bool) -> Any:
+        """An integer as `integer` draws it in the logarithm, or "auto" where measured seconds may choose the size."""
+        if measured and name not in self.fixed and self.trial.suggest_categorical(f"{name}_is_auto", [True, False]):
+            return AUTO
+        return self.integer(name, low, high, log=True)
 
     def number(self, name: str, low: float, high: float) -> Any:
         """A number from `low` to `high`."""
-        return self.fixed[name] if name in self.fixed else self.trial.suggest_float(name, low, high)
+        if self._is_settled(name, lambda value: isinstance(value, int | float) and low <= value <= high):
+            return self._given[name]
+        return self.trial.suggest_float(name, low, high)
 
     def choice(self, name: str, values: Sequence[Any]) -> Any:
         """One of the values."""
-        return self.fixed[name] if name in self.fixed else self.trial.suggest_categorical(name, values)
+        if self._is_settled(name, lambda value: value in values):
+            return self._given[name]
+        return self.trial.suggest_categorical(name, values)
+
+    def _is_settled(self, name: str, fits: Callable[[Any], bool]) -> bool:
+        return name in self.fixed or (name in self._given and not fits(self._given[name]))
 
 
 @dataclass(frozen=True)
@@ -297,7 +316,7 @@ class ImageMethodConfig(MethodConfig, ABC):
             return self._players(components)
 
     @classmethod
-    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+    def search(cls, space: SearchSpace) -> dict[str, Any]:
         """One draw of the settings that a tuner may vary, by name. Empty: there is nothing to tune."""
         return {}
 
@@ -305,10 +324,6 @@ class ImageMethodConfig(MethodConfig, ABC):
     def search_starts(cls) -> Sequence[Mapping[str, Any]]:
         """Settings that a search measures first, beside the defaults and the presets."""
         return ()
-
-    def search_terms(self) -> dict[str, Any]:
-        """The settings under the names that `search` asks for, so that a search can begin with them."""
-        return asdict(self)
 
     def _fitting(self, sizes: Sequence[DraftSize], field: str, num_tokens: int) -> tuple[DraftSize, ...]:
         """The sizes that fit in a picture. Raises UserError, naming the field, where none fits."""

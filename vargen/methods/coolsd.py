@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, Suggestions
+from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, SearchSpace
 from vargen.methods.eagle import eagle_drafter
 
 
@@ -48,10 +48,10 @@ class CoolSDConfig(ChainMethodConfig):
         return Method(drafter, AnnealedVerifier(self.delta, self.decay))
 
     @classmethod
-    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+    def search(cls, space: SearchSpace) -> dict[str, Any]:
         """The chain's length, and the relaxation."""
         return {
-            "draft_length": suggest.integer("draft_length", 1, 8, log=True),
-            "delta": suggest.number("delta", 1.0, 2.0),
-            "decay": suggest.number("decay", 0.0, 2.0),
+            "draft_length": space.integer("draft_length", 1, 8, log=True),
+            "delta": space.number("delta", 1.0, 2.0),
+            "decay": space.number("decay", 0.0, 2.0),
         }

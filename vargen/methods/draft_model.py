@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, Suggestions
+from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, SearchSpace
 from vargen.methods.eagle import CHILDREN
 
 if TYPE_CHECKING:
@@ -59,6 +59,6 @@ class DraftModelConfig(ChainMethodConfig):
         return Method(DraftModelDrafter(draft.network, sizer, children=self.children), ExactVerifier())
 
     @classmethod
-    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+    def search(cls, space: SearchSpace) -> dict[str, Any]:
         """The chain's length."""
-        return {"draft_length": suggest.integer("draft_length", 1, 8, log=True)}
+        return {"draft_length": space.integer("draft_length", 1, 8, log=True)}

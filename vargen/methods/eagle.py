@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from vargen.base.bounds import MAX_DRAFT
 from vargen.base.errors import UserError
-from vargen.methods.base import AUTO, Auto, Components, ImageMethodConfig, Method, Suggestions
+from vargen.methods.base import AUTO, Auto, Components, ImageMethodConfig, Method, SearchSpace
 from vargen.methods.trees import FIXED_TREES, fixed_tree
 
 if TYPE_CHECKING:
@@ -133,33 +133,17 @@ class EagleConfig(ImageMethodConfig):
         return eagle_drafter(components, self.drafter, self._shape(), sizes, self.children)
 
     @classmethod
-    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+    def search(cls, space: SearchSpace) -> dict[str, Any]:
         """A dynamic tree, or a chain of drawn tokens."""
         # On flat distributions a few drawn tokens are accepted more often than many likely ones.
-        if not {"tree", "children"} & suggest.fixed.keys() and suggest.choice("draft", ["tree", "chain"]) == "chain":
-            length = suggest.integer("chain_length", 1, 8)
+        if not {"tree", "children"} & space.fixed.keys() and space.choice("children", CHILDREN) == "sampled":
+            length = space.integer("depth", 1, 8, log=True)
             return {"tree": _chain(length), "depth": length, "children": "sampled"}
         return {
-            "total_tokens": cls._search_size(suggest, "total_tokens", 4, 64),
-            "depth": cls._search_size(suggest, "depth", 1, 6),
-            "tree_top_k": suggest.integer("tree_top_k", 2, 12),
+            "total_tokens": space.size("total_tokens", 4, 64, measured=cls.exact),
+            "depth": space.size("depth", 1, 6, measured=cls.exact),
+            "tree_top_k": space.integer("tree_top_k", 2, 12),
         }
-
-    @classmethod
-    def _search_size(cls, suggest: Suggestions, name: str, low: int, high: int) -> Any:
-        """A size, or "auto" where measured seconds may choose it."""
-        if cls.exact and name not in suggest.fixed and suggest.choice(f"{name}_is_auto", [True, False]):
-            return AUTO
-        return suggest.integer(name, low, high, log=True)
-
-    def search_terms(self) -> dict[str, Any]:
-        terms = super().search_terms()
-        terms |= {f"{name}_is_auto": terms[name] == AUTO for name in ("total_tokens", "depth")}
-        if self.tree == "dynamic":
-            terms["draft"] = "tree"
-        elif self.children == "sampled" and [list(node) for node in self.tree] == _chain(len(self.tree)):
-            terms |= {"draft": "chain", "chain_length": len(self.tree)}
-        return terms
 
 
 def eagle_drafter(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from vargen.base.bounds import MAX_DRAFT, check_number
 from vargen.base.errors import UserError
-from vargen.methods.base import AUTO, LARGEST, Auto, Components, ImageMethodConfig, Method, Suggestions
+from vargen.methods.base import AUTO, LARGEST, Auto, Components, ImageMethodConfig, Method, SearchSpace
 
 if TYPE_CHECKING:
     from specdecode.grid.mixed_grids import LinesOfRows
@@ -126,9 +126,9 @@ class GuessingRowsConfig(RowMethodConfig):
         return replace(self, opens_after=self._opening(math.isqrt(num_tokens)))
 
     @classmethod
-    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+    def search(cls, space: SearchSpace) -> dict[str, Any]:
         """When rows open, and how far they guess."""
         return {
-            "opens_after": suggest.integer("opens_after", 1, 16, log=True),
-            "guesses": suggest.integer("guesses", 1, 16, log=True),
+            "opens_after": space.integer("opens_after", 1, 16, log=True),
+            "guesses": space.integer("guesses", 1, 16, log=True),
         }

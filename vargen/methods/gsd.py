@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vargen.methods.base import Components, Suggestions
+from vargen.methods.base import Components, SearchSpace
 from vargen.methods.jacobi import WindowConfig
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ class GroupedConfig(WindowConfig):
         )
 
     @classmethod
-    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+    def search(cls, space: SearchSpace) -> dict[str, Any]:
         """The window, and what makes a group."""
         return {
-            **super().search(suggest),
-            "group_size": suggest.integer("group_size", 1, 63),
-            "max_probability_difference": suggest.number("max_probability_difference", 0.01, 0.5),
-            "max_distance": suggest.number("max_distance", 0.05, 2.0),
+            **super().search(space),
+            "group_size": space.integer("group_size", 1, 63),
+            "max_probability_difference": space.number("max_probability_difference", 0.01, 0.5),
+            "max_distance": space.number("max_distance", 0.05, 2.0),
         }

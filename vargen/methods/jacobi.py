@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from vargen.base.bounds import MAX_DRAFT
 from vargen.base.errors import UserError
-from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, Suggestions
+from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, SearchSpace
 
 if TYPE_CHECKING:
     from specdecode.drafters.draft_size import DraftSize, DraftSizer
@@ -67,9 +67,9 @@ class WindowConfig(ChainMethodConfig):
         return {"initial_guess": self.initial_guess}
 
     @classmethod
-    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+    def search(cls, space: SearchSpace) -> dict[str, Any]:
         """The window."""
-        return {"window": suggest.integer("window", 1, 64, log=True)}
+        return {"window": space.integer("window", 1, 64, log=True)}
 
     @classmethod
     def search_starts(cls) -> Sequence[Mapping[str, Any]]:
@@ -114,12 +114,12 @@ class BranchingWindowConfig(WindowConfig):
         return BranchingJacobiDrafter(vocab_size, sizer, self.branches, self.branch_depth, **options)
 
     @classmethod
-    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+    def search(cls, space: SearchSpace) -> dict[str, Any]:
         """The window, and its branches."""
-        settings = super().search(suggest)
-        settings["branches"] = suggest.choice("branches", [1, 2, 4, 8])
+        settings = super().search(space)
+        settings["branches"] = space.choice("branches", [1, 2, 4, 8])
         if settings["branches"] != 1:
-            settings["branch_depth"] = suggest.choice("branch_depth", [1, 3, 8])
+            settings["branch_depth"] = space.choice("branch_depth", [1, 3, 8])
         return settings
 
     @classmethod

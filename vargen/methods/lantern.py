@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vargen.methods.base import AUTO, LARGEST, Auto, Components, Suggestions
+from vargen.methods.base import AUTO, LARGEST, Auto, Components, SearchSpace
 from vargen.methods.eagle import EagleConfig
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ class LanternConfig(EagleConfig):
         return LanternVerifier(neighbours, mode=self.mode, multiplier=self.multiplier)  # type: ignore[arg-type]
 
     @classmethod
-    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+    def search(cls, space: SearchSpace) -> dict[str, Any]:
         """EAGLE's settings, and the relaxation."""
         return {
-            **super().search(suggest),
-            "delta": suggest.number("delta", 0.0, 0.5),
+            **super().search(space),
+            "delta": space.number("delta", 0.0, 0.5),
             # A few values, not a range: a model keeps a table [vocabulary, neighbours] for each it was asked for.
-            "num_neighbours": suggest.choice("num_neighbours", [AUTO, 8, 32, 128, 512]),
+            "num_neighbours": space.choice("num_neighbours", [AUTO, 8, 32, 128, 512]),
         }

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vargen.methods.base import Suggestions
+from vargen.methods.base import SearchSpace
 from vargen.methods.grid import GuessingRowsConfig
 
 if TYPE_CHECKING:
@@ -50,6 +50,6 @@ class PJDConfig(GuessingRowsConfig):
         )
 
     @classmethod
-    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+    def search(cls, space: SearchSpace) -> dict[str, Any]:
         """The space of all methods with guesses in rows, and how a row starts."""
-        return {**super().search(suggest), "adaptive": suggest.choice("adaptive", [False, True])}
+        return {**super().search(space), "adaptive": space.choice("adaptive", [False, True])}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vargen.methods.base import Suggestions
+from vargen.methods.base import SearchSpace
 from vargen.methods.grid import RowMethodConfig
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ class ZipARConfig(RowMethodConfig):
         return StaggeredLines(lines, scaled_window(self.window, lines.line_length, self.columns))
 
     @classmethod
-    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+    def search(cls, space: SearchSpace) -> dict[str, Any]:
         """The window, and how a row starts."""
         return {
-            "window": suggest.integer("window", 1, 16, log=True),
-            "adaptive": suggest.choice("adaptive", [False, True]),
+            "window": space.integer("window", 1, 16, log=True),
+            "adaptive": space.choice("adaptive", [False, True]),
         }

@@ -184,6 +184,13 @@ def append_jsonl(path: str | os.PathLike[str], record: dict[str, Any]) -> None:
             raise
 
 
+def cut_unfinished_line(path: str | os.PathLike[str]) -> None:
+    """Cut off a last line without its newline, which a killed write left. An absent file is none."""
+    if os.path.lexists(path):
+        with _naming(Path(path)), open(path, "rb+") as file:
+            file.truncate(_end_of_complete_lines(file))
+
+
 def _end_of_complete_lines(file: Any) -> int:
     """The length of `file` (opened for bytes) up to and including its last newline."""
     end = file.seek(0, os.SEEK_END)

@@ -20,14 +20,18 @@ from vargen.jobs import calls as pipeline_calls  # noqa: E402
 from vargen.jobs import study, tuning  # noqa: E402
 from vargen.jobs.study import (  # noqa: E402
     Point,
-    Trials,
+    ended,
     fastest_within,
+    open_search,
     pareto_front,
+    points_of,
+    seconds_of,
     settings_of,
     starting_points,
+    tell,
 )
 from vargen.jobs.tuning import TuneConfig  # noqa: E402
-from vargen.methods.base import ImageMethodConfig, Suggestions  # noqa: E402
+from vargen.methods.base import ImageMethodConfig, SearchSpace  # noqa: E402
 from vargen.methods.catalogue import methods_for, resolve_method  # noqa: E402
 from vargen.pipelines.llamagen import LlamaGenPipeline  # noqa: E402
 
@@ -81,7 +85,7 @@ def test_search_spaces_name_settings_of_their_method(name: str) -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     config = next(method for method in methods_for("image").values() if method.name == name)
     for _ in range(30):
-        settings = resolve_method(name).search(Suggestions(study.ask(), {}))
+        settings = resolve_method(name).search(SearchSpace(study.ask(), {}))
         assert settings.keys() <= config.__dataclass_fields__.keys()
         try:
             resolve_method(name, settings)
@@ -93,7 +97,7 @@ def test_search_spaces_name_settings_of_their_method(name: str) -> None:
 def test_what_is_fixed_is_not_searched() -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     trial = study.ask()
-    settings = resolve_method("vvs").search(Suggestions(trial, {"schedule": "likeness", "threshold": 0.5}))
+    settings = resolve_method("vvs").search(SearchSpace(trial, {"schedule": "likeness", "threshold": 0.5}))
     assert settings["schedule"] == "likeness" and settings["threshold"] == 0.5 and "interval" not in settings
     assert not {"schedule", "threshold"} & trial.params.keys()
 
@@ -101,10 +105,12 @@ def test_what_is_fixed_is_not_searched() -> None:
 @pytest.mark.parametrize("name", TUNABLE)
 def test_a_search_begins_with_the_defaults(name: str) -> None:
     start = starting_points(name, {}, resolve)[0]
-    assert {"method": name, **start.settings} == settings_of(resolve(name))
+    assert {"method": name, **start} == settings_of(resolve(name))
 
 
-def test_presets_come_next_in_the_terms_of_the_search_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets_come_next_and_are_learned_from_as_far_as_the_space_holds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     presets = {
         "inside": {"schedule": "likeness", "threshold": 0.5, "depth": 4, "total_tokens": 30, "num_neighbours": 128},
         "again": {},  # the defaults
@@ -113,34 +119,42 @@ def test_presets_come_next_in_the_terms_of_the_search_space(tmp_path: Path, monk
     paths = {name: tmp_path / f"{name}.yaml" for name in presets}
     resolved = {name: resolve_method("vvs", options) for name, options in presets.items()}
     monkeypatch.setattr(study, "find_presets", lambda: paths)
+    fixed = {"truncate": False}
     default, inside, outside = starting_points(
-        "vvs", {"truncate": False}, lambda name, options: (resolved.get(name) or resolve_method(name)).resolved(256)
+        "vvs", fixed, lambda name, options: (resolved.get(name) or resolve_method(name)).resolved(256)
     )
-    assert all("truncate" not in (start.settings | start.parameters) for start in (default, inside, outside))
-    drawn = resolve_method("vvs").search(Suggestions(optuna.trial.FixedTrial(inside.parameters), {"truncate": False}))
-    assert drawn.items() <= {**inside.settings, "truncate": False}.items()
-    assert drawn["num_neighbours"] == 128 and "interval" not in drawn
-    drawn = resolve_method("vvs").search(Suggestions(optuna.trial.FixedTrial(default.parameters), {"truncate": False}))
+    assert all("truncate" not in start for start in (default, inside, outside))
+    search = open_search(tmp_path / "trials.log", [inside, default, outside], 0)
+
+    trial = search.ask()
+    drawn = resolve_method("vvs").search(SearchSpace(trial, fixed))
+    assert drawn.items() <= {**inside, **fixed}.items() and "interval" not in drawn
+    assert trial.params["num_neighbours"] == 128 and trial.params["depth"] == 4 and "truncate" not in trial.params
+
+    drawn = resolve_method("vvs").search(SearchSpace(search.ask(), fixed))
     assert (drawn["total_tokens"], drawn["depth"], drawn["interval"]) == (60, 5, 3)
-    assert outside.settings["min_tokens"] == 9 and outside.parameters["total_tokens"] == 12
-    assert not {"depth", "delta", "num_neighbours"} & outside.parameters.keys()
+
+    trial = search.ask()
+    drawn = resolve_method("vvs").search(SearchSpace(trial, fixed))
+    assert drawn.items() <= {**outside, **fixed}.items() and outside["min_tokens"] == 9
+    assert trial.params["total_tokens"] == 12 and not {"depth", "delta", "num_neighbours"} & trial.params.keys()
 
 
-def test_chains_of_drawn_tokens_are_in_the_space_and_presets_of_them_are_retraced() -> None:
+def test_chains_of_drawn_tokens_are_in_the_space_and_presets_of_them_are_learned_from(tmp_path: Path) -> None:
     for name in ("eagle", "vvs"):
-        chains = [start for start in starting_points(name, {}, resolve) if start.parameters.get("draft") == "chain"]
+        chains = [start for start in starting_points(name, {}, resolve) if start["children"] == "sampled"]
         assert chains, f"no shipped preset of {name} drafts a chain"
+        search = open_search(tmp_path / f"{name}.log", chains, 0)
         for start in chains:
-            fixed = {key: value for key, value in start.settings.items() if key not in ("tree", "depth", "children")}
-            del fixed["total_tokens"], fixed["tree_top_k"]
-            drawn = resolve_method(name).search(Suggestions(optuna.trial.FixedTrial(dict(start.parameters)), fixed))
-            assert drawn["tree"] == start.settings["tree"] and drawn["children"] == "sampled"
-            assert drawn["depth"] == len(drawn["tree"]) == start.parameters["chain_length"]
+            trial = search.ask()
+            drawn = resolve_method(name).search(SearchSpace(trial, {}))
+            assert drawn["tree"] == start["tree"] and drawn["children"] == "sampled"
+            assert drawn["depth"] == len(drawn["tree"]) == trial.params["depth"]
 
 
 def test_windows_of_every_order_are_measured_before_any_is_drawn() -> None:
     def windows(name: str, fixed: dict[str, Any]) -> list[int]:
-        return [start.settings.get("window") for start in starting_points(name, fixed, resolve)]
+        return [start.get("window") for start in starting_points(name, fixed, resolve)]
 
     for name in ("jacobi", "scd", "gsd", "vvs-jacobi"):
         measured = {"auto"} if name == "jacobi" else set()  # where seconds choose, that is a setting of its own
@@ -152,101 +166,85 @@ def test_a_fixed_shape_is_not_replaced_by_a_chain() -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for _ in range(10):
         trial = study.ask()
-        settings = resolve_method("vvs").search(Suggestions(trial, {"tree": [[0], [1]]}))
+        settings = resolve_method("vvs").search(SearchSpace(trial, {"tree": [[0], [1]]}))
         assert "tree" not in settings and "draft" not in trial.params
 
 
-def open_trials(folder: Path, method: str) -> Trials:
-    return Trials(folder / "trials.jsonl", starting_points(method, {}, resolve), 0)
+def reopen(folder: Path, method: str) -> optuna.Study:
+    return open_search(folder / "trials.log", starting_points(method, {}, resolve), 0)
 
 
-def measure(trials: Trials, trial: optuna.Trial, figure: float) -> None:
+def measure(search: optuna.Study, trial: optuna.Trial, figure: float) -> None:
     """Keep what came of a trial, as a search does."""
-    trials.add(trial, 1.0, Point(dict(trial.params) or {"window": 1}, figure, figure))
+    tell(search, trial, Point(dict(trial.params) or {"window": 1}, figure, figure))
 
 
 def test_a_search_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> None:
     draws = []
     for _ in range(3):
-        trials = open_trials(tmp_path, "gsd")
-        while (trial := trials.study.ask()).user_attrs.get("start"):
-            measure(trials, trial, 1.0)
-        draws.append(str(resolve_method("gsd").search(Suggestions(trial, {}))))
-        measure(trials, trial, 1.0)
+        search = reopen(tmp_path, "gsd")
+        while (trial := search.ask()).user_attrs.get("start"):
+            measure(search, trial, 1.0)
+        draws.append(str(resolve_method("gsd").search(SearchSpace(trial, {}))))
+        measure(search, trial, 1.0)
     assert len(set(draws)) == 3
 
 
 def test_a_starting_point_whose_process_was_killed_is_measured_again(tmp_path: Path) -> None:
+    starts = starting_points("coolsd", {}, resolve)
     for _ in range(2):  # asked for, never told
-        trial = open_trials(tmp_path, "coolsd").study.ask()
-        assert trial.user_attrs["start"] == starting_points("coolsd", {}, resolve)[0].settings
-    trials = open_trials(tmp_path, "coolsd")
-    measure(trials, trials.study.ask(), 1.0)
-    assert "start" not in open_trials(tmp_path, "coolsd").study.ask().user_attrs
+        search = reopen(tmp_path, "coolsd")
+        asked = [search.ask().user_attrs["start"] for _ in starts]
+        assert sorted(map(str, asked)) == sorted(map(str, starts)) and not ended(search)
+    search = reopen(tmp_path, "coolsd")
+    for _ in starts:
+        measure(search, search.ask(), 1.0)
+    assert "start" not in reopen(tmp_path, "coolsd").ask().user_attrs
 
 
 def test_a_search_that_goes_on_knows_what_the_last_one_knew(tmp_path: Path) -> None:
-    trials = open_trials(tmp_path, "gsd")
+    search = reopen(tmp_path, "gsd")
     for number in range(12):
-        trial = trials.study.ask()
-        resolve_method("gsd").search(Suggestions(trial, {}))
+        trial = search.ask()
+        resolve_method("gsd").search(SearchSpace(trial, {}))
         point = Point({**trial.params, "number": number}, number, 1.0, [0.5], {"pass_reduction": 2.0})
-        trials.add(trial, 0.5, None if number == 3 else point)
-    again = open_trials(tmp_path, "gsd")
-    assert again.points == trials.points and len(again.points) == 11 and again.seconds == trials.seconds == 6.0
+        tell(search, trial, None if number == 3 else point)
+    again = reopen(tmp_path, "gsd")
+    assert points_of(again) == points_of(search) and len(points_of(again)) == 11
+    assert (
+        seconds_of(again)
+        == seconds_of(search)
+        == pytest.approx(
+            sum((trial.datetime_complete - trial.datetime_start).total_seconds() for trial in ended(search))
+        )
+    )
 
     def seen(study: optuna.Study) -> list[Any]:
-        ended = [trial for trial in study.trials if trial.state.is_finished()]
-        return [(trial.state, trial.params, trial.distributions, trial.values) for trial in ended]
+        return [(trial.state, trial.params, trial.distributions, trial.values) for trial in ended(study)]
 
-    assert seen(again.study) == seen(trials.study)
-
-
-def test_trials_that_are_alike_are_two_and_a_line_that_comes_twice_is_named(tmp_path: Path) -> None:
-    """Trials of a space that is used up repeat a setting, and may take as long as another did."""
-    trials = open_trials(tmp_path, "gsd")
-    for _ in range(2):
-        trials.add(trials.study.ask(), 0.5, None)
-    assert open_trials(tmp_path, "gsd").count == 2
-    trials.path.write_bytes(trials.path.read_bytes() + trials.path.read_bytes())
-    with pytest.raises(UserError, match=r"trials\.jsonl: line 3 repeats the record of line 1"):
-        open_trials(tmp_path, "gsd")
+    assert len(seen(again)) == 12 and seen(again) == seen(search)
 
 
 def test_a_kill_in_the_middle_of_a_write_does_no_harm(tmp_path: Path) -> None:
     folder = tmp_path / "a strange ?name #1 {of} 100%"
     folder.mkdir()
     for figure in (1.0, 2.0):
-        trials = open_trials(folder, "gsd")
-        measure(trials, trials.study.ask(), figure)
-        path = folder / "trials.jsonl"
+        search = reopen(folder, "gsd")
+        measure(search, search.ask(), figure)
+        path = folder / "trials.log"
         path.write_bytes(path.read_bytes() + path.read_bytes()[:40])
-        assert len(open_trials(folder, "gsd").study.get_trials(states=[optuna.trial.TrialState.COMPLETE])) == figure
+        assert len(ended(reopen(folder, "gsd"))) == figure
 
 
-LINE = {"start": None, "parameters": {}, "distributions": {}, "seconds": 1.0, "point": None}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"junk\n",
-        b"[1]\n",
-        *(json.dumps({key: value for key, value in LINE.items() if key != gone}).encode() + b"\n" for gone in LINE),
-        *(json.dumps(LINE | {key: 5}).encode() + b"\n" for key in ("parameters", "distributions", "point")),
-        json.dumps(LINE | {"parameters": {"window": 3}}).encode() + b"\n",
-        json.dumps(LINE | {"seconds": "long"}).encode() + b"\n",
-        "link",
-    ],
-)
-def test_a_file_of_trials_that_is_none_is_one_line(tmp_path: Path, content: bytes | str) -> None:
-    path = tmp_path / "trials.jsonl"
+@pytest.mark.parametrize("content", [b"junk\n", b"[1]\n", b"{}\n", b'{"op_code": 4}\n', "link"])
+def test_a_journal_that_is_none_is_one_line(tmp_path: Path, content: bytes | str) -> None:
+    path = tmp_path / "trials.log"
     if isinstance(content, bytes):
-        path.write_bytes(content)
+        path.write_bytes(content + b"{}\n")
     else:
         path.symlink_to(tmp_path / "outside")
-    with pytest.raises(UserError, match=r"trials\.jsonl(: line 1 is| holds a line that is no trial \(| is a link)"):
-        open_trials(tmp_path, "sjd")
+    with pytest.raises(UserError, match=r"trials\.log( holds no search \(| is a link)"):
+        reopen(tmp_path, "sjd")
     assert not (tmp_path / "outside").exists()
 
 
@@ -269,9 +267,9 @@ def arguments(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def limit_trials(monkeypatch: pytest.MonkeyPatch, count: int, end: type[BaseException] | None = None) -> list[Any]:
     """Let the clock run out, or the process be stopped, after so many measurements."""
     measured: list[Any] = []
-    measure = tuning.Evaluation.measure
+    measure = tuning.Measurement.measure
 
-    def counted(self: tuning.Evaluation, method: Any) -> Point:
+    def counted(self: tuning.Measurement, method: Any) -> Point:
         if len(measured) == count:
             assert end is not None
             raise end
@@ -281,7 +279,7 @@ def limit_trials(monkeypatch: pytest.MonkeyPatch, count: int, end: type[BaseExce
             object.__setattr__(self.config, "max_seconds", 0.0)
         return point
 
-    monkeypatch.setattr(tuning.Evaluation, "measure", counted)
+    monkeypatch.setattr(tuning.Measurement, "measure", counted)
     return measured
 
 
@@ -299,6 +297,7 @@ def test_a_search_writes_the_front_and_settings_that_generate_reads(
     assert written["trials"] == 3 and written["provenance"]["hardware"]["cores"]
     speeds = [point["speed"] for point in written["front"]]
     assert max(speeds) == speeds[0] >= 1.0
+    assert f"best.yaml, {speeds[0]:.2f} times fewer passes than plain decoding" in out.splitlines()[-1]
     for point in written["measured"]:
         assert point["pass_reduction"] == point["speed"] and point["never_verified"] == 0 and "speedup" not in point
     assert "| pass_reduction | never_verified | judge_accuracy |" in out
@@ -337,7 +336,7 @@ def test_a_front_says_what_nobody_verified(
     assert main([*arguments, *window, "--fixed.max_skip", "1", "--speed", "speedup"]) == 0
     (point,) = json.loads((tmp_path / "tuning" / "pareto.json").read_text())["measured"]
     assert 0.1 < point["never_verified"] <= 0.5 and point["speedup"] == point["speed"] > 0
-    cells = [cell.strip() for cell in capsys.readouterr().out.splitlines()[-3].split("|")]
+    cells = [cell.strip() for cell in capsys.readouterr().out.splitlines()[2].split("|")]
     assert cells[2:4] == [f"{point['pass_reduction']:.2f}x", f"{100 * point['never_verified']:.0f} %"]
 
 
@@ -363,21 +362,21 @@ def test_a_stopped_search_goes_on_and_measures_plain_decoding_once(
 def test_settings_that_exclude_each_other_are_left_out(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure, calls = tuning.Evaluation.measure, []
+    measure, calls = tuning.Measurement.measure, []
 
-    def refusing(self: tuning.Evaluation, method: Any) -> Point:
+    def refusing(self: tuning.Measurement, method: Any) -> Point:
         calls.append(method)
         if len(calls) == 1:
             raise UserError("these do not fit")
         object.__setattr__(self.config, "max_seconds", 0.0)
         return measure(self, method)
 
-    monkeypatch.setattr(tuning.Evaluation, "measure", refusing)
+    monkeypatch.setattr(tuning.Measurement, "measure", refusing)
     assert main(arguments) == 0
     assert len(calls) == 2 and json.loads((tmp_path / "tuning" / "pareto.json").read_text())["trials"] == 1
 
 
-def test_time_that_was_spent_counts_and_a_smaller_budget_takes_the_best_away(
+def test_time_that_was_spent_counts_and_plain_decoding_is_best_where_nothing_gains(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "tuning"
@@ -388,11 +387,13 @@ def test_time_that_was_spent_counts_and_a_smaller_budget_takes_the_best_away(
         measured = limit_trials(patch, 1)
         assert main([*arguments, "--max_seconds", "0.0001"]) == 0
         assert measured == [] and (folder / "best.yaml").exists()
-        patch.setattr(study, "fastest_within", lambda points, least: None)
+        slower = [Point({"method": "sjd"}, 0.9, 1.0, (), {"pass_reduction": 0.9, "never_verified": 0.0})]
+        patch.setattr(study, "points_of", lambda search: dict(enumerate(slower)))
         assert main([*arguments, "--max_seconds", "0.0001", "--max_quality_loss", "0.01"]) == 1
-    assert not (folder / "best.yaml").exists()
-    assert json.loads((folder / "pareto.json").read_text())["best"] is None
-    assert "nothing is within 0.01" in capsys.readouterr().out
+    assert resolve_method(str(folder / "best.yaml")) == resolve_method("ar")
+    written = json.loads((folder / "pareto.json").read_text())
+    assert written["best"] == written["front"][0]["settings"] == {"method": "ar"}
+    assert "nothing within 0.01 is faster than plain decoding" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_space_that_is_used_up_ends_the_search_and_the_model_may_keep_what_was_found(

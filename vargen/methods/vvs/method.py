@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.base.errors import UserError
-from vargen.methods.base import Components, Suggestions
+from vargen.methods.base import Components, SearchSpace
 from vargen.methods.eagle import eagle_drafter
 from vargen.methods.lantern import LanternConfig
 from vargen.methods.vvs import CHOICES, SCHEDULES
@@ -111,18 +111,18 @@ class VVSConfig(LanternConfig):
         return DynamicSchedule(self.threshold, selector, codebook, self.min_tokens)
 
     @classmethod
-    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+    def search(cls, space: SearchSpace) -> dict[str, Any]:
         """LANTERN's settings, and what is skipped."""
         settings = {
-            **super().search(suggest),
-            "schedule": suggest.choice("schedule", SCHEDULES),
-            "choice": suggest.choice("choice", CHOICES),
-            "truncate": suggest.choice("truncate", [True, False]),
-            "refresh": suggest.choice("refresh", [True, False]),
-            "depth_behind_skip": suggest.choice("depth_behind_skip", [None, 1, 2]),
+            **super().search(space),
+            "schedule": space.choice("schedule", SCHEDULES),
+            "choice": space.choice("choice", CHOICES),
+            "truncate": space.choice("truncate", [True, False]),
+            "refresh": space.choice("refresh", [True, False]),
+            "depth_behind_skip": space.choice("depth_behind_skip", [None, 1, 2]),
         }
         if settings["schedule"] == "uniform":
-            settings["interval"] = suggest.integer("interval", 2, 6)
+            settings["interval"] = space.integer("interval", 2, 6)
         else:
-            settings["threshold"] = suggest.number("threshold", 0.1, 0.95)
+            settings["threshold"] = space.number("threshold", 0.1, 0.95)
         return settings

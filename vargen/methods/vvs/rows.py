@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vargen.methods.base import Suggestions
+from vargen.methods.base import SearchSpace
 from vargen.methods.grid import GuessingRowsConfig
 
 if TYPE_CHECKING:
@@ -57,6 +57,6 @@ class RowSkippingConfig(GuessingRowsConfig):
         )
 
     @classmethod
-    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+    def search(cls, space: SearchSpace) -> dict[str, Any]:
         """The space of all methods with guesses in rows, and the number of looks."""
-        return {**super().search(suggest), "looks": suggest.integer("looks", 1, 4)}
+        return {**super().search(space), "looks": space.integer("looks", 1, 4)}

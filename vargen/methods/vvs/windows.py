@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vargen.methods.base import Components, Suggestions
+from vargen.methods.base import Components, SearchSpace
 from vargen.methods.jacobi import SCD_COUPLINGS, WindowConfig
 from vargen.methods.vvs import SCHEDULES
 
@@ -81,16 +81,16 @@ class WindowSkippingConfig(WindowConfig):
         return LikenessSchedule(self.threshold, selector, codebook, self.min_tokens, min_count=1)
 
     @classmethod
-    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+    def search(cls, space: SearchSpace) -> dict[str, Any]:
         """The window, and what is skipped."""
         settings = {
-            **super().search(suggest),
-            "schedule": suggest.choice("schedule", SCHEDULES),
-            "survival": suggest.number("survival", 0.0, 0.9),
-            "max_skip": suggest.integer("max_skip", 1, 16, log=True),
+            **super().search(space),
+            "schedule": space.choice("schedule", SCHEDULES),
+            "survival": space.number("survival", 0.0, 0.9),
+            "max_skip": space.integer("max_skip", 1, 16, log=True),
         }
         if settings["schedule"] == "uniform":
-            settings["interval"] = suggest.integer("interval", 2, 6)
+            settings["interval"] = space.integer("interval", 2, 6)
         else:
-            settings["threshold"] = suggest.number("threshold", 0.1, 0.95)
+            settings["threshold"] = space.number("threshold", 0.1, 0.95)
         return settings

@@ -357,7 +357,7 @@ def folders(draw: Random, sound: Sound, work: Path) -> Attempt:
         method = "sparrow" if "sparrow" in chosen.parts else "sd" if drafts else "ar"
         given = ["caption", str(sound.folder / "v.gif"), *target, method, "--num_frames", "4", "--max_new_tokens", "2"]
         return Attempt(what, lambda: main(given), refused=refused and ("sparrow" in chosen.parts or not drafts))
-    unused = of == "drafting" and chosen.relative_to(model).parts[0] in ("draft_model", "vertical_branch")
+    unused = of == "drafting" and chosen.relative_to(model).parts[0] == "draft_model"
     method = ["--method", "eagle"] if of == "drafting" else []
     given = sound.generate(model, work / WRITES, *method)
     known = pixels(sound.folder / f"run-{of}" / "images")

@@ -4,7 +4,7 @@ Every image method and preset draws two batches by eager steps and by graphs tha
 (`taped_graphs.py`), so no machine code is made: one picture and four, sampled, filtered and greedily. A row says
 whether all tokens are the same, how many graphs there were, how often they were captured, how many of the steps they
 made, and what a captured graph could not do: questions for a number, sizes among the inputs, tensors that moved. A
-method that takes no part says why. `diagonal` has a branch that is not trained.
+method that takes no part says why.
 
     python benchmarks/one_graph.py                               # everything; over an hour of processor time
     python benchmarks/one_graph.py --methods jacobi,scd --batch_sizes 1 --samplings sampled
@@ -34,7 +34,6 @@ from scenes.cases import sample_prompts
 from vargen.base.errors import UserError
 from vargen.base.resources import find_model
 from vargen.methods.catalogue import find_presets, methods_for, resolve_method
-from vargen.models.llamagen.vertical_branch import VerticalBranch
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 RESULTS = Path(__file__).resolve().parent / "results" / "one_graph.json"
@@ -90,9 +89,6 @@ def row(pipeline: LlamaGenPipeline, name: str, batch_size: int, sampling: str) -
 def _loaded(model: str | None, dtype: torch.dtype) -> LlamaGenPipeline:
     pipeline = LlamaGenPipeline.from_pretrained(find_model(model), torch_dtype=dtype)
     pipeline.set_progress_bar_config(disable=True)
-    if pipeline.vertical_branch is None:  # as a training begins with: what it draws does not matter here
-        branch = VerticalBranch.beside(pipeline.transformer).to(dtype)
-        pipeline.register_modules(vertical_branch=branch.eval())
     return pipeline
 
 

@@ -10,7 +10,6 @@ decoding over the same captions and seeds, with its 95 % interval over captions.
 Every batch is kept in runs/rows_side_by_side as soon as it is through, so the same command goes on after a kill, and
 more captions continue fewer. Batches of other weights are made anew.
 A label that ends in `, 128 guided` lets guidance lead the first 128 tokens alone, as `guided_tokens` of a call does.
-With --branch, the folder of a vertical branch, there is one label more, `diagonal`; a branch is known by its weights.
 With --sheet it also draws the first captions whose number of objects plain decoding gets right and the first label
 gets wrong, by every label: a sheet of what breaks, not of what is usual.
 Writes benchmarks/results/rows_side_by_side.json.
@@ -245,12 +244,9 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of the batches that are through")
     parser.add_argument("--output", type=Path, default=RESULTS / "rows_side_by_side.json")
-    parser.add_argument("--branch", type=Path, help="folder of a vertical branch, for the label diagonal")
     parser.add_argument("--sheet", type=Path, help="PNG to draw, see above")
     parser.add_argument("--list", action="store_true", help="say what there is, and stop")
     arguments = parser.parse_args()
-    if arguments.branch is not None:
-        SETTINGS["diagonal"] = ("diagonal", {"vertical_branch": str(arguments.branch)})
     SETTINGS.update(ON_LARGER_GRIDS)
     if arguments.list:
         print("\n".join(f"{label}: {method} {settings}" for label, (method, settings) in SETTINGS.items()))
@@ -282,7 +278,7 @@ def main() -> None:
     measured: dict[str, list[dict[str, Any]]] = {}
     for label, (name, settings, guided) in named.items():
         method, began = resolve_method(name, settings), time.monotonic()
-        told = f"diagonal {weights_fingerprint(arguments.branch)}" if name == "diagonal" else str(method.to_dict())
+        told = str(method.to_dict())
         told += "" if guided is None else f", {guided} guided"
         firsts, draws = numbers[::BATCH], partial(pipeline, guided_tokens=guided)
         for first in firsts:

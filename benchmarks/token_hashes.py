@@ -243,7 +243,7 @@ VIDEO_PRESETS: dict[str, dict[str, Any]] = {
     "parallelvlm-paper": {**PAIR, "workers": "in_turn"},  # what is measured may change counts
 }  # fmt: skip
 
-WITHOUT_DRAFTER = {"image": {"diagonal"}, "video": {"eagle", "msd", "vispec"}}
+WITHOUT_DRAFTER: dict[str, set[str]] = {"image": set(), "video": {"eagle", "msd", "vispec"}}
 
 
 def image_cases() -> dict[str, Case]:

@@ -169,7 +169,7 @@ class WeightedPipeline(LlamaGenPipeline):
         return made
 
     def _components(self, device: torch.device) -> LlamaGenComponents:
-        parts = (self.transformer, self.vqvae, self.drafter, self.draft_model, self.vertical_branch)
+        parts = (self.transformer, self.vqvae, self.drafter, self.draft_model)
         return WeightedComponents(self.networks, *parts, device, self.reuse)
 
 

@@ -43,7 +43,6 @@ _OURS: tuple[tuple[str, str, str], ...] = (
         "No training: a row opens with copies of the row above. There trained heads guess it, and a whole row stands "
         "after some rounds.",
     ),
-    ("diagonal", _FLASHAR, "The branch alone is trained here; there the whole model is."),
 )
 """The label of a row of the record, what it is nearest to, and what differs."""
 

@@ -262,7 +262,7 @@ class StaggeredLines(PlaceOrder):
     """An order over lines of equal length: a line opens as soon as the line before it has `window` tokens.
 
     Every open line draws one token a pass, so none overtakes the line before it. A window of the whole line is plain
-    decoding; a window of 1 draws a diagonal. Passes, the prefill included: length + the sum of `Lines.windows`.
+    decoding; a window of 1 draws an anti-diagonal. Passes, the prefill included: length + the sum of `Lines.windows`.
 
     A stand-in copies the newest token of the line two before its own, as in the released code; that of the second line
     copies the newest token of the first.
@@ -443,7 +443,7 @@ class PlacedRun(DecodeRun):
         if number not in self._plans:
             placed = self.order.tokens_of(number)
             moved = {name: tensor.to(self.target.device) for name, tensor in vars(placed).items()}
-            self._plans[number] = type(placed)(**moved)
+            self._plans[number] = PlacedTokens(**moved)
         return self._plans[number]
 
     @torch.no_grad()
@@ -467,7 +467,7 @@ class _Tables:
 
     def __init__(self, order: PlaceOrder, device: torch.device) -> None:
         passes = [order.tokens_of(max(number, 1)) for number in range(order.num_passes)]
-        self._kind, self._fields = type(passes[0]), {}
+        self._fields = {}
         for name, first in vars(passes[0]).items():
             along, each = min(first.ndim - 1, 1), [vars(placed)[name] for placed in passes]
             index = torch.arange(max(values.shape[along] for values in each))
@@ -481,5 +481,5 @@ class _Tables:
 
     def of(self, number: Tensor) -> tuple[PlacedTokens, Tensor]:
         """Those of pass `number` [1], and [3] int64: places drawn without a gap, tokens fed, places added."""
-        placed = self._kind(**{name: table[number][0] for name, table in self._fields.items()})
+        placed = PlacedTokens(**{name: table[number][0] for name, table in self._fields.items()})
         return placed, self._counts[number][0]

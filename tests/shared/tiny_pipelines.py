@@ -13,7 +13,6 @@ from transformers import T5Config, T5EncoderModel
 from scenes.captions.text_tokenizer import build_tokenizer
 from vargen.drafters.eagle_head import EagleHead
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.models.llamagen.vertical_branch import VerticalBranch
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 GRID = 4
@@ -100,16 +99,11 @@ def tiny_class_model_folder(_saved_tiny_pipelines: dict[str, Path], tmp_path: Pa
 
 
 def build_drafting_pipeline(**overrides: object) -> LlamaGenPipeline:
-    """A text-conditional pipeline with a random draft head, a random draft model and, beside several layers, a random
-    vertical branch."""
+    """A text-conditional pipeline with a random draft head and a random draft model."""
     base = build_tiny_pipeline(**overrides)  # type: ignore[arg-type]
     drafter = EagleHead(dim=16, num_attention_heads=2, intermediate_size=20, vocab_size=VOCAB, grid_size=GRID)
     draft_model = build_tiny_transformer(2, dim=8, num_layers=1, num_attention_heads=1, intermediate_size=16)
     randomise(drafter, 1)
-    vertical_branch = None
-    if base.transformer.config.num_layers > 1:
-        vertical_branch = VerticalBranch.beside(base.transformer).eval()
-        randomise(vertical_branch, 3)
     pipeline = LlamaGenPipeline(
         base.transformer,
         base.vqvae,
@@ -117,7 +111,6 @@ def build_drafting_pipeline(**overrides: object) -> LlamaGenPipeline:
         base.tokenizer,
         drafter=drafter.eval(),
         draft_model=draft_model,
-        vertical_branch=vertical_branch,
         default_guidance_scale=3.0,
         default_top_k=0,
     )

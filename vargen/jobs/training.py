@@ -21,13 +21,6 @@ OWN_RECIPES = {
         "DrafterTrainingConfig",
         "train_drafter",
     ),
-    "vertical": Recipe(
-        65,
-        "a vertical branch, with which a LlamaGen draws in diagonals",
-        "vargen.training.vertical",
-        "VerticalTrainingConfig",
-        "train_vertical",
-    ),
     "drafter-text": Recipe(
         95,
         "an EAGLE drafter for a causal language model, on its own answers; also `drafter --task text`",
@@ -78,6 +71,5 @@ def _learn_from_pictures(train: Callable[..., object], config: Any) -> object:
 
 _DATA = {
     "drafter": _learn_from_pictures,
-    "vertical": _learn_from_pictures,
 }
 """How data reaches the recipes that take it from outside."""

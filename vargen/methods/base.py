@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from specdecode.drafters.draft_model import DraftModel
     from specdecode.drafters.draft_size import DraftSize, DraftSizer
     from specdecode.drafters.eagle import DraftHead
-    from specdecode.grid.diagonals import VerticalHead
     from specdecode.grid.mixed_grids import LinesOfRows
     from specdecode.grid.positions import Lines, Order
     from specdecode.roles import Drafter, Schedule, Target, Verifier
@@ -193,9 +192,6 @@ class Components(Protocol):
 
     def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
         """A draft model of the same tokens, fed with the same prompts: that in a folder, or (None) the model's own."""
-
-    def load_vertical_head(self, folder: str | None) -> VerticalHead:
-        """The vertical branch in a folder, or (None) the one that came with the model, beside the target."""
 
     def codebook(self) -> Tensor:
         """Unit vectors [V, d] of the tokens; tokens whose vectors are close look alike."""

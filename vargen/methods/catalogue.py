@@ -18,7 +18,6 @@ from vargen.base.world import find_methods
 from vargen.methods.autoregressive import AutoregressiveConfig
 from vargen.methods.base import TASKS, ImageMethodConfig, MethodConfig, Task, configure
 from vargen.methods.coolsd import CoolSDConfig
-from vargen.methods.diagonal import DiagonalConfig
 from vargen.methods.draft_model import DraftModelConfig
 from vargen.methods.eagle import EagleConfig
 from vargen.methods.gsd import GroupedConfig
@@ -45,7 +44,6 @@ METHODS: tuple[type[ImageMethodConfig], ...] = (
     ZipARConfig,
     PJDConfig,
     RowSkippingConfig,
-    DiagonalConfig,
 )
 """Those for pictures, in the order of lists."""
 UNTRAINED = "ar,jacobi,scd,vvs-jacobi"

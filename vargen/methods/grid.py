@@ -21,24 +21,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GridMethodConfig(ImageMethodConfig):
-    """Settings of a method that draws tokens of several rows of the grid in one forward pass.
+class RowMethodConfig(ImageMethodConfig):
+    """Settings of a method that draws several rows of the grid in one pass: a row opens once the row above has some
+    tokens.
 
     A token is drawn before all tokens above it are known, which no verifier can repair: the number of objects suffers
     first.
-    """
-
-    exact: ClassVar[bool] = False
-
-    def max_draft_nodes(self, num_tokens: int) -> int:
-        """Room for a stand-in in every row of a grid up to four times as high as wide; other tokens lie in the slots of
-        their places."""
-        return 2 * math.isqrt(num_tokens)
-
-
-@dataclass(frozen=True)
-class RowMethodConfig(GridMethodConfig):
-    """Settings of a method in which a row opens once the row above has some tokens.
 
     Args:
         columns: settings that count tokens of a row are meant for rows of so many tokens, and grow and shrink with the
@@ -48,6 +36,7 @@ class RowMethodConfig(GridMethodConfig):
         opening_setting: which setting says how many: a number, or a list that is spread evenly over the rows.
     """
 
+    exact: ClassVar[bool] = False
     opening_setting: ClassVar[str]
 
     columns: int | None = None
@@ -59,6 +48,11 @@ class RowMethodConfig(GridMethodConfig):
         field, longest = self.opening_setting, self._longest_opening
         if longest > self.columns:
             raise UserError(f"{self.name}.{field} must be at most {self.name}.columns ({self.columns}), got {longest}")
+
+    def max_draft_nodes(self, num_tokens: int) -> int:
+        """Room for a stand-in in every row of a grid up to four times as high as wide; other tokens lie in the slots of
+        their places."""
+        return 2 * math.isqrt(num_tokens)
 
     @property
     def _longest_opening(self) -> int:

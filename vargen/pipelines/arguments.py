@@ -249,9 +249,9 @@ def check_guided_tokens(guided_tokens: int | None, method: ImageMethodConfig, co
     if guided_tokens is None:
         return
     bounds.check_number("guided_tokens", guided_tokens, 1, bounds.MAX_COUNT)
-    if reader := next((name for name in ("drafter", "vertical_branch") if name in method.weights), None):
+    if "drafter" in method.weights:
         raise UserError(
-            f"guided_tokens leaves out a row that the {reader} of {method.name} reads; use jacobi, scd or rows-fast"
+            f"guided_tokens leaves out a row that the drafter of {method.name} reads; use jacobi, scd or rows-fast"
         )
     if compiles:
         raise UserError("compile: guided_tokens decides between steps what they feed, so leave one of them out")

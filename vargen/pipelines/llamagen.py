@@ -36,7 +36,6 @@ from vargen.models.finite import check_component_weights, check_pixels
 from vargen.models.foreign_weights import load_strictly, read_tensors
 from vargen.models.llamagen.text_encoder import check_tokenizer, clean_captions, encode_each
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.models.llamagen.vertical_branch import VerticalBranch, check_branch
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor
 from vargen.models.model_folder import check_model_folder, own_weights, shared_components
 from vargen.models.offloading import check_device_map, is_offloaded
@@ -111,7 +110,6 @@ class LlamaGenPipeline(StreamingPipeline):
         drafter: an EAGLE head trained for this transformer, for the methods that draft with one.
         draft_model: a smaller transformer of the same vocabulary, which reads the same text features, for the
             method "draft-model".
-        vertical_branch: a branch trained for this transformer, for the method "diagonal".
         default_guidance_scale, default_top_k, default_temperature: for calls that give none; kept in
             `model_index.json`. None: those of the pipeline whose `components` these are, else of LlamaGen's own
             samplers, 7.5 and 1000 for text, 4 and 2000 for classes, both at temperature 1.
@@ -132,7 +130,7 @@ class LlamaGenPipeline(StreamingPipeline):
 
     pixel_dtype: torch.dtype = torch.float32
     model_cpu_offload_seq = "text_encoder->transformer->vqvae"
-    _optional_components = ["text_encoder", "tokenizer", "drafter", "draft_model", "vertical_branch"]  # noqa: RUF012 (a diffusers convention)
+    _optional_components = ["text_encoder", "tokenizer", "drafter", "draft_model"]  # noqa: RUF012 (a diffusers convention)
 
     def __init__(
         self,
@@ -142,7 +140,6 @@ class LlamaGenPipeline(StreamingPipeline):
         tokenizer: PreTrainedTokenizerBase | None = None,
         drafter: EagleHead | None = None,
         draft_model: LlamaGenTransformer | None = None,
-        vertical_branch: VerticalBranch | None = None,
         default_guidance_scale: float | None = None,
         default_top_k: int | None = None,
         default_temperature: float | None = None,
@@ -158,7 +155,6 @@ class LlamaGenPipeline(StreamingPipeline):
             tokenizer=tokenizer,
             drafter=drafter,
             draft_model=draft_model,
-            vertical_branch=vertical_branch,
         )
         self.vae_scale_factor = 1 if vqvae is None else downsampling_factor(vqvae)
         self.grid_size: int = 0 if transformer is None else transformer.config.grid_size
@@ -229,8 +225,6 @@ class LlamaGenPipeline(StreamingPipeline):
             check_drafter(self.drafter, self.transformer)
         if self.draft_model is not None:
             check_draft_model(self.draft_model, self.transformer)
-        if self.vertical_branch is not None:
-            check_branch(self.vertical_branch, self.transformer)
         if vqvae is not None and image_size not in (None, self.image_size):
             raise UserError(
                 f"transformer has another image grid than this model's: {transformer.grid_size} x "
@@ -562,7 +556,7 @@ class LlamaGenPipeline(StreamingPipeline):
         )
 
     def _components(self, device: torch.device) -> LlamaGenComponents:
-        parts = (self.transformer, self.vqvae, self.drafter, self.draft_model, self.vertical_branch)
+        parts = (self.transformer, self.vqvae, self.drafter, self.draft_model)
         return LlamaGenComponents(*parts, device, self.reuse)
 
 

@@ -29,10 +29,10 @@ class DrafterTask(Task):
         drafter: the network, on its device.
 
     Attributes:
-        not_muon: prefix, or several, of the names of matrices that AdamW trains also where Muon trains the others.
+        not_muon: prefix of the names of matrices that AdamW trains also where Muon trains the others.
     """
 
-    not_muon: ClassVar[str | tuple[str, ...]]
+    not_muon: ClassVar[str]
 
     def __init__(self, config: DrafterRunConfig, drafter: nn.Module) -> None:
         self.device = torch.device(config.device)

@@ -6,7 +6,7 @@ The loop that uses these is in `run.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -38,9 +38,6 @@ class OptimizerGroup:
 
     "adamw": AdamW for everything. "muon": `torch.optim.Muon` for the matrices in `muon_parameters`, AdamW for the rest.
     Decay applies to tensors of two or more dimensions.
-
-    Args:
-        rate_shares: for parameters that learn more slowly, the share of the rate that they have.
     """
 
     def __init__(
@@ -48,16 +45,18 @@ class OptimizerGroup:
         config: RunConfig,
         parameters: Iterable[nn.Parameter],
         muon_parameters: Iterable[nn.Parameter],
-        rate_shares: Mapping[nn.Parameter, float] | None = None,
     ):
         muon = [each for each in muon_parameters if each.requires_grad] if config.optimizer == "muon" else []
         taken = {id(parameter) for parameter in muon}
         rest = [parameter for parameter in parameters if parameter.requires_grad and id(parameter) not in taken]
         self.parameters = muon + rest
-        self._rate_shares = rate_shares or {}
         groups = [
-            *self._groups([p for p in rest if p.ndim >= 2], config.weight_decay),
-            *self._groups([p for p in rest if p.ndim < 2], 0.0),
+            {"params": params, "weight_decay": decay}
+            for params, decay in (
+                ([p for p in rest if p.ndim >= 2], config.weight_decay),
+                ([p for p in rest if p.ndim < 2], 0.0),
+            )
+            if params
         ]
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.adam_betas, fused=True)
@@ -65,25 +64,18 @@ class OptimizerGroup:
         if muon:
             self.optimizers.append(
                 torch.optim.Muon(
-                    self._groups(muon, config.weight_decay),
+                    muon,
                     lr=config.muon_learning_rate,
+                    weight_decay=config.weight_decay,
                     adjust_lr_fn="match_rms_adamw",
                 )
             )
-
-    def _groups(self, parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-        """Groups of a torch optimizer, one for each share of the rate."""
-        by_share: dict[float, list[nn.Parameter]] = {}
-        for parameter in parameters:
-            by_share.setdefault(self._rate_shares.get(parameter, 1.0), []).append(parameter)
-        return [{"params": group, "weight_decay": weight_decay} for group in by_share.values()]
 
     def set_factor(self, factor: float) -> None:
         """Set each optimizer's rate to `factor` times its highest."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                share = self._rate_shares.get(group["params"][0], 1.0)
-                group["lr"] = optimizer.defaults["lr"] * factor * share
+                group["lr"] = optimizer.defaults["lr"] * factor
 
     def clip(self, highest_norm: float) -> Tensor:
         """Scale the gradient down to `highest_norm` if it is longer (0: never); returns the norm before, a scalar."""

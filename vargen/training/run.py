@@ -50,10 +50,6 @@ class Task:
         """The matrices that Muon may train; ignored with AdamW."""
         return ()
 
-    def rate_shares(self) -> Mapping[nn.Parameter, float]:
-        """For parameters that learn more slowly than the others, the share of the learning rate that they have."""
-        return {}
-
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         """Scalar loss of the batch of `step`, with named scalar parts for the log."""
         raise NotImplementedError
@@ -143,7 +139,6 @@ def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None)
         config,
         [*task.module.parameters(), *task.extra_modules.parameters()],
         task.muon_parameters(),
-        task.rate_shares(),
     )
     average = AveragedWeights(task.module, config.ema_decay)
     identity = {**config.architecture(), **(identity or {}), "optimizer": config.optimizer}

@@ -112,7 +112,6 @@ def test_the_second_row_is_left_out(tiny_pipeline: LlamaGenPipeline, monkeypatch
     ("method", "guided", "message"),
     [
         ("ar", 0, "guided_tokens must be at least 1, got 0"),
-        ("diagonal", 4, "guided_tokens leaves out a row that the vertical_branch of diagonal reads"),
         ("eagle", 4, "guided_tokens leaves out a row that the drafter of eagle reads; use jacobi, scd or rows-fast"),
     ],
 )

@@ -85,19 +85,6 @@ def test_every_parameter_has_one_optimizer_and_vectors_no_decay(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_some_parameters_learn_at_a_share_of_the_rate(kind: str) -> None:
-    module = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
-    config = RunConfig(output="x", optimizer=kind, learning_rate=0.01, muon_learning_rate=0.02)
-    matrices = [module[0].weight, module[1].weight]
-    group = OptimizerGroup(config, module.parameters(), matrices, dict.fromkeys(module[1].parameters(), 0.2))
-    group.set_factor(0.5)
-    rates = {id(p): entry["lr"] for each in group.optimizers for entry in each.param_groups for p in entry["params"]}
-    highest = 0.02 if kind == "muon" else 0.01
-    assert [rates[id(p)] for p in matrices] == pytest.approx([0.5 * highest, 0.1 * highest])
-    assert [rates[id(layer.bias)] for layer in module] == pytest.approx([0.005, 0.001])
-
-
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_it_minimises(kind: str) -> None:
     torch.manual_seed(0)
     module = nn.Linear(8, 8)

@@ -19,7 +19,6 @@ from torch import Tensor
 from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.eagle import DraftHead
-from specdecode.grid.diagonals import VerticalHead
 from specdecode.grid.mixed_grids import LinesOfRows
 from specdecode.grid.positions import Lines
 from specdecode.roles import Target
@@ -132,10 +131,6 @@ class ModelComponents(ABC):
     def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
         """Refuse: there is none."""
         raise self._nothing("draft model")
-
-    def load_vertical_head(self, folder: str | None) -> VerticalHead:
-        """Refuse: no family but LlamaGen has such branches."""
-        raise self._nothing("vertical branch")
 
     def codebook(self) -> Tensor:
         """Refuse: there is none."""

@@ -17,17 +17,13 @@ from torch import Tensor
 
 from specdecode.drafters.draft_model import MOST_WAITING, DraftModel
 from specdecode.drafters.eagle import DraftHead
-from specdecode.grid.diagonals import VerticalHead
 from specdecode.grid.positions import Lines
 from vargen.base.errors import UserError
-from vargen.base.resources import find_weights
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.methods.base import LoadedDrafter, MethodConfig
 from vargen.models.llamagen.target import LlamaGenTarget, cache_length, cache_sizes
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.models.llamagen.vertical_branch import VerticalBranch
-from vargen.models.llamagen.vertical_head import LlamaGenVerticalHead
 from vargen.models.llamagen.vq import unit_codebook
 from vargen.models.offloading import move_offloaded
 from vargen.pipelines.components.base import ONLY, ModelComponents, Place, draft_passes
@@ -38,8 +34,7 @@ class LlamaGenComponents(ModelComponents):
     """Plays `Components` for one batch of pictures. The target is there once `start` has been called.
 
     Args:
-        transformer, vqvae, drafter, draft_model, vertical_branch: as the pipeline has them; any but the first may be
-            missing.
+        transformer, vqvae, drafter, draft_model: as the pipeline has them; any but the first may be missing.
         device: where everything computes.
         reuse: the pipeline's.
     """
@@ -50,7 +45,6 @@ class LlamaGenComponents(ModelComponents):
         vqvae: VQModel | None,
         drafter: EagleHead | None,
         draft_model: LlamaGenTransformer | None,
-        vertical_branch: VerticalBranch | None,
         device: torch.device,
         reuse: Reuse,
     ) -> None:
@@ -58,7 +52,6 @@ class LlamaGenComponents(ModelComponents):
         self.vqvae = vqvae
         self.drafter = drafter
         self.draft_model = draft_model
-        self.vertical_branch = vertical_branch
         super().__init__(device, reuse)
 
     def wants_full_prompt(self, method: MethodConfig) -> bool:
@@ -166,18 +159,6 @@ class LlamaGenComponents(ModelComponents):
         target = self._new_target(transformer, "draft model", MOST_WAITING + 2)
         kind = f"transformer-{transformer.config.num_layers}-{transformer.config.dim}"
         return LoadedDrafter(target, kind, draft_passes(lambda: target))
-
-    def load_vertical_head(self, folder: str | None) -> VerticalHead:
-        """The vertical branch in a folder, or the pipeline's own."""
-        branch = self.vertical_branch
-        if folder is not None:
-            branch = self._loaded(folder, str(find_weights(folder)), VerticalBranch, self.transformer.dtype)
-        if branch is None:
-            raise UserError(
-                "vertical_branch: this model came without one; train one with `vargen train vertical` and name its "
-                "folder, such as --method_options.vertical_branch runs/vertical/export"
-            )
-        return LlamaGenVerticalHead(branch, self.target, None if self.joins else self.reuse.memory.caches)
 
     def codebook(self) -> Tensor:
         """Unit vectors [V, d] of the codes, on the transformer's device."""

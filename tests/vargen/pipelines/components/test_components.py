@@ -16,7 +16,7 @@ from vargen.pipelines.reuse import Reuse
 
 
 def components_of(pipeline: LlamaGenPipeline, kept: Reuse, rows: int = 1, place: Place = ONLY) -> LlamaGenComponents:
-    parts = (pipeline.transformer, pipeline.vqvae, pipeline.drafter, pipeline.draft_model, pipeline.vertical_branch)
+    parts = (pipeline.transformer, pipeline.vqvae, pipeline.drafter, pipeline.draft_model)
     components = LlamaGenComponents(*parts, pipeline.device, kept)
     embeds, mask = pipeline.encode_prompt(["two cones"] * rows)
     components.start({"caption_embeds": embeds}, mask, 3.0, 4, place)

@@ -26,7 +26,7 @@ def ask(tiny_pipeline: LlamaGenPipeline, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "cache"))
     embeds, mask = tiny_pipeline.encode_prompt(["a red cube", "two cones"])
     kept = Reuse()
-    components = LlamaGenComponents(tiny_pipeline.transformer, None, None, None, None, embeds.device, kept)
+    components = LlamaGenComponents(tiny_pipeline.transformer, None, None, None, embeds.device, kept)
     target: LlamaGenTarget = components.start({"caption_embeds": embeds}, mask, 3.0, 12)
 
     def asked(memory: MeasuredDraftSizes, sizes: Any = SIZES, most_sizes: int | None = None, **geometry: Any) -> Any:

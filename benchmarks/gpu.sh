@@ -45,8 +45,8 @@ record "cache lengths of XL" \
 record "compiled passes" \
     "$python" benchmarks/passes.py --device cuda --models shipped --dtypes bfloat16 --tokens 1 8 --compiled \
     --buffer_mib 1024 --output "$results/passes_compiled_cuda.json"
-record "steps as graphs, and kernels" \
-    env VARGEN_TRITON=1 "$python" -m pytest -n 0 -q -m gpu tests/specdecode/graphs/test_static_step.py tests/specdecode/kernels
+record "steps as graphs" \
+    "$python" -m pytest -n 0 -q -m gpu tests/specdecode/graphs/test_static_step.py
 record "methods with heavy passes" \
     "$python" benchmarks/weighted_bench.py --device cuda \
     --methods ar,jacobi,jacobi-wide,vvs-jacobi-wide,benchmarks/methods/eagle-sampled-25.yaml \

@@ -18,7 +18,6 @@ gc.set_threshold(10_000)  # what is imported and collected stays, and looking th
 
 PLUGINS = (
     "cheap_training",
-    "interpreted_kernels",
     "official_layout",
     "own_kernels",
     "tiny_clip",

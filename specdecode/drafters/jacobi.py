@@ -189,9 +189,9 @@ class JacobiDrafter(Drafter):
         at_once = one_call.window(last, state.streams, tags, counters, revisited, asked, state.lengths, self._known)
         if at_once is None:
             return None
-        tokens, drawn_from, has_known = at_once
-        if has_known or drawn_from is None:
-            return Draft(TokenTree.chain(tokens), drawn_from, has_known=has_known)
+        tokens, drawn_from = at_once
+        if self._known is not None or drawn_from is None:
+            return Draft(TokenTree.chain(tokens), drawn_from, has_known=self._known is not None)
         return self._drawn(tokens, drawn_from, state)
 
     def _raced(self, root: Tensor, arrival: Tensor) -> Draft:

@@ -11,7 +11,6 @@ import ctypes
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,12 +18,6 @@ from torch import Tensor
 
 from specdecode.graphs.in_graph import in_graph
 from specdecode.kernels.build import library
-
-gpu: Any = None
-"""The module of Triton's kernels where `$VARGEN_TRITON` is 1 at the start, on a GPU with Triton; else None. They are
-not the default: no GPU has run them yet."""
-if os.environ.get("VARGEN_TRITON") == "1" and torch.cuda.is_available() and find_spec("triton"):
-    from specdecode.kernels import judging_gpu as gpu
 
 
 @dataclass(frozen=True)
@@ -115,14 +108,6 @@ def serves(*tensors: Tensor) -> bool:
     if (choice := os.environ.get("VARGEN_KERNELS", "")) != _choice:  # to look the library up takes as long as a kernel
         _found, _choice = library(), choice
     return _found is not None
-
-
-def serves_gpu(*tensors: Tensor) -> bool:
-    """Whether the kernels of `gpu` take these: on the current GPU, in graphs, too, whole rows of float32."""
-    return gpu is not None and all(
-        ((each.is_cuda and each.device.index == torch.cuda.current_device()) or gpu.INTERPRETED) and _fits(each)
-        for each in tensors
-    )
 
 
 def _fits(tensor: Tensor) -> bool:

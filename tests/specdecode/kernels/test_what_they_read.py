@@ -30,7 +30,7 @@ from specdecode.loop import decode
 from specdecode.ragged import append
 from specdecode.roles import DecodeState, Draft, Drafter, Selection, TargetOutput, Verdict
 from specdecode.runs.skipping import SkippingRun
-from specdecode.sampling import RandomStreams, SamplingConfig, Tag, largest, logits_to_probabilities
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag, largest
 from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import ExactVerifier, judge_chain
 
@@ -401,11 +401,3 @@ def test_a_library_built_with_other_flags_is_another(monkeypatch: pytest.MonkeyP
     before = build._identity(compiler)
     monkeypatch.setattr(build, "_OWN_FLAGS", {})
     assert build._identity(compiler) != before
-
-
-def test_a_race_reads_no_weight_behind_the_last_token(interpreted: Any) -> None:
-    """By Triton's interpreter, as a GPU would."""
-    target = logits_to_probabilities(torch.randn(1, 3, 5), SAMPLED)
-    given = torch.tensor([[2]]), torch.tensor([7]), torch.tensor([[1]]), target, torch.tensor([[-1]])
-    weights = at_the_end_of_a_page(torch.ones(2))
-    assert ends_well(lambda: interpreted._raced(target, *given, weights))

@@ -108,7 +108,6 @@ IMAGE_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "no relaxation": {**SMALL_TREE, "delta": 0.0},
         "multiplier": {**SMALL_TREE, "multiplier": 3.0},
         "few neighbours": {**SMALL_TREE, "num_neighbours": 20, "delta": 0.3},
-        "sampled chain, release": {**SAMPLED_CHAIN, "mode": "release", "delta": 0.02},
     },
     "vvs": {
         "uniform": {**SMALL_TREE, "schedule": "uniform", "interval": 3},

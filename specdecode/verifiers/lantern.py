@@ -65,7 +65,7 @@ class LanternVerifier:
             (multiplier - 1) p(x) between them.
         mode: "exact_at_zero": the rules of this module and of `lantern_drawn`; at zero relaxation (delta 0, multiplier
             1 or k = 0) they are `ExactVerifier`. "release": the released code's sequential tests (`lantern_release`),
-            for comparison with published figures; not exact at zero relaxation.
+            with `delta` and deterministic children, for comparison with published figures; not exact at zero.
 
     Raises:
         ValueError: An argument is out of range, both or neither of `delta` and `multiplier` are given, or `neighbours`
@@ -91,8 +91,8 @@ class LanternVerifier:
         self.neighbours = checked_table(neighbours).contiguous()
         self._limits = torch.tensor([self.delta or 0.0, (self.multiplier or 1.0) - 1, float(self.delta is None)])
         self._sums: NeighbourSums | None = None
-        if mode == "release" and self.neighbours.shape[1] == 0:
-            raise ValueError('neighbours must have a column at least in mode "release", where the last is only zeroed')
+        if mode == "release" and (self.delta is None or self.neighbours.shape[1] == 0):
+            raise ValueError('mode "release" needs delta, and a column of neighbours that it zeroes')
 
     @property
     def exact(self) -> bool:
@@ -110,7 +110,8 @@ class LanternVerifier:
             state: Lengths, sampling and random streams.
 
         Raises:
-            ValueError: The target has another vocabulary than the table of neighbours.
+            ValueError: The target has another vocabulary than the table of neighbours, or mode "release" is given
+                children drawn at random.
         """
         check_vocabulary("neighbours", self.neighbours, output.logits)
         if self.exact:
@@ -121,21 +122,18 @@ class LanternVerifier:
             if draft.probabilities is None or state.sampling.is_greedy:
                 return self._one_draw_walk(draft.tree, output.logits, state)
             return multi_round_walk(draft.tree, draft.probabilities, output.logits, state, self._relaxed)
+        assert self.delta is not None
         if state.sampling.is_greedy:
-            return release_greedy_walk(draft.tree, output.logits, self.neighbours, self._bound)
-        return release_walk(draft, output.logits, self.neighbours, self._bound, state)
+            return release_greedy_walk(draft.tree, output.logits, self.neighbours, self.delta)
+        if draft.probabilities is not None:
+            raise ValueError('mode "release" judges children that are a deterministic choice; draft the likeliest ones')
+        return release_walk(draft.tree, output.logits, self.neighbours, self.delta, state)
 
     def _relaxed(self, target: Tensor, drawn_from: Tensor) -> Tensor:
         """[B, V]: see `lantern_drawn.relaxed_target`."""
         if self._sums is None or self._sums.device != target.device:
             self._sums = NeighbourSums(self.neighbours)
         return relaxed_target(target, drawn_from, self._sums, delta=self.delta, multiplier=self.multiplier)
-
-    def _bound(self, mass: Tensor) -> Tensor:
-        """The bound of a token of this probability, if it were its node's only child."""
-        if self.multiplier is None:
-            return torch.full_like(mass, self.delta or 0.0)
-        return mass * (self.multiplier - 1)
 
     def _one_draw_walk(self, tree: TokenTree, logits: Tensor, state: DecodeState) -> Verdict:
         sampling = state.sampling
@@ -182,7 +180,7 @@ class LanternVerifier:
             if self.multiplier is None:
                 bounds = _additive_bounds(reach, self.delta or 0.0)
             else:
-                bounds = self._bound(target.gather(1, tokens))
+                bounds = target.gather(1, tokens) * (self.multiplier - 1)
             takes = reach <= bounds[..., None]
             if sampling.is_greedy:
                 relaxed = _most_probable(node_logits, target, tokens, nearest, takes)

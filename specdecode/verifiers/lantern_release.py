@@ -1,16 +1,14 @@
 """The acceptance rule of LANTERN's released code, reimplemented from its description for comparison.
 
-Belongs here: that rule with its oddities. Does not belong here: improvements (`lantern.py`).
+Belongs here: that rule with its oddities, for children that are a deterministic choice and an additive bound.
 
 Sampling. The children of a node are tested one after the other against a distribution p that starts as the target's
 and changes with every rejection. For a child x, repeated tokens left out:
 
     reach  = cumulative p of x's k nearest neighbours, nearest first
-    merged = the longest prefix with reach <= bound (delta, or (lambda - 1) p(x))
-    accept x if u q <= p(x) + mass of merged      q = 1 where children are deterministic, else the probability of having
-                                                  been drawn; a child with q = 0 is passed over
-    rejected, deterministic children:   p(x) <- 0; if anything merged, p <- 0 at all k + 1 nearest neighbours
-    rejected, children drawn from q:    if anything merged, q <- 0 at all k + 1 nearest neighbours; p <- max(p - q, 0)
+    merged = the longest prefix with reach <= delta
+    accept x if u <= p(x) + mass of merged
+    rejected:   p(x) <- 0; if anything merged, p <- 0 at all k + 1 nearest neighbours
     then, if nothing is left of p, p <- 1 everywhere; normalise p
 
 If no child is accepted, the token is drawn from p. "Anything merged" counts tokens, not mass: a prefix of tokens of
@@ -25,30 +23,25 @@ tokens is accepted (of several, the one whose last node comes first), and the ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specdecode.roles import DecodeState, Draft, Verdict
+from specdecode.roles import DecodeState, Verdict
 from specdecode.sampling import Tag, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
 
 
-def release_walk(
-    draft: Draft, logits: Tensor, neighbours: Tensor, bound: Callable[[Tensor], Tensor], state: DecodeState
-) -> Verdict:
+def release_walk(tree: TokenTree, logits: Tensor, neighbours: Tensor, delta: float, state: DecodeState) -> Verdict:
     """Test the children of each node in turn; acceptance tests under `Tag.ACCEPT`, the draw under `Tag.TARGET`.
 
     Args:
-        draft: Any tree; with `probabilities` [B, n, V] where its children were drawn at random.
+        tree: Any tree whose children are a deterministic choice.
         logits: [B, n, V].
         neighbours: [V, k + 1] int64.
-        bound: From the probability of a child [B] to the mass that may be merged with it [B].
+        delta: The mass that may be merged with a token.
         state: Lengths, sampling and random streams.
     """
-    tree = draft.tree
     rows = torch.arange(tree.batch_size, device=tree.device)
     node = torch.zeros_like(tree.tokens[:, 0])
     next_tokens, accepted = torch.zeros_like(node), torch.zeros_like(node)
@@ -69,28 +62,18 @@ def release_walk(
                 token = tree.tokens.gather(1, child[:, None])  # [B, 1]
                 tested = exists & ~found & ~seen.gather(1, token)[:, 0]
                 seen = seen.scatter(1, token, seen.gather(1, token) | exists[:, None])
-                merged, mass = _merge(target, token, neighbours, bound)
-                around = neighbours[token[:, 0]]  # [B, k + 1]
-                own = target.gather(1, token)[:, 0]
-                if draft.probabilities is None:
-                    passes = thresholds[:, child_rank] <= mass
-                    by_itself = thresholds[:, child_rank] <= own
-                    # Where nothing was merged the child alone is zeroed, k + 1 times over, to keep one shape.
-                    left = target.scatter(1, token, 0.0).scatter(1, torch.where(merged[:, None], around, token), 0.0)
-                else:
-                    drawn_from = draft.probabilities[rows, child]  # [B, V]
-                    proposed = drawn_from.gather(1, token)[:, 0]
-                    tested = tested & (proposed > 0)
-                    passes = thresholds[:, child_rank] * proposed <= mass
-                    by_itself = thresholds[:, child_rank] * proposed <= own
-                    drawn_from = torch.where(merged[:, None], drawn_from.scatter(1, around, 0.0), drawn_from)
-                    left = (target - drawn_from).clamp(min=0)
+                merged, mass = _merge(target, token, neighbours, delta)
+                passes = tested & (thresholds[:, child_rank] <= mass)
+                by_itself = thresholds[:, child_rank] <= target.gather(1, token)[:, 0]
+                # Where nothing was merged the child alone is zeroed, k + 1 times over, to keep one shape.
+                around = torch.where(merged[:, None], neighbours[token[:, 0]], token)  # [B, k + 1]
+                left = target.scatter(1, token, 0.0).scatter(1, around, 0.0)
                 total = left.sum(1, keepdim=True)
                 left = torch.where(total > 0, left / total, 1 / target.shape[1])
-                chosen = torch.where(tested & passes, child, chosen)
-                lent = lent | (tested & passes & ~by_itself)
-                found = found | (tested & passes)
                 target = torch.where((tested & ~passes)[:, None], left, target)
+                chosen = torch.where(passes, child, chosen)
+                lent = lent | (passes & ~by_itself)
+                found = found | passes
         ends = descending & ~found
         noise = state.streams.exponential(Tag.TARGET, counters, target.shape[-1])
         next_tokens = torch.where(ends, sample(target, noise), next_tokens)
@@ -103,22 +86,13 @@ def release_walk(
     return Verdict(torch.stack(path, dim=1), accepted, next_tokens, torch.stack(relaxed, dim=1) if relaxed else None)
 
 
-def release_greedy_walk(
-    tree: TokenTree, logits: Tensor, neighbours: Tensor, bound: Callable[[Tensor], Tensor]
-) -> Verdict:
-    """Test every draft token at once and take the longest path that passes.
-
-    Args:
-        tree: Any tree.
-        logits: [B, n, V].
-        neighbours: [V, k + 1] int64.
-        bound: As in `release_walk`.
-    """
+def release_greedy_walk(tree: TokenTree, logits: Tensor, neighbours: Tensor, delta: float) -> Verdict:
+    """Test every draft token at once and take the longest path that passes; arguments as for `release_walk`."""
     rows = torch.arange(tree.batch_size, device=tree.device)
     above = tree.parents.clamp(min=0)  # [B, n]
     before = logits.softmax(-1)[rows[:, None], above].flatten(0, 1)  # [B n, V]
     token = tree.tokens.reshape(-1, 1)
-    _, mass = _merge(before, token, neighbours, bound)
+    _, mass = _merge(before, token, neighbours, delta)
     best = before.scatter(1, token, mass[:, None]).argmax(1)
     passes = (best == token[:, 0]).view(tree.tokens.shape) & (tree.parents >= 0)
     reached = functional.pad(torch.zeros_like(passes[:, 1:]), (1, 0), value=True)  # the root alone
@@ -131,13 +105,12 @@ def release_greedy_walk(
     return Verdict(path, tree.depth[rows, last], choices[rows, last], relaxed)
 
 
-def _merge(
-    target: Tensor, token: Tensor, neighbours: Tensor, bound: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
+def _merge(target: Tensor, token: Tensor, neighbours: Tensor, delta: float) -> tuple[Tensor, Tensor]:
     """Whether any neighbour is merged with a token, and the mass of the token with all that are.
 
     Args:
-        target: [B, V]. token: [B, 1]. neighbours: [V, k + 1], of which the first k may merge. bound: see above.
+        target: [B, V]. token: [B, 1]. neighbours: [V, k + 1], the first k of a row may merge.
+        delta: The most mass of merged neighbours.
 
     Returns:
         [B] bool, and [B] of the type of `target`.
@@ -145,5 +118,5 @@ def _merge(
     own = target.gather(1, token)[:, 0]
     reach = target.gather(1, neighbours[token[:, 0], :-1]).cumsum(1)  # [B, k]
     reach = functional.pad(reach, (1, 0))  # a prefix may be empty
-    fits = reach <= bound(own)[:, None]
+    fits = reach <= delta
     return fits[:, 1:].any(1), own + torch.where(fits, reach, 0.0).amax(1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vargen.base.errors import UserError
 from vargen.methods.base import AUTO, LARGEST, Auto, Components, SearchSpace
 from vargen.methods.eagle import EagleConfig
 
@@ -28,7 +29,8 @@ class LanternConfig(EagleConfig):
             factor, 1 or more; null for LANTERN.
         num_neighbours: how many nearest codes may lend their probability; "auto" for a sixteenth of the vocabulary
             (LANTERN has 1000 of 16384).
-        mode: "exact_at_zero" or "release" (the released code's rule, which is not exact at zero relaxation).
+        mode: "exact_at_zero" or "release" (the released code's rule, which is not exact at zero relaxation; with
+            `delta` and children "top" alone).
     """
 
     name: ClassVar[str] = "lantern"
@@ -47,6 +49,8 @@ class LanternConfig(EagleConfig):
             self._number("multiplier", 1)
         self._size("num_neighbours", highest=LARGEST)
         self._one_of("mode", MODES)
+        if self.mode == "release" and (self.multiplier is not None or self.children != "top"):
+            raise UserError(f'{self.name}.mode: "release" needs delta and children "top"; leave multiplier out')
 
     def _verifier(self, components: Components) -> Verifier:
         from specdecode.verifiers.lantern import LanternVerifier

@@ -407,10 +407,10 @@ def test_fault_one_neighbour_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) 
 
 
 def slow_release(
-    draft: Draft, logits: Tensor, table: list[list[int]], bound: Callable[[float], float], state: DecodeState
+    tree: TokenTree, logits: Tensor, table: list[list[int]], delta: float, state: DecodeState
 ) -> list[tuple[list[int], int]]:
     """One row at a time, one child at a time, in double precision; (path, next token) per row."""
-    tree, outcomes = draft.tree, []
+    outcomes = []
     for row in range(tree.batch_size):
         parents, tokens = tree.parents[row].tolist(), tree.tokens[row].tolist()
         node, path = 0, [0]
@@ -430,23 +430,15 @@ def slow_release(
                 merged, weight, cumulative = 0, 0.0, 0.0
                 for other in near:
                     cumulative += p[other]
-                    if cumulative <= bound(p[x]):
+                    if cumulative <= delta:
                         merged, weight = merged + 1, cumulative
-                q = None if draft.probabilities is None else draft.probabilities[row, child].double().tolist()
-                if q is not None and q[x] <= 0:
-                    continue
-                if threshold <= (p[x] + weight) / (1 if q is None else q[x]):
+                if threshold <= p[x] + weight:
                     node, descended = child, True
                     path.append(child)
                     break
-                if q is None:
-                    p[x] = 0.0
-                    for other in farther if merged else []:
-                        p[other] = 0.0
-                else:
-                    for other in farther if merged else []:
-                        q[other] = 0.0
-                    p = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
+                p[x] = 0.0
+                for other in farther if merged else []:
+                    p[other] = 0.0
                 if sum(p) == 0:
                     p = [1.0] * len(p)
                 p = [value / sum(p) for value in p]
@@ -459,52 +451,27 @@ def slow_release(
 
 
 def release_case(
-    seed: int, drawn: bool, additive: bool, relaxation: float, sampling: SamplingConfig
-) -> tuple[LanternVerifier, Draft, TargetOutput, DecodeState, Callable[[float], float]]:
+    seed: int, delta: float, sampling: SamplingConfig
+) -> tuple[LanternVerifier, TokenTree, TargetOutput, DecodeState]:
     tree = random_tree(seed, 12, 8, distinct=seed % 3 > 0)
-    probabilities = None
-    if drawn:
-        noise = torch.randn(*tree.tokens.shape, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
-        probabilities = noise.exp()
-        probabilities[noise < -1] = 0  # a child may have probability 0: it is passed over
-        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
-    how = {"delta": relaxation} if additive else {"multiplier": 1 + 4 * relaxation}
-    verifier = LanternVerifier(NEIGHBOURS.to(torch.uint8), mode="release", **how)
-    state = state_for(torch.arange(12) + 1, sampling)
-    return (
-        verifier,
-        Draft(tree, probabilities),
-        random_logits(seed, tree),
-        state,
-        (lambda own: relaxation) if additive else (lambda own: 4 * relaxation * own),
-    )
-
-
-release_cases = given(
-    st.integers(0, 10**6),
-    st.booleans(),
-    st.booleans(),
-    st.sampled_from([0.0, 0.11, 0.3, 0.77]),
-    st.sampled_from([SAMPLING, FILTERED]),
-)
+    verifier = LanternVerifier(NEIGHBOURS.to(torch.uint8), mode="release", delta=delta)
+    return verifier, tree, random_logits(seed, tree), state_for(torch.arange(12) + 1, sampling)
 
 
 @settings(max_examples=40, deadline=None)
-@release_cases
-def test_release_equals_its_slow_form(
-    seed: int, drawn: bool, additive: bool, relaxation: float, sampling: SamplingConfig
-) -> None:
-    verifier, draft, output, state, bound = release_case(seed, drawn, additive, relaxation, sampling)
-    slow = slow_release(draft, output.logits, NEIGHBOURS.tolist(), bound, state)
-    assert outcomes_of(verifier.accept(draft, output, state)) == slow
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.11, 0.3, 0.77]), st.sampled_from([SAMPLING, FILTERED]))
+def test_release_equals_its_slow_form(seed: int, delta: float, sampling: SamplingConfig) -> None:
+    verifier, tree, output, state = release_case(seed, delta, sampling)
+    slow = slow_release(tree, output.logits, NEIGHBOURS.tolist(), delta, state)
+    assert outcomes_of(verifier.accept(Draft(tree), output, state)) == slow
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0.0, 0.11, 0.3, 0.77]))
-def test_greedy_release_equals_its_slow_form(seed: int, additive: bool, relaxation: float) -> None:
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.11, 0.3, 0.77]))
+def test_greedy_release_equals_its_slow_form(seed: int, delta: float) -> None:
     greedy = SamplingConfig(0, 5)  # the released greedy rule reads unfiltered logits
-    verifier, draft, output, state, bound = release_case(seed, False, additive, relaxation, greedy)
-    tree, table, expected = draft.tree, NEIGHBOURS.tolist(), []
+    verifier, tree, output, state = release_case(seed, delta, greedy)
+    table, expected = NEIGHBOURS.tolist(), []
     for row in range(tree.batch_size):
         parents, tokens = tree.parents[row].tolist(), tree.tokens[row].tolist()
         passes = [True]
@@ -513,7 +480,7 @@ def test_greedy_release_equals_its_slow_form(seed: int, additive: bool, relaxati
             x, weight, cumulative = tokens[node], 0.0, 0.0
             for other in table[x][:-1]:
                 cumulative += p[other]
-                weight = cumulative if cumulative <= bound(p[x]) else weight
+                weight = cumulative if cumulative <= delta else weight
             p[x] += weight
             passes.append(parents[node] >= 0 and passes[parents[node]] and p.index(max(p)) == x)
         best = [0]
@@ -524,7 +491,7 @@ def test_greedy_release_equals_its_slow_form(seed: int, additive: bool, relaxati
             if passes[node] and len(path) > len(best):
                 best = path
         expected.append((best, int(output.logits[row, best[-1]].argmax())))
-    assert outcomes_of(verifier.accept(draft, output, state)) == expected
+    assert outcomes_of(verifier.accept(Draft(tree), output, state)) == expected
 
 
 def release_distance(delta: float, sampling: SamplingConfig, draws: int = 20_000) -> float:
@@ -563,11 +530,17 @@ def test_fault_release_that_zeroes_the_child_alone(monkeypatch: pytest.MonkeyPat
         merged, mass = merge(*arguments)  # type: ignore[arg-type]
         return torch.zeros_like(merged), mass
 
-    verifier, draft, output, state, bound = release_case(4, False, True, 0.3, SAMPLING)
-    slow = slow_release(draft, output.logits, NEIGHBOURS.tolist(), bound, state)
-    assert outcomes_of(verifier.accept(draft, output, state)) == slow
+    verifier, tree, output, state = release_case(4, 0.3, SAMPLING)
+    slow = slow_release(tree, output.logits, NEIGHBOURS.tolist(), 0.3, state)
+    assert outcomes_of(verifier.accept(Draft(tree), output, state)) == slow
     monkeypatch.setattr(release, "_merge", faulty)
-    assert outcomes_of(verifier.accept(draft, output, state)) != slow
+    assert outcomes_of(verifier.accept(Draft(tree), output, state)) != slow
+
+
+def test_release_judges_no_children_that_were_drawn() -> None:
+    verifier, tree, output, state = release_case(4, 0.3, SAMPLING)
+    with pytest.raises(ValueError, match='mode "release" judges children that are a deterministic choice'):
+        verifier.accept(Draft(tree, torch.full_like(output.logits, 1 / VOCAB_SIZE)), output, state)
 
 
 # ---- bad arguments ----
@@ -586,7 +559,8 @@ def test_fault_release_that_zeroes_the_child_alone(monkeypatch: pytest.MonkeyPat
         (NEIGHBOURS[0], {"delta": 0.1}, r"neighbours must be integers of shape \[tokens, k\]"),
         (NEIGHBOURS + 8, {"delta": 0.1}, r"neighbours must hold tokens in \[0, 12\)"),
         (torch.zeros(3, 1, dtype=torch.int64), {"delta": 0.1}, "its own neighbour"),
-        (NEIGHBOURS[:, :0], {"delta": 0.1, "mode": "release"}, "neighbours must have a column"),
+        (NEIGHBOURS[:, :0], {"delta": 0.1, "mode": "release"}, 'mode "release" needs delta, and a column'),
+        (NEIGHBOURS, {"multiplier": 2.0, "mode": "release"}, 'mode "release" needs delta'),
     ],
 )
 def test_bad_arguments(neighbours: Tensor, arguments: dict, message: str) -> None:

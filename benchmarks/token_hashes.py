@@ -126,7 +126,6 @@ IMAGE_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "not truncated": {**SMALL_TREE, "truncate": False},
         "refresh": {**SMALL_TREE, "truncate": False, "refresh": True},
         "shallow behind a skip": {**SMALL_TREE, "truncate": False, "depth_behind_skip": 1},
-        "late": {**SMALL_TREE, "interval": 2, "min_tokens": 100},
     },
     "zipar": {"4": {"window": 4}, "2": {"window": 2}, "3, adaptive": {"window": 3, "adaptive": True}},
     "pjd": {
@@ -159,7 +158,6 @@ IMAGE_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "gsd": {
         "8": {"window": 8},
-        "8, looser": {"window": 8, "group_size": 40, "max_probability_difference": 0.5, "max_distance": 1.0},
     },
     "vvs-jacobi": {
         "likeness": {**SKIPPING, "schedule": "likeness", "threshold": 0.7},

@@ -62,13 +62,10 @@ CASES = [
     of("generate", GENERATE + "--method eagle", "--method_options.tree_top_k 100000", "tree_top_k must be"),
     of("generate", GENERATE + "--method eagle", "--method_options.depth true", "depth must be an integer"),
     of("generate", GENERATE + "--method sjd", "--method_options.window 100000", "window must be at most 4,096"),
-    of("generate", GENERATE, "--method_options.accepted_by_window [[100000,1]]", "accepted_by_window must be one"),
     of("generate", GENERATE + "--method sjd", "--method_options.window .5", "window must be an integer"),
     of(
         "generate", GENERATE + "--method gsd", "--method_options.group_size 1e9", "group_size must be an integer from 1"
     ),
-    of("generate", GENERATE + "--method gsd", "--method_options.max_distance .inf", "max_distance must be at most"),
-    of("generate", GENERATE + "--method gsd", "--method_options.max_distance .nan", "max_distance must be a number"),
     of("generate", GENERATE + "--method coolsd", "--method_options.delta .inf", "delta must be at most"),
     of("generate", GENERATE + "--method lantern", "--method_options.delta 7", "delta must be at most 1, got 7"),
     of("generate", GENERATE + "--method lantern", "--method_options.num_neighbours=-3", "num_neighbours must be"),

@@ -330,7 +330,6 @@ def _write_front(folder: Path, search: Study, measurement: Measurement, config: 
     )
     write_atomic(folder / "best.yaml", comment + yaml.safe_dump(dict(best.settings), sort_keys=False))
     if config.save_to_model and best is not plain:
-        measured = [(point.settings, point.survival) for point in points]
-        kept = resolve_method(str(folder / "best.yaml")).kept_with_model(measured)
+        kept = resolve_method(str(folder / "best.yaml")).kept_with_model()
         write_own_settings(find_model(config.model), kept)
     return record

@@ -293,12 +293,8 @@ class ImageMethodConfig(MethodConfig, ABC):
         """The same with a number for every size that changes pictures, for records and identities."""
         return self
 
-    def kept_with_model(self, measured: Sequence[tuple[Mapping[str, Any], Sequence[float]]]) -> Self:
-        """What a model's folder keeps after a search that found these settings to be the fastest.
-
-        Args:
-            measured: settings of this method, each with its survival by place (`metrics.speculation`).
-        """
+    def kept_with_model(self) -> Self:
+        """What a model's folder keeps after a search that found these settings to be the fastest."""
         return self
 
     def max_draft_nodes(self, num_tokens: int) -> int:

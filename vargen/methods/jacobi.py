@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from vargen.base.bounds import MAX_DRAFT
-from vargen.base.errors import UserError
 from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, SearchSpace
 
 if TYPE_CHECKING:
@@ -21,8 +19,9 @@ if TYPE_CHECKING:
 
 SCD_COUPLINGS = ("gumbel", "maximal")
 INITIAL_GUESSES = ("random", "repeat")
-ACCEPTED_BY_WINDOW = ((2, 0.75), (4, 1.26), (8, 2.00), (16, 3.08), (32, 4.09))
-"""Guesses that the shipped picture model accepts in a forward pass of `jacobi`, by window; over 32 held-out prompts."""
+ACCEPTED_BY_WINDOW = {0: 0.0, 2: 0.75, 4: 1.26, 8: 2.00, 16: 3.08, 32: 4.09}
+"""Guesses that the shipped picture model accepts in a forward pass of `jacobi`, by window; over 32 held-out prompts.
+What "auto" expects at first, scaled by what happens."""
 
 
 @dataclass(frozen=True)
@@ -134,25 +133,16 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
     """Jacobi decoding with the random numbers of plain decoding: the same pictures in fewer forward passes.
 
     Args:
-        window: tokens guessed ahead. "auto" chooses among the windows below the one with the most expected tokens a
+        window: tokens guessed ahead. "auto" chooses among windows from 2 to 32 the one with the most expected tokens a
             second on this machine, which changes no picture; for several pictures at once it may choose none. With
             branches it is 16.
-        accepted_by_window: windows, each with the guesses that a forward pass accepts: what "auto" expects at first,
-            scaled by what happens. The default is the shipped model's; `vargen tune --save_to_model true` measures a
-            model's own.
     """
 
     name: ClassVar[str] = "jacobi"
     summary: ClassVar[str] = "Jacobi decoding with plain decoding's random numbers: its very pictures; no drafter"
     exact: ClassVar[bool] = True
-    draft_settings: ClassVar[tuple[str, ...]] = (*BranchingWindowConfig.draft_settings, "accepted_by_window")
 
     initial_guess: str = "repeat"
-    accepted_by_window: tuple[tuple[int, float], ...] = ACCEPTED_BY_WINDOW
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "accepted_by_window", _checked_windows(self.name, self.accepted_by_window))
 
     def resolved(self, num_tokens: int) -> Self:
         """See `ImageMethodConfig.resolved`: a chain's window changes no picture."""
@@ -161,19 +151,14 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
         if self.window != AUTO:
             return super().sizes(num_tokens)
-        fitting = [window for window, _ in self.accepted_by_window if window < num_tokens]
+        fitting = [window for window in ACCEPTED_BY_WINDOW if window and window < num_tokens]
         if self.branches == 1 and fitting:
             return self._chains(fitting, num_tokens)
         return super().resolved(num_tokens).sizes(num_tokens)
 
-    def kept_with_model(self, measured: Sequence[tuple[Mapping[str, Any], Sequence[float]]]) -> Self:
-        """See `ImageMethodConfig.kept_with_model`: accepted guesses by window, since speed belongs to one machine."""
-        chains = [(each, survival) for each, survival in measured if each.get("branches", 1) == 1]
-        accepted = {each["window"]: sum(survival) for each, survival in chains if each.get("window", AUTO) != AUTO}
-        if len(accepted) < 2:
-            return self
-        kept = tuple((window, round(length, 2)) for window, length in sorted(accepted.items()))
-        return replace(self, window=AUTO, branches=1, accepted_by_window=kept)
+    def kept_with_model(self) -> Self:
+        """See `ImageMethodConfig.kept_with_model`: the fastest window belongs to one machine."""
+        return replace(self, window=AUTO) if self.branches == 1 else self
 
     @property
     def _drafting(self) -> dict[str, Any]:
@@ -187,23 +172,8 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
 
         if components.target.batch_size > 1:
             sizes = (NO_DRAFT, *sizes)
-        expected = dict([(0, 0.0), *self.accepted_by_window])
-        return components.draft_sizer(sizes, "jacobi", None, [expected[size.depth] for size in sizes])
-
-
-def _checked_windows(name: str, given: Any) -> tuple[tuple[int, float], ...]:
-    """Windows with their accepted guesses, the shortest first. Raises UserError."""
-    try:
-        windows = {int(window): float(accepted) for window, accepted in given}
-    except (TypeError, ValueError):
-        windows = {}
-    fit = all(1 <= window <= MAX_DRAFT and 0 <= accepted <= window for window, accepted in windows.items())
-    if not windows or not fit:
-        raise UserError(
-            f"{name}.accepted_by_window must be one or more pairs of a window, at most {MAX_DRAFT:,}, and its accepted "
-            f"guesses, such as [[4, 1.2], [8, 1.8]], got {given!r}"
-        )
-    return tuple(sorted(windows.items()))
+        expected = [ACCEPTED_BY_WINDOW[size.depth] for size in sizes]
+        return components.draft_sizer(sizes, "jacobi", None, expected)
 
 
 @dataclass(frozen=True)

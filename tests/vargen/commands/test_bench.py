@@ -39,7 +39,7 @@ FIELDS = {
 def contenders(*names: str) -> dict[str, Any]:
     options: dict[str, dict[str, Any]] = {
         "eagle": {"total_tokens": 8, "depth": 3},
-        "vvs": {"total_tokens": 8, "depth": 3, "interval": 2, "min_tokens": 2},
+        "vvs": {"total_tokens": 8, "depth": 3, "interval": 2},
         "zipar": {"window": 2},
     }
     return {name: resolve_method(name, options.get(name)) for name in names}

@@ -115,7 +115,7 @@ def test_presets_come_next_and_are_learned_from_as_far_as_the_space_holds_them(
     presets = {
         "inside": {"schedule": "likeness", "threshold": 0.5, "depth": 4, "total_tokens": 30, "num_neighbours": 128},
         "again": {},  # the defaults
-        "outside": {"depth": 9, "total_tokens": 12, "delta": 0.9, "num_neighbours": 50, "min_tokens": 9},
+        "outside": {"depth": 9, "total_tokens": 12, "delta": 0.9, "num_neighbours": 50, "refresh": True},
     }
     paths = {name: tmp_path / f"{name}.yaml" for name in presets}
     resolved = {name: resolve_method("vvs", options) for name, options in presets.items()}
@@ -137,7 +137,7 @@ def test_presets_come_next_and_are_learned_from_as_far_as_the_space_holds_them(
 
     trial = search.ask()
     drawn = resolve_method("vvs").search(SearchSpace(trial, fixed))
-    assert drawn.items() <= {**outside, **fixed}.items() and outside["min_tokens"] == 9
+    assert drawn.items() <= {**outside, **fixed}.items() and outside["refresh"]
     assert trial.params["total_tokens"] == 12 and not {"depth", "delta", "num_neighbours"} & trial.params.keys()
 
 
@@ -331,8 +331,6 @@ def test_a_front_says_what_nobody_verified(
         "uniform",
         "--fixed.interval",
         "2",
-        "--fixed.min_tokens",
-        "1",
     )
     assert main([*arguments, *window, "--fixed.max_skip", "1", "--speed", "speedup"]) in (0, 1)
     record = json.loads((tmp_path / "tuning" / "pareto.json").read_text())

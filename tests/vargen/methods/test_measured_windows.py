@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from specdecode.drafters.draft_size import StepCosts
-from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.jacobi import FixedNoiseJacobiConfig
 from vargen.models.model_folder import method_resolver, write_own_settings
@@ -28,13 +27,6 @@ def test_which_windows_there_are() -> None:
     assert windows(resolve_method("jacobi", {"window": 5})) == [5]
     branching = resolve_method("jacobi", {"branches": 4})
     assert windows(branching) == [16] and branching.resolved(256).window == 16
-    assert windows(resolve_method("jacobi", {"accepted_by_window": [[6, 2], [3, 1]]})) == [3, 6]
-
-
-@pytest.mark.parametrize("given", [[], [[0, 0.0]], [[4, 5.0]], [[4, -0.1]], [4, 1.2], "many", [["a", "b"]]])
-def test_what_are_no_windows_is_refused(given: Any) -> None:
-    with pytest.raises(UserError, match=r"jacobi\.accepted_by_window must be one or more pairs of a window"):
-        resolve_method("jacobi", {"accepted_by_window": given})
 
 
 def sizer_after_drawing(pipeline: LlamaGenPipeline, prompts: list[str]) -> Any:
@@ -69,21 +61,15 @@ def test_what_passes_cost_chooses_and_the_picture_stays(
     assert several._best().depth == (0 if dear else 8)
 
 
-def test_a_model_keeps_what_its_passes_accept_and_no_speed(drafting_pipeline: LlamaGenPipeline, tmp_path: Path) -> None:
-    """What a search measured of chains; with branches, or of one window alone, nothing is known of others."""
+def test_a_model_keeps_no_window_that_was_fastest_on_one_machine(
+    drafting_pipeline: LlamaGenPipeline, tmp_path: Path
+) -> None:
     found = resolve_method("jacobi", {"window": 4})
     assert isinstance(found, FixedNoiseJacobiConfig)
-    measured: list[tuple[dict[str, Any], list[float]]] = [
-        ({"window": 8}, [0.5, 0.25, 0.125]),
-        ({"window": 4}, [0.5, 0.25]),
-        ({"window": 16, "branches": 4}, [0.9]),
-        ({"window": "auto"}, [0.7]),
-    ]
-    kept = found.kept_with_model(measured)
-    assert kept == resolve_method("jacobi", {"accepted_by_window": [[4, 0.75], [8, 0.88]]})
-    assert found.kept_with_model(measured[1:]) == found
+    kept = found.kept_with_model()
+    assert kept == resolve_method("jacobi")
     drafting_pipeline.save_pretrained(tmp_path / "model")
     write_own_settings(tmp_path / "model", kept)
     assert method_resolver(tmp_path / "model")("jacobi", None) == kept
-    own = method_resolver(tmp_path / "model")("jacobi", {"window": 3})
-    assert own == resolve_method("jacobi", {"window": 3}), "who names a window wants no others"
+    branching = resolve_method("jacobi", {"window": 4, "branches": 4})
+    assert isinstance(branching, FixedNoiseJacobiConfig) and branching.kept_with_model() == branching

@@ -334,7 +334,7 @@ CHAIN = {"tree": [[0], [0, 0], [0, 0, 0]], "depth": 3, "children": "sampled"}
 def test_skipping_composes_with_sampled_chains_and_exact_verification(drafting_pipeline: LlamaGenPipeline) -> None:
     """A likeness that nothing reaches skips nothing: the pictures are those of the chain without skipping."""
     eagle = make(drafting_pipeline, resolve_method("eagle", CHAIN), [0, 1, 2])
-    vvs = {**CHAIN, "delta": 0.0, "schedule": "likeness", "min_tokens": 1}
+    vvs = {**CHAIN, "delta": 0.0, "schedule": "likeness"}
     never = make(drafting_pipeline, resolve_method("vvs", {**vvs, "threshold": 1.0}), [0, 1, 2])
     always = make(drafting_pipeline, resolve_method("vvs", {**vvs, "threshold": 0.0}), [0, 1, 2])
     assert torch.equal(eagle.tokens, never.tokens) and never.trace.skipped_steps == 0

@@ -33,7 +33,7 @@ PROMPTS = [
     "a large matte yellow cylinder behind a red cube and a small blue cone",
 ]
 SEEDS = range(100, 105)
-SKIPPING = {"total_tokens": 10, "depth": 3, "min_tokens": 1}
+SKIPPING = {"total_tokens": 10, "depth": 3}
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((config.name, {}) for config in methods_for("image").values()),
     ("jacobi", {"window": 5, "branches": 3, "branch_depth": 2}),
@@ -43,7 +43,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("vvs", {**SKIPPING, "schedule": "uniform", "interval": 3}),
     ("vvs", {**SKIPPING, "schedule": "dynamic", "threshold": -0.5}),
     ("vvs", {**SKIPPING, "schedule": "likeness", "threshold": 0.1}),
-    ("vvs-jacobi", {"window": 5, "schedule": "uniform", "min_tokens": 1}),
+    ("vvs-jacobi", {"window": 5, "schedule": "uniform"}),
 ]
 
 

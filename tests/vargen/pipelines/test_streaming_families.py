@@ -33,7 +33,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("ar", {}),
     ("jacobi", {"window": 5}),
     ("scd", {"window": 5}),
-    ("vvs-jacobi", {"window": 5, "schedule": "uniform", "min_tokens": 1}),
+    ("vvs-jacobi", {"window": 5, "schedule": "uniform"}),
     ("eagle", {"total_tokens": 12, "depth": 4, "tree_top_k": 3}),
 ]
 

@@ -34,7 +34,6 @@ class VVSConfig(LanternConfig):
             likeliest; needs a dynamic tree) or "drafter" (drawn as the drafter would). "drafter" and the schedule
             "likeness" need a dynamic tree or sampled children.
         truncate: cut the path at the paths' mean length.
-        min_tokens: no step is skipped before a picture has more tokens than this.
         refresh: let the drafter read skipped tokens again once their own features are known.
         depth_behind_skip: levels drafted behind skipped tokens; null for `depth`.
     """
@@ -49,7 +48,6 @@ class VVSConfig(LanternConfig):
     threshold: float = 0.65
     choice: str = "sample"
     truncate: bool = True
-    min_tokens: int = 5
     refresh: bool = False
     depth_behind_skip: int | None = None
 
@@ -72,7 +70,6 @@ class VVSConfig(LanternConfig):
                         f'{self.name}.{field}: "{value}" needs tree "dynamic" or children "sampled": it reads how '
                         f"probable the drafter finds each token"
                     )
-        self._number("min_tokens", 1, whole=True)
         for field in ("truncate", "refresh"):
             if not isinstance(getattr(self, field), bool):
                 raise UserError(f"{self.name}.{field} must be true or false, got {getattr(self, field)!r}")
@@ -105,10 +102,10 @@ class VVSConfig(LanternConfig):
         codebook = components.codebook()
         selector = PathSelector(self.choice, self.truncate, codebook)  # type: ignore[arg-type]
         if self.schedule == "uniform":
-            return UniformSchedule(self.interval, selector, self.min_tokens)
+            return UniformSchedule(self.interval, selector)
         if self.schedule == "likeness":
-            return LikenessSchedule(self.threshold, selector, codebook, self.min_tokens)
-        return DynamicSchedule(self.threshold, selector, codebook, self.min_tokens)
+            return LikenessSchedule(self.threshold, selector, codebook)
+        return DynamicSchedule(self.threshold, selector, codebook)
 
     @classmethod
     def search(cls, space: SearchSpace) -> dict[str, Any]:

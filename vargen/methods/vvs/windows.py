@@ -32,7 +32,6 @@ class WindowSkippingConfig(WindowConfig):
         survival: the least share of the distributions up to a taken token that did not change in the last forward
             pass, 0 to 1; 0 does not ask.
         max_skip: tokens that a skip takes, at most.
-        min_tokens: no step is skipped before a picture has more tokens than this.
     """
 
     name: ClassVar[str] = "vvs-jacobi"
@@ -46,7 +45,6 @@ class WindowSkippingConfig(WindowConfig):
     threshold: float = 0.8
     survival: float = 0.0
     max_skip: int = 4
-    min_tokens: int = 5
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,7 +54,6 @@ class WindowSkippingConfig(WindowConfig):
         self._number("threshold", 0, 1)
         self._number("survival", 0, 1)
         self._number("max_skip", 1, whole=True)
-        self._number("min_tokens", 1, whole=True)
 
     def max_draft_nodes(self, num_tokens: int) -> int:
         """Skipped tokens, at most a window's, are fed together with the next window."""
@@ -73,12 +70,12 @@ class WindowSkippingConfig(WindowConfig):
 
         selector = WindowSelector(self.max_skip, self.survival)
         if self.schedule == "uniform":
-            return UniformSchedule(self.interval, selector, self.min_tokens)
+            return UniformSchedule(self.interval, selector)
         codebook = components.codebook()
         if self.schedule == "dynamic":
-            return DynamicWindowSchedule(self.threshold, selector, codebook, self.max_skip, min_tokens=self.min_tokens)
+            return DynamicWindowSchedule(self.threshold, selector, codebook, self.max_skip)
         # A skip costs no draft, so one token is worth it.
-        return LikenessSchedule(self.threshold, selector, codebook, self.min_tokens, min_count=1)
+        return LikenessSchedule(self.threshold, selector, codebook, min_count=1)
 
     @classmethod
     def search(cls, space: SearchSpace) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def test_what_is_not_skipped_is_what_the_target_says(
 
 
 @pytest.mark.parametrize("coupling", ["gumbel", "maximal"])
-@pytest.mark.parametrize("never", [{"threshold": 1.0}, {"survival": 1.0}, {"min_tokens": 16, "schedule": "uniform"}])
+@pytest.mark.parametrize("never", [{"threshold": 1.0}, {"survival": 1.0}])
 def test_skipping_nothing_is_scd(drafting_pipeline: LlamaGenPipeline, coupling: str, never: dict[str, Any]) -> None:
     window = {"window": WINDOW, "coupling": coupling}
     plain = make(drafting_pipeline, "scd", window)
@@ -117,7 +117,7 @@ def test_skipping_nothing_is_scd(drafting_pipeline: LlamaGenPipeline, coupling: 
     ids=str,
 )
 def test_skipping_saves_passes_and_is_counted(drafting_pipeline: LlamaGenPipeline, options: dict[str, Any]) -> None:
-    window = {"window": WINDOW, "min_tokens": 1}
+    window = {"window": WINDOW}
     output = make(drafting_pipeline, "vvs-jacobi", {**window, **options})
     trace = output.trace
     assert output.tokens.shape == (3, 16) and trace.row_tokens == [16, 16, 16]

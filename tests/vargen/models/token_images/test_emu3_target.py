@@ -119,8 +119,8 @@ def test_the_model_must_name_its_codes(model: Emu3ForConditionalGeneration) -> N
 
 
 LOOSE = {
-    "gsd": {"max_distance": 4.0, "max_probability_difference": 1.0},
-    "vvs-jacobi": {"schedule": "likeness", "threshold": 0.0, "min_tokens": 1},
+    "gsd": {},
+    "vvs-jacobi": {"schedule": "likeness", "threshold": 0.0},
 }
 """Settings with which relaxed methods take whatever they may."""
 

@@ -7,10 +7,6 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from vargen.demo.worker import _address
-
 ROOT = Path(__file__).parents[2]
 FILES = [path for package in ("specdecode", "metrics", "vargen", "scenes") for path in (ROOT / package).rglob("*.py")]
 UNIX_ONLY = {
@@ -65,13 +61,6 @@ def test_text_is_read_and_written_as_utf8_or_is_ascii() -> None:
     assert {place.rpartition(":")[0] for place in found(is_open)} == ascii_alone | own_files
     sources = (ROOT / "specdecode" / "kernels").rglob("*.cpp")
     assert all(path.read_text().isascii() for path in sources)
-
-
-@pytest.mark.parametrize(
-    ("system", "wanted"), [("posix", "/tmp/vargen_demo_a/worker-1"), ("nt", r"\\.\pipe\vargen_demo_a-worker-1")]
-)
-def test_the_process_of_the_page_listens_where_the_system_can(system: str, wanted: str) -> None:
-    assert _address(Path("/tmp/vargen_demo_a/worker-1"), system) == wanted
 
 
 def test_no_call_means_the_current_gpu_where_a_tensor_may_lie_on_another() -> None:

@@ -21,8 +21,6 @@ from vargen.base.errors import UserError
 from vargen.base.places import MODEL
 from vargen.demo import compare, pictures, videos
 from vargen.demo.models import Models
-from vargen.demo.requests import Requests
-from vargen.demo.worker import LocalWorker, Worker, WorkerProcess
 from vargen.models.options import ModelOptions
 
 MAX_WAITING = 16
@@ -67,36 +65,34 @@ def check_gradio() -> None:
         raise UserError('vargen demo needs Gradio; run: pip install "vargen[demo]"')
 
 
-def build_page(models: Models, worker: Worker, folder: Path) -> Any:
-    """All tabs, as Gradio's Blocks: they offer `models`, `worker` computes, and `folder` is for downloads."""
+def build_page(models: Models, folder: Path) -> Any:
+    """All tabs, as Gradio's Blocks: they offer `models`, and `folder` is for downloads."""
     gr = importlib.import_module("gradio")
-    requests = Requests(gr, worker)
     with gr.Blocks(title="vargen", analytics_enabled=False, fill_width=True, delete_cache=(3600, 3600)) as blocks:
         gr.HTML(_HEADER)
         with gr.Tab("Pictures"):
-            pictures.build(requests, models)
+            pictures.build(gr, models)
         with gr.Tab("Videos") as tab:
-            videos.build(requests, models, tab)
+            videos.build(gr, models, tab)
         with gr.Tab("Compare"):
-            compare.build(requests, models, folder)
+            compare.build(gr, models, folder)
     blocks.queue(max_size=MAX_WAITING)
     return blocks
 
 
-def serve(models: Models, folder: Path, config: DemoConfig | None = None, worker: Worker | None = None) -> Any:
+def serve(models: Models, folder: Path, config: DemoConfig | None = None) -> Any:
     """Open the page on a port, and return it as Gradio's Blocks: `local_url`, `share_url` (or None), `close()`.
 
     Args:
         models, folder: the models that it offers, and a folder for downloads.
         config: gives host, port and share; None for the defaults.
-        worker: computes; None for this process.
 
     Raises:
         UserError: Gradio is not installed, or the port or host cannot be used.
     """
     check_gradio()
     config = DemoConfig() if config is None else config
-    blocks = build_page(models, worker or LocalWorker(models), folder)
+    blocks = build_page(models, folder)
     try:
         blocks.launch(
             server_name=config.host,
@@ -155,20 +151,20 @@ def _theme(gr: Any) -> Any:
 
 
 def run_until_interrupted(config: DemoConfig) -> None:
-    """Serve the page until Ctrl+C, and print its address. Another process loads the first model meanwhile. Raises
-    UserError as `Models` and `serve`."""
+    """Load the first model, serve the page until Ctrl+C, and print its address. Raises UserError as `Models` and
+    `serve`, or where the model cannot be loaded."""
     check_gradio()
-    models = (config, config.video_model, config.video_draft_model)
-    offered = Models(*models)
+    models = Models(config, config.video_model, config.video_draft_model)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # after cleaning up, as after Ctrl+C
     with (
         tempfile.TemporaryDirectory(prefix="vargen_demo_") as folder,
-        closing(WorkerProcess(Path(folder), *models)) as worker,
+        closing(models),
     ):
-        # Importing Gradio makes a million objects that stay. Garbage collection would take a third of the start.
+        # Imports make millions of objects that stay. Garbage collection would take a third of the start.
         gc.disable()
         try:
-            page = serve(offered, Path(folder), config, worker)
+            models.pipeline(models.default)
+            page = serve(models, Path(folder), config)
             gc.freeze()
         finally:
             gc.enable()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +20,11 @@ from vargen.base.errors import UserError
 from vargen.base.world import find_world
 from vargen.demo import controls, markup
 from vargen.demo.models import Models
-from vargen.demo.requests import AT_ONCE, Requests, begin, read_seed
-from vargen.demo.work import Tickets, Work
+from vargen.demo.requests import AT_ONCE, connect, read_seed
+from vargen.demo.work import follow
 
 if TYPE_CHECKING:
-    from vargen.jobs.cases import BenchmarkCase, Judge
+    from vargen.methods.base import ImageMethodConfig
 
 MAX_METHODS = 6
 MAX_PROMPTS = 32
@@ -33,57 +35,22 @@ _TICKED = ("jacobi", "likeness-quality")
 """Methods that are compared unless the visitor chooses others."""
 
 
-class Comparing(Work):
-    """One comparison and its progress. It counts calls, as `vargen.runs.progress` does for a terminal.
+@dataclass
+class Count:
+    """Pictures so far, as `vargen.runs.progress` counts them for a terminal."""
 
-    Args:
-        pipeline, methods, cases, seed, judge: as `vargen.jobs.benchmark.run_benchmark` takes them.
+    total: int
+    done: int = 0
+    began: float = field(default_factory=time.perf_counter)
 
-    Attributes:
-        done, total: calls.
-        dtype: of the model.
-        rows: of `run_benchmark`, at the end.
-    """
-
-    def __init__(
-        self, pipeline: Any, methods: Mapping[str, Any], cases: Sequence[BenchmarkCase], seed: int, judge: Judge | None
-    ) -> None:
-        super().__init__()
-        self.dtype = str(pipeline.dtype).removeprefix("torch.")
-        self.rows: list[dict[str, Any]] | None = None
-        self.done, self.total = 0, len(methods) * len(cases)
-        self._calls, self._all_calls = 0, len(methods) * (len(cases) + 1)  # the first of each is warm-up
-        self._began = 0.0
-        self._call = (pipeline, methods, cases, seed, judge)
-
-    def run(self) -> Iterator[Comparing]:
-        """Compare, and yield itself whenever there is news."""
-        return self.watch([self._compare], lambda: self)
+    def update(self) -> None:
+        """Count a picture."""
+        self.done += 1
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated from the calls so far, warm-up included; None before the first is over."""
-        over = self._calls - 1 if self.done < self.total else self._all_calls
-        if over < 1:
-            return None
-        return (time.perf_counter() - self._began) / over * (self._all_calls - over)
-
-    def update(self) -> None:
-        """Count a call."""
-        self.done += 1
-        self.tell()
-
-    def _step(self, _pipeline: Any, step: int, *_: Any) -> None:
-        self._calls += step == 0
-        self.check()
-
-    def _compare(self) -> None:
-        from vargen.jobs.benchmark import run_benchmark
-
-        pipeline, methods, cases, seed, judge = self._call
-        self._began = time.perf_counter()
-        options = {"shown": self, "callback_on_step_end": self._step}
-        self.rows = run_benchmark(pipeline, methods, cases, seed=seed, judge=judge, **options)  # type: ignore[arg-type]
+        """Estimated from the pictures so far; None before the first."""
+        return (time.perf_counter() - self.began) / self.done * (self.total - self.done) if self.done else None
 
 
 def read_prompts(text: str) -> list[str]:
@@ -97,32 +64,40 @@ def read_prompts(text: str) -> list[str]:
 
 
 def compare(
-    models: Models, tickets: Tickets, ticket: str, model: str, names: Sequence[str], *asked: Any
+    models: Models, model: str, names: Sequence[str], *asked: Any
 ) -> Iterator[tuple[str, list[dict[str, Any]] | None]]:
     """Compare. Yields the HTML of the progress, with None; last the rows, as `vargen bench --json` prints them.
 
     Args:
-        ticket, model: of this request, and the model's name.
+        models, model: that the page offers, and a model's name.
         names: of methods; plain decoding is added.
         asked: own prompts, one a line; the number of example prompts otherwise; seed.
+
+    Raises:
+        UserError: a comparison that cannot be made.
     """
-    comparing = begin(tickets, ticket, lambda: _prepare(models, model, names, *asked))
-    if isinstance(comparing, str):
-        yield comparing, None
-        return
-    for _ in comparing.run():
-        what = "pictures" if comparing.done else "pictures, warming up"
-        yield markup.progress(comparing.done, comparing.total, comparing.seconds_left, what), None
-    if comparing.error is not None:
-        yield markup.notice(comparing.error, "error"), None
-    elif comparing.rows is None:
-        yield markup.notice(f"Stopped after {comparing.done} of {comparing.total} pictures."), None
-    else:
-        shared = {"batch_size": 1, "dtype": comparing.dtype, "model": model}
-        yield "", [{**row, **shared} for row in comparing.rows]
+    from vargen.jobs.benchmark import run_benchmark
+
+    pipeline, methods, options = _prepare(models, model, names, *asked)
+    count = Count(len(methods) * len(options["cases"]))
+
+    def measure(check: Callable[[], None]) -> list[dict[str, Any]]:
+        seen: Any = count
+        return run_benchmark(pipeline, methods, shown=seen, callback_on_step_end=lambda *_: check(), **options)
+
+    def page() -> tuple[str, None]:
+        what = "pictures" if count.done else "pictures, warming up"
+        return markup.progress(count.done, count.total, count.seconds_left, what), None
+
+    rows = yield from follow(measure, page)
+    shared = {"batch_size": 1, "dtype": str(pipeline.dtype).removeprefix("torch."), "model": model}
+    yield "", [{**row, **shared} for row in rows]
 
 
-def _prepare(models: Models, model: str, names: Sequence[str], own: str, count: float, seed: float | None) -> Comparing:
+def _prepare(
+    models: Models, model: str, names: Sequence[str], own: str, count: float, seed: float | None
+) -> tuple[Any, dict[str, ImageMethodConfig], dict[str, Any]]:
+    """The pipeline, the methods, and further arguments of `run_benchmark`. Raises UserError for what cannot be."""
     from vargen.jobs.cases import BenchmarkCase, fitting_judge, written_cases
 
     description, world = models.description(model), find_world()
@@ -142,7 +117,7 @@ def _prepare(models: Models, model: str, names: Sequence[str], own: str, count: 
     methods = {name: pipeline.resolve_method(name) for name in ["ar", *names]}
     can_be_judged = any(case.claims is not None for case in cases)
     judge = fitting_judge(description, world.judge) if can_be_judged else None
-    return Comparing(pipeline, methods, cases, first, judge)
+    return pipeline, methods, {"cases": cases, "seed": first, "judge": judge}
 
 
 def plot(rows: Sequence[Mapping[str, Any]]) -> Any | None:
@@ -165,11 +140,10 @@ def write_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
     return str(path)
 
 
-def build(requests: Requests, models: Models, folder: Path) -> None:
-    """Build the tab; `requests` computes what visitors ask for, and `folder` is for files that are downloaded."""
+def build(gr: Any, models: Models, folder: Path) -> None:
+    """Build the tab, with the module `gradio` as `gr`; `folder` is for files that are downloaded."""
     from metrics.tables import format_table
 
-    gr = requests.gr
     first = models.default
     with gr.Row(equal_height=False):
         with gr.Column(scale=4, min_width=320, elem_classes="controls"):
@@ -196,7 +170,7 @@ def build(requests: Requests, models: Models, folder: Path) -> None:
 
     model.change(lambda model: gr.update(**_offer(models, model)), model, names, **AT_ONCE)
     asked, results = [model, names, own, count, seed], [compared, table, picture, download]
-    requests.connect(buttons, compare, asked, shown, results, reported)
+    connect(gr, buttons, partial(compare, models), asked, shown, results, reported)
 
 
 def _offer(models: Models, model: str) -> dict[str, Any]:

@@ -6,20 +6,21 @@ Belongs here: what is on the tab, and what happens when a visitor draws. Does no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
 from vargen.demo import controls, markup
 from vargen.demo.models import Models
-from vargen.demo.requests import AT_ONCE, WAITS, Requests, begin, read_seed
-from vargen.demo.work import Tickets
+from vargen.demo.requests import AT_ONCE, WAITS, connect, read_seed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from vargen.demo.race import Commission, Lane, Race
+    from vargen.demo.race import Lane
 
 MAX_PICTURES = 4
 MAX_PROMPT = 2000
@@ -51,12 +52,8 @@ class Drawn:
     alike: list[bool]
 
 
-def read_commission(
-    models: Models, model: str, prompt: str, seed: float | None, guidance: float | None, count: float
-) -> Commission:
-    """The pictures that a visitor asks for. Raises UserError that names what cannot be drawn."""
-    from vargen.demo.race import Commission
-
+def read_request(models: Models, model: str, prompt: str, seed: float | None, count: float) -> tuple[str | int, range]:
+    """The prompt (or class) and the seeds that a visitor asks for. Raises UserError that names what cannot be drawn."""
     prompt, num_classes = prompt.strip(), models.description(model).num_classes
     if not prompt:
         raise UserError("Write what is to be drawn, or choose an example.")
@@ -67,53 +64,43 @@ def read_commission(
     if not 1 <= count <= MAX_PICTURES:
         raise UserError(f"pictures: 1 to {MAX_PICTURES} can be drawn at once")
     first = read_seed(seed, int(count))
-    seeds = tuple(range(first, first + int(count)))
-    return Commission(prompt if num_classes is None else int(prompt), seeds, guidance)
+    return prompt if num_classes is None else int(prompt), range(first, first + int(count))
 
 
-def draw(
-    models: Models, tickets: Tickets, ticket: str, model: str, method: str, settings: str, *asked: Any
-) -> Iterator[tuple[str, Drawn | None]]:
+def draw(models: Models, model: str, method: str, settings: str, *asked: Any) -> Iterator[tuple[str, Drawn | None]]:
     """Draw. Yields the HTML of the stage, with None; with the last one the pictures for a closer look, if all is well.
 
     Args:
-        ticket: of this request.
+        models: that the page offers.
         model, method, settings: two names, and the method's settings as text.
         asked: prompt, seed, guidance and number of pictures.
+
+    Raises:
+        UserError: pictures that cannot be drawn.
     """
+    from vargen.demo.race import race
 
-    def prepare() -> Race:
-        from vargen.demo.race import Race
-
-        commission = read_commission(models, model, *asked)
-        config = controls.read_method(models.methods(model), method, settings)
-        pipeline = models.pipeline(model)
-        methods = {PLAIN: pipeline.resolve_method("ar"), method: pipeline.resolve_method(config)}
-        return Race(pipeline, commission, methods)
-
-    race = begin(tickets, ticket, prepare)
-    if isinstance(race, str):
-        yield markup.waiting_stage((PLAIN, method), race), None
-        return
+    written, seed, guidance, count = asked
+    prompt, seeds = read_request(models, model, written, seed, count)
+    config = controls.read_method(models.methods(model), method, settings)
+    pipeline = models.pipeline(model)
+    methods = {PLAIN: pipeline.resolve_method("ar"), method: pipeline.resolve_method(config)}
     num_tokens = models.description(model).num_tokens
-    prompt = race.commission.prompt
-    problems = [] if isinstance(prompt, int) else models.pipeline(model).prompt_problems(prompt)
+    problems = [] if isinstance(prompt, int) else pipeline.prompt_problems(prompt)
     notes = "".join(markup.notice(f"Note: {problem}") for problem in problems)
     lanes: list[Lane] = []
-    for lanes in race.run():
+    for lanes in race(pipeline, methods, prompt, seeds, guidance):
         yield markup.stage(lanes, num_tokens, notes), None
     if all(lane.finished for lane in lanes):
-        yield markup.stage(lanes, num_tokens, notes + verdict(*lanes)), _keep(race, lanes)
-    elif not any(lane.error for lane in lanes):
-        yield markup.stage(lanes, num_tokens, notes + markup.notice("Stopped.")), None
+        yield markup.stage(lanes, num_tokens, notes + verdict(*lanes)), _keep(*lanes)
 
 
-def _keep(race: Race, lanes: list[Lane]) -> Drawn:
+def _keep(plain: Lane, chosen: Lane) -> Drawn:
     from vargen.drawing.trace_image import draw_trace
 
-    plain, chosen = lanes
     assert chosen.trace is not None and plain.tokens is not None and chosen.tokens is not None
-    traces = [draw_trace(image, chosen.trace, row, (race.grid_size,) * 2) for row, image in enumerate(chosen.images)]
+    grid = (math.isqrt(chosen.tokens.shape[1]),) * 2
+    traces = [draw_trace(image, chosen.trace, row, grid) for row, image in enumerate(chosen.images)]
     equal = plain.tokens.eq(chosen.tokens).float().mean(1).tolist()
     return Drawn(plain.images, chosen.images, traces, [_ALIKE <= share < 1 for share in equal])
 
@@ -141,9 +128,8 @@ def _price(plain: Lane, chosen: Lane) -> str:
     return f"Relaxed: {' and '.join(shares) or 'no token was relaxed'}."
 
 
-def build(requests: Requests, models: Models) -> None:
-    """Build the tab; `requests` draws what visitors ask for."""
-    gr = requests.gr
+def build(gr: Any, models: Models) -> None:
+    """Build the tab, with the module `gradio` as `gr`."""
     first = models.default
     methods = models.methods(first)
     method_name = next(iter(methods))
@@ -205,7 +191,7 @@ def build(requests: Requests, models: Models) -> None:
     examples.click(lambda index: EXAMPLES[index], examples, [prompt, seed], **AT_ONCE)
     prompt.submit(None, js=markup.press("draw"))
     asked, results = [model, method, settings, prompt, seed, guidance, count], [closer, drawn, which, slider, trace]
-    requests.connect(buttons, draw, asked, shown, results, opened, waiting)
+    connect(gr, buttons, partial(draw, models), asked, shown, results, opened, waiting)
     which.input(closely, [drawn, which], [slider, trace], **AT_ONCE)
 
 

@@ -1,13 +1,15 @@
 """The same prompt drawn by several methods side by side, in turns, with the progress of each.
 
-Belongs here: the drawing and its previews. Does not belong here: how a picture is drawn (`vargen.pipelines`), taking
-turns (`work.py`), a page.
+Belongs here: the drawing and its previews. Does not belong here: how a picture is drawn (`vargen.pipelines`), threads
+(`work.py`), a page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from specdecode.trace import DecodeTrace
-from vargen.demo.work import Stopped, Turns, Work, failure
+from vargen.demo.work import BETWEEN_LOOKS, failure, follow
 from vargen.drawing.unfinished import continue_downwards, hide_undecided
 from vargen.methods.base import ImageMethodConfig
 from vargen.pipelines.base import beside
@@ -27,32 +29,11 @@ if TYPE_CHECKING:
 PREVIEWS = 5
 """Number of times that a picture is shown while it is drawn."""
 
-
-@dataclass(frozen=True)
-class Commission:
-    """The pictures to draw.
-
-    Args:
-        prompt: a sentence, or the class label for a class-conditional model.
-        seeds: of the pictures, one each.
-        guidance_scale: None for the model's own.
-    """
-
-    prompt: str | int
-    seeds: tuple[int, ...]
-    guidance_scale: float | None = None
-
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of a pipeline's call."""
-        return {
-            "class_labels" if isinstance(self.prompt, int) else "prompt": self.prompt,
-            "num_images_per_prompt": len(self.seeds),
-            "guidance_scale": self.guidance_scale,
-            "generator": [torch.Generator().manual_seed(seed) for seed in self.seeds],
-        }
+TURN = 0.05
+"""Least seconds of a turn."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Lane:
     """One method and its progress.
 
@@ -60,6 +41,8 @@ class Lane:
         passes: forward passes of the target, over all pictures at once.
         lengths: decided tokens of each picture.
         seconds: of its own work. Previews and the turns of others are left out.
+        unfinished: tokens int64 [B, grid * grid] after the last pass, and which of them are decided, bool of the same
+            shape; None before the first.
         images: the pictures, transparent where no token is decided.
         tokens: of the finished pictures, int64 [B, grid * grid]; None before.
         trace: of the finished pictures; None before.
@@ -71,6 +54,7 @@ class Lane:
     passes: int = 0
     lengths: list[int] = field(default_factory=list)
     seconds: float = 0.0
+    unfinished: tuple[Tensor, Tensor] | None = None
     images: list[Image.Image] = field(default_factory=list)
     tokens: Tensor | None = None
     trace: DecodeTrace | None = None
@@ -82,65 +66,79 @@ class Lane:
         return self.trace is not None
 
 
-class Race(Work):
-    """Several methods that draw the same prompt. Each draws the pictures that it would draw alone.
+def race(
+    pipeline: ImagePipeline,
+    methods: Mapping[str, ImageMethodConfig],
+    prompt: str | int,
+    seeds: Sequence[int],
+    guidance_scale: float | None = None,
+    turn: float = TURN,
+) -> Iterator[list[Lane]]:
+    """Draw the same pictures by several methods. Yields their lanes now and then, and at the end.
+
+    The next turn goes to the method that has worked least, as if all drew at once. So each has all cores, its seconds
+    are its own, and its pictures are those that it draws alone.
 
     Args:
         pipeline: the model. What one batch leaves in it for the next is not touched.
-        commission: the pictures to draw.
         methods: by label.
+        prompt: a sentence, or the class label for a class-conditional model.
+        seeds: of the pictures, one each.
+        guidance_scale: None for the model's own.
+        turn: least seconds of a turn.
     """
+    lanes = [Lane(label, method) for label, method in methods.items()]
+    asked: dict[str, Any] = {
+        "class_labels" if isinstance(prompt, int) else "prompt": prompt,
+        "num_images_per_prompt": len(seeds),
+        "guidance_scale": guidance_scale,
+    }
+    with ExitStack() as stack:
+        drawings = []
+        for lane in lanes:
+            generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+            draw = partial(_draw, lane, beside(pipeline), generator=generators, **asked)
+            drawings.append((lane, stack.enter_context(closing(follow(draw, lambda: True, turn, pauses=True)))))
+        shown = time.perf_counter()
+        while drawings:
+            lane, drawing = min(drawings, key=lambda each: each[0].seconds)
+            began = time.perf_counter()
+            try:
+                goes_on = next(drawing, False)
+            except Exception as error:  # the page shows it where the picture would be
+                lane.error, goes_on = failure(error), False
+            lane.seconds += time.perf_counter() - began
+            if not goes_on:
+                drawings.remove((lane, drawing))
+            elif lane.unfinished is not None:
+                _look(pipeline, lane, *lane.unfinished)
+            if not drawings or time.perf_counter() - shown >= BETWEEN_LOOKS:
+                yield lanes
+                shown = time.perf_counter()
 
-    def __init__(self, pipeline: ImagePipeline, commission: Commission, methods: Mapping[str, ImageMethodConfig]):
-        super().__init__()
-        self.lanes = [Lane(label, method) for label, method in methods.items()]
-        self.grid_size = pipeline.grid_size
-        self.commission = commission
-        self._pipelines = [beside(pipeline) for _ in self.lanes]
-        self._turns = Turns(len(self.lanes), self)
 
-    def run(self) -> Iterator[list[Lane]]:
-        """Draw, and yield the lanes whenever there is news, and at the end."""
-        return self.watch([partial(self._draw, number) for number in range(len(self.lanes))], self._look)
-
-    def _look(self) -> list[Lane]:
-        for lane, seconds in zip(self.lanes, self._turns.seconds, strict=True):
-            lane.seconds = seconds
-        return [replace(lane) for lane in self.lanes]
-
-    def _draw(self, number: int) -> None:
-        lane, pipeline = self.lanes[number], self._pipelines[number]
-        try:
-            self._turns.take(number)
-            output = pipeline(
-                **self.commission.arguments(),
-                method=lane.method,
-                callback_on_step_end=partial(self._step, number),
-                callback_on_step_end_tensor_inputs=("tokens", "decided"),
-            )
-            lane.images, lane.tokens, lane.trace = list(output.images), output.tokens, output.trace
-            lane.passes, lane.lengths = output.trace.target_passes, output.trace.row_tokens
-        except Stopped:
-            pass
-        except Exception as error:  # the page shows it where the picture would be
-            lane.error = failure(error)
-        finally:
-            self._turns.leave(number)
-
-    def _step(self, number: int, pipeline: Any, step: int, lengths: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        lane = self.lanes[number]
+def _draw(lane: Lane, pipeline: ImagePipeline, check: Callable[[], None], **asked: Any) -> None:
+    def step(_pipeline: Any, step: int, lengths: Tensor, tensors: Mapping[str, Tensor]) -> None:
         if lengths.is_cuda:
             torch.cuda.synchronize(lengths.device)  # work that was queued on the device is this lane's
-        with self._turns.uncounted(number):
-            lane.passes = step + 1
-            before, lane.lengths = sum(lane.lengths), tensors["decided"].sum(1).tolist()
-            tokens_a_preview = self.grid_size**2 * len(lane.lengths) / PREVIEWS
-            if sum(lane.lengths) // tokens_a_preview > before // tokens_a_preview:
-                lane.images = self._preview(pipeline, tensors["tokens"], tensors["decided"])
-                self.tell()
-        self._turns.offer(number)
+        lane.passes, lane.unfinished = step + 1, (tensors["tokens"], tensors["decided"])
+        check()
 
-    def _preview(self, pipeline: ImagePipeline, tokens: Tensor, decided: Tensor) -> list[Image.Image]:
-        size = self.grid_size
+    output = pipeline(
+        **asked,
+        method=lane.method,
+        callback_on_step_end=step,
+        callback_on_step_end_tensor_inputs=("tokens", "decided"),
+    )
+    lane.images, lane.tokens, lane.trace = list(output.images), output.tokens, output.trace
+    lane.passes, lane.lengths = output.trace.target_passes, output.trace.row_tokens
+
+
+def _look(pipeline: ImagePipeline, lane: Lane, tokens: Tensor, decided: Tensor) -> None:
+    """Count a lane's tokens, and show its pictures where a fifth of them has come since the last time."""
+    before, lane.lengths = sum(lane.lengths), decided.sum(1).tolist()
+    tokens_a_preview = decided.numel() / PREVIEWS
+    if sum(lane.lengths) // tokens_a_preview > before // tokens_a_preview:
+        size = pipeline.grid_size
         whole = pipeline.decode_tokens(continue_downwards(tokens, decided, size))
-        return [hide_undecided(image, each, size) for image, each in zip(whole, decided, strict=True)]
+        lane.images = [hide_undecided(image, each, size) for image, each in zip(whole, decided, strict=True)]

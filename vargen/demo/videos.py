@@ -7,9 +7,9 @@ anything in a file is decoded. Does not belong here: answering (`vargen.video.pi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,13 @@ from vargen.base.errors import UserError
 from vargen.base.world import require_world
 from vargen.demo import controls, markup
 from vargen.demo.models import Models
-from vargen.demo.requests import AT_ONCE, QUIET, Requests, begin, read_seed
-from vargen.demo.work import Tickets, Work, failure
+from vargen.demo.requests import AT_ONCE, QUIET, connect, read_seed
+from vargen.demo.work import failure, follow
 
 if TYPE_CHECKING:
     from specdecode.trace import TokenOrigin
     from vargen.video.models.frames import VideoFrames
-    from vargen.video.pipelines.answering import Answer, VideoAnswerer
+    from vargen.video.pipelines.answering import Answer
 
 DESCRIBE = "describe the video in detail."
 QUESTIONS = (DESCRIBE, "how many objects are there in the video?", "how is it lit?")
@@ -115,98 +115,68 @@ def _is_video(head: bytes) -> bool:
     return is_avi or is_gif_or_matroska or head[4:8] == b"ftyp"  # mp4, mov
 
 
-def show_clip(models: Models, _tickets: Tickets, _ticket: str, clip: Clip, num_frames: int) -> Iterator[str]:
-    """The frames that the model will look at, moving, as HTML; or why there are none. Yields once."""
+def show_clip(models: Models, clip: Clip, num_frames: int) -> str:
+    """The frames that the model will look at, moving, as HTML; or why there are none."""
     from vargen.drawing.sheet import to_pil
 
     try:
         processor = None if clip.path is None else models.answerer().processor
         frames = read_clip(clip, num_frames, processor)
     except Exception as error:
-        yield markup.notice(failure(error), "error")
-        return
+        return markup.notice(failure(error), "error")
     name = f"example {1 + clip.seed}, a rendered video" if clip.path is None else Path(clip.path).name
     pictures = to_pil(frames.frames.float() / 255)
     for picture in pictures:
         picture.thumbnail((480, 480))
     seconds = max(frames.total_num_frames / frames.fps / len(pictures), 0.12)
     said = f"{name}; the model looks at {len(pictures)} of {frames.total_num_frames:,} frames"
-    yield markup.moving(pictures, min(seconds, 1.0), name) + markup.notice(said)
+    return markup.moving(pictures, min(seconds, 1.0), name) + markup.notice(said)
 
 
-class Asking(Work):
-    """One question and its answer so far: tokens with their origins, and forward passes of the target.
-
-    Attributes:
-        answer: the whole answer, at the end.
-    """
-
-    def __init__(self, answerer: VideoAnswerer, frames: VideoFrames, question: str, **arguments: Any) -> None:
-        super().__init__()
-        self.said: tuple[list[str], list[TokenOrigin]] = [], []
-        self.passes = 0
-        self.answer: Answer | None = None
-        self._call = (answerer, frames, question, arguments)
-
-    def run(self) -> Iterator[Asking]:
-        """Answer, and yield itself whenever there is news."""
-        return self.watch([self._answer], lambda: self)
-
-    def _answer(self) -> None:
-        answerer, frames, question, arguments = self._call
-        self.answer = answerer.answer(frames, question, on_tokens=self._hear, **arguments)
-
-    def _hear(self, tokens: list[str], origins: list[TokenOrigin]) -> None:
-        self.said = tokens, origins
-        self.passes += 1
-        self.tell()
-        self.check()
-
-
-def ask(
-    models: Models, tickets: Tickets, ticket: str, clip: Clip, method: str, settings: str, *asked: Any
-) -> Iterator[tuple[str, str]]:
+def ask(models: Models, clip: Clip, method: str, settings: str, *asked: Any) -> Iterator[tuple[str, str]]:
     """Answer. Yields the HTML of the answer and of its account.
 
     Args:
-        ticket: of this request.
+        models: that the page offers.
+        clip: of the question.
         method, settings: its name, and its settings as text.
         asked: question, frames of an upload, most tokens, temperature, seed.
+
+    Raises:
+        UserError: a question that cannot be answered.
     """
     from vargen.base.prompts import unknown_words
     from vargen.drawing.answer import answer_html
 
     question, num_frames, most, temperature, seed = asked
-
-    def prepare() -> Asking:
-        config = controls.read_method(models.video_methods(), method, settings)
-        if len(question) > MAX_QUESTION:
-            raise UserError(f"question: {len(question):,} characters are too many; write {MAX_QUESTION:,} at most")
-        if not 1 <= most <= MOST_TOKENS:
-            raise UserError(f"tokens: choose 1 to {MOST_TOKENS}")
-        sampling = {"max_new_tokens": int(most), "temperature": float(temperature), "seed": read_seed(seed)}
-        answerer = models.answerer()
-        frames = read_clip(clip, int(num_frames), answerer.processor)
-        return Asking(answerer, frames, question, method=config, **sampling)
-
-    asking = begin(tickets, ticket, prepare)
-    if isinstance(asking, str):
-        yield asking, ""
-        return
-    words = ", ".join(unknown_words(models.answerer().processor.tokenizer, question))
+    config = controls.read_method(models.video_methods(), method, settings)
+    if len(question) > MAX_QUESTION:
+        raise UserError(f"question: {len(question):,} characters are too many; write {MAX_QUESTION:,} at most")
+    if not 1 <= most <= MOST_TOKENS:
+        raise UserError(f"tokens: choose 1 to {MOST_TOKENS}")
+    sampling: dict[str, Any] = {"max_new_tokens": int(most), "temperature": float(temperature), "seed": read_seed(seed)}
+    answerer = models.answerer()
+    frames = read_clip(clip, int(num_frames), answerer.processor)
+    words = ", ".join(unknown_words(answerer.processor.tokenizer, question))
     notes = markup.notice(f"Note: the model does not know these words: {words}") if words else ""
-    yield markup.notice("Looking at the video …") + notes, ""
-    for _ in asking.run():
-        page = answer_html(*asking.said)
-        so_far = markup.account({"tokens": f"{len(asking.said[0]):,}", "target passes": f"{asking.passes:,}"})
-        if asking.said[0] and asking.error is None:
-            yield page + notes, so_far
-    if asking.error is not None:
-        yield markup.notice(asking.error, "error"), ""
-    elif asking.answer is not None:
-        yield page + notes, account_of(asking.answer, _correctness(clip, question, asking.answer))
-    else:
-        yield page + markup.notice("Stopped."), so_far
+    said: list[tuple[list[str], list[TokenOrigin]]] = []
+    """Tokens and their origins after each forward pass."""
+
+    def answer(check: Callable[[], None]) -> Answer:
+        def hear(tokens: list[str], origins: list[TokenOrigin]) -> None:
+            said.append((tokens, origins))
+            check()
+
+        return answerer.answer(frames, question, method=config, on_tokens=hear, **sampling)
+
+    def page() -> tuple[str, str]:
+        if not said:
+            return markup.notice("Looking at the video …") + notes, ""
+        figures = {"tokens": f"{len(said[-1][0]):,}", "target passes": f"{len(said):,}"}
+        return answer_html(*said[-1]) + notes, markup.account(figures)
+
+    answered = yield from follow(answer, page)
+    yield page()[0], account_of(answered, _correctness(clip, question, answered))
 
 
 def _correctness(clip: Clip, question: str, answer: Answer) -> float | None:
@@ -235,9 +205,8 @@ def account_of(answer: Answer, correctness: float | None) -> str:
     return markup.account(figures)
 
 
-def build(requests: Requests, models: Models, tab: Any) -> None:
-    """Build the tab; `requests` answers what visitors ask. Its clip is rendered when a visitor opens the `tab`."""
-    gr = requests.gr
+def build(gr: Any, models: Models, tab: Any) -> None:
+    """Build the tab, with the module `gradio` as `gr`. Its clip is rendered when a visitor opens the `tab`."""
     methods = models.video_methods()
     first = models.video_default
     clip = gr.State(Clip())
@@ -267,11 +236,7 @@ def build(requests: Requests, models: Models, tab: Any) -> None:
             account = gr.HTML(elem_id="account")
 
     def turn_to(clip: Clip, num_frames: float) -> str:
-        try:
-            (page,) = requests.worker.stream(requests.tickets, "", show_clip, clip, int(num_frames))
-        except UserError as error:
-            return markup.notice(str(error), "error")
-        return page
+        return show_clip(models, clip, int(num_frames))
 
     def choose_another(clip: Clip, num_frames: float) -> tuple[Clip, str]:
         following = Clip(clip.seed + 1)
@@ -287,5 +252,6 @@ def build(requests: Requests, models: Models, tab: Any) -> None:
     questions.click(lambda index: QUESTIONS[index], questions, question, **AT_ONCE)
     question.submit(None, js=markup.press("ask"))
     asked = [clip, method, settings, question, frames, most, temperature, seed]
-    requests.connect(buttons, ask, asked, answer, [account], lambda figures: [gr.update(value=figures, visible=True)])
+    opened = lambda figures: [gr.update(value=figures, visible=True)]  # noqa: E731
+    connect(gr, buttons, partial(ask, models), asked, answer, [account], opened)
     tab.select(turn_to, [clip, frames], shown, **QUIET)

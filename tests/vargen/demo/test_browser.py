@@ -107,14 +107,20 @@ def drawn_alone(models: Models, prompt: str, seed: int) -> str:
 def slow_down(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Steps take a while; the list grows with each."""
     steps: list[int] = []
-    step = race.Race._step
+    follow = race.follow
 
-    def slowly(self: Any, *args: Any) -> None:
-        steps.append(1)
-        time.sleep(SLOW)
-        step(self, *args)
+    def slowly(call: Any, *arguments: Any, **options: Any) -> Any:
+        def slow(check: Any) -> Any:
+            def step() -> None:
+                steps.append(1)
+                time.sleep(SLOW)
+                check()
 
-    monkeypatch.setattr(race.Race, "_step", slowly)
+            return call(step)
+
+        return follow(slow, *arguments, **options)
+
+    monkeypatch.setattr(race, "follow", slowly)
     return steps
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import janus_models
 import pytest
 import torch
 
-from vargen.demo.race import Commission, Race
+from vargen.demo.race import race
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.base import beside
 from vargen.pipelines.janus import JanusPipeline
@@ -16,40 +17,55 @@ from vargen.pipelines.janus import JanusPipeline
 METHODS = {"plain": resolve_method("ar"), "drafted": resolve_method("scd", {"window": 3})}
 
 
-def alone(pipeline, method, seed: int) -> torch.Tensor:
-    """Tokens of one picture."""
+def alone(pipeline, method, seed: int):
+    """Output of one picture."""
     generator = torch.Generator().manual_seed(seed)
-    return pipeline("a red cube", method=method, generator=generator, guidance_scale=2.0, output_type="latent").tokens
+    return pipeline("a red cube", method=method, generator=generator, guidance_scale=2.0, output_type="latent")
+
+
+def last(looks):
+    *_, lanes = looks
+    return lanes
 
 
 def test_every_lane_draws_the_picture_of_its_seed(tiny_pipeline) -> None:
-    race = Race(tiny_pipeline, Commission("a red cube", (4, 5), 2.0), METHODS)
-    looks = list(race.run())
-    for lane in looks[-1]:
-        expected = torch.cat([alone(tiny_pipeline, lane.method, seed) for seed in (4, 5)])
+    plain, drafted = lanes = last(race(tiny_pipeline, METHODS, "a red cube", (4, 5), 2.0))
+    for lane in lanes:
+        expected = torch.cat([alone(tiny_pipeline, lane.method, seed).tokens for seed in (4, 5)])
         assert lane.finished and torch.equal(lane.tokens, expected)
         assert lane.passes == lane.trace.target_passes and lane.lengths == [16, 16] and lane.seconds > 0
-    plain, drafted = looks[-1]
     assert plain.passes == 16 > drafted.passes
 
 
+@pytest.mark.parametrize("name", ["jacobi", "vvs-jacobi"])
+def test_a_picture_of_the_page_takes_the_passes_of_a_call(tiny_pipeline, name: str) -> None:
+    """A method that the page offers first, and one with several pictures to draw from."""
+    method = tiny_pipeline.resolve_method(name)
+    called = alone(tiny_pipeline, method, 1)
+    (lane,) = last(race(tiny_pipeline, {name: method}, "a red cube", (1,), 2.0))
+    assert torch.equal(lane.tokens, called.tokens) and lane.passes == called.trace.target_passes < 16
+
+
 def test_two_requests_at_once_give_each_the_picture_of_its_seed(tiny_pipeline) -> None:
-    races = [Race(tiny_pipeline, Commission("a red cube", (seed,), 2.0), METHODS) for seed in (1, 2)]
-    threads = [threading.Thread(target=lambda race=race: list(race.run())) for race in races]
+    drawn = {}
+
+    def draw(seed: int) -> None:
+        drawn[seed] = last(race(tiny_pipeline, METHODS, "a red cube", (seed,), 2.0))
+
+    threads = [threading.Thread(target=draw, args=(seed,)) for seed in (1, 2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for race, seed in zip(races, (1, 2), strict=True):
-        for lane in race.lanes:
-            assert torch.equal(lane.tokens, alone(tiny_pipeline, lane.method, seed))
+    for seed, lanes in drawn.items():
+        for lane in lanes:
+            assert torch.equal(lane.tokens, alone(tiny_pipeline, lane.method, seed).tokens)
 
 
 def test_another_family_is_drawn_and_shown_alike() -> None:
     janus = JanusPipeline(janus_models.make(), janus_models.processor())
     janus.set_progress_bar_config(disable=True)
-    *_, lanes = Race(janus, Commission(janus_models.PROMPTS[0], (3,)), METHODS).run()
-    for lane in lanes:
+    for lane in last(race(janus, METHODS, janus_models.PROMPTS[0], (3,))):
         generator = torch.Generator().manual_seed(3)
         expected = janus(janus_models.PROMPTS[0], generator=generator, method=lane.method)
         assert torch.equal(lane.tokens, expected.tokens)
@@ -64,50 +80,80 @@ def test_pipelines_side_by_side_share_weights_and_no_cache(tiny_pipeline) -> Non
     assert other.reuse.memory.caches is not tiny_pipeline.reuse.memory.caches
 
 
-def test_rows_appear_as_they_are_decided(tiny_pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    race = Race(tiny_pipeline, Commission("a red cube", (0,)), {"plain": METHODS["plain"]})
+def previews(pipeline, method) -> list:
+    """Pictures as they are shown, one turn a step."""
     shown = []
-    preview = race._preview
-    monkeypatch.setattr(race, "_preview", lambda *args: shown.append(preview(*args)) or shown[-1])
-    list(race.run())
+    for (lane,) in race(pipeline, {"lane": method}, "a red cube", (0,), turn=0.0):
+        if lane.images and not (shown and shown[-1] is lane.images[0]):
+            shown.append(lane.images[0])
+    return shown
+
+
+def test_rows_appear_as_they_are_decided(tiny_pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vargen.demo.race.BETWEEN_LOOKS", 0.0)
+    shown = previews(tiny_pipeline, METHODS["plain"])
     assert 4 <= len(shown) <= 8
-    for images in shown[:-1]:
-        alpha = images[0].getchannel("A")
+    for image in shown[:-2]:
+        alpha = image.getchannel("A")
         assert set(alpha.getdata()) == {0, 255}
         assert alpha.getpixel((0, 0)) == 255 and alpha.getpixel((7, 7)) == 0
 
 
 def test_rows_that_are_drawn_side_by_side_appear_together(tiny_pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    race = Race(tiny_pipeline, Commission("a red cube", (0,)), {"rows": resolve_method("zipar", {"window": 2})})
-    shown = []
-    preview = race._preview
-    monkeypatch.setattr(race, "_preview", lambda *args: shown.append(preview(*args)) or shown[-1])
-    list(race.run())
+    monkeypatch.setattr("vargen.demo.race.BETWEEN_LOOKS", 0.0)
     begun = []
-    for images in shown:
-        alpha = images[0].getchannel("A")
+    for image in previews(tiny_pipeline, resolve_method("zipar", {"window": 2}))[:-1]:
+        alpha = image.getchannel("A")
         counts = [sum(alpha.getpixel((2 * column, 2 * row)) == 255 for column in range(4)) for row in range(4)]
         assert counts == sorted(counts, reverse=True)  # none overtakes
         begun.append(sum(0 < count < 4 for count in counts))
     assert max(begun) == 2
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The race's own, which stands unless a test moves it."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("vargen.demo.race.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    return clock
+
+
+def test_turns_go_to_whoever_has_worked_least(tiny_pipeline, clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the one costs three times that of the other. The cheap one ends first, as it would alone."""
+    costs, order = iter((2, 6)), []
+
+    def working(call, look, seconds, pauses):
+        cost = next(costs)
+        for _ in range(12):
+            clock.now += cost
+            order.append(cost)
+            yield True
+
+    monkeypatch.setattr("vargen.demo.race.follow", working)
+    cheap, dear = last(race(tiny_pipeline, METHODS, "a red cube", (0,)))
+    assert (cheap.seconds, dear.seconds) == (12 * 2, 12 * 6)
+    assert order[:4] == [2, 6, 2, 2] and order[-8:] == [6] * 8
+
+
+def test_previews_and_the_page_cost_no_lane_its_seconds(tiny_pipeline, clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(*_):
+        clock.now += 1
+
+    monkeypatch.setattr("vargen.demo.race._look", look)
+    lanes = last(map(lambda seen: look() or seen, race(tiny_pipeline, METHODS, "a red cube", (0,), turn=0.0)))
+    assert clock.now > 20 and all(lane.finished and lane.seconds == 0 for lane in lanes)
+
+
 def test_a_stop_ends_both_before_their_end(tiny_pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    race = Race(tiny_pipeline, Commission("a red cube", (0,)), METHODS)
-    step = race._step
-
-    def stop_at_once(*args) -> None:
-        race.stop()
-        step(*args)
-
-    monkeypatch.setattr(race, "_step", stop_at_once)
-    *_, lanes = race.run()
-    assert not any(lane.finished or lane.error for lane in lanes)
-    assert sum(lane.passes for lane in lanes) <= 2
+    monkeypatch.setattr("vargen.demo.race.BETWEEN_LOOKS", 0.0)
+    looks = race(tiny_pipeline, METHODS, "a red cube", (0,), turn=0.0)
+    lanes = next(looks)
+    looks.close()
+    assert not any(lane.finished or lane.error for lane in lanes) and sum(lane.passes for lane in lanes) <= 2
 
 
 def test_a_failure_stands_in_its_lane_and_the_other_goes_on(tiny_pipeline) -> None:
     methods = {"plain": METHODS["plain"], "eagle": resolve_method("eagle", {"total_tokens": 3, "depth": 2})}
-    *_, lanes = Race(tiny_pipeline, Commission("a red cube", (0,)), methods).run()
-    assert lanes[0].finished
-    assert not lanes[1].finished and "drafter" in lanes[1].error
+    plain, failed = last(race(tiny_pipeline, methods, "a red cube", (0,)))
+    assert plain.finished
+    assert not failed.finished and "drafter" in failed.error

@@ -25,7 +25,7 @@ from scenes.rendering.scene import SPLITS, Scene, object_boxes, sample_scene
 from scenes.rendering.story import check_story_length, sample_story
 from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from vargen.base.errors import UserError
-from vargen.base.places import check_replaceable
+from vargen.base.path_roles import check_replaceable
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.runs.files import own_folder, read_jsonl, save_image_atomic, write_atomic
 

@@ -5,32 +5,27 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from vargen.base.bounds import MAX_BATCH_SIZE, check_numbers
+from vargen.base.bounds import MAX_BATCH_SIZE
 from vargen.base.errors import UserError
-from vargen.base.places import READ, writes_in
+from vargen.base.options import LOADING, Settings, option
+from vargen.base.path_roles import READ_FOLDER, writes_in
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.runs.files import own_folder, write_json_atomic
 
 
 @dataclass(frozen=True)
-class JudgeConfig:
-    """What to judge.
+class JudgeConfig(Settings):
+    """What to judge."""
 
-    Args:
-        judge_model: folder of a judge; null for the shipped one.
-        batch_size: number of pictures that are read at once.
-        device: device that reads, "cpu" or "cuda".
-    """
-
-    judge_model: str | None = field(default=None, metadata=READ)
-    batch_size: int = 32
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        check_numbers(self, {"batch_size": (1, MAX_BATCH_SIZE)})
+    judge_model: str | None = option(None, path=READ_FOLDER, group=LOADING)
+    """Folder of a judge; null for the shipped one."""
+    batch_size: int = option(32, least=1, most=MAX_BATCH_SIZE)
+    """Number of pictures that are read at once."""
+    device: str = option("cpu", choices=("cpu", "cuda"), group=LOADING)
+    """Device that reads, "cpu" or "cuda"."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 from scenes.shipped import VIDEO_FRAMES
-from vargen.base.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_SEED, check_choice, check_numbers
-from vargen.base.places import writes_in
+from vargen.base.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_SEED, check_number
+from vargen.base.options import OUTPUT, Settings, option
+from vargen.base.path_roles import writes_in
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.methods.base import TASKS
 
@@ -16,35 +17,30 @@ _FILES = ("images", "videos", "captions.txt", "metadata.jsonl", "contact_sheet.p
 
 
 @dataclass(frozen=True)
-class ScenesConfig:
-    """What to render.
+class ScenesConfig(Settings):
+    """What to render."""
 
-    Args:
-        task: "image" for pictures, "video" for mp4 files of scenes in which something happens, with questions and
-            answers.
-        output: folder for images/ or videos/, captions.txt, metadata.jsonl and contact_sheet.png.
-        num_scenes: number of scenes.
-        split: "train", "heldout" (combinations that training never shows) or "all".
-        seed: seed of the first scene; scene i has `seed + i`.
-        image_size: side of the pictures in pixels, a multiple of 8; null for 128, or 96 for videos.
-        num_frames: number of frames of a video, 8 or more.
-        fps: number of frames of a video in each second.
-    """
-
-    task: str = "image"
-    output: str = field(default="scenes", metadata=writes_in(*_FILES))
-    num_scenes: int = 16
-    split: str = "all"
-    seed: int = 0
-    image_size: int | None = None
-    num_frames: int = VIDEO_FRAMES
-    fps: float = 2.0
+    task: str = option("image", choices=TASKS)
+    """What is rendered: "image" for pictures, "video" for mp4 files of scenes in which something happens, with
+    questions and answers."""
+    output: str = option("scenes", path=writes_in(*_FILES), group=OUTPUT)
+    """Folder for images/ or videos/, captions.txt, metadata.jsonl and contact_sheet.png."""
+    num_scenes: int = option(16, least=1, most=MAX_PICTURES)
+    """Number of scenes."""
+    split: str = option("all", choices=("train", "heldout", "all"))
+    """Which scenes, "train", "heldout" (combinations that training never shows) or "all"."""
+    seed: int = option(0, least=0, most=MAX_SEED)
+    """Seed of the first scene; scene i has `seed + i`."""
+    image_size: int | None = option(None, least=8, most=MAX_PIXELS)
+    """Side of the pictures in pixels, a multiple of 8; null for 128, or 96 for videos."""
+    num_frames: int = option(VIDEO_FRAMES, least=4, most=MAX_FRAMES)
+    """Number of frames of a video, 8 or more."""
+    fps: float = option(2.0, least=0.001, most=1000.0)
+    """Number of frames of a video in each second."""
 
     def __post_init__(self) -> None:
-        check_choice("task", self.task, TASKS)
-        sizes = {"num_scenes": (1, MAX_PICTURES), "image_size": (8, MAX_PIXELS), "num_frames": (4, MAX_FRAMES)}
-        check_numbers(self, sizes)
-        check_numbers(self, {"seed": (0, MAX_SEED - self.num_scenes)})
+        super().__post_init__()
+        check_number("seed", self.seed, 0, MAX_SEED - self.num_scenes)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -5,89 +5,86 @@ Belongs here: turning sizes into transformers' configurations. Does not belong h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from scenes.models.processor import IMAGE, VIDEO, VISION_END, VISION_START
-from vargen.training.config import check, check_positive
+from vargen.base.options import Settings, check_options, option
+from vargen.training.config import check
 
 
 @dataclass
 class TowerConfig:
-    """Sizes of an encoder of pictures or captions, named as in transformers.
+    """Sizes of an encoder of pictures or captions, named as in transformers."""
 
-    Args:
-        hidden_size: width of a block, a multiple of `num_attention_heads`.
-        intermediate_size: width inside the feed-forward part.
-        num_hidden_layers: number of blocks.
-        num_attention_heads: number of heads.
-    """
-
-    hidden_size: int = 128
-    intermediate_size: int = 256
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
+    hidden_size: int = option(128, least=1)
+    """Width of a block, a multiple of `num_attention_heads`."""
+    intermediate_size: int = option(256, least=1)
+    """Width inside the feed-forward part."""
+    num_hidden_layers: int = option(4, least=1)
+    """Number of blocks."""
+    num_attention_heads: int = option(4, least=1)
+    """Number of heads."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        check_options(self)
         width, heads = self.hidden_size, self.num_attention_heads
         check(width % heads == 0, "num_attention_heads", heads, f"must divide hidden_size {width}")
 
 
 @dataclass
 class TextModelConfig:
-    """Sizes of the language model, named as in transformers.
+    """Sizes of the language model, named as in transformers."""
 
-    Args:
-        hidden_size: width of a block, a multiple of twice `num_attention_heads`.
-        intermediate_size: width inside the feed-forward part.
-        num_hidden_layers: number of blocks.
-        num_attention_heads: number of heads of the queries.
-        num_key_value_heads: number of heads of the keys and values.
-    """
+    hidden_size: int = option(192, least=1)
+    """Width of a block, a multiple of twice `num_attention_heads`."""
+    intermediate_size: int = option(384, least=1)
+    """Width inside the feed-forward part."""
+    num_hidden_layers: int = option(8, least=1)
+    """Number of blocks."""
+    num_attention_heads: int = option(6, least=1)
+    """Number of heads of the queries."""
+    num_key_value_heads: int = option(2, least=1)
+    """Number of heads of the keys and values."""
 
-    hidden_size: int = 192
-    intermediate_size: int = 384
-    num_hidden_layers: int = 8
-    num_attention_heads: int = 6
-    num_key_value_heads: int = 2
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass
-class VideoLLMConfig:
+class VideoLLMConfig(Settings):
     """A Video-LLM.
-
-    Args:
-        image_size: side of a frame in pixels.
-        patch_size: side of a patch; four patches make one visual token.
-        num_frames: frames of a video in training.
-        text, vision: sizes.
-        window_size: side, in pixels, of the squares of a frame within which the vision tower attends; null for whole
-            frames.
-        whole_frame_layers: layers of the tower, counted from 0, that attend to whole frames all the same.
 
     Raises:
         ValueError: sizes that do not divide.
     """
 
-    image_size: int = 96
-    patch_size: int = 8
-    num_frames: int = 8
-    text: TextModelConfig = field(default_factory=TextModelConfig)
-    vision: TowerConfig = field(default_factory=TowerConfig)
-    window_size: int | None = None
-    whole_frame_layers: tuple[int, ...] = ()
+    image_size: int = option(96, least=1)
+    """Side of a frame in pixels."""
+    patch_size: int = option(8, least=1)
+    """Side of a patch; four patches make one visual token."""
+    num_frames: int = option(8, least=4)
+    """Frames of a video in training."""
+    text: TextModelConfig = option(TextModelConfig)
+    """Sizes of the language model."""
+    vision: TowerConfig = option(TowerConfig)
+    """Sizes of the vision tower."""
+    window_size: int | None = option(None, least=1)
+    """Side, in pixels, of the squares of a frame within which the vision tower attends; null for whole frames."""
+    whole_frame_layers: tuple[int, ...] = option((), least=0)
+    """Layers of the tower, counted from 0, that attend to whole frames all the same."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.image_size % (2 * self.patch_size):
             raise ValueError(f"image_size: {self.image_size} must be a multiple of twice patch_size {self.patch_size}")
-        if self.num_frames < 4 or self.num_frames % 2:
-            raise ValueError(f"num_frames: {self.num_frames} must be an even number of at least 4")
+        if self.num_frames % 2:
+            raise ValueError(f"num_frames: {self.num_frames} must be an even number")
         window = self.image_size if self.window_size is None else self.window_size
-        if window < 1 or window % (2 * self.patch_size):
-            raise ValueError(f"window_size: {window} must be a positive multiple of twice patch_size {self.patch_size}")
+        if window % (2 * self.patch_size):
+            raise ValueError(f"window_size: {window} must be a multiple of twice patch_size {self.patch_size}")
         if unknown := set(self.whole_frame_layers) - set(range(self.vision.num_hidden_layers)):
             last = self.vision.num_hidden_layers - 1
             raise ValueError(f"whole_frame_layers: {unknown.pop()} must lie between 0 and {last}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from scenes.models.architectures import TowerConfig
 from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, Scene
 from scenes.seeds import HELDOUT_SEED
 from scenes.training.data import RenderedSceneSource, SceneSource
+from vargen.base.bounds import MAX_PIXELS
+from vargen.base.options import option
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.runs.files import save_image_atomic
-from vargen.training.config import RunConfig, check, check_positive
+from vargen.training.config import RunConfig, check
 from vargen.training.run import RunResult, Task, prepare, train
 
 _LARGEST_LOGIT_SCALE = 4.605  # ln 100, where CLIP stops it
@@ -39,27 +41,23 @@ _SPLIT = "all"  # a measure must know the combinations that are held out from th
 
 @dataclass
 class ClipTrainingConfig(RunConfig):
-    """Settings of `vargen train clip`, beside those of every run.
+    """Settings of `vargen train clip`, beside those of every run."""
 
-    Args:
-        image_size: side of the training pictures, pixels.
-        patch_size: side of a patch, pixels.
-        vision, text: shapes of the towers.
-        projection_dim: dimensions of the features.
-    """
-
-    image_size: int = 128
-    patch_size: int = 8
-    vision: TowerConfig = field(default_factory=lambda: TowerConfig(96, 384, 5, 4))
-    text: TowerConfig = field(default_factory=lambda: TowerConfig(96, 384, 3, 4))
-    projection_dim: int = 128
+    image_size: int = option(128, least=32, most=MAX_PIXELS)
+    """Side of the training pictures, pixels."""
+    patch_size: int = option(8, least=1)
+    """Side of a patch, pixels."""
+    vision: TowerConfig = option(lambda: TowerConfig(96, 384, 5, 4))
+    """Shapes of the towers."""
+    text: TowerConfig = option(lambda: TowerConfig(96, 384, 3, 4))
+    """Shapes of the towers."""
+    projection_dim: int = option(128, least=1)
+    """Dimensions of the features."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "patch_size", "projection_dim")
-        fits = self.image_size >= 32 and self.image_size % self.patch_size == 0
-        remedy = f"must be a multiple of patch_size {self.patch_size} and at least 32"
-        check(fits, "image_size", self.image_size, remedy)
+        fits = self.image_size % self.patch_size == 0
+        check(fits, "image_size", self.image_size, f"must be a multiple of patch_size {self.patch_size}")
         check(self.batch_size > 1, "batch_size", self.batch_size, "must be above 1: pictures are told apart")
 
     def architecture(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Belongs here: writing the store and reading it. Does not belong here: what is tr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from scenes.rendering.scene import MAX_OBJECTS, OBJECT_COUNT_WEIGHTS, sample_sce
 from scenes.seeds import STORE_SEED
 from scenes.training.coded import CodedBatch, FrozenEncoder, RenderedCodes, codes_fingerprint, load_vqvae
 from scenes.training.data import RenderedSceneSource, SceneSource
-from vargen.base.places import READ, writes_in
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PIXELS, MAX_THREADS
+from vargen.base.options import COMPUTING, OUTPUT, Settings, option
+from vargen.base.path_roles import READ_FOLDER, writes_in
 from vargen.base.reading import read_json, reading
 from vargen.runs.files import atomic_path, write_json_atomic
 from vargen.runs.identity import check_identity_file, digest
 from vargen.runs.progress import progress
-from vargen.training.config import bfloat16_pays, check, check_positive, check_sizes
+from vargen.training.config import DEVICES, bfloat16_pays, check
 
 _DESCRIPTION = "store.json"
 
@@ -35,46 +37,39 @@ _PROBES = 16  # the first scenes are part of a store's identity, because scenes 
 
 
 @dataclass
-class CodeStoreConfig:
-    """Settings of `vargen train data`.
+class CodeStoreConfig(Settings):
+    """Settings of `vargen train data`."""
 
-    Args:
-        output: folder of the store.
-        vqvae: folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline).
-        num_images: number of pictures; a finished store grows when more are asked for.
-        first_image: number of the first picture. A store for training on begins where the last store ended, so that
-            no picture is seen again.
-        shard_size: pictures per file; what is lost when the process is killed.
-        batch_size: pictures rendered and encoded at once. On a CPU a small batch stays in the cache.
-        image_size: side of the pictures, pixels.
-        object_count_weights: how often a scene has one, two or three objects, as weights.
-        device: "cpu" or "cuda".
-        autocast: encode in bfloat16; null: where bfloat16 is faster.
-        num_threads: CPU threads for torch; 0 keeps torch's choice.
-    """
-
-    output: str = field(default="runs/codes", metadata=writes_in(_DESCRIPTION))
-    vqvae: str = field(default="", metadata=READ)
-    num_images: int = 200_000
-    first_image: int = 0
-    shard_size: int = 2048
-    batch_size: int = 16
-    image_size: int = 128
-    object_count_weights: tuple[float, ...] = OBJECT_COUNT_WEIGHTS
-    device: str = "cpu"
-    autocast: bool | None = None
-    num_threads: int = 0
+    output: str = option("runs/codes", path=writes_in(_DESCRIPTION), group=OUTPUT)
+    """Folder of the store."""
+    vqvae: str = option("", path=READ_FOLDER)
+    """Folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline)."""
+    num_images: int = option(200_000, least=1)
+    """Number of pictures; a finished store grows when more are asked for."""
+    first_image: int = option(0, least=0)
+    """Number of the first picture. A store for training on begins where the last store ended, so that no picture is
+    seen again."""
+    shard_size: int = option(2048, least=1)
+    """Pictures per file; what is lost when the process is killed."""
+    batch_size: int = option(16, least=1, most=MAX_BATCH_SIZE)
+    """Pictures rendered and encoded at once. On a CPU a small batch stays in the cache."""
+    image_size: int = option(128, least=1, most=MAX_PIXELS)
+    """Side of the pictures, pixels."""
+    object_count_weights: tuple[float, ...] = option(OBJECT_COUNT_WEIGHTS, least=0.0)
+    """How often a scene has one, two or three objects, as weights."""
+    device: str = option("cpu", choices=DEVICES, group=COMPUTING)
+    """Device that encodes, "cpu" or "cuda"."""
+    autocast: bool | None = option(None, group=COMPUTING)
+    """Encode in bfloat16; null: where bfloat16 is faster."""
+    num_threads: int = option(0, least=0, most=MAX_THREADS, group=COMPUTING)
+    """CPU threads for torch; 0 keeps torch's choice."""
 
     def __post_init__(self) -> None:
-        self.object_count_weights = tuple(self.object_count_weights)
+        super().__post_init__()
         check(bool(self.vqvae), "vqvae", self.vqvae, "must name the folder of a trained tokenizer")
-        check_sizes(self)
-        check_positive(self, "num_images", "shard_size", "batch_size", "image_size")
-        check(self.first_image >= 0, "first_image", self.first_image, "must not be negative")
         weights = self.object_count_weights
-        right = len(weights) == MAX_OBJECTS and min(weights) >= 0 and sum(weights) > 0
-        check(right, "object_count_weights", weights, f"must be {MAX_OBJECTS} numbers, none negative, not all zero")
-        check(self.num_threads >= 0, "num_threads", self.num_threads, "must not be negative")
+        right = len(weights) == MAX_OBJECTS and sum(weights) > 0
+        check(right, "object_count_weights", weights, f"must be {MAX_OBJECTS} numbers, not all zero")
         if self.autocast is None:
             self.autocast = bfloat16_pays(self.device)
 

@@ -12,7 +12,7 @@ Encoder and codebook do not change, so figures that were measured on tokens (acc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from scenes.training.picture_loss import PictureLoss, PictureLossConfig
 from scenes.training.tokenizer import exported_copy
 from specdecode.sampling import SamplingConfig, apply_guidance, logits_to_probabilities
 from vargen.base.errors import UserError
-from vargen.base.places import MODEL
+from vargen.base.options import option
+from vargen.base.path_roles import MODEL
 from vargen.base.resources import find_model
 from vargen.models.llamagen.vq import downsampling_factor
 from vargen.models.model_folder import component_fingerprint
@@ -46,13 +47,10 @@ _BARE = (PLACES.index("ground"), PLACES.index("sky"))
 
 @dataclass
 class DecoderTrainingConfig(PictureLossConfig):
-    """Settings of `vargen train decoder`, beside those of its loss and of every run.
+    """Settings of `vargen train decoder`, beside those of its loss and of every run."""
 
-    Args:
-        model: folder of the pipeline whose decoder is trained; empty for the shipped one.
-    """
-
-    model: str = field(default="", metadata=MODEL)
+    model: str = option("", path=MODEL)
+    """Folder of the pipeline whose decoder is trained; empty for the shipped one."""
 
 
 class DecoderTask(Task):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, Scene
 from scenes.seeds import HELDOUT_SEED, RECONSTRUCTION_SEED
 from scenes.training.coded import load_vqvae
 from scenes.training.data import RenderedSceneSource, SceneSource
-from vargen.base.places import READ
+from vargen.base.bounds import MAX_PIXELS
+from vargen.base.options import option
+from vargen.base.path_roles import READ_FOLDER
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.models.llamagen.vq import decode_codes, encode_images
 from vargen.runs.files import save_image_atomic
-from vargen.training.config import RunConfig, check, check_fraction
+from vargen.training.config import RunConfig, check
 from vargen.training.run import RunResult, Task, prepare, train
 
 _CENTRE_SPREAD = 1.0  # cells; standard deviation of the bump that marks a centre
@@ -43,29 +45,22 @@ _CHUNK = 32
 
 @dataclass
 class JudgeTrainingConfig(RunConfig):
-    """Settings of the judge's training, beside those of every run.
+    """Settings of the judge's training, beside those of every run."""
 
-    Args:
-        image_size: side of the training pictures, pixels.
-        block_out_channels: as in `SceneJudge`.
-        degraded_share: share of each batch that is blurred or scaled down and up.
-        vqvae: folder of a trained tokenizer (a `diffusers.VQModel`); null trains without reconstructions.
-    """
-
-    image_size: int = 128
-    block_out_channels: tuple[int, ...] = (24, 48, 80, 88)
-    degraded_share: float = 0.5
-    vqvae: str | None = field(default=None, metadata=READ)
+    image_size: int = option(128, least=32, most=MAX_PIXELS)
+    """Side of the training pictures, pixels."""
+    block_out_channels: tuple[int, ...] = option((24, 48, 80, 88), least=1)
+    """As in `SceneJudge`."""
+    degraded_share: float = option(0.5, least=0.0, most=1.0)
+    """Share of each batch that is blurred or scaled down and up."""
+    vqvae: str | None = option(None, path=READ_FOLDER)
+    """Folder of a trained tokenizer (a `diffusers.VQModel`); null trains without reconstructions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.block_out_channels = tuple(self.block_out_channels)
-        fits = self.image_size >= 32 and self.image_size % 16 == 0
-        check(fits, "image_size", self.image_size, "must be a multiple of 16 and at least 32")
+        check(self.image_size % 16 == 0, "image_size", self.image_size, "must be a multiple of 16")
         channels = self.block_out_channels
-        four = len(channels) == 4 and min(channels) > 0
-        check(four, "block_out_channels", channels, "must be four positive numbers")
-        check_fraction(self, "degraded_share")
+        check(len(channels) == 4, "block_out_channels", channels, "must be four numbers")
 
     def architecture(self) -> dict[str, Any]:
         return {"image_size": self.image_size, "block_out_channels": self.block_out_channels}

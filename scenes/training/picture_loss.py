@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from scenes.training.losses import PatchDiscriminator, adaptive_weight, hinge_loss, sharpness_loss
-from vargen.training.config import RunConfig, check, check_fraction
+from vargen.base.options import option
+from vargen.training.config import RunConfig
 from vargen.training.run import move
 
 _SHARPNESS_SCALES = 3
@@ -21,20 +22,12 @@ _DISCRIMINATOR_WIDTH = 32  # channels of its first layer
 
 @dataclass
 class PictureLossConfig(RunConfig):
-    """Settings of the loss, beside those of every run.
+    """Settings of the loss, beside those of every run."""
 
-    Args:
-        adversarial_weight: weight of the patch discriminator's loss; 0 trains without one.
-        adversarial_start: share of the run after which the discriminator takes part.
-    """
-
-    adversarial_weight: float = 0.0
-    adversarial_start: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fraction(self, "adversarial_start")
-        check(self.adversarial_weight >= 0, "adversarial_weight", self.adversarial_weight, "must not be negative")
+    adversarial_weight: float = option(0.0, least=0.0)
+    """Weight of the patch discriminator's loss; 0 trains without one."""
+    adversarial_start: float = option(0.5, least=0.0, most=1.0)
+    """Share of the run after which the discriminator takes part."""
 
 
 class PictureLoss:

@@ -10,7 +10,7 @@ import copy
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ from scenes.training.caption_reading import (
     caption_truth,
 )
 from vargen.base.errors import UserError
+from vargen.base.options import Settings, check_options, option
 from vargen.models.model_folder import check_model_folder, check_stored, component_folder
-from vargen.training.config import RunConfig, check, check_positive
+from vargen.training.config import RunConfig, check
 from vargen.training.run import RunResult, Task, move, prepare, train
 
 _COMPLETE_CAPTION_SHARE = 0.7  # of captions that say everything, see `compose_training_caption`
@@ -39,36 +40,30 @@ _LENGTH_STEP = 8  # captions are padded to a multiple, so that compiled code mee
 
 
 @dataclass
-class TextEncoderConfig:
-    """Shape of the text encoder, named as in `transformers.T5Config`.
+class TextEncoderConfig(Settings):
+    """Shape of the text encoder, named as in `transformers.T5Config`."""
 
-    Args:
-        d_model: width of a block.
-        d_kv: width of a head.
-        d_ff: width inside the feed-forward part.
-        num_layers: number of blocks.
-        num_heads: number of heads.
-    """
-
-    d_model: int = 128
-    d_kv: int = 32
-    d_ff: int = 256
-    num_layers: int = 4
-    num_heads: int = 4
+    d_model: int = option(128, least=1)
+    """Width of a block."""
+    d_kv: int = option(32, least=1)
+    """Width of a head."""
+    d_ff: int = option(256, least=1)
+    """Width inside the feed-forward part."""
+    num_layers: int = option(4, least=1)
+    """Number of blocks."""
+    num_heads: int = option(4, least=1)
+    """Number of heads."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "d_model", "d_kv", "d_ff", "num_layers", "num_heads", prefix="shape.")
+        check_options(self, "shape.")
 
 
 @dataclass
 class TextEncoderTrainingConfig(RunConfig):
-    """Settings of `vargen train text-encoder`, beside those of every run; a batch is of captions.
+    """Settings of `vargen train text-encoder`, beside those of every run; a batch is of captions."""
 
-    Args:
-        shape: shape of the text encoder.
-    """
-
-    shape: TextEncoderConfig = field(default_factory=TextEncoderConfig)
+    shape: TextEncoderConfig = option(TextEncoderConfig)
+    """Shape of the text encoder."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from scenes.training.data import RenderedSceneSource, SceneSource, save_sheet
 from scenes.training.losses import object_weights, peak_signal_to_noise
 from scenes.training.picture_loss import PictureLoss, PictureLossConfig
 from scenes.training.quantizer import SphericalQuantizer
-from vargen.training.config import check, check_positive
+from vargen.base.bounds import MAX_PIXELS
+from vargen.base.options import Settings, check_options, option
+from vargen.training.config import check
 from vargen.training.run import RunResult, Task, autocast, move, prepare, train
 
 _COMMITMENT_WEIGHT = 0.25  # of the distance between latents and their codewords
@@ -31,54 +33,42 @@ _REPLACE_DEAD_UNTIL = 0.7  # share of the run after which dead codes stay, so th
 
 
 @dataclass
-class VQModelConfig:
-    """Shape of the tokenizer; names as in `diffusers.VQModel`.
+class VQModelConfig(Settings):
+    """Shape of the tokenizer; names as in `diffusers.VQModel`."""
 
-    Args:
-        block_out_channels: channels per level, from full resolution down; each further level halves the side.
-        layers_per_block: residual blocks per level in the encoder (the decoder has one more).
-        latent_channels: channels before and after the quantiser's 1x1 convolutions.
-        num_vq_embeddings: codes.
-        vq_embed_dim: numbers per code.
-        norm_num_groups: groups of the group norms. Few are faster: torch's backward on the CPU slows down with
-            channels per group falling.
-    """
-
-    block_out_channels: tuple[int, ...] = (32, 64, 96, 96)
-    layers_per_block: int = 1
-    latent_channels: int = 96
-    num_vq_embeddings: int = 1024
-    vq_embed_dim: int = 8
-    norm_num_groups: int = 2
+    block_out_channels: tuple[int, ...] = option((32, 64, 96, 96), least=1)
+    """Channels per level, from full resolution down; each further level halves the side."""
+    layers_per_block: int = option(1, least=1)
+    """Residual blocks per level in the encoder (the decoder has one more)."""
+    latent_channels: int = option(96, least=1)
+    """Channels before and after the quantiser's 1x1 convolutions."""
+    num_vq_embeddings: int = option(1024, least=1)
+    """Codes."""
+    vq_embed_dim: int = option(8, least=1)
+    """Numbers per code."""
+    norm_num_groups: int = option(2, least=1)
+    """Groups of the group norms. Few are faster: torch's backward on the CPU slows down with channels per group
+    falling."""
 
     def __post_init__(self) -> None:
-        self.block_out_channels = tuple(self.block_out_channels)
-        check_positive(
-            self,
-            *("layers_per_block", "latent_channels", "num_vq_embeddings", "vq_embed_dim", "norm_num_groups"),
-            prefix="shape.",
-        )
-        fits = all(channels > 0 and channels % self.norm_num_groups == 0 for channels in self.block_out_channels)
+        check_options(self, "shape.")
+        fits = all(channels % self.norm_num_groups == 0 for channels in self.block_out_channels)
         remedy = f"must divide each of shape.block_out_channels {self.block_out_channels}"
         check(fits, "shape.norm_num_groups", self.norm_num_groups, remedy)
 
 
 @dataclass
 class TokenizerTrainingConfig(PictureLossConfig):
-    """Settings of `vargen train tokenizer`, beside those of its loss and of every run.
+    """Settings of `vargen train tokenizer`, beside those of its loss and of every run."""
 
-    Args:
-        image_size: side of the training pictures, pixels.
-        shape: shape of the tokenizer.
-    """
-
-    image_size: int = 128
-    shape: VQModelConfig = field(default_factory=VQModelConfig)
+    image_size: int = option(128, least=1, most=MAX_PIXELS)
+    """Side of the training pictures, pixels."""
+    shape: VQModelConfig = option(VQModelConfig)
+    """Shape of the tokenizer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         factor = 2 ** (len(self.shape.block_out_channels) - 1)
-        check_positive(self, "image_size")
         check(self.image_size % factor == 0, "image_size", self.image_size, f"must be a multiple of {factor}")
 
     def architecture(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,13 @@ from scenes.training.grounding import (
 from scenes.training.text_encoder import load_text_encoder, vocabulary_fingerprint
 from scenes.training.tokenizer import exported_copy
 from scenes.training.transformer_pass import train_on_cpu, training_forward, training_inputs, training_run
-from vargen.base.places import READ
+from vargen.base.bounds import MAX_PIXELS
+from vargen.base.options import Settings, check_options, option
+from vargen.base.path_roles import READ_FOLDER
 from vargen.models.llamagen.text_encoder import encode_text
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.model_folder import check_model_folder, component_folder
-from vargen.training.config import RunConfig, check, check_fraction, check_not_negative, check_positive
+from vargen.training.config import RunConfig, check
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, Task, autocast, move, prepare, train
 
@@ -73,28 +75,24 @@ SAMPLE_PROMPTS = (
 
 
 @dataclass
-class TransformerConfig:
-    """Shape of the transformer; names as in `LlamaGenTransformer`.
+class TransformerConfig(Settings):
+    """Shape of the transformer; names as in `LlamaGenTransformer`."""
 
-    Args:
-        dim: width.
-        num_layers: blocks.
-        num_attention_heads: heads.
-        intermediate_size: width inside the feed-forward part.
-        condition_length: the most text tokens that a prompt may have.
-        position_scale: factor on rows and columns; 0.5 for a grid of twice the side that `initial_weights` have.
-    """
-
-    dim: int = 192
-    num_layers: int = 16
-    num_attention_heads: int = 6
-    intermediate_size: int = 512
-    condition_length: int = 120
-    position_scale: float = 1.0
+    dim: int = option(192, least=1)
+    """Width."""
+    num_layers: int = option(16, least=1)
+    """Blocks."""
+    num_attention_heads: int = option(6, least=1)
+    """Heads."""
+    intermediate_size: int = option(512, least=1)
+    """Width inside the feed-forward part."""
+    condition_length: int = option(120, least=1)
+    """The most text tokens that a prompt may have."""
+    position_scale: float = option(1.0, above=0.0)
+    """Factor on rows and columns; 0.5 for a grid of twice the side that `initial_weights` have."""
 
     def __post_init__(self) -> None:
-        names = ("dim", "num_layers", "num_attention_heads", "intermediate_size", "condition_length", "position_scale")
-        check_positive(self, *names, prefix="shape.")
+        check_options(self, "shape.")
         heads = self.num_attention_heads
         remedy = f"must split shape.dim {self.dim} into heads of a multiple of 4"
         check(self.dim % (4 * heads) == 0, "shape.num_attention_heads", heads, remedy)
@@ -102,69 +100,57 @@ class TransformerConfig:
 
 @dataclass
 class TransformerTrainingConfig(RunConfig):
-    """Settings of `vargen train transformer`, beside those of every run.
+    """Settings of `vargen train transformer`, beside those of every run."""
 
-    Args:
-        vqvae: folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline).
-        initial_weights: folder of a pipeline whose transformer a new run starts from, such as the shipped one; empty
-            for random weights. It must have the same tokenizer. A resumed run goes on from its checkpoint.
-        codes: folder of a store that `vargen train data` wrote with this tokenizer; empty to render and encode pictures
-            at each step, which takes longer than the training itself.
-        frozen_text_encoder: folder whose text encoder is used as it is: the export of `vargen train text-encoder`, or a
-            pipeline for which a draft model is trained.
-        image_size: side of the training pictures, pixels.
-        shape: shape of the transformer.
-        complete_caption_share: share of the captions but null ones that say everything, see `compose_training_caption`.
-        replaced_rows: share of the pictures in which later tokens see some tokens replaced by others of the batch.
-            Drawing makes mistakes that true pictures do not have, such as one token of an object where no object
-            belongs. A model that has seen such mistakes trusts the caption and does not draw the rest of the object.
-        replaced_tokens: the largest share of tokens replaced in such a picture; each picture draws its own share.
-        mistaken_objects: share of the objects in which later tokens see some tokens replaced by others from objects of
-            the same colour in the batch, so that the object has no clear shape. Drawing makes such objects. A model
-            that does not recognise one as the object asked for draws that object a second time.
-        object_loss_weight: weight of tokens on objects and their edges at the start. A caption says little about the
-            other tokens, so captions are learned sooner if these count more. The weight favours objects, so it falls
-            linearly to 1.
-        object_loss_until: share of the run after which that weight is 1.
-        first_token_weight: weight of a picture's first token against the others. This token alone decides the sky, and
-            it is the only one that is predicted at a condition token. The weight depends on the position alone, so it
-            favours no picture.
-        grounding_weight: weight of a helping loss at the start, see `grounding`: the states of the middle layer predict
-            at each position which object is drawn there. The weight falls linearly to zero.
-        counting_weight: weight of a second helping loss at the start: the same states predict how many objects are
-            still to be drawn. It falls in the same way.
-        grounding_until: share of the run after which both weights are zero.
-    """
-
-    vqvae: str = field(default="", metadata=READ)
-    codes: str = field(default="", metadata=READ)
-    initial_weights: str = field(default="", metadata=READ)
-    frozen_text_encoder: str = field(default="", metadata=READ)
-    image_size: int = 128
-    shape: TransformerConfig = field(default_factory=TransformerConfig)
-    complete_caption_share: float = 0.7
-    replaced_rows: float = 0.0
-    replaced_tokens: float = 0.1
-    mistaken_objects: float = 0.0
-    object_loss_weight: float = 1.0
-    object_loss_until: float = 0.7
-    first_token_weight: float = 1.0
-    grounding_weight: float = 0.0
-    counting_weight: float = 0.0
-    grounding_until: float = 0.8
+    vqvae: str = option("", path=READ_FOLDER)
+    """Folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline)."""
+    codes: str = option("", path=READ_FOLDER)
+    """Folder of a store that `vargen train data` wrote with this tokenizer; empty to render and encode pictures at each
+    step, which takes longer than the training itself."""
+    initial_weights: str = option("", path=READ_FOLDER)
+    """Folder of a pipeline whose transformer a new run starts from, such as the shipped one; empty for random weights.
+    It must have the same tokenizer. A resumed run goes on from its checkpoint."""
+    frozen_text_encoder: str = option("", path=READ_FOLDER)
+    """Folder whose text encoder is used as it is: the export of `vargen train text-encoder`, or a pipeline for which a
+    draft model is trained."""
+    image_size: int = option(128, least=1, most=MAX_PIXELS)
+    """Side of the training pictures, pixels."""
+    shape: TransformerConfig = option(TransformerConfig)
+    """Shape of the transformer."""
+    complete_caption_share: float = option(0.7, least=0.0, most=1.0)
+    """Share of the captions but null ones that say everything, see `compose_training_caption`."""
+    replaced_rows: float = option(0.0, least=0.0, most=1.0)
+    """Share of the pictures in which later tokens see some tokens replaced by others of the batch. Drawing makes
+    mistakes that true pictures do not have, such as one token of an object where no object belongs. A model that has
+    seen such mistakes trusts the caption and does not draw the rest of the object."""
+    replaced_tokens: float = option(0.1, least=0.0, most=1.0)
+    """The largest share of tokens replaced in such a picture; each picture draws its own share."""
+    mistaken_objects: float = option(0.0, least=0.0, most=1.0)
+    """Share of the objects in which later tokens see some tokens replaced by others from objects of the same colour in
+    the batch, so that the object has no clear shape. Drawing makes such objects. A model that does not recognise one as
+    the object asked for draws that object a second time."""
+    object_loss_weight: float = option(1.0, above=0.0)
+    """Weight of tokens on objects and their edges at the start. A caption says little about the other tokens, so
+    captions are learned sooner if these count more. The weight favours objects, so it falls linearly to 1."""
+    object_loss_until: float = option(0.7, least=0.0, most=1.0)
+    """Share of the run after which that weight is 1."""
+    first_token_weight: float = option(1.0, above=0.0)
+    """Weight of a picture's first token against the others. This token alone decides the sky, and it is the only one
+    that is predicted at a condition token. The weight depends on the position alone, so it favours no picture."""
+    grounding_weight: float = option(0.0, least=0.0)
+    """Weight of a helping loss at the start, see `grounding`: the states of the middle layer predict at each position
+    which object is drawn there. The weight falls linearly to zero."""
+    counting_weight: float = option(0.0, least=0.0)
+    """Weight of a second helping loss at the start: the same states predict how many objects are still to be drawn. It
+    falls in the same way."""
+    grounding_until: float = option(0.8, least=0.0, most=1.0)
+    """Share of the run after which both weights are zero."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(bool(self.vqvae), "vqvae", self.vqvae, "must name the folder of a trained tokenizer")
         encoder = self.frozen_text_encoder
         check(bool(encoder), "frozen_text_encoder", encoder, "must name the folder of a trained text encoder")
-        check_positive(self, "image_size", "object_loss_weight", "first_token_weight")
-        check_fraction(
-            self,
-            *("complete_caption_share", "replaced_rows", "replaced_tokens", "mistaken_objects"),
-            *("object_loss_until", "grounding_until"),
-        )
-        check_not_negative(self, "grounding_weight", "counting_weight")
 
     def architecture(self) -> dict[str, Any]:
         return {**{f"shape.{name}": value for name, value in asdict(self.shape).items()}, "image_size": self.image_size}

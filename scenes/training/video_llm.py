@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -55,11 +55,12 @@ from scenes.training.video_views import (
     without_visual_after,
 )
 from vargen.base.errors import UserError
-from vargen.base.places import READ
+from vargen.base.options import option
+from vargen.base.path_roles import READ_FOLDER
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.models.model_folder import check_stored
 from vargen.runs.files import save_image_atomic
-from vargen.training.config import RunConfig, check, check_fraction, check_not_negative
+from vargen.training.config import RunConfig, check
 from vargen.training.cpu_attention import FLOAT32_ATTENTION
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, Task, prepare, train
@@ -76,73 +77,61 @@ _CAPTIONS_AT_ONCE = 16
 
 @dataclass
 class VideoLLMTrainingConfig(RunConfig):
-    """Settings of `vargen train video-llm`, beside those of every run.
+    """Settings of `vargen train video-llm`, beside those of every run."""
 
-    Args:
-        shape: what is trained.
-        question_share: share of samples that are questions and answers; the others are captions.
-        free_wording: whether captions have free wording, by which at most 0.3 of their words are about what is seen.
-        grounded_layer: the layer of the language model whose output the grounding loss reads, counted from 1; null for
-            the middle one.
-        alignment_weight: weight of a loss at that layer that makes tokens of what is asked about more similar to the
-            question: of the object that it names, or of all objects (`scenes.training.video_views.alignment_loss`).
-        shown_words_weight: weight of a loss by which the last layer's visual states predict, through the output head,
-            the words for what they show. LVSpec as printed compares with these states.
-        frame_counts: frames of the videos, one number drawn for each step; empty for `shape.num_frames` always.
-        short_until: share of the run in which all videos have the fewest of these frames.
-        kept_shares: shares of the visual tokens that the language model is given, one drawn for each step.
-        kept_choices: how these tokens are chosen, one drawn for each step; see `scenes.training.video_views.CHOICES`.
-        fusion_share: share of steps in which visual tokens are removed after a random layer in the last third, so that
-            the model reads them before it.
-        repeats: how many visual tokens each one stands for, one number drawn for each step, so that a model can read
-            videos so many times as long as it is shown. A token's two frames are alike then.
-        trained_layers: how many of the language model's last layers are trained, with its last norm; everything else
-            stays as it was, and the grounding loss, which teaches lower layers, is left out. null for the whole model.
-        initial_weights: folder of a model of the same sizes to start from; null starts fresh.
-        initial_layers: which layers of that language model to start from, counted from 0, one for each layer of this
-            model; empty for all of them. A draft model starts from some layers of its target in this way.
-    """
-
-    shape: VideoLLMConfig = field(default_factory=VideoLLMConfig)
-    question_share: float = 0.25
+    shape: VideoLLMConfig = option(VideoLLMConfig)
+    """What is trained."""
+    question_share: float = option(0.25, least=0.0, most=1.0)
+    """Share of samples that are questions and answers; the others are captions."""
     free_wording: bool = False
-    grounded_layer: int | None = None
-    alignment_weight: float = 0.0
-    shown_words_weight: float = 0.0
-    frame_counts: tuple[int, ...] = ()
-    short_until: float = 0.0
-    kept_shares: tuple[float, ...] = (1.0,)
-    kept_choices: tuple[str, ...] = CHOICES
-    fusion_share: float = 0.0
-    repeats: tuple[int, ...] = (1,)
-    trained_layers: int | None = None
-    initial_weights: str | None = field(default=None, metadata=READ)
-    initial_layers: tuple[int, ...] = ()
+    """Whether captions have free wording, by which at most 0.3 of their words are about what is seen."""
+    grounded_layer: int | None = option(None, least=1)
+    """The layer of the language model whose output the grounding loss reads, counted from 1; null for the middle
+    one."""
+    alignment_weight: float = option(0.0, least=0.0)
+    """Weight of a loss at that layer that makes tokens of what is asked about more similar to the question: of the
+    object that it names, or of all objects (`scenes.training.video_views.alignment_loss`)."""
+    shown_words_weight: float = option(0.0, least=0.0)
+    """Weight of a loss by which the last layer's visual states predict, through the output head, the words for what
+    they show. LVSpec as printed compares with these states."""
+    frame_counts: tuple[int, ...] = option((), least=MIN_STORY_FRAMES)
+    """Frames of the videos, one number drawn for each step; empty for `shape.num_frames` always."""
+    short_until: float = option(0.0, least=0.0, most=1.0)
+    """Share of the run in which all videos have the fewest of these frames."""
+    kept_shares: tuple[float, ...] = option((1.0,), above=0.0, most=1.0)
+    """Shares of the visual tokens that the language model is given, one drawn for each step."""
+    kept_choices: tuple[str, ...] = option(CHOICES, choices=CHOICES)
+    """How these tokens are chosen, one drawn for each step; see `scenes.training.video_views.CHOICES`."""
+    fusion_share: float = option(0.0, least=0.0, most=1.0)
+    """Share of steps in which visual tokens are removed after a random layer in the last third, so that the model reads
+    them before it."""
+    repeats: tuple[int, ...] = option((1,), least=1)
+    """How many visual tokens each one stands for, one number drawn for each step, so that a model can read videos so
+    many times as long as it is shown. A token's two frames are alike then."""
+    trained_layers: int | None = option(None, least=1)
+    """How many of the language model's last layers are trained, with its last norm; everything else stays as it was,
+    and the grounding loss, which teaches lower layers, is left out. null for the whole model."""
+    initial_weights: str | None = option(None, path=READ_FOLDER)
+    """Folder of a model of the same sizes to start from; null starts fresh."""
+    initial_layers: tuple[int, ...] = option((), least=0)
+    """Which layers of that language model to start from, counted from 0, one for each layer of this model; empty for
+    all of them. A draft model starts from some layers of its target in this way."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(not self.compile, "compile", True, "gains nothing here: no two steps are of one length; leave it out")
-        check_fraction(self, "question_share", "short_until", "fusion_share")
-        check_not_negative(self, "alignment_weight", "shown_words_weight")
-        layers, layer = self.shape.text.num_hidden_layers, self.grounded_layer
-        check(layer is None or 1 <= layer <= layers, "grounded_layer", layer, f"must lie between 1 and {layers}")
-        last = self.trained_layers
-        check(last is None or 1 <= last <= layers, "trained_layers", last, f"must lie between 1 and {layers}")
+        layers, layer, last = self.shape.text.num_hidden_layers, self.grounded_layer, self.trained_layers
+        check(layer is None or layer <= layers, "grounded_layer", layer, f"must lie between 1 and {layers}")
+        check(last is None or last <= layers, "trained_layers", last, f"must lie between 1 and {layers}")
         alone = last is not None and self.initial_weights is None
         check(not alone, "trained_layers", last, "needs initial_weights for the others")
         if picked := self.initial_layers:
             check(self.initial_weights is not None, "initial_layers", picked, "need initial_weights to be layers of")
             check(len(picked) == layers, "initial_layers", picked, f"must be as many as shape.text has, {layers}")
-        for share in self.kept_shares:
-            check(0 < share <= 1, "kept_shares", share, "must lie above 0 and at most at 1")
-        possible = bool(self.repeats) and min(self.repeats) >= 1
-        check(possible, "repeats", self.repeats, "must name one number at least, and none below 1")
-        check(bool(self.kept_shares), "kept_shares", self.kept_shares, "must name one share at least")
-        known = bool(self.kept_choices) and set(self.kept_choices) <= set(CHOICES)
-        check(known, "kept_choices", self.kept_choices, f"must name some of {', '.join(CHOICES)}")
-        for count in (self.shape.num_frames, *self.frame_counts):
-            remedy = f"must be an even number of at least {MIN_STORY_FRAMES}"
-            check(count >= MIN_STORY_FRAMES and count % 2 == 0, "frame_counts", count, remedy)
+        for name in ("kept_shares", "kept_choices", "repeats"):
+            check(bool(getattr(self, name)), name, getattr(self, name), "must hold one at least")
+        odd = [count for count in (self.shape.num_frames, *self.frame_counts) if count % 2]
+        check(not odd, "frame_counts", odd, "must be even numbers")
 
     def architecture(self) -> dict[str, Any]:
         shape = vars(self.shape)

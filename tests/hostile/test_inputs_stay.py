@@ -15,7 +15,7 @@ from commands import CommandOfTests, every_command
 from hostile import Case, arguments_of, check_refused, contents, each
 
 from vargen.base.errors import UserError
-from vargen.base.places import places_of
+from vargen.base.options import path_roles_of
 from vargen.commands.arguments import fill
 
 NAMES = {
@@ -47,16 +47,16 @@ def of_text(kind: Any) -> bool:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_every_field_of_text_says_whether_it_names_a_place(command: CommandOfTests) -> None:
-    unmarked = {name for name, kind in command.types().items() if of_text(kind)} - set(places_of(command.settings))
+    unmarked = {name for name, kind in command.types().items() if of_text(kind)} - set(path_roles_of(command.settings))
     assert unmarked - NAMES - {name for name, kind in command.types().items() if "dict" in str(kind)} == set()
-    written = [name for name, place in places_of(command.settings).items() if not place.is_read]
+    written = [name for name, place in path_roles_of(command.settings).items() if not place.is_read]
     assert bool(written) is (command.words not in WRITES_NOTHING)
 
 
 def pairs() -> Iterator[tuple[CommandOfTests, str, str]]:
     """Every command with an output and an input."""
     for command in COMMANDS:
-        places = places_of(command.settings)
+        places = path_roles_of(command.settings)
         nested = [name for name, kind in command.types().items() if kind == dict[str, Any]]
         read = [name for name, place in places.items() if place.is_read]
         for output in (name for name, place in places.items() if not place.is_read):
@@ -82,14 +82,14 @@ def _split(values: dict[str, object]) -> Iterator[tuple[str, object, str]]:
 @pytest.mark.parametrize(("command", "output", "source"), pairs(), ids=str)
 def test_an_output_is_no_input(command: CommandOfTests, output: str, source: str, tmp_path: Path) -> None:
     """The same file; for folders the same one, one inside it, and a file that the command would write."""
-    places = places_of(command.settings)
+    places = path_roles_of(command.settings)
     written, there = places[output], tmp_path / "there"
     if written.kind == "file":
         there.write_text("")
         check(command, f"{there} is also what", **{output: there, source: there})
         return
     there.mkdir()
-    if source == "config" or places.get(source, written).kind == "read file":
+    if source == "config" or places.get(source, written).kind == "read names":
         for name in (each for each in written.names if not each.endswith("/")):
             (there / name).write_text("")
             check(command, f"{there / name} would be replaced", **{output: there, source: there / name})
@@ -101,7 +101,7 @@ def test_an_output_is_no_input(command: CommandOfTests, output: str, source: str
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_what_cannot_be_replaced_is_refused_before_any_work(command: CommandOfTests, tmp_path: Path) -> None:
     """A link or a folder with the name of every file that a command says it writes."""
-    for output, place in places_of(command.settings).items():
+    for output, place in path_roles_of(command.settings).items():
         for name in filter(lambda name: Path(name).suffix, place.names):
             check(command, f"{output} must name a place", **{output: ""})
             for number, make in enumerate((Path.mkdir, lambda path: path.symlink_to("nowhere"))):
@@ -117,7 +117,7 @@ def test_nothing_is_written_among_the_files_of_a_model(command: CommandOfTests, 
     for layout in (["model_index.json"], ["config.json", "model.safetensors"]):
         for name in layout:
             (tmp_path / name).write_text("{}")
-        for output, place in places_of(command.settings).items():
+        for output, place in path_roles_of(command.settings).items():
             if place.is_read or place.kind == "replaced":  # a conversion may write the part that a model lacks
                 continue
             for inside in ("new", "transformer/new"):
@@ -130,13 +130,13 @@ def test_a_run_may_be_named_as_a_method_or_a_shipped_model_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A folder called jacobi is not the method, and scenes-128 in the working directory not the shipped model."""
-    from vargen.base.places import check_places
+    from vargen.base.path_roles import check_paths
     from vargen.jobs.generation import GenerateConfig
 
     monkeypatch.chdir(tmp_path)
     for name in ("jacobi", "scenes-128"):
         (tmp_path / name).mkdir()
-        check_places(places_of(GenerateConfig), {"method": "jacobi", "model": "scenes-128", "output": name})
+        check_paths(path_roles_of(GenerateConfig), {"method": "jacobi", "model": "scenes-128", "output": name})
 
 
 CASES = [
@@ -168,5 +168,5 @@ def test_it_is_refused(case: Case, tmp_path: Path, tiny_model_folder: Path, caps
 def test_runs_write_what_their_settings_say(finished_run: Path) -> None:
     from vargen.jobs.generation import GenerateConfig
 
-    declared = places_of(GenerateConfig)["output"].names
+    declared = path_roles_of(GenerateConfig)["output"].names
     assert {name.split("/")[0] for name in contents(finished_run)} <= set(declared)

@@ -29,7 +29,7 @@ from metrics.errors import DataError
 from metrics.frechet import GaussianStatistics
 from metrics.images import open_images, open_npz, read_image
 from vargen.base.errors import UserError
-from vargen.base.places import places_of
+from vargen.base.options import path_roles_of
 from vargen.base.reading import parse_json
 from vargen.cli import main
 from vargen.commands.arguments import fill
@@ -42,7 +42,7 @@ COMMANDS = every_command()
 def test_nothing_waits_for_a_pipe(command: CommandOfTests, tmp_path: Path) -> None:
     """Every argument of every command that is read."""
     os.mkfifo(tmp_path / "pipe")
-    for name in (name for name, place in places_of(command.settings).items() if place.is_read):
+    for name in (name for name, place in path_roles_of(command.settings).items() if place.is_read):
         with pytest.raises(UserError, match=f"{name}: .*pipe is a device or a pipe"):
             fill(command.settings, command.values(**{name: str(tmp_path / "pipe")}))
 

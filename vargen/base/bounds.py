@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from operator import ge, gt, le, lt
+from typing import Any
 
 from vargen.base.errors import UserError
 
@@ -45,61 +47,78 @@ MAX_ARGUMENT = 100_000
 MAX_CHARACTERS = 10_000
 """The most characters of a prompt or a question. No model here reads more than a few thousand."""
 
-Bounds = Mapping[str, tuple[float, float]]
+
+SAMPLING_BOUNDS: dict[str, dict[str, Any]] = {
+    "temperature": {"least": TEMPERATURES[0], "most": TEMPERATURES[1], "also": (0,)},
+    "top_k": {"least": 0, "most": MAX_TOP_K},
+    "top_p": {"above": 0.0, "most": 1.0},
+    "guidance_scale": {"least": 0.0, "most": MAX_GUIDANCE_SCALE},
+}
+"""Bounds of how tokens are drawn, as `check_number` takes them."""
 
 
-def check_number(name: str, value: object, lowest: float, highest: float, whole: bool | None = None) -> None:
-    """Refuse what is no number from `lowest` to `highest`; not-a-number is none.
+def check_number(
+    name: str,
+    value: object,
+    least: float | None = None,
+    most: float | None = None,
+    whole: bool | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    also: tuple[float, ...] = (),
+) -> None:
+    """Refuse what is no number within bounds; not-a-number is none.
 
     Args:
         name: what the argument is called.
         value: what was given.
-        lowest, highest: both allowed.
-        whole: whether it must be an integer; None: where `lowest` is one.
+        least, most: both allowed; None: there is no such bound.
+        whole: whether it must be an integer; None: where `least` is one.
+        above, below: bounds that are not allowed themselves.
+        also: numbers that are allowed beside these.
 
     Raises:
         UserError: see above.
     """
-    whole = isinstance(lowest, int) if whole is None else whole
-    kinds = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or value != value:
+    whole = isinstance(least, int) if whole is None else whole
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value != value:
         kind = "an integer" if whole else "a number"
-        raise UserError(f"{name} must be {kind} from {_told(lowest)} to {_told(highest)}, got {_shown(value)}")
-    if value < lowest:
-        raise UserError(f"{name} must be at least {_told(lowest)}, got {_shown(value)}")
-    if value > highest:
-        raise UserError(f"{name} must be at most {_told(highest)}, got {_shown(value)}")
+        raise UserError(f"{name} must be {kind}{range_in_words(least, most, above, below)}, got {shown(value)}")
+    for word, bound, holds in (
+        ("at least", least, ge),
+        ("at most", most, le),
+        ("above", above, gt),
+        ("below", below, lt),
+    ):
+        if bound is not None and value not in also and not holds(value, bound):
+            others = "".join(f", or {each}" for each in also)
+            raise UserError(f"{name} must be {word} {_told(bound)}{others}, got {shown(value)}")
 
 
-def check_numbers(config: object, bounds: Bounds) -> None:
-    """`check_number` for fields of a configuration; None, where a field may be so, stands for a default."""
-    for name, (lowest, highest) in bounds.items():
-        value = getattr(config, name)
-        if value is not None:
-            check_number(name, value, lowest, highest)
+def range_in_words(
+    least: float | None, most: float | None, above: float | None = None, below: float | None = None
+) -> str:
+    """Bounds as `check_number` takes them, to stand behind "a number"; empty without any."""
+    if least is not None and most is not None:
+        return f" from {_told(least)} to {_told(most)}"
+    bounds = {"of at least": least, "above": above, "of at most": most, "below": below}
+    words = " and ".join(f"{word} {_told(bound)}" for word, bound in bounds.items() if bound is not None)
+    return f" {words}" if words else ""
 
 
 def check_choice(name: str, value: object, known: Collection[str]) -> None:
     """Refuse what is none of a few words. Raises UserError, which lists them."""
     if value not in known:
-        raise UserError(f"{name} must be one of {', '.join(known)}, got {_shown(value)}")
+        raise UserError(f"{name} must be one of {', '.join(known)}, got {shown(value)}")
 
 
 def check_sampling(temperature: object, top_k: object, top_p: object, guidance_scale: object = None) -> None:
     """Refuse settings of sampling that mean nothing. None stands for a default. Raises UserError that says what is
     allowed."""
-    if temperature is not None:
-        check_number("temperature", temperature, 0.0, TEMPERATURES[1])
-        if temperature != 0:
-            check_number("temperature", temperature, *TEMPERATURES)
-    if top_k is not None:
-        check_number("top_k", top_k, 0, MAX_TOP_K)
-    if top_p is not None:
-        check_number("top_p", top_p, 0.0, 1.0)
-        if top_p == 0:
-            raise UserError("top_p must lie above 0: something has to be left; 1 keeps every token")
-    if guidance_scale is not None:
-        check_number("guidance_scale", guidance_scale, 0.0, MAX_GUIDANCE_SCALE)
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale}
+    for name, value in given.items():
+        if value is not None:
+            check_number(name, value, **SAMPLING_BOUNDS[name])
 
 
 def check_magnitudes(name: str, value: object) -> None:
@@ -167,6 +186,7 @@ def _told(bound: float) -> str:
     return powers.get(bound) or (f"{bound:,}" if isinstance(bound, int) else f"{bound:g}")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value for an error, at most 40 characters of it."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,80 +1,44 @@
 """Reading a subcommand's arguments: one option for each field of a dataclass, YAML files, and errors in one line.
 
-jsonargparse reads values by the types of the fields, merges YAML files (`--config`) with options in the order in which
-they are given, and prints the result (`--print_config`). Belongs here: groups and help texts of options, and the
-spellings that users expect. Does not belong here: any option; a dataclass of settings stands beside its job.
+Belongs here: help texts, and the spellings that users expect. Does not belong here: any option; `vargen.base.options`
+declares one, beside its job. jsonargparse reads values by their types, and merges YAML files (`--config`) with options.
 """
 
 from __future__ import annotations
 
 import argparse
-import inspect
 import os
 import re
 from argparse import SUPPRESS, Action
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from functools import reduce
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 
 from vargen.base.bounds import check_characters, check_choice, check_magnitudes
 from vargen.base.errors import UserError, did_you_mean
-from vargen.base.places import Place, check_places, places_of
+from vargen.base.options import (
+    COMPUTING,
+    GROUPS,
+    LOADING,
+    OUTPUT,
+    TRAINING,
+    Option,
+    options_of,
+    path_roles_of,
+    texts_of,
+)
+from vargen.base.path_roles import PathRole, check_paths
 from vargen.base.reading import parse_yaml, parser_mode, read_yaml, reading
 from vargen.base.resources import find_config
-from vargen.models.options import ModelOptions
 
-Options = TypeVar("Options")
+Filled = TypeVar("Filled")
 
-_GROUPS = {
-    "Decoding method": ("method", "methods", "method_options", "fixed", "batch_size", "continuous_batches"),
-    "Sampling": (
-        *(
-            "seed",
-            "guidance_scale",
-            "guided_tokens",
-            "temperature",
-            "top_k",
-            "top_p",
-            "repetition_penalty",
-            "max_new_tokens",
-        ),
-        *("num_candidates", "ranker"),
-    ),
-    "Training": (
-        *("batch_size", "steps", "max_seconds", "seed", "learning_rate", "warmup_steps"),
-        *("decay_start", "optimizer", "muon_learning_rate", "weight_decay", "adam_betas", "gradient_clip", "ema_decay"),
-        *("evaluate_every", "evaluation_size"),
-    ),
-    "Output": (
-        *("output", "save_images", "trace_image", "picture", "save_to_model", "overwrite", "json", "quiet"),
-        *("checkpoint_seconds", "log_every", "log_with", "sample_every"),
-    ),
-    "Loading the model": (
-        *(field.name for field in fields(ModelOptions) if field.name != "model"),
-        *("draft_model", "draft_revision"),
-    ),
-    "Computing": ("device", "num_threads", "autocast", "compile"),
-}
-"""Groups of the help text, in their order, after the group of the task itself. Every other option is of the task."""
-_HEADS = {
-    "Decoding method": ("method", "methods"),
-    "Training": ("learning_rate",),
-    "Loading the model": ("revision", "judge_model"),
-    "Computing": ("num_threads",),
-}
-"""A command with none of these options has no such group: its `batch_size` or `vqvae` is of the task."""
-_LAST = ("Training", "Output", "Loading the model", "Computing", "About these options")
-
-_FOLDERS = (
-    *("output", "clip", "text_encoder", "drafter", "judge_model", "hps", "detector", "vqa_model", "videos"),
-    *("codes", "frozen_text_encoder", "initial_weights", "answers", "states"),
-)
-_FILES = ("picture", "vgg_weights", "inception_weights", "config", "transformer")
-_FOLDERS_OR_FILES = ("vqvae", "checkpoint", "given_images", "reference")
+_ABOUT = "About these options"
 _TRUTHS = ("true", "false", "yes", "no", "null")
 """What may follow a switch."""
 _LIKE_TRUTHS = ("on", "off", "0", "1", "y", "n", "t", "f")
@@ -93,13 +57,14 @@ class HelpFormatter(DefaultHelpFormatter):
     def _get_help_string(self, action: Action) -> str:
         shown = action.option_strings and action.nargs != 0 and action.default not in (None, SUPPRESS, {}, [])
         default = str(action.default).lower() if isinstance(action.default, bool) else action.default
-        return f"{(action.help or '').rstrip('.')}{f' (default: {default})' if shown else ''}"
+        text = texts_of(action.settings).get(_name(action), "") if hasattr(action, "settings") else action.help or ""
+        return f"{text.rstrip('.')}{f' (default: {default})' if shown else ''}"
 
     def _format_action_invocation(self, action: Action) -> str:
         names = [each for each in action.option_strings if not each.endswith("+")]  # --x+ appends to a list
         if not names or action.nargs == 0 or (action.metavar and not hasattr(action, "_typehint")):
             return super()._format_action_invocation(action)
-        return f"{', '.join(names)} {_kind(_type_of(action), action.dest.rsplit('.')[-1])}"
+        return f"{', '.join(names)} {_kind(_type_of(action), _declared(action))}"
 
 
 def build_parser(command: str, description: str, options: type[Any] | None = None, epilog: str = "") -> ArgumentParser:
@@ -121,7 +86,7 @@ def build_parser(command: str, description: str, options: type[Any] | None = Non
             metavar="FILE",
             help="YAML file with any of these options, or the name of a shipped one; options after it override it",
         )
-        parser._optionals.title = "About these options"
+        parser._optionals.title = _ABOUT
         _sort_groups(parser)
     return parser
 
@@ -135,7 +100,7 @@ def take_task(arguments: Sequence[str], tasks: Collection[str]) -> tuple[str, li
     return asked.task, rest
 
 
-def add_switches(parser: ArgumentParser, quiet: bool = True, title: str = "Output", **switches: str) -> None:
+def add_switches(parser: ArgumentParser, quiet: bool = True, title: str = OUTPUT, **switches: str) -> None:
     """Switches of a command that are no settings of its job, such as `json`, by name with their help texts.
 
     Args:
@@ -154,27 +119,20 @@ def add_switches(parser: ArgumentParser, quiet: bool = True, title: str = "Outpu
 
 
 def _sort_groups(parser: ArgumentParser) -> None:
-    order = {title: number for number, title in enumerate(_LAST)}
+    order = {title: number for number, title in enumerate((TRAINING, OUTPUT, LOADING, COMPUTING, _ABOUT))}
     parser._action_groups = sorted(parser._action_groups, key=lambda group: order.get(str(group.title), -1))
 
 
 def _add_options(parser: ArgumentParser, options: type[Any]) -> None:
     """One option for each field, in groups: those of the task first, those that load the model last."""
-    types, texts = get_type_hints(options), _help_texts(options)
-    present = {field.name for field in fields(options)}
-    group_of = {
-        name: title
-        for title, names in _GROUPS.items()
-        if present.intersection(_HEADS.get(title, present))
-        for name in names
-    }
+    types, declared = get_type_hints(options), options_of(options)
     task = (options.__doc__ or "").splitlines()[0].rstrip(".")
-    for title in (task, *_GROUPS):
-        chosen = [field for field in fields(options) if group_of.get(field.name, task) == title]
+    for title in (task, *GROUPS):
+        chosen = [field for field in fields(options) if (declared[field.name].group or task) == title]
         if not chosen:
             continue
         group = parser.add_argument_group(title)
-        for field in sorted(chosen, key=lambda field: field.name == "model" and title == task):
+        for field in sorted(chosen, key=lambda field: field.name == "model"):
             if is_dataclass(types[field.name]):  # in a group of its own, whose options have dots
                 parser.add_class_arguments(types[field.name], field.name, default=asdict(_default(field)))
                 continue
@@ -183,18 +141,13 @@ def _add_options(parser: ArgumentParser, options: type[Any]) -> None:
                 type=types[field.name],
                 required=_required(field),
                 default=None if _required(field) else _default(field),
-                help=texts[field.name],
+                help=field.name,  # the text is read when it is shown
             )
-
-
-def _help_texts(options: type[Any]) -> dict[str, str]:
-    """What the docstrings of a dataclass and its bases say of each field, under "Args:"."""
-    texts: dict[str, str] = {}
-    for kind in reversed(options.__mro__):
-        described = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")[2]
-        for each in re.finditer(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", described, re.MULTILINE):
-            texts[each[1]] = " ".join(each[2].split())
-    return texts
+    for action in parser._actions:
+        *above, name = action.dest.split(".")
+        settings = reduce(lambda kind, each: get_type_hints(kind)[each], above, options)
+        if name in options_of(settings) and not is_dataclass(get_type_hints(settings)[name]):
+            action.settings = settings  # type: ignore[attr-defined]
 
 
 def _required(field: Field[Any]) -> bool:
@@ -209,26 +162,27 @@ def _type_of(action: Action) -> Any:
     return getattr(action, "_typehint", None) or action.type or str
 
 
-def _kind(kind: Any, name: str = "") -> str:
-    """The type of an option in one word, as help texts and errors have it."""
+def _name(action: Action) -> str:
+    """The field that an option stands for."""
+    return action.dest.rsplit(".")[-1]
+
+
+def _declared(action: Action | None) -> Option:
+    """The declaration of an option; an empty one for an argument without."""
+    return options_of(action.settings)[_name(action)] if hasattr(action, "settings") else Option()
+
+
+def _kind(kind: Any, declared: Option) -> str:
+    """The values of an option in one word, for help texts."""
     if get_origin(kind) in (Union, UnionType):
-        return "|".join(_kind(each, name) for each in get_args(kind) if each not in (type(None), dict[str, Any]))
+        return "|".join(_kind(each, declared) for each in get_args(kind) if each not in (NoneType, dict[str, Any]))
     if get_origin(kind) in (list, tuple):
-        return f"[{_kind(get_args(kind)[0])},...]"
+        return f"[{_kind(get_args(kind)[0], declared)},...]"
     if get_origin(kind) is dict:
         return "SETTINGS"
-    if kind is bool:
-        return "true|false"
-    if kind in (int, float):
-        return "NUMBER"
-    if name in _FOLDERS or name in _FOLDERS_OR_FILES:
-        return "FOLDER" if name in _FOLDERS else "PATH"
-    return "FILE" if name in _FILES or name.endswith("_file") else "TEXT"
-
-
-def _number(kind: Any) -> str:
-    """What an error calls a number of this type."""
-    return "a number" if "float" in str(kind) else "an integer"
+    if kind in (bool, int, float):
+        return "true|false" if kind is bool else "NUMBER"
+    return "TEXT" if declared.path is None else declared.path.shown
 
 
 def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
@@ -258,23 +212,20 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
 def _reason(parser: ArgumentParser, message: str) -> str:
     """An error of jsonargparse in plain words."""
     if refused := _REFUSED_VALUE.search(message):
-        name = refused["name"]
-        typed = next((action for action in parser._actions if action.dest == name), None)
-        wanted = str if typed is None else _type_of(typed)
-        kind = _kind(wanted, name.split(".")[-1])
-        words = {
-            "NUMBER": _number(wanted),
-            "true|false": "true or false",
-            "TEXT": "text",
-            "SETTINGS": "settings by name",
-        }
-        return f"{name} must be {words.get(kind, kind)}, got {' '.join(refused['value'].split())!r}"
+        return _wrong_value(parser, refused["name"], " ".join(refused["value"].split()))
     unknown = re.search(r"unrecognized arguments: (?P<flag>--[^\s=]+)", message)
     if unknown is None:
         return " ".join(message.split())
     options = [option for action in parser._actions for option in action.option_strings]
     flag = unknown["flag"]
     return f"{flag} is not an option of {parser.prog}{did_you_mean(flag, options)}"
+
+
+def _wrong_value(parser: ArgumentParser, name: str, value: str) -> str:
+    """What is wrong with a value that is none of its option's type."""
+    action = next((action for action in parser._actions if action.dest == name), None)
+    hint = str if action is None else _type_of(action)
+    return f"{name} must be {_declared(action).in_words(hint)}, got {value!r}"
 
 
 def _take_nested(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str, str]]]:
@@ -324,20 +275,20 @@ def _holds_a_dict(parser: ArgumentParser, field: str) -> bool:
         return False
 
 
-def fill(options: type[Options], values: Namespace, **places: Mapping[str, Place]) -> Options:
+def fill(options: type[Filled], values: Namespace, **roles: PathRole) -> Filled:
     """An instance of the dataclass from parsed values.
 
     Args:
         options: the dataclass.
         values: every argument of the command.
-        places: metadata of arguments that are no fields, as `vargen.base.places` has it.
+        roles: of arguments that are no fields, by name.
 
     Raises:
         UserError: an output takes the place of an input, or what the checks of the dataclass raise.
     """
     for name, value in vars(values).items():
         check_magnitudes(name, value)
-    check_places({**places_of(options), **{name: mark["place"] for name, mark in places.items()}}, vars(values))
+    check_paths(path_roles_of(options) | roles, vars(values))
     return options(**{field.name: getattr(values, field.name) for field in fields(options)})  # type: ignore[arg-type]
 
 
@@ -407,5 +358,5 @@ def _needs_a_value(parser: ArgumentParser, name: str) -> bool:
 def _check_base_sixty(parser: ArgumentParser, name: str, value: Any) -> None:
     """Refuse 1:30 for a number: where it needs one, jsonargparse reads by YAML 1.1, for which this is 90."""
     action = next((action for action in parser._actions if action.dest == name), None)
-    if action is not None and "NUMBER" in _kind(_type_of(action)) and _BASE_SIXTY.search(str(value)):
-        raise UserError(f"{name} must be {_number(_type_of(action))}, got {str(value)!r} (see {parser.prog} --help)")
+    if action is not None and "NUMBER" in _kind(_type_of(action), Option()) and _BASE_SIXTY.search(str(value)):
+        raise UserError(f"{_wrong_value(parser, name, str(value))} (see {parser.prog} --help)")

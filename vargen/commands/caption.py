@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from vargen.base.places import READ
+from vargen.base.path_roles import READ
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.methods.catalogue import methods_for
 from vargen.video.jobs.captioning import DEFAULT_QUESTION, CaptionConfig, caption

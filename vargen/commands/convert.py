@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vargen.base.errors import UserError, did_you_mean
-from vargen.base.places import READ
+from vargen.base.path_roles import READ
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.jobs import conversion
 from vargen.runs.files import own_folder

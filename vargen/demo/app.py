@@ -12,13 +12,13 @@ import signal
 import sys
 import tempfile
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vargen.base.bounds import check_number
 from vargen.base.errors import UserError
-from vargen.base.places import MODEL
+from vargen.base.options import option
+from vargen.base.path_roles import MODEL
 from vargen.demo import compare, pictures, videos
 from vargen.demo.models import Models
 from vargen.models.options import ModelOptions
@@ -35,28 +35,21 @@ _HEADER = """
 
 @dataclass(frozen=True)
 class DemoConfig(ModelOptions):
-    """What to show, and to whom.
+    """What to show, and to whom."""
 
-    Args:
-        model: folder, hub name or shipped name of a picture model that is offered before the shipped ones.
-        video_model: folder of a Qwen2-VL, Qwen2.5-VL, Qwen3-VL, LLaVA-OneVision or LLaVA-NeXT-Video model; null for the
-            shipped one.
-        video_draft_model: folder of its draft model; null for the one shipped with the shipped model.
-        host: address of the page. 127.0.0.1 is for this machine alone, 0.0.0.0 for everybody on the network.
-        port: number of its port; null for the first free one from 7860.
-        share: also open a public address at gradio.live, for everybody who knows it.
-    """
-
-    video_model: str | None = field(default=None, metadata=MODEL)
-    video_draft_model: str | None = field(default=None, metadata=MODEL)
+    model: str | None = None
+    """Folder, hub name or shipped name of a picture model that is offered before the shipped ones."""
+    video_model: str | None = option(None, path=MODEL)
+    """Folder of a Qwen2-VL, Qwen2.5-VL, Qwen3-VL, LLaVA-OneVision or LLaVA-NeXT-Video model; null for the shipped
+    one."""
+    video_draft_model: str | None = option(None, path=MODEL)
+    """Folder of its draft model; null for the one shipped with the shipped model."""
     host: str = "127.0.0.1"
-    port: int | None = None
+    """Address of the page. 127.0.0.1 is for this machine alone, 0.0.0.0 for everybody on the network."""
+    port: int | None = option(None, least=1, most=65_535)
+    """Number of its port; null for the first free one from 7860."""
     share: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.port is not None:
-            check_number("port", self.port, 1, 65_535)
+    """Also open a public address at gradio.live, for everybody who knows it."""
 
 
 def check_gradio() -> None:

@@ -10,16 +10,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from glob import escape
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metrics.speculation import CallRecord, achieved, summarise
-from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP, check_choice, check_numbers
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP
 from vargen.base.errors import UserError
-from vargen.base.places import READ, READ_FILE, writes_in
+from vargen.base.options import DECODING, OUTPUT, option
+from vargen.base.path_roles import READ_FILE, READ_FOLDER, READ_NAMES, writes_in
 from vargen.jobs.cases import (
     SPLITS,
     BenchmarkCase,
@@ -56,61 +57,50 @@ _BATCHES_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class BenchConfig(SamplingOptions):
-    """What to compare.
+    """What to compare."""
 
-    Args:
-        methods: names of methods or presets, or YAML files of settings, separated by commas. Plain decoding, "ar", is
-            added where it is missing, since every ratio divides by it. null for ar,jacobi,scd,vvs-jacobi, and with a
-            trained drafter eagle-chain,likeness-quality, too.
-        method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
-        num_prompts: number of prompts. They describe scenes that training never showed.
-        prompts_file: prompts to use instead, in any form that `vargen generate` reads.
-            A model that does not draw the project's own scenes needs one.
-        split: which prompts are composed, "heldout" for combinations that training never showed, "all" for any.
-        class_labels: classes to draw instead of prompts, for a class-conditional model.
-        batch_size: number of pictures that are drawn at once.
-        continuous_batches: give a finished picture's place in the batch to the next one at once, where the family of
-            models can. A picture's passes and seconds are then its own. false lets a batch wait for its slowest.
-        warm_up: number of calls of each method that do not count, before the first that does.
-        judge: read the pictures and compare them with their prompts, where the model draws the project's own scenes.
-        clip: folder of a CLIP model of transformers that scores pictures against their prompts; null for no scores.
-        extractor: name of a network that a package brings, "efficientnet-lite0", whose Frechet distance between the
-            pictures and renders of held-out scenes is told; null for none. It is not FID.
-        output: folder for results.json, plot.png (judge accuracy against speed-up) and images/. Measured calls are kept
-            in it until the end, and the same command continues a stopped run. null writes nothing.
-        processes: how often the whole comparison runs, each time in a fresh process, one after the other. Ratios are
-            then shown as worst, median and best, since one process may be lucky.
-        save_images: write the pictures to images/METHOD/000000.png in the output folder.
-    """
-
-    methods: str | None = field(default=None, metadata=READ_FILE)
-    method_options: dict[str, Any] = field(default_factory=dict)
-    num_prompts: int = 64
-    prompts_file: str | None = field(default=None, metadata=READ)
-    split: str = "heldout"
-    class_labels: list[int] = field(default_factory=list)
-    batch_size: int = 1
-    continuous_batches: bool = False
-    warm_up: int = 1
+    methods: str | None = option(None, path=READ_NAMES, group=DECODING)
+    """Names of methods or presets, or YAML files of settings, separated by commas. Plain decoding, "ar", is added where
+    it is missing, since every ratio divides by it. null for ar,jacobi,scd,vvs-jacobi, and with a trained drafter
+    eagle-chain,likeness-quality, too."""
+    method_options: dict[str, Any] = option(dict, group=DECODING)
+    """Settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`."""
+    num_prompts: int = option(64, least=1, most=MAX_PICTURES)
+    """Number of prompts. They describe scenes that training never showed."""
+    prompts_file: str | None = option(None, path=READ_FILE)
+    """Prompts to use instead, in any form that `vargen generate` reads. A model that does not draw the project's own
+    scenes needs one."""
+    split: str = option("heldout", choices=SPLITS)
+    """Which prompts are composed, "heldout" for combinations that training never showed, "all" for any."""
+    class_labels: list[int] = option(list, least=0)
+    """Classes to draw instead of prompts, for a class-conditional model."""
+    batch_size: int = option(1, least=1, most=MAX_BATCH_SIZE, group=DECODING)
+    """Number of pictures that are drawn at once."""
+    continuous_batches: bool = option(False, group=DECODING)
+    """Give a finished picture's place in the batch to the next one at once, where the family of models can. A picture's
+    passes and seconds are then its own. false lets a batch wait for its slowest."""
+    warm_up: int = option(1, least=0, most=MAX_WARM_UP)
+    """Number of calls of each method that do not count, before the first that does."""
     judge: bool = True
-    clip: str | None = field(default=None, metadata=READ)
+    """Read the pictures and compare them with their prompts, where the model draws the project's own scenes."""
+    clip: str | None = option(None, path=READ_FOLDER)
+    """Folder of a CLIP model of transformers that scores pictures against their prompts; null for no scores."""
     extractor: str | None = None
-    output: str | None = field(
-        default=None, metadata=writes_in("results.json", "plot.png", "calls.jsonl", "images", "processes")
+    """Name of a network that a package brings, "efficientnet-lite0", whose Frechet distance between the pictures and
+    renders of held-out scenes is told; null for none. It is not FID."""
+    output: str | None = option(
+        None, path=writes_in("results.json", "plot.png", "calls.jsonl", "images", "processes"), group=OUTPUT
     )
-    processes: int = 1
-    save_images: bool = False
+    """Folder for results.json, plot.png (judge accuracy against speed-up) and images/. Measured calls are kept in it
+    until the end, and the same command continues a stopped run. null writes nothing."""
+    processes: int = option(1, least=1, most=MAX_PROCESSES)
+    """How often the whole comparison runs, each time in a fresh process, one after the other. Ratios are then shown as
+    worst, median and best, since one process may be lucky."""
+    save_images: bool = option(False, group=OUTPUT)
+    """Write the pictures to images/METHOD/000000.png in the output folder."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(
-            self,
-            {
-                **{"num_prompts": (1, MAX_PICTURES), "batch_size": (1, MAX_BATCH_SIZE), "warm_up": (0, MAX_WARM_UP)},
-                "processes": (1, MAX_PROCESSES),
-            },
-        )
-        check_choice("split", self.split, SPLITS)
         if self.save_images and self.processes > 1:
             raise UserError("save_images needs processes 1: every process draws the same pictures")
         if self.save_images and self.output is None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vargen.base.bounds import MAX_PIXELS, check_choice, check_numbers
+from vargen.base.bounds import MAX_PIXELS
 from vargen.base.errors import UserError
-from vargen.base.places import READ, replaces
+from vargen.base.options import OUTPUT, Settings, option
+from vargen.base.path_roles import READ, READ_FILE, READ_FOLDER, REPLACED
 from vargen.models.options import DTYPES
 from vargen.runs.files import atomic_folder
 
@@ -25,90 +26,63 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ConvertFolderConfig:
-    """What to convert.
+class ConvertFolderConfig(Settings):
+    """What to convert."""
 
-    Args:
-        output: folder to write. It appears only when all went well.
-        overwrite: replace the folder if it exists.
-    """
-
-    output: str = field(metadata=replaces())
-    overwrite: bool = False
+    output: str = option(path=REPLACED, group=OUTPUT)
+    """Folder to write. It appears only when all went well."""
+    overwrite: bool = option(False, group=OUTPUT)
+    """Replace the folder if it exists."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertVqganConfig(ConvertFolderConfig):
-    """What to convert.
+    """What to convert."""
 
-    Args:
-        checkpoint: file of a VQGAN, such as vqgan.ckpt of Chameleon (Lumina-mGPT, Anole, Liquid), model.ckpt of
-            BAAI/Emu3.5-VisionTokenizer, or movqgan_270M.ckpt of ai-forever/MoVQGAN (Lumina-mGPT 2.0).
-    """
-
-    checkpoint: str = field(metadata=READ)
+    checkpoint: str = option(path=READ)
+    """File of a VQGAN, such as vqgan.ckpt of Chameleon (Lumina-mGPT, Anole, Liquid), model.ckpt of
+    BAAI/Emu3.5-VisionTokenizer, or movqgan_270M.ckpt of ai-forever/MoVQGAN (Lumina-mGPT 2.0)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PrecisionConfig(ConvertFolderConfig):
-    """What to convert.
+    """What to convert."""
 
-    Args:
-        dtype: precision in which the model is stored, float32, bfloat16 or float16; null keeps the file's.
-    """
-
-    dtype: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.dtype is not None:
-            check_choice("dtype", self.dtype, DTYPES[1:])  # but "auto"
+    dtype: str | None = option(None, choices=DTYPES[1:])
+    """Precision in which the model is stored, float32, bfloat16 or float16; null keeps the file's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertConfig(_PrecisionConfig):
-    """What to convert.
+    """What to convert."""
 
-    Args:
-        transformer: official transformer file, such as t2i_XL_stage1_256.pt.
-        vqvae: official tokenizer file that was released with it, such as vq_ds16_t2i.pt.
-        image_size: side of a picture in pixels, which no file holds: 256 for *_256.pt, 384 for *_384.pt, 512 for
-            *_512.pt.
-        text_encoder: folder with google/flan-t5-xl and its tokenizer, for text-conditional files only.
-        num_attention_heads: number of heads, needed only for a geometry that was never published.
-    """
-
-    transformer: str = field(metadata=READ)
-    vqvae: str = field(metadata=READ)
-    image_size: int
-    text_encoder: str | None = field(default=None, metadata=READ)
-    num_attention_heads: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, {"image_size": (16, MAX_PIXELS), "num_attention_heads": (1, 1_024)})
+    transformer: str = option(path=READ_FILE)
+    """Official transformer file, such as t2i_XL_stage1_256.pt."""
+    vqvae: str = option(path=READ)
+    """Official tokenizer file that was released with it, such as vq_ds16_t2i.pt."""
+    image_size: int = option(least=16, most=MAX_PIXELS)
+    """Side of a picture in pixels, which no file holds: 256 for *_256.pt, 384 for *_384.pt, 512 for *_512.pt."""
+    text_encoder: str | None = option(None, path=READ_FOLDER)
+    """Folder with google/flan-t5-xl and its tokenizer, for text-conditional files only."""
+    num_attention_heads: int | None = option(None, least=1, most=1_024)
+    """Number of heads, needed only for a geometry that was never published."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertAnoleConfig(_PrecisionConfig):
-    """What to convert.
+    """What to convert."""
 
-    Args:
-        checkpoint: folder in Meta's layout, such as GAIR/Anole-7b-v0.1, with models/7b/consolidated.pth and tokenizer/.
-    """
-
-    checkpoint: str = field(metadata=READ)
+    checkpoint: str = option(path=READ)
+    """Folder in Meta's layout, such as GAIR/Anole-7b-v0.1, with models/7b/consolidated.pth and tokenizer/."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertDrafterConfig(_PrecisionConfig):
-    """What to convert.
+    """What to convert."""
 
-    Args:
-        drafter: folder of a published LANTERN drafter for LlamaGen (such as jadohu/llamagen_drafter), Lumina-mGPT or
-            Anole (jadohu/anole_drafter).
-    """
-
-    drafter: str = field(metadata=READ)
+    drafter: str = option(path=READ_FOLDER)
+    """Folder of a published LANTERN drafter for LlamaGen (such as jadohu/llamagen_drafter), Lumina-mGPT or Anole
+    (jadohu/anole_drafter)."""
 
 
 def _torch_dtype(dtype: str | None) -> torch.dtype | None:

@@ -13,14 +13,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, check_numbers
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES
 from vargen.base.errors import UserError
-from vargen.base.places import READ, READ_FILE, writes_in
+from vargen.base.options import DECODING, OUTPUT, option
+from vargen.base.path_roles import READ, READ_FILE, READ_FOLDER, READ_NAMES, writes_in
 from vargen.base.prompts import gather_prompts, read_column
 from vargen.base.reading import read_yaml
 from vargen.base.resources import configs_folder, shipped_clip
@@ -48,72 +49,61 @@ _USUAL_COUNT = 2000
 
 @dataclass(frozen=True)
 class EvaluateConfig(SamplingOptions):
-    """What to evaluate.
+    """What to evaluate."""
 
-    Args:
-        protocol: name of a shipped protocol (scenes, scenes-efficientnet, scene-prompts, prompts, coco2014-30k,
-            coco2017-5k-longest, imagenet-50k) or a YAML file with the same fields; null for scenes, or for
-            scene-prompts with a prompts_file, or for prompts with a model that does not draw the project's own scenes.
-        num_prompts: number of prompts or classes; null for the protocol's, or 2000 where it has none.
-        num_images_per_prompt: number of pictures of each.
-        prompts_file: captions, one for each picture in its order, in any form that `vargen generate` reads.
-        prompts_format: what the captions are of: parti, geneval, dpg or hpsv2, as published. Scores are then told by
-            group, too. null for captions alone.
-        given_images: folder or .npz file of pictures to evaluate, instead of making any.
-        methods: names of methods or presets, or YAML files of settings, separated by commas. They are evaluated one
-            after the other.
-        method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
-        reference: folder of pictures, or .npz file of pictures (arr_0) or statistics (mu, sigma), for a protocol that
-            does not render its own.
-        write_npz: also write the pictures of each method as METHOD.npz, with the array arr_0 that the evaluators of ADM
-            and LlamaGen read.
-        clip: folder of a CLIP model; null for the one that comes with vargen (scenes only).
-        hps: folder of a CLIP model that was trained on preferences, such as HPS v2, in the layout of transformers. Its
-            score is then added.
-        detector: folder of a Mask2Former, OWL-ViT or OWLv2 of transformers, which finds what GenEval's prompts name.
-            null for the judge of the project's own scenes, which reads prompts about them alone.
-        vqa_model: folder of a BLIP of transformers, which answers DPG-Bench's questions. null leaves them unasked.
-        inception_weights: file of torch-fidelity's Inception weights; null lets torch-fidelity download them.
-        vgg_weights: file of torchvision's VGG16 weights, for a protocol that uses them.
-        batch_size: number of pictures per call. A stopped run is continued with the same one, since costs are recorded
-            by call.
-        continuous_batches: give a finished picture's place in the batch to the next one at once, where the family of
-            models can. It changes no picture. A stopped run is continued with the same setting.
-        bootstrap: number of draws for the 95 % intervals; 0 for none.
-        output: folder for the pictures, their features, scores.json, table.md, table.tex and plot.png. The same command
-            continues a stopped run.
-    """
-
-    protocol: str | None = field(default=None, metadata=READ_FILE)
-    num_prompts: int | None = None
-    num_images_per_prompt: int = 1
-    prompts_file: str | None = field(default=None, metadata=READ)
+    protocol: str | None = option(None, path=READ_NAMES)
+    """Name of a shipped protocol (scenes, scenes-efficientnet, scene-prompts, prompts, coco2014-30k,
+    coco2017-5k-longest, imagenet-50k) or a YAML file with the same fields; null for scenes, or for scene-prompts with a
+    prompts_file, or for prompts with a model that does not draw the project's own scenes."""
+    num_prompts: int | None = option(None, least=2, most=MAX_PICTURES)
+    """Number of prompts or classes; null for the protocol's, or 2000 where it has none."""
+    num_images_per_prompt: int = option(1, least=1, most=MAX_PICTURES)
+    """Number of pictures of each."""
+    prompts_file: str | None = option(None, path=READ_FILE)
+    """Captions, one for each picture in its order, in any form that `vargen generate` reads."""
     prompts_format: str | None = None
-    given_images: str | None = field(default=None, metadata=READ)
-    methods: str = field(default="jacobi", metadata=READ_FILE)
-    method_options: dict[str, Any] = field(default_factory=dict)
-    reference: str | None = field(default=None, metadata=READ)
+    """What the captions are of: parti, geneval, dpg or hpsv2, as published. Scores are then told by group, too. null
+    for captions alone."""
+    given_images: str | None = option(None, path=READ)
+    """Folder or .npz file of pictures to evaluate, instead of making any."""
+    methods: str = option("jacobi", path=READ_NAMES, group=DECODING)
+    """Names of methods or presets, or YAML files of settings, separated by commas. They are evaluated one after the
+    other."""
+    method_options: dict[str, Any] = option(dict, group=DECODING)
+    """Settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`."""
+    reference: str | None = option(None, path=READ)
+    """Folder of pictures, or .npz file of pictures (arr_0) or statistics (mu, sigma), for a protocol that does not
+    render its own."""
     write_npz: bool = False
-    clip: str | None = field(default=None, metadata=READ)
-    hps: str | None = field(default=None, metadata=READ)
-    detector: str | None = field(default=None, metadata=READ)
-    vqa_model: str | None = field(default=None, metadata=READ)
-    inception_weights: str | None = field(default=None, metadata=READ)
-    vgg_weights: str | None = field(default=None, metadata=READ)
-    batch_size: int = 32
-    continuous_batches: bool = True
-    bootstrap: int = 200
-    output: str = field(default="evaluation", metadata=writes_in("scores.json", "table.md", "table.tex", "plot.png"))
+    """Also write the pictures of each method as METHOD.npz, with the array arr_0 that the evaluators of ADM and
+    LlamaGen read."""
+    clip: str | None = option(None, path=READ_FOLDER)
+    """Folder of a CLIP model; null for the one that comes with vargen (scenes only)."""
+    hps: str | None = option(None, path=READ_FOLDER)
+    """Folder of a CLIP model that was trained on preferences, such as HPS v2, in the layout of transformers. Its score
+    is then added."""
+    detector: str | None = option(None, path=READ_FOLDER)
+    """Folder of a Mask2Former, OWL-ViT or OWLv2 of transformers, which finds what GenEval's prompts name. null for the
+    judge of the project's own scenes, which reads prompts about them alone."""
+    vqa_model: str | None = option(None, path=READ_FOLDER)
+    """Folder of a BLIP of transformers, which answers DPG-Bench's questions. null leaves them unasked."""
+    inception_weights: str | None = option(None, path=READ_FILE)
+    """File of torch-fidelity's Inception weights; null lets torch-fidelity download them."""
+    vgg_weights: str | None = option(None, path=READ_FILE)
+    """File of torchvision's VGG16 weights, for a protocol that uses them."""
+    batch_size: int = option(32, least=1, most=MAX_BATCH_SIZE, group=DECODING)
+    """Number of pictures per call. A stopped run is continued with the same one, since costs are recorded by call."""
+    continuous_batches: bool = option(True, group=DECODING)
+    """Give a finished picture's place in the batch to the next one at once, where the family of models can. It changes
+    no picture. A stopped run is continued with the same setting."""
+    bootstrap: int = option(200, least=0, most=100_000)
+    """Number of draws for the 95 % intervals; 0 for none."""
+    output: str = option("evaluation", path=writes_in("scores.json", "table.md", "table.tex", "plot.png"), group=OUTPUT)
+    """Folder for the pictures, their features, scores.json, table.md, table.tex and plot.png. The same command
+    continues a stopped run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(
-            self,
-            {
-                **{"batch_size": (1, MAX_BATCH_SIZE), "bootstrap": (0, 100_000), "num_prompts": (2, MAX_PICTURES)},
-                "num_images_per_prompt": (1, MAX_PICTURES),
-            },
-        )
         check_format(self.prompts_format, self.prompts_file)
         if Path(self.output).is_file():
             raise UserError(f"output: {self.output} is a file; name a folder")

@@ -11,7 +11,6 @@ Belongs here: settings, the order of work, and what identifies a run. Does not b
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,9 +19,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_choice, check_numbers
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_PIXELS, MAX_SEED
 from vargen.base.errors import NotFiniteError, UserError
-from vargen.base.places import READ, READ_FILE, writes_in
+from vargen.base.options import DECODING, OUTPUT, SAMPLING, option
+from vargen.base.path_roles import READ_FILE, READ_FOLDER, READ_NAMES, writes_in
 from vargen.base.prompts import gather_prompts
 from vargen.base.resources import shipped_clip
 from vargen.jobs.cases import class_labels_of
@@ -49,67 +49,56 @@ MAX_CANDIDATES = 10_000
 
 @dataclass(frozen=True)
 class GenerateConfig(SamplingOptions):
-    """What to draw.
+    """What to draw."""
 
-    Args:
-        prompts_file: file of more prompts: .txt (one a line), .csv or .tsv (with a column "prompt"), .jsonl, .json
-            (COCO's captions too), .parquet, .tar (webdataset); a folder of `datasets`, shards or texts; "hub:NAME" for
-            a data set on the hub; "-" reads lines from standard input.
-        prompts_format: what the file is of: parti, geneval, dpg or hpsv2, as published; null for prompts alone.
-        class_labels: classes to draw instead of prompts, such as "[207, 360]", for a class-conditional model.
-        height: height of the pictures in pixels, together with `width`, for a family that draws several sizes (Emu3
-            multiples of 8, GLM-Image of 32); null for the model's usual size.
-        width: width of the pictures in pixels, together with `height`.
-        ratio: ratio of width to height instead of both, such as "16:9". The picture has about as many pixels as usual.
-        num_images_per_prompt: number of pictures for every prompt.
-        num_candidates: number of candidates for each picture, of which the best is kept. The first has the picture's
-            seed. 1 keeps the first.
-        ranker: chooses the best candidate: "judge" reads scenes of the shipped model, "clip" scores any picture.
-        clip: folder of the CLIP model that ranks; null for the one that comes with vargen (scenes only).
-        method: decoding method or preset; `vargen methods` lists them. "jacobi" draws the very pictures of plain
-            decoding ("ar") in fewer passes.
-        method_options: settings that differ from the method's defaults, such as `--method_options.total_tokens 30`;
-            `vargen methods --json` shows them all.
-        batch_size: number of pictures that are drawn at once. It changes speed and memory, not the pictures.
-        continuous_batches: give a finished picture's place in the batch to the next prompt at once, where the family
-            of models can. It changes speed, not the pictures.
-        output: folder for images/000000.png and so on, result.jsonl and config.json. The same command continues a
-            stopped run; finished pictures stay.
-        trace_image: also write traces/000000.png for each picture. It shows where each token came from, and the passes
-            in time. Pictures without one are drawn again, the same.
-        dtype: precision of the transformer: float32, bfloat16 or float16. "auto" is that of the run that is continued,
-            else bfloat16 on a GPU and float32 on a CPU. The image decoder always works in float32.
-    """
-
-    prompts_file: str | None = field(default=None, metadata=READ)
+    prompts_file: str | None = option(None, path=READ_FILE)
+    """File of more prompts: .txt (one a line), .csv or .tsv (with a column "prompt"), .jsonl, .json (COCO's captions
+    too), .parquet, .tar (webdataset); a folder of `datasets`, shards or texts; "hub:NAME" for a data set on the hub;
+    "-" reads lines from standard input."""
     prompts_format: str | None = None
-    class_labels: list[int] = field(default_factory=list)
-    height: int | None = None
-    width: int | None = None
+    """What the file is of: parti, geneval, dpg or hpsv2, as published; null for prompts alone."""
+    class_labels: list[int] = option(list, least=0)
+    """Classes to draw instead of prompts, such as "[207, 360]", for a class-conditional model."""
+    height: int | None = option(None, least=1, most=MAX_PIXELS)
+    """Height of the pictures in pixels, together with `width`, for a family that draws several sizes (Emu3 multiples of
+    8, GLM-Image of 32); null for the model's usual size."""
+    width: int | None = option(None, least=1, most=MAX_PIXELS)
+    """Width of the pictures in pixels, together with `height`."""
     ratio: str | None = None
-    num_images_per_prompt: int = 1
-    num_candidates: int = 1
-    ranker: str = "judge"
-    clip: str | None = field(default=None, metadata=READ)
-    method: str = field(default="jacobi", metadata=READ_FILE)
-    method_options: dict[str, Any] = field(default_factory=dict)
-    batch_size: int = 8
+    """Ratio of width to height instead of both, such as "16:9". The picture has about as many pixels as usual."""
+    num_images_per_prompt: int = option(1, least=1)
+    """Number of pictures for every prompt."""
+    num_candidates: int = option(1, least=1, most=MAX_CANDIDATES, group=SAMPLING)
+    """Number of candidates for each picture, of which the best is kept. The first has the picture's seed. 1 keeps the
+    first."""
+    ranker: str = option("judge", choices=RANKERS, group=SAMPLING)
+    """Chooses the best candidate: "judge" reads scenes of the shipped model, "clip" scores any picture."""
+    clip: str | None = option(None, path=READ_FOLDER)
+    """Folder of the CLIP model that ranks; null for the one that comes with vargen (scenes only)."""
+    method: str = option("jacobi", path=READ_NAMES, group=DECODING)
+    """Decoding method or preset; `vargen methods` lists them. "jacobi" draws the very pictures of plain decoding ("ar")
+    in fewer passes."""
+    method_options: dict[str, Any] = option(dict, group=DECODING)
+    """Settings that differ from the method's defaults, such as `--method_options.total_tokens 30`; `vargen methods
+    --json` shows them all."""
+    batch_size: int = option(8, least=1, most=MAX_BATCH_SIZE, group=DECODING)
+    """Number of pictures that are drawn at once. It changes speed and memory, not the pictures."""
     dtype: str = "auto"
-    continuous_batches: bool = True
-    output: str = field(default="out", metadata=writes_in("images", "traces", "result.jsonl", "config.json"))
-    trace_image: bool = False
+    """Precision of the transformer: float32, bfloat16 or float16. "auto" is that of the run that is continued, else
+    bfloat16 on a GPU and float32 on a CPU. The image decoder always works in float32."""
+    continuous_batches: bool = option(True, group=DECODING)
+    """Give a finished picture's place in the batch to the next prompt at once, where the family of models can. It
+    changes speed, not the pictures."""
+    output: str = option("out", path=writes_in("images", "traces", "result.jsonl", "config.json"), group=OUTPUT)
+    """Folder for images/000000.png and so on, result.jsonl and config.json. The same command continues a stopped run;
+    finished pictures stay."""
+    trace_image: bool = option(False, group=OUTPUT)
+    """Also write traces/000000.png for each picture. It shows where each token came from, and the passes in time.
+    Pictures without one are drawn again, the same."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_format(self.prompts_format, self.prompts_file)
-        check_numbers(self, {"batch_size": (1, MAX_BATCH_SIZE)})
-        check_numbers(self, {"num_candidates": (1, math.inf), "num_images_per_prompt": (1, math.inf)})  # more below
-        if self.num_candidates > MAX_CANDIDATES:
-            raise UserError(
-                f"num_candidates must be at most {MAX_CANDIDATES:,}, got {self.num_candidates:,}: memory holds all "
-                "until the best is chosen"
-            )
-        check_choice("ranker", self.ranker, RANKERS)
         resolve_method(self.method, self.method_options)
 
 

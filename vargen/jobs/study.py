@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
-from vargen.base.places import check_replaceable
+from vargen.base.path_roles import check_replaceable
 from vargen.base.reading import reason_of
 from vargen.methods.base import AUTO, ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import find_presets, methods_for, resolve_method

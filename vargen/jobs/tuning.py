@@ -9,15 +9,16 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_choice, check_numbers
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_number
 from vargen.base.errors import UserError
-from vargen.base.places import READ, READ_FILE, writes_in
+from vargen.base.options import DECODING, OUTPUT, SAMPLING, option
+from vargen.base.path_roles import READ_FILE, READ_FOLDER, READ_NAMES, writes_in
 from vargen.base.resources import find_model
 from vargen.jobs import study
 from vargen.jobs.benchmark import run_benchmark
@@ -55,62 +56,47 @@ _FILES = ("settings.json", "plain.jsonl", "trials.log", "pareto.json", "best.yam
 
 @dataclass(frozen=True)
 class TuneConfig(ModelOptions):
-    """What to tune.
+    """What to tune."""
 
-    Args:
-        method: method whose settings are searched.
-        fixed: settings that are not varied, such as `--fixed.schedule likeness`.
-        max_quality_loss: allowed loss of quality against plain decoding, absolute; null for 0.02 of judge accuracy (two
-            points), or 0.3 of CLIP score.
-        max_seconds: time for measuring, plain decoding and earlier runs of the same search included. The measurement
-            that runs when it ends is finished.
-        speed: measure of speed, "speedup" (wall clock on this machine) or "pass_reduction".
-        quality: measure of quality, "judge_accuracy" for models that draw the project's own scenes, or "clip_score";
-            null for the judge's where it can be had.
-        clip: folder of the CLIP model that scores.
-        num_prompts: number of held-out prompts that every trial draws. With 64, chance moves judge accuracy by about
-            three points.
-        prompts_file: file of prompts to use instead, `num_prompts` of them at most. A model that does not draw the
-            project's own scenes needs one.
-        batch_size: number of pictures per call, as many as `vargen generate` makes at once. Other batch sizes have
-            other best settings.
-        seed: seed of the search and of the pictures.
-        output: folder for settings.json, plain.jsonl, trials.log, pareto.json and best.yaml. The same command goes on
-            with the search.
-        save_to_model: write the best settings into the model's folder. The method's name then stands for them with this
-            model.
-    """
-
-    method: str = field(default="jacobi", metadata=READ_FILE)
-    fixed: dict[str, Any] = field(default_factory=dict)
-    max_quality_loss: float | None = None
-    max_seconds: float = 1800.0
-    speed: str = "speedup"
-    quality: str | None = None
-    clip: str | None = field(default=None, metadata=READ)
-    num_prompts: int = 64
-    prompts_file: str | None = field(default=None, metadata=READ)
-    batch_size: int = 8
-    seed: int = 0
-    output: str = field(default="tuning", metadata=writes_in(*_FILES))
-    save_to_model: bool = False
+    method: str = option("jacobi", path=READ_NAMES, group=DECODING)
+    """Method whose settings are searched."""
+    fixed: dict[str, Any] = option(dict, group=DECODING)
+    """Settings that are not varied, such as `--fixed.schedule likeness`."""
+    max_quality_loss: float | None = option(None, least=0.0, most=max(QUALITIES.values()))
+    """Allowed loss of quality against plain decoding, absolute; null for 0.02 of judge accuracy (two points), or 0.3 of
+    CLIP score."""
+    max_seconds: float = option(1800.0, above=0.0)
+    """Time for measuring, plain decoding and earlier runs of the same search included. The measurement that runs when
+    it ends is finished."""
+    speed: str = option("speedup", choices=SPEEDS)
+    """Measure of speed, "speedup" (wall clock on this machine) or "pass_reduction"."""
+    quality: str | None = option(None, choices=QUALITIES)
+    """Measure of quality, "judge_accuracy" for models that draw the project's own scenes, or "clip_score"; null for the
+    judge's where it can be had."""
+    clip: str | None = option(None, path=READ_FOLDER)
+    """Folder of the CLIP model that scores."""
+    num_prompts: int = option(64, least=1, most=MAX_PICTURES)
+    """Number of held-out prompts that every trial draws. With 64, chance moves judge accuracy by about three points."""
+    prompts_file: str | None = option(None, path=READ_FILE)
+    """File of prompts to use instead, `num_prompts` of them at most. A model that does not draw the project's own
+    scenes needs one."""
+    batch_size: int = option(8, least=1, most=MAX_BATCH_SIZE, group=DECODING)
+    """Number of pictures per call, as many as `vargen generate` makes at once. Other batch sizes have other best
+    settings."""
+    seed: int = option(0, least=0, most=MAX_SEED, group=SAMPLING)
+    """Seed of the search and of the pictures."""
+    output: str = option("tuning", path=writes_in(*_FILES), group=OUTPUT)
+    """Folder for settings.json, plain.jsonl, trials.log, pareto.json and best.yaml. The same command goes on with the
+    search."""
+    save_to_model: bool = option(False, group=OUTPUT)
+    """Write the best settings into the model's folder. The method's name then stands for them with this model."""
 
     def __post_init__(self) -> None:
-        check_choice("speed", self.speed, SPEEDS)
         super().__post_init__()
-        if self.quality is not None:
-            check_choice("quality", self.quality, QUALITIES)
-        check_numbers(
-            self, {"num_prompts": (1, MAX_PICTURES), "batch_size": (1, MAX_BATCH_SIZE), "seed": (0, MAX_SEED)}
-        )
         if self.quality == "clip_score" and self.clip is None:
             raise UserError("clip must name the folder of a CLIP model: quality is clip_score")
-        loss = self.max_quality_loss
-        most = max(largest for name, largest in QUALITIES.items() if self.quality in (None, name))
-        if loss is not None and not (math.isfinite(loss) and 0 <= loss <= most):
-            raise UserError(f"max_quality_loss must lie between 0 and {most:g}, got {loss}")
-        if not 0 < self.max_seconds < math.inf:
-            raise UserError(f"max_seconds must be positive and finite, got {self.max_seconds}")
+        if self.quality is not None:
+            check_number("max_quality_loss", self.max_quality_loss or 0.0, 0.0, QUALITIES[self.quality])
         study.check_fixed(self.method, self.fixed)
         if importlib.util.find_spec("optuna") is None:
             raise UserError('tune needs Optuna, which is not installed; run pip install "vargen[tune]"')

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from vargen.base.bounds import (
     MAX_COMPILE_BUCKET,
     MAX_COUNT,
     MAX_SEED,
+    SAMPLING_BOUNDS,
     check_choice,
-    check_number,
-    check_numbers,
-    check_sampling,
 )
 from vargen.base.errors import UserError
-from vargen.base.places import MODEL, READ
+from vargen.base.options import LOADING, SAMPLING, Settings, option
+from vargen.base.path_roles import MODEL, READ
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTION = ("sdpa", "eager")
@@ -49,44 +48,38 @@ def check_attention(attn_implementation: object) -> None:
 
 
 @dataclass(frozen=True)
-class LoadingOptions:
-    """Which model, for pictures or videos, and how it is loaded.
+class LoadingOptions(Settings):
+    """Which model, for pictures or videos, and how it is loaded."""
 
-    Args:
-        model: model folder, in the layout of diffusers or of transformers; or a name on the hub, such as
-            deepseek-community/Janus-Pro-1B; or the name of a shipped one; null for the shipped default.
-        revision: branch, tag or commit of a model on the hub; null for its main one.
-        device: "cpu", "cuda", "cuda:1", "mps"; "auto" takes a GPU if there is one, a different one for each process.
-        dtype: precision of the transformer: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU and float32 on a
-            CPU.
-        device_map: where transformers puts the parts of a model, such as "auto" or "cuda:0", instead of `device`.
-        quantization: int8, int4 (weights) or int8-dynamic (inputs of layers too), by our own kernels, for every family
-            on a CPU; or bitsandbytes-8bit, bitsandbytes-4bit, torchao-int8 or torchao-int4; or a mapping of
-            "quant_method" (bitsandbytes or torchao) and the fields of transformers' BitsAndBytesConfig or
-            TorchAoConfig, where "quant_type" names a configuration of torchao and further fields are its own.
-        draft_quantization: int8, int8-dynamic or int4, of the drafter; exact methods make the same
-            pictures or answers with it.
-        attn_implementation: "sdpa" or "eager"; null for transformers' choice.
-    """
-
-    model: str | None = field(default=None, metadata=MODEL)
-    revision: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    device_map: str | None = None
-    quantization: str | dict[str, Any] | None = None
-    draft_quantization: str | None = None
-    attn_implementation: str | None = None
+    model: str | None = option(None, path=MODEL)
+    """Model folder, in the layout of diffusers or of transformers; or a name on the hub, such as
+    deepseek-community/Janus-Pro-1B; or the name of a shipped one; null for the shipped default."""
+    revision: str | None = option(None, group=LOADING)
+    """Branch, tag or commit of a model on the hub; null for its main one."""
+    device: str = option("auto", group=LOADING)
+    """Name of a device, such as "cpu", "cuda", "cuda:1" or "mps"; "auto" takes a GPU if there is one, a different one
+    for each process."""
+    dtype: str = option("auto", choices=DTYPES, group=LOADING)
+    """Precision of the transformer: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU and float32 on a CPU."""
+    device_map: str | None = option(None, group=LOADING)
+    """Where transformers puts the parts of a model, such as "auto" or "cuda:0", instead of `device`."""
+    quantization: str | dict[str, Any] | None = option(None, group=LOADING)
+    """One of int8, int4 (weights) or int8-dynamic (inputs of layers too), by our own kernels, for every family on a
+    CPU; or bitsandbytes-8bit, bitsandbytes-4bit, torchao-int8 or torchao-int4; or a mapping of "quant_method"
+    (bitsandbytes or torchao) and the fields of transformers' BitsAndBytesConfig or TorchAoConfig, where "quant_type"
+    names a configuration of torchao and further fields are its own."""
+    draft_quantization: str | None = option(None, choices=OWN_QUANTIZATION, group=LOADING)
+    """Quantization of the drafter: int8, int8-dynamic or int4. Exact methods make the same pictures or answers with
+    it."""
+    attn_implementation: str | None = option(None, choices=ATTENTION, group=LOADING)
+    """Either "sdpa" or "eager"; null for transformers' choice."""
 
     def __post_init__(self) -> None:
-        check_choice("dtype", self.dtype, DTYPES)
+        super().__post_init__()
         if self.device_map is not None and self.device != "auto":
             raise UserError("device cannot be given beside device_map, which says where the model goes; leave one out")
-        check_attention(self.attn_implementation)
         if self.library_quantization is not None:
             quantization_fields(self.library_quantization)
-        if self.draft_quantization is not None:
-            check_choice("draft_quantization", self.draft_quantization, OWN_QUANTIZATION)
 
     @property
     def library_quantization(self) -> str | dict[str, Any] | None:
@@ -112,27 +105,19 @@ class LoadingOptions:
 
 @dataclass(frozen=True)
 class ModelOptions(LoadingOptions):
-    """Which model of pictures, and how it is loaded.
+    """Which model of pictures, and how it is loaded."""
 
-    Args:
-        compile: make every decoding step one compiled graph. Each method takes seconds to minutes once, kept in a cache
-            for later runs. Needs a C++ compiler, or Triton on a GPU. Pictures can differ where two tokens are about
-            equally likely.
-        compile_bucket: attention of compiled steps reads keys in multiples of this many tokens.
-        family: family of a model whose config.json fits several, such as anole; null where it says which.
-        tokenizer: folder of the text tokenizer, or its name on the hub, where it does not lie beside the model.
-        vqvae: folder or file of what makes pictures of codes, where it does not lie in "vqvae" beside the model.
-    """
-
-    compile: bool = False
-    compile_bucket: int = COMPILE_BUCKET
-    family: str | None = None
-    tokenizer: str | None = field(default=None, metadata=READ)
-    vqvae: str | None = field(default=None, metadata=READ)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("compile_bucket", self.compile_bucket, 2, MAX_COMPILE_BUCKET)
+    compile: bool = option(False, group=LOADING)
+    """Make every decoding step one compiled graph. Each method takes seconds to minutes once, kept in a cache for later
+    runs. Needs a C++ compiler, or Triton on a GPU. Pictures can differ where two tokens are about equally likely."""
+    compile_bucket: int = option(COMPILE_BUCKET, least=2, most=MAX_COMPILE_BUCKET, group=LOADING)
+    """Attention of compiled steps reads keys in multiples of this many tokens."""
+    family: str | None = option(None, group=LOADING)
+    """Family of a model whose config.json fits several, such as anole; null where it says which."""
+    tokenizer: str | None = option(None, path=MODEL, group=LOADING)
+    """Folder of the text tokenizer, or its name on the hub, where it does not lie beside the model."""
+    vqvae: str | None = option(None, path=READ, group=LOADING)
+    """Folder or file of what makes pictures of codes, where it does not lie in "vqvae" beside the model."""
 
     @property
     def beside_model(self) -> dict[str, str]:
@@ -152,32 +137,22 @@ class ModelOptions(LoadingOptions):
 
 @dataclass(frozen=True)
 class SamplingOptions(ModelOptions):
-    """Options of every job that draws pictures.
+    """Options of every job that draws pictures."""
 
-    Args:
-        seed: seed of the first picture. Picture i has `seed + i`, with every method.
-        guidance_scale: how closely to follow the prompt, at the cost of variety; 1 is off; null for the model's own.
-        guided_tokens: guide so many first tokens of a picture alone; the others cost one row instead of two. Half of
-            them cost the shipped model 0.6 points of claims, a quarter 3.8. null for all.
-        temperature: below 1 for more likely, above 1 for more varied pictures; 0 always takes the likeliest token; null
-            for the model's own.
-        top_k: choose among this number of likeliest tokens only; 0 for all; null for the model's own.
-        top_p: choose among the likeliest tokens that together have this probability; 1 for all; null for the model's
-            own.
-    """
-
-    seed: int = 0
-    guidance_scale: float | None = None
-    guided_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("seed", self.seed, 0, MAX_SEED)
-        check_sampling(self.temperature, self.top_k, self.top_p, self.guidance_scale)
-        check_numbers(self, {"guided_tokens": (1, MAX_COUNT)})
+    seed: int = option(0, least=0, most=MAX_SEED, group=SAMPLING)
+    """Seed of the first picture. Picture i has `seed + i`, with every method."""
+    guidance_scale: float | None = option(None, **SAMPLING_BOUNDS["guidance_scale"], group=SAMPLING)
+    """How closely to follow the prompt, at the cost of variety; 1 is off; null for the model's own."""
+    guided_tokens: int | None = option(None, least=1, most=MAX_COUNT, group=SAMPLING)
+    """Guide so many first tokens of a picture alone; the others cost one row instead of two. Half of them cost the
+    shipped model 0.6 points of claims, a quarter 3.8. null for all."""
+    temperature: float | None = option(None, **SAMPLING_BOUNDS["temperature"], group=SAMPLING)
+    """Below 1 for more likely, above 1 for more varied pictures; 0 always takes the likeliest token; null for the
+    model's own."""
+    top_k: int | None = option(None, **SAMPLING_BOUNDS["top_k"], group=SAMPLING)
+    """Choose among this number of likeliest tokens only; 0 for all; null for the model's own."""
+    top_p: float | None = option(None, **SAMPLING_BOUNDS["top_p"], group=SAMPLING)
+    """Choose among the likeliest tokens that together have this probability; 1 for all; null for the model's own."""
 
     @property
     def special(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
-from vargen.base.places import check_replaceable
+from vargen.base.path_roles import check_replaceable
 from vargen.base.reading import parse_json, read_bytes, reading, reason_of
 
 try:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from metrics.speculation import CallRecord
 from vargen.base.errors import UserError
-from vargen.base.places import check_replaceable
+from vargen.base.path_roles import check_replaceable
 from vargen.base.reading import read_json
 from vargen.runs import files
 from vargen.runs.identity import check_identity, digest

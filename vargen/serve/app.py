@@ -20,14 +20,15 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, check_number, check_text
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, check_text
 from vargen.base.errors import NotFiniteError, UserError, did_you_mean
-from vargen.base.places import READ_FILE
+from vargen.base.options import DECODING, option
+from vargen.base.path_roles import READ_NAMES
 from vargen.base.reading import RepeatedKeyError, parse_json, reason_of
 from vargen.methods.catalogue import resolve_method
 from vargen.models.options import SamplingOptions
@@ -83,30 +84,25 @@ _STATUS: dict[type[Exception], tuple[int, str]] = {
 
 @dataclass(frozen=True)
 class ServeConfig(SamplingOptions):
-    """What to serve, and to whom.
+    """What to serve, and to whom."""
 
-    Args:
-        seed: seed of the first picture for which a request gives none; each further one has the next seed.
-        method: decoding method or preset of all pictures; `vargen methods` lists them.
-        method_options: settings that differ from the method's defaults.
-        batch_size: pictures that are drawn at once.
-        queue: pictures that may wait; further requests are refused with status 429.
-        host: address of the server. 127.0.0.1 is for this machine alone; any other needs a key in VARGEN_API_KEY.
-        port: number of its port.
-    """
-
-    method: str = field(default="jacobi", metadata=READ_FILE)
-    method_options: dict[str, Any] = field(default_factory=dict)
-    batch_size: int = 8
-    queue: int = 64
+    seed: int = 0
+    """Seed of the first picture for which a request gives none; each further one has the next seed."""
+    method: str = option("jacobi", path=READ_NAMES, group=DECODING)
+    """Decoding method or preset of all pictures; `vargen methods` lists them."""
+    method_options: dict[str, Any] = option(dict, group=DECODING)
+    """Settings that differ from the method's defaults."""
+    batch_size: int = option(8, least=1, most=MAX_BATCH_SIZE, group=DECODING)
+    """Pictures that are drawn at once."""
+    queue: int = option(64, least=1, most=MAX_BATCH_SIZE)
+    """Pictures that may wait; further requests are refused with status 429."""
     host: str = "127.0.0.1"
-    port: int = 8000
+    """Address of the server. 127.0.0.1 is for this machine alone; any other needs a key in VARGEN_API_KEY."""
+    port: int = option(8000, least=1, most=65_535)
+    """Number of its port."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("batch_size", self.batch_size, 1, MAX_BATCH_SIZE)
-        check_number("queue", self.queue, 1, MAX_BATCH_SIZE)
-        check_number("port", self.port, 1, 65_535)
         resolve_method(self.method, self.method_options)
 
 

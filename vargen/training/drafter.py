@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vargen.base.options import option
 from vargen.models.transformer_layers import CONDITION_POSITION
 from vargen.training.config import UnrolledConfig, check_weights
 from vargen.training.drafter_task import DrafterTask
@@ -36,13 +37,10 @@ _ENDS = ("", *(f"_{level}" for level in range(2, _MEASURED_LEVELS + 1)))
 
 @dataclass
 class DrafterTrainingConfig(UnrolledConfig, PictureRunConfig):
-    """Settings of `vargen train drafter`, beside those of every such head and of every run that learns from pictures.
+    """Settings of `vargen train drafter`, beside those of every such head and every run that learns from pictures."""
 
-    Args:
-        guided_loss_weight: weight of the soft cross-entropy of the guided distributions.
-    """
-
-    guided_loss_weight: float = 0.5
+    guided_loss_weight: float = option(0.5, least=0.0)
+    """Weight of the soft cross-entropy of the guided distributions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

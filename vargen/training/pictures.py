@@ -7,7 +7,7 @@ learned (`drafter.py`), and keeping drawn pictures on disk (`answers.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,51 +15,46 @@ import torch
 from torch import Tensor
 
 from vargen.base.errors import UserError
-from vargen.base.places import READ
+from vargen.base.options import LOADING, option
+from vargen.base.path_roles import MODEL, READ_FILE, READ_FOLDER
 from vargen.base.prompts import gather_prompts
 from vargen.models.description import open_model
 from vargen.models.model_folder import weights_fingerprint
-from vargen.models.options import OWN_QUANTIZATION, ModelOptions
+from vargen.models.options import DTYPES, OWN_QUANTIZATION, ModelOptions
 from vargen.pipelines.loading import load_pipeline
 from vargen.training.answers import keep_batches
-from vargen.training.config import DrafterRunConfig, check, check_positive
+from vargen.training.config import DrafterRunConfig, check
 from vargen.training.run import prepare
 from vargen.training.teachers import Teacher, teacher_of
 
 
 @dataclass
 class PictureRunConfig(DrafterRunConfig):
-    """Settings of every run that learns from a picture model, beside those of `DrafterRunConfig`.
+    """Settings of every run that learns from a picture model, beside those of `DrafterRunConfig`."""
 
-    Args:
-        dtype: precision of the model: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU, float32 on a CPU.
-        quantization: quantization of the model by a library, as `vargen generate` takes it; null for none.
-        family: family of a model whose config.json fits several, such as anole; null where it says which.
-        tokenizer: folder of the model's text tokenizer, or its name on the hub, where it does not lie beside it.
-        prompts_file: file of prompts to draw, as `vargen generate` reads them; empty for captions of rendered scenes,
-            which only models trained on scenes draw.
-        num_images: number of pictures that the model makes to learn from; with a file of prompts, at most this many of
-            them.
-        codes: folder of a store that `vargen train data` wrote with the model's own tokenizer; its pictures are learned
-            from as well, and are rendered instead of drawn. Empty for none.
-        num_stored_images: largest number of pictures read from the store.
-        initial_weights: folder of a network of the same shape from which a new run starts; empty starts from new
-            weights.
-    """
-
-    dtype: str = "float32"
-    quantization: str | None = None
-    family: str | None = None
-    tokenizer: str | None = field(default=None, metadata=READ)
-    prompts_file: str = field(default="", metadata=READ)
-    num_images: int = 2048
-    codes: str = field(default="", metadata=READ)
-    num_stored_images: int = 20_000
-    initial_weights: str = field(default="", metadata=READ)
+    dtype: str = option("float32", choices=DTYPES, group=LOADING)
+    """Precision of the model: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU, float32 on a CPU."""
+    quantization: str | None = option(None, group=LOADING)
+    """Quantization of the model by a library, as `vargen generate` takes it; null for none."""
+    family: str | None = option(None, group=LOADING)
+    """Family of a model whose config.json fits several, such as anole; null where it says which."""
+    tokenizer: str | None = option(None, path=MODEL, group=LOADING)
+    """Folder of the model's text tokenizer, or its name on the hub, where it does not lie beside it."""
+    prompts_file: str = option("", path=READ_FILE)
+    """File of prompts to draw, as `vargen generate` reads them; empty for captions of rendered scenes, which only
+    models trained on scenes draw."""
+    num_images: int = option(2048, least=1)
+    """Number of pictures that the model makes to learn from; with a file of prompts, at most this many of them."""
+    codes: str = option("", path=READ_FOLDER)
+    """Folder of a store that `vargen train data` wrote with the model's own tokenizer; its pictures are learned from as
+    well, and are rendered instead of drawn. Empty for none."""
+    num_stored_images: int = option(20_000, least=1)
+    """Largest number of pictures read from the store."""
+    initial_weights: str = option("", path=READ_FOLDER)
+    """Folder of a network of the same shape from which a new run starts; empty starts from new weights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "num_images", "num_stored_images")
         is_own = self.quantization in OWN_QUANTIZATION
         remedy = "is for drawing; leave it out: what is trained without it fits the quantized model as well"
         check(not is_own, "quantization", self.quantization, remedy)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,19 @@ from torch import Tensor, nn
 
 import specdecode
 from specdecode.targets.transformers import check_model
+from vargen.base.bounds import SAMPLING_BOUNDS
 from vargen.base.errors import UserError
-from vargen.base.places import READ, writes_in
+from vargen.base.options import LOADING, SAMPLING, option
+from vargen.base.path_roles import READ_FILE, writes_in
 from vargen.base.prompts import read_prompts
 from vargen.drafters.text_draft_head import TextDrafter, describe_states, text_states
 from vargen.drafters.text_head import TextHead
 from vargen.models.model_folder import check_stored, weights_fingerprint
+from vargen.models.options import DTYPES
 from vargen.models.source import find_files
 from vargen.runs.identity import digest
 from vargen.training.answers import keep_answers
-from vargen.training.config import UnrolledConfig, check, check_not_negative, check_positive, check_weights
+from vargen.training.config import UnrolledConfig, check, check_weights
 from vargen.training.drafter import soft_cross_entropy
 from vargen.training.drafter_task import DrafterTask
 from vargen.training.run import RunResult, autocast, prepare, train
@@ -45,50 +48,39 @@ _MEASURED_LEVELS = 4
 
 @dataclass
 class TextDrafterTrainingConfig(UnrolledConfig):
-    """Settings of `vargen train drafter --task text`, beside those of every such head.
+    """Settings of `vargen train drafter --task text`, beside those of every such head."""
 
-    Args:
-        dtype: precision of the model: float32, bfloat16 or float16.
-        prompts_file: file of prompts, as `vargen generate` reads them; empty for prompts composed from words.
-        num_prompts: number of prompts that the model answers to learn from; with a file, at most this many of it.
-        answers: folder of the model's answers, which several runs can share; empty for output/answers.
-        max_new_tokens: largest number of tokens of an answer.
-        temperatures: temperatures of the batches of answers, in turns; 0 is greedy.
-        memory_gib: the most memory for hidden states in GiB; those that do not fit are computed again at every step.
-        num_attention_heads: number of heads; null for the model's, or the next smaller number that fits.
-        draft_vocab_size: how many tokens may be drafted, the most frequent ones of the answers; null for all.
-        num_decoded_prompts: held-out prompts that are answered with the head for the accepted length.
-    """
-
-    dtype: str = "float32"
-    prompts_file: str = field(default="", metadata=READ)
-    num_prompts: int = 1536
-    answers: str = field(default="", metadata=writes_in())
-    max_new_tokens: int = 128
-    temperatures: list[float] = field(default_factory=lambda: [0.0, 0.8])
-    memory_gib: float = 4.0
-    num_attention_heads: int | None = None
-    draft_vocab_size: int | None = None
+    dtype: str = option("float32", choices=DTYPES[1:], group=LOADING)
+    """Precision of the model: float32, bfloat16 or float16."""
+    prompts_file: str = option("", path=READ_FILE)
+    """File of prompts, as `vargen generate` reads them; empty for prompts composed from words."""
+    num_prompts: int = option(1536, least=1)
+    """Number of prompts that the model answers to learn from; with a file, at most this many of it."""
+    answers: str = option("", path=writes_in())
+    """Folder of the model's answers, which several runs can share; empty for output/answers."""
+    max_new_tokens: int = option(128, least=1, group=SAMPLING)
+    """Largest number of tokens of an answer."""
+    temperatures: list[float] = option(lambda: [0.0, 0.8], **SAMPLING_BOUNDS["temperature"])
+    """Temperatures of the batches of answers, in turns; 0 is greedy."""
+    memory_gib: float = option(4.0, least=0.0)
+    """The most memory for hidden states in GiB; those that do not fit are computed again at every step."""
+    num_attention_heads: int | None = option(None, least=1)
+    """Number of heads; null for the model's, or the next smaller number that fits."""
+    draft_vocab_size: int | None = option(None, least=1)
+    """How many tokens may be drafted, the most frequent ones of the answers; null for all."""
     token_loss_weight: float = 1.0
     feature_loss_weight: float = 0.1
     loss_positions: int | None = 256
     levels: int = 4
-    num_decoded_prompts: int = 6
+    num_decoded_prompts: int = option(6, least=1)
+    """Held-out prompts that are answered with the head for the accepted length."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(bool(self.model), "model", self.model, "must name a language model: a folder, or a name on the hub")
-        known = ("float32", "bfloat16", "float16")
-        check(self.dtype in known, "dtype", self.dtype, f"is not one of {', '.join(known)}")
         check(not self.compile, "compile", True, "gains nothing here: no two steps are of one length; leave it out")
-        check_positive(self, "num_prompts", "max_new_tokens", "num_decoded_prompts")
-        check_not_negative(self, "memory_gib")
-        for name in ("num_attention_heads", "draft_vocab_size"):
-            value = getattr(self, name)
-            check(value is None or value >= 1, name, value, "must be at least 1, or null")
         check_weights(self, "token_loss_weight", "overlap_loss_weight", "feature_loss_weight")
-        usual = bool(self.temperatures) and all(each == 0 or 0.01 <= each <= 100 for each in self.temperatures)
-        check(usual, "temperatures", self.temperatures, "must be a list of 0 (greedy) and numbers from 0.01 to 100")
+        check(bool(self.temperatures), "temperatures", self.temperatures, "must hold one temperature at least")
         remedy = f"must be at most evaluation_size ({self.evaluation_size})"
         check(self.num_decoded_prompts <= self.evaluation_size, "num_decoded_prompts", self.num_decoded_prompts, remedy)
 

@@ -90,9 +90,6 @@ def test_a_killed_run_has_no_record_of_pictures_that_are_not_there(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num_scenes", "0"], "num_scenes must be at least 1, got 0"),
-        (["--seed", "-1"], "seed must be at least 0, got -1"),
-        (["--split", "test"], "split: 'test' is not one of"),
         (["--image-size", "60"], "image_size"),
         (["--num_scenes", "many"], "num_scenes"),
     ],
@@ -165,9 +162,6 @@ def test_videos_do_not_depend_on_the_count_and_replace_what_a_run_before_left(tm
     ("arguments", "message"),
     [
         (["--task", "video", "--image-size", "60"], "image_size"),
-        (["--task", "video", "--num_scenes", "0"], "num_scenes must be at least 1, got 0"),
-        (["--task", "video", "--num-frames", "3"], "num_frames must be at least 4, got 3"),
-        (["--task", "video", "--fps", "0"], "fps must lie between"),
     ],
 )
 def test_bad_arguments_of_videos_are_one_line_and_leave_nothing(

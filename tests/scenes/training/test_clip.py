@@ -115,7 +115,6 @@ def test_it_learns_to_tell_captions_apart(tmp_path: Path) -> None:
     [
         ({"patch_size": 7}, "image_size"),
         ({"batch_size": 1}, "batch_size"),
-        ({"projection_dim": 0}, "projection_dim"),
     ],
 )
 def test_fields_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:

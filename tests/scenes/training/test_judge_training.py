@@ -183,7 +183,6 @@ def test_bad_settings_are_named(tmp_path: Path) -> None:
     for changes, name in (
         ({"image_size": 40}, "image_size"),
         ({"block_out_channels": (8, 8)}, "block_out_channels"),
-        ({"degraded_share": 1.5}, "degraded_share"),
     ):
         with pytest.raises(UserError, match=name):
             small_config(tmp_path, **changes)

@@ -32,7 +32,7 @@ def test_help_of_training_begins_with_the_task(recipe: str, capsys: pytest.Captu
 
 def test_shapes_have_a_group_of_their_own_with_the_defaults_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of("train clip", capsys)
-    assert "number of blocks (default: 5)" in text and "number of blocks (default: 3)" in text
+    assert "Number of blocks (default: 5)" in text and "Number of blocks (default: 3)" in text
     assert "--shape.condition_length" in help_of("train transformer", capsys)
 
 

@@ -476,14 +476,8 @@ def test_without_optuna_the_extra_is_named(
             'fixed: vvs.depth must be an integer of at least 1 or "auto", got -3',
         ),
         ({"method": "sjd", "fixed": {"depth": 3}}, "fixed: method 'sjd' has no setting 'depth'"),
-        ({"speed": "fast"}, "speed must be one of speedup, pass_reduction"),
         ({"quality": "clip_score"}, "clip must name the folder of a CLIP model: quality is clip_score"),
-        ({"quality": "beauty"}, "quality must be one of judge_accuracy"),
-        ({"max_quality_loss": -0.1}, "max_quality_loss must lie between 0 and 100, got -0.1"),
-        ({"quality": "judge_accuracy", "max_quality_loss": 2.0}, "max_quality_loss must lie between 0 and 1, got 2"),
-        ({"max_quality_loss": float("nan")}, "max_quality_loss must lie between 0 and 100, got nan"),
-        ({"max_seconds": 0.0}, "max_seconds must be positive"),
-        ({"num_prompts": 0}, "num_prompts must be at least 1"),
+        ({"quality": "judge_accuracy", "max_quality_loss": 2.0}, "max_quality_loss must be at most 1, got 2"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:

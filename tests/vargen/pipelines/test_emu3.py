@@ -287,7 +287,7 @@ IDS = torch.ones(1, 3).long()
         ({"height": None, "width": None, "ratio": "99:1", "image_area": 64}, "ratio must leave a line and a column"),
         ({"num_images_per_prompt": 0}, "num_images_per_prompt must be at least 1"),
         ({"output_type": "gif"}, "output_type must be one of pil, np, pt, latent"),
-        ({"temperature": -1}, "temperature must be at least 0, got -1"),
+        ({"temperature": -1}, "temperature must be at least 0.01, or 0, got -1"),
         ({"generator": seeded(1, 2)}, "generator must be one per picture, 1 here"),
         ({"method": "eagle"}, "drafter: Emu3 came without one"),
         ({"callback_on_step_end_tensor_inputs": ["logits"]}, "tensor_inputs must be among"),

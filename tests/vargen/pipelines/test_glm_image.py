@@ -255,7 +255,7 @@ def test_folders_that_cannot_draw_are_refused(saved: Path, tmp_path: Path, tiny_
         ({"width": 0}, "width must be at least 32, got 0"),
         ({"num_images_per_prompt": 0}, "num_images_per_prompt must be at least 1"),
         ({"output_type": "gif"}, "output_type must be one of pil, np, pt, latent"),
-        ({"temperature": -1}, "temperature must be at least 0, got -1"),
+        ({"temperature": -1}, "temperature must be at least 0.01, or 0, got -1"),
         ({"prompt": PROMPTS, "generator": seeded(1)}, "generator must be one per picture, 3 here"),
         ({"method": "eagle"}, "drafter: GLM-Image came without one"),
         ({"guidance_scale": 5.0}, "guidance_scale must be at most 1 .* the autoregressive part of GLM-Image has no"),

@@ -256,7 +256,7 @@ def test_a_name_that_cannot_be_reached_is_refused(monkeypatch: pytest.MonkeyPatc
         ({"prompt": "a dog", "height": 512}, "height must be 16, the only size this model makes, got 512"),
         ({"prompt": "a dog", "num_images_per_prompt": 0}, "num_images_per_prompt must be at least 1"),
         ({"prompt": "a dog", "output_type": "gif"}, "output_type must be one of pil, np, pt, latent"),
-        ({"prompt": "a dog", "temperature": -1}, "temperature must be at least 0, got -1"),
+        ({"prompt": "a dog", "temperature": -1}, "temperature must be at least 0.01, or 0, got -1"),
         ({"prompt": PROMPTS, "generator": seeded(1)}, "generator must be one per picture, 3 here"),
         ({"prompt": "a dog", "method": "eagle"}, "drafter: Janus came without one"),
         ({"prompt": "a dog", "method": "nothing"}, "nothing"),

@@ -193,9 +193,6 @@ def test_soft_cross_entropy_is_the_mean_surprise() -> None:
     ("change", "message"),
     [
         ({"num_images": 8}, "num_images"),
-        ({"guided_loss_weight": -1.0}, "guided_loss_weight"),
-        ({"generation_batch_size": 0}, "generation_batch_size"),
-        ({"levels": 0}, "levels"),
         ({"feature_layers": [2, 1]}, "feature_layers"),
         ({"feature_layers": []}, "feature_layers"),
     ],

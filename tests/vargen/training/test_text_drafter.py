@@ -226,12 +226,10 @@ def test_composed_prompts_are_a_function_of_the_seed_and_none_of_the_benchmarks(
             "feature_layers: .* must end with the target's last layer, which is 3",
         ),
         ({"num_attention_heads": 5}, "dim must be num_attention_heads times an even number"),
-        ({"temperatures": [-1.0]}, "temperatures: .* must be a list of 0"),
         ({"max_new_tokens": 500}, "max_new_tokens: 500 after a prompt of 6 tokens reach past the 128 positions"),
         ({"prompts_file": "/nowhere.txt"}, "prompts_file: cannot read"),
         ({"evaluation_size": 30}, "prompts_file: .* must hold more than evaluation_size"),
         ({"num_decoded_prompts": 9}, "num_decoded_prompts: 9 must be at most evaluation_size"),
-        ({"dtype": "int8"}, "dtype: 'int8' is not one of"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(

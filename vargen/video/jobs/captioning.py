@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.bounds import check_text
 from vargen.base.errors import UserError
-from vargen.base.places import READ_FILE, writes_file
+from vargen.base.options import DECODING, OUTPUT, option
+from vargen.base.path_roles import READ_NAMES, WRITTEN_FILE
 from vargen.base.resources import find_trained_drafters
 from vargen.methods.catalogue import read_options, resolve_method
 from vargen.runs.files import check_file_place, save_image_atomic
@@ -30,18 +31,15 @@ DEFAULT_QUESTION = "describe the video in detail."
 
 @dataclass(frozen=True)
 class CaptionConfig(VideoOptions):
-    """What to answer.
+    """What to answer."""
 
-    Args:
-        method: a name that `vargen methods --task video` lists; null for the fastest exact one whose drafter is there.
-        method_options: settings that differ from the defaults, such as `--method_options.draft_length 8`.
-        picture: PNG file for a picture of the answer. Its words are coloured by how much they depend on the video, and
-            underlined by how they were accepted.
-    """
-
-    method: str | None = field(default=None, metadata=READ_FILE)
-    method_options: dict[str, Any] = field(default_factory=dict)
-    picture: str | None = field(default=None, metadata=writes_file())
+    method: str | None = option(None, path=READ_NAMES, group=DECODING)
+    """A name that `vargen methods --task video` lists; null for the fastest exact one whose drafter is there."""
+    method_options: dict[str, Any] = option(dict, group=DECODING)
+    """Settings that differ from the defaults, such as `--method_options.draft_length 8`."""
+    picture: str | None = option(None, path=WRITTEN_FILE, group=OUTPUT)
+    """PNG file for a picture of the answer. Its words are coloured by how much they depend on the video, and underlined
+    by how they were accepted."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,22 +15,21 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metrics.speculation import CallRecord, percentile, summarise
 from vargen.base.bounds import (
-    MAX_FRAMES,
     MAX_PICTURES,
     MAX_PIXELS,
     MAX_WARM_UP,
-    check_choice,
-    check_numbers,
+    check_number,
     check_text,
 )
 from vargen.base.errors import UserError
-from vargen.base.places import READ, READ_FILE, writes_in
+from vargen.base.options import DECODING, OUTPUT, option
+from vargen.base.path_roles import READ, READ_FOLDER, READ_NAMES, writes_in
 from vargen.base.world import missing_world
 from vargen.jobs.cases import SPLITS
 from vargen.jobs.comparison import Kept, calls_of, compare, describe_run, rows_of
@@ -51,49 +50,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BenchVideoConfig(VideoOptions):
-    """What to compare.
+    """What to compare."""
 
-    Args:
-        methods: names of methods, or LABEL=NAME for one of several settings of it, separated by commas. Plain
-            decoding, "ar", is added where it is missing, since every ratio divides by it. null for std; a model with a
-            draft model adds sd, specvlm, fly, lvspec and parallelvlm, the shipped model assisted, sparrow and flash.
-        method_options: settings that differ from the defaults, by label, such as
-            `--method_options.lvspec.loose_ratio 0.5`.
-        num_videos: number of rendered videos. They show things that training never showed.
-        videos: folder of videos to ask about instead. Their answers are compared with plain decoding's and not judged.
-        questions: questions about a folder's videos. Every line of a .txt file is asked about every video. Each row of
-            a .csv or .jsonl file has a "video" and a "question". null asks `question` about all.
-        split: which videos are rendered, "heldout" for combinations that training never showed, "all" for any.
-        question: question about each video.
-        image_size: side of the rendered frames in pixels; null for that of the shipped model's videos.
-        warm_up: number of answers of each method that do not count, before the first that does.
-        output: folder for results.json. Measured answers are kept in it until the end, and the same command continues a
-            stopped run. null writes nothing.
-    """
-
-    methods: str | None = field(default=None, metadata=READ_FILE)
-    method_options: dict[str, Any] = field(default_factory=dict)
-    num_videos: int = 100
-    videos: str | None = field(default=None, metadata=READ)
-    questions: str | None = field(default=None, metadata=READ)
-    split: str = "heldout"
+    methods: str | None = option(None, path=READ_NAMES, group=DECODING)
+    """Names of methods, or LABEL=NAME for one of several settings of it, separated by commas. Plain decoding, "ar", is
+    added where it is missing, since every ratio divides by it. null for std; a model with a draft model adds sd,
+    specvlm, fly, lvspec and parallelvlm, the shipped model assisted, sparrow and flash."""
+    method_options: dict[str, Any] = option(dict, group=DECODING)
+    """Settings that differ from the defaults, by label, such as `--method_options.lvspec.loose_ratio 0.5`."""
+    num_videos: int = option(100, least=1, most=MAX_PICTURES)
+    """Number of rendered videos. They show things that training never showed."""
+    videos: str | None = option(None, path=READ_FOLDER)
+    """Folder of videos to ask about instead. Their answers are compared with plain decoding's and not judged."""
+    questions: str | None = option(None, path=READ)
+    """Questions about a folder's videos. Every line of a .txt file is asked about every video. Each row of a .csv or
+    .jsonl file has a "video" and a "question". null asks `question` about all."""
+    split: str = option("heldout", choices=SPLITS)
+    """Which videos are rendered, "heldout" for combinations that training never showed, "all" for any."""
     question: str = DEFAULT_QUESTION
-    image_size: int | None = None
-    warm_up: int = 1
-    output: str | None = field(default=None, metadata=writes_in("results.json", "calls.jsonl"))
+    """Question about each video."""
+    image_size: int | None = option(None, least=8, most=MAX_PIXELS)
+    """Side of the rendered frames in pixels; null for that of the shipped model's videos."""
+    warm_up: int = option(1, least=0, most=MAX_WARM_UP)
+    """Number of answers of each method that do not count, before the first that does."""
+    output: str | None = option(None, path=writes_in("results.json", "calls.jsonl"), group=OUTPUT)
+    """Folder for results.json. Measured answers are kept in it until the end, and the same command continues a stopped
+    run. null writes nothing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(
-            self, {"num_videos": (1, MAX_PICTURES), "image_size": (8, MAX_PIXELS), "warm_up": (0, MAX_WARM_UP)}
-        )
         if self.videos is None:
-            check_numbers(self, {"num_frames": (4, MAX_FRAMES)})
+            if self.num_frames is not None:
+                check_number("num_frames", self.num_frames, 4)
             for name in ("questions", "fps"):
                 if getattr(self, name) is not None:
                     raise UserError(f"{name} belongs to a folder of videos; name one with videos, or leave it out")
         check_text("question", self.question)
-        check_choice("split", self.split, SPLITS)
 
     def contenders(self) -> dict[str, VideoMethodConfig]:
         """The methods by label, plain decoding first.

@@ -8,15 +8,17 @@ questions (`video_questions.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from vargen.base.places import READ, writes_in
+from vargen.base.bounds import MAX_FRAMES, MAX_PIXELS
+from vargen.base.options import SAMPLING, option
+from vargen.base.path_roles import READ, READ_FOLDER, writes_in
 from vargen.models.model_folder import weights_fingerprint
 from vargen.runs.files import own_folder
-from vargen.training.config import FromTargetConfig, check, check_not_negative, check_positive
+from vargen.training.config import FromTargetConfig, check
 from vargen.video.models.frames import CAPTION_PROMPTS
 from vargen.video.pipelines.answering import VideoAnswerer
 from vargen.video.pipelines.loading import open_video_model
@@ -27,49 +29,40 @@ from vargen.video.training.video_states import StatesFolder, TeacherForcing
 
 @dataclass
 class VideoAnswersConfig(FromTargetConfig):
-    """Settings of every run that learns from a Video-LLM's answers, beside those of `FromTargetConfig`.
+    """Settings of every run that learns from a Video-LLM's answers, beside those of `FromTargetConfig`."""
 
-    Args:
-        num_videos: number of rendered videos, each with an answer to learn from.
-        videos: folder of videos to learn from instead, of which every tenth is kept apart for evaluation.
-        questions: questions about a folder's videos: a .txt file, each line of which is asked about every video, or a
-            .csv or .jsonl file with a "video" and a "question" in each row; null asks for descriptions.
-        num_frames: number of frames that the model sees; null for the world's own number, and for the processor's own
-            choice of others.
-        fps: number of frames per second of a folder's videos that the model sees, instead of `num_frames`.
-        max_pixels: largest number of pixels of a frame of a folder's videos; null for the processor's own limit.
-        image_size: side of the rendered frames in pixels; null for the side of the world's own videos.
-        answers: folder of the target's answers, which several runs can share; empty for output/answers.
-        max_new_tokens: largest number of tokens of an answer.
-        states: folder in which the target's hidden states are kept, a MiB for 1,000 tokens of the shipped target. Runs
-            that differ only in the head share them, and a resumed run reads them again. Empty keeps them in memory.
-        memory_gib: the most memory for them in GiB; states that do not fit are computed again at every step.
-    """
-
-    num_videos: int = 2048
-    videos: str | None = field(default=None, metadata=READ)
-    questions: str | None = field(default=None, metadata=READ)
-    num_frames: int | None = None
-    fps: float | None = None
-    max_pixels: int | None = None
-    image_size: int | None = None
-    answers: str = field(default="", metadata=writes_in())
-    max_new_tokens: int = 220
-    states: str = field(default="", metadata=writes_in())
-    memory_gib: float = 4.0
+    num_videos: int = option(2048, least=1)
+    """Number of rendered videos, each with an answer to learn from."""
+    videos: str | None = option(None, path=READ_FOLDER)
+    """Folder of videos to learn from instead, of which every tenth is kept apart for evaluation."""
+    questions: str | None = option(None, path=READ)
+    """Questions about a folder's videos: a .txt file, each line of which is asked about every video, or a .csv or
+    .jsonl file with a "video" and a "question" in each row; null asks for descriptions."""
+    num_frames: int | None = option(None, least=1, most=MAX_FRAMES)
+    """Number of frames that the model sees; null for the world's own number, and for the processor's own choice of
+    others."""
+    fps: float | None = option(None, above=0.0)
+    """Number of frames per second of a folder's videos that the model sees, instead of `num_frames`."""
+    max_pixels: int | None = option(None, least=1)
+    """Largest number of pixels of a frame of a folder's videos; null for the processor's own limit."""
+    image_size: int | None = option(None, least=1, most=MAX_PIXELS)
+    """Side of the rendered frames in pixels; null for the side of the world's own videos."""
+    answers: str = option("", path=writes_in())
+    """Folder of the target's answers, which several runs can share; empty for output/answers."""
+    max_new_tokens: int = option(220, least=1, group=SAMPLING)
+    """Largest number of tokens of an answer."""
+    states: str = option("", path=writes_in())
+    """Folder in which the target's hidden states are kept, a MiB for 1,000 tokens of the shipped target. Runs that
+    differ only in the head share them, and a resumed run reads them again. Empty keeps them in memory."""
+    memory_gib: float = option(4.0, least=0.0)
+    """The most memory for them in GiB; states that do not fit are computed again at every step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "max_new_tokens")
-        check_not_negative(self, "memory_gib")
-        for name in ("num_frames", "fps", "max_pixels", "image_size"):
-            if getattr(self, name) is not None:
-                check_positive(self, name)
         if self.videos is not None:
             both = self.num_frames is not None and self.fps is not None
             check(not both, "fps", self.fps, "and num_frames cannot both be given; leave out one of them")
             return
-        check_positive(self, "num_videos")
         for name in ("questions", "fps", "max_pixels"):
             value = getattr(self, name)
             check(value is None, name, value, "belongs to a folder of videos; name one with videos, or leave it out")

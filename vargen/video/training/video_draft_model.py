@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vargen.base.errors import UserError
-from vargen.base.places import MODEL
+from vargen.base.options import LOADING, option
+from vargen.base.path_roles import MODEL
 from vargen.models.model_folder import weights_fingerprint
-from vargen.training.config import check, check_not_negative
+from vargen.training.config import check
 from vargen.training.cpu_attention import FLOAT32_ATTENTION
 from vargen.training.run import RunResult, Task, autocast, prepare, train
 from vargen.video.methods.base import SPREADS
@@ -40,31 +41,24 @@ _NOT_COPIED = ("README.md", "*.safetensors", "*.safetensors.index.json", "*.bin"
 
 @dataclass
 class VideoDraftModelTrainingConfig(VideoAnswersConfig):
-    """Settings of `vargen train video-draft-model`, beside those of every run on a Video-LLM's answers.
+    """Settings of `vargen train video-draft-model`, beside those of every run on a Video-LLM's answers."""
 
-    Args:
-        draft_model: what is trained: folder of a smaller model with the target's vocabulary, or its name on the hub;
-            null for the one shipped with the shipped target.
-        kept_shares: shares of the visual tokens that the draft model sees, one drawn for each step.
-        kept_spreads: how these tokens are spread, one drawn for each step; see `vargen.video.methods.base.SPREADS`.
-        answer_loss_weight: weight of the cross-entropy of the target's answers; the divergence has weight 1.
-    """
-
-    draft_model: str | None = field(default=None, metadata=MODEL)
-    kept_shares: tuple[float, ...] = (0.1, 0.1, 0.25, 0.1, 0.02)
-    kept_spreads: tuple[str, ...] = ("uniform", "random")
-    answer_loss_weight: float = 0.5
+    draft_model: str | None = option(None, path=MODEL, group=LOADING)
+    """What is trained: folder of a smaller model with the target's vocabulary, or its name on the hub; null for the one
+    shipped with the shipped target."""
+    kept_shares: tuple[float, ...] = option((0.1, 0.1, 0.25, 0.1, 0.02), above=0.0, most=1.0)
+    """Shares of the visual tokens that the draft model sees, one drawn for each step."""
+    kept_spreads: tuple[str, ...] = option(("uniform", "random"), choices=SPREADS)
+    """How these tokens are spread, one drawn for each step; see `vargen.video.methods.base.SPREADS`."""
+    answer_loss_weight: float = option(0.5, least=0.0)
+    """Weight of the cross-entropy of the target's answers; the divergence has weight 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(not self.compile, "compile", True, "gains nothing here: no two steps are of one length; leave it out")
         check(bool(self.draft_model) or not self.model, "draft_model", self.draft_model, "must name what is trained")
         check(bool(self.kept_shares), "kept_shares", self.kept_shares, "must name one share at least")
-        for share in self.kept_shares:
-            check(0 < share <= 1, "kept_shares", share, "must lie above 0 and at most at 1")
-        known = bool(self.kept_spreads) and set(self.kept_spreads) <= set(SPREADS)
-        check(known, "kept_spreads", self.kept_spreads, f"must name some of {', '.join(SPREADS)}")
-        check_not_negative(self, "answer_loss_weight")
+        check(bool(self.kept_spreads), "kept_spreads", self.kept_spreads, "must name one spread at least")
 
 
 class VideoDraftModelTask(Task):

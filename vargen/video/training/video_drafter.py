@@ -31,7 +31,8 @@ from specdecode.loop import decode
 from specdecode.roles import Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
-from vargen.training.config import DrafterRunConfig, check, check_fraction, check_positive
+from vargen.base.options import option
+from vargen.training.config import DrafterRunConfig, check
 from vargen.training.cpu_attention import FLOAT32_ATTENTION
 from vargen.training.drafter_task import DrafterTask
 from vargen.training.run import RunResult, autocast, prepare, train
@@ -53,46 +54,33 @@ _HEAD_FIELDS = ("visual", "visual_layer", "num_queries", "text_only", "draft_len
 
 @dataclass
 class VideoDrafterTrainingConfig(VideoAnswersConfig, DrafterRunConfig):
-    """Settings of `vargen train video-drafter`, beside those of every drafter's run and of the videos asked about.
+    """Settings of `vargen train video-drafter`, beside those of every drafter's run and of the videos asked about."""
 
-    Args:
-        kind: "eagle", "msd", "vispec", "sparrow" or "flash"; `vargen.video.drafters.video_head` describes them. A
-            setting below that is null has the value of the kind.
-        visual: what stands for the video; "embeddings" turns Sparrow's bridging off.
-        visual_layer: number of the target's layer after which the video's hidden states are read; null for half of
-            them.
-        num_queries: learned queries of "vispec" and "flash".
-        text_only: draft without rows for the video.
-        draft_length: tokens guessed at once.
-        compact: give rows consecutive positions.
-        own_passes: further passes over the head's own guesses, whose losses are added.
-        blind_share: share of steps in which the video has no rows.
-        num_decoded_videos: held-out videos whose answers are decoded for the accepted length.
-    """
-
-    kind: str = "sparrow"
-    visual: str | None = None
-    visual_layer: int | None = None
-    num_queries: int | None = None
+    kind: str = option("sparrow", choices=KINDS)
+    """Kind of the head, "eagle", "msd", "vispec", "sparrow" or "flash"; `vargen.video.drafters.video_head` describes
+    them. A setting below that is null has the value of the kind."""
+    visual: str | None = option(None, choices=VISUAL_INPUTS)
+    """What stands for the video; "embeddings" turns Sparrow's bridging off."""
+    visual_layer: int | None = option(None, least=0)
+    """Number of the target's layer after which the video's hidden states are read; null for half of them."""
+    num_queries: int | None = option(None, least=1)
+    """Learned queries of "vispec" and "flash"."""
     text_only: bool | None = None
-    draft_length: int | None = None
+    """Draft without rows for the video."""
+    draft_length: int | None = option(None, least=1)
+    """Tokens guessed at once."""
     compact: bool = False
-    own_passes: int | None = None
-    blind_share: float | None = None
-    num_decoded_videos: int = 4
+    """Give rows consecutive positions."""
+    own_passes: int | None = option(None, least=0)
+    """Further passes over the head's own guesses, whose losses are added."""
+    blind_share: float | None = option(None, least=0.0, most=1.0)
+    """Share of steps in which the video has no rows."""
+    num_decoded_videos: int = option(4, least=1)
+    """Held-out videos whose answers are decoded for the accepted length."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(not self.compile, "compile", True, "gains nothing here: no two steps are of one length; leave it out")
-        check(self.kind in KINDS, "kind", self.kind, f"is not one of {', '.join(KINDS)}")
-        known = self.visual in (None, *VISUAL_INPUTS)
-        check(known, "visual", self.visual, f"is not one of {', '.join(VISUAL_INPUTS)}")
-        check_positive(self, "num_decoded_videos")
-        for name, least in (("visual_layer", 0), ("num_queries", 1), ("draft_length", 1), ("own_passes", 0)):
-            value = getattr(self, name)
-            check(value is None or value >= least, name, value, f"must be at least {least}, or null for the kind's own")
-        if self.blind_share is not None:
-            check_fraction(self, "blind_share")
         remedy = f"must be at most evaluation_size ({self.evaluation_size})"
         check(self.num_decoded_videos <= self.evaluation_size, "num_decoded_videos", self.num_decoded_videos, remedy)
 

@@ -502,16 +502,9 @@ def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"kind": "medusa"}, "kind"),
-        ({"visual": "pixels"}, "visual"),
         ({"num_frames": 2}, "num_frames"),
-        ({"own_passes": -1}, "own_passes"),
-        ({"blind_share": 1.5}, "blind_share"),
-        ({"draft_length": 0}, "draft_length"),
-        ({"feature_noise": -1.0}, "feature_noise"),
         ({"num_decoded_videos": 65}, "num_decoded_videos"),
         ({"compile": True}, "compile"),
-        ({"num_videos": 0}, "num_videos"),
         ({"questions": "asked.txt"}, "questions.*belongs to a folder"),
         ({"videos": "clips", "fps": 2.0, "num_frames": 8}, "fps.*cannot both"),
     ],

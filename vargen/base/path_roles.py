@@ -1,8 +1,6 @@
-"""Where a command reads and where it writes, and that no output takes the place of an input.
+"""What options name on disk: what a command reads and where it writes, and that no output takes an input's place.
 
-Each field of a command's settings that names a place says so in its metadata: `READ`, `READ_FILE`, `MODEL`,
-`writes_file`, `writes_in` or `replaces`. Belongs here: these marks, and the one check of outputs against inputs and
-against the folders of models. Does not belong here: writing (`vargen.runs.files`), and whether a place is there.
+Does not belong here: writing (`vargen.runs.files`), and whether a path is there.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +16,24 @@ from vargen.base.errors import UserError
 from vargen.base.reading import expanded
 from vargen.base.resources import shipped_models, shipped_video_models
 
-_KEY = "place"
 _DEPTH_OF_A_MODEL = 2
 """Folders between a model's own folder and its files."""
 
 
 @dataclass(frozen=True)
-class Place:
+class PathRole:
     """What an argument names on disk.
 
     Args:
-        kind: "read" is a file or a folder. "read file" is files, separated by commas, or mere names. "read model" is a
+        kind: "read" is a file or a folder. "read names" is files, separated by commas, or mere names. "read model" is a
             folder, or the name of a shipped model. "file" is written. "folder" is written to. "replaced" is a folder
             that gives way as a whole.
+        shown: the word for it in help texts.
         names: what is written in a "folder". A name that ends in "/" is a folder that gives way as a whole.
     """
 
     kind: str
+    shown: str
     names: tuple[str, ...] = ()
 
     @property
@@ -56,57 +55,46 @@ class Place:
         return ""
 
 
-READ = {_KEY: Place("read")}
-READ_FILE = {_KEY: Place("read file")}
-MODEL = {_KEY: Place("read model")}
+READ = PathRole("read", "PATH")
+READ_FILE = PathRole("read", "FILE")
+READ_FOLDER = PathRole("read", "FOLDER")
+READ_NAMES = PathRole("read names", "TEXT")
+MODEL = PathRole("read model", "TEXT")
+WRITTEN_FILE = PathRole("file", "FILE")
+REPLACED = PathRole("replaced", "FOLDER")
 
 
-def writes_file() -> dict[str, Place]:
-    """Metadata of a field that names a file to write."""
-    return {_KEY: Place("file")}
+def writes_in(*names: str) -> PathRole:
+    """The role of a folder in which a command writes these."""
+    return PathRole("folder", "FOLDER", names)
 
 
-def writes_in(*names: str) -> dict[str, Place]:
-    """Metadata of a field that names a folder in which a command writes these."""
-    return {_KEY: Place("folder", names)}
-
-
-def replaces() -> dict[str, Place]:
-    """Metadata of a field that names a folder to write as a whole."""
-    return {_KEY: Place("replaced")}
-
-
-def places_of(settings: type[Any]) -> dict[str, Place]:
-    """The places that the fields of a dataclass name, by field."""
-    return {field.name: field.metadata[_KEY] for field in fields(settings) if _KEY in field.metadata}
-
-
-def check_places(places: Mapping[str, Place], values: Mapping[str, Any]) -> None:
+def check_paths(roles: Mapping[str, PathRole], values: Mapping[str, Any]) -> None:
     """Refuse an output that takes the place of an input, lies among the files of a model, or cannot be written because
     something else has its name.
 
     Args:
-        places: what arguments name. Mappings and lists among the other arguments are searched for files and folders
+        roles: what arguments name. Mappings and lists among the other arguments are searched for files and folders
             that are there.
         values: arguments by name.
 
     Raises:
         UserError: see above.
     """
-    read = list(_read(places, values))
-    for name, place in places.items():
-        if not place.is_read and values.get(name) == "" and (place.names or place.kind != "folder"):
+    read = list(_read(roles, values))
+    for name, role in roles.items():
+        if not role.is_read and values.get(name) == "" and (role.names or role.kind != "folder"):
             raise UserError(f"{name} must name a place, got an empty name")
-        if place.is_read or not values.get(name):
+        if role.is_read or not values.get(name):
             continue
         output = expanded(values[name]).resolve()
         for argument, source in read:
-            if reason := place.conflict(output, source):
+            if reason := role.conflict(output, source):
                 raise UserError(f"{name}: {reason.format(argument)}; name another place")
         around = (output, *output.parents)[: _DEPTH_OF_A_MODEL + 1]
-        if place.kind != "replaced" and (model := next(filter(_holds_a_model, around), None)):
+        if role.kind != "replaced" and (model := next(filter(_holds_a_model, around), None)):
             raise UserError(f"{name}: {model} holds a model, whose files stay as they are; name a place outside of it")
-        for file in (each for each in place.names if Path(each).suffix):
+        for file in (each for each in role.names if Path(each).suffix):
             check_replaceable(output / file, name)
 
 
@@ -122,20 +110,20 @@ def check_replaceable(path: str | os.PathLike[str], argument: str = "output", fo
         raise UserError(f"{argument}: {path} is {found}; name a {'folder' if folder else 'file'}")
 
 
-def _read(places: Mapping[str, Place], values: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+def _read(roles: Mapping[str, PathRole], values: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     """Files and folders that are read and are there, each with its argument."""
     for name, value in values.items():
-        place = places.get(name)
-        if (place is None and isinstance(value, str)) or (place is not None and not place.is_read):
+        role = roles.get(name)
+        if (role is None and isinstance(value, str)) or (role is not None and not role.is_read):
             continue
-        kind = "" if place is None else place.kind
-        for argument, given in _named(name, value.split(",") if kind == "read file" and value else value):
+        kind = "" if role is None else role.kind
+        for argument, given in _named(name, value.split(",") if kind == "read names" and value else value):
             path = expanded(given)
             if not _is_there(path) or (kind == "read model" and given in (*shipped_models(), *shipped_video_models())):
                 continue
-            if place is not None and not (path.is_file() or path.is_dir()):
+            if role is not None and not (path.is_file() or path.is_dir()):
                 raise UserError(f"{name}: {path} is a device or a pipe, which may never end; name a file")
-            if kind != "read file" or path.is_file():
+            if kind != "read names" or path.is_file():
                 yield argument, path.resolve()
 
 

@@ -28,7 +28,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import yaml
-from loose_verification import LastingComponents
 from pair_measures import add_pair_options, pair_folders, shown_figures
 from torch import Tensor
 
@@ -51,7 +50,10 @@ from vargen.video.methods.base import VideoComponents
 from vargen.video.methods.trained import SparrowConfig
 from vargen.video.models.frames import CAPTION_PROMPTS, FRAMES_PER_SECOND, VideoFrames
 from vargen.video.models.pruning import keep_uniform, token_budget
+from vargen.video.models.request import VideoRequest
+from vargen.video.models.target import VideoTarget
 from vargen.video.pipelines.answering import VideoAnswerer
+from vargen.video.pipelines.components import VideoLLMComponents
 from vargen.video.pipelines.decoding import Generation, decode
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -270,6 +272,35 @@ def longer(case: VideoCase, times: int) -> VideoCase:
     """The same video with each frame shown so many times, as many times as often a second."""
     frames = case.frames.frames.repeat_interleave(times, 0)
     return replace(case, frames=VideoFrames.from_frames(frames, FRAMES_PER_SECOND * times))
+
+
+class LastingTarget(VideoTarget):
+    """Reads its prompts once, for any number of answers one after another."""
+
+    _told: TargetOutput | None = None
+
+    def prefill(self) -> TargetOutput:
+        if self._told is None:
+            self._told = super().prefill()
+        else:
+            self._cache.allocated().reset()
+            self.finish_prompts()
+        return replace(self._told)
+
+
+class LastingComponents(VideoLLMComponents):
+    """The same targets for every variant; the draft model's vision tower runs once, too."""
+
+    def target(self, num_nodes: int, **options: Any) -> VideoTarget:
+        key = ("target", num_nodes, *sorted(options.items()))
+        if key not in self.lasting:
+            self.lasting[key] = LastingTarget(self.model, self.requests, **options, **self.sizes(num_nodes))
+        return self.lasting[key]
+
+    def _draft_requests(self, model: Any) -> list[VideoRequest]:
+        if "requests" not in self.lasting:
+            self.lasting["requests"] = super()._draft_requests(model)
+        return self.lasting["requests"]
 
 
 def main() -> None:

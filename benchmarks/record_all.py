@@ -224,7 +224,6 @@ STEPS: dict[str, Step] = {
     "front_eagle_batch_1": _front("eagle", 1, 300),
     "front_vvs_batch_1": _front("vvs", 1, 960, quality_loss=0.05),
     "front_vvs_batch_8": _front("vvs", 8, 600, quality_loss=0.05),
-    "projection": Step(_script("projection")),
     "documents": Step(_script("build_results")),
 }
 

@@ -32,12 +32,6 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "torch and of the kernels; a forward pass counts as one. Processor time of one thread, on a busy machine.",
         ("method", "family", "calls", "milliseconds_outside", "accepted_length_planted", "passes_planted"),
     ),
-    "fuzz": (
-        "Inputs that nobody wrote down",
-        "Random inputs of six kinds, by `benchmarks/fuzz.py`. Refused: one line, and the folder is as it was. Still "
-        "speaking: stopped after a minute and a half. Any other end has a column of its own.",
-        (),
-    ),
     "diffusers_suite": (
         "diffusers' own tests of a pipeline",
         "The `PipelineTesterMixin` of a checkout of diffusers on tiny pipelines with random weights "
@@ -54,7 +48,7 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "projection": (
         "Projection: published models on GPUs that nobody here has",
         "A projection, not a measurement: passes, rows fed and launches that were counted here, with a card's "
-        "bandwidth, arithmetic and launch time, and the shipped model's acceptance (`benchmarks/projection.py`). A "
+        "bandwidth, arithmetic and launch time, and the shipped model's acceptance. A "
         "cell is eager / captured seconds, and captured over plain captured.",
         (
             *("model", "card", "method", "passes", "batch 1", "batch 8", "what", "captured", "published_ms_a_token"),

@@ -3,9 +3,10 @@
 Belongs here: what waits, what is drawn together, and what becomes of requests when drawing fails. Does not belong here:
 HTTP (`app.py`).
 
-Pictures are drawn in waves, each a stream of the pipeline. A wave begins with what waits and has as many places again,
-up to the batch size. What arrives takes a free place after any forward pass. A full wave that is narrower than the
-batch size takes no more, so that the next one is wider. A picture is that of its seed, whatever is drawn beside it.
+Pictures are drawn in waves, each a stream of the pipeline. A wave has as many places as pictures wait, up to the batch
+size, since empty ones cost passes and seconds, too: a picture alone is drawn as by a call. What arrives takes a place
+that has become free, after any forward pass. A wave takes no more where that lets the next one fit better: be wider, or
+less than half as wide. A picture is that of its seed, whatever is drawn beside it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from vargen.base.errors import UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+_COMES_AGAIN = 0.05
+"""Seconds after a wave in which those who have a picture now may ask for the next, and be drawn with what waits."""
 
 
 class QueueFull(UserError):
@@ -88,6 +93,7 @@ class Engine:
         self._waiting: deque[Job] = deque()
         self._drawing: dict[int, Job] = {}  # by number in the wave
         self._changed, self._closing = threading.Condition(), False
+        self._ended, self._expected = 0.0, 0  # when the last wave did, and how many may want to be in the next
         self._thread = threading.Thread(target=self._run, name="vargen-engine", daemon=True)
         self._thread.start()
 
@@ -150,6 +156,8 @@ class Engine:
         """Wait for jobs, and take as many as there are places. False: there will be none."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
+            rest = self._ended + _COMES_AGAIN - time.monotonic()
+            self._changed.wait_for(lambda: len(self._waiting) >= self._expected or self._closing, rest)
             self._drawing = dict(enumerate(self._taken(self.batch_size)))
             return bool(self._drawing or self._waiting) or not self._closing
 
@@ -174,11 +182,11 @@ class Engine:
 
     def _draw_wave(self) -> None:
         """Draw a wave; where that fails, each job that is left alone, so that the one at fault fails alone."""
-        jobs = self._drawing
+        jobs, before = self._drawing, self.totals.pictures
         if not jobs:
             return
         try:
-            self._stream(jobs, min(self.batch_size, 2 * len(jobs)), is_open=True)
+            self._stream(jobs, len(jobs), is_open=True)
         except Exception:
             for number, job in [*jobs.items()]:
                 try:
@@ -187,6 +195,8 @@ class Engine:
                     self.totals.failures += 1
                     job.finished.set_exception(error)
                 del jobs[number]
+        self._ended = time.monotonic()
+        self._expected = min(self.totals.pictures - before + self.waiting, self.batch_size)
 
     def _stream(self, jobs: dict[int, Job], places: int, is_open: bool) -> None:
         """Draw jobs, which leave `jobs` when they are finished, and into an open stream what arrives."""
@@ -203,7 +213,9 @@ class Engine:
                 return []
             with self._changed:
                 self._drop_cancelled()
-                is_full = places < self.batch_size and len(self._waiting) > free
+                waiting = len(self._waiting)
+                is_full = free == places or 2 * (places - free + waiting) <= places
+                is_full |= places < self.batch_size and waiting > free
                 taken = [] if is_full else self._taken(free, fits)
             jobs.update({next(numbers): job for job in taken})
             return [(job.prompt, seeded(job)) for job in taken]

@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from tiny_pipelines import build_tiny_pipeline
 
+from specdecode.drafters.draft_size import StepCosts
+from specdecode.roles import Target
 from vargen.base.errors import UserError
+from vargen.demo.race import Commission, Race
 from vargen.serve.app import KEY, WITHOUT_EFFECT, ImageRequest, ServeConfig, build_app, check_port, check_serving
 from vargen.serve.engine import Engine, EngineStopped, Job, QueueFull
 
@@ -247,15 +251,15 @@ def test_jobs_that_nobody_wants_any_more_do_not_close_a_wave() -> None:
     """A narrow wave takes what arrives unless more wait than it has room for, and then leaves all to a wider one."""
     held = Held()
     engine = Engine(held, batch_size=8)
-    first, gone, wanted = Job("first", 0), [Job("gone", 0), Job("gone", 1)], Job("wanted", 0)
-    engine.submit([first])
+    gone, wanted = [Job("gone", 0), Job("gone", 1)], Job("wanted", 0)
+    engine.submit([Job("first", 0), Job("first", 1)])
     assert held.begun.wait(60)
     held.begun.clear()
     engine.submit([*gone, wanted])
     assert all(job.finished.cancel() for job in gone)
     held.go_on.set()
     engine.close()
-    assert held.arrived == ["first", "wanted"] and not held.begun.is_set(), "both in one wave"
+    assert held.arrived == ["first", "first", "wanted"] and not held.begun.is_set(), "both in one wave"
 
 
 def test_a_client_that_leaves_takes_its_pictures_out_of_the_queue() -> None:
@@ -314,6 +318,39 @@ def test_passes_are_added_up_over_pictures() -> None:
     engine.close()
     assert drawing == [1, 0], "a finished picture is not drawn any more"
     assert engine.totals.pictures == 2 and engine.totals.row_passes == engine.totals.tokens > 2
+
+
+def by_request(pipeline: Any, seed: int) -> int:
+    engine = Engine(pipeline)
+    engine.submit([Job(PROMPT, seed)])
+    engine.close()
+    return engine.totals.row_passes
+
+
+def by_stream(pipeline: Any, seed: int) -> int:
+    (picture,) = pipeline.stream([PROMPT], generator=[torch.Generator().manual_seed(seed)], batch_size=8)
+    return picture.trace.target_passes
+
+
+def by_page(pipeline: Any, seed: int) -> int:
+    methods = {"page": pipeline.resolve_method("jacobi")}
+    *_, (lane,) = Race(pipeline, Commission(PROMPT, (seed,)), methods).run()
+    return lane.passes
+
+
+@pytest.mark.parametrize("way", [by_request, by_stream, by_page])
+def test_a_picture_alone_takes_the_passes_of_a_call(
+    way: Callable[[Any, int], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the default: no row is beside it, so what rows cost beside each other does not keep it from drafting."""
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
+
+    def costs(target: Target, *_: Any) -> StepCosts:
+        return StepCosts((1, 2, 9), (1.0, 1.0, 1.0) if target.batch_size == 1 else (1.0, 2.0, 9.0))
+
+    monkeypatch.setattr("vargen.pipelines.components.draft_sizes.measure_step_costs", costs)
+    call = build_tiny_pipeline()(PROMPT, generator=torch.Generator().manual_seed(3))
+    assert way(build_tiny_pipeline(), 3) == call.trace.target_passes < 16
 
 
 def test_partial_pictures_are_evenly_spaced() -> None:

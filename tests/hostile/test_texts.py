@@ -181,7 +181,7 @@ def test_weights_of_a_method_that_are_no_text(method: type[MethodConfig]) -> Non
     """Every setting of every method that names a folder."""
     for name in method.weights:
         for wrong in ([None], 7, {"a": "b"}, True):
-            with pytest.raises(UserError, match=f"^{method.name}.{name} must name a folder"):
+            with pytest.raises(UserError, match=f"^{method.name}.{name} must be a folder"):
                 resolve_method(method.name, {name: wrong}, task=method.task)
 
 

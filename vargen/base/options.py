@@ -47,10 +47,11 @@ class Option:
 
     def in_words(self, hint: Any) -> str:
         """What an error calls the values of this option, whose type is `hint`."""
-        if self.choices:
-            return f"one of {', '.join(self.choices)}"
         bounds = range_in_words(self.least, self.most, self.above, self.below)
-        return in_words(hint, WORDS | {kind: f"{WORDS[kind]}{bounds}" for kind in (int, float)})
+        words = WORDS | {kind: f"{WORDS[kind]}{bounds}" for kind in (int, float)}
+        if self.choices or self.path:
+            words[str] = f"one of {', '.join(self.choices)}" if self.choices else f"a {self.path.shown.lower()}"
+        return in_words(hint, words)
 
     def check(self, name: str, value: Any, hint: Any) -> None:
         """Refuse a value of another type than `hint`, or out of bounds. Raises UserError with the option's name."""

@@ -8,15 +8,14 @@ built.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
-from vargen.base.bounds import MAX_DRAFT, check_choice, check_number
 from vargen.base.errors import UserError, did_you_mean
+from vargen.base.options import Settings, check_options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +32,7 @@ AUTO: Auto = "auto"
 """The default of every draft size; `ImageMethodConfig` says what it stands for."""
 
 LARGEST = 1_000_000
-"""The upper limit of settings that have no other."""
+"""The upper limit of counts that buffers are as large as."""
 
 Task = Literal["image", "video"]
 TASKS: dict[Task, str] = {"image": "pictures", "video": "videos"}
@@ -44,8 +43,8 @@ Network = TypeVar("Network", covariant=True)
 
 
 @dataclass(frozen=True)
-class MethodConfig:
-    """Settings of one method. Subclasses add fields, every one of them a plain value.
+class MethodConfig(Settings):
+    """Settings of one method. Subclasses add fields, every one of them a plain value, see `vargen.base.options`.
 
     Attributes:
         task: what it makes.
@@ -66,6 +65,9 @@ class MethodConfig:
     weights: ClassVar[tuple[str, ...]] = ()
     draft_settings: ClassVar[tuple[str, ...]] = ()
     paper_preset: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        check_options(self, f"{self.name}.")
 
     def to_dict(self) -> dict[str, Any]:
         """The name and every setting, ready for JSON."""
@@ -88,26 +90,6 @@ class MethodConfig:
         except ValueError as error:
             raise UserError(f"method {self.name}: {error}") from error
 
-    def _number(self, field: str, lowest: float, highest: float = LARGEST, whole: bool = False) -> None:
-        """Refuse a field that is no finite number, or no integer for `whole`, in [lowest, highest]."""
-        check_number(f"{self.name}.{field}", getattr(self, field), lowest, highest, whole)
-
-    def _size(self, field: str, lowest: int = 1, highest: int = MAX_DRAFT) -> None:
-        """Refuse a size that is neither "auto" nor an integer from `lowest` to `highest`."""
-        value = getattr(self, field)
-        if value != AUTO and (isinstance(value, bool) or not isinstance(value, int) or value < lowest):
-            raise UserError(f'{self.name}.{field} must be an integer of at least {lowest} or "auto", got {value!r}')
-        if value != AUTO and value > highest:
-            raise UserError(f"{self.name}.{field} must be at most {highest:,}, got {value!r}")
-
-    def _flag(self, field: str) -> None:
-        """Refuse a field that is neither true nor false."""
-        if not isinstance(getattr(self, field), bool):
-            raise UserError(f"{self.name}.{field} must be true or false, got {getattr(self, field)!r}")
-
-    def _one_of(self, field: str, values: Sequence[str]) -> None:
-        check_choice(f"{self.name}.{field}", getattr(self, field), values)
-
 
 def configure(config: type[AnyConfig], options: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> AnyConfig:
     """Settings with some fields that differ from the defaults.
@@ -129,12 +111,7 @@ def configure(config: type[AnyConfig], options: Mapping[str, Any], own: Mapping[
     own = own or {}
     if not options.keys().isdisjoint(config.draft_settings):
         own = {name: value for name, value in own.items() if name not in config.draft_settings}
-    made = config(**{**own, **options})
-    for name in config.weights:
-        folder = getattr(made, name)
-        if folder is not None and not isinstance(folder, str | os.PathLike):
-            raise UserError(f"{config.name}.{name} must name a folder, got {folder!r}")
-    return made
+    return config(**{**own, **options})
 
 
 @dataclass

@@ -8,20 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from vargen.base.bounds import MAX_DRAFT
+from vargen.base.options import option
+from vargen.base.path_roles import READ_FOLDER
 from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, SearchSpace
 from vargen.methods.eagle import eagle_drafter
 
 
 @dataclass(frozen=True)
 class CoolSDConfig(ChainMethodConfig):
-    """An EAGLE chain, accepted by a ratio that is relaxed most for the first draft tokens (Cool-SD).
-
-    Args:
-        drafter: as for "eagle".
-        draft_length: draft tokens of a step.
-        delta: mean factor on the acceptance ratio; 1 with decay 0 is exact.
-        decay: how quickly the relaxation cools along the draft (the paper's nu).
-    """
+    """An EAGLE chain, accepted by a ratio that is relaxed most for the first draft tokens (Cool-SD)."""
 
     name: ClassVar[str] = "coolsd"
     summary: ClassVar[str] = "an EAGLE chain with Cool-SD's relaxed acceptance, cooling along the draft"
@@ -29,15 +25,14 @@ class CoolSDConfig(ChainMethodConfig):
     weights: ClassVar[tuple[str, ...]] = ("drafter",)
     draft_settings: ClassVar[tuple[str, ...]] = ("draft_length",)
 
-    drafter: str | None = None
-    draft_length: int | Auto = AUTO
-    delta: float = 1.1
-    decay: float = 0.7
-
-    def __post_init__(self) -> None:
-        self._size("draft_length")
-        self._number("delta", 1)
-        self._number("decay", 0)
+    drafter: str | None = option(None, path=READ_FOLDER)
+    """As for "eagle"."""
+    draft_length: int | Auto = option(AUTO, least=1, most=MAX_DRAFT)
+    """Draft tokens of a step."""
+    delta: float = option(1.1, least=1.0)
+    """Mean factor on the acceptance ratio; 1 with decay 0 is exact."""
+    decay: float = option(0.7, least=0.0)
+    """How quickly the relaxation cools along the draft (the paper's nu)."""
 
     def _players(self, components: Components) -> Method:
         from specdecode.drafters.tree_shapes import StaticTree

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from vargen.base.bounds import MAX_DRAFT
+from vargen.base.options import option
+from vargen.base.path_roles import READ_FOLDER
 from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, SearchSpace
 from vargen.methods.eagle import CHILDREN
 
@@ -18,13 +21,7 @@ _RATE = 0.5
 
 @dataclass(frozen=True)
 class DraftModelConfig(ChainMethodConfig):
-    """A draft model, a smaller one of the same vocabulary, drafts a chain.
-
-    Args:
-        draft_model: folder of its pipeline; null for the one that came with the model.
-        draft_length: draft tokens of a step.
-        children: "sampled" from its distribution, or "top" for its likeliest.
-    """
+    """A draft model, a smaller one of the same vocabulary, drafts a chain."""
 
     name: ClassVar[str] = "draft-model"
     summary: ClassVar[str] = "a smaller model of the same vocabulary drafts a chain"
@@ -32,13 +29,12 @@ class DraftModelConfig(ChainMethodConfig):
     weights: ClassVar[tuple[str, ...]] = ("draft_model",)
     draft_settings: ClassVar[tuple[str, ...]] = ("draft_length", "children")
 
-    draft_model: str | None = None
-    draft_length: int | Auto = AUTO
-    children: str = "sampled"
-
-    def __post_init__(self) -> None:
-        self._size("draft_length")
-        self._one_of("children", CHILDREN)
+    draft_model: str | None = option(None, path=READ_FOLDER)
+    """Folder of its pipeline; null for the one that came with the model."""
+    draft_length: int | Auto = option(AUTO, least=1, most=MAX_DRAFT)
+    """Draft tokens of a step."""
+    children: str = option("sampled", choices=CHILDREN)
+    """Draft tokens are "sampled" from its distribution, or its likeliest, "top"."""
 
     def resolved(self, num_tokens: int) -> Self:
         """See `ImageMethodConfig.resolved`: drawn draft tokens change a seed's picture, the likeliest ones do not."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from vargen.base.bounds import MAX_DRAFT
 from vargen.base.errors import UserError
+from vargen.base.options import option
+from vargen.base.path_roles import READ_FOLDER
 from vargen.methods.base import AUTO, Auto, Components, ImageMethodConfig, Method, SearchSpace
 from vargen.methods.trees import FIXED_TREES, fixed_tree
 
@@ -33,17 +34,7 @@ _RATE = 0.4
 
 @dataclass(frozen=True)
 class EagleConfig(ImageMethodConfig):
-    """A one-layer draft head on the target's features drafts a token tree; see `specdecode.drafters.eagle`.
-
-    Args:
-        drafter: folder of a trained head; null for the one that came with the model.
-        tree: "dynamic" (EAGLE-2: grown by confidence), the name of a published fixed tree, or a list of nodes, each a
-            list of ranks, such as [[0], [1], [0, 0]].
-        total_tokens: nodes of a dynamic tree, its root included.
-        depth: levels drafted below the root; of a fixed tree, at most its own.
-        tree_top_k: nodes expanded per level of a dynamic tree, and children of each.
-        children: "top" for the likeliest tokens, "sampled" for draws without replacement (fixed trees only).
-    """
+    """A one-layer draft head on the target's features drafts a token tree; see `specdecode.drafters.eagle`."""
 
     name: ClassVar[str] = "eagle"
     summary: ClassVar[str] = "EAGLE: a one-layer head on the target's features drafts a tree (EAGLE-2 or fixed)"
@@ -51,25 +42,23 @@ class EagleConfig(ImageMethodConfig):
     weights: ClassVar[tuple[str, ...]] = ("drafter",)
     draft_settings: ClassVar[tuple[str, ...]] = ("tree", "total_tokens", "depth", "tree_top_k", "children")
 
-    drafter: str | None = None
-    tree: str | tuple[tuple[int, ...], ...] = "dynamic"
-    total_tokens: int | Auto = AUTO
-    depth: int | Auto = AUTO
-    tree_top_k: int = 10
-    children: str = "top"
+    drafter: str | None = option(None, path=READ_FOLDER)
+    """Folder of a trained head; null for the one that came with the model."""
+    tree: str | tuple[tuple[int, ...], ...] = option("dynamic", choices=("dynamic", *FIXED_TREES))
+    """Shape of the draft: "dynamic" (EAGLE-2: grown by confidence), the name of a published fixed tree, or a list of
+    nodes, each a list of ranks, such as [[0], [1], [0, 0]]."""
+    total_tokens: int | Auto = option(AUTO, least=2, most=MAX_DRAFT)
+    """Nodes of a dynamic tree, its root included."""
+    depth: int | Auto = option(AUTO, least=1, most=MAX_DRAFT)
+    """Levels drafted below the root; of a fixed tree, at most its own."""
+    tree_top_k: int = option(10, least=1, most=MAX_DRAFT)
+    """Nodes expanded per level of a dynamic tree, and children of each."""
+    children: str = option("top", choices=CHILDREN)
+    """Children of a node: "top" for the likeliest tokens, "sampled" for draws without replacement (fixed trees
+    only)."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.tree, str):
-            self._one_of("tree", ("dynamic", *FIXED_TREES))
-        else:
-            try:
-                object.__setattr__(self, "tree", tuple(tuple(index(rank) for rank in node) for node in self.tree))
-            except (TypeError, ValueError) as error:
-                raise UserError(f"{self.name}.tree must be a name or a list of nodes, got {self.tree!r}") from error
-        self._size("total_tokens", lowest=2)
-        self._size("depth")
-        self._number("tree_top_k", 1, MAX_DRAFT, whole=True)
-        self._one_of("children", CHILDREN)
+        super().__post_init__()
         if self.children == "sampled" and self.tree == "dynamic":
             raise UserError(f"{self.name}.children: sampled children need a fixed tree; name one of {FIXED_TREES}")
         if self.total_tokens != AUTO and self.depth != AUTO and self.depth >= self.total_tokens:

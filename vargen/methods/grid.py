@@ -11,9 +11,10 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from vargen.base.bounds import MAX_DRAFT, check_number
+from vargen.base.bounds import MAX_DRAFT
 from vargen.base.errors import UserError
-from vargen.methods.base import AUTO, LARGEST, Auto, Components, ImageMethodConfig, Method, SearchSpace
+from vargen.base.options import option
+from vargen.methods.base import AUTO, Auto, Components, ImageMethodConfig, Method, SearchSpace
 
 if TYPE_CHECKING:
     from specdecode.grid.mixed_grids import LinesOfRows
@@ -28,10 +29,6 @@ class RowMethodConfig(ImageMethodConfig):
     A token is drawn before all tokens above it are known, which no verifier can repair: the number of objects suffers
     first.
 
-    Args:
-        columns: settings that count tokens of a row are meant for rows of so many tokens, and grow and shrink with the
-            rows of a picture, because an object does. null: they are as given in every picture.
-
     Attributes:
         opening_setting: which setting says how many: a number, or a list that is spread evenly over the rows.
     """
@@ -39,14 +36,17 @@ class RowMethodConfig(ImageMethodConfig):
     exact: ClassVar[bool] = False
     opening_setting: ClassVar[str]
 
-    columns: int | None = None
+    columns: int | None = option(None, least=1)
+    """Settings that count tokens of a row are meant for rows of so many tokens, and grow and shrink with the rows of a
+    picture, because an object does. null: they are as given in every picture."""
 
     def __post_init__(self) -> None:
-        if self.columns is None:
-            return
-        self._number("columns", 1, whole=True)
-        field, longest = self.opening_setting, self._longest_opening
-        if longest > self.columns:
+        super().__post_init__()
+        field = self.opening_setting
+        if getattr(self, field) == ():
+            raise UserError(f"{self.name}.{field} must be an integer or a list of some, got an empty list")
+        longest = self._longest_opening
+        if self.columns is not None and longest > self.columns:
             raise UserError(f"{self.name}.{field} must be at most {self.name}.columns ({self.columns}), got {longest}")
 
     def max_draft_nodes(self, num_tokens: int) -> int:
@@ -59,19 +59,6 @@ class RowMethodConfig(ImageMethodConfig):
         """The opening, or the longest of several; "auto" fits every row."""
         given = getattr(self, self.opening_setting)
         return 1 if given == AUTO else max(given) if isinstance(given, tuple) else given
-
-    def _has_several_openings(self) -> bool:
-        """Whether the opening is a list, which is checked here and kept as a tuple."""
-        field = self.opening_setting
-        given = getattr(self, field)
-        if not isinstance(given, list | tuple):
-            return False
-        if not given:
-            raise UserError(f"{self.name}.{field} must be an integer or a list of some, got an empty list")
-        for each in given:
-            check_number(f"{self.name}.{field}", each, 1, LARGEST, whole=True)
-        object.__setattr__(self, field, tuple(given))
-        return True
 
     @abstractmethod
     def _order(self, lines: Lines | LinesOfRows) -> Order:
@@ -90,26 +77,17 @@ class RowMethodConfig(ImageMethodConfig):
 
 @dataclass(frozen=True)
 class GuessingRowsConfig(RowMethodConfig):
-    """Settings of a method whose rows have guesses.
-
-    Args:
-        opens_after: tokens that the row above has when a row opens, at most those of a row; "auto" is 5. A list is
-            spread evenly over the rows, from top to bottom: wide where objects begin, narrow elsewhere.
-        guesses: tokens guessed ahead in every row. A row guesses no further than the row above is known.
-    """
+    """Settings of a method whose rows have guesses."""
 
     draft_settings: ClassVar[tuple[str, ...]] = ("columns", "opens_after", "guesses")
     opening_setting: ClassVar[str] = "opens_after"
     usual_opening: ClassVar[int] = 5
 
-    opens_after: int | tuple[int, ...] | Auto = AUTO
-    guesses: int = 2
-
-    def __post_init__(self) -> None:
-        if not self._has_several_openings():
-            self._size("opens_after")
-        self._number("guesses", 1, MAX_DRAFT, whole=True)
-        super().__post_init__()
+    opens_after: int | tuple[int, ...] | Auto = option(AUTO, least=1, most=MAX_DRAFT)
+    """Tokens that the row above has when a row opens, at most those of a row; "auto" is 5. A list is spread evenly over
+    the rows, from top to bottom: wide where objects begin, narrow elsewhere."""
+    guesses: int = option(2, least=1, most=MAX_DRAFT)
+    """Tokens guessed ahead in every row. A row guesses no further than the row above is known."""
 
     def _opening(self, columns: int) -> Window:
         """After how many tokens of a row the next one opens, of rows of `self.columns`, or else of `columns`."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vargen.methods.base import Components, SearchSpace
+from vargen.base.options import option
+from vargen.methods.base import LARGEST, Components, SearchSpace
 from vargen.methods.jacobi import WindowConfig
 
 if TYPE_CHECKING:
@@ -14,21 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GroupedConfig(WindowConfig):
-    """Jacobi decoding, accepted by the ratio of whole groups of look-alike tokens (GSD).
-
-    Args:
-        group_size: tokens in a group, at most; 1 is exact.
-    """
+    """Jacobi decoding, accepted by the ratio of whole groups of look-alike tokens (GSD)."""
 
     name: ClassVar[str] = "gsd"
     summary: ClassVar[str] = "Jacobi decoding accepted by groups of look-alike tokens (GSD)"
     exact: ClassVar[bool] = False
 
-    group_size: int = 15
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._number("group_size", 1, whole=True)
+    group_size: int = option(15, least=1, most=LARGEST)
+    """Tokens in a group, at most; 1 is exact."""
 
     def _verifier(self, components: Components) -> Verifier:
         from specdecode.verifiers.grouped import GroupedVerifier

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from vargen.base.bounds import MAX_DRAFT
+from vargen.base.options import option
 from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, SearchSpace
 
 if TYPE_CHECKING:
@@ -26,23 +28,16 @@ What "auto" expects at first, scaled by what happens."""
 
 @dataclass(frozen=True)
 class WindowConfig(ChainMethodConfig):
-    """What every method with a Jacobi window shares.
-
-    Args:
-        window: tokens guessed ahead.
-        initial_guess: new guesses are "random" tokens, or "repeat" draws from the last known distribution.
-    """
+    """What every method with a Jacobi window shares."""
 
     draft_settings: ClassVar[tuple[str, ...]] = ("window", "initial_guess")
     length_setting: ClassVar[str] = "window"
     usual_length: ClassVar[int] = 16
 
-    window: int | Auto = AUTO
-    initial_guess: str = "random"
-
-    def __post_init__(self) -> None:
-        self._size("window")
-        self._one_of("initial_guess", INITIAL_GUESSES)
+    window: int | Auto = option(AUTO, least=1, most=MAX_DRAFT)
+    """Tokens guessed ahead."""
+    initial_guess: str = option("random", choices=INITIAL_GUESSES)
+    """New guesses are "random" tokens, or "repeat" draws from the last known distribution."""
 
     def _players(self, components: Components) -> Method:
         drafter = self._drafter(components.target.vocab_size, self._sizer(components), **self._drafting)
@@ -78,22 +73,14 @@ class WindowConfig(ChainMethodConfig):
 
 @dataclass(frozen=True)
 class BranchingWindowConfig(WindowConfig):
-    """A window that may have branches at its front.
-
-    Args:
-        branches: guesses for the first place of the window, where about half of all drafts end; 1 for a chain.
-        branch_depth: tokens of each branch beside the first.
-    """
+    """A window that may have branches at its front."""
 
     draft_settings: ClassVar[tuple[str, ...]] = (*WindowConfig.draft_settings, "branches", "branch_depth")
 
-    branches: int = 1
-    branch_depth: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._number("branches", 1, whole=True)
-        self._number("branch_depth", 1, whole=True)
+    branches: int = option(1, least=1, most=MAX_DRAFT)
+    """Guesses for the first place of the window, where about half of all drafts end; 1 for a chain."""
+    branch_depth: int = option(3, least=1, most=MAX_DRAFT)
+    """Tokens of each branch beside the first."""
 
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
         chains = super().sizes(num_tokens)
@@ -130,18 +117,15 @@ class BranchingWindowConfig(WindowConfig):
 
 @dataclass(frozen=True)
 class FixedNoiseJacobiConfig(BranchingWindowConfig):
-    """Jacobi decoding with the random numbers of plain decoding: the same pictures in fewer forward passes.
-
-    Args:
-        window: tokens guessed ahead. "auto" chooses among windows from 2 to 32 the one with the most expected tokens a
-            second on this machine, which changes no picture; for several pictures at once it may choose none. With
-            branches it is 16.
-    """
+    """Jacobi decoding with the random numbers of plain decoding: the same pictures in fewer forward passes."""
 
     name: ClassVar[str] = "jacobi"
     summary: ClassVar[str] = "Jacobi decoding with plain decoding's random numbers: its very pictures; no drafter"
     exact: ClassVar[bool] = True
 
+    window: int | Auto = AUTO
+    """Tokens guessed ahead. "auto" chooses among windows from 2 to 32 the one with the most expected tokens a second on
+    this machine, which changes no picture; for several pictures at once it may choose none. With branches it is 16."""
     initial_guess: str = "repeat"
 
     def resolved(self, num_tokens: int) -> Self:
@@ -178,24 +162,16 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
 
 @dataclass(frozen=True)
 class JacobiConfig(BranchingWindowConfig):
-    """Speculative Jacobi decoding: guesses for a window, redrawn after every forward pass; no training.
-
-    Args:
-        keep_overlap: a guess behind a rejection is kept if the distribution it was drawn from and the target's new one
-            overlap at least so much, 0 to 1; null: all are drawn anew.
-    """
+    """Speculative Jacobi decoding: guesses for a window, redrawn after every forward pass; no training."""
 
     name: ClassVar[str] = "sjd"
     summary: ClassVar[str] = "speculative Jacobi decoding: a window of guesses, redrawn at every pass; no drafter"
     exact: ClassVar[bool] = True
     draft_settings: ClassVar[tuple[str, ...]] = (*BranchingWindowConfig.draft_settings, "keep_overlap")
 
-    keep_overlap: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.keep_overlap is not None:
-            self._number("keep_overlap", 0, 1)
+    keep_overlap: float | None = option(None, least=0.0, most=1.0)
+    """A guess behind a rejection is kept if the distribution it was drawn from and the target's new one overlap at
+    least so much, 0 to 1; null: all are drawn anew."""
 
     @property
     def _drafting(self) -> dict[str, Any]:
@@ -204,21 +180,14 @@ class JacobiConfig(BranchingWindowConfig):
 
 @dataclass(frozen=True)
 class CoupledJacobiConfig(JacobiConfig):
-    """Jacobi decoding whose guesses change as little as they can from pass to pass (SCD, also MC-SJD).
-
-    Args:
-        coupling: "gumbel" (the same noise at every pass) or "maximal".
-    """
+    """Jacobi decoding whose guesses change as little as they can from pass to pass (SCD, also MC-SJD)."""
 
     name: ClassVar[str] = "scd"
     summary: ClassVar[str] = "Jacobi decoding with coupled guesses, which stay put unless the target changes its mind"
 
     initial_guess: str = "repeat"
-    coupling: str = "gumbel"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._one_of("coupling", SCD_COUPLINGS)
+    coupling: str = option("gumbel", choices=SCD_COUPLINGS)
+    """How guesses of two passes agree: "gumbel" (the same noise at every pass) or "maximal"."""
 
     @property
     def _drafting(self) -> dict[str, Any]:

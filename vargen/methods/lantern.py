@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.base.errors import UserError
+from vargen.base.options import option
 from vargen.methods.base import AUTO, LARGEST, Auto, Components, SearchSpace
 from vargen.methods.eagle import EagleConfig
 
@@ -21,34 +22,26 @@ MODES = ("exact_at_zero", "release")
 
 @dataclass(frozen=True)
 class LanternConfig(EagleConfig):
-    """EAGLE's draft, accepted also where the target prefers a token that looks alike; `specdecode.verifiers.lantern`.
-
-    Args:
-        delta: LANTERN: the most probability that may move to draft tokens, a total-variation budget, 0 to 1.
-        multiplier: LANTERN++ (its lambda), instead of `delta`: a draft token's probability grows at most by this
-            factor, 1 or more; null for LANTERN.
-        num_neighbours: how many nearest codes may lend their probability; "auto" for a sixteenth of the vocabulary
-            (LANTERN has 1000 of 16384).
-        mode: "exact_at_zero" or "release" (the released code's rule, which is not exact at zero relaxation; with
-            `delta` and children "top" alone).
-    """
+    """EAGLE's draft, accepted also where the target prefers a token that looks alike; see `specdecode.verifiers`."""
 
     name: ClassVar[str] = "lantern"
     summary: ClassVar[str] = "EAGLE with LANTERN's relaxed acceptance: look-alike codes count together"
     exact: ClassVar[bool] = False
 
-    delta: float = 0.1
-    multiplier: float | None = None
-    num_neighbours: int | Auto = AUTO
-    mode: str = "exact_at_zero"
+    delta: float = option(0.1, least=0.0, most=1.0)
+    """LANTERN: the most probability that may move to draft tokens, a total-variation budget, 0 to 1."""
+    multiplier: float | None = option(None, least=1.0)
+    """LANTERN++ (its lambda), instead of `delta`: a draft token's probability grows at most by this factor, 1 or more;
+    null for LANTERN."""
+    num_neighbours: int | Auto = option(AUTO, least=1, most=LARGEST)
+    """How many nearest codes may lend their probability; "auto" for a sixteenth of the vocabulary (LANTERN has 1000 of
+    16384)."""
+    mode: str = option("exact_at_zero", choices=MODES)
+    """The rule, "exact_at_zero" or "release" (the released code's rule, which is not exact at zero relaxation; with
+    `delta` and children "top" alone)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._number("delta", 0, 1)
-        if self.multiplier is not None:
-            self._number("multiplier", 1)
-        self._size("num_neighbours", highest=LARGEST)
-        self._one_of("mode", MODES)
         if self.mode == "release" and (self.multiplier is not None or self.children != "top"):
             raise UserError(f'{self.name}.mode: "release" needs delta and children "top"; leave multiplier out')
 

@@ -21,21 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PJDConfig(GuessingRowsConfig):
-    """Rows of the grid in flight: Jacobi windows in several rows, none of which overtakes the row above (PJD).
-
-    Args:
-        adaptive: a row goes on once two passes in a row draw the same first token, as in `zipar`. Not in the paper.
-    """
+    """Rows of the grid in flight: Jacobi windows in several rows, none of which overtakes the row above (PJD)."""
 
     name: ClassVar[str] = "pjd"
     summary: ClassVar[str] = "rows of the grid side by side, each with a Jacobi window of its own; no drafter"
     draft_settings: ClassVar[tuple[str, ...]] = (*GuessingRowsConfig.draft_settings, "adaptive")
 
     adaptive: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._flag("adaptive")
+    """A row goes on once two passes in a row draw the same first token, as in `zipar`. Not in the paper."""
 
     def _order(self, lines: Lines | LinesOfRows) -> Order:
         from specdecode.grid.row_windows import LinesInFlight

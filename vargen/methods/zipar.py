@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vargen.base.bounds import MAX_DRAFT
+from vargen.base.options import option
 from vargen.methods.base import SearchSpace
 from vargen.methods.grid import RowMethodConfig
 
@@ -22,12 +24,6 @@ class ZipARConfig(RowMethodConfig):
     """A row of the grid begins as soon as the row above has some tokens; every open row adds one token a pass (ZipAR).
 
     A picture takes `columns + (rows - 1) * window` forward passes, with an adaptive start more.
-
-    Args:
-        window: tokens that the row above has when a row begins, at most those of a row; that many are plain decoding.
-            A list is spread evenly over the rows, from top to bottom: wide where objects begin, narrow elsewhere.
-        adaptive: a row's first token is drawn again at every pass with the same random number, and the row goes on once
-            two passes in a row draw the same token. The paper tests the ratio of the two probabilities instead.
     """
 
     name: ClassVar[str] = "zipar"
@@ -35,14 +31,12 @@ class ZipARConfig(RowMethodConfig):
     draft_settings: ClassVar[tuple[str, ...]] = ("columns", "window", "adaptive")
     opening_setting: ClassVar[str] = "window"
 
-    window: int | tuple[int, ...] = 4
+    window: int | tuple[int, ...] = option(4, least=1, most=MAX_DRAFT)
+    """Tokens that the row above has when a row begins, at most those of a row; that many are plain decoding. A list is
+    spread evenly over the rows, from top to bottom: wide where objects begin, narrow elsewhere."""
     adaptive: bool = False
-
-    def __post_init__(self) -> None:
-        if not self._has_several_openings():
-            self._number("window", 1, whole=True)
-        self._flag("adaptive")
-        super().__post_init__()
+    """A row's first token is drawn again at every pass with the same random number, and the row goes on once two passes
+    in a row draw the same token. The paper tests the ratio of the two probabilities instead."""
 
     def _order(self, lines: Lines | LinesOfRows) -> Order:
         from specdecode.grid.positions import Lines, StaggeredLines, scaled_window

@@ -17,6 +17,7 @@ from vargen.base.errors import UserError
 from vargen.base.kinds import alternatives
 from vargen.base.options import Option, Settings, check_options, option, options_of, texts_of
 from vargen.commands.arguments import build_parser, fill, parse
+from vargen.methods.base import MethodConfig
 
 
 def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
@@ -27,7 +28,12 @@ def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
 
 COMMANDS = every_command()
 ALL = sorted(
-    {each for each in (*subclasses(Settings), TowerConfig, TextModelConfig) if each.__module__ != __name__},
+    {
+        each
+        for each in (*subclasses(Settings), TowerConfig, TextModelConfig)
+        if each.__module__.startswith(("vargen.", "scenes."))
+        and not (issubclass(each, MethodConfig) and not hasattr(each, "name"))  # what several methods share
+    },
     key=lambda each: f"{each.__module__}.{each.__name__}",
 )
 

@@ -473,7 +473,7 @@ def test_without_optuna_the_extra_is_named(
         ({"method": "vss"}, "method 'vss' is not known; choose one of: eagle"),
         (
             {"method": "vvs", "fixed": {"depth": -3}},
-            'fixed: vvs.depth must be an integer of at least 1 or "auto", got -3',
+            "fixed: vvs.depth must be at least 1, got -3",
         ),
         ({"method": "sjd", "fixed": {"depth": 3}}, "fixed: method 'sjd' has no setting 'depth'"),
         ({"quality": "clip_score"}, "clip must name the folder of a CLIP model: quality is clip_score"),

@@ -141,7 +141,7 @@ def test_a_model_draws_at_its_own_temperature(own_folder: Path, tmp_path: Path) 
         ({"beagle": {}}, "model_index.json: methods: 'beagle' is no method; known: ar, eagle"),
         ({"eagle": 3}, "model_index.json: methods.eagle must hold settings by name, got 3"),
         ({"eagle": {"dept": 3}}, "model_index.json: methods.eagle: method 'eagle' has no option 'dept'"),
-        ({"scd": {"window": 0}}, "model_index.json: methods.scd: scd.window must be an integer"),
+        ({"scd": {"window": 0}}, "model_index.json: methods.scd: scd.window must be at least 1, got 0"),
     ],
 )
 def test_settings_that_are_none_are_named(own_folder: Path, tmp_path: Path, methods: Any, message: str) -> None:

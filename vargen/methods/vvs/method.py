@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vargen.base.bounds import MAX_DRAFT, check_number
 from vargen.base.errors import UserError
+from vargen.base.options import option
 from vargen.methods.base import Components, SearchSpace
 from vargen.methods.eagle import eagle_drafter
 from vargen.methods.lantern import LanternConfig
@@ -22,45 +24,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VVSConfig(LanternConfig):
-    """LANTERN's draft and acceptance, with verification skipped at some steps; see docs/methods.md.
-
-    Args:
-        schedule: "uniform" (VVS-U: every so many steps), "dynamic" (VVS-D: where the tree's paths look alike) or
-            "likeness" (this project's own: as far as what could be drawn instead looks like the token taken).
-        interval: VVS-U: one of so many iterations is skipped, 2 or more.
-        threshold: VVS-D: likeness of paths above which a step is skipped, -1 to 1; "likeness": the least likeness of
-            a token that is taken, 0 to 1.
-        choice: the path that a skip takes: "sample" (uniformly), "central" (most like the others), "confidence" (the
-            likeliest; needs a dynamic tree) or "drafter" (drawn as the drafter would). "drafter" and the schedule
-            "likeness" need a dynamic tree or sampled children.
-        truncate: cut the path at the paths' mean length.
-        refresh: let the drafter read skipped tokens again once their own features are known.
-        depth_behind_skip: levels drafted behind skipped tokens; null for `depth`.
-    """
+    """LANTERN's draft and acceptance, with verification skipped at some steps; see docs/methods.md."""
 
     name: ClassVar[str] = "vvs"
     summary: ClassVar[str] = "VVS: verification skipped at some steps, LANTERN's acceptance at the others"
     draft_settings: ClassVar[tuple[str, ...]] = (*LanternConfig.draft_settings, "depth_behind_skip")
     paper_preset: ClassVar[str | None] = "vvs-paper-uniform"
 
-    schedule: str = "uniform"
-    interval: int = 3
-    threshold: float = 0.65
-    choice: str = "sample"
+    schedule: str = option("uniform", choices=SCHEDULES)
+    """When steps are skipped: "uniform" (VVS-U: every so many steps), "dynamic" (VVS-D: where the tree's paths look
+    alike) or "likeness" (this project's own: as far as what could be drawn instead looks like the token taken)."""
+    interval: int = option(3, least=2)
+    """VVS-U: one of so many iterations is skipped, 2 or more."""
+    threshold: float = option(0.65, least=-1.0, most=1.0)
+    """VVS-D: likeness of paths above which a step is skipped, -1 to 1; "likeness": the least likeness of a token that
+    is taken, 0 to 1."""
+    choice: str = option("sample", choices=CHOICES)
+    """The path that a skip takes: "sample" (uniformly), "central" (most like the others), "confidence" (the likeliest;
+    needs a dynamic tree) or "drafter" (drawn as the drafter would). "drafter" and the schedule "likeness" need a
+    dynamic tree or sampled children."""
     truncate: bool = True
+    """Cut the path at the paths' mean length."""
     refresh: bool = False
-    depth_behind_skip: int | None = None
+    """Let the drafter read skipped tokens again once their own features are known."""
+    depth_behind_skip: int | None = option(None, least=1, most=MAX_DRAFT)
+    """Levels drafted behind skipped tokens; null for `depth`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._one_of("schedule", SCHEDULES)
-        if self.depth_behind_skip is not None:
-            self._number("depth_behind_skip", 1, whole=True)
-        self._number("interval", 2, whole=True)
-        self._number("threshold", -1, 1)
-        self._one_of("choice", CHOICES)
         if self.schedule == "likeness":
-            self._number("threshold", 0, 1)
+            check_number(f"{self.name}.threshold", self.threshold, 0.0, 1.0)
         if self.choice == "confidence" and self.tree != "dynamic":
             raise UserError(f'{self.name}.choice: "confidence" needs tree "dynamic", whose nodes have confidences')
         if self.tree != "dynamic" and self.children == "top":
@@ -70,9 +63,6 @@ class VVSConfig(LanternConfig):
                         f'{self.name}.{field}: "{value}" needs tree "dynamic" or children "sampled": it reads how '
                         f"probable the drafter finds each token"
                     )
-        for field in ("truncate", "refresh"):
-            if not isinstance(getattr(self, field), bool):
-                raise UserError(f"{self.name}.{field} must be true or false, got {getattr(self, field)!r}")
 
     def max_draft_nodes(self, num_tokens: int) -> int:
         """Skipped tokens are fed together with the next tree."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vargen.base.bounds import MAX_DRAFT
+from vargen.base.options import option
 from vargen.methods.base import SearchSpace
 from vargen.methods.grid import GuessingRowsConfig
 
@@ -21,26 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowSkippingConfig(GuessingRowsConfig):
-    """Rows of the grid whose tokens stand after some looks, verified or not.
-
-    Args:
-        looks: so many passes draw a token before it stands unverified.
-        guessed_columns: tokens are guessed among so many first ones of a row; null: in the whole row. Less is fed, and
-            the row below comes closer.
-    """
+    """Rows of the grid whose tokens stand after some looks, verified or not."""
 
     name: ClassVar[str] = "vvs-rows"
     summary: ClassVar[str] = "VVS on rows of the grid: tokens stand after some looks, verified or not; no drafter"
     draft_settings: ClassVar[tuple[str, ...]] = (*GuessingRowsConfig.draft_settings, "looks", "guessed_columns")
 
-    looks: int = 2
-    guessed_columns: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._number("looks", 1, whole=True)
-        if self.guessed_columns is not None:
-            self._number("guessed_columns", 1, whole=True)
+    looks: int = option(2, least=1, most=MAX_DRAFT)
+    """So many passes draw a token before it stands unverified."""
+    guessed_columns: int | None = option(None, least=1)
+    """Tokens are guessed among so many first ones of a row; null: in the whole row. Less is fed, and the row below
+    comes closer."""
 
     def _order(self, lines: Lines | LinesOfRows) -> Order:
         from specdecode.grid.row_windows import LinesInFlight

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vargen.base.options import option
 from vargen.methods.base import Components, SearchSpace
 from vargen.methods.jacobi import SCD_COUPLINGS, WindowConfig
 from vargen.methods.vvs import SCHEDULES
@@ -21,39 +22,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WindowSkippingConfig(WindowConfig):
-    """Coupled Jacobi windows whose first guesses are taken unverified at some steps; see docs/methods.md.
-
-    Args:
-        coupling: as for "scd".
-        schedule: "uniform" (every so many steps), "dynamic" (where the tokens that could be drawn for the window's
-            first places look alike on average) or "likeness" (as far as they do token by token).
-        interval: "uniform": one of so many iterations is skipped, 2 or more.
-        threshold: "dynamic" and "likeness": the least likeness, 0 to 1.
-        survival: the least share of the distributions up to a taken token that did not change in the last forward
-            pass, 0 to 1; 0 does not ask.
-        max_skip: tokens that a skip takes, at most.
-    """
+    """Coupled Jacobi windows whose first guesses are taken unverified at some steps; see docs/methods.md."""
 
     name: ClassVar[str] = "vvs-jacobi"
     summary: ClassVar[str] = "VVS on Jacobi windows: guesses taken unverified at some steps; no drafter"
     exact: ClassVar[bool] = False
 
     initial_guess: str = "repeat"
-    coupling: str = "gumbel"
-    schedule: str = "likeness"
-    interval: int = 3
-    threshold: float = 0.8
-    survival: float = 0.0
-    max_skip: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._one_of("coupling", SCD_COUPLINGS)
-        self._one_of("schedule", SCHEDULES)
-        self._number("interval", 2, whole=True)
-        self._number("threshold", 0, 1)
-        self._number("survival", 0, 1)
-        self._number("max_skip", 1, whole=True)
+    coupling: str = option("gumbel", choices=SCD_COUPLINGS)
+    """As for "scd"."""
+    schedule: str = option("likeness", choices=SCHEDULES)
+    """When steps are skipped: "uniform" (every so many steps), "dynamic" (where the tokens that could be drawn for the
+    window's first places look alike on average) or "likeness" (as far as they do token by token)."""
+    interval: int = option(3, least=2)
+    """For "uniform": one of so many iterations is skipped, 2 or more."""
+    threshold: float = option(0.8, least=0.0, most=1.0)
+    """For "dynamic" and "likeness": the least likeness, 0 to 1."""
+    survival: float = option(0.0, least=0.0, most=1.0)
+    """The least share of the distributions up to a taken token that did not change in the last forward pass, 0 to 1; 0
+    does not ask."""
+    max_skip: int = option(4, least=1)
+    """Tokens that a skip takes, at most."""
 
     def max_draft_nodes(self, num_tokens: int) -> int:
         """Skipped tokens, at most a window's, are fed together with the next window."""

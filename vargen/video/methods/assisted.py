@@ -11,26 +11,21 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from vargen.base.bounds import MAX_DRAFT
+from vargen.base.options import option
 from vargen.video.methods.base import OwnLoop, VideoComponents, VideoMethodConfig
 
 
 @dataclass(frozen=True)
 class AssistedConfig(VideoMethodConfig):
-    """transformers' own assisted generation with the draft model, for comparison. It is greedy only.
-
-    Args:
-        draft_length: tokens of a chain.
-    """
+    """transformers' own assisted generation with the draft model, for comparison. It is greedy only."""
 
     name: ClassVar[str] = "assisted"
     summary: ClassVar[str] = "transformers' own assisted generation (its drafter never sees the video)"
     exact: ClassVar[bool] = True
     one_at_a_time: ClassVar[bool] = True
 
-    draft_length: int = 5
-
-    def __post_init__(self) -> None:
-        self._number("draft_length", 1, MAX_DRAFT, whole=True)
+    draft_length: int = option(5, least=1, most=MAX_DRAFT)
+    """Tokens of a chain."""
 
     def check_drafter(self, trained: Collection[str], paired: bool) -> None:
         self._need_draft_model(paired)

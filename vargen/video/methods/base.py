@@ -197,12 +197,6 @@ class VideoMethodConfig(MethodConfig, ABC):
         if not paired:
             raise UserError(f"{self.name}: draft_model must be given: this method needs one{remedy}")
 
-    def _share(self, field: str) -> None:
-        """Refuse a share that is no number above 0 and at most 1."""
-        self._number(field, 0, 1)
-        if getattr(self, field) == 0:
-            raise UserError(f"{self.name}.{field} must be above 0: something has to be left")
-
 
 def likeliest_chain(model: DraftModel, draft_length: int) -> DraftModelDrafter:
     """Drafts a chain of the model's likeliest tokens.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from vargen.base.bounds import MAX_DRAFT
+from vargen.base.options import option
 from vargen.video.methods.base import VideoComponents
 from vargen.video.methods.speculative import SpeculativeConfig
 
@@ -15,13 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FlyConfig(SpeculativeConfig):
-    """FLy (arXiv 2511.22972): a mismatch is forgiven where the target is unsure and agrees again right after.
-
-    Args:
-        threshold: least entropy, see `specdecode.verifiers.windowed`.
-        window: tokens that must agree after it; null: only the entropy decides.
-        mode: "paper" or "release".
-    """
+    """FLy (arXiv 2511.22972): a mismatch is forgiven where the target is unsure and agrees again right after."""
 
     name: ClassVar[str] = "fly"
     summary: ClassVar[str] = "FLy: forgives a mismatch where the target is unsure and agrees again right after"
@@ -29,16 +24,12 @@ class FlyConfig(SpeculativeConfig):
 
     draft_length: int = 10
     keep_ratio: float = 0.1
-    threshold: float = 0.3
-    window: int | None = 4
-    mode: str = "paper"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._number("threshold", 0)
-        if self.window is not None:
-            self._number("window", 1, MAX_DRAFT, whole=True)
-        self._one_of("mode", ("paper", "release"))
+    threshold: float = option(0.3, least=0.0)
+    """Least entropy, see `specdecode.verifiers.windowed`."""
+    window: int | None = option(4, least=1, most=MAX_DRAFT)
+    """Tokens that must agree after it; null: only the entropy decides."""
+    mode: str = option("paper", choices=("paper", "release"))
+    """The rule of the "paper", or that of the "release"."""
 
     def _verifier(self, components: VideoComponents, target: Target) -> Verifier:
         from specdecode.verifiers.windowed import WindowedVerifier

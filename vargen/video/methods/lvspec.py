@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vargen.base.bounds import MAX_DRAFT
+from vargen.base.bounds import MAX_DRAFT, check_number
 from vargen.base.errors import UserError
+from vargen.base.options import option
 from vargen.methods.base import LARGEST
 from vargen.video.methods.base import VideoComponents
 from vargen.video.methods.speculative import SpeculativeConfig
@@ -23,25 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LVSpecConfig(SpeculativeConfig):
-    """LVSpec (arXiv 2604.05650): draft tokens that have little to do with the video are accepted as they are.
-
-    Args:
-        loose_ratio: lambda, the share of a window that is accepted as drafted; 0 is exact.
-        num_nearest: N, the visual tokens whose mean cosine is a token's relevance.
-        position_shift: also accept a token that the target says elsewhere in the window.
-        relevance_from: whose hidden state is compared: "token", the draft token's own; "prediction", the one that
-            predicted it.
-        relevance_layer: after which decoder layer, counted from 1, or from the end below 0. -1 is the last, normed, as
-            in the paper; -2 the last but one.
-        relevance_centred: take a token's mean cosine to all visual tokens off, so that a sharp likeness counts.
-        loosened_by: "relevance"; or "entropy", which is not the paper's: where the target is least sure is loosened.
-        min_p: not the paper's either: a token is loosened only if the target finds it at least this share as likely as
-            its likeliest token. 0 asks for nothing, as the paper.
-        relevant_min_p: the same for the other tokens, which have more to do with the video: they are accepted, too,
-            from this share on. 1 accepts only what the target says, as the paper.
-        branches: chains of `draft_length` below each token; the one with most accepted tokens is kept. The
-            paper's appendix E has 2.
-    """
+    """LVSpec (arXiv 2604.05650): draft tokens that have little to do with the video are accepted as they are."""
 
     name: ClassVar[str] = "lvspec"
     summary: ClassVar[str] = "LVSpec: tokens with little visual relevance are accepted as drafted"
@@ -49,29 +32,35 @@ class LVSpecConfig(SpeculativeConfig):
 
     draft_length: int = 10
     keep_ratio: float = 0.1
-    loose_ratio: float = 0.6
-    num_nearest: int = 10
+    loose_ratio: float = option(0.6, least=0.0, most=1.0)
+    """Lambda, the share of a window that is accepted as drafted; 0 is exact."""
+    num_nearest: int = option(10, least=1, most=LARGEST)
+    """N, the visual tokens whose mean cosine is a token's relevance."""
     position_shift: bool = True
-    relevance_from: str = "prediction"
-    relevance_layer: int = -1
+    """Also accept a token that the target says elsewhere in the window."""
+    relevance_from: str = option("prediction", choices=("token", "prediction"))
+    """Whose hidden state is compared: "token", the draft token's own; "prediction", the one that predicted it."""
+    relevance_layer: int = option(-1, least=-LARGEST, most=LARGEST)
+    """After which decoder layer, counted from 1, or from the end below 0. -1 is the last, normed, as in the paper; -2
+    the last but one."""
     relevance_centred: bool = False
-    loosened_by: str = "relevance"
-    min_p: float = 0.3
-    relevant_min_p: float = 0.7
-    branches: int = 1
+    """Take a token's mean cosine to all visual tokens off, so that a sharp likeness counts."""
+    loosened_by: str = option("relevance", choices=("relevance", "entropy"))
+    """What is loosened by: "relevance"; or "entropy", which is not the paper's: where the target is least sure is
+    loosened."""
+    min_p: float = option(0.3, least=0.0, most=1.0)
+    """Not the paper's either: a token is loosened only if the target finds it at least this share as likely as its
+    likeliest token. 0 asks for nothing, as the paper."""
+    relevant_min_p: float = option(0.7, least=0.0, most=1.0)
+    """The same for the other tokens, which have more to do with the video: they are accepted, too, from this share on.
+    1 accepts only what the target says, as the paper."""
+    branches: int = option(1, least=1, most=MAX_DRAFT)
+    """Chains of `draft_length` below each token; the one with most accepted tokens is kept. The paper's appendix E has
+    2."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._number("loose_ratio", 0, 1)
-        self._number("num_nearest", 1, whole=True)
-        self._one_of("relevance_from", ("token", "prediction"))
-        self._number("relevance_layer", -LARGEST, whole=True)
-        self._flag("relevance_centred")
-        self._one_of("loosened_by", ("relevance", "entropy"))
-        self._number("min_p", 0, 1)
-        self._number("relevant_min_p", 0, 1)
-        self._flag("position_shift")
-        self._number("branches", 1, MAX_DRAFT // self.draft_length, whole=True)
+        check_number(f"{self.name}.branches", self.branches, 1, MAX_DRAFT // self.draft_length)
 
     @property
     def num_nodes(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from vargen.base.options import option
 from vargen.methods.base import AUTO, Auto
 from vargen.video.methods.base import SPREADS, OwnLoop, VideoComponents
 from vargen.video.methods.speculative import SpeculativeConfig
@@ -17,30 +18,19 @@ WORKERS = ("processes", "threads", "in_turn")
 
 @dataclass(frozen=True)
 class ParallelConfig(SpeculativeConfig):
-    """ParallelVLM (arXiv 2603.19610): the draft model works while the target does, in a process of its own.
-
-    Args:
-        draft_length: tokens of a window; "auto" measures how many are drafted during one forward pass of the target.
-        workers: "processes", two of them; "threads", two in one process, on a GPU each with a stream of its own;
-            "in_turn", one after the other in one process, with the same result.
-    """
+    """ParallelVLM (arXiv 2603.19610): the draft model works while the target does, in a process of its own."""
 
     name: ClassVar[str] = "parallelvlm"
     summary: ClassVar[str] = "ParallelVLM: drafter and target work at the same time, in two processes"
     one_at_a_time: ClassVar[bool] = True
-    prunings: ClassVar[tuple[str, ...]] = (*SPREADS, "visual_gain")
 
     draft_length: int | Auto = AUTO  # type: ignore[assignment]
+    """Tokens of a window; "auto" measures how many are drafted during one forward pass of the target."""
     keep_ratio: float = 0.1
-    pruning: str = "uniform"
-    workers: str = "processes"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._one_of("workers", WORKERS)
-
-    def _check_length(self) -> None:
-        self._size("draft_length")
+    pruning: str = option("uniform", choices=(*SPREADS, "visual_gain"))
+    workers: str = option("processes", choices=WORKERS)
+    """Where both work: "processes", two of them; "threads", two in one process, on a GPU each with a stream of its own;
+    "in_turn", one after the other in one process, with the same result."""
 
     def _players(self, components: VideoComponents) -> OwnLoop:
         length = None if self.draft_length == AUTO else int(self.draft_length)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.base.bounds import MAX_DRAFT
 from vargen.base.errors import UserError
+from vargen.base.options import option
 from vargen.methods.trees import FIXED_TREES, fixed_tree
 from vargen.video.methods.base import (
     SPREADS,
@@ -30,44 +31,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SpeculativeConfig(VideoMethodConfig):
-    """A draft model, or the target's own weights, watches the same video and drafts a chain.
-
-    Args:
-        drafter: "pair" for the draft model, "self" for the target's own weights.
-        draft_length: tokens of a chain.
-        keep_ratio: share of visual tokens that the drafter is shown.
-        pruning: which ones: "uniform", evenly spread; "random"; "jittered", one at random of each of equal parts;
-            "low_discrepancy", even over time, height and width; "attention" (SpecVLM); "visual_gain" (ParallelVLM's
-            UV-Prune).
-        pruning_seed: of what is drawn at random for "random", "jittered" and "low_discrepancy".
-        pruning_layer: of "visual_gain": the layer that is compared with the embeddings; null for a quarter of them.
-        compact: give the kept tokens consecutive positions instead of their own.
-    """
+    """A draft model, or the target's own weights, watches the same video and drafts a chain."""
 
     name: ClassVar[str] = "sd"
     summary: ClassVar[str] = "naive speculative decoding: the drafter watches the whole video"
     exact: ClassVar[bool] = True
-    prunings: ClassVar[tuple[str, ...]] = (*SPREADS, "attention", "visual_gain")
 
-    drafter: str = "pair"
-    draft_length: int = 5
-    keep_ratio: float = 1.0
-    pruning: str = "uniform"
-    pruning_seed: int = 0
-    pruning_layer: int | None = None
+    drafter: str = option("pair", choices=("pair", "self"))
+    """What drafts: "pair" for the draft model, "self" for the target's own weights."""
+    draft_length: int = option(5, least=1, most=MAX_DRAFT)
+    """Tokens of a chain."""
+    keep_ratio: float = option(1.0, above=0.0, most=1.0)
+    """Share of visual tokens that the drafter is shown."""
+    pruning: str = option("uniform", choices=(*SPREADS, "attention", "visual_gain"))
+    """Which ones: "uniform", evenly spread; "random"; "jittered", one at random of each of equal parts;
+    "low_discrepancy", even over time, height and width; "attention" (SpecVLM); "visual_gain" (ParallelVLM's
+    UV-Prune)."""
+    pruning_seed: int = option(0, least=0)
+    """Of what is drawn at random for "random", "jittered" and "low_discrepancy"."""
+    pruning_layer: int | None = option(None, least=1)
+    """Of "visual_gain": the layer that is compared with the embeddings; null for a quarter of them."""
     compact: bool = False
-
-    def __post_init__(self) -> None:
-        self._one_of("drafter", ("pair", "self"))
-        self._check_length()
-        self._share("keep_ratio")
-        self._one_of("pruning", self.prunings)
-        self._number("pruning_seed", 0, whole=True)
-        if self.pruning_layer is not None:
-            self._number("pruning_layer", 1, whole=True)
-
-    def _check_length(self) -> None:
-        self._number("draft_length", 1, MAX_DRAFT, whole=True)
+    """Give the kept tokens consecutive positions instead of their own."""
 
     def check_drafter(self, trained: Collection[str], paired: bool) -> None:
         if self.drafter == "pair":
@@ -111,26 +96,18 @@ class SpeculativeConfig(VideoMethodConfig):
 
 @dataclass(frozen=True)
 class SpecVLMConfig(SpeculativeConfig):
-    """SpecVLM (arXiv 2508.16201): a drafter that is shown the tenth of the video that the target attends to.
-
-    Args:
-        tree: shape of the draft: "chain", or a published tree's name.
-        attention_share: the first stage of pruning takes tokens until they have this share of the attention; the rest
-            of the budget is spread evenly.
-    """
+    """SpecVLM (arXiv 2508.16201): a drafter that is shown the tenth of the video that the target attends to."""
 
     name: ClassVar[str] = "specvlm"
     summary: ClassVar[str] = "SpecVLM: the drafter sees what the target attends to, and drafts a tree"
 
     keep_ratio: float = 0.1
     pruning: str = "attention"
-    tree: str = "mc_sim_7b_63"
-    attention_share: float = 0.4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._one_of("tree", ("chain", *FIXED_TREES))
-        self._number("attention_share", 0, 1)
+    tree: str = option("mc_sim_7b_63", choices=("chain", *FIXED_TREES))
+    """Shape of the draft: "chain", or a published tree's name."""
+    attention_share: float = option(0.4, least=0.0, most=1.0)
+    """The first stage of pruning takes tokens until they have this share of the attention; the rest of the budget is
+    spread evenly."""
 
     @property
     def num_nodes(self) -> int:

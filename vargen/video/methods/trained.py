@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.base.bounds import MAX_DRAFT
 from vargen.base.errors import UserError
+from vargen.base.options import option
+from vargen.base.path_roles import READ_FOLDER
 from vargen.methods.trees import FIXED_TREES, fixed_tree
 from vargen.video.methods.base import VideoComponents, VideoMethod, VideoMethodConfig
 
@@ -25,34 +27,24 @@ DYNAMIC_TREES = {"sparrow_30_4_8": (30, 4, 8)}
 
 @dataclass(frozen=True)
 class TrainedDrafterConfig(VideoMethodConfig):
-    """What methods with a trained draft head share; see `vargen.video.drafters.video_head`.
-
-    Args:
-        drafter: folder that `vargen train video-drafter` exported; null for the one that came with the model.
-        tree: "chain"; "dynamic" (EAGLE-2: grown by confidence), which pays where a forward pass over many tokens costs
-            as little as over one, as on a GPU; "sparrow_30_4_8", a dynamic tree of Sparrow's published size, which
-            ignores the three numbers below; or the name of a published fixed tree.
-        total_tokens: nodes of a dynamic tree, its root included.
-        depth: levels drafted below the root; null for eight, or, of a draft head that guesses several places at once,
-            as many as it guesses.
-        tree_top_k: nodes expanded per level of a dynamic tree, and children of each.
-    """
+    """What methods with a trained draft head share; see `vargen.video.drafters.video_head`."""
 
     exact: ClassVar[bool] = True
     weights: ClassVar[tuple[str, ...]] = ("drafter",)
 
-    drafter: str | None = None
-    tree: str = "chain"
-    total_tokens: int = 30
-    depth: int | None = None
-    tree_top_k: int = 4
-
-    def __post_init__(self) -> None:
-        self._one_of("tree", ("chain", "dynamic", *DYNAMIC_TREES, *FIXED_TREES))
-        self._number("total_tokens", 2, MAX_DRAFT, whole=True)
-        self._number("tree_top_k", 1, MAX_DRAFT, whole=True)
-        if self.depth is not None:
-            self._number("depth", 1, MAX_DRAFT, whole=True)
+    drafter: str | None = option(None, path=READ_FOLDER)
+    """Folder that `vargen train video-drafter` exported; null for the one that came with the model."""
+    tree: str = option("chain", choices=("chain", "dynamic", *DYNAMIC_TREES, *FIXED_TREES))
+    """Shape of the draft: "chain"; "dynamic" (EAGLE-2: grown by confidence), which pays where a forward pass over many
+    tokens costs as little as over one, as on a GPU; "sparrow_30_4_8", a dynamic tree of Sparrow's published size, which
+    ignores the three numbers below; or the name of a published fixed tree."""
+    total_tokens: int = option(30, least=2, most=MAX_DRAFT)
+    """Nodes of a dynamic tree, its root included."""
+    depth: int | None = option(None, least=1, most=MAX_DRAFT)
+    """Levels drafted below the root; null for eight, or, of a draft head that guesses several places at once, as many
+    as it guesses."""
+    tree_top_k: int = option(4, least=1, most=MAX_DRAFT)
+    """Nodes expanded per level of a dynamic tree, and children of each."""
 
     def check_drafter(self, trained: Collection[str], paired: bool) -> None:
         if self.drafter is None and self.name not in trained:

@@ -144,8 +144,6 @@ CASES = [
     Case("a caption's picture over its video", "caption {work}/v.gif --picture {work}/v.gif", "v.gif is also what"),
     Case("a caption's picture among its frames", "caption {work}/f --picture {work}/f/9.png", "which video names"),
     Case("pictures into the model", "generate a --model {work}/model --output {work}/model", "model is also what"),
-    Case("a copy over the model", "convert folder {work}/model --output {work}/model --overwrite", "also what folder"),
-    Case("a copy over what holds it", "convert folder {work}/model --output {work} --overwrite", "which folder names"),
     Case("scores among pictures", "evaluate --given_images {work}/f --output {work}/f", "f is also what given_images"),
     Case("scenes over a configuration", "scenes --config {work}/captions.txt --output {work}", "and config names"),
     Case("a link to the video", "caption {work}/v.gif --picture {work}/link.gif", "v.gif is also what video names"),

@@ -75,7 +75,7 @@ def test_null_is_refused_where_it_means_nothing(command: CommandOfTests, tmp_pat
         and (field.default not in (MISSING, None) or field.default_factory is not MISSING)
     ]
     (tmp_path / "c.yaml").write_text("".join(f"{name}: null\n" for name in needed))
-    positional = ["nowhere"] if command.words in ("caption", "judge", "convert folder") else []
+    positional = ["nowhere"] if command.words in ("caption", "judge") else []
     required = [f"--{name}={value}" for name, value in command.required().items()]
     told = io.StringIO()
     with contextlib.redirect_stderr(told):

@@ -1,5 +1,5 @@
-"""`vargen convert llamagen | anole | vqgan | lantern-drafter | folder`: published weights, and folders of the last
-version, to model folders that `vargen generate` takes."""
+"""`vargen convert llamagen | anole | vqgan | lantern-drafter`: published weights to folders of models for `vargen
+generate`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from vargen.base.errors import UserError, did_you_mean
-from vargen.base.path_roles import READ
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.jobs import conversion
 from vargen.runs.files import own_folder
@@ -22,16 +21,14 @@ class _Source:
     Args:
         description: what the command does.
         options: settings of the job.
-        convert: the job, which takes the settings and the argument.
+        convert: the job, which takes the settings.
         summary: the result in one line.
-        argument: help of the one argument, called "folder"; None: there is none.
     """
 
     description: str
     options: type[Any]
     convert: Callable[..., dict[str, Any]]
     summary: Callable[[dict[str, Any]], str]
-    argument: str | None = None
 
 
 SOURCES = {
@@ -75,13 +72,6 @@ SOURCES = {
             + (f"{made['grid_size']} x {made['grid_size']} tokens" if made["grid_size"] else "pictures of any size")
         ),
     ),
-    "folder": _Source(
-        "Copy a model folder that the last version of vargen saved, under the names that this version reads.",
-        conversion.ConvertFolderConfig,
-        conversion.convert_folder,
-        lambda made: ", ".join(f"{old} to {new}" for old, new in made["renamed"].items()) or "no name had to change",
-        argument="model folder with a model_index.json",
-    ),
 }
 """What can be converted, by name."""
 
@@ -99,12 +89,9 @@ def run(arguments: Sequence[str]) -> int:
     source = SOURCES[name]
     parser = build_parser(f"convert {name}", source.description, source.options)
     add_switches(parser, quiet=False, json="print a JSON summary and nothing else")
-    if source.argument is not None:
-        parser.add_argument("folder", help=source.argument)
     values = parse(parser, arguments[1:])
-    given = () if source.argument is None else (values.folder,)
-    config = fill(source.options, values, **({} if source.argument is None else {"folder": READ}))
+    config = fill(source.options, values)
     with own_folder(values.output):
-        made = source.convert(config, *given)
+        made = source.convert(config)
     print(json.dumps(made) if values.json else f"{source.summary(made)}: in {made['output']}")
     return 0

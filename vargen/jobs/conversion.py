@@ -1,4 +1,4 @@
-"""Published weights, and folders of the last version, to folders that `vargen generate` takes.
+"""Published weights to folders that `vargen generate` takes.
 
 Belongs here: the settings of a conversion, which files belong together, and writing the folder. Does not belong here:
 what published files look like (`vargen.models.llamagen.convert`, `vargen.models.token_images.convert`,
@@ -7,9 +7,6 @@ what published files look like (`vargen.models.llamagen.convert`, `vargen.models
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ConvertFolderConfig(Settings):
+class _OutputConfig(Settings):
     """What to convert."""
 
     output: str = option(path=REPLACED, group=OUTPUT)
@@ -36,7 +33,7 @@ class ConvertFolderConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvertVqganConfig(ConvertFolderConfig):
+class ConvertVqganConfig(_OutputConfig):
     """What to convert."""
 
     checkpoint: str = option(path=READ)
@@ -45,7 +42,7 @@ class ConvertVqganConfig(ConvertFolderConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PrecisionConfig(ConvertFolderConfig):
+class _PrecisionConfig(_OutputConfig):
     """What to convert."""
 
     dtype: str | None = option(None, choices=DTYPES[1:])
@@ -215,42 +212,3 @@ def convert_drafter(config: ConvertDrafterConfig) -> dict[str, Any]:
         "grid_size": drafter.config.get("grid_size"),
         "num_parameters": sum(parameter.numel() for parameter in drafter.parameters()),
     }
-
-
-def convert_folder(config: ConvertFolderConfig, folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Copy a model folder of the last version under the names of this one.
-
-    Args:
-        folder: holds a `model_index.json`.
-
-    Returns:
-        The folder that was written, and what was renamed, old names to new ones; empty if nothing had to be.
-
-    Raises:
-        UserError: there is no such folder, or `output` exists or lies inside it.
-    """
-    from vargen.models import model_folder as models
-
-    source, output = Path(folder), Path(config.output)
-    models.check_new_folder(output, config.overwrite)
-    if source.resolve() in (output.resolve(), *output.resolve().parents):
-        raise UserError(f"output must lie outside {source}, got {output}; choose another path")
-    index = models.read_json(source / "model_index.json")
-    renamed = models.renamed_index(index)
-    with atomic_folder(output) as made:
-        shutil.copytree(source, made, dirs_exist_ok=True)
-        for old, new in models.RENAMED_COMPONENTS.items():
-            if (made / old).is_dir():
-                (made / old).rename(made / new)
-        for name, value in renamed.items():
-            config_file = made / name / "config.json"
-            if (
-                isinstance(value, list)
-                and config_file.is_file()
-                and "_class_name" in (content := models.read_json(config_file))
-            ):
-                config_file.write_text(models.index_text(content | {"_class_name": value[1]}))
-        (made / "model_index.json").write_text(models.index_text(renamed))
-    changed = {old: new for old, new in models.RENAMED_COMPONENTS.items() if old in index}
-    changed |= {old: new for (_, old), (_, new) in models.RENAMED_CLASSES.items() if old in json.dumps(index)}
-    return {"output": str(output), "renamed": changed}

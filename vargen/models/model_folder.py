@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 _LIBRARIES = ("diffusers", "transformers")
 _OUR_MODELS = ("vargen.models.", "vargen.drafters.")
-RENAMED_COMPONENTS = {"draft_transformer": "draft_model"}
-RENAMED_CLASSES = {("vargen.models.llamagen.drafter", "LlamaGenDrafter"): ("vargen.drafters.eagle_head", "EagleHead")}
-"""Names in folders that an earlier version saved, and what they are called now."""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 MAX_LAYERS = 1_000
 """The most layers of a model that a folder may describe."""
@@ -89,11 +86,6 @@ def check_model_folder(
     _check_files(folder)
     components = read_json(folder / "model_index.json")
     check_variant(folder, variant, [part for part in sorted(folder.iterdir()) if part.is_dir()])
-    if renamed_index(components) != components:
-        raise UserError(
-            f"{folder} was saved by an earlier version of vargen; convert it with `vargen convert folder {folder} "
-            f"--output NEW` and use NEW"
-        )
     for component in sorted({*components, *required} - {*skip}):
         value = components.get(component)
         if component not in required and (not isinstance(value, list) or value == [None, None]):
@@ -165,16 +157,6 @@ def component_fingerprint(folder: str | os.PathLike[str], component: str) -> str
     told = weights_fingerprint(component_folder(folder, component))
     path = own_weights(folder, component)
     return told if path is None else hashlib.sha256(told.encode() + reading.read_bytes(path)).hexdigest()[:16]
-
-
-def renamed_index(index: Mapping[str, Any]) -> dict[str, Any]:
-    """A model_index.json of an earlier version with the names of components and classes of this one."""
-    return {
-        RENAMED_COMPONENTS.get(name, name): list(RENAMED_CLASSES.get(tuple(value), value))
-        if isinstance(value, list) and all(isinstance(each, str | None) for each in value)
-        else value
-        for name, value in index.items()
-    }
 
 
 def check_new_folder(output: Path, overwrite: bool) -> None:

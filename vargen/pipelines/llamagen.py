@@ -9,13 +9,9 @@ Unlike other pipelines of diffusers, this one puts the conditional half of guida
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from typing import Any, Self
 
 import diffusers
@@ -560,34 +556,5 @@ class LlamaGenPipeline(StreamingPipeline):
         return LlamaGenComponents(*parts, device, self.reuse)
 
 
-class _AutoPipelines(MetaPathFinder):
-    """Adds the pipeline to those of `AutoPipelineForText2Image` once somebody imports these: it would be an import of
-    every pipeline that diffusers has, with all that they ask for."""
-
-    name = "diffusers.pipelines.auto_pipeline"
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if fullname != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec: Any = find_spec(fullname)
-        execute = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            execute(module)
-            self.add(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-    def add(self, module: Any) -> None:
-        module.AUTO_TEXT2IMAGE_PIPELINES_MAPPING.setdefault("llamagen", LlamaGenPipeline)
-
-
-# `DiffusionPipeline.from_pretrained` and `AutoPipelineForText2Image.from_pretrained` look for the class that a folder
-# names among diffusers' own. From now on they find this one there.
+# `DiffusionPipeline.from_pretrained` looks for the class that a folder names among diffusers' own, and finds this one.
 diffusers.LlamaGenPipeline = LlamaGenPipeline
-if _AutoPipelines.name in sys.modules:
-    _AutoPipelines().add(sys.modules[_AutoPipelines.name])
-else:
-    sys.meta_path.insert(0, _AutoPipelines())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -48,7 +49,9 @@ def test_every_argument_of_another_kind_is_named(call: str, name: str) -> None:
     """Before anything of the pipeline is asked: there is none here."""
     function = CALLS[call]
     required = [
-        each.name for each in list(inspect.signature(function).parameters.values())[1:] if each.default is each.empty
+        each.name
+        for each in list(inspect.signature(function).parameters.values())[1:]
+        if each.default is each.empty and each.kind is not each.VAR_KEYWORD
     ]
     frames = VideoFrames.from_frames(torch.zeros(2, 3, 4, 4))
     known = {"frames": frames, "questions": [(frames, "what?")]}
@@ -90,6 +93,11 @@ EMBEDS = torch.zeros(1, 3, 12)
         ({"class_labels": [1, -(10**30)]}, "class_labels must be at least"),
         ({"class_labels": True}, "class_labels must be an integer"),
         ({"class_labels": [1, True]}, "got a list that holds bool True"),
+        ({"prompt": "a cube", "num_inference_steps": 50}, "num_inference_steps cannot be used: tokens are drawn, not"),
+        (
+            {"prompt": "a cube", "temprature": 1.0},
+            "temprature is no argument of this call (did you mean",
+        ),
     ],
 )
 def test_it_is_refused(arguments: dict[str, Any], expected: str, pipelines: dict[str, LlamaGenPipeline]) -> None:
@@ -97,6 +105,9 @@ def test_it_is_refused(arguments: dict[str, Any], expected: str, pipelines: dict
     with pytest.raises(UserError) as caught:
         pipeline(**arguments)
     assert expected in str(caught.value) and "\n" not in str(caught.value)
+    if arguments.get("prompt") == "a cube" and not {"return_dict", "num_images_per_prompt"} & arguments.keys():
+        with pytest.raises(UserError, match=re.escape(expected)):
+            pipeline.stream(**{**arguments, "prompt": ["a cube"]})
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The arguments that the call of every family takes: their documentation, their checks, and what they become.
+"""The arguments that the call of every family takes: their checks, and what they become.
 
 Belongs here: arguments that do not depend on a model. Does not belong here: prompts as tokens, which every family reads
 its own way, and drawing (`vargen.pipelines.base`).
@@ -6,13 +6,10 @@ its own way, and drawing (`vargen.pipelines.base`).
 
 from __future__ import annotations
 
-import inspect
-import re
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,71 +27,7 @@ by `output_type="latent"`, a callback that was written for diffusers gets what a
 CHANGEABLE_TENSORS = ("tokens", "latents")
 """Those of them that the dictionary which it returns may change."""
 
-AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 StepCallback = Callable[[Any, int, Tensor, dict[str, Tensor]], Any]
-
-_SHARED = {
-    "prompt": "what to draw, one sentence or several.",
-    "negative_prompt": "what guidance leads away from: one for all prompts, or one for each. None or empty: the "
-    "model's own null prompt.",
-    "height": "in pixels; may be given, but only as what the model makes.",
-    "width": "likewise.",
-    "guidance_scale": "classifier-free guidance; off at values <= 1, at half the cost.",
-    "guided_tokens": "guidance leads so many first tokens of a picture; the others cost the prompt's own row alone, "
-    "and are drawn from its distribution. None: all. Methods that read the other rows refuse it by name.",
-    "temperature": "divides the logits; 0 always takes the most probable token.",
-    "top_k": "keep this many of the most probable tokens; 0 keeps all.",
-    "top_p": "then keep the most probable tokens that together exceed this probability; 1 keeps all.",
-    "num_images_per_prompt": "pictures for every prompt; they follow each other in the output.",
-    "generator": "one for each picture: the same seed then gives the same picture whatever else is in the batch (but "
-    "rounding in another batch size may decide between two tokens that are about as likely). A single generator for "
-    "several pictures gives each a stream of its own, in order. One number for each picture is drawn from a generator.",
-    "method": "how to decode: a name that `vargen methods` lists, a preset, or settings. With a trained drafter they "
-    'name its folder. "jacobi" draws the pictures of plain decoding, "ar", in fewer forward passes.',
-    "output_type": '"pil", "np", "pt", or "latent" for the codes.',
-    "return_dict": "return an output object instead of a tuple.",
-    "callback_on_step_end": "called as `callback(pipeline, step, lengths, tensors)` after every forward pass of the "
-    "target. A step is such a pass, not a token; step 0 is the prefill, which gives the first token. `lengths` [B] has "
-    "the number of tokens of each picture. A dictionary that it returns may change `tokens`. It may set "
-    "`pipeline._guidance_scale`, and `pipeline._interrupt = True`, which ends the call after this pass: tokens that "
-    "are not drawn yet are 0.",
-    "callback_on_step_end_tensor_inputs": 'which of "tokens" (int64 [B, N], valid up to `lengths`) and "lengths" the '
-    'callback gets in `tensors`, as copies that it may keep. "latents" is another name of "tokens". Reading their '
-    "values makes a GPU wait.",
-}
-_SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p")
-_END = """Returns:
-    `AutoregressivePipelineOutput`, or the tuple (images, tokens, trace).
-
-Raises:
-    UserError: an argument cannot be used with this model, or a stream is open in another thread; the message names it
-        and says what can be used."""
-
-
-def documented(example: str = "") -> Callable[[AnyFunction], AnyFunction]:
-    """Complete the docstring of a family's call, which describes only the arguments that no other family has.
-
-    Args:
-        example: a section "Examples", before "Returns".
-    """
-
-    def complete(function: AnyFunction) -> AnyFunction:
-        head, *rest = re.split(r"\n\n(?=Args:|Returns:|Raises:)", inspect.cleandoc(function.__doc__ or ""))
-        described: dict[str, str] = {}
-        if rest and rest[0].startswith("Args:"):
-            for entry in re.split(r"\n    (?=[\w*])", rest.pop(0))[1:]:
-                described |= dict.fromkeys(entry.partition(":")[0].strip("*").split(", "), entry)
-        parameters = inspect.signature(function).parameters
-        for name in [name for name in parameters if name in _SHARED and name not in described]:
-            none = " None: the model's own setting." * (name in _SAMPLING and parameters[name].default is None)
-            described[name] = textwrap.fill(f"{name}: {_SHARED[name]}{none}", 108, subsequent_indent=" " * 8)
-        entries = dict.fromkeys(described[name] for name in parameters if name in described)
-        arguments = "\n    ".join(["Args:", *entries])
-        sections = [head, arguments, *([inspect.cleandoc(example)] if example else ()), *(rest or [_END])]
-        function.__doc__ = "\n\n".join(sections)
-        return function
-
-    return complete
 
 
 class PromptWarning(UserWarning):
@@ -221,20 +154,24 @@ def _obey(returned: Mapping[str, Any], tensors: Mapping[str, Any], state: Decode
 @dataclass(frozen=True)
 class DrawSettings:
     """The arguments that every family's call takes beside prompts and sizes, under their names. Raises UserError for an
-    impossible number of pictures or output type."""
+    impossible number of pictures or output type, and for a tensor that no callback gets."""
 
-    guidance_scale: float | None
-    guided_tokens: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    num_images_per_prompt: int
-    generator: torch.Generator | Sequence[torch.Generator] | None
-    method: str | ImageMethodConfig
-    output_type: str
-    report: StepReport
+    guidance_scale: float | None = None
+    guided_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    num_images_per_prompt: int = 1
+    generator: torch.Generator | Sequence[torch.Generator] | None = None
+    method: str | ImageMethodConfig = "jacobi"
+    output_type: str = "pil"
+    callback_on_step_end: StepCallback | None = None
+    callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",)
+    report: StepReport = field(init=False)
 
     def __post_init__(self) -> None:
+        report = StepReport(self.callback_on_step_end, self.callback_on_step_end_tensor_inputs)
+        object.__setattr__(self, "report", report)
         check_count_and_type(self.num_images_per_prompt, self.output_type)
 
 

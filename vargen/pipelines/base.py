@@ -1,22 +1,16 @@
-"""The steps that every family shares, from checked arguments to pictures.
+"""The steps that every family shares, from a request to pictures.
 
-Belongs here: decoding one batch under diffusers' conventions, and what a call returns. Does not belong here: what a
-family reads and makes (prompts as tokens, tokens as pixels), arguments (`arguments.py`), many pictures that take each
-other's places (`streaming.py`), and the decode loop (`specdecode.loop`).
-
-A family is a file with a subclass of `StreamingPipeline`, or of `TransformersPipeline` for a model of transformers. Its
-`__call__` names the arguments, checks them, and describes in a `PictureRequest` how a batch starts and how its tokens
-become pictures. The decorator `draws` and `StreamingPipeline.stream` draw what it describes.
+Belongs here: drawing one batch or a stream under diffusers' conventions. Does not belong here: what a family reads and
+makes (a file each), arguments (`arguments.py`), streams themselves (`streaming.py`), the loop (`specdecode.loop`).
 """
 
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import PIL.Image
@@ -25,16 +19,14 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.utils import BaseOutput
 from torch import Tensor
 
-from specdecode.graphs.default_torch_mode import ordinary_tensors
 from specdecode.loop import needs
 from specdecode.roles import DecodeState
-from specdecode.runs.skipping import new_run
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
-from vargen.pipelines.arguments import CALLBACK_TENSORS, Interrupted, check_prompts, documented, refusals
-from vargen.pipelines.call_types import check_evaluating, check_module, checked
+from vargen.pipelines.arguments import CALLBACK_TENSORS, DrawSettings, Interrupted, check_prompts, refusals
+from vargen.pipelines.call_types import check_arguments, check_evaluating, check_module
 from vargen.pipelines.compilation import CompilablePipeline, compile_time_apart
 from vargen.pipelines.components.base import ONLY
 from vargen.pipelines.lora import LoraPipeline
@@ -42,12 +34,10 @@ from vargen.pipelines.quantization import QuantizablePipeline
 from vargen.pipelines.request import PictureRequest, finite_logits
 from vargen.pipelines.reuse import Reuse
 from vargen.pipelines.streaming import Arriving, PictureStream, stream_pictures
-from vargen.pipelines.turns import Drawing
 
 ROOM_FOR_PROMPTS = 128
 """Tokens that a prompt may have which joins a stream on the way; more where one that it began with has more."""
 AnyPipeline = TypeVar("AnyPipeline", bound="PicturePipeline")
-Arguments = ParamSpec("Arguments")
 
 
 @dataclass
@@ -86,6 +76,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
     def __init__(self, *components: Any) -> None:
         super().__init__(*components)
         self.reuse = Reuse()
+        self._start_call(1.0)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Register modules as `DiffusionPipeline` does. Raises UserError for a module that another one wraps."""
@@ -97,34 +88,13 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
         """Tokens of a picture of the usual size."""
         raise NotImplementedError
 
-    # Diffusers' names of what a callback may read and change: of the drawing that runs, whoever drew in between.
-    @property
-    def _guidance_scale(self) -> float:
-        return self.reuse.turns.current.guidance_scale
-
-    @_guidance_scale.setter
-    def _guidance_scale(self, scale: float) -> None:
-        self.reuse.turns.current.guidance_scale = scale
-
-    @property
-    def _interrupt(self) -> bool:
-        return self.reuse.turns.current.interrupt
-
-    @_interrupt.setter
-    def _interrupt(self, end: bool) -> None:
-        self.reuse.turns.current.interrupt = end
-
-    @property
-    def _num_timesteps(self) -> int:
-        return self.reuse.turns.current.num_timesteps
-
-    @_num_timesteps.setter
-    def _num_timesteps(self, passes: int) -> None:
-        self.reuse.turns.current.num_timesteps = passes
+    def _start_call(self, guidance_scale: float) -> None:
+        """Set diffusers' names of what a callback may read and change."""
+        self._guidance_scale, self._interrupt, self._num_timesteps = guidance_scale, False, 0
 
     @property
     def guidance_scale(self) -> float:
-        """The guidance scale of the running or the last call. A stream runs between two of its pictures, too."""
+        """The guidance scale of the running or the last call or stream."""
         return self._guidance_scale
 
     @property
@@ -166,10 +136,10 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
         """All pictures of a request as one batch, as a call returns them.
 
         Raises:
-            UserError: a module is in training mode, or a stream is open in another thread.
-            NotFiniteError: logits are not finite.
+            UserError: a module is in training mode, or the pipeline is drawing already.
+            NotFiniteError: logits or pixels are not finite.
         """
-        with self.reuse.turns.taken(Drawing(request.guidance_scale)):
+        with self.reuse.turn.taken():
             trace = DecodeTrace(request.count, request.streams.keys.device)
             tokens = self._decode(request, trace)
             return self._finished(lambda: request.images(tokens, range(request.count)), tokens, trace, return_dict)
@@ -177,11 +147,10 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
     def _finished(
         self, make_images: Callable[[], Any], tokens: Tensor, trace: DecodeTrace, return_dict: bool
     ) -> CallResult:
-        """What a call returns: images are made, on the trace's clock, and offloaded models leave their device."""
-        with self.reuse.turns.lock:
-            with trace.phase("decode_images"):
-                images = make_images()
-            self.maybe_free_model_hooks()
+        """The result of a call: images are made, on the trace's clock, and offloaded models leave their device."""
+        with trace.phase("decode_images"):
+            images = make_images()
+        self.maybe_free_model_hooks()
         if not return_dict:
             return images, tokens, trace
         return AutoregressivePipelineOutput(images=images, tokens=tokens, trace=trace)
@@ -192,10 +161,11 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
         Only within a turn. Raises UserError for a module in training mode.
         """
         check_evaluating(self.components)
+        self._start_call(request.guidance_scale)
+        pictures = range(request.count)
         with trace.phase("encode_prompt"), refusals():
-            target, players = request.start(range(request.count), ONLY)
+            target, players = request.start(pictures, ONLY)
         with (
-            self.reuse.in_use(),
             compile_time_apart(self.reuse.compiler, trace, "decode"),
             self.progress_bar(total=request.num_tokens) as progress,
             finite_logits(0, "of the batch"),
@@ -208,52 +178,22 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
                     progress.update(request.num_tokens - int(needs(state)) - progress.n)
                 request.report.send(self, step, state, target)
 
-            run = new_run(
-                target,
-                max_new_tokens=request.num_tokens,
-                sampling=request.sampling,
-                streams=request.streams,
-                row_tokens=request.row_tokens,
-                trace=trace,
-                compiler=target.compiler,
-                **vars(players),
-            )
+            run = request.run(pictures, target, players, trace)
             try:
                 return run.finish(on_step).tokens
             except Interrupted:
                 return run.result().tokens
 
 
-def draws(example: str = "") -> Callable[[Callable[Arguments, PictureRequest]], Callable[Arguments, CallResult]]:
-    """Make a family's call of a method that describes a request: its pictures are drawn as one batch.
-
-    The method has the call's arguments, `return_dict` among them. Its docstring is completed by `documented`.
-
-    Args:
-        example: the section "Examples" of the docstring.
-    """
-
-    def decorate(describe: Callable[Arguments, PictureRequest]) -> Callable[Arguments, CallResult]:
-        describe = checked(documented(example)(describe))
-        describe.__annotations__["return"] = "CallResult"  # of the call: whoever reads signatures looks through it
-        signature = inspect.signature(describe)
-
-        @functools.wraps(describe)
-        @ordinary_tensors()
-        def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> CallResult:
-            bound = signature.bind(*arguments, **keywords)
-            pipeline: Any = arguments[0]
-            return pipeline._draw(describe(*arguments, **keywords), bound.arguments.get("return_dict", True))
-
-        return call
-
-    return decorate
-
-
 class StreamingPipeline(PicturePipeline):
-    """A family whose `__call__` is decorated by `draws`: the same arguments describe a stream of pictures."""
+    """A family whose `__call__` and `stream` take the same arguments."""
 
     _callback_tensor_inputs = list(CALLBACK_TENSORS)  # noqa: RUF012 (a diffusers convention)
+
+    @abstractmethod
+    def _request(self, *arguments: Any, **own: Any) -> PictureRequest:
+        """The pictures that a call or a stream draws: of a prompt, `DrawSettings`, and the arguments by name that only
+        this family's call has. Raises UserError for an argument that cannot be used with this model."""
 
     def stream(
         self,
@@ -289,20 +229,19 @@ class StreamingPipeline(PicturePipeline):
             picture is asked for.
 
         Raises:
-            UserError: as `__call__`; also `batch_size` out of range. Where another thread has a stream open, when a
+            UserError: as `__call__`; also `batch_size` out of range. Where the pipeline is drawing already, when a
                 picture is asked for.
         """
-        describe = inspect.unwrap(type(self).__call__)  # the method that `draws` decorates
+        check_arguments(type(self).__call__, {"prompt": prompt, "generator": generator, **arguments})
+        shared = {each.name for each in fields(DrawSettings)} & arguments.keys()
+        settings = DrawSettings(**{name: arguments.pop(name) for name in shared})
 
-        def described(prompts: Sequence[str] | None, generators: Any) -> PictureRequest:
-            request: PictureRequest = describe(
-                self, prompts, generator=generators, num_images_per_prompt=1, **arguments
-            )
-            return request
+        def requested(prompts: Sequence[str] | None, generators: Any) -> PictureRequest:
+            return self._request(prompts, replace(settings, generator=generators), **arguments)
 
         closed = arriving is None or not continuous
-        if closed or described(check_prompts(prompt)[:1], torch.Generator()).offloaded:
-            return stream_pictures(self, described(prompt, generator), batch_size, continuous)
+        if closed or requested(check_prompts(prompt)[:1], torch.Generator()).offloaded:
+            return stream_pictures(self, requested(prompt, generator), batch_size, continuous)
         assert arriving is not None
         prompts, generators = check_prompts(prompt), list(generator) if isinstance(generator, Sequence) else []
         if len(generators) != len(prompts) or len(prompts) > batch_size:
@@ -311,21 +250,21 @@ class StreamingPipeline(PicturePipeline):
                 f"{len(prompts)} prompts and {len(generators)} generators"
             )
         idle = batch_size - len(prompts)
-        request = described([*prompts, *prompts[:1] * idle], [*generators, *(torch.Generator() for _ in range(idle))])
+        request = requested([*prompts, *prompts[:1] * idle], [*generators, *(torch.Generator() for _ in range(idle))])
         room = max(request.longest_prompt(), ROOM_FOR_PROMPTS)
 
         def fits(text: str) -> bool:
-            return described([text], [torch.Generator()]).longest_prompt() <= room
+            return requested([text], [torch.Generator()]).longest_prompt() <= room
 
         def take(places: int) -> PictureRequest | None:
             new = arriving(places, fits)
-            return described(*(list(each) for each in zip(*new, strict=True))) if new else None
+            return requested(*(list(each) for each in zip(*new, strict=True))) if new else None
 
         return stream_pictures(self, request, batch_size, continuous, Arriving(len(prompts), room, take))
 
 
 def beside(pipeline: AnyPipeline) -> AnyPipeline:
-    """A pipeline of the same modules that may draw, in another thread, while this one does.
+    """A pipeline of the same modules that may draw while this one does, in another thread or in its callback.
 
     They share weights. Each keeps its own memory from one batch to the next, such as a cache of keys and values, and
     takes its own turns.

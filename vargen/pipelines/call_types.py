@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vargen.base.bounds import check_magnitudes, check_text
-from vargen.base.errors import UserError
+from vargen.base.errors import UserError, did_you_mean
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -33,6 +33,8 @@ _WORDS: dict[Any, str] = {
     torch.Generator: "a torch.Generator",
 }
 _ELEMENTS_LOOKED_AT = 4096
+_OF_DENOISING = ("num_inference_steps", "timesteps", "sigmas", "latents", "eta", "strength", "scheduler")
+"""Arguments of diffusers' pipelines that nothing here can mean."""
 
 
 def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -42,18 +44,39 @@ def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result
     (`check_text`), embeddings of whole numbers, and masks with other values than 0 and 1.
     """
     signature = inspect.signature(function)
-    hints: dict[str, Any] = {}
 
     @functools.wraps(function)
     def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
-        if not hints:
-            hints.update(_hints(function))
+        hints = _hints(function)
         for name, value in signature.bind(*arguments, **keywords).arguments.items():
             if name in hints:
                 check_argument(name, value, hints[name])
         return function(*arguments, **keywords)
 
     return call
+
+
+def check_arguments(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse arguments of another kind than the annotations of a call say, and those that it does not have.
+
+    Annotations that are not understood here fit everything. Beside kinds it refuses texts that no model reads
+    (`check_text`), embeddings of whole numbers, and masks with other values than 0 and 1.
+
+    Args:
+        call: a method with annotations.
+        given: its arguments by name, such as `locals()` at its beginning; `unknown` holds those that it does not name.
+
+    Raises:
+        UserError: with the argument's name.
+    """
+    hints = _hints(call)
+    for name in [*given.get("unknown", ()), *(name for name in given if name not in hints and name != "self")]:
+        if name in _OF_DENOISING:
+            raise UserError(f"{name} cannot be used: tokens are drawn, not denoised; leave it out")
+        raise UserError(f"{name} is no argument of this call{did_you_mean(name, hints)}; leave it out")
+    for name, value in given.items():
+        if name != "self":
+            check_argument(name, value, hints[name])
 
 
 def check_module(name: str, value: object) -> None:
@@ -87,15 +110,16 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
             raise UserError(f"{name} must hold 0 and 1 only")
 
 
+@functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The type of each parameter whose annotation can be resolved here."""
-    found: dict[str, Any] = {"": None}  # never empty, so that it is made once
+    """The type of each annotated parameter; Any for one that cannot be resolved here."""
+    found: dict[str, Any] = {}
     scope = inspect.unwrap(function).__globals__
     for name, annotation in inspect.get_annotations(function).items():
         try:
             found |= get_type_hints(SimpleNamespace(__annotations__={name: annotation}), scope)
         except (NameError, TypeError):  # imported for type checkers only
-            continue
+            found[name] = Any
     return found
 
 

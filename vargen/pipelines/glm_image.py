@@ -38,22 +38,20 @@ from vargen.models.offloading import check_device_map, move_offloaded
 from vargen.models.picture_size import grid_of_sides
 from vargen.models.transformers_folder import checked_arguments, hub_arguments, unloadable
 from vargen.pipelines.arguments import (
+    DrawSettings,
     StepCallback,
-    StepReport,
     check_count_and_type,
     check_prompts,
-    documented,
     negative_prompts,
     random_streams,
     refusals,
 )
 from vargen.pipelines.base import CallResult, PicturePipeline
-from vargen.pipelines.call_types import checked
+from vargen.pipelines.call_types import check_arguments
 from vargen.pipelines.components.base import Place
 from vargen.pipelines.components.glm_image import GlmImageComponents
 from vargen.pipelines.request import PictureRequest, PictureTarget
 from vargen.pipelines.transformers import check_context, sampling_as_generate
-from vargen.pipelines.turns import Drawing
 
 PIXELS_A_TOKEN = 32
 """Along a side of the picture."""
@@ -61,20 +59,6 @@ PIXELS_A_LATENT = PIXELS_A_TOKEN // 2
 """Along a side, of each latent that diffusers denoises."""
 
 Images = PIL.Image.Image | Sequence[PIL.Image.Image] | Sequence[Sequence[PIL.Image.Image]]
-
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from diffusers import GlmImagePipeline
-        >>> from vargen import GlmImagePriorPipeline
-
-        >>> pipe = GlmImagePipeline.from_pretrained("zai-org/GLM-Image", dtype=torch.bfloat16).to("cuda")
-        >>> pipeline = GlmImagePriorPipeline.from_pipe(pipe)
-        >>> output = pipeline("a dog running under the rain", method="scd", generator=torch.Generator().manual_seed(0))
-        >>> output.images[0].save("dog.png")
-        ```
-"""
 
 
 @dataclass
@@ -290,45 +274,66 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         Raises:
             UserError: an argument cannot be used with this model; the message names it and says what can be used.
         """
-        report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
-        check_count_and_type(num_images_per_prompt)
-        if guidance_scale is not None and guidance_scale > 1:
+        settings = DrawSettings(
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+            method=method,
+            callback_on_step_end=callback_on_step_end,
+            callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
+        )
+        with self.reuse.turn.taken():
+            return self._priors(prompt, settings, image, height, width)
+
+    def _priors(
+        self,
+        prompt: str | Sequence[str],
+        settings: DrawSettings,
+        image: Images | None,
+        height: int | None,
+        width: int | None,
+    ) -> GlmImagePriorOutput:
+        """See `generate_priors`; only within a turn."""
+        if settings.guidance_scale is not None and settings.guidance_scale > 1:
             raise UserError(
-                f"guidance_scale must be at most 1 (off) where only priors are drawn, got {guidance_scale}: the "
-                f"autoregressive part of GLM-Image has no guidance, only its denoising has"
+                f"guidance_scale must be at most 1 (off) where only priors are drawn, got {settings.guidance_scale}: "
+                f"the autoregressive part of GLM-Image has no guidance, only its denoising has"
             )
         model, device = self.vision_language_encoder, self._execution_device
-        sampling = sampling_as_generate(model.generation_config, temperature, top_k, top_p, guidance_scale=1.0)
-        count = len(check_prompts(prompt)) * num_images_per_prompt
-        streams, trace = random_streams(generator, count, device), DecodeTrace(count, device)
-        with self.reuse.turns.taken(Drawing()):
-            with trace.phase("encode_prompt"), refusals():
-                move_offloaded(model)
-                asked = self.encode_request(prompt, image, height, width, num_images_per_prompt)
-            chosen = self.resolve_method(method, num_tokens=asked.num_tokens)
+        asked = (settings.temperature, settings.top_k, settings.top_p)
+        sampling = sampling_as_generate(model.generation_config, *asked, guidance_scale=1.0)
+        count = len(check_prompts(prompt)) * settings.num_images_per_prompt
+        streams, trace = random_streams(settings.generator, count, device), DecodeTrace(count, device)
+        with trace.phase("encode_prompt"), refusals():
+            move_offloaded(model)
+            prior = self.encode_request(prompt, image, height, width, settings.num_images_per_prompt)
+        method = self.resolve_method(settings.method, num_tokens=prior.num_tokens)
 
-            def start(pictures: range, place: Place) -> tuple[PictureTarget, Method]:
-                target = GlmImageTarget(model, asked, max_draft_nodes=chosen.max_draft_nodes(asked.num_tokens))
-                return target, chosen.build(GlmImageComponents(model, target, self.reuse))
+        def start(pictures: range, place: Place) -> tuple[PictureTarget, Method]:
+            target = GlmImageTarget(model, prior, max_draft_nodes=method.max_draft_nodes(prior.num_tokens))
+            return target, method.build(GlmImageComponents(model, target, self.reuse))
 
-            request = PictureRequest(
-                start=start,
-                images=lambda tokens, pictures: asked.picture_codes(tokens),
-                num_tokens=asked.num_tokens,
-                longest_prompt=lambda: asked.attention_mask.shape[1],
-                sampling=sampling,
-                streams=streams,
-                report=report,
-            )
-            tokens = self._decode(request, trace)
+        request = PictureRequest(
+            start=start,
+            images=lambda tokens, pictures: prior.picture_codes(tokens),
+            num_tokens=prior.num_tokens,
+            longest_prompt=lambda: prior.attention_mask.shape[1],
+            sampling=sampling,
+            streams=streams,
+            report=settings.report,
+        )
+        tokens = self._decode(request, trace)
         source_ids = source_grids = None
-        if asked.sources is not None:
-            source_ids = [torch.cat([upsampled(each[None])[0] for each in row]) for row in asked.sources]
+        if prior.sources is not None:
+            source_ids = [torch.cat([upsampled(each[None])[0] for each in row]) for row in prior.sources]
             source_grids = [
                 torch.tensor([[1, 2 * each.shape[0], 2 * each.shape[1]] for each in row], device=device)
-                for row in asked.sources
+                for row in prior.sources
             ]
-        codes = asked.picture_codes(tokens)
+        codes = prior.picture_codes(tokens)
         return GlmImagePriorOutput(
             prior_token_ids=upsampled(codes),
             prior_token_image_ids=source_ids,
@@ -339,8 +344,6 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         )
 
     @ordinary_tensors()
-    @checked
-    @documented(EXAMPLE_DOC_STRING)
     def __call__(
         self,
         prompt: str | Sequence[str],
@@ -373,14 +376,42 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
             height, width: of the pictures, multiples of 32. None: those of the first picture that is given, else 1024.
             num_inference_steps: of denoising.
             guidance_scale: of denoising, as in diffusers; None: diffusers' own default. Priors are drawn without it.
+            temperature: divides the logits; 0 always takes the most probable token. None: the model's own setting.
+            top_k: keep this many of the most probable tokens; 0 keeps all. None: the model's own setting.
+            top_p: then keep the most probable tokens that together exceed this probability; 1 keeps all. None: the
+                model's own setting.
             negative_prompt: must be None or empty: priors are drawn without guidance, and diffusers' denoising leads
                 away from the empty prompt, or from `negative_prompt_embeds`.
+            num_images_per_prompt: pictures for every prompt; they follow each other in the output.
+            generator: one for each picture: the same seed then gives the same picture whatever else is in the batch
+                (but rounding in another batch size may decide between two tokens that are about as likely). A single
+                generator for several pictures gives each a stream of its own, in order. One number for each picture is
+                drawn from a generator.
+            method: how to decode: a name that `vargen methods` lists, a preset, or settings. With a trained drafter
+                they name its folder. "jacobi" draws the pictures of plain decoding, "ar", in fewer forward passes.
             output_type: "pil", "np", "pt", or "latent" for the picture's codes, int64 [B, rows, columns], without any
                 denoising.
+            return_dict: return an output object instead of a tuple.
             callback_on_step_end: called as `callback(pipeline, step, lengths, tensors)` after every forward pass of the
                 autoregressive part; see `JanusPipeline`. For callbacks of denoising, draw with `generate_priors` and
                 call diffusers' pipeline.
+            callback_on_step_end_tensor_inputs: which of "tokens" (int64 [B, N], valid up to `lengths`) and "lengths"
+                the callback gets in `tensors`, as copies that it may keep. "latents" is another name of "tokens".
+                Reading their values makes a GPU wait.
             **kwargs: further arguments of `GlmImagePipeline`, such as sigmas or max_sequence_length.
+
+        Examples:
+            ```py
+            >>> import torch
+            >>> from diffusers import GlmImagePipeline
+            >>> from vargen import GlmImagePriorPipeline
+
+            >>> pipe = GlmImagePipeline.from_pretrained("zai-org/GLM-Image", dtype=torch.bfloat16).to("cuda")
+            >>> pipeline = GlmImagePriorPipeline.from_pipe(pipe)
+            >>> generator = torch.Generator().manual_seed(0)
+            >>> output = pipeline("a dog running under the rain", method="scd", generator=generator)
+            >>> output.images[0].save("dog.png")
+            ```
 
         Returns:
             `AutoregressivePipelineOutput`, or the tuple (images, tokens, trace). Tokens are the preview's codes (none
@@ -389,6 +420,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         Raises:
             UserError: an argument cannot be used with this model; the message names it and says what can be used.
         """
+        check_arguments(GlmImagePriorPipeline.__call__, locals())
         check_count_and_type(num_images_per_prompt, output_type)
         prompts = check_prompts(prompt)
         if negative_prompts(negative_prompt, len(prompts)) is not None:
@@ -400,48 +432,44 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         height, width = self._size(height, width, pictures)
         if output_type != "latent":
             self._check_denoising()
-        priors = self.generate_priors(
-            prompts,
-            pictures,
-            height,
-            width,
-            temperature,
-            top_k,
-            top_p,
-            guidance_scale if output_type == "latent" else None,
-            num_images_per_prompt,
-            generator,
-            method,
-            callback_on_step_end,
-            callback_on_step_end_tensor_inputs,
+        settings = DrawSettings(
+            guidance_scale=guidance_scale if output_type == "latent" else None,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+            method=method,
+            callback_on_step_end=callback_on_step_end,
+            callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
         )
 
         def denoised() -> Any:
-            repeated = None if pictures is None else [own for own in pictures for _ in range(num_images_per_prompt)]
             guidance = {} if guidance_scale is None else {"guidance_scale": guidance_scale}
-            one_or_more = generator if generator is None or isinstance(generator, torch.Generator) else [*generator]
-            with self.reuse.turns.taken(Drawing()):  # diffusers' call has attributes for callbacks, too
-                pixels = super(GlmImagePriorPipeline, self).__call__(
-                    [text for text in prompts for _ in range(num_images_per_prompt)],
-                    image=repeated,
-                    height=height,
-                    width=width,
-                    num_inference_steps=num_inference_steps,
-                    generator=one_or_more,
-                    output_type="pt",
-                    return_dict=False,
-                    **priors.arguments(),
-                    **guidance,
-                    **kwargs,
-                )[0]
+            pixels = GlmImagePipeline.__call__(
+                self,
+                [text for text in prompts for _ in range(num_images_per_prompt)],
+                image=None if pictures is None else [own for own in pictures for _ in range(num_images_per_prompt)],
+                height=height,
+                width=width,
+                num_inference_steps=num_inference_steps,
+                generator=[*generator] if isinstance(generator, Sequence) else generator,
+                output_type="pt",
+                return_dict=False,
+                **priors.arguments(),
+                **guidance,
+                **kwargs,
+            )[0]
             check_pixels(pixels)
             if output_type == "pt":
                 return pixels
             arrays = self.image_processor.pt_to_numpy(pixels)  # as diffusers goes from one to the next
             return arrays if output_type == "np" else self.image_processor.numpy_to_pil(arrays)
 
-        make_images = denoised if output_type != "latent" else lambda: priors.picture_codes
-        return self._finished(make_images, priors.tokens, priors.trace, return_dict)
+        with self.reuse.turn.taken():
+            priors = self._priors(prompts, settings, pictures, height, width)
+            make_images = denoised if output_type != "latent" else lambda: priors.picture_codes
+            return self._finished(make_images, priors.tokens, priors.trace, return_dict)
 
     def _pictures(self, image: Images | None, num_prompts: int) -> list[list[PIL.Image.Image]] | None:
         """Pictures as diffusers reads them: for every prompt a list of as many."""

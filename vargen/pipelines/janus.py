@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import JanusForConditionalGeneration, JanusProcessor
 
+from specdecode.graphs.default_torch_mode import ordinary_tensors
 from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.models.janus.target import JanusTarget, num_image_tokens
@@ -23,13 +24,13 @@ from vargen.models.janus.vq import decode_codes, intensities
 from vargen.pipelines.arguments import (
     DrawSettings,
     StepCallback,
-    StepReport,
     check_all_or_none,
     check_prompts,
     check_size,
     negative_prompts,
 )
-from vargen.pipelines.base import draws
+from vargen.pipelines.base import CallResult
+from vargen.pipelines.call_types import check_arguments
 from vargen.pipelines.components.janus import JanusComponents
 from vargen.pipelines.request import PictureRequest
 from vargen.pipelines.transformers import (
@@ -38,7 +39,6 @@ from vargen.pipelines.transformers import (
     check_context,
     check_input_ids,
     count_prompts,
-    example_of,
 )
 
 
@@ -156,7 +156,6 @@ class JanusPipeline(TransformersPipeline):
         check_all_or_none(texts)
         return texts, None, None
 
-    @draws(example_of("JanusPipeline", "deepseek-community/Janus-Pro-1B"))
     def __call__(
         self,
         prompt: str | Sequence[str] | None = None,
@@ -179,33 +178,118 @@ class JanusPipeline(TransformersPipeline):
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
         guided_tokens: int | None = None,
-    ) -> PictureRequest:
+        **unknown: Any,
+    ) -> CallResult:
         """Draw pictures.
 
         Args:
+            prompt: what to draw, one sentence or several.
             input_ids: [B, T] int64 instead of `prompt`, padded on the left, ending with the beginning of an image.
             attention_mask: [B, T] for `input_ids`, 0 at padding; None: nothing is padded.
+            negative_prompt: what guidance leads away from: one for all prompts, or one for each. None or empty: the
+                model's own null prompt.
             negative_input_ids, negative_attention_mask: [B, T'] instead of `negative_prompt`.
+            height, width: in pixels; may be given, but only as what the model makes.
+            guidance_scale: classifier-free guidance; off at values <= 1, at half the cost. None: the model's own
+                setting.
+            temperature: divides the logits; 0 always takes the most probable token. None: the model's own setting.
+            top_k: keep this many of the most probable tokens; 0 keeps all. None: the model's own setting.
+            top_p: then keep the most probable tokens that together exceed this probability; 1 keeps all. None: the
+                model's own setting.
+            num_images_per_prompt: pictures for every prompt; they follow each other in the output.
+            generator: one for each picture: the same seed then gives the same picture whatever else is in the batch
+                (but rounding in another batch size may decide between two tokens that are about as likely). A single
+                generator for several pictures gives each a stream of its own, in order. One number for each picture is
+                drawn from a generator.
+            method: how to decode: a name that `vargen methods` lists, a preset, or settings. With a trained drafter
+                they name its folder. "jacobi" draws the pictures of plain decoding, "ar", in fewer forward passes.
+            output_type: "pil", "np", "pt", or "latent" for the codes.
+            return_dict: return an output object instead of a tuple.
+            callback_on_step_end: called as `callback(pipeline, step, lengths, tensors)` after every forward pass of the
+                target. A step is such a pass, not a token; step 0 is the prefill, which gives the first token.
+                `lengths` [B] has the number of tokens of each picture. A dictionary that it returns may change
+                `tokens`. It may set `pipeline._guidance_scale`, and `pipeline._interrupt = True`, which ends the call
+                after this pass: tokens that are not drawn yet are 0.
+            callback_on_step_end_tensor_inputs: which of "tokens" (int64 [B, N], valid up to `lengths`) and "lengths"
+                the callback gets in `tensors`, as copies that it may keep. "latents" is another name of "tokens".
+                Reading their values makes a GPU wait.
+            guided_tokens: guidance leads so many first tokens of a picture; the others cost the prompt's own row alone,
+                and are drawn from its distribution. None: all. Methods that read the other rows refuse it by name.
+            **unknown: refused by name.
+
+        Examples:
+            ```py
+            >>> import torch
+            >>> from vargen import JanusPipeline
+
+            >>> pipeline = JanusPipeline.from_pretrained("deepseek-community/Janus-Pro-1B", dtype=torch.bfloat16)
+            >>> generator = torch.Generator().manual_seed(0)
+            >>> output = pipeline("a dog running under the rain", method="scd", generator=generator)
+            >>> output.images[0].save("dog.png")
+            ```
+
+        Returns:
+            `AutoregressivePipelineOutput`, or the tuple (images, tokens, trace).
+
+        Raises:
+            UserError: an argument cannot be used with this model, or the pipeline is drawing already; the message names
+                it and says what can be used.
         """
-        report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
+        check_arguments(JanusPipeline.__call__, locals())
         settings = DrawSettings(
-            *(guidance_scale, guided_tokens, temperature, top_k, top_p),
-            *(num_images_per_prompt, generator, method, output_type, report),
+            guidance_scale=guidance_scale,
+            guided_tokens=guided_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+            method=method,
+            output_type=output_type,
+            callback_on_step_end=callback_on_step_end,
+            callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
         )
+        with ordinary_tensors():
+            request = self._request(
+                prompt,
+                settings,
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                negative_prompt=negative_prompt,
+                negative_input_ids=negative_input_ids,
+                negative_attention_mask=negative_attention_mask,
+                height=height,
+                width=width,
+            )
+            return self._draw(request, return_dict)
+
+    def _request(
+        self,
+        prompt: str | Sequence[str] | None,
+        settings: DrawSettings,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        negative_prompt: str | Sequence[str] | None = None,
+        negative_input_ids: Tensor | None = None,
+        negative_attention_mask: Tensor | None = None,
+        height: int | None = None,
+        width: int | None = None,
+    ) -> PictureRequest:
+        """See `StreamingPipeline._request`; arguments as of a call."""
         check_size(self.image_size, height, width)
         count = count_prompts(prompt, input_ids)
         negative = self._negative(negative_prompt, negative_input_ids, negative_attention_mask, count)
-        guided = self._guidance(guidance_scale) > 1
+        guided = self._guidance(settings.guidance_scale) > 1
 
         def encode() -> list[Prompts]:
             asked = [(prompt, input_ids, attention_mask), *([negative] if negative and guided else [])]
-            return [self.encode_prompt(*each, num_images_per_prompt) for each in asked]
+            return [self.encode_prompt(*each, settings.num_images_per_prompt) for each in asked]
 
-        return self._request(
+        return self._request_of(
             settings,
             count,
             self._usual_num_tokens,
             encode,
             lambda pictures, prompts, **given: self._target(prompts, **given),
-            lambda tokens, pictures: self.decode_tokens(tokens, output_type),
+            lambda tokens, pictures: self.decode_tokens(tokens, settings.output_type),
         )

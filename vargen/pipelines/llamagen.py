@@ -21,6 +21,7 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
+from specdecode.graphs.default_torch_mode import ordinary_tensors
 from vargen.base.errors import UserError
 from vargen.base.prompts import unknown_words
 from vargen.base.reading import reading
@@ -37,11 +38,10 @@ from vargen.models.model_folder import check_model_folder, own_weights, shared_c
 from vargen.models.offloading import check_device_map, is_offloaded
 from vargen.models.transformers_folder import checked_arguments, or_leave_out
 from vargen.pipelines.arguments import (
+    DrawSettings,
     PromptWarning,
     StepCallback,
-    StepReport,
     check_all_or_none,
-    check_count_and_type,
     check_guided_tokens,
     check_prompts,
     check_sampling,
@@ -49,29 +49,14 @@ from vargen.pipelines.arguments import (
     negative_prompts,
     random_streams,
 )
-from vargen.pipelines.base import StreamingPipeline, draws
+from vargen.pipelines.base import CallResult, StreamingPipeline
+from vargen.pipelines.call_types import check_arguments
 from vargen.pipelines.components.base import Place
 from vargen.pipelines.components.llamagen import LlamaGenComponents, check_draft_model
 from vargen.pipelines.request import PictureRequest, PictureTarget
 
 _USUAL_SETTINGS = {"text": (7.5, 1000), "class": (4.0, 2000)}
 """guidance_scale and top_k of LlamaGen's sample_t2i.py and sample_c2i.py."""
-
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from vargen import LlamaGenPipeline
-        >>> from vargen.base.resources import find_model
-
-        >>> pipeline = LlamaGenPipeline.from_pretrained(find_model())
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> output = pipeline("a shiny red sphere left of a small blue cube", generator=generator)
-        >>> output.images[0].save("spheres.png")
-        >>> output.trace.target_passes < 256  # plain decoding has one forward pass for each token
-        True
-        ```
-"""
 
 
 @dataclass(frozen=True)
@@ -275,13 +260,10 @@ class LlamaGenPipeline(StreamingPipeline):
                 load_strictly(part, part.state_dict() | weights, path)
         return parts
 
-    def check_inputs(
+    def _check_inputs(
         self,
         prompt: str | Sequence[str] | None,
         class_labels: int | Sequence[int] | Tensor | None,
-        height: int | None,
-        width: int | None,
-        num_images_per_prompt: int,
         prompt_embeds: Tensor | None,
         prompt_attention_mask: Tensor | None,
         output_type: str,
@@ -291,8 +273,6 @@ class LlamaGenPipeline(StreamingPipeline):
             raise UserError("transformer is None: this pipeline can only encode prompts; load it with its transformer")
         if self.vqvae is None and output_type != "latent":
             raise UserError('vqvae is None: there is nothing that makes pictures of tokens; use output_type="latent"')
-        check_size(self.image_size, height, width)
-        check_count_and_type(num_images_per_prompt, output_type)
         if self.transformer.config.condition_type == "class":
             self._check_class_labels(class_labels)
             if prompt is not None or prompt_embeds is not None:
@@ -455,7 +435,6 @@ class LlamaGenPipeline(StreamingPipeline):
         check_pixels(pixels)
         return self.image_processor.postprocess(pixels, output_type=output_type)
 
-    @draws(EXAMPLE_DOC_STRING)
     def __call__(
         self,
         prompt: str | Sequence[str] | None = None,
@@ -480,38 +459,130 @@ class LlamaGenPipeline(StreamingPipeline):
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
         guided_tokens: int | None = None,
-    ) -> PictureRequest:
+        **unknown: Any,
+    ) -> CallResult:
         """Draw pictures.
 
         Args:
             prompt: what to draw, one sentence or several; for a text-conditional model.
             class_labels: one or several integers; for a class-conditional model.
+            height, width: in pixels; may be given, but only as what the model makes.
+            guidance_scale: classifier-free guidance; off at values <= 1, at half the cost. None: the model's own
+                setting.
+            temperature: divides the logits; 0 always takes the most probable token. None: the model's own setting.
+            top_k: keep this many of the most probable tokens; 0 keeps all. None: the model's own setting.
+            top_p: then keep the most probable tokens that together exceed this probability; 1 keeps all.
+            num_images_per_prompt: pictures for every prompt; they follow each other in the output.
+            generator: one for each picture: the same seed then gives the same picture whatever else is in the batch
+                (but rounding in another batch size may decide between two tokens that are about as likely). A single
+                generator for several pictures gives each a stream of its own, in order. One number for each picture is
+                drawn from a generator.
             prompt_embeds: [B, T, caption_dim] text features instead of `prompt`, padded on the left.
             prompt_attention_mask: [B, T] for `prompt_embeds`, 0 at padding.
+            negative_prompt: what guidance leads away from: one for all prompts, or one for each. None or empty: the
+                model's own null prompt.
             negative_prompt_embeds, negative_prompt_attention_mask: likewise instead of `negative_prompt`.
             max_sequence_length: cut prompts to so many tokens, with a warning.
+            method: how to decode: a name that `vargen methods` lists, a preset, or settings. With a trained drafter
+                they name its folder. "jacobi" draws the pictures of plain decoding, "ar", in fewer forward passes.
+            output_type: "pil", "np", "pt", or "latent" for the codes.
+            return_dict: return an output object instead of a tuple.
+            callback_on_step_end: called as `callback(pipeline, step, lengths, tensors)` after every forward pass of the
+                target. A step is such a pass, not a token; step 0 is the prefill, which gives the first token.
+                `lengths` [B] has the number of tokens of each picture. A dictionary that it returns may change
+                `tokens`. It may set `pipeline._guidance_scale`, and `pipeline._interrupt = True`, which ends the call
+                after this pass: tokens that are not drawn yet are 0.
+            callback_on_step_end_tensor_inputs: which of "tokens" (int64 [B, N], valid up to `lengths`) and "lengths"
+                the callback gets in `tensors`, as copies that it may keep. "latents" is another name of "tokens".
+                Reading their values makes a GPU wait.
+            guided_tokens: guidance leads so many first tokens of a picture; the others cost the prompt's own row alone,
+                and are drawn from its distribution. None: all. Methods that read the other rows refuse it by name.
+            **unknown: refused by name.
+
+        Examples:
+            ```py
+            >>> import torch
+            >>> from vargen import LlamaGenPipeline
+            >>> from vargen.base.resources import find_model
+
+            >>> pipeline = LlamaGenPipeline.from_pretrained(find_model())
+            >>> generator = torch.Generator().manual_seed(0)
+            >>> output = pipeline("a shiny red sphere left of a small blue cube", generator=generator)
+            >>> output.images[0].save("spheres.png")
+            >>> output.trace.target_passes < 256  # plain decoding has one forward pass for each token
+            True
+            ```
+
+        Returns:
+            `AutoregressivePipelineOutput`, or the tuple (images, tokens, trace).
+
+        Raises:
+            UserError: an argument cannot be used with this model, or the pipeline is drawing already; the message names
+                it and says what can be used.
         """
-        report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
-        self.check_inputs(
-            *(prompt, class_labels, height, width, num_images_per_prompt),
-            *(prompt_embeds, prompt_attention_mask, output_type),
+        check_arguments(LlamaGenPipeline.__call__, locals())
+        settings = DrawSettings(
+            guidance_scale=guidance_scale,
+            guided_tokens=guided_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+            method=method,
+            output_type=output_type,
+            callback_on_step_end=callback_on_step_end,
+            callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
         )
+        with ordinary_tensors():
+            request = self._request(
+                prompt,
+                settings,
+                class_labels=class_labels,
+                height=height,
+                width=width,
+                prompt_embeds=prompt_embeds,
+                prompt_attention_mask=prompt_attention_mask,
+                negative_prompt=negative_prompt,
+                negative_prompt_embeds=negative_prompt_embeds,
+                negative_prompt_attention_mask=negative_prompt_attention_mask,
+                max_sequence_length=max_sequence_length,
+            )
+            return self._draw(request, return_dict)
+
+    def _request(
+        self,
+        prompt: str | Sequence[str] | None,
+        settings: DrawSettings,
+        class_labels: int | Sequence[int] | Tensor | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        prompt_embeds: Tensor | None = None,
+        prompt_attention_mask: Tensor | None = None,
+        negative_prompt: str | Sequence[str] | None = None,
+        negative_prompt_embeds: Tensor | None = None,
+        negative_prompt_attention_mask: Tensor | None = None,
+        max_sequence_length: int | None = None,
+    ) -> PictureRequest:
+        """See `StreamingPipeline._request`; arguments as of a call."""
+        copies, output_type = settings.num_images_per_prompt, settings.output_type
+        self._check_inputs(prompt, class_labels, prompt_embeds, prompt_attention_mask, output_type)
+        check_size(self.image_size, height, width)
         texts = None if prompt is None else check_prompts(prompt)
         labels = None if class_labels is None else torch.as_tensor(class_labels).reshape(-1)
-        chosen = self.resolve_method(method)
-        scale = self.config["default_guidance_scale"] if guidance_scale is None else guidance_scale
-        sampling = check_sampling(
-            self.config["default_temperature"] if temperature is None else temperature,
-            *(self.config["default_top_k"] if top_k is None else top_k, top_p, scale),
-        )
-        check_guided_tokens(guided_tokens, chosen, self.reuse.compiler is not None)
+        method = self.resolve_method(settings.method)
+        asked = {name: getattr(settings, name) for name in ("guidance_scale", "temperature", "top_k")}
+        own = {name: self.config[f"default_{name}"] if value is None else value for name, value in asked.items()}
+        sampling = check_sampling(**own, top_p=1.0 if settings.top_p is None else settings.top_p)
+        scale = own["guidance_scale"]
+        check_guided_tokens(settings.guided_tokens, method, self.reuse.compiler is not None)
         (given,) = (each for each in (texts, labels, prompt_embeds) if each is not None)
         away = (negative_prompt_embeds, negative_prompt_attention_mask)
         shown = _Prompts(texts, prompt_embeds, prompt_attention_mask)
         avoided = _Prompts(self._check_negative(negative_prompt, *away, len(given)), *away)
         has_negative = scale > 1 and (avoided.texts is not None or avoided.embeds is not None)
-        device, copies = self._execution_device, num_images_per_prompt
-        trim = not self._components(device).wants_full_prompt(chosen)
+        device = self._execution_device
+        trim = not self._components(device).wants_full_prompt(method)
 
         def condition(part: slice) -> tuple[dict[str, Tensor], Tensor | None]:
             """The arguments of `LlamaGenTransformer.embed_condition`, and the mask [B, T] of prompts."""
@@ -533,11 +604,11 @@ class LlamaGenPipeline(StreamingPipeline):
 
         def start(pictures: range, place: Place) -> tuple[PictureTarget, Method]:
             components = self._components(device)
-            nodes = chosen.max_draft_nodes(self._usual_num_tokens)
+            nodes = method.max_draft_nodes(self._usual_num_tokens)
             part = slice(pictures.start // copies, pictures.stop // copies)
             negative = encoded(avoided.of(part)) if has_negative else None
-            target = components.start(*condition(part), scale, nodes, place, negative, guided_tokens)
-            return target, chosen.build(components)
+            target = components.start(*condition(part), scale, nodes, place, negative, settings.guided_tokens)
+            return target, method.build(components)
 
         return PictureRequest(
             start=start,
@@ -545,8 +616,8 @@ class LlamaGenPipeline(StreamingPipeline):
             num_tokens=self._usual_num_tokens,
             longest_prompt=lambda: max(longest(shown), longest(avoided)),
             sampling=sampling,
-            streams=random_streams(generator, len(given) * copies, device),
-            report=report,
+            streams=random_streams(settings.generator, len(given) * copies, device),
+            report=settings.report,
             guidance_scale=scale,
             offloaded=is_offloaded(self.transformer),
         )

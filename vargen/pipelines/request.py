@@ -14,9 +14,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from specdecode.finite import NotFiniteError as LogitsError
-from specdecode.loop import MakesGraphs
+from specdecode.loop import DecodeRun, MakesGraphs
 from specdecode.roles import Target
+from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.trace import DecodeTrace
 from vargen.base.errors import NotFiniteError
 from vargen.methods.base import Method
 from vargen.pipelines.arguments import StepReport
@@ -66,9 +68,22 @@ class PictureRequest:
         """The number of pictures."""
         return self.streams.batch_size
 
-    def row_tokens_of(self, pictures: range) -> Tensor | None:
-        """`row_tokens` of some pictures."""
-        return None if self.row_tokens is None else self.row_tokens[pictures.start : pictures.stop]
+    def run(self, pictures: range, target: PictureTarget, players: Method, trace: DecodeTrace) -> DecodeRun:
+        """A run over the pictures of these numbers that is not yet started; arguments as `start` gave them."""
+        part = slice(pictures.start, pictures.stop)
+        return new_run(
+            target,
+            max_new_tokens=self.num_tokens,
+            sampling=self.sampling,
+            streams=self.streams.part(part.start, part.stop),
+            row_tokens=None if self.row_tokens is None else self.row_tokens[part],
+            trace=trace,
+            compiler=target.compiler,
+            drafter=players.drafter,
+            verifier=players.verifier,
+            schedule=players.schedule,
+            order=players.order,
+        )
 
 
 @contextmanager

@@ -7,6 +7,7 @@ for compiled or quantized layers (`compilation.py`, `quantization.py`).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,6 @@ from vargen.models.kept_caches import KeptCaches
 from vargen.models.offloading import has_hooks
 from vargen.models.quantization import quantize_layers
 from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
-from vargen.pipelines.turns import Turns
 
 if TYPE_CHECKING:
     from specdecode.graphs.static_step import StepCompiler
@@ -42,6 +42,43 @@ class BatchMemory:
     draft_model: Any = None
 
 
+class Turn:
+    """Whose turn it is to draw on one pipeline: one call or one open stream at a time writes to its memory.
+
+    A copy, pickled or not, is free: it has memory of its own.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._thread: int | None = None
+        """The thread that draws."""
+        self._is_stream = False
+
+    def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
+        return Turn, ()
+
+    @contextmanager
+    def taken(self, is_stream: bool = False) -> Iterator[None]:
+        """Within the block nobody else draws. A call of another thread is waited for.
+
+        Raises:
+            UserError: a stream is open, or this thread draws already.
+        """
+        with self._changed:
+            while self._thread is not None:
+                if self._is_stream or self._thread == threading.get_ident():
+                    what = "a stream of it is open: finish or close it" if self._is_stream else "in this callback"
+                    raise UserError(f"pipeline is drawing already ({what}); draw with `beside(pipeline)` meanwhile")
+                self._changed.wait()
+            self._thread, self._is_stream = threading.get_ident(), is_stream
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._thread = None
+                self._changed.notify_all()
+
+
 @dataclass
 class Reuse:
     """What a pipeline keeps from one batch for the next. No picture depends on it.
@@ -53,7 +90,7 @@ class Reuse:
         draft_sizes: measured costs, and what each draft size turned out to be worth.
         compiler: makes steps into graphs; None: they run eagerly.
         draft_quantization: of the layers of networks that draft, see `QuantizablePipeline`; None: as they are.
-        turns: of those who draw on this memory.
+        turn: of whoever draws on this memory.
     """
 
     memory: BatchMemory = field(default_factory=BatchMemory)
@@ -62,19 +99,7 @@ class Reuse:
     draft_sizes: MeasuredDraftSizes = field(default_factory=MeasuredDraftSizes)
     compiler: StepCompiler | None = None
     draft_quantization: str | None = None
-    turns: Turns = field(default_factory=Turns)
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Within the block the memory belongs to the batch that has just begun.
-
-        A batch that begins meanwhile, between two pictures of a stream or in a callback, gets other memory.
-        """
-        own, self.memory = self.memory, BatchMemory()
-        try:
-            yield
-        finally:
-            self.memory = own
+    turn: Turn = field(default_factory=Turn)
 
     def compile(self, target: Any, **arguments: Any) -> None:
         """Make steps with a target into graphs, where the pipeline's are to be; `arguments` are for its `compile`.

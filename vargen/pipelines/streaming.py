@@ -1,15 +1,14 @@
 """Many pictures, each given as soon as it is finished, while others take its place in the batch.
 
 Belongs here: a stream of pictures for pipelines of any family, and the same over calls of a pipeline that has none.
-Does not belong here: how rows are given to others (`specdecode.runs.continuous`), prompts and pixels of a family, and
-files of pictures (`vargen.jobs`).
+Does not belong here: how rows are given to others (`specdecode.continuous`), prompts and pixels of a family, and files
+of pictures (`vargen.jobs`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +19,6 @@ from specdecode.graphs.default_torch_mode import ordinary_tensors
 from specdecode.loop import DecodeRun
 from specdecode.roles import DecodeState, Target
 from specdecode.runs.continuous import FinishedRow, decode_queue
-from specdecode.runs.skipping import new_run
 from specdecode.trace import DecodeTrace
 from vargen.base.bounds import MAX_BATCH_SIZE, check_number
 from vargen.base.errors import NotFiniteError
@@ -29,7 +27,6 @@ from vargen.pipelines.call_types import check_evaluating
 from vargen.pipelines.compilation import compile_time_apart
 from vargen.pipelines.components.base import ONLY, Place
 from vargen.pipelines.request import PictureRequest, finite_logits
-from vargen.pipelines.turns import Drawing
 
 
 @dataclass(frozen=True)
@@ -77,13 +74,19 @@ class PictureStream:
             `phase_seconds`. Its steps are not kept.
     """
 
-    def __init__(self, pictures: Callable[[DecodeTrace], Iterator[FinishedPicture]], batch_size: int) -> None:
+    def __init__(
+        self, pictures: Callable[[DecodeTrace], Generator[FinishedPicture, None, None]], batch_size: int
+    ) -> None:
         self.trace = DecodeTrace(batch_size)
         self._pictures = pictures(self.trace)
 
     def __iter__(self) -> Iterator[FinishedPicture]:
         # A block around all of it would still hold while the caller has a picture.
         return iter(ordinary_tensors()(lambda: next(self._pictures, None)), None)
+
+    def close(self) -> None:
+        """End the stream; pictures that are not finished are not given. The pipeline may then draw others."""
+        self._pictures.close()
 
 
 def stream_pictures(
@@ -101,7 +104,7 @@ def stream_pictures(
 
     Raises:
         UserError: `batch_size` out of range, or prompts that cannot be read.
-        UserError: when a picture is asked for: another thread has a stream open, or a module is in training mode.
+        UserError: when a picture is asked for: the pipeline is drawing already, or a module is in training mode.
         ValueError: there too: a player that cannot give a row to another picture, by name.
         NotFiniteError: there too: a picture was drawn from logits that are not finite; `row` is its number.
     """
@@ -118,7 +121,7 @@ def stream_pictures(
     def queue(first: int, last: int, total: DecodeTrace) -> Iterator[FinishedRow]:
         """The pictures `first` to `last - 1`, by numbers from 0 on."""
         rows = size if arriving is not None else min(size, last - first)
-        trace, stack = DecodeTrace(rows, device), ExitStack()
+        trace = DecodeTrace(rows, device)
         step, following, batch = 0, last, list[Target]()
 
         def start_run(requests: range, joins: bool) -> DecodeRun:
@@ -128,22 +131,12 @@ def stream_pictures(
             with own.phase("encode_prompt"), refusals():
                 place = ONLY if arriving is None and last - first <= size else Place(longest_prompt, joins)
                 target, players = request.start(asked, place)
-            if not joins:  # a batch that joins another one has caches of its own
+            if not joins:
                 batch[:] = [target]
-                stack.enter_context(reuse.in_use())
             elif pipeline.guidance_scale != request.guidance_scale:  # a callback changed it
                 guided: Any = target
                 guided.change_guidance(pipeline.guidance_scale)
-            return new_run(
-                target,
-                max_new_tokens=request.num_tokens,
-                sampling=request.sampling,
-                streams=request.streams.part(asked.start, asked.stop),
-                row_tokens=request.row_tokens_of(asked),
-                trace=own,
-                compiler=target.compiler,
-                **vars(players),
-            )
+            return request.run(asked, target, players, own)
 
         def arrived(places: int) -> int:
             nonlocal following
@@ -161,7 +154,7 @@ def stream_pictures(
             step += 1
 
         try:
-            with stack, compile_time_apart(reuse.compiler, trace, "decode"):
+            with compile_time_apart(reuse.compiler, trace, "decode"):
                 yield from decode_queue(start_run, last - first, size, on_step, None if arriving is None else arrived)
         except Interrupted:
             return  # pictures that are not finished are not given
@@ -169,8 +162,9 @@ def stream_pictures(
             total.add_passes(trace)
 
     def pictures(total: DecodeTrace) -> Generator[FinishedPicture, None, None]:
-        check_evaluating(pipeline.components)
-        with pipeline.progress_bar(total=count) as progress:
+        with reuse.turn.taken(is_stream=True), pipeline.progress_bar(total=count) as progress:
+            check_evaluating(pipeline.components)
+            pipeline._start_call(request.guidance_scale)
             step = count if continuous else size
             for first in range(0, count, step):
                 with finite_logits(first, "of the stream"):
@@ -185,23 +179,9 @@ def stream_pictures(
                         yield FinishedPicture(number, image, row.tokens, row.trace, row.seconds, together)
                 if pipeline.interrupt:
                     break
-        pipeline.maybe_free_model_hooks()
+            pipeline.maybe_free_model_hooks()
 
-    def in_turns(total: DecodeTrace) -> Iterator[FinishedPicture]:
-        """Each picture in the turn of the thread that asks for it."""
-        own = Drawing(request.guidance_scale)
-        try:
-            with closing(pictures(total)) as found:
-                while True:
-                    with reuse.turns.taken(own, is_stream=True):
-                        picture = next(found, None)
-                    if picture is None:
-                        return
-                    yield picture
-        finally:
-            reuse.turns.close(own)
-
-    return PictureStream(in_turns, size)
+    return PictureStream(pictures, size)
 
 
 def _together(rows: Iterator[FinishedRow]) -> list[FinishedRow]:
@@ -241,7 +221,7 @@ def _stream_calls(
     count = len(generator)
     of_each = {name: arguments.pop(name) for name in ("prompt", "class_labels") if name in arguments}
 
-    def pictures(total: DecodeTrace) -> Iterator[FinishedPicture]:
+    def pictures(total: DecodeTrace) -> Generator[FinishedPicture, None, None]:
         for first in range(0, count, batch_size):
             numbers = range(first, min(first + batch_size, count))
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdecode.drafters.known_tokens import KnownTokensDrafter
+from specdecode.graphs.default_torch_mode import ordinary_tensors
 from specdecode.sampling import SamplingConfig
 from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig, Method
@@ -36,13 +37,12 @@ from vargen.models.transformers_folder import folder_of
 from vargen.pipelines.arguments import (
     DrawSettings,
     StepCallback,
-    StepReport,
     check_prompts,
     check_sampling,
     negative_prompts,
 )
-from vargen.pipelines.base import draws
-from vargen.pipelines.call_types import check_module
+from vargen.pipelines.base import CallResult
+from vargen.pipelines.call_types import check_arguments, check_module
 from vargen.pipelines.components.token_images import TokenImageComponents
 from vargen.pipelines.request import PictureRequest
 from vargen.pipelines.transformers import (
@@ -52,7 +52,6 @@ from vargen.pipelines.transformers import (
     check_context,
     check_input_ids,
     count_prompts,
-    example_of,
 )
 
 
@@ -145,7 +144,6 @@ class TokenImages(TransformersPipeline):
         check_context(self.model.config, mask, self.family.num_tokens(grid))
         return []
 
-    @draws(example_of("TokenImagePipeline", "Alpha-VLLM/Lumina-mGPT-7B-768"))
     def __call__(
         self,
         prompt: str | Sequence[str] | None = None,
@@ -170,10 +168,12 @@ class TokenImages(TransformersPipeline):
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
         guided_tokens: int | None = None,
-    ) -> PictureRequest:
+        **unknown: Any,
+    ) -> CallResult:
         """Draw pictures.
 
         Args:
+            prompt: what to draw, one sentence or several.
             input_ids: [B, T] int64 instead of `prompt`, padded on the left, ending with what begins a picture, its size
                 included, which must be that of the other arguments.
             attention_mask: [B, T] for `input_ids`, 0 at padding; None: nothing is padded.
@@ -183,7 +183,43 @@ class TokenImages(TransformersPipeline):
             height, width: in pixels; both or none. One for all prompts, or one for each.
             ratio: of width and height where these are not given, such as "16:9"; likewise.
             image_area: pixels, about, beside `ratio`; None: those of the usual picture.
+            guidance_scale: classifier-free guidance; off at values <= 1, at half the cost. None: the model's own
+                setting.
+            temperature: divides the logits; 0 always takes the most probable token. None: the model's own setting.
+            top_k: keep this many of the most probable tokens; 0 keeps all. None: the model's own setting.
+            top_p: then keep the most probable tokens that together exceed this probability; 1 keeps all. None: the
+                model's own setting.
+            num_images_per_prompt: pictures for every prompt; they follow each other in the output.
+            generator: one for each picture: the same seed then gives the same picture whatever else is in the batch
+                (but rounding in another batch size may decide between two tokens that are about as likely). A single
+                generator for several pictures gives each a stream of its own, in order. One number for each picture is
+                drawn from a generator.
+            method: how to decode: a name that `vargen methods` lists, a preset, or settings. With a trained drafter
+                they name its folder. "jacobi" draws the pictures of plain decoding, "ar", in fewer forward passes.
             output_type: "pil", "np", "pt", or "latent" for the codes [B, h, w].
+            return_dict: return an output object instead of a tuple.
+            callback_on_step_end: called as `callback(pipeline, step, lengths, tensors)` after every forward pass of the
+                target. A step is such a pass, not a token; step 0 is the prefill, which gives the first token.
+                `lengths` [B] has the number of tokens of each picture. A dictionary that it returns may change
+                `tokens`. It may set `pipeline._guidance_scale`, and `pipeline._interrupt = True`, which ends the call
+                after this pass: tokens that are not drawn yet are 0.
+            callback_on_step_end_tensor_inputs: which of "tokens" (int64 [B, N], valid up to `lengths`) and "lengths"
+                the callback gets in `tensors`, as copies that it may keep. "latents" is another name of "tokens".
+                Reading their values makes a GPU wait.
+            guided_tokens: guidance leads so many first tokens of a picture; the others cost the prompt's own row alone,
+                and are drawn from its distribution. None: all. Methods that read the other rows refuse it by name.
+            **unknown: refused by name.
+
+        Examples:
+            ```py
+            >>> import torch
+            >>> from vargen import TokenImagePipeline
+
+            >>> pipeline = TokenImagePipeline.from_pretrained("Alpha-VLLM/Lumina-mGPT-7B-768", dtype=torch.bfloat16)
+            >>> generator = torch.Generator().manual_seed(0)
+            >>> output = pipeline("a dog running under the rain", method="scd", generator=generator)
+            >>> output.images[0].save("dog.png")
+            ```
 
         Returns:
             `AutoregressivePipelineOutput`, or the tuple (images, tokens, trace). Tokens are int64 [B, N]: a row's
@@ -191,19 +227,61 @@ class TokenImages(TransformersPipeline):
             follows the last row.
 
         Raises:
-            UserError: an argument cannot be used with this model; the message names it and says what can be used.
+            UserError: an argument cannot be used with this model, or the pipeline is drawing already; the message names
+                it and says what can be used.
         """
-        report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
+        check_arguments(TokenImages.__call__, locals())
         settings = DrawSettings(
-            *(guidance_scale, guided_tokens, temperature, top_k, top_p),
-            *(num_images_per_prompt, generator, method, output_type, report),
+            guidance_scale=guidance_scale,
+            guided_tokens=guided_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+            method=method,
+            output_type=output_type,
+            callback_on_step_end=callback_on_step_end,
+            callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
         )
-        count, guided = count_prompts(prompt, input_ids), self._guidance(guidance_scale) > 1
+        with ordinary_tensors():
+            request = self._request(
+                prompt,
+                settings,
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                negative_prompt=negative_prompt,
+                negative_input_ids=negative_input_ids,
+                negative_attention_mask=negative_attention_mask,
+                height=height,
+                width=width,
+                ratio=ratio,
+                image_area=image_area,
+            )
+            return self._draw(request, return_dict)
+
+    def _request(
+        self,
+        prompt: str | Sequence[str] | None,
+        settings: DrawSettings,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        negative_prompt: str | Sequence[str] | None = None,
+        negative_input_ids: Tensor | None = None,
+        negative_attention_mask: Tensor | None = None,
+        height: int | Sequence[int] | None = None,
+        width: int | Sequence[int] | None = None,
+        ratio: str | Sequence[str] | None = None,
+        image_area: int | None = None,
+    ) -> PictureRequest:
+        """See `StreamingPipeline._request`; arguments as of a call."""
+        copies, output_type = settings.num_images_per_prompt, settings.output_type
+        count, guided = count_prompts(prompt, input_ids), self._guidance(settings.guidance_scale) > 1
         heights, widths, ratios = (
             _for_each(name, value, count) for name, value in (("height", height), ("width", width), ("ratio", ratio))
         )
         grids = [self.grid(*size, image_area) for size in zip(heights, widths, ratios, strict=True)]
-        sizes, alike = [grid for grid in grids for _ in range(num_images_per_prompt)], len(set(grids)) == 1
+        sizes, alike = [grid for grid in grids for _ in range(copies)], len(set(grids)) == 1
         row_tokens = [*map(self.family.num_tokens, sizes)]
         num_tokens = max(row_tokens)
 
@@ -213,17 +291,17 @@ class TokenImages(TransformersPipeline):
 
         def given(name: str, ids: Tensor, mask: Tensor | None) -> Prompts:
             check_input_ids(ids, mask, self.model.config.get_text_config().vocab_size, name)
-            return self._for_every_picture(ids, mask, num_images_per_prompt)
+            return self._for_every_picture(ids, mask, copies)
 
         def encode() -> list[Prompts]:
             if input_ids is None:
-                asked = self._encode(check_prompts(prompt), grids, num_images_per_prompt)
+                asked = self._encode(check_prompts(prompt), grids, copies)
             else:
                 asked = given("input_ids", input_ids, attention_mask)
             rows = [checked(asked)]
             if guided and negative_input_ids is None:
                 away = self._negative_prompts(negative_prompt, count)
-                rows += [*self._pictures_alone(asked), self._encode(away, grids, num_images_per_prompt, null=True)]
+                rows += [*self._pictures_alone(asked), self._encode(away, grids, copies, null=True)]
             elif guided and negative_input_ids is not None:
                 null = given("negative_input_ids", negative_input_ids, negative_attention_mask)
                 rows += [*self._pictures_alone(asked), null]
@@ -243,7 +321,7 @@ class TokenImages(TransformersPipeline):
             ]
             return [self.decode_tokens(codes, output_type)[0] for codes in drawn]
 
-        return self._request(
+        return self._request_of(
             settings,
             count,
             num_tokens,

@@ -96,7 +96,7 @@ class TransformersPipeline(StreamingPipeline):
         """The scale of a call, else the model's own."""
         return setting(self.model.generation_config, "guidance_scale", guidance_scale, self.usual_guidance)
 
-    def _request(
+    def _request_of(
         self,
         settings: DrawSettings,
         num_prompts: int,
@@ -219,19 +219,6 @@ def as_images(intensities: Tensor, output_type: str) -> Any:
     if output_type == "np":
         return (intensities / 255).cpu().numpy()
     return [PIL.Image.fromarray(picture) for picture in intensities.cpu().numpy().astype(np.uint8)]
-
-
-def example_of(pipeline: str, model: str) -> str:
-    """The section "Examples" of a family's call, by its class and the name of a model on the hub."""
-    return f"""Examples:
-    ```py
-    >>> import torch
-    >>> from vargen import {pipeline}
-
-    >>> pipeline = {pipeline}.from_pretrained("{model}", dtype=torch.bfloat16).to("cuda")
-    >>> output = pipeline("a dog running under the rain", method="scd", generator=torch.Generator().manual_seed(0))
-    >>> output.images[0].save("dog.png")
-    ```"""
 
 
 def count_prompts(prompt: str | Sequence[str] | None, input_ids: Tensor | None) -> int:

@@ -185,6 +185,7 @@ def test_negative_prompts_as_features_as_words_and_as_nothing(tiny_pipeline: Lla
         ["a cone", "a cube", PROMPT], generator=generator, batch_size=1, negative_prompt=AWAY
     )
     third = next(each for each in streamed if each.index == 2)
+    streamed.close()
     assert torch.equal(third.tokens[None], drawn(tiny_pipeline, seeds=(2,), negative_prompt=AWAY))
     for arguments, message in (
         ({"negative_prompt": ["a", "b"]}, "one for all prompts or one for each, 1 here; got 2"),

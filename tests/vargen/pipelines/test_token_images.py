@@ -208,7 +208,7 @@ def test_rows_side_by_side_of_several_sizes(pipeline: TokenImagePipeline, name: 
     together = draw(pipeline, PROMPTS, **every_size(pipeline), **settings)
     sizes = every_size(pipeline)
     queue = pipeline.stream(PROMPTS, generator=seeds(range(3)), batch_size=2, output_type="latent", **sizes, **settings)
-    for each in queue:
+    for each in [*queue]:
         alone = draw(pipeline, PROMPTS, GRIDS[each.index], [each.index], **settings)
         assert torch.equal(alone.images[0], each.image)
         assert torch.equal(alone.images[0], together.images[each.index])
@@ -440,7 +440,8 @@ def test_a_scale_decays_as_in_lumina_mgpt_2() -> None:
         made = draw(decaying, ["a dog"], GRIDS[2], temperature=0, method=method, guidance_scale=20.0)
         assert made.tokens[0].tolist() == drawn
     sizes, settings = every_size(pipeline), {"guidance_scale": 20.0, "method": "ar", "output_type": "latent"}
-    for each in decaying.stream(PROMPTS, generator=seeds(range(3)), batch_size=2, **sizes, **settings):
+    queue = decaying.stream(PROMPTS, generator=seeds(range(3)), batch_size=2, **sizes, **settings)
+    for each in [*queue]:
         alone = draw(decaying, PROMPTS, GRIDS[each.index], [each.index], **settings)
         assert torch.equal(alone.images[0], each.image), "each picture's scale decays by its own size"
 

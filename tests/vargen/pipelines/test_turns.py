@@ -99,25 +99,24 @@ def test_threads_at_once_draw_what_each_draws_alone(pipeline: LlamaGenPipeline) 
 
 
 @pytest.mark.parametrize("others", [call, lambda pipeline: next(stream(pipeline))], ids=["call", "stream"])
-def test_another_thread_is_refused_while_a_stream_is_open(
+def test_everyone_else_is_refused_while_a_stream_is_open(
     pipeline: LlamaGenPipeline, others: Callable[[Any], Any], elsewhere: Callable[..., Future[Any]]
 ) -> None:
     opened = stream(pipeline)
-    first, at_once = next(opened), []
+    first = next(opened)
 
     def refused() -> str:
         with pytest.raises(UserError) as caught:
             others(pipeline)
         return str(caught.value)
 
-    def look(*_: Any) -> None:  # also while this thread has the turn: nobody waits for a stream
-        at_once.append(elsewhere(refused).result(PATIENCE))
-
-    call(pipeline, callback_on_step_end=look)
-    line = "pipeline is drawing in another thread; give each thread `beside(pipeline)`"
-    assert {elsewhere(refused).result(PATIENCE), *at_once} == {line}
+    line = (
+        "pipeline is drawing already (a stream of it is open: finish or close it); draw with `beside(pipeline)` "
+        "meanwhile"
+    )
+    assert {elsewhere(refused).result(PATIENCE), refused()} == {line}
     elsewhere(others, beside(pipeline)).result(PATIENCE)
-    assert is_each_its_own({each.index: each.tokens for each in (first, *opened)}, pipeline)
+    assert is_each_its_own({each.index: each.tokens for each in [first, *opened]}, pipeline)
     elsewhere(others, pipeline).result(PATIENCE)
 
 
@@ -127,6 +126,9 @@ def test_a_stream_that_is_let_go_is_open_no_more(
     caches = pipeline.reuse.memory.caches
     for _ in stream(pipeline):
         break
+    kept = pipeline.stream(PROMPTS, method="ar", output_type="latent")
+    next(iter(kept))
+    kept.close()
     assert torch.equal(elsewhere(call, pipeline).result(PATIENCE), call(pipeline))
     assert pipeline.reuse.memory.caches is caches
 
@@ -137,7 +139,7 @@ def test_a_stream_may_go_on_in_another_thread(
     """As where a server asks for each picture in any thread of a pool."""
     opened = stream(pipeline)
     pictures = [next(opened), elsewhere(next, opened).result(PATIENCE)]
-    with pytest.raises(UserError, match="drawing in another thread"):
+    with pytest.raises(UserError, match="drawing already"):
         call(pipeline)
     pictures += opened
     assert is_each_its_own({each.index: each.tokens for each in pictures}, pipeline)
@@ -147,12 +149,10 @@ def test_a_stream_may_go_on_in_another_thread(
 def test_a_copy_of_a_pipeline_that_draws_is_free(
     pipeline: LlamaGenPipeline, copied: Callable[[Any], Any], elsewhere: Callable[..., Future[Any]]
 ) -> None:
-    opened, copies = stream(pipeline), []
-    next(opened)
+    copies: list[Any] = []
     expected = call(pipeline, callback_on_step_end=lambda *_: copies.append(copied(pipeline)) if not copies else None)
     assert torch.equal(elsewhere(call, copies[0]).result(PATIENCE), expected)
     assert copies[0].guidance_scale == SCALE and copies[0].num_timesteps == 16
-    assert len([*opened]) == len(PROMPTS) - 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -176,7 +176,6 @@ def failing(pipeline: Any) -> None:
         call(pipeline, 1, 1.0, callback_on_step_end=fail)
 
 
-LEFT_OPEN: list[Any] = []
 INNER: dict[str, Callable[[Any], Any]] = {
     "more guidance": lambda pipeline: call(pipeline, 1, 6.0),
     "no guidance": lambda pipeline: call(pipeline, 1, 1.0),
@@ -185,72 +184,54 @@ INNER: dict[str, Callable[[Any], Any]] = {
     "failing": failing,
     "whole stream": lambda pipeline: [*stream(pipeline, 6.0)],
     "interrupted stream": lambda pipeline: [*stream(pipeline, 6.0, callback_on_step_end=end)],
-    "stream left open": lambda pipeline: (LEFT_OPEN.append(stream(pipeline, 6.0)), next(LEFT_OPEN[-1])),
     "stream let go": lambda pipeline: next(stream(pipeline, 6.0)),
 }
 
 
-@pytest.fixture(autouse=True)
-def _close_streams() -> Iterator[None]:
-    yield
-    LEFT_OPEN.clear()
+@pytest.mark.parametrize("inner", [call, lambda pipeline: next(stream(pipeline))], ids=["call", "stream"])
+def test_nothing_is_drawn_within_a_callback(pipeline: LlamaGenPipeline, inner: Callable[[Any], Any]) -> None:
+    with pytest.raises(UserError, match=r"^pipeline is drawing already \(in this callback\); draw with `beside"):
+        call(pipeline, callback_on_step_end=lambda *_: inner(pipeline))
+    with pytest.raises(UserError, match=r"^pipeline is drawing already \(a stream of it is open"):
+        next(stream(pipeline, callback_on_step_end=lambda *_: inner(pipeline)))
+    assert call(pipeline).numel(), "what was refused left nothing behind"
 
 
 @pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
-@pytest.mark.parametrize("watched", [False, True], ids=["alone", "with callback"])
-def test_what_is_drawn_between_two_pictures_changes_none(
-    pipeline: LlamaGenPipeline, inner: Callable[[Any], Any], watched: bool
+def test_what_is_drawn_beside_a_pipeline_changes_no_picture(
+    pipeline: LlamaGenPipeline, inner: Callable[[Any], Any]
 ) -> None:
-    pictures = {}
-    for picture in stream(pipeline, callback_on_step_end=(lambda *_: None) if watched else None):
-        pictures[picture.index] = picture.tokens
-        inner(pipeline)
-        if inner is not INNER["stream left open"]:
-            assert pipeline.guidance_scale == SCALE and not pipeline.interrupt
-    assert is_each_its_own(pictures, pipeline)
+    """Between two pictures of a stream and in a callback: each pipeline has a memory and a guidance of its own."""
+    other = beside(pipeline)
 
-
-@pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
-def test_what_a_callback_draws_changes_no_picture(pipeline: LlamaGenPipeline, inner: Callable[[Any], Any]) -> None:
     def draw(pipeline: Any, step: int, *_: Any) -> None:
         if step in (0, 5):
-            inner(pipeline)
+            inner(other)
             assert pipeline.guidance_scale == SCALE and pipeline.num_timesteps == step + 1 and not pipeline.interrupt
 
     assert torch.equal(call(pipeline, callback_on_step_end=draw), call(pipeline))
-    pictures = {each.index: each.tokens for each in stream(pipeline, callback_on_step_end=draw)}
+    pictures = {}
+    for picture in stream(pipeline, callback_on_step_end=draw):
+        pictures[picture.index] = picture.tokens
+        inner(other)
+        assert pipeline.guidance_scale == SCALE and not pipeline.interrupt
     assert is_each_its_own(pictures, pipeline)
-
-
-@pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
-def test_what_a_callback_asked_for_stays_whatever_it_draws(
-    pipeline: LlamaGenPipeline, inner: Callable[[Any], Any]
-) -> None:
-    def ask(pipeline: Any, step: int, *_: Any) -> None:
-        pipeline._guidance_scale, pipeline._interrupt = 9.0, step == 5
-        inner(pipeline)
-
-    def ask_alone(pipeline: Any, *_: Any) -> None:
-        lead_more(pipeline)
-
-    whole = call(pipeline, callback_on_step_end=ask_alone)
-    assert not torch.equal(whole, call(pipeline))
-    tokens = call(pipeline, callback_on_step_end=ask)
-    assert torch.equal(tokens[:6], whole[:6]) and not tokens[6:].any()
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=st.lists(st.sampled_from([0, 1, 2]), max_size=12))
-def test_streams_in_turns_keep_their_own_guidance(pipeline: LlamaGenPipeline, turns: list[int]) -> None:
+def test_streams_of_pipelines_beside_each_other_keep_their_own_guidance(
+    pipeline: LlamaGenPipeline, turns: list[int]
+) -> None:
     scales = (1.0, 3.0, 6.0)
-    streams = [stream(pipeline, scale) for scale in scales]
+    pipelines = [beside(pipeline) for _ in scales]
+    streams = [stream(each, scale) for each, scale in zip(pipelines, scales, strict=True)]
     pictures: list[dict[int, Tensor]] = [{} for _ in scales]
     for which in [*turns, *[0, 1, 2] * len(PROMPTS)]:
         if (picture := next(streams[which], None)) is not None:
-            assert pipeline.guidance_scale == scales[which], "of the stream that drew last"
             pictures[which][picture.index] = picture.tokens
-    for own, scale in zip(pictures, scales, strict=True):
-        assert is_each_its_own(own, pipeline, scale)
+    for own, scale, each in zip(pictures, scales, pipelines, strict=True):
+        assert each.guidance_scale == scale and is_each_its_own(own, pipeline, scale)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -281,6 +262,5 @@ def test_a_stream_without_a_callback_is_interrupted_between_pictures(
     given = []
     for picture in stream(pipeline, method="ar", continuous=continuous):
         given.append(picture.index)
-        call(pipeline, 1, callback_on_step_end=end)  # which ends itself alone
         pipeline._interrupt = True
     assert given == [0, 1], "those that were finished together"

@@ -24,7 +24,7 @@ from scenes.cases import sample_prompts
 from vargen.base.resources import find_model
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import append_jsonl, read_jsonl
 

@@ -17,6 +17,8 @@ from typing import Any
 from metrics.tables import format_table
 from scenes.cases import scene_cases
 from vargen.base.errors import UserError
+from vargen.checkpoints.model_folder import weights_fingerprint
+from vargen.checkpoints.options import ModelOptions
 from vargen.jobs.benchmark import build_rows
 from vargen.jobs.calls import call_pipeline
 from vargen.jobs.cases import told_cases
@@ -24,8 +26,6 @@ from vargen.jobs.comparison import compare, describe_run
 from vargen.jobs.stopwatch import in_processes
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import open_model
-from vargen.models.model_folder import weights_fingerprint
-from vargen.models.options import ModelOptions
 from vargen.pipelines.loading import load_pipeline
 from vargen.runs.files import write_atomic
 from vargen.runs.records import Records, own_calls

@@ -40,8 +40,8 @@ from specdecode.runs.parallel import measure_draft_length
 from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace
 from specdecode.verifiers.exact import ExactVerifier
+from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.methods.catalogue import resolve_method
-from vargen.models.model_folder import weights_fingerprint
 from vargen.runs.files import append_jsonl, read_jsonl
 from vargen.runs.progress import progress
 from vargen.video.drafters.video_head import VideoHead, VideoHeadConfig

@@ -42,9 +42,9 @@ from metrics.provenance import provenance, write_result
 from specdecode.kernels.build import why_not
 from specdecode.kernels.quantized import quantize_linears
 from vargen.base.resources import find_model
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.checkpoints.options import OWN_QUANTIZATION
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
-from vargen.models.options import OWN_QUANTIZATION
 
 SHIPPED = "shipped"
 MODELS = (SHIPPED, "B", "L", "XL")

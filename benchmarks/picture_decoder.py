@@ -25,7 +25,7 @@ from metrics.provenance import write_result
 from scenes.cases import PromptCase, sample_prompts
 from scenes.judge.network import SceneJudge, load_judge
 from vargen.base.resources import find_model
-from vargen.models.model_folder import weights_fingerprint
+from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.models.vqgan import decode_codes
 from vargen.pipelines.llamagen import LlamaGenPipeline
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from vargen.base.resources import find_model
-from vargen.models.model_folder import weights_fingerprint
+from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.runs.files import write_json_atomic
 
 ROOT = Path(__file__).resolve().parent.parent

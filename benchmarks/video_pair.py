@@ -51,8 +51,8 @@ from metrics.provenance import provenance, write_result
 from scenes.captions.story_captions import MAX_CAPTION_TOKENS, visual_words, written_accuracy
 from scenes.cases import scene_video_cases
 from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.methods.catalogue import resolve_method
-from vargen.models.model_folder import weights_fingerprint
 from vargen.runs.progress import Progress, progress
 from vargen.video.jobs.cases import VideoCase
 from vargen.video.methods.base import VideoMethod

@@ -35,11 +35,11 @@ from metrics.provenance import write_result
 from scenes.cases import PromptCase, sample_prompts
 from scenes.judge.network import load_judge
 from vargen.base.resources import find_model
+from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.vvs.feature_cache import FeatureCache
 from vargen.methods.vvs.method import VVSConfig
-from vargen.models.model_folder import weights_fingerprint
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import append_jsonl, read_jsonl
 

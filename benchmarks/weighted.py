@@ -29,13 +29,13 @@ from specdecode.kernels.quantized import quantize_linears
 from specdecode.roles import TargetOutput
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
-from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
+from vargen.drafters.kept_caches import KeptCaches
 from vargen.methods.base import LoadedDrafter
-from vargen.models.kept_caches import KeptCaches
-from vargen.models.llamagen.target import LlamaGenTarget, LlamaGenTargetOutput, cache_length, cache_sizes
+from vargen.models.components import draft_passes
+from vargen.models.llamagen.llamagen_components import LlamaGenComponents
+from vargen.models.llamagen.llamagen_draft_head import LlamaGenDraftHead
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget, LlamaGenTargetOutput, cache_length, cache_sizes
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
-from vargen.pipelines.components.base import draft_passes
-from vargen.pipelines.components.llamagen import LlamaGenComponents
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.pipelines.quantization import linear_weights
 

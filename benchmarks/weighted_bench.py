@@ -24,14 +24,14 @@ from metrics.tables import format_table
 from scenes.cases import scene_cases
 from scenes.judge.claim_judge import ClaimJudge
 from vargen.base.errors import UserError
+from vargen.checkpoints.model_folder import weights_fingerprint
+from vargen.checkpoints.options import DTYPES, OWN_QUANTIZATION, ModelOptions
 from vargen.jobs.benchmark import run_benchmark
 from vargen.jobs.cases import fitting_judge, told_cases
 from vargen.jobs.comparison import describe_run
 from vargen.jobs.stopwatch import in_processes
 from vargen.methods.catalogue import read_method_list, resolve_method
 from vargen.models.description import open_model
-from vargen.models.model_folder import weights_fingerprint
-from vargen.models.options import DTYPES, OWN_QUANTIZATION, ModelOptions
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.pipelines.loading import load_pipeline
 from vargen.runs.files import write_atomic

@@ -20,8 +20,8 @@ PACKAGES = ("metrics", "specdecode", "vargen", "scenes")
 
 FLOORS = {
     "vargen": (
-        "base", "runs", "drawing", "methods", "models", "drafters", "pipelines", "training", "jobs", "video", "demo",
-        "serve", "commands", "cli",
+        "base", "runs", "drawing", "methods", "checkpoints", "drafters", "models", "pipelines", "training", "jobs",
+        "video", "demo", "serve", "commands", "cli",
     ),
 }  # fmt: skip
 """The parts of a package from the ground up."""
@@ -37,6 +37,9 @@ FAMILIES = {
 
 CHOOSERS = ("vargen.pipelines.loading", "vargen.models.description")
 """General modules that choose among families, so they import all of them."""
+
+MOST_FLOORS = {"vargen.pipelines": 6}
+"""The longest line of imports within a folder, in modules."""
 
 Imports = Mapping[str, Collection[str]]
 Edge = tuple[str, str]
@@ -155,12 +158,21 @@ def circles(imports: Imports) -> set[Edge]:
     return {(module, other) for module, other in _edges(imports) if module in reached.get(other, ())}
 
 
+def num_floors(imports: Imports, folder: str) -> int:
+    """Modules in the longest line of imports within a folder; there are no circles."""
+
+    def floor(module: str) -> int:
+        return 1 + max((floor(other) for other in imports[module] if within(other, folder)), default=0)
+
+    return max(floor(module) for module in imports if within(module, folder))
+
+
 RULES: dict[Callable[[Imports], set[Edge]], Edge] = {
     core_imports_above: ("specdecode.loop", "metrics.tables"),
     product_imports_the_world: ("vargen.commands.evaluate", "scenes.cases"),
     pictures_import_videos: ("vargen.serve.app", "vargen.video.models.frames"),
     higher_floors: ("vargen.runs.files", "vargen.drawing.sheet"),
-    general_imports_special: ("vargen.drafters.eagle_head", "vargen.models.llamagen.target"),
+    general_imports_special: ("vargen.drafters.eagle_head", "vargen.models.llamagen.llamagen_target"),
 }
 """Every rule about single imports, with one that breaks it."""
 
@@ -185,16 +197,30 @@ def test_a_planted_import_breaks_the_rule(rule: Callable[[Imports], set[Edge]], 
     allowed = {
         "scenes.cases": {"vargen.jobs.cases", "scenes.rendering.scene"},
         "vargen.commands.evaluate": {"vargen.jobs.evaluation"},
-        "vargen.drafters.llamagen_draft_head": {"vargen.models.llamagen.target", "vargen.drafters.eagle_head"},
+        "vargen.models.llamagen.llamagen_draft_head": {
+            "vargen.models.llamagen.llamagen_target",
+            "vargen.drafters.eagle_head",
+        },
         "vargen.commands.caption": {"vargen.video.jobs.captioning"},
         "vargen.video.drafters.video_draft_head": {"vargen.video.models.target"},
         "vargen.jobs.benchmark": {"metrics.tables"},
-        "vargen.pipelines.llamagen": {"vargen.models.llamagen.target", "specdecode.loop"},
+        "vargen.pipelines.llamagen": {"vargen.models.llamagen.llamagen_target", "specdecode.loop"},
         "vargen.pipelines.loading": {"vargen.pipelines.llamagen", "vargen.pipelines.janus"},
     }
     assert not rule(allowed)
     module, other = planted
     assert rule({**allowed, module: {*allowed.get(module, ()), other}}) == {planted}
+
+
+@pytest.mark.parametrize(("folder", "most"), MOST_FLOORS.items())
+def test_a_folder_has_few_floors(folder: str, most: int, imports: dict[str, set[str]]) -> None:
+    assert num_floors(imports, folder) <= most
+
+
+def test_a_planted_floor_is_counted() -> None:
+    house = {"a.one": {"b.one", "a.two"}, "a.two": {"b.one"}, "b.one": set[str]()}
+    assert num_floors(house, "a") == 2
+    assert num_floors({**house, "a.two": {"a.three"}, "a.three": set[str]()}, "a") == 3
 
 
 def test_a_planted_circle_is_found() -> None:

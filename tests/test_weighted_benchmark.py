@@ -17,7 +17,7 @@ from weighted import WeightedPipeline, WeightNetworks
 
 from specdecode.kernels.quantized import quantization_of
 from vargen.base.errors import UserError
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 PROMPTS = ["a cone", "a small shiny blue sphere left of a large green cone on grass", "two cones"]

@@ -17,10 +17,10 @@ from PIL import Image
 
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_GUIDANCE_SCALE, MAX_SEED, check_number, check_text
 from vargen.base.errors import UserError
+from vargen.checkpoints.options import DTYPES, ModelOptions
 from vargen.drawing.trace_image import draw_trace
 from vargen.methods.catalogue import find_presets, methods_for
 from vargen.models.description import ModelDescription, open_model
-from vargen.models.options import DTYPES, ModelOptions
 from vargen.pipelines.loading import load_pipeline
 
 CATEGORY = "vargen"

@@ -28,8 +28,8 @@ class Drawer:
     """
 
     def __init__(self, folder: str, model: str | None, method: str, seed: int) -> None:
+        from vargen.checkpoints.options import ModelOptions
         from vargen.models.description import open_model
-        from vargen.models.options import ModelOptions
         from vargen.pipelines.loading import load_pipeline
 
         options = ModelOptions(model=model)

@@ -26,8 +26,8 @@ from scenes.judge.picture_reading import JudgedObject, Reading
 from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES
 from scenes.shipped import WEIGHTS
 from vargen.base.errors import UserError
-from vargen.models.finite import check_weights
-from vargen.models.model_folder import check_component_folder
+from vargen.checkpoints.finite import check_weights
+from vargen.checkpoints.model_folder import check_component_folder
 
 JUDGE_NAME = "judge"
 """Folder of the shipped judge among the shipped weights."""

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from scenes.rendering.scene import Scene
 from scenes.training.data import SceneBatch, SceneSource
+from vargen.checkpoints.model_folder import check_stored
 from vargen.models.llamagen.vq import downsampling_factor, encode_images
-from vargen.models.model_folder import check_stored
 from vargen.training.config import check
 from vargen.training.run import move
 

@@ -32,8 +32,8 @@ from vargen.base.errors import UserError
 from vargen.base.options import option
 from vargen.base.path_roles import MODEL
 from vargen.base.resources import find_model
+from vargen.checkpoints.model_folder import component_fingerprint
 from vargen.models.llamagen.vq import downsampling_factor
-from vargen.models.model_folder import component_fingerprint
 from vargen.training.run import RunResult, Task, autocast, move, prepare, train
 from vargen.training.teachers import guided_features
 

@@ -30,7 +30,7 @@ from scenes.training.caption_reading import (
 )
 from vargen.base.errors import UserError
 from vargen.base.options import Settings, check_options, option
-from vargen.models.model_folder import check_model_folder, check_stored, component_folder
+from vargen.checkpoints.model_folder import check_model_folder, check_stored, component_folder
 from vargen.training.config import RunConfig, check
 from vargen.training.run import RunResult, Task, move, prepare, train
 

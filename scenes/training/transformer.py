@@ -48,9 +48,9 @@ from scenes.training.transformer_pass import train_on_cpu, training_forward, tra
 from vargen.base.bounds import MAX_PIXELS
 from vargen.base.options import Settings, check_options, option
 from vargen.base.path_roles import READ_FOLDER
+from vargen.checkpoints.model_folder import check_model_folder, component_folder
 from vargen.models.llamagen.text_encoder import encode_text
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.models.model_folder import check_model_folder, component_folder
 from vargen.training.config import RunConfig, check
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, Task, autocast, move, prepare, train

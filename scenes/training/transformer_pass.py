@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vargen.drafters.transformer_layers import Attention, condition_attention_mask
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.models.transformer_layers import Attention, condition_attention_mask
 from vargen.training.cpu_attention import additive_mask, attention_in_chunks
 from vargen.training.teachers import forced_inputs
 

@@ -57,8 +57,8 @@ from scenes.training.video_views import (
 from vargen.base.errors import UserError
 from vargen.base.options import option
 from vargen.base.path_roles import READ_FOLDER
+from vargen.checkpoints.model_folder import check_stored
 from vargen.drawing.sheet import contact_sheet, to_pil
-from vargen.models.model_folder import check_stored
 from vargen.runs.files import save_image_atomic
 from vargen.training.config import RunConfig, check
 from vargen.training.cpu_attention import FLOAT32_ATTENTION

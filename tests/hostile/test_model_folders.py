@@ -19,7 +19,7 @@ from PIL import Image
 
 from vargen.base.errors import UserError
 from vargen.base.resources import find_model
-from vargen.models.model_folder import check_stored
+from vargen.checkpoints.model_folder import check_stored
 
 ROOT = Path(__file__).parents[2]
 GENERATE = "generate 'a red cube' --model {work}/model --output {work}/out --quiet"
@@ -392,8 +392,8 @@ CHECKED_ELSEWHERE = {
     ),
     "scenes/training/code_store.py": "reads back what it wrote",
     "vargen/training/run.py": "reads back its own checkpoint",
-    "vargen/models/foreign_weights.py": "by load_strictly, behind every conversion",
-    "vargen/models/token_images/loading.py": "reads a tokenizer",
+    "vargen/checkpoints/foreign_weights.py": "by load_strictly, behind every conversion",
+    "vargen/models/token_images/token_image_loading.py": "reads a tokenizer",
 }
 """Modules that read weights, or seem to, without a check of their own, and who checks."""
 
@@ -419,7 +419,7 @@ def test_weights_that_only_training_conversion_and_adapters_read(tmp_path: Path)
     from tiny_pipelines import build_tiny_pipeline
 
     from scenes.training import coded, text_encoder, video_llm
-    from vargen.models.llamagen import convert
+    from vargen.models.llamagen import convert_llamagen as convert
     from vargen.training import text_drafter
 
     for folder in (tmp_path, tmp_path / "text_encoder"):

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from vargen.base.errors import UserError
+from vargen.checkpoints.options import ModelOptions
 from vargen.demo import app
 from vargen.demo.app import DemoConfig
 from vargen.demo.models import Models
-from vargen.models.options import ModelOptions
 
 pytest.importorskip("gradio", reason='the page needs the extra "demo"')
 

@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from vargen.base.errors import UserError
 from vargen.drafters.convert_draft_head import convert_lantern_drafter
-from vargen.models.llamagen.convert import infer_transformer_config, load_transformer, load_vq_model
-from vargen.models.token_images.convert import MetaChameleon, _chameleon_config, convert_meta_chameleon
+from vargen.models.llamagen.convert_llamagen import infer_transformer_config, load_transformer, load_vq_model
+from vargen.models.token_images.convert_token_images import MetaChameleon, _chameleon_config, convert_meta_chameleon
 from vargen.models.vqgan import infer_vqgan_config, load_vqgan
 
 Weights = dict[str, Tensor]

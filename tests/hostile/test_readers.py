@@ -108,12 +108,12 @@ READERS = {
     "scenes/rendering/video_file.py": "writes videos",
     "vargen/runs/records.py": "reads back what it wrote, after asking whether it is a file",
     "metrics/provenance.py": "reads /proc/cpuinfo",
-    "vargen/models/model_folder.py": "hashes files of a folder, after asking whether they are",
-    "vargen/models/foreign_weights.py": "looks at the first bytes of what --checkpoint named",
+    "vargen/checkpoints/model_folder.py": "hashes files of a folder, after asking whether they are",
+    "vargen/checkpoints/foreign_weights.py": "looks at the first bytes of what --checkpoint named",
     "vargen/demo/videos.py": "looks at the first bytes of an upload",
     "vargen/demo/compare.py": "opens a plot in memory",
     "vargen/commands/evaluate.py": "reads back its own scores",
-    "vargen/pipelines/components/draft_sizes.py": "reads back its own cache",
+    "vargen/models/draft_sizes.py": "reads back its own cache",
 }
 """Modules that open files for themselves, and why."""
 

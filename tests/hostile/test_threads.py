@@ -14,7 +14,7 @@ import torch
 
 from specdecode import RandomStreams, SamplingConfig, decode
 from vargen.base.resources import find_model
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 THREADS = (1, 2, 4)

@@ -21,11 +21,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from vargen.models.reuse import Reuse
 from vargen.models.token_images.emu3 import EMU3
 from vargen.models.token_images.grammar import vocabulary_of
-from vargen.models.token_images.target import TokenImageTarget
-from vargen.pipelines.components.token_images import TokenImageComponents
-from vargen.pipelines.reuse import Reuse
+from vargen.models.token_images.token_image_components import TokenImageComponents
+from vargen.models.token_images.token_image_target import TokenImageTarget
 
 SPECIAL = [
     "<pad>", "<unk>", "<|extra_203|>", "<|extra_204|>", "<image>", "<|image start|>", "<|image end|>",

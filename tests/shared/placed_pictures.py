@@ -13,7 +13,7 @@ from specdecode.grid.positions import Lines, Order
 from specdecode.loop import DecodeRun
 from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 
 SIDE = 5
 COUNT = SIDE * SIDE

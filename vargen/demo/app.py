@@ -19,9 +19,9 @@ from typing import Any
 from vargen.base.errors import UserError
 from vargen.base.options import option
 from vargen.base.path_roles import MODEL
+from vargen.checkpoints.options import ModelOptions
 from vargen.demo import compare, pictures, videos
 from vargen.demo.models import Models
-from vargen.models.options import ModelOptions
 
 MAX_WAITING = 16
 """Requests that may wait; more are refused."""

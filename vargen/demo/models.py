@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from vargen.base.errors import UserError
 from vargen.base.resources import find_trained_drafters, find_video_model, shipped_models
 from vargen.base.world import find_world
+from vargen.checkpoints.model_folder import read_json
+from vargen.checkpoints.options import ModelOptions
 from vargen.methods.base import ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import find_presets, methods_for
 from vargen.models.description import ModelDescription, open_model
-from vargen.models.model_folder import read_json
-from vargen.models.options import ModelOptions
 from vargen.video.methods.assisted import AssistedConfig
 from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.methods.catalogue import default_method

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from specdecode.kernels.fast_pass import FastPass
 from vargen.drafters.eagle_head import PairHead
 from vargen.drafters.text_head import TextRotary
-from vargen.models.transformer_layers import Attention, RMSNorm
+from vargen.drafters.transformer_layers import Attention, RMSNorm
 
 _QUERY_KEY_EPS = 1e-5
 

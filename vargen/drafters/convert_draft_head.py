@@ -21,10 +21,10 @@ from torch import Tensor
 from vargen.base.bounds import check_number
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
+from vargen.checkpoints.foreign_weights import load_strictly, read_tensors
+from vargen.checkpoints.model_folder import check_new_folder, read_json
 from vargen.drafters.chameleon_head import ChameleonHead
 from vargen.drafters.eagle_head import EagleHead
-from vargen.models.foreign_weights import load_strictly, read_tensors
-from vargen.models.model_folder import check_new_folder, read_json
 from vargen.runs.files import atomic_folder
 
 LANTERN_GRID_SIZES = {"t2i": 16, "t2i2": 32}

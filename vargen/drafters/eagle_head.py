@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from specdecode.kernels.fast_pass import FastPass, untouched, visible
 from specdecode.kernels.native import Geometry, NewTokens, fits_linear, linear_now
-from vargen.models.transformer_layers import Attention, FeedForward, RMSNorm, RotaryTable, check_heads, initialise
+from vargen.drafters.transformer_layers import Attention, FeedForward, RMSNorm, RotaryTable, check_heads, initialise
 
 if TYPE_CHECKING:
     from specdecode.kv_cache import StaticKVCache

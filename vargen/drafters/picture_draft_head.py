@@ -20,10 +20,10 @@ from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.kernels.native import NewTokens
 from specdecode.roles import Target, TargetOutput
 from vargen.base.errors import UserError
+from vargen.checkpoints.offloading import move_offloaded
 from vargen.drafters.eagle_head import PairHead
-from vargen.models.kept_caches import KeptCaches
-from vargen.models.offloading import move_offloaded
-from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
+from vargen.drafters.kept_caches import KeptCaches
+from vargen.drafters.transformer_layers import CONDITION_POSITION, condition_attention_mask
 
 _SLOTS = 128
 """A new cache has a multiple of this number of slots, so that the next batch, with slightly longer prompts, fits."""

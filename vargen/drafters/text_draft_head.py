@@ -23,13 +23,13 @@ from specdecode.roles import TargetOutput
 from specdecode.sampling import SamplingConfig
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
+from vargen.checkpoints.finite import check_weights
+from vargen.checkpoints.model_folder import check_component_folder
+from vargen.drafters.kept_caches import KeptCaches
 from vargen.drafters.picture_draft_head import PictureDraftHead, check_sizes
 from vargen.drafters.target_states import are_alike, fixed_tokens, sample_states
 from vargen.drafters.text_head import TextHead
 from vargen.drafters.transformers_draft_head import PromptReadingHead
-from vargen.models.finite import check_weights
-from vargen.models.kept_caches import KeptCaches
-from vargen.models.model_folder import check_component_folder
 
 
 class TextDraftHead(PromptReadingHead):

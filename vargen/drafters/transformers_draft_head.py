@@ -15,8 +15,8 @@ from torch import Tensor
 from specdecode.roles import TargetOutput
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
+from vargen.drafters.kept_caches import KeptCaches
 from vargen.drafters.picture_draft_head import PictureDraftHead, check_sizes
-from vargen.models.kept_caches import KeptCaches
 
 
 class TransformersDraftHead(PictureDraftHead):

@@ -21,6 +21,8 @@ from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP
 from vargen.base.errors import UserError
 from vargen.base.options import DECODING, OUTPUT, option
 from vargen.base.path_roles import READ_FILE, READ_FOLDER, READ_NAMES, writes_in
+from vargen.checkpoints.model_folder import weights_fingerprint
+from vargen.checkpoints.options import SamplingOptions
 from vargen.jobs.cases import (
     SPLITS,
     BenchmarkCase,
@@ -36,8 +38,6 @@ from vargen.jobs.ranking import ClipScorer
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import UNTRAINED, read_method_list, resolve_method
 from vargen.models.description import ModelDescription, open_model
-from vargen.models.model_folder import weights_fingerprint
-from vargen.models.options import SamplingOptions
 from vargen.runs.files import save_image_atomic, write_atomic
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records, own_calls

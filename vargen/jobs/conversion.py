@@ -1,8 +1,8 @@
 """Published weights to folders that `vargen generate` takes.
 
 Belongs here: the settings of a conversion, which files belong together, and writing the folder. Does not belong here:
-what published files look like (`vargen.models.llamagen.convert`, `vargen.models.token_images.convert`,
-`vargen.drafters.convert_draft_head`). Importing this imports no torch.
+what published files look like (`convert_llamagen.py`, `convert_token_images.py`, `convert_draft_head.py`). Importing
+this imports no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vargen.base.bounds import MAX_PIXELS
 from vargen.base.errors import UserError
 from vargen.base.options import OUTPUT, Settings, option
 from vargen.base.path_roles import READ, READ_FILE, READ_FOLDER, REPLACED
-from vargen.models.options import DTYPES
+from vargen.checkpoints.options import DTYPES
 from vargen.runs.files import atomic_folder
 
 if TYPE_CHECKING:
@@ -100,9 +100,9 @@ def convert_llamagen(config: ConvertConfig) -> dict[str, Any]:
     """
     import torch
 
-    from vargen.models.llamagen import convert
+    from vargen.checkpoints.model_folder import check_new_folder
+    from vargen.models.llamagen import convert_llamagen as convert
     from vargen.models.llamagen.vq import downsampling_factor
-    from vargen.models.model_folder import check_new_folder
     from vargen.pipelines.llamagen import LlamaGenPipeline
 
     output = Path(config.output)
@@ -146,8 +146,8 @@ def convert_vqgan(config: ConvertVqganConfig) -> dict[str, Any]:
     Raises:
         UserError: the file is missing, truncated or of the wrong kind.
     """
-    from vargen.models.model_folder import check_new_folder
-    from vargen.models.token_images.convert import read_vqgan
+    from vargen.checkpoints.model_folder import check_new_folder
+    from vargen.models.token_images.convert_token_images import read_vqgan
     from vargen.models.vqgan import load_vqgan
 
     check_new_folder(Path(config.output), config.overwrite)
@@ -171,10 +171,10 @@ def convert_anole(config: ConvertAnoleConfig) -> dict[str, Any]:
     Raises:
         UserError: a file is missing, truncated or of the wrong kind.
     """
-    from vargen.models.model_folder import check_new_folder
+    from vargen.checkpoints.model_folder import check_new_folder
     from vargen.models.token_images.anole import ANOLE
-    from vargen.models.token_images.convert import convert_meta_chameleon, read_meta_chameleon
-    from vargen.models.token_images.loading import save_family_model
+    from vargen.models.token_images.convert_token_images import convert_meta_chameleon, read_meta_chameleon
+    from vargen.models.token_images.token_image_loading import save_family_model
     from vargen.models.vqgan import load_vqgan
 
     check_new_folder(Path(config.output), config.overwrite)

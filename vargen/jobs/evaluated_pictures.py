@@ -20,12 +20,12 @@ from metrics.errors import DataError
 from metrics.images import ImageArray, ImageFolder, open_images, read_image, unreadable
 from metrics.speculation import CallRecord
 from vargen.base.errors import UserError
+from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.jobs.calls import call_pipeline, record_of_picture, stream_pipeline
 from vargen.jobs.cases import told_cases
 from vargen.jobs.measuring import Evaluation
 from vargen.methods.base import ImageMethodConfig
 from vargen.models.description import ModelDescription
-from vargen.models.model_folder import weights_fingerprint
 from vargen.pipelines.arguments import PromptWarning
 from vargen.pipelines.loading import load_pipeline
 from vargen.runs.batches import PictureBatches

@@ -25,13 +25,13 @@ from vargen.base.options import DECODING, OUTPUT, SAMPLING, option
 from vargen.base.path_roles import READ_FILE, READ_FOLDER, READ_NAMES, writes_in
 from vargen.base.prompts import gather_prompts
 from vargen.base.resources import shipped_clip
+from vargen.checkpoints.model_folder import weights_fingerprint
+from vargen.checkpoints.options import SamplingOptions
 from vargen.jobs.cases import class_labels_of
 from vargen.jobs.prompt_formats import check_format, read_benchmark
 from vargen.jobs.ranking import RANKERS, ClipScorer, Ranker, best, candidate_seed
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import ModelDescription, open_model
-from vargen.models.model_folder import weights_fingerprint
-from vargen.models.options import SamplingOptions
 from vargen.runs.files import own_folder
 from vargen.runs.processes import Processes, launched_processes
 from vargen.runs.progress import Progress, progress

@@ -28,10 +28,10 @@ from metrics.protocol import Protocol
 from metrics.quality import Reference
 from vargen.base.errors import UserError
 from vargen.base.resources import cache_folder
+from vargen.checkpoints.model_folder import check_stored
+from vargen.checkpoints.options import SamplingOptions
 from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures, told_cases
 from vargen.jobs.checks import PictureCheck, check_pictures
-from vargen.models.model_folder import check_stored
-from vargen.models.options import SamplingOptions
 from vargen.runs.batches import Arrays, BatchStore, Share
 from vargen.runs.files import atomic_path
 from vargen.runs.identity import check_identity, digest

@@ -54,7 +54,7 @@ class ClipScorer:
     def __init__(self, folder: Path) -> None:
         from metrics.errors import DataError
         from metrics.extractors import CLIPFeatures
-        from vargen.models.model_folder import check_stored
+        from vargen.checkpoints.model_folder import check_stored
 
         check_stored(folder, "clip")
         try:

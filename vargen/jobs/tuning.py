@@ -20,6 +20,9 @@ from vargen.base.errors import UserError
 from vargen.base.options import DECODING, OUTPUT, SAMPLING, option
 from vargen.base.path_roles import READ_FILE, READ_FOLDER, READ_NAMES, writes_in
 from vargen.base.resources import find_model
+from vargen.checkpoints.model_folder import weights_fingerprint, write_own_settings
+from vargen.checkpoints.options import ModelOptions
+from vargen.checkpoints.source import is_hub_name
 from vargen.jobs import study
 from vargen.jobs.benchmark import run_benchmark
 from vargen.jobs.cases import BenchmarkCase, Judge, World, fitting_judge, prompt_cases, told_cases
@@ -28,9 +31,6 @@ from vargen.jobs.ranking import ClipScorer
 from vargen.methods.base import ImageMethodConfig, SearchSpace
 from vargen.methods.catalogue import methods_for, resolve_method
 from vargen.models.description import ModelDescription, open_model
-from vargen.models.model_folder import weights_fingerprint, write_own_settings
-from vargen.models.options import ModelOptions
-from vargen.models.source import is_hub_name
 from vargen.runs.files import own_folder, write_atomic, write_json_atomic
 from vargen.runs.identity import check_identity_file
 from vargen.runs.progress import Progress, progress

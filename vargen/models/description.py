@@ -1,7 +1,7 @@
 """The description of a picture model of any family, read from the JSON files of its folder.
 
 Belongs here: the family and the properties that commands use, without torch. Does not belong here: checks of weights
-(`vargen.models.model_folder`), and loading (`vargen.pipelines.loading`).
+(`vargen.checkpoints.model_folder`), and loading (`vargen.pipelines.loading`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
+from vargen.checkpoints.model_folder import method_resolver, read_json
+from vargen.checkpoints.options import OWN_QUANTIZATION, ModelOptions
+from vargen.checkpoints.source import SETTINGS, find_files, is_hub_name
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import UNTRAINED, resolve_method
-from vargen.models.model_folder import method_resolver, read_json
-from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.models.picture_size import Grid, asked_grid
-from vargen.models.source import SETTINGS, find_files, is_hub_name
 from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES, check_not_refused, find_family, recognised
 from vargen.models.token_images.description import Sizes, TokenImageFamily
 from vargen.models.token_images.emu3 import EMU3

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
-from vargen.models.foreign_weights import StateDict, load_strictly
+from vargen.checkpoints.foreign_weights import StateDict, load_strictly
 
 CODEBOOK = "quantize.embedding.weight"
 """The key by which a VQGAN is known."""

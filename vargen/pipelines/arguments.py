@@ -1,7 +1,7 @@
-"""The arguments that the call of every family takes: their checks, and what they become.
+"""The arguments that the call of every family takes, their checks, and the request that they become.
 
 Belongs here: arguments that do not depend on a model. Does not belong here: prompts as tokens, which every family reads
-its own way, and drawing (`vargen.pipelines.base`).
+its own way, and drawing (`base.py`, `streaming.py`).
 """
 
 from __future__ import annotations
@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from specdecode.finite import NotFiniteError as LogitsError
+from specdecode.loop import DecodeRun, MakesGraphs
 from specdecode.roles import DecodeState, Target
+from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.trace import DecodeTrace
 from vargen.base import bounds
-from vargen.base.errors import UserError
-from vargen.methods.base import ImageMethodConfig
+from vargen.base.errors import NotFiniteError, UserError
+from vargen.methods.base import ImageMethodConfig, Method
+from vargen.models.components import Place
 
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 CALLBACK_TENSORS = {"tokens": "tokens", "lengths": "lengths", "decided": "decided", "latents": "tokens"}
@@ -175,6 +180,67 @@ class DrawSettings:
         check_count_and_type(self.num_images_per_prompt, self.output_type)
 
 
+class PictureTarget(Target, Protocol):
+    """A target that a pipeline may compile."""
+
+    @property
+    def compiler(self) -> MakesGraphs | None:
+        """Makes its steps into graphs; None: they run eagerly."""
+        ...
+
+
+@dataclass(frozen=True)
+class PictureRequest:
+    """Pictures to draw, all arguments checked.
+
+    Args:
+        start: starts a batch: encodes the prompts of the pictures of these numbers, and gives the target and the other
+            players before the prefill.
+        images: makes pictures of tokens int64 [B, num_tokens] of the pictures of these numbers, as `output_type` asks.
+        num_tokens: tokens of each picture, at most.
+        longest_prompt: gives the number of tokens of the longest prompt. A stream asks once, before it begins.
+        sampling: how tokens are drawn.
+        streams: one random stream for each picture.
+        report: the callback after every forward pass of the target.
+        guidance_scale: with which the target begins.
+        row_tokens: int64 [count], tokens of each picture; None: all have `num_tokens`.
+        offloaded: the model comes to its device only when it is called, so a stream draws fixed batches.
+    """
+
+    start: Callable[[range, Place], tuple[PictureTarget, Method]]
+    images: Callable[[Tensor, range], Any]
+    num_tokens: int
+    longest_prompt: Callable[[], int]
+    sampling: SamplingConfig
+    streams: RandomStreams
+    report: StepReport
+    guidance_scale: float = 1.0
+    row_tokens: Tensor | None = None
+    offloaded: bool = False
+
+    @property
+    def count(self) -> int:
+        """The number of pictures."""
+        return self.streams.batch_size
+
+    def run(self, pictures: range, target: PictureTarget, players: Method, trace: DecodeTrace) -> DecodeRun:
+        """A run over the pictures of these numbers that is not yet started; arguments as `start` gave them."""
+        part = slice(pictures.start, pictures.stop)
+        return new_run(
+            target,
+            max_new_tokens=self.num_tokens,
+            sampling=self.sampling,
+            streams=self.streams.part(part.start, part.stop),
+            row_tokens=None if self.row_tokens is None else self.row_tokens[part],
+            trace=trace,
+            compiler=target.compiler,
+            drafter=players.drafter,
+            verifier=players.verifier,
+            schedule=players.schedule,
+            order=players.order,
+        )
+
+
 def check_guided_tokens(guided_tokens: int | None, method: ImageMethodConfig, compiles: bool) -> None:
     """Refuse a number of guided tokens out of range, and what needs all rows to the end. Raises UserError.
 
@@ -274,3 +340,17 @@ def refusals() -> Iterator[None]:
         raise
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+@contextmanager
+def finite_logits(first: int, of_what: str) -> Iterator[None]:
+    """Turn the core's error about logits into a user's, which counts pictures from `first`."""
+    try:
+        yield
+    except LogitsError as error:
+        picture = first + error.row
+        raise NotFiniteError(
+            picture,
+            f"picture {picture + 1} {of_what}: the model's logits are not finite at step {error.step}: numbers too "
+            f"large for its precision or for guidance_scale; give dtype float32 or a smaller scale",
+        ) from error

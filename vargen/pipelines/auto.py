@@ -10,9 +10,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
+from vargen.checkpoints.source import SETTINGS, find_files
+from vargen.checkpoints.transformers_folder import refuse_remote_code
 from vargen.models.description import describe_model
-from vargen.models.source import SETTINGS, find_files
-from vargen.models.transformers_folder import refuse_remote_code
 from vargen.pipelines.loading import pipeline_class
 
 if TYPE_CHECKING:

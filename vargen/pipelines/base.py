@@ -25,14 +25,21 @@ from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
-from vargen.pipelines.arguments import CALLBACK_TENSORS, DrawSettings, Interrupted, check_prompts, refusals
+from vargen.models.components import ONLY
+from vargen.models.reuse import Reuse
+from vargen.pipelines.arguments import (
+    CALLBACK_TENSORS,
+    DrawSettings,
+    Interrupted,
+    PictureRequest,
+    check_prompts,
+    finite_logits,
+    refusals,
+)
 from vargen.pipelines.call_types import check_arguments, check_evaluating, check_module
 from vargen.pipelines.compilation import CompilablePipeline, compile_time_apart
-from vargen.pipelines.components.base import ONLY
 from vargen.pipelines.lora import LoraPipeline
 from vargen.pipelines.quantization import QuantizablePipeline
-from vargen.pipelines.request import PictureRequest, finite_logits
-from vargen.pipelines.reuse import Reuse
 from vargen.pipelines.streaming import Arriving, PictureStream, stream_pictures
 
 ROOM_FOR_PROMPTS = 128

@@ -19,8 +19,8 @@ from specdecode.trace import DecodeTrace
 from vargen.base.bounds import check_choice
 from vargen.base.errors import UserError
 from vargen.base.resources import cache_folder
-from vargen.models.options import COMPILE_BUCKET
-from vargen.pipelines.reuse import Reuse
+from vargen.checkpoints.options import COMPILE_BUCKET
+from vargen.models.reuse import Reuse
 
 if TYPE_CHECKING:
     from specdecode.graphs.static_step import StepCompiler

@@ -29,16 +29,20 @@ from specdecode.graphs.default_torch_mode import ordinary_tensors
 from specdecode.kernels.linears import serve_linears
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
+from vargen.checkpoints.finite import check_component_weights, check_pixels
+from vargen.checkpoints.model_folder import check_model_folder, check_pipeline_class, has_torch_files
+from vargen.checkpoints.offloading import check_device_map, move_offloaded
+from vargen.checkpoints.transformers_folder import checked_arguments, hub_arguments, unloadable
 from vargen.methods.base import ImageMethodConfig, Method
-from vargen.models.finite import check_component_weights, check_pixels
-from vargen.models.glm_image.request import PriorRequest, read_request, upsampled
-from vargen.models.glm_image.target import GlmImageTarget
-from vargen.models.model_folder import check_model_folder, check_pipeline_class, has_torch_files
-from vargen.models.offloading import check_device_map, move_offloaded
+from vargen.models.components import Place
+from vargen.models.glm_image.glm_image_components import GlmImageComponents
+from vargen.models.glm_image.glm_image_target import GlmImageTarget
+from vargen.models.glm_image.prior_request import PriorRequest, read_request, upsampled
 from vargen.models.picture_size import grid_of_sides
-from vargen.models.transformers_folder import checked_arguments, hub_arguments, unloadable
 from vargen.pipelines.arguments import (
     DrawSettings,
+    PictureRequest,
+    PictureTarget,
     StepCallback,
     check_count_and_type,
     check_prompts,
@@ -48,9 +52,6 @@ from vargen.pipelines.arguments import (
 )
 from vargen.pipelines.base import CallResult, PicturePipeline
 from vargen.pipelines.call_types import check_arguments
-from vargen.pipelines.components.base import Place
-from vargen.pipelines.components.glm_image import GlmImageComponents
-from vargen.pipelines.request import PictureRequest, PictureTarget
 from vargen.pipelines.transformers import check_context, sampling_as_generate
 
 PIXELS_A_TOKEN = 32

@@ -1,7 +1,7 @@
 """Text to pictures with Janus and Janus-Pro as transformers has them, with the conventions of diffusers.
 
 Belongs here: Janus' prompts, arguments and pictures. Does not belong here: how a picture becomes forward passes
-(`vargen.models.janus.target`), and what every family of transformers shares (`vargen.pipelines.transformers`).
+(`vargen.models.janus.janus_target`), and what every family of transformers shares (`vargen.pipelines.transformers`).
 
 It draws what `JanusForConditionalGeneration.generate(generation_mode="image")` draws: its prompt, null prompt, guidance
 and sampling. Beyond that, guidance can be off, and every picture has a random stream of its own.
@@ -19,10 +19,12 @@ from transformers import JanusForConditionalGeneration, JanusProcessor
 from specdecode.graphs.default_torch_mode import ordinary_tensors
 from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig
-from vargen.models.janus.target import JanusTarget, num_image_tokens
+from vargen.models.janus.janus_components import JanusComponents
+from vargen.models.janus.janus_target import JanusTarget, num_image_tokens
 from vargen.models.janus.vq import decode_codes, intensities
 from vargen.pipelines.arguments import (
     DrawSettings,
+    PictureRequest,
     StepCallback,
     check_all_or_none,
     check_prompts,
@@ -31,8 +33,6 @@ from vargen.pipelines.arguments import (
 )
 from vargen.pipelines.base import CallResult
 from vargen.pipelines.call_types import check_arguments
-from vargen.pipelines.components.janus import JanusComponents
-from vargen.pipelines.request import PictureRequest
 from vargen.pipelines.transformers import (
     Prompts,
     TransformersPipeline,

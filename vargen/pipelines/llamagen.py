@@ -1,7 +1,7 @@
 """Text- or class-conditional pictures from a LlamaGen transformer, with the conventions of diffusers.
 
 Belongs here: LlamaGen's components, prompts, arguments and pictures. Does not belong here: how a picture becomes
-forward passes (`vargen.models.llamagen.target`), the steps of a batch (`base.py`), methods (`vargen.methods`).
+forward passes (`vargen.models.llamagen.llamagen_target`), the steps of a batch (`base.py`), methods (`vargen.methods`).
 
 Unlike other pipelines of diffusers, this one puts the conditional half of guidance first, inside the target only.
 """
@@ -25,20 +25,24 @@ from specdecode.graphs.default_torch_mode import ordinary_tensors
 from vargen.base.errors import UserError
 from vargen.base.prompts import unknown_words
 from vargen.base.reading import reading
+from vargen.checkpoints.finite import check_component_weights, check_pixels
+from vargen.checkpoints.foreign_weights import load_strictly, read_tensors
+from vargen.checkpoints.model_folder import check_model_folder, own_weights, shared_components
+from vargen.checkpoints.offloading import check_device_map, is_offloaded
+from vargen.checkpoints.transformers_folder import checked_arguments, or_leave_out
 from vargen.drafters.eagle_head import EagleHead
-from vargen.drafters.llamagen_draft_head import check_drafter
 from vargen.methods.base import ImageMethodConfig, Method
 from vargen.methods.catalogue import check_own_settings
-from vargen.models.finite import check_component_weights, check_pixels
-from vargen.models.foreign_weights import load_strictly, read_tensors
+from vargen.models.components import Place
+from vargen.models.llamagen.llamagen_components import LlamaGenComponents, check_draft_model
+from vargen.models.llamagen.llamagen_draft_head import check_drafter
 from vargen.models.llamagen.text_encoder import check_tokenizer, clean_captions, encode_each
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor
-from vargen.models.model_folder import check_model_folder, own_weights, shared_components
-from vargen.models.offloading import check_device_map, is_offloaded
-from vargen.models.transformers_folder import checked_arguments, or_leave_out
 from vargen.pipelines.arguments import (
     DrawSettings,
+    PictureRequest,
+    PictureTarget,
     PromptWarning,
     StepCallback,
     check_all_or_none,
@@ -51,9 +55,6 @@ from vargen.pipelines.arguments import (
 )
 from vargen.pipelines.base import CallResult, StreamingPipeline
 from vargen.pipelines.call_types import check_arguments
-from vargen.pipelines.components.base import Place
-from vargen.pipelines.components.llamagen import LlamaGenComponents, check_draft_model
-from vargen.pipelines.request import PictureRequest, PictureTarget
 
 _USUAL_SETTINGS = {"text": (7.5, 1000), "class": (4.0, 2000)}
 """guidance_scale and top_k of LlamaGen's sample_t2i.py and sample_c2i.py."""
@@ -221,7 +222,7 @@ class LlamaGenPipeline(StreamingPipeline):
         put random numbers in their place. Classes of other libraries and pickled weights are errors too, but files
         "*.bin" that torch reads without running code are not. And the vqvae stays in fp32 where `dtype` is one for all;
         a mapping by component is obeyed. A local folder may share components with another model, see
-        `vargen.models.model_folder.shared_components`.
+        `vargen.checkpoints.model_folder.shared_components`.
 
         Raises:
             UserError: a local folder is incomplete, damaged or inconsistent, or it cannot be placed as asked; or code

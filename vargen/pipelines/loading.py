@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from diffusers.utils import logging as diffusers_logging
@@ -22,21 +22,15 @@ from transformers.utils import logging as transformers_logging
 from specdecode.kernels.build import why_not
 from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
+from vargen.checkpoints.options import OWN_QUANTIZATION, LoadingOptions, ModelOptions
+from vargen.checkpoints.quantization import pipeline_quantization, quantization_config
 from vargen.models.description import ModelDescription
-from vargen.models.options import OWN_QUANTIZATION, LoadingOptions, ModelOptions
-from vargen.models.quantization import pipeline_quantization, quantization_config
 from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES
 from vargen.pipelines.compilation import check_compiler
 from vargen.pipelines.quantization import DECODER, DRAFTS, check_kernels, check_quantization
 
-if TYPE_CHECKING:
-    from vargen.pipelines.emu3 import Emu3Pipeline
-    from vargen.pipelines.glm_image import GlmImagePriorPipeline
-    from vargen.pipelines.janus import JanusPipeline
-    from vargen.pipelines.llamagen import LlamaGenPipeline
-    from vargen.pipelines.token_images import TokenImagePipeline
-
-    ImagePipeline = LlamaGenPipeline | JanusPipeline | GlmImagePriorPipeline | Emu3Pipeline | TokenImagePipeline
+ImagePipeline = Any
+"""A pipeline of any family. Its class is not imported here, so that one family alone is loaded."""
 
 _PIPELINES = {
     "llamagen": ("llamagen", "LlamaGenPipeline"),

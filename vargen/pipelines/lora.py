@@ -25,9 +25,9 @@ from torch import nn
 from specdecode.kernels.quantized import quantization_of
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
-from vargen.models.model_folder import check_stored
-from vargen.models.source import fetch, is_hub_name
-from vargen.pipelines.reuse import Reuse
+from vargen.checkpoints.model_folder import check_stored
+from vargen.checkpoints.source import fetch, is_hub_name
+from vargen.models.reuse import Reuse
 
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
 _PREFIX = "base_model.model."

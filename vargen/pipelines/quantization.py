@@ -1,7 +1,7 @@
 """`pipeline.quantize()`: decoder layers with rounded weights, for every family, on a CPU.
 
 Belongs here: when that may be done. Does not belong here: the layers (`specdecode.kernels`), and quantization by
-libraries while they load a model (`vargen.models.quantization`).
+libraries while they load a model (`vargen.checkpoints.quantization`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import nn
 from specdecode.kernels.build import wanted, why_not
 from specdecode.kernels.quantized import quantization_of
 from vargen.base.errors import UserError
-from vargen.models.options import OWN_QUANTIZATION
-from vargen.models.quantization import quantize_layers
+from vargen.checkpoints.options import OWN_QUANTIZATION
+from vargen.checkpoints.quantization import quantize_layers
+from vargen.models.reuse import Reuse
 from vargen.pipelines.lora import LoraPipeline
-from vargen.pipelines.reuse import Reuse
 
 DECODER, DRAFTS = PARTS = ("decoder", "drafts")
 """The parts of a pipeline that can be quantized."""

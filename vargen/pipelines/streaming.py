@@ -22,11 +22,10 @@ from specdecode.runs.continuous import FinishedRow, decode_queue
 from specdecode.trace import DecodeTrace
 from vargen.base.bounds import MAX_BATCH_SIZE, check_number
 from vargen.base.errors import NotFiniteError
-from vargen.pipelines.arguments import Interrupted, StepCallback, refusals
+from vargen.models.components import ONLY, Place
+from vargen.pipelines.arguments import Interrupted, PictureRequest, StepCallback, finite_logits, refusals
 from vargen.pipelines.call_types import check_evaluating
 from vargen.pipelines.compilation import compile_time_apart
-from vargen.pipelines.components.base import ONLY, Place
-from vargen.pipelines.request import PictureRequest, finite_logits
 
 
 @dataclass(frozen=True)

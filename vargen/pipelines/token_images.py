@@ -24,18 +24,20 @@ from specdecode.drafters.known_tokens import KnownTokensDrafter
 from specdecode.graphs.default_torch_mode import ordinary_tensors
 from specdecode.sampling import SamplingConfig
 from vargen.base.errors import UserError
+from vargen.checkpoints.finite import check_pixels
+from vargen.checkpoints.transformers_folder import folder_of
 from vargen.methods.base import ImageMethodConfig, Method
-from vargen.models.finite import check_pixels
 from vargen.models.picture_size import Grid
 from vargen.models.token_images.catalogue import find_family
 from vargen.models.token_images.description import TokenImageFamily
 from vargen.models.token_images.grammar import ImageVocabulary, vocabulary_of
-from vargen.models.token_images.loading import load_family_model, load_tokenizer, save_family_model
 from vargen.models.token_images.pixels import code_vectors, decode_codes, intensities, load_pixels
-from vargen.models.token_images.target import TokenImageTarget
-from vargen.models.transformers_folder import folder_of
+from vargen.models.token_images.token_image_components import TokenImageComponents
+from vargen.models.token_images.token_image_loading import load_family_model, load_tokenizer, save_family_model
+from vargen.models.token_images.token_image_target import TokenImageTarget
 from vargen.pipelines.arguments import (
     DrawSettings,
+    PictureRequest,
     StepCallback,
     check_prompts,
     check_sampling,
@@ -43,8 +45,6 @@ from vargen.pipelines.arguments import (
 )
 from vargen.pipelines.base import CallResult
 from vargen.pipelines.call_types import check_arguments, check_module
-from vargen.pipelines.components.token_images import TokenImageComponents
-from vargen.pipelines.request import PictureRequest
 from vargen.pipelines.transformers import (
     Prompts,
     TransformersPipeline,

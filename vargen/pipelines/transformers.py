@@ -21,21 +21,22 @@ from specdecode.kernels.linears import serve_linears
 from specdecode.sampling import SamplingConfig
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
+from vargen.checkpoints.finite import check_pixels
+from vargen.checkpoints.offloading import is_offloaded, move_offloaded
+from vargen.checkpoints.transformers_folder import load_model, load_processor
 from vargen.methods.base import ImageMethodConfig, Method
-from vargen.models.finite import check_pixels
-from vargen.models.offloading import is_offloaded, move_offloaded
-from vargen.models.transformers_folder import load_model, load_processor
+from vargen.models.components import Place
+from vargen.models.transformers_components import TransformersComponents
 from vargen.pipelines.arguments import (
     DrawSettings,
+    PictureRequest,
+    PictureTarget,
     check_guided_tokens,
     check_prompts,
     check_sampling,
     random_streams,
 )
 from vargen.pipelines.base import StreamingPipeline
-from vargen.pipelines.components.base import Place
-from vargen.pipelines.components.transformers import TransformersComponents
-from vargen.pipelines.request import PictureRequest, PictureTarget
 
 Prompts = tuple[Tensor, Tensor]
 """Tokens int64 [B, T] of prompts, padded on the left, and their mask [B, T]."""

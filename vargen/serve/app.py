@@ -30,8 +30,8 @@ from vargen.base.errors import NotFiniteError, UserError, did_you_mean
 from vargen.base.options import DECODING, option
 from vargen.base.path_roles import READ_NAMES
 from vargen.base.reading import RepeatedKeyError, parse_json, reason_of
+from vargen.checkpoints.options import SamplingOptions
 from vargen.methods.catalogue import resolve_method
-from vargen.models.options import SamplingOptions
 from vargen.serve.engine import Engine, Job, QueueFull
 
 if TYPE_CHECKING:

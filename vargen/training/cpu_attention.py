@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from vargen.models.transformer_layers import scaled_dot_product_attention
+from vargen.drafters.transformer_layers import scaled_dot_product_attention
 
 FLOAT32_ATTENTION = "sdpa_float32"
 """The name that importing this makes known to transformers."""

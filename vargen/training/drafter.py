@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vargen.base.options import option
-from vargen.models.transformer_layers import CONDITION_POSITION
+from vargen.drafters.transformer_layers import CONDITION_POSITION
 from vargen.training.config import UnrolledConfig, check_weights
 from vargen.training.drafter_task import DrafterTask
 from vargen.training.initial_weights import fill_from

@@ -8,7 +8,7 @@ from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 
 from vargen.base.errors import UserError
-from vargen.models.model_folder import check_component_folder
+from vargen.checkpoints.model_folder import check_component_folder
 
 
 def fill(module: nn.Module, values: Mapping[str, Tensor], what: str, settings: str) -> None:

@@ -18,9 +18,9 @@ from vargen.base.errors import UserError
 from vargen.base.options import LOADING, option
 from vargen.base.path_roles import MODEL, READ_FILE, READ_FOLDER
 from vargen.base.prompts import gather_prompts
+from vargen.checkpoints.model_folder import weights_fingerprint
+from vargen.checkpoints.options import DTYPES, OWN_QUANTIZATION, ModelOptions
 from vargen.models.description import open_model
-from vargen.models.model_folder import weights_fingerprint
-from vargen.models.options import DTYPES, OWN_QUANTIZATION, ModelOptions
 from vargen.pipelines.loading import load_pipeline
 from vargen.training.answers import keep_batches
 from vargen.training.config import DrafterRunConfig, check

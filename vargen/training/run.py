@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
-from vargen.models.model_folder import weights_fingerprint
+from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.runs.files import append_jsonl, atomic_folder, atomic_path
 from vargen.runs.identity import check_identity
 from vargen.training.config import CHECKPOINT_NAME, RunConfig

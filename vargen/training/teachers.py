@@ -18,8 +18,8 @@ from specdecode.sampling import apply_guidance
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
+from vargen.drafters.transformer_layers import CONDITION_POSITION, condition_attention_mask
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 

@@ -28,11 +28,11 @@ from vargen.base.errors import UserError
 from vargen.base.options import LOADING, SAMPLING, option
 from vargen.base.path_roles import READ_FILE, writes_in
 from vargen.base.prompts import read_prompts
+from vargen.checkpoints.model_folder import check_stored, weights_fingerprint
+from vargen.checkpoints.options import DTYPES
+from vargen.checkpoints.source import find_files
 from vargen.drafters.text_draft_head import TextDrafter, describe_states, text_states
 from vargen.drafters.text_head import TextHead
-from vargen.models.model_folder import check_stored, weights_fingerprint
-from vargen.models.options import DTYPES
-from vargen.models.source import find_files
 from vargen.runs.identity import digest
 from vargen.training.answers import keep_answers
 from vargen.training.config import UnrolledConfig, check, check_weights

@@ -18,8 +18,8 @@ from scenes.training.transformer_pass import (
     training_inputs,
     training_run,
 )
+from vargen.drafters.transformer_layers import CONDITION_POSITION, condition_attention_mask, project
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask, project
 
 
 def gradients(model: LlamaGenTransformer, loss: Tensor) -> list[Tensor]:

@@ -30,7 +30,7 @@ from specdecode.runs.continuous import decode_queue
 from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.verifiers.exact import ExactVerifier
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 
 WINDOWS: list[tuple[Window, int]] = [
     *((window, (SIDE - 1) * window) for window in range(1, SIDE + 1)),

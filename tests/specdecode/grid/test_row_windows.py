@@ -24,7 +24,7 @@ from specdecode.loop import DecodeRun
 from specdecode.roles import TargetOutput
 from specdecode.runs.continuous import decode_queue
 from specdecode.sampling import SamplingConfig
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 
 RULES = {
     "an adaptive start": LinesInFlight(LINES, 2, first_holds=True),

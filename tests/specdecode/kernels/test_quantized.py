@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from specdecode.kernels import quantized as module
 from specdecode.kernels.linears import serve_linears
 from specdecode.kernels.quantized import Int4Linear, Int8Linear, QuantizedLinear, quantization_of, quantize_linears
-from vargen.models.options import OWN_QUANTIZATION
+from vargen.checkpoints.options import OWN_QUANTIZATION
 
 
 class Adapter(nn.Linear):

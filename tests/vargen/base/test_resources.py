@@ -62,7 +62,7 @@ def test_training_configs_fill_their_dataclass(name: str) -> None:
 
 def test_a_fingerprint_is_of_what_decides_and_drafters_come_with_a_model(tmp_path: Path) -> None:
     from vargen.base.resources import find_trained_drafters
-    from vargen.models.model_folder import weights_fingerprint
+    from vargen.checkpoints.model_folder import weights_fingerprint
 
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(bytes(100))

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 from vargen.base.errors import UserError
+from vargen.checkpoints.options import ModelOptions
 from vargen.cli import main
 from vargen.commands.arguments import build_parser, fill, parse
 from vargen.jobs.generation import GenerateConfig
-from vargen.models.options import ModelOptions
 from vargen.pipelines.compilation import CompilablePipeline
 
 

@@ -13,9 +13,9 @@ import torch
 from diffusers import PipelineQuantizationConfig
 
 from vargen.base.errors import UserError
+from vargen.checkpoints.options import ModelOptions
 from vargen.cli import main
 from vargen.models.description import describe_model, open_model
-from vargen.models.options import ModelOptions
 from vargen.pipelines import loading
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from huggingface_hub import constants
 
+from vargen.checkpoints.options import ModelOptions
 from vargen.cli import main
 from vargen.models.description import open_model
-from vargen.models.options import ModelOptions
 from vargen.pipelines import loading
 from vargen.pipelines.janus import JanusPipeline
 

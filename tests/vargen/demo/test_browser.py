@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 
+from vargen.checkpoints.options import ModelOptions
 from vargen.demo import app, race
 from vargen.demo.models import Models
 from vargen.methods.catalogue import resolve_method
-from vargen.models.options import ModelOptions
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SLOW = 0.1

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from vargen.base.errors import UserError
+from vargen.checkpoints.options import ModelOptions
 from vargen.demo import compare, pictures, videos
 from vargen.demo.models import Models
 from vargen.demo.work import Stopped
 from vargen.methods.catalogue import resolve_method
-from vargen.models.options import ModelOptions
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
-from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
-from vargen.models.llamagen.target import LlamaGenTarget, LlamaGenTargetOutput
-from vargen.models.transformer_layers import CONDITION_POSITION
+from vargen.drafters.transformer_layers import CONDITION_POSITION
+from vargen.models.llamagen.llamagen_draft_head import LlamaGenDraftHead
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget, LlamaGenTargetOutput
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]

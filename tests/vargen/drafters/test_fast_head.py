@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from specdecode.kernels.fast_pass import FastPass
 from vargen.drafters.eagle_head import EagleHead
-from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.llamagen_draft_head import LlamaGenDraftHead
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 
 LENGTHS = [5, 3, 1]
 DEPTHS = [None, [1, 2]]

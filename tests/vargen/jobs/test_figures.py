@@ -13,13 +13,13 @@ import torch
 
 from metrics.protocol import ClipProtocol, Protocol
 from scenes.judge.claim_checks import KINDS
+from vargen.checkpoints.options import SamplingOptions
 from vargen.jobs.cases import BenchmarkCase
 from vargen.jobs.comparison import describe_run
 from vargen.jobs.figures import against_plain, judge_scores
 from vargen.jobs.measuring import Evaluation, Networks, measure, measure_pictures
 from vargen.jobs.study import key_of
 from vargen.methods.catalogue import resolve_method
-from vargen.models.options import SamplingOptions
 from vargen.runs.processes import Processes
 
 COLOUR, PROMPT, COUNT = KINDS.index("colour"), KINDS.index("prompt"), KINDS.index("object_count")

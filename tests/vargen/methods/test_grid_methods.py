@@ -14,7 +14,7 @@ from vargen.base.errors import UserError
 from vargen.base.resources import find_model
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
-from vargen.pipelines.components.glm_image import GlmImageComponents
+from vargen.models.glm_image.glm_image_components import GlmImageComponents
 from vargen.pipelines.janus import JanusPipeline
 from vargen.pipelines.llamagen import LlamaGenPipeline
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from specdecode.drafters.draft_size import StepCosts
+from vargen.checkpoints.model_folder import method_resolver, write_own_settings
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.jacobi import FixedNoiseJacobiConfig
-from vargen.models.model_folder import method_resolver, write_own_settings
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 
@@ -55,7 +55,7 @@ def test_what_passes_cost_chooses_and_the_picture_stays(
     """Of several pictures at once nothing is guessed where that is fastest; of one something always is."""
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
     costs = StepCosts((1, 2, 9), (1.0, 2.0, 9.0) if dear else (1.0, 1.0, 1.0))
-    monkeypatch.setattr("vargen.pipelines.components.draft_sizes.measure_step_costs", lambda *_: costs)
+    monkeypatch.setattr("vargen.models.draft_sizes.measure_step_costs", lambda *_: costs)
     assert sizer_after_drawing(tiny_pipeline, ["two cones"]).choose().depth == (2 if dear else 8)
     several = sizer_after_drawing(tiny_pipeline, ["two cones", "a red cube", "a ball on sand"])
     assert several._best().depth == (0 if dear else 8)

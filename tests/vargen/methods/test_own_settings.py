@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from vargen.base.errors import UserError
+from vargen.checkpoints.model_folder import method_resolver, weights_fingerprint, write_own_settings
+from vargen.checkpoints.options import ModelOptions
 from vargen.cli import main
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import open_model
-from vargen.models.model_folder import method_resolver, weights_fingerprint, write_own_settings
-from vargen.models.options import ModelOptions
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 CHAIN = [[0], [0, 0]]

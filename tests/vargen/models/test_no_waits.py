@@ -26,11 +26,11 @@ from specdecode.targets.transformers import TransformersTarget
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.transformers_draft_head import TransformersDraftHead
 from vargen.methods.catalogue import resolve_method
-from vargen.models.glm_image.request import read_request
-from vargen.models.glm_image.target import GlmImageTarget
-from vargen.models.janus.target import JanusTarget
+from vargen.models.glm_image.glm_image_target import GlmImageTarget
+from vargen.models.glm_image.prior_request import read_request
+from vargen.models.janus.janus_target import JanusTarget
 from vargen.models.token_images.grammar import vocabulary_of
-from vargen.models.token_images.target import TokenImageTarget
+from vargen.models.token_images.token_image_target import TokenImageTarget
 
 
 def _janus(nodes: int) -> JanusTarget:

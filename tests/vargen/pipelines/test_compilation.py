@@ -25,8 +25,8 @@ from tiny_pipelines import build_drafting_pipeline
 from specdecode.graphs.static_step import StepCompiler
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
+from vargen.models.draft_sizes import MeasuredDraftSizes
 from vargen.pipelines.compilation import COMPILED, check_compiler
-from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
 from vargen.pipelines.janus import JanusPipeline

@@ -18,9 +18,8 @@ from torch import Tensor
 from specdecode.finite import NotFiniteError as LogitsError
 from vargen import AutoPicturePipeline, JanusPipeline, LlamaGenPipeline
 from vargen.base.errors import NotFiniteError, UserError
-from vargen.pipelines.arguments import random_streams
+from vargen.pipelines.arguments import finite_logits, random_streams
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
-from vargen.pipelines.request import finite_logits
 
 PROMPT, AWAY = "a red cube left of a small blue sphere", "a green cone"
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import Emu3Processor
 
 from vargen.base.errors import UserError
+from vargen.checkpoints.options import ModelOptions
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import describe_model
-from vargen.models.options import ModelOptions
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.loading import load_pipeline
 

@@ -11,7 +11,7 @@ from tiny_pipelines import GRID
 
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]

@@ -10,7 +10,7 @@ import torch
 
 from scenes.training.transformer_pass import training_forward
 from vargen.base.errors import UserError
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on sand", "two cones"]

@@ -10,8 +10,8 @@ import pytest
 from transformers import GlmImageProcessor
 
 import vargen
+from vargen.checkpoints.options import ModelOptions
 from vargen.models.description import describe_model
-from vargen.models.options import ModelOptions
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
 from vargen.pipelines.loading import load_pipeline, pipeline_class
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from specdecode.kernels.fast_pass import FastPass
 from specdecode.kernels.quantized import Int4Linear, Int8Linear
 from vargen.base.errors import UserError
+from vargen.checkpoints.options import ModelOptions
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import open_model
-from vargen.models.options import ModelOptions
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.pipelines.loading import load_pipeline
 from vargen.pipelines.quantization import check_quantization

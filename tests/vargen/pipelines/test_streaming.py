@@ -20,7 +20,7 @@ from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import methods_for, resolve_method
 from vargen.methods.vvs.feature_cache import FeatureCache
 from vargen.methods.vvs.schedule import UniformSchedule
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.pipelines.base import beside
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.pipelines.streaming import FinishedPicture

@@ -27,8 +27,8 @@ from vargen.methods.catalogue import resolve_method
 from vargen.models.description import describe_model
 from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES, find_family
 from vargen.models.token_images.grammar import vocabulary_of
-from vargen.models.token_images.loading import load_tokenizer
-from vargen.models.token_images.target import TokenImageTarget, _head_of_codes, decaying_scales
+from vargen.models.token_images.token_image_loading import load_tokenizer
+from vargen.models.token_images.token_image_target import TokenImageTarget, _head_of_codes, decaying_scales
 from vargen.pipelines.token_images import TokenImagePipeline
 from vargen.training.drafter import DrafterTrainingConfig, PictureDrafterTask
 from vargen.training.pictures import Lessons

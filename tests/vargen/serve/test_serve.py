@@ -348,7 +348,7 @@ def test_a_picture_alone_takes_the_passes_of_a_call(
     def costs(target: Target, *_: Any) -> StepCosts:
         return StepCosts((1, 2, 9), (1.0, 1.0, 1.0) if target.batch_size == 1 else (1.0, 2.0, 9.0))
 
-    monkeypatch.setattr("vargen.pipelines.components.draft_sizes.measure_step_costs", costs)
+    monkeypatch.setattr("vargen.models.draft_sizes.measure_step_costs", costs)
     call = build_tiny_pipeline()(PROMPT, generator=torch.Generator().manual_seed(3))
     assert way(build_tiny_pipeline(), 3) == call.trace.target_passes < 16
 

@@ -14,10 +14,10 @@ from cheap_training import PICTURE_STEPS
 from scenes.cases import scene_prompts
 from specdecode.sampling import SamplingConfig
 from vargen.base.errors import UserError
+from vargen.checkpoints.model_folder import check_component_folder
 from vargen.drafters.eagle_head import EagleHead
+from vargen.drafters.transformer_layers import condition_attention_mask
 from vargen.methods.catalogue import resolve_method
-from vargen.models.model_folder import check_component_folder
-from vargen.models.transformer_layers import condition_attention_mask
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import read_jsonl
 from vargen.training.drafter import (
@@ -146,7 +146,7 @@ def test_features_are_those_that_decoding_sees(request: pytest.FixtureRequest, n
     from specdecode.loop import decode
     from specdecode.roles import TargetOutput
     from specdecode.sampling import RandomStreams
-    from vargen.models.llamagen.target import LlamaGenTarget, LlamaGenTargetOutput
+    from vargen.models.llamagen.llamagen_target import LlamaGenTarget, LlamaGenTargetOutput
 
     seen: list[TargetOutput] = []
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vargen.drafters.eagle_head import EagleHead
-from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.llamagen_draft_head import LlamaGenDraftHead
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.training import unrolled
 from vargen.training.teachers import guided_features

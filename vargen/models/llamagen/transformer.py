@@ -1,7 +1,7 @@
 """The LlamaGen transformer: class- or text-conditional next-token prediction over a grid of image tokens.
 
 Belongs here: the network, its published sizes and its condition tokens. Does not belong here: the layers, which the
-EAGLE head shares (`vargen.models.transformer_layers`), sampling and guidance (`specdecode.sampling`), the cache
+EAGLE head shares (`vargen.drafters.transformer_layers`), sampling and guidance (`specdecode.sampling`), the cache
 (`specdecode.kv_cache`), names of official checkpoints (`convert.py`), text encoding (`text_encoder.py`).
 
 Source: Sun et al., "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation", arXiv 2406.06525. A
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from specdecode.kernels.fast_pass import FastPass, visible
 from specdecode.kernels.native import Geometry, NewTokens
-from vargen.models.transformer_layers import Attention, FeedForward, RMSNorm, RotaryTable, check_heads, initialise
+from vargen.drafters.transformer_layers import Attention, FeedForward, RMSNorm, RotaryTable, check_heads, initialise
 
 if TYPE_CHECKING:
     from specdecode.kv_cache import StaticKVCache

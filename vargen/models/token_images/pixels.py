@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
+from vargen.checkpoints.finite import check_weights
+from vargen.checkpoints.model_folder import check_component_folder
 from vargen.models import vqgan
-from vargen.models.finite import check_weights
-from vargen.models.model_folder import check_component_folder
-from vargen.models.token_images.convert import read_vqgan
+from vargen.models.token_images.convert_token_images import read_vqgan
 from vargen.models.token_images.cosmos import CosmosDecoder, load_cosmos_decoder
 from vargen.models.token_images.description import TokenImageFamily
 

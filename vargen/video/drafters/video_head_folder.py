@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 
 from specdecode.kernels.linears import serve_linears
 from vargen.base.reading import parse_json, read_bytes
+from vargen.checkpoints.finite import check_weights
+from vargen.checkpoints.model_folder import check_stored
 from vargen.drafters.target_states import are_alike, fixed_tokens, sample_states
-from vargen.models.finite import check_weights
-from vargen.models.model_folder import check_stored
 from vargen.video.drafters.video_head import VideoHead, VideoHeadConfig
 from vargen.video.models.architectures.catalogue import architecture_of
 from vargen.video.models.request import VideoRequest

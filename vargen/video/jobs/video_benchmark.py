@@ -31,10 +31,10 @@ from vargen.base.errors import UserError
 from vargen.base.options import DECODING, OUTPUT, option
 from vargen.base.path_roles import READ, READ_FOLDER, READ_NAMES, writes_in
 from vargen.base.world import missing_world
+from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.jobs.cases import SPLITS
 from vargen.jobs.comparison import Kept, calls_of, compare, describe_run, rows_of
 from vargen.methods.catalogue import read_method_list, resolve_method
-from vargen.models.model_folder import weights_fingerprint
 from vargen.runs.files import write_atomic
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records, own_calls

@@ -27,9 +27,9 @@ from specdecode.verifiers.loose import relevance_to
 from vargen.base.bounds import MAX_NEW_TOKENS, check_number
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.base.resources import find_trained_drafters
+from vargen.checkpoints.quantization import quantize_layers
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import resolve_method
-from vargen.models.quantization import quantize_layers
 from vargen.pipelines.call_types import check_module, checked
 from vargen.video.drafters.video_head import VideoHead
 from vargen.video.drafters.video_head_folder import load_video_head

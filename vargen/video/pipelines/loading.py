@@ -21,11 +21,11 @@ from specdecode.targets.grouped_attention import use_grouped_attention
 from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
 from vargen.base.resources import find_video_model, shipped_video_models
-from vargen.models.finite import check_weights
-from vargen.models.model_folder import check_stored, read_json
-from vargen.models.options import OWN_QUANTIZATION, LoadingOptions
-from vargen.models.quantization import quantize_layers
-from vargen.models.source import SETTINGS, WEIGHTS, fetch, is_hub_name
+from vargen.checkpoints.finite import check_weights
+from vargen.checkpoints.model_folder import check_stored, read_json
+from vargen.checkpoints.options import OWN_QUANTIZATION, LoadingOptions
+from vargen.checkpoints.quantization import quantize_layers
+from vargen.checkpoints.source import SETTINGS, WEIGHTS, fetch, is_hub_name
 from vargen.pipelines.loading import loading_arguments
 from vargen.pipelines.quantization import check_quantization
 from vargen.video.models.architectures.base import Architecture

@@ -19,7 +19,7 @@ from vargen.base.bounds import (
 from vargen.base.errors import UserError
 from vargen.base.options import LOADING, SAMPLING, option
 from vargen.base.path_roles import MODEL
-from vargen.models.options import LoadingOptions
+from vargen.checkpoints.options import LoadingOptions
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from specdecode.runs.parallel import (
 )
 from specdecode.runs.parallel.draft_length import LONGEST
 from vargen.base.errors import UserError
-from vargen.models.options import LoadingOptions
+from vargen.checkpoints.options import LoadingOptions
 from vargen.video.methods.base import SPREADS, Pruning
 from vargen.video.models.pruned_draft import PrunedDraft
 from vargen.video.models.pruning import keep_highest

@@ -16,7 +16,7 @@ import torch
 from vargen.base.bounds import MAX_FRAMES, MAX_PIXELS
 from vargen.base.options import SAMPLING, option
 from vargen.base.path_roles import READ, READ_FOLDER, writes_in
-from vargen.models.model_folder import weights_fingerprint
+from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.runs.files import own_folder
 from vargen.training.config import FromTargetConfig, check
 from vargen.video.models.frames import CAPTION_PROMPTS

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from vargen.base.errors import UserError
 from vargen.base.options import LOADING, option
 from vargen.base.path_roles import MODEL
-from vargen.models.model_folder import weights_fingerprint
+from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.training.config import check
 from vargen.training.cpu_attention import FLOAT32_ATTENTION
 from vargen.training.run import RunResult, Task, autocast, prepare, train

@@ -18,12 +18,12 @@ from specdecode.roles import DecodeState, Draft, Schedule, Selection
 from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.drafters.eagle_head import EagleHead
-from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
+from vargen.drafters.transformer_layers import condition_attention_mask
 from vargen.methods.vvs.feature_cache import FeatureCache
 from vargen.methods.vvs.schedule import UniformSchedule
 from vargen.methods.vvs.selector import PathSelector
-from vargen.models.llamagen.target import LlamaGenTarget
-from vargen.models.transformer_layers import condition_attention_mask
+from vargen.models.llamagen.llamagen_draft_head import LlamaGenDraftHead
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.training.teachers import masked_features
 

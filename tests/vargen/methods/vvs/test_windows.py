@@ -23,7 +23,7 @@ from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.vvs.schedule import DynamicWindowSchedule, path_likeness
 from vargen.methods.vvs.selector import WindowSelector
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]

@@ -22,11 +22,11 @@ from specdecode.roles import Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
+from vargen.models.glm_image.glm_image_components import GlmImageComponents
+from vargen.models.glm_image.glm_image_target import GlmImageTarget
 from vargen.models.glm_image.positions import drawn_positions, prompt_positions
-from vargen.models.glm_image.request import PriorRequest, read_request, upsampled
-from vargen.models.glm_image.target import GlmImageTarget
-from vargen.pipelines.components.glm_image import GlmImageComponents
-from vargen.pipelines.reuse import Reuse
+from vargen.models.glm_image.prior_request import PriorRequest, read_request, upsampled
+from vargen.models.reuse import Reuse
 
 GREEDY = SamplingConfig(temperature=0)
 WITH_PICTURES = pytest.mark.parametrize("pictures", [False, True], ids=["text", "pictures"])

@@ -14,7 +14,7 @@ from specdecode.grid.positions import Lines, Order, StaggeredLines
 from specdecode.grid.row_windows import LinesInFlight
 from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
-from vargen.models.janus.target import JanusTarget, SpecialTokens
+from vargen.models.janus.janus_target import JanusTarget, SpecialTokens
 
 SIDE = 4
 COUNT = SIDE * SIDE

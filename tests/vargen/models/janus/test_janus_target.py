@@ -28,10 +28,10 @@ from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
-from vargen.models.janus.target import JanusTarget, SpecialTokens, num_image_tokens
+from vargen.models.janus.janus_components import JanusComponents
+from vargen.models.janus.janus_target import JanusTarget, SpecialTokens, num_image_tokens
 from vargen.models.janus.vq import intensities
-from vargen.pipelines.components.janus import JanusComponents
-from vargen.pipelines.reuse import Reuse
+from vargen.models.reuse import Reuse
 
 GREEDY = SamplingConfig(temperature=0)
 NODES = 8

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.models.llamagen.convert import (
+from vargen.models.llamagen.convert_llamagen import (
     convert_transformer_state_dict,
     convert_vq_state_dict,
     infer_transformer_config,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from specdecode.kernels.fast_pass import FastPass
 from specdecode.roles import TargetOutput
 from vargen.methods.catalogue import resolve_method
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.pipelines.llamagen import LlamaGenPipeline
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from scenes.training.transformer_pass import train_on_cpu, training_forward
 from specdecode.kv_cache import StaticKVCache
-from vargen.models.llamagen.convert import infer_transformer_config, load_transformer, load_vq_model
+from vargen.drafters.transformer_layers import CONDITION_POSITION, condition_attention_mask
+from vargen.models.llamagen.convert_llamagen import infer_transformer_config, load_transformer, load_vq_model
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import decode_codes, encode_images
-from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
 
 CASES = ("gpt_c2i_tiny", "gpt_t2i_tiny")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdecode.kv_cache import StaticKVCache
 from specdecode.tree import TokenTree
-from vargen.models.llamagen.target import LlamaGenTarget, cache_length, cache_sizes
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget, cache_length, cache_sizes
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.pipelines.llamagen import LlamaGenPipeline
 

@@ -17,9 +17,9 @@ from specdecode.drafters.tree_shapes import DynamicTree
 from specdecode.roles import Drafter
 from specdecode.verifiers.exact import ExactVerifier
 from vargen.drafters.eagle_head import EagleHead
-from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.methods.catalogue import resolve_method
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.llamagen_draft_head import LlamaGenDraftHead
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 
 TOKENS = 16
 

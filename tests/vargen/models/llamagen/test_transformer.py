@@ -16,13 +16,13 @@ from torch import Tensor
 
 from scenes.training.transformer_pass import training_forward
 from specdecode.kv_cache import StaticKVCache
-from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer, default_intermediate_size
-from vargen.models.transformer_layers import (
+from vargen.drafters.transformer_layers import (
     CONDITION_POSITION,
     apply_rotary,
     build_rotary_table,
     condition_attention_mask,
 )
+from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer, default_intermediate_size
 
 
 def make_cache(model: LlamaGenTransformer, batch_size: int, max_length: int) -> StaticKVCache:

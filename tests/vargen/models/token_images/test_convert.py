@@ -19,8 +19,13 @@ from transformers import AutoTokenizer, ChameleonConfig, ChameleonForConditional
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.models.llamagen.vq import vq_config
-from vargen.models.token_images.convert import _chameleon_config, norms_per_head, read_meta_chameleon, read_vqgan
-from vargen.models.token_images.loading import load_family_model
+from vargen.models.token_images.convert_token_images import (
+    _chameleon_config,
+    norms_per_head,
+    read_meta_chameleon,
+    read_vqgan,
+)
+from vargen.models.token_images.token_image_loading import load_family_model
 
 DIM, HEADS, KV_HEADS, WIDTH, LAYERS = 32, 4, 2, 48, 2
 HEAD_DIM = DIM // HEADS

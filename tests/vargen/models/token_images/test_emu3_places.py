@@ -20,9 +20,9 @@ from specdecode.grid.row_windows import LinesInFlight
 from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
 from vargen.methods.catalogue import resolve_method
+from vargen.models.reuse import Reuse
 from vargen.models.token_images.emu3 import EMU3
 from vargen.models.token_images.grammar import vocabulary_of
-from vargen.pipelines.reuse import Reuse
 
 SAMPLING = SamplingConfig()
 CODES = emu3_models.CODES

@@ -31,9 +31,9 @@ from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
+from vargen.models.reuse import Reuse
 from vargen.models.token_images.emu3 import EMU3
 from vargen.models.token_images.grammar import vocabulary_of
-from vargen.pipelines.reuse import Reuse
 
 GREEDY = SamplingConfig(temperature=0)
 ONES = {"grids": [(ROWS, COLUMNS)]}

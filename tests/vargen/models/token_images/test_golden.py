@@ -19,12 +19,12 @@ from specdecode.drafters.known_tokens import KnownTokensDrafter
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.methods.catalogue import resolve_method
+from vargen.models.reuse import Reuse
 from vargen.models.token_images.description import TokenImageFamily
 from vargen.models.token_images.grammar import ImageVocabulary, vocabulary_of
-from vargen.models.token_images.loading import load_family_model
-from vargen.models.token_images.target import TokenImageTarget
-from vargen.pipelines.components.token_images import TokenImageComponents
-from vargen.pipelines.reuse import Reuse
+from vargen.models.token_images.token_image_components import TokenImageComponents
+from vargen.models.token_images.token_image_loading import load_family_model
+from vargen.models.token_images.token_image_target import TokenImageTarget
 
 CASES = [(name, number) for name in FAMILY_OF for number in range(len(golden(name)[0]["cases"]))]
 

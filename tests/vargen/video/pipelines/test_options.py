@@ -21,9 +21,9 @@ from transformers.video_utils import VideoMetadata
 
 from scenes.rendering.video_file import write_video
 from vargen.base.errors import UserError
+from vargen.checkpoints.options import LoadingOptions
 from vargen.cli import main
 from vargen.methods.catalogue import resolve_method
-from vargen.models.options import LoadingOptions
 from vargen.video.jobs.cases import VideoCase
 from vargen.video.methods.catalogue import default_method
 from vargen.video.methods.parallelvlm import ParallelConfig

@@ -10,11 +10,11 @@ import pytest
 
 from specdecode.drafters.draft_size import AdaptiveDraftSize, DraftSize, FixedDraftSize
 from vargen.base.resources import cache_folder
-from vargen.models.llamagen.target import LlamaGenTarget
-from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
-from vargen.pipelines.components.llamagen import LlamaGenComponents
+from vargen.models.draft_sizes import MeasuredDraftSizes
+from vargen.models.llamagen.llamagen_components import LlamaGenComponents
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
+from vargen.models.reuse import Reuse
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.pipelines.reuse import Reuse
 
 SIZES = [DraftSize(3, 2), DraftSize(12, 3)]
 Ask = Callable[..., Any]

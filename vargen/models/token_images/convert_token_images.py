@@ -26,8 +26,8 @@ from transformers import ChameleonConfig, ChameleonForConditionalGeneration, Pre
 from vargen.base.bounds import check_number
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
-from vargen.models.foreign_weights import StateDict, load_strictly, read_tensors
-from vargen.models.model_folder import MAX_LAYERS, read_json
+from vargen.checkpoints.foreign_weights import StateDict, load_strictly, read_tensors
+from vargen.checkpoints.model_folder import MAX_LAYERS, read_json
 from vargen.models.vqgan import CODEBOOK, infer_vqgan_config
 
 # ---------------------------------------------------------------------------------------------------------------------

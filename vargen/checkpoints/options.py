@@ -1,6 +1,6 @@
 """Options of every command that loads a model, and of every one that draws; and checks of them that need no model.
 
-Nothing here imports torch or opens a file. `vargen.models.source` finds the model, `vargen.pipelines.loading` loads it.
+Nothing here imports torch or opens a file. `source.py` finds the model, `vargen.pipelines.loading` loads it.
 """
 
 from __future__ import annotations

@@ -19,15 +19,15 @@ from specdecode.drafters.draft_model import MOST_WAITING, DraftModel
 from specdecode.drafters.eagle import DraftHead
 from specdecode.grid.positions import Lines
 from vargen.base.errors import UserError
+from vargen.checkpoints.offloading import move_offloaded
 from vargen.drafters.eagle_head import EagleHead
-from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.methods.base import LoadedDrafter, MethodConfig
-from vargen.models.llamagen.target import LlamaGenTarget, cache_length, cache_sizes
+from vargen.models.components import ONLY, ModelComponents, Place, draft_passes
+from vargen.models.llamagen.llamagen_draft_head import LlamaGenDraftHead
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget, cache_length, cache_sizes
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import unit_codebook
-from vargen.models.offloading import move_offloaded
-from vargen.pipelines.components.base import ONLY, ModelComponents, Place, draft_passes
-from vargen.pipelines.reuse import Reuse
+from vargen.models.reuse import Reuse
 
 
 class LlamaGenComponents(ModelComponents):

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GlmImageForConditionalGeneration
 
 from specdecode.targets.transformers import TransformersTarget
-from vargen.models.glm_image.request import PriorRequest
+from vargen.models.glm_image.prior_request import PriorRequest
 
 
 class GlmImageTarget(TransformersTarget):

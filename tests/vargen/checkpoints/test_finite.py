@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vargen.base.errors import NotFiniteError, UserError
-from vargen.models.finite import check_pixels, check_weights
+from vargen.checkpoints.finite import check_pixels, check_weights
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
 from vargen.pipelines.llamagen import LlamaGenPipeline

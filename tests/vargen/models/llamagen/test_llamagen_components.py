@@ -9,10 +9,10 @@ import torch
 
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
-from vargen.pipelines.components.base import ONLY, Place
-from vargen.pipelines.components.llamagen import LlamaGenComponents
+from vargen.models.components import ONLY, Place
+from vargen.models.llamagen.llamagen_components import LlamaGenComponents
+from vargen.models.reuse import Reuse
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.pipelines.reuse import Reuse
 
 
 def components_of(pipeline: LlamaGenPipeline, kept: Reuse, rows: int = 1, place: Place = ONLY) -> LlamaGenComponents:

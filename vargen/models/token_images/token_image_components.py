@@ -10,9 +10,9 @@ from torch import Tensor
 from specdecode.grid.mixed_grids import LinesOfRows
 from specdecode.grid.positions import Lines
 from specdecode.targets.transformers import TransformersTarget
+from vargen.models.reuse import Reuse
 from vargen.models.token_images.codebook import unit_codebook
-from vargen.pipelines.components.transformers import TransformersComponents
-from vargen.pipelines.reuse import Reuse
+from vargen.models.transformers_components import TransformersComponents
 
 
 class TokenImageComponents(TransformersComponents):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vargen.models.kept_caches import KeptCaches
+from vargen.drafters.kept_caches import KeptCaches
 
 SIZES = {"num_layers": 1, "batch_size": 2, "num_heads": 1, "head_dim": 4}
 

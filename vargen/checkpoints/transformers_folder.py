@@ -1,7 +1,7 @@
 """Loading a complete model of transformers from a folder or the hub, with one line for every failure.
 
 Belongs here: checks that every family of transformers needs, and those of arguments that pipelines of diffusers need,
-too. Does not belong here: folders in the layout of diffusers (`vargen.models.model_folder`), and any family.
+too. Does not belong here: folders in the layout of diffusers (`vargen.checkpoints.model_folder`), and any family.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
 from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
-from vargen.models.finite import check_weights
-from vargen.models.model_folder import check_stored, check_variant, has_torch_files
-from vargen.models.options import check_attention
+from vargen.checkpoints.finite import check_weights
+from vargen.checkpoints.model_folder import check_stored, check_variant, has_torch_files
+from vargen.checkpoints.options import check_attention
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 Processor = TypeVar("Processor", bound=ProcessorMixin)

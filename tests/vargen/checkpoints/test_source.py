@@ -12,8 +12,8 @@ import pytest
 from huggingface_hub import constants, errors
 
 from vargen.base.errors import UserError
-from vargen.models.options import ModelOptions
-from vargen.models.source import find_files, is_hub_name
+from vargen.checkpoints.options import ModelOptions
+from vargen.checkpoints.source import find_files, is_hub_name
 
 NAME = "somebody/tiny-janus"
 
@@ -174,7 +174,7 @@ def test_options_that_cannot_be_used_are_named(
 
 def test_quantization_is_that_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fields arrive in the library's own configurations; that of torchao is only there with its package."""
-    from vargen.models.quantization import quantization_config
+    from vargen.checkpoints.quantization import quantization_config
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(name=name))
     eight = quantization_config("bitsandbytes-8bit")

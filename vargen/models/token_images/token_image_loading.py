@@ -2,7 +2,7 @@
 
 Belongs here: config.json as the class of transformers needs it, weights that are stored otherwise, and Emu3.5's text
 tokenizer. Does not belong here: pickled files (`convert.py`), pixels, and what every model of transformers needs
-(`vargen.models.transformers_folder`). No code of a repository is ever run: only classes of transformers are used.
+(`vargen.checkpoints.transformers_folder`). No code of a repository is ever run: only classes of transformers are used.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from transformers.utils import cached_file
 
 from vargen.base.errors import UserError
 from vargen.base.reading import read_bytes, reading
+from vargen.checkpoints.transformers_folder import folder_of, hub_arguments, load_model, read_config, refuse_remote_code
 from vargen.models.token_images.catalogue import FAMILY_KEY, find_family
-from vargen.models.token_images.convert import norms_per_head
+from vargen.models.token_images.convert_token_images import norms_per_head
 from vargen.models.token_images.description import TokenImageFamily
-from vargen.models.transformers_folder import folder_of, hub_arguments, load_model, read_config, refuse_remote_code
 
 _NOT_OF_A_CLASS = ("model_type", "auto_map", "architectures", FAMILY_KEY)
 """Entries of a published config.json that say whose class it is."""
@@ -51,7 +51,7 @@ def load_family_model(
     Args:
         source: a folder, or a name on the hub.
         family: where config.json fits several.
-        **kwargs: see `vargen.models.transformers_folder.load_model`.
+        **kwargs: see `vargen.checkpoints.transformers_folder.load_model`.
 
     Raises:
         UserError: it fits no family, or cannot be loaded as one of it; or remote code is asked for.

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from vargen.pipelines.components.transformers import TransformersComponents
+from vargen.models.transformers_components import TransformersComponents
 
 
 class GlmImageComponents(TransformersComponents):

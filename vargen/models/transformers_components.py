@@ -1,7 +1,7 @@
 """What the families of transformers offer methods: a trained draft head, and what their forward passes cost by.
 
 Belongs here: what is alike for every target of transformers. Does not belong here: one family, and what LlamaGen shares
-(`vargen.pipelines.components.base`).
+(`vargen.models.components`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 from specdecode.drafters.eagle import DraftHead
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
+from vargen.checkpoints.model_folder import read_json
 from vargen.methods.base import LoadedDrafter
-from vargen.models.model_folder import read_json
-from vargen.pipelines.components.base import ModelComponents
-from vargen.pipelines.reuse import Reuse
+from vargen.models.components import ModelComponents
+from vargen.models.reuse import Reuse
 
 
 def _class_name(folder: str) -> object:

@@ -2,7 +2,7 @@
 
 Belongs here: bitsandbytes and torchao, by the names of their own fields, and errors for users. Does not belong here:
 rounding (these libraries do it while they load; `specdecode.kernels.quantized`), and the names of quantizations
-(`vargen.models.options`).
+(`vargen.checkpoints.options`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from diffusers import PipelineQuantizationConfig
 
 from specdecode.kernels.quantized import quantize_linears
 from vargen.base.errors import UserError
-from vargen.models.options import quantization_fields
+from vargen.checkpoints.options import quantization_fields
 
 
 def quantize_layers(module: Any, quantization: str) -> None:

@@ -13,13 +13,13 @@ from specdecode.drafters.draft_model import MOST_WAITING
 from specdecode.grid.positions import Lines
 from specdecode.kernels.linears import serve_linears
 from vargen.base.errors import UserError
+from vargen.checkpoints.source import find_files
+from vargen.checkpoints.transformers_folder import load_model
 from vargen.methods.base import LoadedDrafter
-from vargen.models.janus.target import JanusTarget, num_image_tokens
+from vargen.models.components import draft_passes
+from vargen.models.janus.janus_target import JanusTarget, num_image_tokens
 from vargen.models.janus.vq import unit_codebook
-from vargen.models.source import find_files
-from vargen.models.transformers_folder import load_model
-from vargen.pipelines.components.base import draft_passes
-from vargen.pipelines.components.transformers import TransformersComponents
+from vargen.models.transformers_components import TransformersComponents
 
 _SAME_CODE = 0.99
 """The least cosine between two vectors of one code in two models, whose precisions round differently."""

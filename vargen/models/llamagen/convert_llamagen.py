@@ -22,9 +22,9 @@ from diffusers.models.autoencoders.vq_model import VQModel
 
 from vargen.base.errors import UserError
 from vargen.base.reading import reading, reason_of
-from vargen.models.foreign_weights import StateDict, load_strictly, read_tensors
+from vargen.checkpoints.foreign_weights import StateDict, load_strictly, read_tensors
+from vargen.checkpoints.model_folder import MAX_LAYERS, check_stored
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
-from vargen.models.model_folder import MAX_LAYERS, check_stored
 from vargen.models.vqgan import CODEBOOK, convert_vqgan_state_dict, infer_vqgan_config
 
 _MARKERS = {"transformer": "tok_embeddings.weight", "vqvae": CODEBOOK}

@@ -27,10 +27,10 @@ from specdecode.loop import Look
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
 from vargen.base.errors import UserError
+from vargen.drafters.transformer_layers import CONDITION_POSITION, condition_attention_mask
 from vargen.models.guided_target import NO_NULL_ROWS
 from vargen.models.guided_tokens import guidance_is_over, where_guided
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
 
 if TYPE_CHECKING:
     from specdecode.graphs.static_step import StepCompiler

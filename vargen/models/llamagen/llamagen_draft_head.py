@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from specdecode.roles import TargetOutput
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
+from vargen.drafters.kept_caches import KeptCaches
 from vargen.drafters.picture_draft_head import PictureDraftHead, check_sizes
-from vargen.models.kept_caches import KeptCaches
-from vargen.models.llamagen.target import LlamaGenTarget, LlamaGenTargetOutput
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget, LlamaGenTargetOutput
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 
 

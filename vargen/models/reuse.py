@@ -1,8 +1,7 @@
 """What a pipeline keeps from one batch for the next, and how its forward passes are computed.
 
 Belongs here: memory, loaded models and measured costs that the next batch uses again; no picture depends on them. Does
-not belong here: a cache of keys and values itself (`vargen.models.kept_caches`), and the methods of a pipeline that ask
-for compiled or quantized layers (`compilation.py`, `quantization.py`).
+not belong here: a cache of keys and values itself (`vargen.drafters.kept_caches`), and compiling or rounding layers.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from torch import Tensor, nn
 
 from specdecode.kernels.quantized import quantization_of
 from vargen.base.errors import UserError
-from vargen.models.kept_caches import KeptCaches
-from vargen.models.offloading import has_hooks
-from vargen.models.quantization import quantize_layers
-from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
+from vargen.checkpoints.offloading import has_hooks
+from vargen.checkpoints.quantization import quantize_layers
+from vargen.drafters.kept_caches import KeptCaches
+from vargen.models.draft_sizes import MeasuredDraftSizes
 
 if TYPE_CHECKING:
     from specdecode.graphs.static_step import StepCompiler

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from vargen.base.errors import NotFiniteError, UserError
-from vargen.models.model_folder import find_tensor
+from vargen.checkpoints.model_folder import find_tensor
 
 
 def check_weights(model: torch.nn.Module, place: str | os.PathLike[str]) -> None:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from vargen.base.errors import UserError
-from vargen.models.model_folder import read_tensor_shapes
+from vargen.checkpoints.model_folder import read_tensor_shapes
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 

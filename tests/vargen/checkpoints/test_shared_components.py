@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from vargen.base.errors import UserError
-from vargen.models.model_folder import (
+from vargen.checkpoints.model_folder import (
     SHARED_COMPONENTS,
     component_fingerprint,
     component_folder,

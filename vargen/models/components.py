@@ -2,7 +2,7 @@
 
 Belongs here: loading what a method names, draft sizes chosen by the clock, and errors for what a family does not have.
 Does not belong here: what one family offers (a file for each), a method, and what is kept between two batches
-(`vargen.pipelines.reuse`).
+(`vargen.models.reuse`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from specdecode.roles import Target
 from specdecode.verifiers.neighbours import nearest_neighbours
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
+from vargen.checkpoints.finite import check_weights
+from vargen.checkpoints.model_folder import check_component_folder
 from vargen.methods.base import LoadedDrafter
-from vargen.models.finite import check_weights
-from vargen.models.model_folder import check_component_folder
-from vargen.pipelines.reuse import Reuse
+from vargen.models.reuse import Reuse
 
 Model = TypeVar("Model", bound=ModelMixin)
 

@@ -1,7 +1,6 @@
 """Numbers that mean something: bounds of what users give, checked before anything is loaded or allocated.
 
-Belongs here: the check, and the bounds that several commands share. Does not belong here: what only one command knows,
-and whether words, files and devices are there.
+Does not belong here: bounds that only one option has, and whether words, files and devices are there.
 """
 
 from __future__ import annotations

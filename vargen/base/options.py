@@ -96,12 +96,12 @@ def check_options(settings: Any, prefix: str = "") -> None:
     for name, declared in options_of(type(settings)).items():
         value = getattr(settings, name)
         declared.check(prefix + name, value, hints[name])
-        if isinstance(value, list) and tuple in map(get_origin, alternatives(hints[name])):
+        if isinstance(value, list) and any(get_origin(each) is tuple for each in alternatives(hints[name])):
             object.__setattr__(settings, name, _tuples(value))
 
 
 @cache
-def options_of(settings: type[Any]) -> dict[str, Option]:
+def options_of(settings: Any) -> dict[str, Option]:
     """The declaration of each field of a dataclass, by name. A subclass that changes the default keeps the rest."""
     declared: dict[str, Option] = {}
     for kind in reversed(settings.__mro__):
@@ -111,13 +111,13 @@ def options_of(settings: type[Any]) -> dict[str, Option]:
     return {each.name: declared[each.name] for each in fields(settings)}
 
 
-def path_roles_of(settings: type[Any]) -> dict[str, PathRole]:
+def path_roles_of(settings: Any) -> dict[str, PathRole]:
     """What the fields of a dataclass name on disk, by field."""
     return {name: each.path for name, each in options_of(settings).items() if each.path is not None}
 
 
 @cache
-def texts_of(settings: type[Any]) -> dict[str, str]:
+def texts_of(settings: Any) -> dict[str, str]:
     """What stands below the declaration of each option of a dataclass and its bases, in one line."""
     from docstring_parser import parse_from_object
 
@@ -129,7 +129,7 @@ def texts_of(settings: type[Any]) -> dict[str, str]:
 
 
 @cache
-def _hints(settings: type[Any]) -> dict[str, Any]:
+def _hints(settings: Any) -> dict[str, Any]:
     return get_type_hints(settings)
 
 

@@ -1,7 +1,6 @@
 """Prompts from the command line, from files and from standard input.
 
-Belongs here: reading them, and the words of one that a tokenizer cannot tell a model. Does not belong here: how long a
-prompt may be, and warning about it, which a pipeline does.
+Does not belong here: how long a prompt may be, and warning about it, which a pipeline does.
 
 | ending | read as |
 |---|---|

@@ -1,7 +1,6 @@
 """Reading what users can damage: whatever a library raises then becomes one line that names the file and the remedy.
 
-Belongs here: JSON, YAML, and the border to libraries that read weights, tokenizers, arrays and videos. Does not belong
-here: what should stand in a file; its reader knows.
+Does not belong here: what should stand in a file; its reader knows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where shipped weights and configurations lie, in a checkout and in an installed wheel.
 
-A checkout keeps `configs/` at the repository's root; the wheel carries the same files at `vargen/configs/`. Weights
-belong to a world (`vargen.base.world`). Nothing here opens a file's contents, and nothing here imports torch.
+A checkout keeps `configs/`, the wheel `vargen/configs/`; weights belong to a world (`vargen.base.world`). Does not
+belong here: opening a file's contents. Nothing here imports torch.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """What packages bring to vargen, found through entry points: a world, subcommands, training recipes, methods.
 
-A world is a package that knows what pictures and videos of its own show. It ships models that draw and describe them,
-composes prompts, and judges answers. vargen works without one wherever the user names a model and data.
-
-Belongs here: finding such packages, and how they describe themselves. Does not belong here: any world, and what jobs
-ask of one (`vargen.jobs.cases.World`). Nothing here imports torch, and no object that an entry point names may either.
+A world knows what pictures and videos of its own show: it ships models, composes prompts and judges answers. Does not
+belong here: any world, and what jobs ask of one (`vargen.jobs.cases.World`). No object that is found may import torch.
 """
 
 from __future__ import annotations

@@ -169,7 +169,8 @@ def _name(action: Action) -> str:
 
 def _declared(action: Action | None) -> Option:
     """The declaration of an option; an empty one for an argument without."""
-    return options_of(action.settings)[_name(action)] if hasattr(action, "settings") else Option()
+    settings = getattr(action, "settings", None)
+    return Option() if action is None or settings is None else options_of(settings)[_name(action)]
 
 
 def _kind(kind: Any, declared: Option) -> str:

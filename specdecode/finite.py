@@ -35,6 +35,8 @@ class FiniteWatch:
         device: of the logits.
     """
 
+    graph_state = ("step", "_first")
+
     def __init__(self, batch_size: int, device: torch.device) -> None:
         self._never = torch.iinfo(torch.int64).max
         self._first = torch.full((batch_size,), self._never, dtype=torch.int64, device=device)

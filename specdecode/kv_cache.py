@@ -50,10 +50,7 @@ class StaticKVCache:
         MemoryError: the device's whole memory is too small; nothing was allocated.
     """
 
-    in_no_graph = (
-        *("most_committed", "most_to_come", "most_kept", "most_new", "slots_in_graph"),
-        *("keys", "values", "_rows", "_key_rows", "_value_rows"),  # graphs are of one cache
-    )
+    graph_state = ("lengths", "starts")  # keys and values never move, and graphs are of one cache
 
     def __init__(
         self,

@@ -104,8 +104,12 @@ class DecodeRun:
         MemoryError: The device's whole memory is too small for so many tokens.
     """
 
-    in_no_graph: tuple[str, ...] = ("steps", "trace", "compiler")
-    """Attributes that no graph reads, see `specdecode.graphs.static_step`; players may name theirs likewise."""
+    graph_state: tuple[str, ...] = (
+        *("state", "target", "drafter", "verifier", "watch", "log", "stops"),
+        *("_buffer", "_no_tokens", "_skipped"),
+    )
+    """Attributes that a graph owns: tensors that steps replace or that differ from run to run, and objects that name
+    theirs likewise. See `specdecode.graphs.static_step`."""
     rows_keep_pace = False
     """Whether all rows are at the same pass, so that others take their places only when all have ended."""
     logged_places = 0

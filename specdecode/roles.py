@@ -96,6 +96,18 @@ class DecodeState:
     row_tokens: Tensor | None = None
     needed: Tensor | None = None
 
+    graph_state = (
+        "tokens",
+        "lengths",
+        "active",
+        "sampling",
+        "streams",
+        "newest",
+        "decided_places",
+        "row_tokens",
+        "needed",
+    )
+
     @property
     def ends(self) -> Tensor | int:
         """Tokens of a complete row: [B] int64, or one number for all rows."""

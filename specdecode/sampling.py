@@ -71,6 +71,8 @@ class SamplingInGraph(SamplingConfig):
 
     temperature: Any = None
 
+    graph_state = ("temperature",)
+
     def __post_init__(self) -> None:
         """Nothing to check."""
 
@@ -286,7 +288,7 @@ class RandomStreams:
         ValueError: `keys` has another shape or type.
     """
 
-    in_no_graph = ("_tag_keys", "_elements", "_ahead")
+    graph_state = ("keys",)
 
     def __init__(self, keys: Tensor) -> None:
         if keys.ndim != 1 or keys.dtype != torch.int64:

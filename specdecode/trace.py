@@ -122,7 +122,7 @@ class StepLog(_Records):
         count: Steps that were recorded since the last `take`; the caller counts.
     """
 
-    in_no_graph = ("count", "_relaxes")
+    graph_state = ("_next", "_counts", "_relaxed", "_fed", "_by_place", "_place")
 
     def __init__(self, batch_size: int, depth: int, device: torch.device, num_places: int = 0) -> None:
         self.count = 0

@@ -39,6 +39,8 @@ class ModelInStep:
         model: with its own prompt and cache, before its prefill; same rows and vocabulary as the target.
     """
 
+    graph_state: tuple[str, ...] = ("model", "_counts")
+
     def __init__(self, model: DraftModel) -> None:
         self.model = model
 
@@ -100,6 +102,8 @@ class DraftModelDrafter(ModelInStep, Drafter):
     Raises:
         ValueError: an unknown word.
     """
+
+    graph_state = (*ModelInStep.graph_state, "sizer")
 
     def __init__(self, model: DraftModel, sizer: DraftSizer, children: Literal["sampled", "top"] | str = "sampled"):
         if children not in ("sampled", "top"):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdecode.drafters.draft_model import DraftModel, ModelInStep
-from specdecode.drafters.tree_plan import TreePlan, likeliest
+from specdecode.drafters.tree_plan import likeliest, plan_of
 from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 
@@ -44,7 +44,7 @@ class DraftModelTreeDrafter(ModelInStep, Drafter):
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """Feed the prompt to the model; the first token waits. Raises ValueError for another vocabulary."""
         super().start(prompt, state)
-        self._plan = TreePlan(self.tree, state.tokens.device)
+        self._plan = plan_of(self.tree, state.tokens.device)
 
     def propose(self, state: DecodeState) -> Draft:
         """The tree behind each row's newest token."""

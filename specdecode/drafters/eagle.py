@@ -18,6 +18,7 @@ drawn without replacement.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal, Protocol
 
 import torch
@@ -27,7 +28,7 @@ from specdecode import ragged
 from specdecode.checks import check_counts
 from specdecode.drafters.draft_size import DraftSize, DraftSizer
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree, expected_accepted, static_tree
-from specdecode.drafters.tree_plan import TreePlan
+from specdecode.drafters.tree_plan import plan_of
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.graphs.in_graph import in_graph
 from specdecode.ragged import take
@@ -116,6 +117,11 @@ class EagleDrafter(Drafter):
         ValueError: sampled children of a dynamic tree, a tree wider than the vocabulary, or nothing behind a skip.
     """
 
+    graph_state = (
+        *("head", "feature_reuse", "sizer", "_features", "_counts"),
+        *("_skipped_first", "_skipped_counts"),
+    )
+
     def __init__(
         self,
         head: DraftHead,
@@ -147,11 +153,6 @@ class EagleDrafter(Drafter):
         self._size = DraftSize(1, 0)
         self._draft_behind_a_skip = False
         self._predicted: Tensor | None = None
-        self._plan: TreePlan | None = None
-        # For each number of waiting pairs n: their depths [1, n] and mask [1, n, n].
-        self._chains: dict[int, tuple[Tensor, Tensor]] = {}
-
-    in_no_graph = ("_even",)
 
     @staticmethod
     def most_new_pairs(
@@ -184,6 +185,8 @@ class EagleDrafter(Drafter):
         self._skipped_first, self._skipped_counts = torch.zeros_like(self._counts), torch.zeros_like(self._counts)
         if self.feature_reuse is not None:
             self.feature_reuse.start(self._features)
+        if isinstance(self.shape, StaticTree):
+            self._plan = plan_of(self.shape, self._features.device)
 
     def propose(self, state: DecodeState) -> Draft:
         """A tree below each row's newest token."""
@@ -205,8 +208,6 @@ class EagleDrafter(Drafter):
             if len(candidates) > 1:
                 self._predicted = expected_accepted(grown, size.depth, candidates, state.active)
             return grown.draft
-        if self._plan is None:
-            self._plan = TreePlan(self.shape, root.device)
         sampled = self.children == "sampled"
         return static_tree(root, logits, feature, state, self._plan, size.depth, self._guess, sampled)
 
@@ -291,12 +292,9 @@ class EagleDrafter(Drafter):
     def _feed(self, state: DecodeState, counts: Tensor, last: Tensor | None) -> DraftHeadOutput:
         """Feed the waiting pairs, the last of each row at `last` [B, 1] (None: at the end), as a chain; the first
         `counts[b]` join the sequence."""
-        num_pairs, device = self._features.shape[1], self._features.device
+        num_pairs = self._features.shape[1]
         tokens = ragged.newest(state.tokens, state.lengths, self._counts, num_pairs)
-        if num_pairs not in self._chains:
-            causal = torch.ones(1, num_pairs, num_pairs, dtype=torch.bool, device=device).tril_()
-            self._chains[num_pairs] = torch.arange(num_pairs, device=device)[None], causal
-        depths, causal = self._chains[num_pairs]
+        depths, causal = _chain_of_pairs(num_pairs, self._features.device)
         if last is not None:  # slots past a row's count repeat the position of the last pair; no pair sees them
             depths = torch.minimum(depths, last)
         output = self.head.forward(tokens, self._features, causal, depths)
@@ -306,3 +304,10 @@ class EagleDrafter(Drafter):
     def _guess(self, depth: int, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
         """The head's guess after nodes `depth` >= 1 levels below the root; see `DraftHead.forward`."""
         return self.head.forward(tokens, features, mask, depths)
+
+
+@cache
+def _chain_of_pairs(num_pairs: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Depths [1, n] and mask [1, n, n] of so many pairs that wait."""
+    causal = torch.ones(1, num_pairs, num_pairs, dtype=torch.bool, device=device).tril_()
+    return torch.arange(num_pairs, device=device)[None], causal

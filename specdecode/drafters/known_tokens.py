@@ -48,6 +48,8 @@ class KnownTokensDrafter(Drafter):
         ValueError: every token is known somewhere, or `known` is of another shape or type.
     """
 
+    graph_state = ("drafter", "known", "_is_mark")
+
     def __init__(self, drafter: Drafter, known: Tensor, vocab_size: int, marks: Sequence[int] = ()) -> None:
         if known.dtype != torch.int64 or known.ndim not in (1, 2):
             raise ValueError(

@@ -9,6 +9,7 @@ Only nodes with children are fed to a drafter, level by level; they are counted 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -130,6 +131,12 @@ class TreePlan:
             max_depth=depth,
             max_children=max(level.width for level in self.levels[:depth]),
         )
+
+
+@cache
+def plan_of(shape: StaticTree, device: torch.device) -> TreePlan:
+    """The plan of a shape, one for all that draft by it: graphs of one run then serve the next."""
+    return TreePlan(shape, device)
 
 
 def _is_ancestor(shape: StaticTree, other: int, node: int) -> bool:

@@ -16,7 +16,7 @@ import torch
 
 
 @contextmanager
-def ordinary_tensors() -> Iterator[None]:
+def default_torch_mode() -> Iterator[None]:
     """Without gradients, inference mode and autocast. Also a decorator of functions, though not of generators."""
     with torch.inference_mode(False), torch.no_grad(), ExitStack() as stack:
         for device in ("cpu", "cuda", "mps", "xpu"):

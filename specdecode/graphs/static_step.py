@@ -3,18 +3,20 @@
 Belongs here: where a step leaves its tensors, which graph a step needs, and compiling and capturing it. Does not belong
 here: what a step does (`loop.py`), how code behaves in a graph (`in_graph.py`), and where compiled code is stored.
 
-A step replaces tensors that the run and its players hold, such as lengths, or the opinions of a Jacobi window. Here
-they are copied back to where the last step found them, as part of the graph. So every step reads and writes the same
-addresses, and a captured graph can be replayed. No player needs to know: the objects are searched for tensors.
+A step replaces tensors that the run and its players hold, such as lengths, or the opinions of a Jacobi window. Each
+class names those in `graph_state`, with the objects that name more. Here they are copied back to where the last step
+found them, as part of the graph. So every step reads and writes the same addresses, and a captured graph can be
+replayed. A tensor that nobody names and that a step replaces is an error before anything is captured.
 
-The first step of every kind runs operation by operation and shows what is replaced. The second of a kind that finds
-what it leaves is compiled, from the third on a GPU replays it. Other kinds are rare, such as the first step of a batch,
-and are never compiled. Kinds differ by the shapes that a step finds, by what the host decides beforehand
-(`DecodeRun.prepare`, and the size of the draft), and by how many slots of each cache attention reads, in whole buckets.
-The host knows a bound on the lengths without asking, since a kind of step keeps at most so many tokens.
+The first step of every kind runs operation by operation and shows what is replaced. The next ones of a kind that finds
+what it leaves are compiled, and on a GPU captured once two of them ran the same graph on the same addresses. Other
+kinds are rare, such as the first step of a batch, and are never compiled. Kinds differ by the shapes that a step finds,
+by what the host decides beforehand (`DecodeRun.prepare`, and the size of the draft), and by how many slots of each
+cache attention reads, in whole buckets. The host knows a bound on the lengths without asking, since a kind of step
+keeps at most so many tokens.
 
-Graphs outlive their run. The next one of the same form, on the same caches, copies what its prompts left to where the
-graphs look, and goes on with them.
+Graphs outlive their run. The next one with tensors of the same shapes, on the same caches, copies what its prompts left
+to where the graphs look. Its first step of a kind is not replayed: torch's guards say whether the graph is its own.
 """
 
 from __future__ import annotations
@@ -22,16 +24,14 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch import Tensor, nn
-from torch._dynamo.utils import counters
+from torch import Tensor
+from torch._dynamo.backends.registry import lookup_backend
 
 from specdecode.drafters.draft_size import NO_DRAFT, AdaptiveDraftSize, DraftSize, DraftSizer, FixedDraftSize
 from specdecode.graphs.in_graph import as_in_graph
@@ -42,11 +42,32 @@ from specdecode.sampling import SamplingInGraph
 _MOST_GRAPHS = 256
 """The most graphs of all steps. torch's own limit of 8 is meant for accidents."""
 _MOST_KINDS = 16
-"""The most kinds of steps of one run: more mean that a player counts on the host."""
+"""The most kinds of steps of one run, and the most graphs of a kind: more mean that a player counts on the host."""
 _MOST_KEPT = 8
 """The most sets of graphs that are kept for later runs."""
-_FOREIGN = ("torch", "transformers", "diffusers", "numpy", "builtins", "functools", "collections")
-"""Packages whose objects hold nothing that a step replaces."""
+
+
+class _Ran(NamedTuple):
+    """The compiled graph of a step, by its number, its inputs, and the names that torch has for them."""
+
+    number: int
+    inputs: Sequence[Any]
+    names: list[str]
+
+    def is_like(self, other: _Ran, in_place: bool) -> bool:
+        """Whether another step ran the same graph, and where `in_place`, on inputs that lie where its own do."""
+        return self.number == other.number and not (in_place and self._moved_from(other))
+
+    def refuse(self, other: _Ran) -> NoReturn:
+        """Raises ValueError with the reason why another step ran something else."""
+        if self.number != other.number:
+            raise _is_no_graph("a number that a player counts", "leave it out")
+        name = self._moved_from(other)[0]
+        raise _is_no_graph(f"the tensor {name}", "name it in `graph_state` of its class")
+
+    def _moved_from(self, other: _Ran) -> list[str]:
+        pairs = zip(self.names, self.inputs, other.inputs, strict=True)
+        return [name for name, one, before in pairs if isinstance(one, Tensor) and one.data_ptr() != before.data_ptr()]
 
 
 class StepCompiler:
@@ -76,8 +97,9 @@ class StepCompiler:
             raise ValueError(f"bucket must be at least 2 slots, got {bucket}")
         self.backend, self.bucket, self.on_compiled = backend, bucket, on_compiled
         self.num_compiled, self.seconds = 0, 0.0
-        self._compiled = torch.compile(_step, fullgraph=True, dynamic=False, backend=backend)
-        self._pool: Any = None  # of the memory of all captured graphs, of which one runs at a time
+        self._compiled = torch.compile(_step, fullgraph=True, dynamic=False, backend=self._make)
+        self._ran: _Ran | None = None  # in the last call
+        self._pool: Any = None  # of the memory of all captured graphs, one of which runs at a time
         self._streams: dict[torch.device, torch.cuda.Stream] = {}  # on which they are captured
         self._kept: list[_Graphs] = []  # of runs that have ended
 
@@ -89,18 +111,32 @@ class StepCompiler:
         """The steps of a run that has started. Raises ValueError as `StaticStep`."""
         return StaticStep(run, self)
 
-    def call(self, run: DecodeRun, slots: list[Slot], gained: int) -> None:
+    def _make(self, graph: torch.fx.GraphModule, given: Any) -> Callable[..., Any]:
+        """The backend: what it compiles notes that it ran."""
+        compiled, number = lookup_backend(self.backend)(graph, given), self.num_compiled
+        names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+        self.num_compiled += 1
+
+        def run(*inputs: Any) -> Any:
+            self._ran = _Ran(number, inputs, names)
+            return compiled(*inputs)
+
+        return run
+
+    def call(self, run: DecodeRun, slots: list[Slot], gained: int) -> _Ran:
         """A step as compiled code. torch compiles it at its first call, and anew where something else holds now of the
-        objects that the code read."""
-        before, began = counters["stats"]["unique_graphs"], time.perf_counter()
+        objects that the code read. Returns what ran."""
+        before, began = self.num_compiled, time.perf_counter()
         with _most_graphs():
             self._compiled(run, slots)
-        if made := counters["stats"]["unique_graphs"] - before:
+        if self.num_compiled > before:
             seconds = time.perf_counter() - began
-            self.num_compiled += made
             self.seconds += seconds
             if self.on_compiled is not None:
                 self.on_compiled(gained, seconds)
+        ran, self._ran = self._ran, None
+        assert ran is not None
+        return ran
 
     def take(self, run: DecodeRun) -> _Graphs:
         """The graphs of an earlier run of this form, whose tensors this one then has, or new ones."""
@@ -130,7 +166,7 @@ class StepCompiler:
             self._streams[device] = torch.cuda.Stream(device)
         # What other threads ask of the device meanwhile, such as the page's, is theirs.
         own = torch.cuda.graph(graph, self._pool, self._streams[device], capture_error_mode="thread_local")
-        with torch.cuda.device(device), own, _most_graphs():
+        with torch.cuda.device(device), own:
             self._compiled(run, slots)
         return graph
 
@@ -153,7 +189,7 @@ class Slot:
     Args:
         owner, name: The attribute.
         home: The tensor that the step leaves there.
-        overlaps: Whether what the step puts there may lie in another slot's home.
+        overlaps: Whether the value that the step puts there may lie in another slot's home.
     """
 
     owner: Any
@@ -181,22 +217,38 @@ def _step(run: DecodeRun, slots: list[Slot]) -> None:
 
 @dataclass
 class _Kind:
-    """What is known of a kind of step that finds what it leaves.
+    """A kind of step that finds what it leaves.
 
     Args:
         slots: What it replaces: path of the owner, name, home, and whether it overlaps; see `Slot`.
         gained: See `DecodeRun.step`.
         kept: The most tokens that commits keep, by cache.
         most_new: The most tokens that a pass feeds, by cache.
-        graphs: How often it ran, what was captured, and tensors that this reads, by the slots that attention reads of
-            each cache.
+        captured: By the slots that attention reads of each cache: what ran when a graph was captured, and the graph.
     """
 
     slots: list[tuple[_Path, str, Tensor, bool]]
     gained: int
     kept: list[int]
     most_new: list[int]
-    graphs: dict[tuple[int, ...], list[Any]] = field(default_factory=dict)
+    captured: dict[tuple[int, ...], tuple[_Ran, Any]] = field(default_factory=dict)
+
+
+@dataclass
+class _Calls:
+    """The steps of a kind in one run, as far as attention reads the same slots.
+
+    Args:
+        ran: What the last compiled step ran.
+        is_same: Whether the one before it ran the same, so that the next one can be captured.
+        num_changes: How often a step ran something else than the one before.
+        captured: The graph that is replayed; None: not yet.
+    """
+
+    ran: _Ran | None = None
+    is_same: bool = False
+    num_changes: int = 0
+    captured: Any = None
 
 
 class _Graphs:
@@ -210,68 +262,69 @@ class _Graphs:
     """
 
     def __init__(self, run: DecodeRun) -> None:
-        self.caches = [weakref.ref(each) for _, each in _objects(run) if isinstance(each, StaticKVCache)]
+        self.caches = [weakref.ref(cache) for cache in _caches(run)]
         self.kinds: dict[tuple[int, Hashable], _Kind] = {}
         self.state: int | None = None
-        self._states: dict[tuple[Hashable, ...], int] = {}
+        self._states: dict[Hashable, int] = {}
         self._homes: dict[tuple[Any, ...], Tensor] = {}
-        self._begun = [value for *_, value in _attributes(run) if _tensors(value)]
+        self._begun = [each.value for each in _named(run)]
         alike: dict[int, int] = {}  # the first tensor at each address
         self.form = [
-            (path, name, _form(value), [alike.setdefault(each.data_ptr(), len(alike)) for each in _tensors(value)])
-            for path, _, name, value in _attributes(run)
+            (
+                *(each.path, type(each.owner), each.name, each.value.shape, each.value.dtype),
+                alike.setdefault(each.value.data_ptr(), len(alike)),
+            )
+            for each in _named(run)
         ]
 
     def adopt(self, run: DecodeRun) -> None:
         """Give a run of this form, which has just started, the tensors of the first one, with its own numbers."""
-        found = [(owner, name, value) for _, owner, name, value in _attributes(run) if _tensors(value)]
-        for (owner, name, value), home in zip(found, self._begun, strict=True):
-            for old, new in zip(_tensors(home), _tensors(value), strict=True):
-                if old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
-            object.__setattr__(owner, name, home)
+        for each, home in zip(list(_named(run)), self._begun, strict=True):
+            if home.data_ptr() != each.value.data_ptr():
+                home.copy_(each.value)
+            each.put(home)
 
-    def home(self, path: _Path, name: str, value: Tensor) -> Tensor:
-        """Where steps leave such a value of an attribute."""
-        key = path, name, value.shape, value.dtype
+    def home(self, each: _Named) -> Tensor:
+        """Where steps leave such a tensor of an attribute."""
+        key = each.path, each.name, each.value.shape, each.value.dtype
         if key not in self._homes:
-            self._homes[key] = torch.empty_like(value, memory_format=torch.contiguous_format)
+            self._homes[key] = torch.empty_like(each.value, memory_format=torch.contiguous_format)
         return self._homes[key]
 
     def lies_at_home(self, value: Tensor) -> bool:
-        """Whether a value lies in the home of anything."""
+        """Whether a tensor lies in the home of anything."""
         place = value.untyped_storage().data_ptr()
         return any(each.untyped_storage().data_ptr() == place for each in self._homes.values())
 
     @contextmanager
     def in_place(self, run: DecodeRun) -> Iterator[None]:
         """See `DecodeRun.in_place`."""
-        streams = run.state.streams
-        before = {(id(owner), name): value for _, owner, name, value in _attributes(run)}
+        before = {(each.path, each.name): each.value for each in _named(run)}
         yield
-        streams.keys.copy_(run.state.streams.keys)
-        run.state.streams = streams
-        for path, owner, name, value in list(_attributes(run)):
-            home = before.get((id(owner), name))
-            if not isinstance(value, Tensor) or home is value or _is_frozen(owner):
+        for each in list(_named(run)):
+            home = before.get((each.path, each.name))
+            if home is each.value:
                 continue
-            if not isinstance(home, Tensor) or (home.shape, home.dtype) != (value.shape, value.dtype):
-                home = self.home(path, name, value)
-            setattr(owner, name, home.copy_(value))
+            if home is None or (home.shape, home.dtype) != (each.value.shape, each.value.dtype):
+                home = self.home(each)
+            each.put(home.copy_(each.value))
         self.state = None
 
     def number(self, run: DecodeRun) -> int:
-        """A number for what the host sees: addresses and shapes of tensors, and all else that players keep."""
-        seen: list[Hashable] = []
-        for _, owner, name, value in _attributes(run):
-            seen += (type(owner).__name__, name, _what(value))
-        state = tuple(seen)
-        if state not in self._states and len(self._states) == _MOST_KINDS:
+        """A number for where the named tensors of a run lie, and for their shapes."""
+        seen = [
+            (*(type(each.owner).__name__, each.name), (each.value.data_ptr(), each.value.shape, each.value.stride()))
+            for each in _named(run)
+        ]
+        if tuple(seen) not in self._states and len(self._states) == _MOST_KINDS:
             last = next(reversed(self._states))
-            where = [i for i, (one, other) in enumerate(zip(last, state, strict=False)) if one != other][:1]
-            names = [f"{state[i - 2]}.{state[i - 1]}" for i in where] or ["number of attributes"]
-            raise ValueError(f"compile: {names[0]} is another at every step, so steps are no graph; leave it out")
-        return self._states.setdefault(state, len(self._states))
+            moved = [f"{one[0]}.{one[1]}" for one, other in zip(seen, last, strict=False) if one != other]
+            raise _is_no_graph((moved or ["the number of tensors"])[0], "leave it out")
+        return self._states.setdefault(tuple(seen), len(self._states))
+
+
+def _is_no_graph(name: str, remedy: str) -> ValueError:
+    return ValueError(f"compile: {name} is another at every step, so steps are no graph; {remedy}")
 
 
 class _HostSize:
@@ -281,7 +334,7 @@ class _HostSize:
         sizer: Makes the choice.
     """
 
-    in_no_graph = ("sizer", "size", "_look", "_given")
+    graph_state = ("seen",)
 
     def __init__(self, sizer: DraftSizer) -> None:
         self.sizer, self.size = sizer, sizer.largest
@@ -329,7 +382,8 @@ class StaticStep:
 
     Raises:
         ValueError: A run that takes steps of its own, by name; a draft size that the host cannot choose some steps
-            late, or a draft wider than a bucket.
+            late, or a draft wider than a bucket. While it steps: a player replaces a tensor that it does not name in
+            `graph_state`, or counts on the host.
     """
 
     def __init__(self, run: DecodeRun, compiler: StepCompiler) -> None:
@@ -349,9 +403,10 @@ class StaticStep:
         if not state.sampling.is_greedy:
             state.sampling = SamplingInGraph.of(state.sampling, device)
         self._graphs = compiler.take(run)
-        self._caches = [each for _, each in _objects(run) if isinstance(each, StaticKVCache)]
+        self._caches = _caches(run)
         run.in_place = self._graphs.in_place
         self._slots: dict[int, list[Slot]] = {}
+        self._calls: dict[tuple[int, tuple[int, ...]], _Calls] = {}
         weakref.finalize(self, compiler.give_back, self._graphs)
 
     def __call__(self) -> int:
@@ -363,12 +418,14 @@ class StaticStep:
         kind = graphs.kinds.get((before, decided))
         with torch.no_grad():
             if kind is None:
-                kind, recurs = self._first()
+                kind = self._first()
                 graphs.state = graphs.number(run)
-                if recurs and graphs.state == before:
+                if graphs.state == before:
                     graphs.kinds[before, decided] = kind
             else:
                 self._run(kind)
+                for cache, kept in zip(self._caches, kind.kept, strict=True):
+                    cache.expect(kept)
         if self._size is not None:
             self._size.learn(run.target.batch_size)
         run.trace.target_passes += 1
@@ -383,142 +440,105 @@ class StaticStep:
             min(self.compiler.round_up(cache.most_committed + kept + new), cache.max_length)
             for cache, kept, new in zip(self._caches, kind.kept, kind.most_new, strict=True)
         )
-        graph = kind.graphs.setdefault(reads, [0, None, []])
-        number, captured, _ = graph
-        if captured is None:
+        calls = self._calls.setdefault((id(kind), reads), _Calls())
+        if calls.captured is None:
             for cache, slots in zip(self._caches, reads, strict=True):
                 cache.slots_in_graph = slots
-            if number > 0 and self.compiler.captures(self.run.state.lengths.device):
-                captured = self.compiler.captured(self.run, self._slots_of(kind))
-                graph[1:] = captured, [each for *_, value in _attributes(self.run) for each in _every_tensor(value)]
+            slots = self._slots_of(kind)
+            if calls.is_same:
+                calls.captured = self.compiler.captured(self.run, slots)
+                kind.captured[reads] = calls.ran, calls.captured  # what it reads stays as long as the graph
             else:
-                self.compiler.call(self.run, self._slots_of(kind), kind.gained)
-        if captured is not None:
-            captured.replay()
-        graph[0] += 1
-        for cache, kept in zip(self._caches, kind.kept, strict=True):
-            cache.expect(kept)
+                self._note(self.compiler.call(self.run, slots, kind.gained), calls, kind.captured.get(reads))
+                return
+        calls.captured.replay()
+
+    def _note(self, ran: _Ran, calls: _Calls, known: tuple[_Ran, Any] | None) -> None:
+        """What a compiled step ran, and whether the next one may be captured, or replay a `known` graph instead.
+
+        Raises ValueError where too many steps were not like the one before."""
+        captures = self.compiler.captures(self.run.state.lengths.device)
+        is_same = calls.ran is not None and ran.is_like(calls.ran, captures)
+        if calls.ran is not None and not is_same:
+            calls.num_changes += 1
+            if calls.num_changes == _MOST_KINDS:
+                ran.refuse(calls.ran)
+        calls.ran, calls.is_same = ran, is_same and captures
+        if captures and known is not None and ran.is_like(known[0], captures):
+            calls.captured = known[1]
 
     def _slots_of(self, kind: _Kind) -> list[Slot]:
-        """What a kind of step replaces in this run."""
+        """The tensors that a kind of step replaces in this run."""
         if id(kind) not in self._slots:
-            owners = dict(_objects(self.run))
-            slots = ((owners[path], name, home, overlaps) for path, name, home, overlaps in kind.slots)
-            self._slots[id(kind)] = [Slot(*slot) for slot in slots]
+            owners = dict(_owners(self.run))
+            self._slots[id(kind)] = [Slot(owners[path], *slot) for path, *slot in kind.slots]
         return self._slots[id(kind)]
 
-    def _first(self) -> tuple[_Kind, bool]:
-        """A step operation by operation, and what it shows; False where it has made objects that later steps read."""
+    def _first(self) -> _Kind:
+        """A step operation by operation, and what it shows."""
         graphs = self._graphs
-        before = {(id(owner), name): (owner, value) for _, owner, name, value in _attributes(self.run)}
+        before = {(each.path, each.name): each.value for each in _named(self.run)}
         kept = [cache.most_kept for cache in self._caches]
         for cache in self._caches:
             cache.slots_in_graph, cache.most_new = cache.max_length, 0
         with as_in_graph():
             gained = _perform(self.run)
-        found = []
-        for path, owner, name, value in list(_attributes(self.run)):
-            is_other = before.get((id(owner), name), (owner, None))[1] is not value
-            if isinstance(value, Tensor) and is_other:
-                overlaps = graphs.lies_at_home(value)
-                found.append((path, owner, name, value.clone() if overlaps else value, overlaps))
+        found = [each for each in _named(self.run) if before.get((each.path, each.name)) is not each.value]
+        overlap = [graphs.lies_at_home(each.value) for each in found]
+        values = [each.value.clone() if overlaps else each.value for each, overlaps in zip(found, overlap, strict=True)]
         slots = []
-        for path, owner, name, value, overlaps in found:
-            home = graphs.home(path, name, value)
-            object.__setattr__(owner, name, home.copy_(value))
-            if not _is_frozen(owner):
-                slots.append((path, name, home, overlaps))
+        for each, value, overlaps in zip(found, values, overlap, strict=True):
+            home = graphs.home(each)
+            each.put(home.copy_(value))
+            slots.append((each.path, each.name, home, overlaps))
         kept = [cache.most_kept - then for cache, then in zip(self._caches, kept, strict=True)]
-        owners = {id(owner) for owner, _ in before.values()}
-        kind = _Kind(slots, gained, kept, [cache.most_new for cache in self._caches])
-        return kind, all(id(owner) in owners for _, owner, *_ in found)
+        return _Kind(slots, gained, kept, [cache.most_new for cache in self._caches])
 
 
-def _is_frozen(owner: Any) -> bool:
-    """Whether attributes cannot be replaced."""
-    return getattr(getattr(owner, "__dataclass_params__", None), "frozen", False)
+class _Named(NamedTuple):
+    """A tensor that an object names in `graph_state`, and the path of attributes to the object."""
+
+    path: _Path
+    owner: Any
+    name: str
+    value: Tensor
+
+    def put(self, value: Tensor) -> None:
+        """Replace the attribute, also of a frozen object."""
+        if isinstance(self.owner, dict):
+            self.owner[self.name] = value
+        else:
+            object.__setattr__(self.owner, self.name, value)
 
 
-def _what(value: Any) -> Hashable:
-    """What a graph may depend on of an attribute's value."""
-    if isinstance(value, Tensor):
-        return value.data_ptr(), value.shape, value.stride(), value.dtype
-    return value if isinstance(value, int | float | str | None) else type(value).__name__
+def _entries(owner: Any) -> list[tuple[str, Any]]:
+    """What an object names; all of a dictionary."""
+    if isinstance(owner, dict):
+        return list(owner.items())
+    return [(name, getattr(owner, name, None)) for name in getattr(owner, "graph_state", ())]
 
 
-def _parts(value: Any) -> list[Any] | None:
-    """What a container holds; None of another value."""
-    if isinstance(value, partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    return (
-        list(value.values() if isinstance(value, dict) else value) if isinstance(value, dict | list | tuple) else None
-    )
-
-
-def _every_tensor(value: Any) -> list[Tensor]:
-    """An attribute's tensors. Those in containers end with their run, though a captured graph reads them later."""
-    if isinstance(value, Tensor):
-        return [value]
-    return [each for part in _parts(value) or [] for each in _every_tensor(part)]
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """The tensors of an attribute that another run can have in the place of its own. Those beside objects with
-    attributes are of one run, and so are those whose entries share memory."""
-    if isinstance(value, Tensor):
-        spreads = any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True))
-        return [] if spreads else [value]
-    parts = _parts(value) or []
-    return [] if any(map(_is_ours, parts)) else [each for part in parts for each in _tensors(part)]
-
-
-def _form(value: Any) -> Any:
-    """What must be alike of an attribute's value in two runs with the same graphs."""
-    if isinstance(value, Tensor):  # one that moves is copied, so how its entries lie apart does not matter
-        return value.shape, value.dtype, None if _tensors(value) else (value.stride(), value.data_ptr())
-    if (parts := _parts(value)) is not None:
-        movable = bool(_tensors(value))
-        return type(value), *(
-            (each.data_ptr(), each.shape) if isinstance(each, Tensor) and not movable else _form(each) for each in parts
-        )
-    if isinstance(value, nn.Module):
-        weights = [each.data_ptr() for each in (*value.parameters(), *value.buffers())]
-        parts = [(type(each), *each._forward_hooks, *each._forward_pre_hooks) for each in value.modules()]
-        return *parts, *weights
-    if isinstance(value, MethodType):
-        return value.__func__, _form(value.__self__) if isinstance(value.__self__, nn.Module) else object()
-    return type(value) if _is_ours(value) else value
-
-
-def _attributes(run: DecodeRun) -> Iterator[tuple[_Path, Any, str, Any]]:
-    """Each attribute of the run's objects that a graph may read: path of the owner, owner, name, value."""
-    for path, each in _objects(run):
-        for name, value in list(vars(each).items()):
-            if name not in getattr(each, "in_no_graph", ()):
-                yield path, each, name, value
-
-
-def _is_ours(value: Any) -> bool:
-    """Whether a graph may depend on attributes of a value: it is no network and no foreign object."""
-    is_foreign = type(value).__module__.partition(".")[0] in _FOREIGN or isinstance(value, nn.Module | type)
-    return not is_foreign and hasattr(value, "__dict__")
-
-
-def _objects(run: DecodeRun) -> Iterator[tuple[_Path, Any]]:
-    """The run and all objects that it holds, also in lists and dictionaries, each with a path that leads to it."""
+def _owners(run: DecodeRun) -> Iterator[tuple[_Path, Any]]:
+    """The run and the objects that it and they name, each once, with its path."""
     seen, waiting = set(), deque[tuple[_Path, Any]]([((), run)])
     while waiting:
-        path, each = waiting.popleft()
-        if isinstance(each, dict | list | tuple):
-            entries = each.items() if isinstance(each, dict) else enumerate(each)
-            waiting += [((*path, name), value) for name, value in entries]
-            continue
-        if not _is_ours(each) or id(each) in seen:
-            continue
-        seen.add(id(each))
-        yield path, each
-        skipped = getattr(each, "in_no_graph", ())
-        waiting += [((*path, name), value) for name, value in vars(each).items() if name not in skipped]
+        path, owner = waiting.popleft()
+        if id(owner) not in seen:
+            seen.add(id(owner))
+            yield path, owner
+            waiting += [((*path, name), value) for name, value in _entries(owner) if not isinstance(value, Tensor)]
+
+
+def _named(run: DecodeRun) -> Iterator[_Named]:
+    """All tensors that are named."""
+    for path, owner in _owners(run):
+        for name, value in _entries(owner):
+            if isinstance(value, Tensor):
+                yield _Named(path, owner, name, value)
+
+
+def _caches(run: DecodeRun) -> list[StaticKVCache]:
+    return [owner for _, owner in _owners(run) if isinstance(owner, StaticKVCache)]
 
 
 _Path = tuple[Hashable, ...]

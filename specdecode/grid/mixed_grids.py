@@ -82,6 +82,11 @@ class Layout:
         stood_in: [s] int64, lines with a stand-in.
     """
 
+    graph_state = (
+        *("geometry", "line_length", "num_places", "firsts", "is_fed", "is_end", "stood_in", "line_of", "position_of"),
+        *("_cell_of", "_place_of"),
+    )
+
     def __init__(self, lines: Lines | LinesOfRows, device: torch.device) -> None:
         rows = lines.rows if isinstance(lines, LinesOfRows) else (lines,)
         lengths, heights, strides, ends = (
@@ -102,31 +107,32 @@ class Layout:
         before = (self.firsts[:, self.stood_in] - 1).clamp(max=lines.num_places - 1)
         self.line_of = torch.cat((places // strides, self.stood_in.expand(len(rows), -1)), 1)
         self.position_of = torch.cat((places.expand(len(rows), -1), before), 1)
-        self._cells: tuple[Tensor, Tensor] | None = None  # of places, and places of cells
+        self._cell_of: Tensor | None = None  # by place
+        self._place_of: Tensor | None = None  # by cell
         if isinstance(lines, LinesOfRows):
             cells = places // strides * lines.stride + places % strides
             no_place, no_cell = lines.num_places, lines.num_lines * lines.stride
-            self._cells = cells.where(places < ends, no_cell), own.where(is_place, no_place).flatten(1)
+            self._cell_of = cells.where(places < ends, no_cell)
+            self._place_of = own.where(is_place, no_place).flatten(1)
 
     def by_line(self, values: Tensor) -> Tensor:
         """[B, R, S] of values [B, N + 1], whose last column is no place. Write to neither afterwards."""
-        if self._cells is not None:
-            values = values.gather(1, self._cells[1])
+        if self._place_of is not None:
+            values = values.gather(1, self._place_of)
         height, stride = self._shape
         return values[:, : height * stride].view(len(values), height, stride)
 
     def by_place(self, cells: Tensor) -> Tensor:
         """[B, N] of cells [B, R, S]; 0 at what is no place of a row."""
         flat = cells.flatten(1)
-        if self._cells is not None:
-            return F.pad(flat, (0, 1)).gather(1, self._cells[0])
+        if self._cell_of is not None:
+            return F.pad(flat, (0, 1)).gather(1, self._cell_of)
         return flat[:, : self._count]
 
     def replace_rows(self, rows: Tensor, other: Layout) -> None:
         """Give rows [k] the lines of another layout of the same greatest sizes."""
-        if self._cells is None or other._cells is None:
+        if self._cell_of is None or other._cell_of is None:
             return  # all are alike
-        for name in ("geometry", "line_length", "num_places", "firsts", "is_fed", "is_end", "line_of", "position_of"):
-            getattr(self, name).index_copy_(0, rows, getattr(other, name))
-        for mine, theirs in zip(self._cells, other._cells, strict=True):
-            mine.index_copy_(0, rows, theirs)
+        for name in self.graph_state:
+            if name != "stood_in":
+                getattr(self, name).index_copy_(0, rows, getattr(other, name))

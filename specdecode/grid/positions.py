@@ -381,6 +381,7 @@ class PlacedRun(DecodeRun):
     """
 
     rows_keep_pace = True
+    graph_state = (*DecodeRun.graph_state, "_undrawn", "_tables", "_number_in_graph")
 
     def __init__(self, target: Target, *, order: PlaceOrder, **settings: Any) -> None:
         super().__init__(target, **settings)
@@ -395,8 +396,6 @@ class PlacedRun(DecodeRun):
         if self.compiler is not None:
             self._tables = _Tables(order, target.device)
             self._number_in_graph = torch.zeros(1, dtype=torch.int64, device=target.device)
-
-    in_no_graph = (*DecodeRun.in_no_graph, "_number", "_plans", "order")
 
     def prepare(self) -> None:
         """Raises ValueError at the first step where the target has no room."""
@@ -464,6 +463,8 @@ class _Tables:
 
     All passes are as wide as the widest: they feed their first token again, and draw a place behind all others.
     """
+
+    graph_state = ("_fields", "_counts")
 
     def __init__(self, order: PlaceOrder, device: torch.device) -> None:
         passes = [order.tokens_of(max(number, 1)) for number in range(order.num_passes)]

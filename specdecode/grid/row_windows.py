@@ -163,6 +163,11 @@ class FlightRun(DecodeRun):
         ValueError: As `DecodeRun` and `places.check_takes_places`. At the first step: the target has no room.
     """
 
+    graph_state = (
+        *(*DecodeRun.graph_state, "_layout", "_places", "_columns", "_copied", "_stand_ins", "_counts", "_windows"),
+        *("_guessable", "_guesses", "_fed", "_looks"),
+    )
+
     def __init__(
         self, target: Target, *, rule: LinesInFlight, row_tokens: Tensor | None = None, **settings: Any
     ) -> None:

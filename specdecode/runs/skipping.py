@@ -61,6 +61,8 @@ class SkippingRun(DecodeRun):
         ValueError: As `DecodeRun`; or the drafter cannot skip.
     """
 
+    graph_state = (*DecodeRun.graph_state, "schedule")
+
     def __init__(self, target: Target, *, schedule: Schedule, **settings: Any) -> None:
         super().__init__(target, **settings)
         skipping = None if self.drafter is None else self.drafter.skipping

@@ -90,17 +90,7 @@ class TransformersTarget:
     """
 
     rows_per_sequence = 1
-    in_no_graph: tuple[str, ...] = (
-        "_num_new",
-        "compiler",
-        "guidance_scale",
-        "prompt_length",
-        "_longest_to_come",
-        "prompt_mask",
-        "_position_ids",
-        "_prompt",
-        "prompt_ids",
-    )
+    graph_state: tuple[str, ...] = ("_cache", "_prompt_lengths", "_onward_from")
 
     def __init__(
         self,
@@ -455,7 +445,7 @@ class SlotCache(Cache):
         static: a cache to use again; None: a new one.
     """
 
-    in_no_graph = ("_end", "_num_slots")
+    graph_state = ("static",)
 
     def __init__(self, name: str, num_layers: int, num_rows: int, static: StaticKVCache | None = None) -> None:
         super().__init__(layers=[])

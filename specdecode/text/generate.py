@@ -22,7 +22,7 @@ from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.lookup_draft_length import MatchDraftSize
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
-from specdecode.graphs.default_torch_mode import ordinary_tensors
+from specdecode.graphs.default_torch_mode import default_torch_mode
 from specdecode.kernels.build import KERNELS
 from specdecode.kernels.linears import served_linears
 from specdecode.loop import DecodeResult, DecodeRun
@@ -282,7 +282,7 @@ def custom_generate(
     return GenerateDecoderOnlyOutput(sequences=result.sequences, scores=result.scores, logits=result.logits)
 
 
-@ordinary_tensors()
+@default_torch_mode()
 def _continue(
     model: Any, input_ids: Tensor, mask: Tensor | None, wishes: Wishes, players: _Players, streamer: Any
 ) -> GenerateResult:

@@ -59,6 +59,8 @@ class AnnealedVerifier:
         ValueError: An argument is out of range.
     """
 
+    graph_state = ("_tensors",)
+
     def __init__(self, delta: float, decay: float = 0.7) -> None:
         self.delta = check_number("delta", delta, 0)
         self.decay = check_number("decay", decay, 0)

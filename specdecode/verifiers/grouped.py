@@ -37,6 +37,8 @@ class GroupedVerifier:
         ValueError: An argument is out of range.
     """
 
+    graph_state = ("vectors",)
+
     def __init__(
         self, vectors: Tensor, group_size: int, max_probability_difference: float = 0.15, max_distance: float = 0.5
     ) -> None:

@@ -72,6 +72,8 @@ class LanternVerifier:
             is no such table.
     """
 
+    graph_state = ("neighbours", "_sums")
+
     def __init__(
         self,
         neighbours: Tensor,

@@ -52,6 +52,8 @@ class NeighbourSums:
         widths: the numbers of neighbours that sums may run over, rising, the last one k.
     """
 
+    graph_state = ("_near", "_admirers", "_starts")
+
     def __init__(self, neighbours: Tensor) -> None:
         vocab_size, width = neighbours.shape
         widths: list[int] = []
@@ -60,14 +62,15 @@ class NeighbourSums:
             width //= _WIDENING
         self.widths = tuple(reversed(widths))
         self._near: dict[int, Tensor] = {}
-        self._admirers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._admirers: dict[int, Tensor] = {}
+        self._starts: dict[int, Tensor] = {}
         for width in self.widths:
             near = neighbours[:, :width].contiguous()
             self._near[width] = near
             # The same pairs in the order of the neighbour: token i's admirers stand from start[i] on.
             order = near.flatten().argsort(stable=True)
             start = torch.cat([near.new_zeros(1), near.flatten().bincount(minlength=vocab_size).cumsum(0)])
-            self._admirers[width] = (order // width, start)
+            self._admirers[width], self._starts[width] = order // width, start
 
     @property
     def device(self) -> torch.device:
@@ -80,7 +83,7 @@ class NeighbourSums:
 
     def over_admirers(self, values: Tensor, width: int) -> Tensor:
         """[B, V]: for each token the sum of `values` [B, V] over the tokens with it among their nearest `width`."""
-        tokens, start = self._admirers[width]
+        tokens, start = self._admirers[width], self._starts[width]
         return F.embedding_bag(tokens, values.T.contiguous(), start, mode="sum", include_last_offset=True).T
 
 

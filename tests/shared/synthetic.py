@@ -90,6 +90,8 @@ class MarkovTarget:
         capacity: Tokens that can be committed per row.
     """
 
+    graph_state = ("table", "prompts", "committed", "lengths")
+
     def __init__(self, table: Tensor, prompts: Tensor, capacity: int) -> None:
         self.table = table
         self.prompts = prompts

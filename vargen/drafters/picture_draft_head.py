@@ -76,7 +76,7 @@ class PictureDraftHead(ABC):
 
     """
 
-    in_no_graph = ("_prefix_length", "_longest_prefix")
+    graph_state = ("kv_cache", "_picture_starts")
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ class GuidedTarget(TransformersTarget):
         is_guided: whether null rows are computed.
     """
 
-    in_no_graph = (*TransformersTarget.in_no_graph, "_look")
+    graph_state = (*TransformersTarget.graph_state, "_scale")
 
     def set_guidance(self, guidance_scale: float, device: torch.device, guided_tokens: int | None = None) -> None:
         """A family calls this first in its constructor, before it makes the rows."""

@@ -25,7 +25,7 @@ from diffusers.utils import BaseOutput
 from torch import Tensor
 from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
 
-from specdecode.graphs.default_torch_mode import ordinary_tensors
+from specdecode.graphs.default_torch_mode import default_torch_mode
 from specdecode.kernels.linears import serve_linears
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
@@ -249,7 +249,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         self.encode_request(prompt, height=height, width=width)
         return []
 
-    @ordinary_tensors()
+    @default_torch_mode()
     def generate_priors(
         self,
         prompt: str | Sequence[str],
@@ -344,7 +344,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
             trace=trace,
         )
 
-    @ordinary_tensors()
+    @default_torch_mode()
     def __call__(
         self,
         prompt: str | Sequence[str],

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import JanusForConditionalGeneration, JanusProcessor
 
-from specdecode.graphs.default_torch_mode import ordinary_tensors
+from specdecode.graphs.default_torch_mode import default_torch_mode
 from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.models.janus.janus_components import JanusComponents
@@ -249,7 +249,7 @@ class JanusPipeline(TransformersPipeline):
             callback_on_step_end=callback_on_step_end,
             callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
         )
-        with ordinary_tensors():
+        with default_torch_mode():
             request = self._request(
                 prompt,
                 settings,

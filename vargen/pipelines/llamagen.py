@@ -21,7 +21,7 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from specdecode.graphs.default_torch_mode import ordinary_tensors
+from specdecode.graphs.default_torch_mode import default_torch_mode
 from vargen.base.errors import UserError
 from vargen.base.prompts import unknown_words
 from vargen.base.reading import reading
@@ -535,7 +535,7 @@ class LlamaGenPipeline(StreamingPipeline):
             callback_on_step_end=callback_on_step_end,
             callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
         )
-        with ordinary_tensors():
+        with default_torch_mode():
             request = self._request(
                 prompt,
                 settings,

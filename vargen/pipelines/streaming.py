@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecode.graphs.default_torch_mode import ordinary_tensors
+from specdecode.graphs.default_torch_mode import default_torch_mode
 from specdecode.loop import DecodeRun
 from specdecode.roles import DecodeState, Target
 from specdecode.runs.continuous import FinishedRow, decode_queue
@@ -81,7 +81,7 @@ class PictureStream:
 
     def __iter__(self) -> Iterator[FinishedPicture]:
         # A block around all of it would still hold while the caller has a picture.
-        return iter(ordinary_tensors()(lambda: next(self._pictures, None)), None)
+        return iter(default_torch_mode()(lambda: next(self._pictures, None)), None)
 
     def close(self) -> None:
         """End the stream; pictures that are not finished are not given. The pipeline may then draw others."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdecode.drafters.known_tokens import KnownTokensDrafter
-from specdecode.graphs.default_torch_mode import ordinary_tensors
+from specdecode.graphs.default_torch_mode import default_torch_mode
 from specdecode.sampling import SamplingConfig
 from vargen.base.errors import UserError
 from vargen.checkpoints.finite import check_pixels
@@ -244,7 +244,7 @@ class TokenImages(TransformersPipeline):
             callback_on_step_end=callback_on_step_end,
             callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
         )
-        with ordinary_tensors():
+        with default_torch_mode():
             request = self._request(
                 prompt,
                 settings,

@@ -28,6 +28,8 @@ class FeatureCache:
         newest: [B] int64, the newest position of each row with known features; -1: only the prompt's are known.
     """
 
+    graph_state = ("newest", "_features")
+
     def __init__(self, num_image_tokens: int) -> None:
         self.num_image_tokens = num_image_tokens
         self.newest = torch.empty(0)

@@ -39,6 +39,8 @@ class _SkippingSchedule(Schedule):
         ValueError: `min_tokens` is below 1.
     """
 
+    graph_state: tuple[str, ...] = ("selector", "codebook")
+
     def __init__(self, selector: Selector, min_tokens: int = 5) -> None:
         if min_tokens < 1:
             raise ValueError(
@@ -68,7 +70,7 @@ class UniformSchedule(_SkippingSchedule):
         ValueError: a number is out of range.
     """
 
-    in_no_graph = ("_verified", "_due", "_any_due")  # the last is what `prepare` says
+    graph_state = (*_SkippingSchedule.graph_state, "_is_due")
 
     def __init__(self, interval: int, selector: Selector, min_tokens: int = 5) -> None:
         super().__init__(selector, min_tokens)

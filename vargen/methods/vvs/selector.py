@@ -46,6 +46,8 @@ class PathSelector:
         ValueError: the choice is unknown or lacks what it needs.
     """
 
+    graph_state = ("codebook",)
+
     def __init__(
         self,
         choice: Literal["sample", "confidence", "central", "drafter"] = "sample",

@@ -9,8 +9,6 @@ short: they are masked, and pictures end by count.
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 from transformers import GlmImageForConditionalGeneration
 
@@ -30,10 +28,13 @@ class GlmImageTarget(TransformersTarget):
         ValueError: the model cannot be served; see `TransformersTarget`.
     """
 
+    graph_state = (*TransformersTarget.graph_state, "_drawn_positions")
+
     def __init__(
         self, model: GlmImageForConditionalGeneration, request: PriorRequest, *, max_draft_nodes: int = 1
     ) -> None:
         embed = model.get_input_embeddings()
+        self._drawn_positions = request.drawn_positions  # [3, B, N]
         super().__init__(
             model,
             attention_mask=request.attention_mask,
@@ -41,19 +42,19 @@ class GlmImageTarget(TransformersTarget):
             max_new_tokens=request.num_tokens,
             max_draft_nodes=max_draft_nodes,
             position_ids=request.position_ids,
-            positions=partial(_positions_at, request.drawn_positions),
+            positions=self._positions_at,
             vocab_size=num_codes(model),
             decoder=model.model.language_model,
             output_head=model.lm_head,
             embed=embed,
         )
 
+    def _positions_at(self, places: Tensor) -> Tensor:
+        """Positions [3, B, n] of places [B, n] among drawn tokens."""
+        table = self._drawn_positions
+        return table.gather(2, places.clamp(max=table.shape[2] - 1).expand(3, -1, -1))
+
 
 def num_codes(model: GlmImageForConditionalGeneration) -> int:
     """Number of tokens that are codes, from 0 on."""
     return int(model.model.vqmodel.quantize.embedding.num_embeddings)
-
-
-def _positions_at(table: Tensor, places: Tensor) -> Tensor:
-    """Positions [3, B, n] of places [B, n] among drawn tokens, from a table [3, B, N]."""
-    return table.gather(2, places.clamp(max=table.shape[2] - 1).expand(3, -1, -1))

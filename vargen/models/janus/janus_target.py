@@ -67,8 +67,6 @@ class JanusTarget(GuidedTarget):
         UserError: guidance without a null prompt; see `SpecialTokens.of`.
     """
 
-    in_no_graph = (*GuidedTarget.in_no_graph, "prompts", "negative")
-
     def __init__(
         self,
         model: JanusForConditionalGeneration,

@@ -379,10 +379,7 @@ class LlamaGenTarget:
         self.kv_cache.replace_rows(rows, other.kv_cache, other.condition_length)
         self._picture_starts.index_copy_(0, rows, other._picture_starts)
 
-    in_no_graph = (
-        *("_num_new", "compiler", "guidance_scale", "condition_length", "longest_condition", "condition_mask"),
-        *("_condition_embeds", "_look"),
-    )
+    graph_state = ("kv_cache", "_scale", "_picture_starts")
 
     @torch.no_grad()
     def half_way(self, max_draft_nodes: int) -> LlamaGenTarget:

@@ -61,6 +61,8 @@ class TokenImageTarget(GuidedTarget):
         ValueError: the shapes do not belong together, or the model cannot be served; see `TransformersTarget`.
     """
 
+    graph_state = (*GuidedTarget.graph_state, "known_tokens", "_scales")
+
     def __init__(
         self,
         model: Any,

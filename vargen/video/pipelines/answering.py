@@ -19,7 +19,7 @@ from torch import Tensor
 
 from metrics.speculation import CallRecord
 from specdecode.finite import NotFiniteError as LogitsError
-from specdecode.graphs.default_torch_mode import ordinary_tensors
+from specdecode.graphs.default_torch_mode import default_torch_mode
 from specdecode.roles import DecodeState
 from specdecode.runs.parallel.loop import chain_layout
 from specdecode.trace import DecodeTrace, TokenOrigin
@@ -331,7 +331,7 @@ class VideoAnswerer:
         sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
         return self._answer(questions, method, seeds, max_new_tokens, sampling, Listeners())
 
-    @ordinary_tensors()
+    @default_torch_mode()
     def _answer(
         self,
         questions: Sequence[tuple[VideoFrames, str]],
@@ -443,7 +443,7 @@ class VideoAnswerer:
             self._draft_heads[key] = network
         return self._draft_heads[key]
 
-    @ordinary_tensors()
+    @default_torch_mode()
     def relevance(
         self, frames: VideoFrames, question: str, answer: Answer, rule: LVSpecConfig | None = None
     ) -> list[float]:

@@ -206,7 +206,7 @@ VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "flash": {"chain 4": {"tree": "chain", "depth": 4}, "chain 2": {"tree": "chain", "depth": 2}},
     "parallelvlm": {
         "5, in turn": {**PAIR, "keep_ratio": 0.1, "pruning": "visual_gain", "workers": "in_turn"},
-        "5, threads, uniform": {**PAIR, "keep_ratio": 0.5, "pruning": "uniform", "workers": "threads"},
+        "5, uniform": {**PAIR, "keep_ratio": 0.5, "pruning": "uniform", "workers": "in_turn"},
         "5, processes": {**PAIR, "keep_ratio": 0.1, "pruning": "visual_gain", "workers": "processes"},
     },
     "fly": {

@@ -1,18 +1,17 @@
 """Parallel decoding: the drafter drafts on while the target judges what was drafted before.
 
 It has the roles of `specdecode.loop` in another order, for one row. Read `rounds.py` (the bookkeeping), `channel.py`
-(the messages), `loop.py` (the target's side), `drafter.py` (the drafter's side), `one_process.py` and
-`two_processes.py` (how messages travel), then `draft_length.py` (the best length of a window).
+(the messages), `loop.py` (the target's side), `drafter.py` (the drafter's side), `two_processes.py` (how messages
+travel), then `draft_length.py` (the best length of a window).
 
 Source: ParallelVLM (arXiv 2603.19610), whose decoding is PEARL's (arXiv 2408.11850).
 """
 
 from specdecode.runs.parallel.channel import DraftChannel, DraftRequest, DraftSource, Window
 from specdecode.runs.parallel.draft_length import DraftLength, draft_length_of, measure_draft_length
-from specdecode.runs.parallel.drafter import WindowDrafter
+from specdecode.runs.parallel.drafter import InTurnChannel, WindowDrafter
 from specdecode.runs.parallel.loop import ParallelResult, decode_parallel
-from specdecode.runs.parallel.one_process import InTurnChannel, ThreadChannel
-from specdecode.runs.parallel.rounds import DraftOrder, Round, Rounds, RoundSeconds, RunAccount
+from specdecode.runs.parallel.rounds import DraftOrder, Round, Rounds
 from specdecode.runs.parallel.two_processes import DrafterError, DraftProcess, RemoteDrafter, serve_drafts
 
 __all__ = [
@@ -27,10 +26,7 @@ __all__ = [
     "ParallelResult",
     "RemoteDrafter",
     "Round",
-    "RoundSeconds",
     "Rounds",
-    "RunAccount",
-    "ThreadChannel",
     "Window",
     "WindowDrafter",
     "decode_parallel",

@@ -1,6 +1,6 @@
 """The messages between the target's side and the drafter's side of parallel decoding.
 
-Belongs here: messages, and the protocol of a channel. Does not belong here: how messages travel (`one_process.py`,
+Belongs here: messages, and the protocol of a channel. Does not belong here: how messages travel (`drafter.py`,
 `two_processes.py`), and how the two sides react (`loop.py`, `drafter.py`).
 
 The drafter is told which tokens stand and how many to draft, and answers with token numbers. No token depends on when

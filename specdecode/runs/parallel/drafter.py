@@ -1,7 +1,7 @@
 """Parallel decoding, the drafter's side: keep a draft model in step with the decided tokens, and draft windows.
 
-Belongs here: the model's sequence, what is taken back and what is fed. Does not belong here: how orders arrive, and
-whether a token is right.
+Belongs here: the model's sequence, what is taken back and what is fed, and the channel without overlap. Does not
+belong here: another process (`two_processes.py`), and whether a token is right.
 
 Guesses are drawn from the draft model's distribution with the *target's* random number of their position (greedy: the
 likeliest token). This is safe because the emitted token is always the target's own draw. The shared number makes both
@@ -110,3 +110,36 @@ class WindowDrafter:
         self._model.commit(None, torch.tensor([tokens.shape[1]], device=tokens.device))
         self._num_fed += tokens.shape[1]
         return logits[:, -1:]
+
+
+class InTurnChannel:
+    """No overlap: a window is drafted when it is collected. Every other channel must give the same tokens.
+
+    Args:
+        source: Makes the drafter's model for a request.
+    """
+
+    def __init__(self, source: DraftSource) -> None:
+        self._drafter = WindowDrafter(source)
+        self._hint: Tensor | None = None
+        self._work: Callable[[], Window]
+
+    def begin(self, request: DraftRequest, count: int) -> None:
+        """See `DraftChannel`."""
+        self._hint = None
+        self._work = lambda: self._drafter.begin(request, count, lambda: self._hint)
+
+    def hint(self, numbers: Tensor) -> None:
+        """See `DraftChannel`."""
+        self._hint = numbers
+
+    def order(self, order: DraftOrder) -> None:
+        """See `DraftChannel`."""
+        self._work = lambda: self._drafter.draft(order)
+
+    def collect(self) -> Window:
+        """See `DraftChannel`."""
+        return self._work()
+
+    def close(self) -> None:
+        """See `DraftChannel`; there is no thread to end."""

@@ -1,6 +1,6 @@
 """Parallel decoding, the target's side: feed, judge, order the next window, for one row.
 
-Belongs here: the order of calls to target and channel, the acceptance of tokens, and the clock. Does not belong here:
+Belongs here: the order of calls to target and channel, the acceptance of tokens. Does not belong here:
 the bookkeeping (`rounds.py`), how messages travel, and how the drafter drafts.
 
 Exactness. The token at each output position is drawn from the target with the random number of that position, as in
@@ -10,7 +10,6 @@ drafted, however long windows are, and whichever side is faster.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +21,10 @@ from specdecode.checks import check_counts
 from specdecode.finite import FiniteWatch
 from specdecode.loop import DecodeResult, stop_tokens
 from specdecode.roles import DecodeState, Target
-from specdecode.runs.parallel.channel import DraftChannel, DraftRequest, Window
-from specdecode.runs.parallel.rounds import Round, Rounds, RoundSeconds, RunAccount
+from specdecode.runs.parallel.channel import DraftChannel, DraftRequest
+from specdecode.runs.parallel.rounds import Round, Rounds
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
 from specdecode.trace import DecodeTrace, StepRecord
-
-_NOTHING = Window([], 0.0)
 
 
 @dataclass
@@ -35,10 +32,10 @@ class ParallelResult(DecodeResult):
     """The result of decoding, with an account of the overlap.
 
     Args:
-        account: Rounds, runs between rejections, and seconds.
+        account: Its rounds, and runs between rejections.
     """
 
-    account: RunAccount
+    account: Rounds
 
 
 @torch.no_grad()
@@ -117,7 +114,7 @@ def decode_parallel(
             if on_step is not None:
                 on_step(step, state)
     row.watch.check()
-    return ParallelResult(state.tokens, state.lengths, trace, row.account)
+    return ParallelResult(state.tokens, state.lengths, trace, row.rounds)
 
 
 class _Row:
@@ -125,16 +122,14 @@ class _Row:
 
     def __init__(self, drafter: DraftChannel, rounds: Rounds, state: DecodeState) -> None:
         self.rounds = rounds
-        self.account = RunAccount(rounds.draft_length)
         self._drafter = drafter
         self._state = state
         self.watch = FiniteWatch(1, state.tokens.device)
 
     def begin(self, request: DraftRequest) -> None:
         """Let the drafter begin. The first round is the target's prefill."""
-        self._began, self._drafting = time.perf_counter(), True
+        self._drafting = True
         self._drafter.begin(request, self.rounds.order.count)
-        self.account.draft_passes += self.rounds.order.count
 
     def judge(self, logits: Tensor) -> Round:
         """Draw after every row of `logits` [1, n, V], settle the round, and order the next window."""
@@ -144,16 +139,10 @@ class _Row:
         counters = state.lengths[:, None] + torch.arange(logits.shape[1], device=logits.device)
         chosen = draw_tokens(logits, state.sampling, state.streams, counters, Tag.TARGET)
         on_host = chosen[0].tolist()
-        drawn = time.perf_counter()
-        window = self._drafter.collect() if self._drafting else _NOTHING
-        began, self._began = self._began, time.perf_counter()
-        settled = rounds.settle(on_host, window.tokens)
+        settled = rounds.settle(on_host, self._drafter.collect().tokens if self._drafting else [])
         self._drafting = not rounds.finished and rounds.order.count > 0
         if self._drafting:
             self._drafter.order(rounds.order)
-            self.account.draft_passes += rounds.order.count
-        self.account.rounds.append(settled)
-        self.account.seconds.append(RoundSeconds(drawn - began, window.seconds, self._began - drawn))
         state.tokens[:, len(rounds.tokens) - settled.emitted : len(rounds.tokens)] = chosen[:, : settled.emitted]
         state.lengths = state.lengths + settled.emitted
         state.active = torch.full_like(state.active, not rounds.finished)

@@ -17,8 +17,7 @@ The first round is the prefill: it judges the first draft token. PEARL calls rou
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Round:
 
 
 class Rounds:
-    """One row, from its beginning to its end.
+    """One row, from its beginning to its end, and the account of it.
 
     Args:
         max_new_tokens: Tokens of a complete row, >= 1.
@@ -72,6 +71,7 @@ class Rounds:
         tokens: Decided tokens.
         pending: Draft tokens behind them that are not judged yet, at most `draft_length` - 1.
         finished: Whether the row has ended.
+        settled: The rounds so far, the prefill first.
     """
 
     def __init__(self, max_new_tokens: int, draft_length: int, stop_tokens: Collection[int] = ()) -> None:
@@ -81,6 +81,7 @@ class Rounds:
         self.tokens: list[int] = []
         self.pending: list[int] = []
         self.finished = False
+        self.settled: list[Round] = []
         self._corrected = False  # the newest decided token is not the drafter's
 
     @property
@@ -117,38 +118,13 @@ class Rounds:
         self.finished = self.finished or len(self.tokens) == self.max_new_tokens
         self._corrected = accepted < len(judged)
         self.pending = [] if self._corrected else candidates[len(judged) :]
-        return Round(fed, len(window), len(judged), min(accepted, len(decided)), len(decided))
+        self.settled.append(Round(fed, len(window), len(judged), min(accepted, len(decided)), len(decided)))
+        return self.settled[-1]
 
-
-@dataclass(frozen=True)
-class RoundSeconds:
-    """The seconds of a round, which takes `target + waiting`.
-
-    Args:
-        target: The target was busy.
-        drafter: The drafter was busy at the same time.
-        waiting: The target waited for the drafter.
-    """
-
-    target: float
-    drafter: float
-    waiting: float
-
-
-@dataclass
-class RunAccount:
-    """All rounds of a row, the prefill first, and their seconds.
-
-    Args:
-        draft_length: Tokens of a window.
-        rounds, seconds: One of each per round.
-        draft_passes: Forward passes of the drafter, its prompt's included: one for each token that was ordered.
-    """
-
-    draft_length: int
-    rounds: list[Round] = field(default_factory=list)
-    seconds: list[RoundSeconds] = field(default_factory=list)
-    draft_passes: int = 0
+    @property
+    def draft_passes(self) -> int:
+        """Forward passes of the drafter, its prompt's included: one for each token drafted, judged or not."""
+        return sum(each.drafted for each in self.settled)
 
     @property
     def run_lengths(self) -> list[int]:
@@ -159,50 +135,8 @@ class RunAccount:
         PEARL's release leaves out the last run.
         """
         runs = [0]
-        for each in self.rounds:
+        for each in self.settled:
             runs[-1] += each.accepted
             if each.rejected:
                 runs.append(0)
-        return runs[:-1] if self.rounds and self.rounds[-1].rejected else runs
-
-    @property
-    def mean_run_length(self) -> float:
-        """The mean of `run_lengths`."""
-        return sum(self.run_lengths) / len(self.run_lengths)
-
-    @property
-    def drafted(self) -> int:
-        """Tokens drafted, with those that were dropped unjudged."""
-        return sum(each.drafted for each in self.rounds)
-
-    @property
-    def target_seconds(self) -> float:
-        """Seconds in which the target was busy."""
-        return sum(each.target for each in self.seconds)
-
-    @property
-    def drafter_seconds(self) -> float:
-        """Seconds in which the drafter was busy."""
-        return sum(each.drafter for each in self.seconds)
-
-    @property
-    def waiting_seconds(self) -> float:
-        """Seconds in which the target waited for the drafter."""
-        return sum(each.waiting for each in self.seconds)
-
-    @property
-    def total_seconds(self) -> float:
-        """Seconds of all rounds."""
-        return self.target_seconds + self.waiting_seconds
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything above but the single rounds, ready for JSON."""
-        names = ("run_lengths", "mean_run_length", "drafted", *(f"{part}_seconds" for part in _PARTS))
-        return {
-            "draft_length": self.draft_length,
-            "rounds": len(self.rounds),
-            **{name: getattr(self, name) for name in names},
-        }
-
-
-_PARTS = ("target", "drafter", "waiting", "total")
+        return runs[:-1] if self.settled and self.settled[-1].rejected else runs

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from simulation import Costs, simulate_parallel
+from served_drafters import reckoned_rounds, served
 from synthetic import MarkovTarget, random_table
 from torch import Tensor
 
 import specdecode.runs.parallel.loop
-import specdecode.runs.parallel.one_process
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, TargetOutput
 from specdecode.runs.parallel import (
     DraftChannel,
+    DrafterError,
     DraftLength,
     DraftOrder,
     DraftRequest,
@@ -29,8 +27,6 @@ from specdecode.runs.parallel import (
     ParallelResult,
     Round,
     Rounds,
-    RoundSeconds,
-    ThreadChannel,
     Window,
     WindowDrafter,
     decode_parallel,
@@ -112,7 +108,7 @@ def test_rows_end_at_the_stop_token_wherever_in_a_window_it_is(table: Tensor, dr
         )
         assert torch.equal(result.tokens, wanted.tokens) and torch.equal(result.lengths, wanted.lengths)
         assert result.trace.row_tokens == result.lengths.tolist()
-        assert sum(each.emitted for each in result.account.rounds) == int(result.lengths[0])
+        assert sum(each.emitted for each in result.account.settled) == int(result.lengths[0])
 
 
 def test_any_of_several_stop_tokens_ends_a_row_and_steps_are_told() -> None:
@@ -128,7 +124,7 @@ def test_any_of_several_stop_tokens_ends_a_row_and_steps_are_told() -> None:
     result = parallel(InTurnChannel(source_of()), SAMPLED, stop_token=stops, on_step=on_step)
     assert torch.equal(result.tokens, wanted.tokens) and torch.equal(result.lengths, wanted.lengths)
     assert [step for step, _, _ in told] == list(range(result.trace.target_passes))
-    decided = [sum(each.emitted for each in result.account.rounds[: step + 1]) for step, _, _ in told]
+    decided = [sum(each.emitted for each in result.account.settled[: step + 1]) for step, _, _ in told]
     assert [len(tokens) for _, tokens, _ in told] == decided
     assert all(tokens == whole[: len(tokens)] for _, tokens, _ in told)
     assert [active for _, _, active in told] == [True] * (len(told) - 1) + [False]
@@ -149,14 +145,13 @@ def right_guesses(sampling: SamplingConfig) -> list[bool]:
 @pytest.mark.parametrize("draft_length", [1, 3, 5])
 def test_rounds_are_those_that_right_and_wrong_guesses_make(sampling: SamplingConfig, draft_length: int) -> None:
     result = parallel(InTurnChannel(source_of()), sampling, draft_length=draft_length)
-    assert result.account.rounds == simulate_parallel(right_guesses(sampling), Costs(1, 1), draft_length).rounds
+    assert result.account.settled == reckoned_rounds(right_guesses(sampling), draft_length)
     matches = right_guesses(sampling)
     assert 0.2 < sum(matches) / len(matches) < 0.9, "both outcomes must occur"
-    trace, rounds = result.trace, result.account.rounds
+    trace, rounds = result.trace, result.account.settled
     assert trace.target_passes == len(rounds) and trace.row_tokens == [LENGTH]
     assert trace.accepted_lengths == [[each.accepted for each in rounds[1:]]]
     assert trace.drafted == sum(each.judged for each in rounds[1:])
-    assert result.account.to_dict()["run_lengths"] == result.account.run_lengths
 
 
 class Watched:
@@ -201,9 +196,8 @@ class Watched:
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("draft_length", [1, 2, 5])
 def test_windows_follow_what_stands_and_never_pass_the_end(sampling: SamplingConfig, draft_length: int) -> None:
-    with ThreadChannel(source_of()) as channel:
-        watched = Watched(channel, CLOSE_TABLE, sampling)
-        result = parallel(watched, sampling, draft_length=draft_length)
+    watched = Watched(InTurnChannel(source_of()), CLOSE_TABLE, sampling)
+    result = parallel(watched, sampling, draft_length=draft_length)
     assert torch.equal(result.tokens, plain(sampling))
     decided = result.tokens[0].tolist()
     for order in watched.orders:
@@ -259,14 +253,14 @@ class _CountsABonus(Rounds):
 
 @pytest.mark.parametrize("fault", [_KeepsTheWindow, _CountsABonus])
 def test_faults_of_the_targets_side_are_noticed(monkeypatch: pytest.MonkeyPatch, fault: type[Rounds]) -> None:
-    wanted = simulate_parallel(right_guesses(GREEDY), Costs(1, 1), 4).rounds
-    assert parallel(InTurnChannel(source_of())).account.rounds == wanted
+    wanted = reckoned_rounds(right_guesses(GREEDY), 4)
+    assert parallel(InTurnChannel(source_of())).account.settled == wanted
     monkeypatch.setattr(specdecode.runs.parallel.loop, "Rounds", fault)
     try:
         result = parallel(InTurnChannel(source_of(length=9 * LENGTH)), target=target_of(9 * LENGTH))
     except (IndexError, RuntimeError):
         return
-    assert not torch.equal(result.tokens, plain(GREEDY)) or result.account.rounds != wanted
+    assert not torch.equal(result.tokens, plain(GREEDY)) or result.account.settled != wanted
 
 
 class Slow(MarkovTarget):
@@ -288,67 +282,34 @@ class Slow(MarkovTarget):
 class Growing(MarkovTarget):
     """A pass takes six seconds, and more for every token."""
 
-    def __init__(self, table: Tensor, clocks: TwoClocks, more: float = 0.9) -> None:
+    def __init__(self, table: Tensor, clock: Clock, more: float = 0.9) -> None:
         super().__init__(table, PROMPT, LENGTH)
-        self.clocks, self.more = clocks, more
+        self.clock, self.more = clock, more
 
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
-        self.clocks.work(6 + self.more * tokens.shape[1])
+        self.clock.work(6 + self.more * tokens.shape[1])
         return super().forward(tokens, mask, depths)
 
 
-class TwoClocks:
-    """A clock a thread. It moves by work alone, and to the time at which a message that it waits for was sent."""
+class Clock:
+    """Moves by work alone."""
 
-    def __init__(self) -> None:
-        self._now: dict[int, float] = {}
+    seconds = 0.0
 
     def now(self) -> float:
-        return self._now.get(threading.get_ident(), 0.0)
+        return self.seconds
 
     def work(self, seconds: float) -> None:
-        self._now[threading.get_ident()] = self.now() + seconds
-
-    def wait_for(self, moment: float) -> None:
-        self._now[threading.get_ident()] = max(self.now(), moment)
+        self.seconds += seconds
 
 
 @pytest.fixture
-def clocks(monkeypatch: pytest.MonkeyPatch) -> TwoClocks:
-    """Both sides read these clocks, and every message of `ThreadChannel` takes the time of its sender along."""
-    clocks, channels = TwoClocks(), specdecode.runs.parallel.one_process
-
-    class Thread(ThreadPoolExecutor):
-        def submit(self, work: Any, /, *arguments: Any) -> Any:  # type: ignore[override]
-            sent = clocks.now()
-
-            def timed() -> tuple[Any, float]:
-                clocks.wait_for(sent)
-                return work(*arguments), clocks.now()
-
-            future = super().submit(timed)
-
-            def result() -> Any:
-                answer, answered = future.result()
-                clocks.wait_for(answered)
-                return answer
-
-            return SimpleNamespace(result=result)
-
-    class Numbers(channels._Numbers):
-        def __init__(self, numbers: Tensor) -> None:
-            super().__init__(numbers)
-            self.sent = clocks.now()
-
-        def here(self) -> Tensor:
-            clocks.wait_for(self.sent)
-            return super().here()
-
-    monkeypatch.setattr(channels, "ThreadPoolExecutor", Thread)
-    monkeypatch.setattr(channels, "_Numbers", Numbers)
-    for module in ("loop", "drafter", "draft_length"):
-        monkeypatch.setattr(f"specdecode.runs.parallel.{module}.time", SimpleNamespace(perf_counter=clocks.now))
-    return clocks
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Both sides read this clock."""
+    clock = Clock()
+    for module in ("drafter", "draft_length"):
+        monkeypatch.setattr(f"specdecode.runs.parallel.{module}.time", SimpleNamespace(perf_counter=clock.now))
+    return clock
 
 
 def test_a_hundred_timings_give_one_result() -> None:
@@ -361,34 +322,16 @@ def test_a_hundred_timings_give_one_result() -> None:
     def source(prompt: Any, hint: Any) -> MarkovTarget:
         return Slow(CLOSE_TABLE, lambda: time.sleep(scale[0] * dice.random()), length)
 
-    with ThreadChannel(source) as channel:
+    with served(lambda: source) as channel:
         for _ in range(100):
             scale[:] = dice.choice([(1e-3, 0), (0, 2e-3), (5e-4, 1e-3)])
             target = Slow(TABLE, lambda: time.sleep(scale[1] * dice.random()), length)
             result = parallel(channel, SAMPLED, target=target, max_new_tokens=length, draft_length=3)
             assert torch.equal(result.tokens, wanted.tokens)
-            assert result.account.rounds == wanted.account.rounds
+            assert result.account.settled == wanted.account.settled
 
 
-@pytest.mark.parametrize(("target", "draft"), [(6.0, 1.5), (3.0, 1.5), (9.0, 1.5)])
-@pytest.mark.parametrize("table", [TABLE, CLOSE_TABLE], ids=["same", "close"])
-def test_a_round_takes_as_long_as_the_slower_side(
-    clocks: TwoClocks, table: Tensor, target: float, draft: float
-) -> None:
-    with ThreadChannel(lambda prompt, hint: Slow(table, lambda: clocks.work(draft))) as channel:
-        account = parallel(channel, target=Slow(TABLE, lambda: clocks.work(target))).account
-    matches = [True] * LENGTH if table is TABLE else right_guesses(GREEDY)
-    costs = Costs(target, draft, target_prefill=target, draft_prefill=draft)
-    assert account == simulate_parallel(matches, costs, 4)
-    full = {
-        each.target + each.waiting
-        for each, what in zip(account.seconds, account.rounds, strict=True)
-        if what.drafted == 4
-    }
-    assert full == {max(target, 4 * draft)}
-
-
-def test_the_draft_length_is_the_ratio_of_measured_times(clocks: TwoClocks) -> None:
+def test_the_draft_length_is_the_ratio_of_measured_times(clock: Clock) -> None:
     assert [draft_length_of(*each) for each in ((0.420, 0.078), (0.420, 0.0466), (5.9, 1.0), (1.0, 3.0))] == [
         5,
         9,
@@ -398,17 +341,17 @@ def test_the_draft_length_is_the_ratio_of_measured_times(clocks: TwoClocks) -> N
     for seconds in ((0.0, 1.0), (1.0, -1.0)):
         with pytest.raises(ValueError, match="seconds must be positive"):
             draft_length_of(*seconds)
-    target = Slow(TABLE, lambda: clocks.work(6.0))
-    channel = InTurnChannel(lambda prompt, hint: Slow(CLOSE_TABLE, lambda: clocks.work(1.5), 5))
+    target = Slow(TABLE, lambda: clock.work(6.0))
+    channel = InTurnChannel(lambda prompt, hint: Slow(CLOSE_TABLE, lambda: clock.work(1.5), 5))
     assert measure_draft_length(target, channel, repeats=2) == DraftLength(4, 6.0, 1.5, 1 + 2 * 3, 1 + 3 * 4)
-    longer = Growing(TABLE, clocks)
+    longer = Growing(TABLE, clock)
     # 6 + 0.9 a token against 1.5: 5 tokens during a pass over one, then 7, 8, 9, and 9 during one over nine.
     found = measure_draft_length(longer, channel, repeats=2)
     assert found == DraftLength(9, pytest.approx(6 + 9 * 0.9), 1.5, 1 + 5 * 3, 1 + 3 * 4)
     # Where a token more costs the target more than the drafter, growth has an end.
-    assert measure_draft_length(Growing(TABLE, clocks, 2.0), channel, repeats=2).tokens == 10
-    assert measure_draft_length(Growing(TABLE, clocks, 2.0), channel, repeats=2, longest=7).tokens == 7
-    assert measure_draft_length(Growing(TABLE, clocks, 2.0), channel, repeats=2, longest=1).tokens == 5
+    assert measure_draft_length(Growing(TABLE, clock, 2.0), channel, repeats=2).tokens == 10
+    assert measure_draft_length(Growing(TABLE, clock, 2.0), channel, repeats=2, longest=7).tokens == 7
+    assert measure_draft_length(Growing(TABLE, clock, 2.0), channel, repeats=2, longest=1).tokens == 5
     with pytest.raises(ValueError, match="longest must be"):
         measure_draft_length(target, channel, longest=0)
     # Both can be used as if nothing had been.
@@ -418,44 +361,33 @@ def test_the_draft_length_is_the_ratio_of_measured_times(clocks: TwoClocks) -> N
 class Early(MarkovTarget):
     """Gives a hint in the middle of its prefill."""
 
-    def __init__(self, give: Callable[[Tensor], None], work: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, give: Callable[[Tensor], None]) -> None:
         super().__init__(TABLE, PROMPT, LENGTH)
-        self.give, self.work = give, work
+        self.give = give
 
     def prefill(self) -> TargetOutput:
-        self.work()
         self.give(torch.tensor([4, 2]))
-        self.work()
         return super().prefill()
 
 
-@pytest.mark.parametrize("threaded", [False, True])
-def test_the_hint_reaches_the_drafter_while_the_target_is_prefilling(threaded: bool, clocks: TwoClocks) -> None:
+def test_the_hint_reaches_the_drafter_of_its_row() -> None:
     seen: list[Any] = []
 
     def source(prompt: Any, hint: Callable[[], Tensor | None]) -> MarkovTarget:
         numbers = hint()
         seen.append((prompt, None if numbers is None else numbers.tolist()))
-        return Slow(CLOSE_TABLE, lambda: clocks.work(2))
+        return MarkovTarget(CLOSE_TABLE, PROMPT, LENGTH)
 
-    channel = ThreadChannel(source) if threaded else InTurnChannel(source)
-    result = parallel(channel, target=Early(channel.hint, lambda: clocks.work(20)), prompt="a video")
+    channel = InTurnChannel(source)
+    result = parallel(channel, target=Early(channel.hint), prompt="a video")
     assert seen == [("a video", [4, 2])] and torch.equal(result.tokens, plain(GREEDY))
-    if threaded:  # prefill and startup tokens are hidden in the target's prefill
-        wanted = RoundSeconds(target=40, drafter=4 * 2, waiting=0)
-        assert result.account.seconds[0] == wanted, "waiting for the hint is not work"
     parallel(channel, prompt="another")
     assert seen[-1] == ("another", None), "no hint was given"
-    if isinstance(channel, ThreadChannel):
-        channel.close()
 
 
-def test_one_channel_serves_rows_one_after_the_other() -> None:
-    with ThreadChannel(source_of()) as channel:
-        for seed in (1, 2, 1):
-            streams = RandomStreams.from_seeds([seed])
-            wanted = decode(target_of(), max_new_tokens=LENGTH, sampling=SAMPLED, streams=streams).tokens
-            assert torch.equal(parallel(channel, SAMPLED, streams=streams).tokens, wanted)
+def test_waiting_for_the_hint_is_not_the_drafters_work(clock: Clock) -> None:
+    drafter = WindowDrafter(lambda prompt, hint: Slow(CLOSE_TABLE, lambda: clock.work(2 + 0 * bool(hint()))))
+    assert drafter.begin(DraftRequest(None, VOCAB, GREEDY, 0), 1, lambda: clock.work(20)).seconds == 2
 
 
 class _Breaks(MarkovTarget):
@@ -473,8 +405,8 @@ def test_what_fails_on_either_side_is_raised_and_the_next_row_is_not_harmed() ->
     def refuse(numbers: Tensor) -> None:
         raise ArithmeticError("the target broke in its prefill")
 
-    with ThreadChannel(source) as channel:
-        with pytest.raises(ArithmeticError, match="this model is broken"):
+    with served(lambda: source) as channel:
+        with pytest.raises(DrafterError, match="ArithmeticError: this model is broken"):
             parallel(channel, prompt="broken")
         with pytest.raises(ArithmeticError, match="this model is broken"):
             parallel(channel, target=_Breaks(TABLE, PROMPT, LENGTH))

@@ -10,9 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +29,13 @@ from specdecode.runs.parallel import (
     ParallelResult,
     RemoteDrafter,
     decode_parallel,
-    serve_drafts,
 )
 from specdecode.runs.parallel.two_processes import PipeLink
 from specdecode.sampling import RandomStreams, SamplingConfig
 
 sys.path.append(str(Path(__file__).parent))  # started processes get this path, too
 import parallel_players as players
+from served_drafters import served
 
 SAMPLINGS = [SamplingConfig(temperature=0), SamplingConfig(temperature=1.0)]
 
@@ -87,33 +85,18 @@ def check(result: ParallelResult, sampling: SamplingConfig = SAMPLINGS[0], seed:
     """Plain decoding's tokens, in the rounds that a drafter in the same process would have made."""
     assert torch.equal(result.tokens, plain(sampling, seed))
     in_turn = parallel(InTurnChannel(players.source), sampling, seed=seed)
-    assert result.account.rounds == in_turn.account.rounds
-
-
-@contextmanager
-def served(build: Callable[[], Any] = players.build) -> Iterator[RemoteDrafter]:
-    """A worker's loop in a thread at the other end of a pipe."""
-    ours, theirs = multiprocessing.Pipe()
-    worker = threading.Thread(target=serve_drafts, args=(PipeLink(theirs), build))
-    worker.start()
-    try:
-        with RemoteDrafter(PipeLink(ours, timeout=20.0)) as channel:
-            yield channel
-    finally:
-        ours.close()
-        worker.join(10)
-        assert not worker.is_alive(), "the worker must end with its link"
+    assert result.account.settled == in_turn.account.settled
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
 def test_rows_follow_one_another_over_a_link(sampling: SamplingConfig) -> None:
-    with served() as channel:
+    with served(players.build) as channel:
         for seed in (0, 5, 0):
             check(parallel(channel, sampling, seed=seed), sampling, seed)
 
 
 def test_the_hint_travels() -> None:
-    with served() as channel:
+    with served(players.build) as channel:
         for prompt in ("needs a hint", "needs none"):
             check(parallel(channel, target=target_of(channel.hint), prompt=prompt))
         with pytest.raises(DrafterError, match="ValueError: the hint is None"):
@@ -121,7 +104,7 @@ def test_the_hint_travels() -> None:
 
 
 def test_the_drafters_errors_are_told_and_the_worker_lives_on(capfd: pytest.CaptureFixture[str]) -> None:
-    with served() as channel:
+    with served(players.build) as channel:
         with pytest.raises(DrafterError, match=r"^the drafter failed: FileNotFoundError: no such video: missing\.mp4$"):
             parallel(channel, prompt="missing")
         assert "Traceback" in capfd.readouterr().err
@@ -138,7 +121,7 @@ class _Breaks(Hinting):
 
 
 def test_answers_nobody_waits_for_any_more_are_not_mistaken_for_others() -> None:
-    with served() as channel:
+    with served(players.build) as channel:
         with pytest.raises(ArithmeticError):  # the window ordered in this round is never collected
             parallel(channel, target=_Breaks(players.target_table(), players.PROMPT, players.LENGTH))
         check(parallel(channel, seed=2), seed=2)

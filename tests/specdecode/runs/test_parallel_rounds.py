@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdecode.runs.parallel.rounds import DraftOrder, Round, Rounds, RunAccount
+from specdecode.runs.parallel.rounds import DraftOrder, Round, Rounds
 
 Guess = Callable[[list[int]], int]
 
@@ -110,13 +110,11 @@ def test_a_row_ends_at_its_first_stop_token_or_is_complete(
 ) -> None:
     truth = [i % period for i in range(len(matches))]
     rounds = Rounds(len(truth), gamma, stops)
-    account = RunAccount(gamma)
     for _, _, each in run(rounds, truth, guesses(truth, matches)):
-        account.rounds.append(each)
         assert each.accepted <= each.emitted <= each.accepted + 1 and each.accepted <= each.judged
     assert rounds.tokens == plain(truth, stops)
-    assert sum(each.emitted for each in account.rounds) == len(rounds.tokens)
-    assert sum(account.run_lengths) + sum(each.rejected for each in account.rounds) == len(rounds.tokens)
+    assert sum(each.emitted for each in rounds.settled) == len(rounds.tokens)
+    assert sum(rounds.run_lengths) + sum(each.rejected for each in rounds.settled) == len(rounds.tokens)
 
 
 def test_tokens_accepted_past_a_stop_token_are_not_counted() -> None:
@@ -133,9 +131,9 @@ def test_tokens_accepted_past_a_stop_token_are_not_counted() -> None:
 @given(ROWS, st.integers(1, 7))
 def test_runs_between_rejections_do_not_depend_on_the_window(matches: list[bool], gamma: int) -> None:
     truth = [1] * len(matches)
-    account = RunAccount(gamma)
-    for _, _, each in run(Rounds(len(truth), gamma), truth, guesses(truth, matches)):
-        account.rounds.append(each)
+    rounds = Rounds(len(truth), gamma)
+    ordered = sum(order.count for _, order, _ in run(rounds, truth, guesses(truth, matches)))
+    assert rounds.draft_passes == ordered
     runs = [0]
     for right in matches:
         runs[-1] += right
@@ -143,8 +141,7 @@ def test_runs_between_rejections_do_not_depend_on_the_window(matches: list[bool]
             runs.append(0)
     if not matches[-1]:
         runs.pop()
-    assert account.run_lengths == runs
-    assert account.mean_run_length == sum(matches) / len(runs)
+    assert rounds.run_lengths == runs
 
 
 class _KeepsTheWindow(Rounds):

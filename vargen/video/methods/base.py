@@ -146,7 +146,7 @@ class VideoComponents(Protocol):
 
         Args:
             drafter: as for `pruned_draft`.
-            workers: "processes", "threads" or "in_turn".
+            workers: "processes" or "in_turn".
             draft_length: tokens of a window; None measures how many are drafted during a forward pass of the target.
         """
 

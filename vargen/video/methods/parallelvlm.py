@@ -13,7 +13,7 @@ from vargen.methods.base import AUTO, Auto
 from vargen.video.methods.base import SPREADS, OwnLoop, VideoComponents
 from vargen.video.methods.speculative import SpeculativeConfig
 
-WORKERS = ("processes", "threads", "in_turn")
+WORKERS = ("processes", "in_turn")
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class ParallelConfig(SpeculativeConfig):
     keep_ratio: float = 0.1
     pruning: str = option("uniform", choices=(*SPREADS, "visual_gain"))
     workers: str = option("processes", choices=WORKERS)
-    """Where both work: "processes", two of them; "threads", two in one process, on a GPU each with a stream of its own;
-    "in_turn", one after the other in one process, with the same result."""
+    """Where both work: "processes", two of them; "in_turn", one after the other in one, with the same result."""
 
     def _players(self, components: VideoComponents) -> OwnLoop:
         length = None if self.draft_length == AUTO else int(self.draft_length)

@@ -24,7 +24,6 @@ from specdecode.runs.parallel import (
     DraftProcess,
     DraftSource,
     InTurnChannel,
-    ThreadChannel,
     decode_parallel,
     measure_draft_length,
 )
@@ -60,7 +59,7 @@ class ParallelPair:
 
     Args:
         drafter: the model that drafts; for "processes" it need not be loaded.
-        workers: "processes", "threads" or "in_turn".
+        workers: "processes" or "in_turn".
     """
 
     def __init__(self, drafter: Any, workers: str) -> None:
@@ -82,8 +81,6 @@ class ParallelPair:
 
     def _open(self) -> DraftChannel:
         drafter = self.drafter
-        if self.workers == "threads":
-            return ThreadChannel(_source_of(drafter), drafter.device)
         if self.workers == "in_turn":
             return InTurnChannel(_source_of(drafter))
         if isinstance(drafter, LazyModel):

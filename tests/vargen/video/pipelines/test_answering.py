@@ -138,7 +138,7 @@ def forked_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.multiprocessing, "get_context", lambda method: context)
 
 
-@pytest.mark.parametrize(("workers", "threads"), [("processes", 2), ("threads", 2), ("in_turn", 3)])
+@pytest.mark.parametrize(("workers", "threads"), [("processes", 2), ("in_turn", 3)])
 @pytest.mark.usefixtures("forked_drafters")
 def test_a_core_is_left_to_the_drafter(
     qwen_pair: Path,
@@ -237,12 +237,12 @@ def test_two_workers_say_what_one_says(
         answers = [
             answerer.answer(case.frames, QUESTION, ParallelConfig(workers=each, draft_length=3), max_new_tokens=20)
             for case in cases
-            for each in ("processes", "threads", "in_turn")
+            for each in ("processes", "in_turn")
         ]
     finally:
         answerer.close()
     for number, answer in enumerate(answers):
-        alone = answers[number - number % 3 + 2]
+        alone = answers[number - number % 2 + 1]
         assert answer.token_ids == alone.token_ids and answer.run_lengths == alone.run_lengths
         assert answer.trace.accepted_lengths == alone.trace.accepted_lengths
 

@@ -75,8 +75,8 @@ def test_workers_last_for_answers_of_their_own_kind(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(VideoLLMComponents, "sizes", lambda self, nodes: {})
     lasting: dict[Any, Any] = {}
     parts = VideoLLMComponents("target", [{}], 4, "draft", lasting=lasting)
-    wanted = [(drafter, workers) for drafter in ("self", "pair") for workers in ("threads", "in_turn")]
+    wanted = [(drafter, workers) for drafter in ("self", "pair") for workers in ("processes", "in_turn")]
     found = [parts.parallel_pair(*each, Pruning(1.0), 2) for each in wanted]
     assert found == [({"self": "target", "pair": "draft"}[drafter], workers) for drafter, workers in wanted]
     again = VideoLLMComponents("target", [{}], 4, "draft", lasting=lasting)
-    assert again.parallel_pair("self", "threads", Pruning(1.0), 2) is found[0]
+    assert again.parallel_pair("self", "processes", Pruning(1.0), 2) is found[0]

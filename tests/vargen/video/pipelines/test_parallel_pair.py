@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdecode.loop import decode
-from specdecode.runs.parallel import InTurnChannel, ParallelResult, ThreadChannel, decode_parallel, measure_draft_length
+from specdecode.runs.parallel import InTurnChannel, ParallelResult, decode_parallel, measure_draft_length
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.video.models.pruning import keep_highest, token_budget, visual_gain
 from vargen.video.models.request import VideoRequest, keep_visual, prepare_request
@@ -67,15 +66,14 @@ def source_of(model: Any, seen: list[int] | None = None) -> Callable[..., VideoT
 
 
 @pytest.mark.parametrize("same_model", [True, False])
-@pytest.mark.parametrize("threaded", [True, False])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_tokens_are_those_of_plain_decoding(
-    architecture: str, models: Models, inputs_of: Inputs, same_model: bool, threaded: bool, sampling: SamplingConfig
+    architecture: str, models: Models, inputs_of: Inputs, same_model: bool, sampling: SamplingConfig
 ) -> None:
-    """Two questions, one after the other; the drafter may be the target itself, in another thread."""
+    """Two questions, one after the other; the drafter may be the target itself."""
     model = models(architecture)
     source = source_of(model if same_model else models(architecture, 5, 1))
-    channel = ThreadChannel(source) if threaded else InTurnChannel(source)
+    channel = InTurnChannel(source)
     for seed, length in ((3, 6), (1, 9)):
         inputs = inputs_of(architecture, seed, length)
         request = prepare_request(model, inputs)
@@ -86,8 +84,6 @@ def test_tokens_are_those_of_plain_decoding(
         assert target.kv_cache is not None
         fed = int(target.kv_cache.lengths) - request.length
         assert fed == LENGTH - 1, "all but the last token were fed, and nothing else is left"
-    if isinstance(channel, ThreadChannel):
-        channel.close()
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -165,24 +161,9 @@ def test_the_draft_length_is_measured_with_the_pruned_drafter(
     model, inputs = models(architecture), inputs_of(architecture, 3)
     request = prepare_request(model, inputs)
     seen: list[int] = []
-    with ThreadChannel(source_of(model, seen)) as channel:
-        target = hinting(model, request, 0.25, channel.hint)
-        measured = measure_draft_length(target, channel, prompt=inputs, repeats=2)
-        assert measured.tokens >= 1 and seen == [round(0.25 * request.num_visual)]
-        result = parallel(target, channel, GREEDY, inputs, draft_length=min(measured.tokens, 9))
-        assert torch.equal(result.tokens, plain(VideoTarget(model, request))[0])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("same_model", [True, False])
-def test_two_streams_of_one_gpu(architecture: str, models: Models, inputs_of: Inputs, same_model: bool) -> None:
-    model = copy.deepcopy(models(architecture)).cuda()
-    small = model if same_model else copy.deepcopy(models(architecture, 5, 1)).cuda()
-    with ThreadChannel(source_of(small), device="cuda") as channel:
-        for seed in range(5):
-            inputs = {name: value.cuda() for name, value in inputs_of(architecture, seed).items()}
-            request = prepare_request(model, inputs)
-            target = hinting(model, request, 0.4, channel.hint)
-            result = parallel(target, channel, SAMPLED, inputs)
-            assert torch.equal(result.tokens, plain(VideoTarget(model, request), SAMPLED)[0])
+    channel = InTurnChannel(source_of(model, seen))
+    target = hinting(model, request, 0.25, channel.hint)
+    measured = measure_draft_length(target, channel, prompt=inputs, repeats=2)
+    assert measured.tokens >= 1 and seen == [round(0.25 * request.num_visual)]
+    result = parallel(target, channel, GREEDY, inputs, draft_length=min(measured.tokens, 9))
+    assert torch.equal(result.tokens, plain(VideoTarget(model, request))[0])

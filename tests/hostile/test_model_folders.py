@@ -156,7 +156,7 @@ CASES = [
     of("an epsilon below zero", change(TRANSFORMER, norm_eps=-1), "norm_eps must be at least 0"),
     of("no rotary base", change(TRANSFORMER, rope_base=0), "rope_base must be at least 1"),
     of("an epsilon of nothing", change(T5, layer_norm_epsilon=float("nan")), "layer_norm_epsilon must be a number"),
-    of("an epsilon in a list", change(TRANSFORMER, norm_eps=[]), "norm_eps must be float, not []"),
+    of("an epsilon in a list", change(TRANSFORMER, norm_eps=[]), "norm_eps must be a number, not []"),
     of("sizes that are none", change("vqvae/config.json", block_out_channels=["x"]), "block_out_channels must be"),
     of("a number of groups below 1", change("vqvae/config.json", norm_num_groups=-1), "norm_num_groups must be at"),
     of(

@@ -186,6 +186,9 @@ def _told(bound: float) -> str:
 
 
 def shown(value: object) -> str:
-    """A value for an error, at most 40 characters of it."""
-    text = repr(value)
+    """A value for an error, at most 40 characters of it; empty for one that cannot say what it is."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # of a stranger's class
+        return ""
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -49,8 +49,10 @@ class Option:
         """What an error calls the values of this option, whose type is `hint`."""
         bounds = range_in_words(self.least, self.most, self.above, self.below)
         words = WORDS | {kind: f"{WORDS[kind]}{bounds}" for kind in (int, float)}
-        if self.choices or self.path:
-            words[str] = f"one of {', '.join(self.choices)}" if self.choices else f"a {self.path.shown.lower()}"
+        if self.path is not None:
+            words[str] = f"a {self.path.shown.lower()}"
+        if self.choices:
+            words[str] = f"one of {', '.join(self.choices)}"
         return in_words(hint, words)
 
     def check(self, name: str, value: Any, hint: Any) -> None:
@@ -92,16 +94,16 @@ class Settings:
 
 def check_options(settings: Any, prefix: str = "") -> None:
     """The check of every option of a dataclass; errors call it by `prefix` and its name. Raises UserError."""
-    hints = _hints(type(settings))
-    for name, declared in options_of(type(settings)).items():
+    kind = settings.__class__
+    hints = _hints(kind)
+    for name, declared in options_of(kind).items():
         value = getattr(settings, name)
         declared.check(prefix + name, value, hints[name])
         if isinstance(value, list) and any(get_origin(each) is tuple for each in alternatives(hints[name])):
             object.__setattr__(settings, name, _tuples(value))
 
 
-@cache
-def options_of(settings: Any) -> dict[str, Option]:
+def options_of(settings: type[Any]) -> dict[str, Option]:
     """The declaration of each field of a dataclass, by name. A subclass that changes the default keeps the rest."""
     declared: dict[str, Option] = {}
     for kind in reversed(settings.__mro__):
@@ -111,7 +113,7 @@ def options_of(settings: Any) -> dict[str, Option]:
     return {each.name: declared[each.name] for each in fields(settings)}
 
 
-def path_roles_of(settings: Any) -> dict[str, PathRole]:
+def path_roles_of(settings: type[Any]) -> dict[str, PathRole]:
     """What the fields of a dataclass name on disk, by field."""
     return {name: each.path for name, each in options_of(settings).items() if each.path is not None}
 

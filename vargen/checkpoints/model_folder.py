@@ -16,16 +16,16 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from safetensors import SafetensorError, safe_open
 
 from vargen.base import reading
 from vargen.base.bounds import MAX_PIXELS, check_number
 from vargen.base.errors import UserError
+from vargen.base.kinds import fits, in_words
 from vargen.methods.base import ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import check_own_settings, resolve_method
 from vargen.runs.files import write_atomic
@@ -509,26 +509,9 @@ def _check_kinds(model_class: Any, config: Mapping[str, Any]) -> None:
     for name, parameter in inspect.signature(model_class.__init__).parameters.items():
         if name not in config or name not in hints or config[name] == parameter.default:
             continue
-        if not _is_of_kind(config[name], hints[name]):
-            kind = getattr(hints[name], "__name__", None) or str(hints[name])
-            raise ValueError(f"{name} must be {kind}, not {json.dumps(config[name])[:100]}")
-
-
-def _is_of_kind(value: object, hint: Any) -> bool:
-    """Whether a JSON value fits a type hint; hints that are not understood here fit every value."""
-    home, inner = get_origin(hint), get_args(hint)
-    if home in (Union, UnionType):
-        return any(_is_of_kind(value, each) for each in inner)
-    if home is Literal:
-        return value in inner
-    if (home or hint) in (tuple, list, Sequence):  # of any length: tuple[int] is used so
-        kinds = [each for each in inner if each is not ...] or [object]
-        return isinstance(value, list) and all(any(_is_of_kind(one, kind) for kind in kinds) for one in value)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return not (hint in (str, bool, NoneType) and not isinstance(value, hint))
+        value = config[name]
+        if not fits(value, hints[name]) or (isinstance(value, float) and not math.isfinite(value)):
+            raise ValueError(f"{name} must be {in_words(hints[name])}, not {json.dumps(value)[:100]}")
 
 
 def _is_beyond(value: object, most: int) -> bool:

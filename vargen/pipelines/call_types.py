@@ -10,29 +10,25 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral, Real
-from types import NoneType, SimpleNamespace, UnionType
-from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping
+from types import NoneType, SimpleNamespace
+from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
-from vargen.base.bounds import check_magnitudes, check_text
+from vargen.base.bounds import check_magnitudes, check_text, shown
 from vargen.base.errors import UserError, did_you_mean
+from vargen.base.kinds import WORDS, alternatives, fits, in_words, is_list
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-_WORDS: dict[Any, str] = {
-    str: "text",
-    int: "an integer",
-    float: "a number",
+_WORDS = WORDS | {
     bool: "True or False",
     NoneType: "None",
     Tensor: "a tensor",
     torch.Generator: "a torch.Generator",
 }
-_ELEMENTS_LOOKED_AT = 4096
 _OF_DENOISING = ("num_inference_steps", "timesteps", "sigmas", "latents", "eta", "strength", "scheduler")
 """Arguments of diffusers' pipelines that nothing here can mean."""
 
@@ -94,13 +90,14 @@ def check_evaluating(modules: Mapping[str, object]) -> None:
 
 def check_argument(name: str, value: Any, hint: Any) -> None:
     """The check of one argument. Raises UserError."""
-    if not _fits(value, hint):
-        wrong = next((each for each in value if not _fits_inside(each, hint)), value) if _is_list(value) else value
+    if not fits(value, hint):
+        elements = value if is_list(value) else ()
+        wrong = next((each for each in elements if not any(fits([each], part) for part in alternatives(hint))), value)
         held = "" if wrong is value else "a list that holds "
-        raise UserError(f"{name} must be {_told(hint)}, got {held}{type(wrong).__name__} {_shown(wrong)}")
-    if isinstance(value, int) or _is_list(value):
+        raise UserError(f"{name} must be {in_words(hint, _WORDS)}, got {held}{type(wrong).__name__} {shown(wrong)}")
+    if isinstance(value, int) or is_list(value):
         check_magnitudes(name, value)
-    for text in [value] if isinstance(value, str) else value if _is_list(value) else ():
+    for text in [value] if isinstance(value, str) else value if is_list(value) else ():
         if isinstance(text, str):
             check_text(name, text)
     if isinstance(value, Tensor):
@@ -121,57 +118,3 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         except (NameError, TypeError):  # imported for type checkers only
             found[name] = Any
     return found
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def _fits(value: object, hint: Any) -> bool:
-    home = get_origin(hint)
-    if hint is Any:  # a class since Python 3.11, of which nothing is an instance
-        return True
-    if home in (Union, UnionType):
-        return any(_fits(value, each) for each in get_args(hint))
-    if hint in (None, NoneType):
-        return value is None
-    if hint is bool:
-        return isinstance(value, bool)
-    if hint in (int, float):
-        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
-    if home is tuple:
-        return isinstance(value, tuple | list)
-    if home is not None and isinstance(home, type) and issubclass(home, Iterable) and not issubclass(home, Mapping):
-        inner = get_args(hint)[0]
-        return _is_list(value) and all(_fits(each, inner) for each in value[:_ELEMENTS_LOOKED_AT])  # type: ignore[index]
-    if home is Callable:
-        return callable(value)
-    if home is Mapping:
-        return isinstance(value, Mapping)
-    return not (isinstance(hint, type) and home is None) or isinstance(value, hint)
-
-
-def _fits_inside(value: object, hint: Any) -> bool:
-    """Whether it fits as an element of the list that a hint allows."""
-    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return any(_fits([value], each) for each in parts)
-
-
-def _told(hint: Any) -> str:
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_told(each) for each in get_args(hint)))
-    if get_origin(hint) is Callable:
-        return "callable"
-    if get_origin(hint) is Mapping:
-        return "a mapping"
-    if get_origin(hint) is not None and get_args(hint):
-        return f"a list (each {_told(get_args(hint)[0])})"
-    return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
-
-
-def _shown(value: object) -> str:
-    try:
-        text = " ".join(repr(value).split())
-    except Exception:  # of a stranger's class
-        return ""
-    return text if len(text) <= 40 else f"{text[:37]}..."

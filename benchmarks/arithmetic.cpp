@@ -13,15 +13,23 @@
 
 namespace {
 
-typedef float Lanes __attribute__((vector_size(64)));
+#if defined(__AVX512F__)
+constexpr int REGISTER = 64;
+#elif defined(__AVX__)
+constexpr int REGISTER = 32;
+#else
+constexpr int REGISTER = 16;
+#endif
+typedef float Lanes __attribute__((vector_size(REGISTER)));
 
-constexpr int SUMS = 16;  // independent of each other, so that none waits for its last product
+// Independent of each other, so that none waits for its last product. All stay in registers, with both factors.
+constexpr int SUMS = REGISTER == 64 ? 16 : 12;
 
 // Left alone, a compiler would see that every round says the same, and leave rounds out.
 #define OPAQUE(value) asm volatile("" : "+v"(value))
 
 struct Float32 {
-    static constexpr int64_t FLOPS = 2 * 16;
+    static constexpr int64_t FLOPS = 2 * sizeof(Lanes) / sizeof(float);
     Lanes sums[SUMS] = {}, left = {}, right = {};
     void round() {
         for (Lanes& sum : sums) {

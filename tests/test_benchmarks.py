@@ -1,0 +1,439 @@
+"""Scripts of benchmarks/: each is called as a person would, as small as can be; figures are checked by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import guided_seconds
+import judge_report
+import language_models
+import paper_tables
+import passes
+import pytest
+import real_text
+import record_all
+import rows_side_by_side
+import tokenizers
+import torch
+import vvs_studies
+import weighted
+from results_page.pictures import studies_section
+from results_page.plain import plain_section
+from results_page.speed import fronts_section
+from scene_truth import reading_from_scene
+from small_video_llms import build_video_llm, save_both
+from tiny_pipelines import build_drafting_pipeline
+from training_commands import configuration_of
+from transformers import PreTrainedTokenizerFast
+
+from metrics.proportion import Proportion
+from metrics.provenance import provenance
+from metrics.speculation import CallRecord
+from scenes.cases import sample_prompts
+from scenes.judge.network import SceneJudge
+from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
+from scenes.rendering.renderer import SceneRenderer
+from vargen.methods.catalogue import resolve_method
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+CALLED = [path.stem for path in sorted(BENCHMARKS.glob("*.py")) if "ArgumentParser(" in path.read_text()]
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_every_script_says_how_it_is_called(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+    assert not ended.value.code and capsys.readouterr().out.startswith("usage")
+
+
+def call(monkeypatch: pytest.MonkeyPatch, module: Any, *arguments: Any) -> None:
+    monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
+    module.main()
+
+
+def test_passes_are_timed_and_kept(own_kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "passes.json"
+    given = ("--smoke", "--output", path, "--num_threads", torch.get_num_threads())
+    call(monkeypatch, passes, *given)
+    rows = json.loads(path.read_text())["rows"]
+    cases = {("shipped", dtype, tokens) for dtype in ("float32", "bfloat16") for tokens in (1, 8)}
+    assert {(row["model"], row["dtype"], row["tokens"]) for row in rows} == cases
+    for row in rows:
+        assert row["streaming_ms"] == pytest.approx(row["bytes_read"] / row["read_gb_per_second"] / 1e6)
+        for kernels, share in row["roof_share"].items():
+            read = row["bandwidth_share"][kernels] * row["median_ms"][kernels]
+            bound = max(read, row["arithmetic_ms"][kernels])
+            assert share == pytest.approx(bound / row["median_ms"][kernels])
+    monkeypatch.setattr(passes, "milliseconds", lambda *_: pytest.fail("it is there"))
+    call(monkeypatch, passes, *given)
+    assert json.loads(path.read_text())["rows"] == rows
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and recording takes minutes")
+def test_without_a_gpu_its_script_says_so(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHON": sys.executable, "RESULTS": str(tmp_path / "results")}
+    command = ["bash", str(BENCHMARKS / "gpu.sh")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and done.stdout.startswith("skipped: torch finds no GPU here")
+    assert not (tmp_path / "results").exists()
+
+
+def test_every_step_of_the_sweep_names_a_script_and_a_record() -> None:
+    for step in record_all.STEPS.values():
+        if step.command[0] != "-m":
+            assert (BENCHMARKS.parent / step.command[0]).is_file()
+        if step.copies is not None:
+            assert step.copies[1].is_file()
+
+
+def test_the_sweep_runs_what_is_out_of_date_and_nothing_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+
+    def write(path: Path, text: str) -> tuple[str, ...]:
+        return ("-c", f"open({str(path)!r}, 'a').write({text!r})")
+
+    steps = {"one": record_all.Step(write(one, "x"), reads_drafter=False), "two": record_all.Step(("-c", "exit(3)"))}
+    monkeypatch.setattr(record_all, "STEPS", steps)
+    monkeypatch.setattr(record_all, "RECORDED_ON", tmp_path / "recorded_on.json")
+    old = record_all.Weights("old", "old, no drafter")
+    with pytest.raises(SystemExit, match="3"):
+        record_all.run(["one", "two"], {}, old)
+    kept = json.loads(record_all.RECORDED_ON.read_text())
+    steps["two"] = record_all.Step(write(two, '{"a": 1}'), copies=(two, tmp_path / "record.json"))
+    record_all.run([name for name in steps if record_all.out_of_date(name, kept, old)], kept, old)
+    assert one.read_text() == "x" and json.loads((tmp_path / "record.json").read_text()) == {"a": 1}
+    for weights, late in (("old, no drafter", [False, True]), ("newer, no drafter", [True, True])):
+        shipped = record_all.Weights("new", weights)
+        assert [record_all.out_of_date(name, kept, shipped) for name in steps] == late
+    rows = [{"method": "ar", "judge": {"value": 0.5, "interval": [0.4, 0.6]}, "exact": True}]
+    assert dict(record_all.figures(rows)) == {("ar", "judge", "value"): 0.5}
+
+
+def test_true_pictures_are_right_and_false_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = sample_prompts(12)
+    renderer = SceneRenderer(64)
+    known = renderer([case.scene for case in cases]).images.flatten(1)
+    drawn = {case.caption.text: cases[index + (index in (2, 7, 8))].scene for index, case in enumerate(cases)}
+
+    def draw(**arguments: Any) -> SimpleNamespace:
+        return SimpleNamespace(images=renderer([drawn[text] for text in arguments["prompt"]]).images)
+
+    def read(judge: SceneJudge, images: torch.Tensor) -> list[Any]:
+        nearest = torch.cdist(images.flatten(1), known).argmin(1).tolist()
+        return [reading_from_scene(cases[index].scene) for index in nearest]
+
+    class Pipeline:
+        image_size = 64
+        __call__ = staticmethod(draw)
+
+    monkeypatch.setattr(judge_report, "read_images", read)
+    monkeypatch.setattr(judge_report, "reconstruct", lambda vqvae, images, *_: images)
+    Pipeline.vqvae = None  # type: ignore[attr-defined]
+    judge = SceneJudge(64, (4, 4, 4, 4))
+    report = judge_report.evaluate_prompts(Pipeline(), judge, cases, batch_size=5, seed=100, guidance_scale=2.5)
+    assert [index for index, verdict in enumerate(report.verdicts) if not verdict.right] == [2, 7, 8]
+    assert report.tallies["generated"].share("prompt").accuracy == pytest.approx(9 / 12)
+    assert report.tallies["renders"].share("prompt").accuracy == 1.0
+
+
+# Rows of the grid side by side, and guidance that ends early.
+
+
+def batch(claims: list[int], numbers: list[int], passes: int) -> dict[str, Any]:
+    """Of two claims and one number a picture."""
+    judged = [[right, 2, number, 1] for right, number in zip(claims, numbers, strict=True)]
+    return {"judged": judged, "passes": [passes] * len(judged), "rows_fed": [300] * len(judged), "unverified": 0.25}
+
+
+def test_settings_of_studies_are_those_of_their_methods() -> None:
+    for name, settings in {**rows_side_by_side.SETTINGS, **rows_side_by_side.ON_LARGER_GRIDS}.values():
+        kept = json.loads(json.dumps(resolve_method(name, settings).to_dict()))
+        assert {**kept, **json.loads(json.dumps(settings))} == kept
+    for rows in (*vvs_studies.STUDIES.values(), vvs_studies.MAIN_TABLE):
+        for row in rows.values():
+            settings = vvs_studies.resolve(row.method, row.settings).to_dict()
+            assert all(settings[name] == value for name, value in row.settings.items())
+
+
+def test_rows_go_on_after_a_kill_and_differences_are_over_the_same_captions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn: list[tuple[str, int]] = []
+
+    def draw(pipeline: Any, method: Any, first: int, cases: list[Any], judge: Any) -> dict[str, Any]:
+        if len(drawn) == 3:
+            raise KeyboardInterrupt
+        drawn.append((method.name, first))
+        plain = method.name == "ar"
+        return batch([2, 1 + plain], [int(plain), first // 2], 256 if plain else 64)
+
+    monkeypatch.setattr(rows_side_by_side, "draw", draw)
+    monkeypatch.setattr(rows_side_by_side, "BATCH", 2)
+    output = tmp_path / "record.json"
+    given = ("--prompts", 4, "--labels", "zipar 4,pjd 5, 2 guesses", "--kept", tmp_path / "kept", "--output", output)
+    with pytest.raises(KeyboardInterrupt):
+        call(monkeypatch, rows_side_by_side, *given)
+    assert drawn == [("ar", 0), ("ar", 2), ("zipar", 0)] and not output.exists()
+    drawn.clear()
+    call(monkeypatch, rows_side_by_side, *given)
+    assert drawn == [("zipar", 2), ("pjd", 0), ("pjd", 2)]
+    plain, zipar, pjd = json.loads(output.read_text())["rows"]
+    assert [plain["label"], zipar["label"], pjd["label"]] == ["plain", "zipar 4", "pjd 5, 2 guesses"]
+    assert (zipar["pictures"], zipar["claims"], zipar["numbers"], zipar["fewer_passes"]) == (4, 6 / 8, 1 / 4, 4)
+    assert zipar["claims_against_plain"]["value"] == pytest.approx(-2 / 8)
+    assert zipar["numbers_against_plain"]["value"] == pytest.approx(-2 / 4)
+
+
+def test_every_setting_of_guidance_is_compared_with_plain_decoding(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def draw(pipeline: Any, method: Any, cases: list[Any], seed: int, *, guided_tokens: int | None, **_: Any) -> Any:
+        seconds = (4.0 if method.name == "ar" else 2.0) / (1 if guided_tokens is None else 2)
+        return None, CallRecord(seconds, len(cases), 256, 256, 256, 0, [256])
+
+    monkeypatch.setattr(guided_seconds, "call_pipeline", draw)
+    monkeypatch.setattr(guided_seconds, "load_pipeline", lambda model, options: (None, None, "float32"))
+    monkeypatch.setattr(guided_seconds, "GUIDED", {"ar": (None, 128), "rows-batch": (None, 96)})
+    rows = guided_seconds.measure(SimpleNamespace(num_prompts=3, batch_size=2, output=str(tmp_path)))
+    assert [row["method"] for row in rows] == ["ar", "ar, 128 guided", "rows-batch", "rows-batch, 96 guided"]
+    assert [row["speedup"] for row in rows] == pytest.approx([1.0, 2.0, 2.0, 4.0])
+
+
+# The paper's studies of VVS, fronts of `vargen tune`.
+
+
+def test_a_study_of_vvs_goes_on_and_its_table_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured: list[Any] = []
+
+    def draw(*arguments: Any) -> dict[str, Any]:
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append(arguments[1])
+        shares = {"accepted_length": 0.7, "unverified": 0.3, "relaxed": 0.1}
+        return {"tokens_per_pass": 2.5, **shares, "claims_right": Proportion(7, 10).to_dict()}
+
+    monkeypatch.setattr(vvs_studies, "draw", draw)
+    monkeypatch.setattr(vvs_studies, "load_judge", lambda *_: None)
+    nothing = SimpleNamespace(set_progress_bar_config=lambda **_: None)
+    monkeypatch.setattr(vvs_studies.LlamaGenPipeline, "from_pretrained", lambda *_, **__: nothing)
+    output = tmp_path / "studies.json"
+    given = ("--studies", "staleness", "--prompts", 2, "--kept", tmp_path / "rows.jsonl", "--output", output)
+    with pytest.raises(KeyboardInterrupt):
+        call(monkeypatch, vvs_studies, *given)
+    three = list(measured)
+    measured.clear()
+    call(monkeypatch, vvs_studies, *given)
+    rows = list(vvs_studies.STUDIES["staleness"].values())
+    assert three == rows[:3] and measured == rows[3:]
+    section = studies_section(json.loads(output.read_text()))
+    assert "| (0, 0) | 2.50 | 2.23, FID 32.63 | 0.70 | 30% | 10% | 70.0 (40-89, n 10) |" in section
+
+
+@pytest.mark.parametrize(("stale", "wanted"), [(-1, [3, 4]), (0, [1, 2]), (1, [0, 1]), (2, [-1, 0])])
+def test_drafting_reads_fresh_features_or_those_before(stale: int, wanted: list[int]) -> None:
+    """Three features were written, then two: fresh ones, or as many that end so long before."""
+    cache = vvs_studies.StaleFeatureCache(20, max(stale, 0), stale)
+    cache.start(torch.full((1, 1, 1), -1.0))
+    positions = torch.arange(5).float()
+    cache.write(positions[:3].view(1, 3, 1), torch.tensor([0]), torch.tensor([3]))
+    read = cache.after_verified(positions[3:].view(1, 2, 1), torch.tensor([3]), torch.tensor([2]))
+    assert read[0, :, 0].tolist() == wanted
+    assert cache.at(torch.arange(5)[None])[0, :, 0].tolist() == positions.tolist()
+
+
+def test_a_front_shows_what_lies_on_it_and_the_defaults() -> None:
+    def point(window: int, speed: float, quality: float, fewer: float) -> dict[str, Any]:
+        settings = {"method": "m", "window": window, "survival": 0.25 if window > 8 else 0.0}
+        told = {"speedup": speed, "pass_reduction": fewer, "never_verified": 0.0}
+        return {"speed": speed, "quality": quality, **told, "settings": settings}
+
+    usual, frugal, worse = point(8, 1.5, 0.9, 3), point(32, 0.5, 0.8, 4), point(16, 0.4, 0.7, 3.5)
+    record = {"front": [usual], "measured": [usual, frugal, worse], "batch_size": 8, "prompts": 64, "trials": 3}
+    text = fronts_section([{**record, "plain_quality": 0.9, "provenance": provenance()}])
+    lines = [line for line in text.splitlines() if line.startswith("| ") and "faster" not in line]
+    assert [line.split(" | ")[-1] for line in lines] == ["**defaults** |", "window 32, survival 0.25 |"]
+
+
+# Networks of a published model's size beside the small one.
+
+
+@pytest.fixture
+def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes them small, and keeps measured costs here."""
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "costs"))
+    of_size = weighted.WeightNetworks.of_size
+    sizes = {
+        "B": {"dim": 16, "num_layers": 1, "num_attention_heads": 2},
+        "L": {"dim": 24, "num_layers": 2, "num_attention_heads": 2},
+    }
+
+    def tiny(size: str, small: Any, dtype: torch.dtype) -> Any:
+        own = {name: {**each, "vocab_size": small.config.vocab_size} for name, each in sizes.items()}
+        return of_size(size, small, torch.float32, own)
+
+    monkeypatch.setattr(weighted.WeightNetworks, "of_size", tiny)
+    return tiny
+
+
+@pytest.mark.parametrize("method", ["ar", "jacobi", "eagle", "vvs", "draft-model", "zipar", "vvs-rows"])
+def test_tokens_are_the_small_models_and_every_pass_is_weighted(
+    networks: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside every forward pass of the model runs one over as many tokens of as many rows."""
+    pipeline = build_drafting_pipeline()
+    tree = {"total_tokens": 10, "depth": 3}
+    settings = {"eagle": tree, "vvs": tree, "jacobi": {"window": 5}, "zipar": {"window": 2}}
+    settings["vvs-rows"] = {"opens_after": 2, "guesses": 3, "looks": 1}
+    chosen: Any = pipeline.resolve_method(method, settings.get(method))
+    heavy = weighted.WeightedPipeline.of(pipeline, networks("LlamaGen-L", pipeline.transformer, torch.float32))
+    prompts = ["a cone", "a small shiny blue sphere left of a large green cone on grass", "two cones"]
+    fed: list[tuple[Any, tuple[int, ...]]] = []
+
+    def watched(original: Any) -> Any:
+        def forward(self: Any, tokens: Any, *more: Any) -> Any:
+            fed.append((self.transformer, tuple(tokens.shape)))
+            return original(self, tokens, *more)
+
+        return forward
+
+    for name in ("forward", "forward_places"):
+        monkeypatch.setattr(LlamaGenTarget, name, watched(getattr(LlamaGenTarget, name)))
+
+    def draw(own: Any) -> Any:
+        generators = [torch.Generator().manual_seed(100 + row) for row in range(3)]
+        return own(prompts, generator=generators, method=chosen, output_type="latent")
+
+    plain = draw(pipeline)
+    fed.clear()
+    drawn = draw(heavy)
+    assert torch.equal(plain.tokens, drawn.tokens) and plain.trace.steps == drawn.trace.steps
+    light, beside = (
+        [shape for each, shape in fed if each is own] for own in (pipeline.transformer, heavy.networks.transformer)
+    )
+    assert light == beside and len(heavy.networks.passes["target"]) == drawn.trace.target_passes - 1
+    assert bool(heavy.networks.passes["head"]) == (method in ("eagle", "vvs"))
+    assert bool(heavy.networks.passes["draft model"]) == (method == "draft-model")
+
+
+def test_rows_say_what_they_were_weighted_by(networks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import weighted_bench
+
+    small = ("--methods", "jacobi", "--num_prompts", 1, "--warm_up", 0, "--dtype", "float32", "--device", "cpu")
+    call(monkeypatch, weighted_bench, "--weighted_by", "L", *small, "--output", tmp_path)
+    plain, jacobi = json.loads((tmp_path / "results.json").read_text())
+    label = "LlamaGen-L (random weights, float32)"
+    assert plain["weighted_by"] == jacobi["weighted_by"] == label and jacobi["model"].endswith(f"weighted by {label}")
+    assert plain["target_passes"] == 256 > jacobi["target_passes"]
+    with pytest.raises(SystemExit):
+        call(monkeypatch, weighted_bench, "--weighted_by", "XXL", *small, "--output", tmp_path)
+
+
+# Videos.
+
+
+def test_a_pair_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two tiny models, one video."""
+    import video_pair
+
+    sizes = TextModelConfig(32, 64, 2, 4, 2), TowerConfig(32, 64, 1, 2)
+    save_both(tmp_path, *build_video_llm(VideoLLMConfig(32, 8, 8, *sizes)))
+    models = ("--model", tmp_path, "--draft_model", tmp_path, "--image_size", 32)
+    chosen = ("--studies", "length,self_drafting", "--lengths", 8, "--videos", 1, "--quiet", "--dry_run")
+    call(monkeypatch, video_pair, *models, *chosen)
+    told = capsys.readouterr().out
+    assert "'frames': 8, 'visual_tokens': 16" in told and "self_drafting {'pruning': 'visual_gain, half'" in told
+    whole = video_pair.mean_length([[12], [1, 2, 3]])
+    assert whole["value"] == pytest.approx(18 / 4) and whole["interval"] == pytest.approx((2.0, 12.0))
+
+
+def test_rows_of_the_papers_tables_are_methods_and_heads_have_commands() -> None:
+    studies, heads = paper_tables.read_studies()
+    assert {row["drafter"] for study in studies.values() for row in study.rows.values() if "drafter" in row} == {*heads}
+    for command in paper_tables.commands("runs/x/export", Path("runs/heads")):
+        configuration_of(command)
+    for study in studies.values():
+        assert {study.over} - {None} <= set(study.rows) and all(study.settings(label) for label in study.rows)
+
+
+def test_papers_tables_go_on_where_they_were_stopped(
+    tmp_path: Path, qwen_pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A longer video, a head that sees a share, seconds and operations; a second run answers nothing."""
+    names = ("sparrow_by_length", "sparrow_same_words", "sparrow_shares", "flash", "flash_cost")
+    short = {name: replace(paper_tables.read_studies()[0][name], times=(1,), max_new_tokens=12) for name in names}
+    short["sparrow_by_length"] = replace(short["sparrow_by_length"], times=(1, 4))
+    monkeypatch.setattr(paper_tables, "read_studies", lambda: (short, {}))
+    monkeypatch.setattr(paper_tables, "RESULTS", tmp_path)
+    monkeypatch.setattr("metrics.provenance.describe_commit", lambda *_: None)  # git is slow
+    models = ("--model", qwen_pair / "target", "--draft_model", qwen_pair / "draft", "--videos", 1)
+    sizes = ("--num_frames", 8, "--image_size", 64, "--kept", tmp_path / "kept.jsonl", "--quiet")
+
+    def rows() -> dict[str, list[dict[str, Any]]]:
+        call(monkeypatch, paper_tables, *models, *sizes)
+        record = json.loads((tmp_path / "paper_tables.json").read_text())
+        assert "| Sparrow |" in plain_section("paper_tables", record)
+        return {name: record["studies"][name]["rows"] for name in names}
+
+    made = rows()
+    *few, _, _, longest = made["sparrow_by_length"]
+    assert longest["visual_tokens"] == 4 * few[0]["visual_tokens"] and few[2]["kept"]["value"] == 1
+    assert [row["accepted"] for row in made["sparrow_same_words"]] == [row["accepted"] for row in few]
+    share = {row["method"]: row["share"] for row in made["flash_cost"]}
+    assert share["text alone"] < share["FLASH"] < share["multimodal"] == 1
+    monkeypatch.setattr(paper_tables, "look", None)
+    assert rows() == made
+
+
+# Text.
+
+
+def test_real_text_goes_on_after_a_kill_and_a_token_that_differs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a small model of random weights and a tokenizer of characters."""
+    words = {word: number for number, word in enumerate(["<pad>", "<s>", "</s>", *map(chr, range(32, 127))])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
+    fast.chat_template = "{{ messages[0]['content'][:40] }}"
+    fast.save_pretrained(tmp_path / "model")
+    sizes: dict[str, Any] = {"vocab_size": len(words), "num_hidden_layers": 7, "dtype": torch.float32}
+    language_models.make("llama", **sizes).save_pretrained(tmp_path / "model")
+    output, calls, continued = tmp_path / "real_text.json", [0], real_text.continued
+    given = ["--prompts", "6", "--batch_sizes", "1", "--temperatures", "0"]
+    given += ["--model", str(tmp_path / "model"), "--output", str(output)]
+
+    def killed(*arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 20:
+            raise KeyboardInterrupt
+        return continued(*arguments)
+
+    monkeypatch.setattr(real_text, "NEW_TOKENS", 6)
+    monkeypatch.setattr(real_text, "continued", killed)
+    with pytest.raises(KeyboardInterrupt):
+        real_text.main(given)
+    assert real_text.main(given) == 0
+    ways = len(real_text.WAYS) - 1  # without a head
+    assert calls[0] == 1 + 6 * ways, "what was done is not done again"
+    rows = json.loads(output.read_text())["rows"]
+    assert len(rows) == 6 * ways and all(row["texts_equal"] == 1 for row in rows)
+    lines = output.with_suffix(".jsonl").read_text().splitlines()
+    wrong = json.loads(lines[5])
+    wrong["tokens"][0][0] += 1
+    output.with_suffix(".jsonl").write_text("\n".join([*lines[:5], json.dumps(wrong), *lines[6:]]) + "\n")
+    assert real_text.main(given) == 1

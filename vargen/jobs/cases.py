@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from metrics.errors import DataError
+from metrics.prompt_formats import FORMATS, BenchmarkPrompt
 from vargen.base.errors import UserError
-from vargen.base.prompts import gather_prompts
+from vargen.base.prompts import gather_prompts, lower_keys, prompt_of, read_records
 from vargen.base.world import ShippedModels, missing_world
 
 if TYPE_CHECKING:
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from metrics.picture_readers import Detector
-    from vargen.jobs.prompt_formats import BenchmarkPrompt
     from vargen.jobs.ranking import Ranker
     from vargen.models.description import ModelDescription
 
@@ -67,6 +68,34 @@ def class_labels_of(model: ModelDescription, given: list[int]) -> list[int]:
 def written_cases(prompts: Sequence[str], world: World | None) -> list[BenchmarkCase]:
     """Prompts that users wrote, with what they claim where the world can read them."""
     return [BenchmarkCase(prompt, claims=None if world is None else world.claims(prompt)) for prompt in prompts]
+
+
+def check_format(name: str | None, source: str | None) -> None:
+    """Raises UserError for an unknown format of `FORMATS`, or one without a source; None is no format."""
+    if name is not None and name not in FORMATS:
+        raise UserError(f"prompts_format must be one of {', '.join(FORMATS)}, got {name!r}")
+    if name is not None and source is None:
+        raise UserError("prompts_format needs prompts_file, the benchmark's file or folder; name it")
+
+
+def read_benchmark(source: str, name: str) -> list[BenchmarkPrompt]:
+    """The prompts of a public benchmark's file or folder, in their order.
+
+    Args:
+        source: as for `vargen.base.prompts.read_prompts`.
+        name: of `FORMATS`.
+
+    Raises:
+        UserError: a source of another form; the row is named.
+    """
+    rows = ((where, {**lower_keys(row), "prompt": prompt_of(row, where)}) for where, row in read_records(source))
+    try:
+        prompts = FORMATS[name](rows)
+    except DataError as error:
+        raise UserError(str(error)) from error
+    if not prompts:
+        raise UserError(f"prompts_file: {source} holds no prompt")
+    return prompts
 
 
 def asked_cases(prompts: Sequence[BenchmarkPrompt], world: World | None) -> list[BenchmarkCase]:

@@ -27,8 +27,7 @@ from vargen.base.reading import read_yaml
 from vargen.base.resources import configs_folder, shipped_clip
 from vargen.base.world import missing_world
 from vargen.checkpoints.options import SamplingOptions
-from vargen.jobs.cases import BenchmarkCase, World, asked_cases, can_read, written_cases
-from vargen.jobs.prompt_formats import check_format, read_benchmark
+from vargen.jobs.cases import BenchmarkCase, World, asked_cases, can_read, check_format, read_benchmark, written_cases
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import read_method_list
 from vargen.models.description import ModelDescription, open_model
@@ -369,9 +368,16 @@ def _with_check(
     """The networks, with what checks a benchmark's pictures. Raises UserError where nothing can or need."""
     from metrics.errors import DataError
     from metrics.extractors import CLIPFeatures
+    from metrics.picture_checks import (
+        CompositionCheck,
+        PictureCheck,
+        QuestionCheck,
+        check_names,
+        most_asked,
+        needs_check,
+    )
     from metrics.picture_readers import VisualAnswers, load_detector
     from vargen.checkpoints.model_folder import check_stored
-    from vargen.jobs.checks import CompositionCheck, PictureCheck, QuestionCheck, check_names, most_asked, needs_check
 
     asked = [case.asked for case in cases if case.asked is not None]
     needed = needs_check(asked)

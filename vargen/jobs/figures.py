@@ -15,13 +15,13 @@ from torch import Tensor
 from metrics.bootstrap import percentile_interval
 from metrics.clip_score import clip_scores
 from metrics.errors import DataError
+from metrics.picture_checks import FigureOf, benchmark_scores, group_mean
+from metrics.prompt_formats import BenchmarkPrompt
 from metrics.proportion import Proportion, clustered_interval
 from metrics.protocol import Protocol
 from metrics.quality import EXTRAS, Reference, figure, mean_figure, preference_scores, score_pictures
 from vargen.base.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, Judge
-from vargen.jobs.checks import FigureOf, benchmark_scores, group_mean
-from vargen.jobs.prompt_formats import BenchmarkPrompt
 
 
 def score(
@@ -49,7 +49,7 @@ def benchmark_figures(
     kinds: Sequence[str],
     draws: int,
 ) -> dict[str, Any]:
-    """Figures of a public benchmark's groups, as `vargen.jobs.checks.benchmark_scores` gives them."""
+    """Figures of a public benchmark's groups, as `metrics.picture_checks.benchmark_scores` gives them."""
     figures: dict[str, FigureOf] = {}
     if (clip := protocol.clip_score) is not None:
         scores = clip_scores(measured["features_clip"], measured["text"], clip.scale, clip.clip_at_zero)

@@ -27,8 +27,7 @@ from vargen.base.prompts import gather_prompts
 from vargen.base.resources import shipped_clip
 from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.checkpoints.options import SamplingOptions
-from vargen.jobs.cases import class_labels_of
-from vargen.jobs.prompt_formats import check_format, read_benchmark
+from vargen.jobs.cases import check_format, class_labels_of, read_benchmark
 from vargen.jobs.ranking import RANKERS, ClipScorer, Ranker, best, candidate_seed
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import ModelDescription, open_model

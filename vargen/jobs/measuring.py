@@ -24,6 +24,7 @@ from metrics.extractors import EXTRACTORS, FeatureExtractor, InceptionFeatures
 from metrics.feature_bank import FeatureBank
 from metrics.frechet import GaussianStatistics
 from metrics.images import ImageArray, ImageFolder, open_images, open_npz, resize, save_array
+from metrics.picture_checks import PictureCheck, check_pictures
 from metrics.protocol import Protocol
 from metrics.quality import Reference
 from vargen.base.errors import UserError
@@ -31,7 +32,6 @@ from vargen.base.resources import cache_folder
 from vargen.checkpoints.model_folder import check_stored
 from vargen.checkpoints.options import SamplingOptions
 from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures, told_cases
-from vargen.jobs.checks import PictureCheck, check_pictures
 from vargen.runs.batches import Arrays, BatchStore, Share
 from vargen.runs.files import atomic_path
 from vargen.runs.identity import check_identity, digest
@@ -122,7 +122,7 @@ def measure(
         `features_NAME` fp32 `[B, D]` by extractor; `text` and `hps_text` fp32 `[B, D]` where CLIP score and HPS are
         made; `spatial` and `logits` where sFID and the Inception Score are (`metrics.extractors.InceptionReading`);
         `verdicts` int16 `[B, 2 * kinds]`, right claims and all claims by kind, where pictures are judged; `answers`
-        int8 `[B, Q]` where a benchmark asks (`vargen.jobs.checks`).
+        int8 `[B, Q]` where a benchmark asks (`metrics.picture_checks`).
     """
     side = protocol.resolution or pictures[0].shape[-1]
     resized = resize(pictures, protocol.resizer, side)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from metrics.composition import Composition, Wanted
+from metrics.prompt_formats import Question
 from vargen.base.errors import UserError
 from vargen.base.resources import configs_folder
-from vargen.jobs.prompt_formats import Question, check_format, read_benchmark
+from vargen.jobs.cases import check_format, read_benchmark
 
 PARTI = 'Prompt\tCategory\tChallenge\tNote\na sign, "so\tArtifacts\tWriting & Symbols\t\na fox\tAnimals\tBasic\tx\n'
 DPG_HEADER = (

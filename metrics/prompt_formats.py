@@ -1,7 +1,6 @@
 """Prompts of the public benchmarks: each with its groups, and with what a picture of it must show.
 
-Belongs here: one table of formats, from rows (`vargen.base.prompts`) to prompts. Does not belong here: reading files,
-and looking at pictures (`vargen.jobs.checks`).
+Does not belong here: reading files, and looking at pictures (`metrics.picture_checks`).
 
 | format | as published | groups | what is checked |
 |---|---|---|---|
@@ -17,13 +16,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from metrics.composition import COLOURS, POSITIONS, Composition, Wanted
-from vargen.base.errors import UserError
-from vargen.base.prompts import lower_keys, prompt_of, read_records
+from metrics.errors import DataError
 
 MOST_WANTED = 100
 """Objects of a class, and entries of a list: benchmarks ask for single ones."""
@@ -62,54 +60,30 @@ class BenchmarkPrompt:
     questions: tuple[Question, ...] = ()
 
 
-_Rows = Iterator[tuple[str, dict[str, Any]]]
+Rows = Iterable[tuple[str, Mapping[str, Any]]]
+"""Rows of a file, each behind its place for errors, by names of columns in lower case. Each has a `prompt`."""
 
 
-def read_benchmark(source: str, name: str, argument: str = "prompts_file") -> list[BenchmarkPrompt]:
-    """The prompts of a benchmark's file or folder, in their order.
-
-    Args:
-        source: as for `vargen.base.prompts.read_prompts`.
-        name: of `FORMATS`.
-        argument: what errors call the source.
-
-    Raises:
-        UserError: a source of another form; the row is named.
-    """
-    prompts = FORMATS[name]((where, lower_keys(row)) for where, row in read_records(source, argument))
-    if not prompts:
-        raise UserError(f"{argument}: {source} holds no prompt")
-    return prompts
-
-
-def check_format(name: str | None, source: str | None) -> None:
-    """Raises UserError for an unknown format, or one without a source; None is no format."""
-    if name is not None and name not in FORMATS:
-        raise UserError(f"prompts_format must be one of {', '.join(FORMATS)}, got {name!r}")
-    if name is not None and source is None:
-        raise UserError("prompts_format needs prompts_file, the benchmark's file or folder; name it")
-
-
-def _parti(rows: _Rows) -> list[BenchmarkPrompt]:
+def _parti(rows: Rows) -> list[BenchmarkPrompt]:
     return [
         BenchmarkPrompt(
-            prompt_of(row, where),
+            row["prompt"],
             {"category": _text(row, "category", where), "challenge": _text(row, "challenge", where)},
         )
         for where, row in rows
     ]
 
 
-def _geneval(rows: _Rows) -> list[BenchmarkPrompt]:
+def _geneval(rows: Rows) -> list[BenchmarkPrompt]:
     found = []
     for where, row in rows:
         task = _text(row, "tag", where)
         if task not in _TASKS:
-            raise UserError(f"{where} tag must be one of {', '.join(_TASKS)}, got {task[:50]!r}")
+            raise DataError(f"{where} tag must be one of {', '.join(_TASKS)}, got {task[:50]!r}")
         include, exclude = (_wanted(row.get(name), f"{where} {name}") for name in ("include", "exclude"))
         if not include:
-            raise UserError(f"{where} include names no object")
-        found.append(BenchmarkPrompt(prompt_of(row, where), {"task": task}, Composition(include, exclude, task)))
+            raise DataError(f"{where} include names no object")
+        found.append(BenchmarkPrompt(row["prompt"], {"task": task}, Composition(include, exclude, task)))
     return found
 
 
@@ -119,25 +93,25 @@ def _wanted(entries: Any, where: str) -> tuple[Wanted, ...]:
         try:
             entries = json.loads(entries or "[]")
         except (ValueError, RecursionError):
-            raise UserError(f"{where} is not JSON") from None
+            raise DataError(f"{where} is not JSON") from None
     entries = [] if entries is None else entries
     if not isinstance(entries, list) or len(entries) > MOST_WANTED:
-        raise UserError(f"{where} must be a list of at most {MOST_WANTED} objects")
+        raise DataError(f"{where} must be a list of at most {MOST_WANTED} objects")
     wanted: list[Wanted] = []
     for entry in entries:
         entry = entry if isinstance(entry, dict) else {}
         name, count, colour, position = (entry.get(key) for key in ("class", "count", "color", "position"))
         if not isinstance(name, str) or not name.strip():
-            raise UserError(f"{where} must say the class of every object")
+            raise DataError(f"{where} must say the class of every object")
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_WANTED:
-            raise UserError(f"{where} must say a count of {name[:50]!r} from 1 to {MOST_WANTED}")
+            raise DataError(f"{where} must say a count of {name[:50]!r} from 1 to {MOST_WANTED}")
         if colour is not None and colour not in COLOURS:
-            raise UserError(f"{where}: color must be one of {', '.join(COLOURS)}")
+            raise DataError(f"{where}: color must be one of {', '.join(COLOURS)}")
         if position is not None:
             position = tuple(position) if isinstance(position, list | tuple) else ()
             is_pair = len(position) == 2 and position[0] in POSITIONS
             if not is_pair or not _is_number(str(position[1])) or int(position[1]) >= len(wanted):
-                raise UserError(
+                raise DataError(
                     f"{where}: position must be one of {', '.join(POSITIONS)} and the place of an entry above"
                 )
             position = (position[0], int(position[1]))
@@ -145,23 +119,23 @@ def _wanted(entries: Any, where: str) -> tuple[Wanted, ...]:
     return tuple(wanted)
 
 
-def _dpg(rows: _Rows) -> list[BenchmarkPrompt]:
+def _dpg(rows: Rows) -> list[BenchmarkPrompt]:
     """A prompt's rows follow each other; its questions are numbered, and those that they depend on are named by number,
     0 for none."""
     items: list[tuple[str, str, dict[int, tuple[str, str, str]], str]] = []
     for where, row in rows:
-        prompt, name = prompt_of(row, where), str(row.get("item_id") or row.get("id") or "")
+        prompt, name = row["prompt"], str(row.get("item_id") or row.get("id") or "")
         if not name:
-            raise UserError(f"{where} needs a column item_id")
+            raise DataError(f"{where} needs a column item_id")
         if not items or items[-1][0] != name:
             items.append((name, prompt, {}, where))
         if prompt != items[-1][1]:
-            raise UserError(f"{where} text must be that of the rows above with item_id {name[:50]!r}")
+            raise DataError(f"{where} text must be that of the rows above with item_id {name[:50]!r}")
         if row.get("proposition_id") is None:
             continue  # texts of its folder come without questions
         number = str(row["proposition_id"]).strip()
         if not _is_number(number) or int(number) in items[-1][2]:
-            raise UserError(f"{where} proposition_id must be a number of its own, got {number[:50]!r}")
+            raise DataError(f"{where} proposition_id must be a number of its own, got {number[:50]!r}")
         text, kind = (_text(row, key, where) for key in ("question_natural_language", "category_broad"))
         items[-1][2][int(number)] = (text, kind, str(row.get("dependency") or "0"))
     return [
@@ -177,21 +151,21 @@ def _questions(asked: Mapping[int, tuple[str, str, str]], where: str) -> tuple[Q
         parents = [each.strip() for each in named.split(",")]
         others = places.keys() - {number}
         if not all(_is_number(each) and (each == "0" or int(each) in others) for each in parents):
-            raise UserError(
+            raise DataError(
                 f"{where} dependency must name other questions of the same prompt, or 0; got {named[:50]!r}"
             )
         found.append(Question(text, kind, tuple(places[int(each)] for each in parents if each != "0")))
     return tuple(found)
 
 
-def _hpsv2(rows: _Rows) -> list[BenchmarkPrompt]:
+def _hpsv2(rows: Rows) -> list[BenchmarkPrompt]:
     prompts = []
     for where, row in rows:
         if "list" not in row:
-            raise UserError(
+            raise DataError(
                 f"{where} hpsv2 is a folder of lists, a style each: anime.json, photo.json; name the folder"
             )
-        prompts.append(BenchmarkPrompt(prompt_of(row, where), {"style": str(row["list"])}))
+        prompts.append(BenchmarkPrompt(row["prompt"], {"style": str(row["list"])}))
     return prompts
 
 
@@ -203,14 +177,15 @@ def _is_number(text: str) -> bool:
 def _text(row: Mapping[str, Any], name: str, where: str) -> str:
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{where} needs a text in a column {name}")
+        raise DataError(f"{where} needs a text in a column {name}")
     return value.strip()
 
 
-FORMATS: dict[str, Callable[[_Rows], list[BenchmarkPrompt]]] = {
+FORMATS: dict[str, Callable[[Rows], list[BenchmarkPrompt]]] = {
     "parti": _parti,
     "geneval": _geneval,
     "dpg": _dpg,
     "hpsv2": _hpsv2,
 }
-"""Functions that make prompts of rows, by the name of the format. A new one is a function and a line here."""
+"""Functions that make prompts of rows, by the name of the format. They raise DataError for a row of another form. A new
+one is a function and a line here."""

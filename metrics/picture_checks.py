@@ -1,7 +1,7 @@
 """Whether pictures show what their benchmark asks: objects by a detector, questions by a network that answers.
 
-Belongs here: what stands between a benchmark's prompts and networks, and the figures by group. Does not belong here:
-the rule (`metrics.composition`), networks (`metrics.picture_readers`), forms of files (`vargen.jobs.prompt_formats`).
+Does not belong here: the rule (`metrics.composition`), networks (`metrics.picture_readers`), forms of prompts
+(`metrics.prompt_formats`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 from metrics.composition import COLOURS, CompositionRule, Found
-from metrics.errors import DataError
 from metrics.extractors import CLIPFeatures
 from metrics.picture_readers import Detector, VisualAnswers
+from metrics.prompt_formats import BenchmarkPrompt
 from metrics.proportion import clustered_interval
 from metrics.quality import figure, mean_figure
-from vargen.base.errors import UserError
-from vargen.jobs.prompt_formats import BenchmarkPrompt
 
 _LEAST_NUMBERS = 8
 _BACKGROUND = 0x99
@@ -130,13 +128,10 @@ def needs_check(prompts: Sequence[BenchmarkPrompt]) -> str | None:
 
 
 def check_names(detector: Detector, prompts: Sequence[BenchmarkPrompt]) -> None:
-    """Raises UserError for a class that the detector does not know."""
+    """Raises DataError for a class that the detector does not know."""
     for prompt in prompts:
         if (wanted := prompt.composition) is not None:
-            try:
-                detector.check([each.name for each in (*wanted.include, *wanted.exclude)])
-            except DataError as error:
-                raise UserError(f"detector: {error}") from error
+            detector.check([each.name for each in (*wanted.include, *wanted.exclude)])
 
 
 def benchmark_scores(

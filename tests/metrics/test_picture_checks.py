@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from metrics.composition import Composition, CompositionRule, Found, Wanted
+from metrics.errors import DataError
 from metrics.extractors import CLIPFeatures
-from metrics.tables import markdown_groups
-from vargen.base.errors import UserError
-from vargen.jobs.checks import (
+from metrics.picture_checks import (
     CompositionCheck,
     QuestionCheck,
     benchmark_scores,
@@ -24,7 +23,8 @@ from vargen.jobs.checks import (
     most_asked,
     needs_check,
 )
-from vargen.jobs.prompt_formats import BenchmarkPrompt, Question
+from metrics.prompt_formats import BenchmarkPrompt, Question
+from metrics.tables import markdown_groups
 
 PICTURE = torch.zeros(3, 32, 32, dtype=torch.uint8)
 RED = BenchmarkPrompt("a red cube", {"task": "colors"}, Composition((Wanted("cube", 1, "red"),)))
@@ -136,5 +136,5 @@ def test_few_numbers_have_no_interval() -> None:
 def test_a_class_that_the_detector_does_not_know() -> None:
     from scenes.judge.object_detector import SceneDetector
 
-    with pytest.raises(UserError, match="detector: the judge of scenes knows no 'dog'; name the folder"):
+    with pytest.raises(DataError, match="the judge of scenes knows no 'dog'; name the folder"):
         check_names(SceneDetector(reader=object()), [BenchmarkPrompt("a dog", {}, Composition((Wanted("dog"),)))])  # type: ignore[arg-type]

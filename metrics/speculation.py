@@ -81,12 +81,16 @@ class CallRecord:
         )
 
     @classmethod
-    def of_pictures(cls, pictures: Sequence[CallRecord]) -> CallRecord:
-        """A batch of pictures that were drawn one in the place of another (continuous batches), from records of each.
+    def of_pictures(cls, pictures: Sequence[CallRecord], waiting: bool = False) -> CallRecord:
+        """A batch of pictures from records of each. Its seconds are the sum of theirs, each a picture's share.
 
-        Its seconds are the sum of theirs, of which each is a picture's share of the batch that it was drawn in. Its
-        passes are the mean of theirs: as many as a batch takes whose pictures end together, since nobody waits.
+        Args:
+            pictures: at least one.
+            waiting: the batch waits for its slowest picture, and takes its passes. False: they were drawn one in the
+                place of another (continuous batches), and nobody waits. The mean of their passes is what a batch takes
+                whose pictures end together.
         """
+        passes = [each.target_passes for each in pictures]
         sums = {
             name: sum(getattr(each, name) for each in pictures)
             for name in (
@@ -96,7 +100,7 @@ class CallRecord:
         }
         return cls(
             **sums,
-            target_passes=round(sum(each.target_passes for each in pictures) / len(pictures)),
+            target_passes=max(passes) if waiting else round(statistics.fmean(passes)),
             accepted_histogram=_histogram(pictures),
             phase_seconds=_phase_seconds(pictures),
             peak_memory=max((each.peak_memory for each in pictures if each.peak_memory), default=None),

@@ -99,8 +99,10 @@ def test_survival_by_place_is_what_the_accepted_lengths_say(histogram: list[int]
 
 
 def test_passes_of_pictures_that_wait_for_nobody_are_their_mean() -> None:
-    together = CallRecord.of_pictures([call(1.0, [[0] * steps]) for steps in (3, 9)])
+    pictures = [call(1.0, [[0] * steps]) for steps in (3, 9)]
+    together = CallRecord.of_pictures(pictures)
     assert (together.target_passes, together.row_passes, together.images) == (7, 14, 2)
+    assert CallRecord.of_pictures(pictures, waiting=True).target_passes == 10, "the slowest one's"
 
 
 def test_what_a_pass_reads_and_a_row_multiplies() -> None:

@@ -55,12 +55,13 @@ def stream_pipeline(
     cases: Sequence[BenchmarkCase],
     seeds: Sequence[int],
     batch_size: int,
+    continuous: bool = True,
     **arguments: Any,
 ) -> PictureStream:
-    """A stream of one picture for each case, in continuous batches; `arguments` go to the pipeline."""
+    """A stream of one picture for each case; `arguments` go to the pipeline."""
     return open_stream(
         pipeline,
-        True,
+        continuous,
         **_condition(cases),
         generator=[torch.Generator().manual_seed(seed) for seed in seeds],
         batch_size=batch_size,

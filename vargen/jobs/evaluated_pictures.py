@@ -1,7 +1,6 @@
 """The pictures of an evaluation, made in shares that any number of processes take, or given.
 
-Belongs here: making tokens and pictures batch by batch. Does not belong here: the order of an evaluation
-(`vargen.jobs.evaluation`), measuring (`vargen.jobs.measuring`), files (`vargen.runs.batches`).
+Does not belong here: measuring (`vargen.jobs.measuring`), and files (`vargen.runs.batches`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from metrics.images import ImageArray, ImageFolder, open_images, read_image, unr
 from metrics.speculation import CallRecord
 from vargen.base.errors import UserError
 from vargen.checkpoints.model_folder import weights_fingerprint
-from vargen.jobs.calls import call_pipeline, record_of_picture, stream_pipeline
+from vargen.jobs.calls import record_of_picture, stream_pipeline
 from vargen.jobs.cases import told_cases
 from vargen.jobs.measuring import Evaluation
 from vargen.methods.base import ImageMethodConfig
@@ -33,6 +32,8 @@ from vargen.runs.identity import digest
 from vargen.runs.progress import Progress
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from vargen.pipelines.loading import ImagePipeline
 
 GIVEN = "given"
@@ -86,44 +87,47 @@ def _make_share(
 ) -> None:
     """Make this process's batches of one method: tokens, then pictures, or both at once where tokens make no pixels."""
     sampling = {name: shared[name] for name in run.options.sampling}
+    continuous = run.continuous_batches and hasattr(pipeline, "stream")
 
-    def make(indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
-        chosen, seed = [run.cases[index] for index in indices], shared["seed"] + indices[0]
-        kind = "latent" if pixels_from_tokens else "pil"
-        output, record = call_pipeline(pipeline, method, chosen, seed, output_type=kind, **sampling)
-        tokens = output.tokens
-        if pixels_from_tokens:
-            tokens = torch.as_tensor(output.images)  # codes [B, rows, columns]
-        else:
-            assert isinstance(output.images, list)
-            job.keep_pictures(indices, output.images)
-        return {"tokens": tokens.cpu().numpy().astype(np.int32)}, record.to_dict()
-
-    def decode(tokens: Any) -> Any:
-        return pipeline.decode_tokens(torch.from_numpy(tokens).long()[None].to(pipeline.device))[0]
-
-    def make_all(indices: Sequence[int]) -> Iterator[tuple[int, tuple[np.ndarray, CallRecord]]]:
+    def make(indices: Sequence[int]) -> Iterator[tuple[int, _Made]]:
         chosen, seeds = [run.cases[index] for index in indices], [shared["seed"] + index for index in indices]
-        size = run.batch_size
-        for picture in stream_pipeline(pipeline, method, chosen, seeds, size, output_type="latent", **sampling):
-            tokens = torch.as_tensor(picture.image).cpu().numpy().astype(np.int32)
-            yield indices[picture.index], (tokens, record_of_picture(picture, pipeline.device))
+        kind = "latent" if pixels_from_tokens else "pil"
+        for picture in stream_pipeline(
+            pipeline, method, chosen, seeds, run.batch_size, continuous, output_type=kind, **sampling
+        ):
+            tokens = torch.as_tensor(picture.image) if pixels_from_tokens else picture.tokens
+            index, record = indices[picture.index], record_of_picture(picture, pipeline.device)
+            image = None if pixels_from_tokens else picture.image
+            yield index, _Made(index, tokens.cpu().numpy().astype(np.int32), record, image)
 
-    def bind(pictures: Sequence[tuple[np.ndarray, CallRecord]]) -> tuple[dict[str, Any], dict[str, Any]]:
-        tokens, records = zip(*pictures, strict=True)
-        return {"tokens": np.stack(tokens)}, CallRecord.of_pictures(records).to_dict()
+    def bind(made: Sequence[_Made]) -> tuple[dict[str, Any], dict[str, Any]]:
+        for each in made:
+            if each.image is not None:
+                job.keep_picture(each.index, each.image)
+        record = CallRecord.of_pictures([each.record for each in made], waiting=not continuous)
+        return {"tokens": np.stack([each.tokens for each in made])}, record.to_dict()
 
     own = run.share.of(range(len(job.tokens.batches)))
     if not pixels_from_tokens:
         job.forget_without_pictures(own)
-        job.tokens.work(run.share, make, shown)
-        return
-    if run.continuous_batches and hasattr(pipeline, "stream"):
-        job.tokens.collect(run.share, make_all, bind, shown)
-    else:
-        job.tokens.work(run.share, make, shown)
-    for batch in own:
-        job.save_pictures(batch, decode)
+    job.tokens.collect(run.share, make, bind, shown)
+    if pixels_from_tokens:
+        for batch in own:
+            job.save_pictures(
+                batch,
+                lambda tokens: pipeline.decode_tokens(torch.from_numpy(tokens).long()[None].to(pipeline.device))[0],
+            )
+
+
+@dataclass(frozen=True)
+class _Made:
+    """One picture of a batch: its number, tokens int32 `[N]` or `[rows, columns]`, cost, and pixels where tokens alone
+    do not make them."""
+
+    index: int
+    tokens: np.ndarray
+    record: CallRecord
+    image: Image | None
 
 
 @dataclass(frozen=True)

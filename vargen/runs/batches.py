@@ -183,12 +183,7 @@ class PictureBatches:
         if broken:
             first, tokens = self.tokens.batches[batch][0], self.tokens.read(batch)[0]["tokens"]
             for index in broken:
-                self._save(decode(tokens[index - first]), index)
-
-    def keep_pictures(self, indices: range, pictures: Sequence[Image]) -> None:
-        """Write the pictures of a batch before its tokens, for a model whose tokens alone do not make the pixels."""
-        for index, picture in zip(indices, pictures, strict=True):
-            self._save(picture, index)
+                self.keep_picture(index, decode(tokens[index - first]))
 
     def forget_without_pictures(self, batches: Sequence[int]) -> None:
         """Remove the tokens of batches with a missing or damaged picture, so that both are made again."""
@@ -200,8 +195,8 @@ class PictureBatches:
         """Numbers of the batch's pictures that are missing, not whole, or other pictures."""
         return [index for index in self.tokens.batches[batch] if not self._is_own(index)]
 
-    def _save(self, picture: Image, index: int) -> None:
-        """Write a picture that says which one it is."""
+    def keep_picture(self, index: int, picture: Image) -> None:
+        """Write a picture that says which one it is; before its tokens, where these alone do not make the pixels."""
         from PIL.PngImagePlugin import PngInfo
 
         chunk = PngInfo()

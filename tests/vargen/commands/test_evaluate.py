@@ -113,7 +113,7 @@ def test_a_finished_run_makes_nothing_again(
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("made or measured again")
 
-    monkeypatch.setattr(evaluated_pictures, "call_pipeline", never)
+    monkeypatch.setattr(evaluated_pictures, "stream_pipeline", never)
     monkeypatch.setattr(measuring, "measure", never)
     assert main(arguments) == 0
     assert lasting(tmp_path / "out") == before

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tiny_pipelines import build_tiny_pipeline
 
 from vargen.base.errors import UserError
-from vargen.serve.app import KEY, WITHOUT_EFFECT, ImageRequest, build_app
+from vargen.serve.app import KEY, WITHOUT_EFFECT, GenerationBody, build_app
 from vargen.serve.engine import Engine
 
 pytest.importorskip("starlette", reason="needs the extra serve")
@@ -64,22 +64,22 @@ BODIES: list[tuple[Any, int, str]] = [
     ({"prompt": " "}, 400, "prompt must be a text"),
     ({"prompt": ["a"]}, 400, "prompt must be a text"),
     ({"n": 2}, 400, "prompt must be a text"),
-    ({"prompt": PROMPT, "n": 1000}, 400, "n must be a whole number from 1 to 10, got 1000"),
-    ({"prompt": PROMPT, "n": True}, 400, "n must be a whole number"),
-    ({"prompt": PROMPT, "n": 1.0}, 400, "n must be a whole number"),
-    ({"prompt": PROMPT, "n": -(10**400)}, 400, "n must be a whole number"),
-    ({"prompt": PROMPT, "seed": -1}, 400, "seed must be a whole number"),
-    ({"prompt": PROMPT, "seed": 2**64}, 400, "seed must be a whole number"),
-    ({"prompt": PROMPT, "seed": float("nan")}, 400, "seed must be a whole number"),
-    ({"prompt": PROMPT, "response_format": "jpeg"}, 400, "response_format must be b64_json or url"),
-    ({"prompt": PROMPT, "response_format": {}}, 400, "response_format must be b64_json or url"),
-    ({"prompt": PROMPT, "output_format": "webp"}, 400, "output_format must be png"),
+    ({"prompt": PROMPT, "n": 1000}, 400, "n must be at most 10, got 1000"),
+    ({"prompt": PROMPT, "n": True}, 400, "n must be an integer from 1 to 10, got True"),
+    ({"prompt": PROMPT, "n": 1.0}, 400, "n must be an integer from 1 to 10"),
+    ({"prompt": PROMPT, "n": -(10**400)}, 400, "n must be at least 1, got -1000"),
+    ({"prompt": PROMPT, "seed": -1}, 400, "seed must be at least 0"),
+    ({"prompt": PROMPT, "seed": 2**64}, 400, "seed must be at most"),
+    ({"prompt": PROMPT, "seed": float("nan")}, 400, "seed must be an integer"),
+    ({"prompt": PROMPT, "response_format": "jpeg"}, 400, "response_format must be one of b64_json, url"),
+    ({"prompt": PROMPT, "response_format": {}}, 400, "response_format must be one of b64_json, url"),
+    ({"prompt": PROMPT, "output_format": "webp"}, 400, "output_format must be one of png"),
     ({"prompt": PROMPT, "stream": "yes"}, 400, "stream must be true or false"),
     ({"prompt": PROMPT, "stream": True, "n": 2}, 400, "n must be 1 where stream is true"),
     ({"prompt": PROMPT, "partial_images": 1}, 400, "partial_images needs stream true"),
-    ({"prompt": PROMPT, "stream": True, "partial_images": 9}, 400, "partial_images must be a whole number"),
-    ({"prompt": PROMPT, "background": "transparent"}, 400, "background must be auto or opaque, got 'transparent'"),
-    ({"prompt": PROMPT, "background": ["auto"]}, 400, "background must be auto or opaque"),
+    ({"prompt": PROMPT, "stream": True, "partial_images": 9}, 400, "partial_images must be at most 3"),
+    ({"prompt": PROMPT, "background": "transparent"}, 400, "background must be one of auto, opaque, got 'transparent'"),
+    ({"prompt": PROMPT, "background": ["auto"]}, 400, "background must be one of auto, opaque"),
     ({"prompt": PROMPT, "sed": 3}, 400, "'sed' is no field of this server (did you mean 'seed'?); leave it out"),
     ({"prompt": PROMPT, "frame_count": 2}, 400, "'frame_count' is no field of this server; leave it out"),
     ({"prompt": PROMPT, "a\n\ud800": 1}, 400, r"'a\n\ud800' is no field"),
@@ -99,9 +99,9 @@ def test_a_field_that_is_not_known_is_named(name: str) -> None:
     known = {*WITHOUT_EFFECT, "prompt", "n", "size", "seed", "stream", "partial_images"}
     assume(name not in known | {"response_format", "output_format", "background"})
     with pytest.raises(UserError) as refused:
-        ImageRequest.read({"prompt": PROMPT, name: 1}, 8, True)
+        GenerationBody.read({"prompt": PROMPT, name: 1}, 8, True)
     assert str(refused.value).startswith(f"{name!r:.40} is no field")
-    assert ImageRequest.read({"prompt": PROMPT, name: None}, 8, True) == ImageRequest(PROMPT), "null is not given"
+    assert GenerationBody.read({"prompt": PROMPT, name: None}, 8, True) == GenerationBody(PROMPT), "null is not given"
 
 
 def test_a_refusal_has_the_fields_name_apart(engine: Engine) -> None:

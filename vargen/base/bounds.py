@@ -111,7 +111,7 @@ def check_choice(name: str, value: object, known: Collection[str]) -> None:
         raise UserError(f"{name} must be one of {', '.join(known)}, got {shown(value)}")
 
 
-def check_sampling(temperature: object, top_k: object, top_p: object, guidance_scale: object = None) -> None:
+def check_sampling_bounds(temperature: object, top_k: object, top_p: object, guidance_scale: object = None) -> None:
     """Refuse settings of sampling that mean nothing. None stands for a default. Raises UserError that says what is
     allowed."""
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale}

@@ -107,7 +107,7 @@ class StepReport:
         if isinstance(returned, Mapping):
             _obey(returned, tensors, state, target.vocab_size)
         if pipeline._guidance_scale != scale:
-            bounds.check_sampling(None, None, None, pipeline._guidance_scale)
+            bounds.check_sampling_bounds(None, None, None, pipeline._guidance_scale)
             if not hasattr(target, "change_guidance"):
                 raise UserError("guidance_scale cannot be changed in a callback: nothing is guided here")
             target.change_guidance(pipeline._guidance_scale)
@@ -310,7 +310,7 @@ def check_all_or_none(negative: Sequence[str]) -> None:
 
 def check_sampling(temperature: float, top_k: int, top_p: float, guidance_scale: float) -> SamplingConfig:
     """How tokens are drawn. Raises UserError for a setting out of range; guidance is checked too."""
-    bounds.check_sampling(temperature, top_k, top_p, guidance_scale)
+    bounds.check_sampling_bounds(temperature, top_k, top_p, guidance_scale)
     return SamplingConfig(temperature, top_k, top_p)
 
 

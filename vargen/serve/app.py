@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, check_text
 from vargen.base.errors import NotFiniteError, UserError, did_you_mean
-from vargen.base.options import DECODING, option
+from vargen.base.options import DECODING, Settings, option, options_of
 from vargen.base.path_roles import READ_NAMES
 from vargen.base.reading import RepeatedKeyError, parse_json, reason_of
 from vargen.checkpoints.options import SamplingOptions
@@ -53,10 +53,6 @@ WITHOUT_EFFECT = (
     "output_compression",  # of other formats than PNG
 )
 """Fields of OpenAI's interface that are taken whatever they say: any picture of the prompt answers them rightly."""
-_FIELDS = (
-    *("prompt", "n", "size", "seed", "stream", "partial_images", "response_format", "output_format", "background"),
-    *WITHOUT_EFFECT,
-)
 MAX_BODY = 1 << 18
 """The most bytes of a request."""
 KEY = "VARGEN_API_KEY"
@@ -127,27 +123,30 @@ def check_serving(config: ServeConfig) -> str | None:
 
 
 @dataclass(frozen=True)
-class ImageRequest:
-    """The body of a request, checked.
+class GenerationBody(Settings):
+    """The body of a request: the fields of OpenAI's interface that an answer depends on."""
 
-    Args:
-        prompt: what to draw.
-        n: pictures.
-        seed: of the first; the next has the next one. None: the server chooses.
-        response_format: "b64_json" or "url", which is a data URL.
-        stream: send events.
-        partial_images: unfinished pictures on the way, in a stream.
-    """
-
-    prompt: str
-    n: int = 1
-    seed: int | None = None
-    response_format: str = "b64_json"
-    stream: bool = False
-    partial_images: int = 0
+    prompt: str = option()
+    """What to draw."""
+    n: int = option(1, least=1, most=MOST_PICTURES)
+    """Pictures."""
+    size: str = option("auto")
+    """In pixels: that of the model, or auto."""
+    seed: int | None = option(None, least=0, most=MAX_SEED - MOST_PICTURES)
+    """Seed of the first picture; the next has the next one. null: the server chooses."""
+    response_format: str = option("b64_json", choices=("b64_json", "url"))
+    """Where a picture stands; "url" is a data URL."""
+    output_format: str = option("png", choices=("png",))
+    """Format of the pictures."""
+    background: str = option("auto", choices=("auto", "opaque"))
+    """What is behind the picture."""
+    stream: bool = option(False)
+    """Send events."""
+    partial_images: int = option(0, least=0, most=MOST_PARTIAL)
+    """Unfinished pictures on the way, in a stream."""
 
     @classmethod
-    def read(cls, body: Any, image_size: int, can_show: bool) -> ImageRequest:
+    def read(cls, body: Any, image_size: int, can_show: bool) -> GenerationBody:
         """The request in a body.
 
         Args:
@@ -161,34 +160,19 @@ class ImageRequest:
         if not isinstance(body, dict):
             raise UserError("body must be a JSON object with a prompt")
         given = {name: value for name, value in body.items() if value is not None}
+        known = (*options_of(cls), *WITHOUT_EFFECT)
         for name in given:
-            if name not in _FIELDS:
-                raise UserError(f"{name!r:.40} is no field of this server{did_you_mean(name, _FIELDS)}; leave it out")
+            if name not in known:
+                raise UserError(f"{name!r:.40} is no field of this server{did_you_mean(name, known)}; leave it out")
         prompt = given.get("prompt")
         if not isinstance(prompt, str) or not prompt.strip():
             raise UserError("prompt must be a text that describes the picture")
         check_text("prompt", prompt)
+        given["prompt"] = prompt.strip()
         sizes = ("auto", f"{image_size}x{image_size}")
         if given.get("size", "auto") not in sizes:
             raise UserError(f"size must be {sizes[1]}, the only one of this model, or auto, got {given['size']!r:.40}")
-        choices = {
-            "response_format": ("b64_json", "url"),
-            "output_format": ("png",),
-            "background": ("auto", "opaque"),
-        }
-        for name, allowed in choices.items():
-            if given.get(name, allowed[0]) not in allowed:
-                raise UserError(f"{name} must be {' or '.join(allowed)}, got {given[name]!r:.40}")
-        if not isinstance(given.get("stream", False), bool):
-            raise UserError(f"stream must be true or false, got {given['stream']!r:.40}")
-        made = cls(
-            prompt.strip(),
-            _whole(given, "n", 1, 1, MOST_PICTURES),
-            None if "seed" not in given else _whole(given, "seed", 0, 0, MAX_SEED - MOST_PICTURES),
-            given.get("response_format", "b64_json"),
-            given.get("stream", False),
-            _whole(given, "partial_images", 0, 0, MOST_PARTIAL),
-        )
+        made = cls(**{name: given[name] for name in options_of(cls) if name in given})
         if made.stream and made.n > 1:
             raise UserError(f"n must be 1 where stream is true, got {made.n}")
         if made.partial_images and not made.stream:
@@ -196,13 +180,6 @@ class ImageRequest:
         if made.partial_images and not can_show:
             raise UserError("partial_images must be 0: this family cannot show unfinished pictures")
         return made
-
-
-def _whole(given: dict[str, Any], name: str, usual: int, least: int, most: int) -> int:
-    value = given.get(name, usual)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise UserError(f"{name} must be a whole number from {least} to {most}, got {value!r:.40}")
-    return value
 
 
 def png(picture: Image) -> str:
@@ -278,7 +255,7 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
             return answer
         began = time.perf_counter()
         try:
-            asked = ImageRequest.read(await body_of(request), image_size, can_show)
+            asked = GenerationBody.read(await body_of(request), image_size, can_show)
             first = next(seeds) if asked.seed is None else asked.seed
             jobs = [Job(asked.prompt, first + number, asked.partial_images) for number in range(asked.n)]
             for _ in jobs[1:] if asked.seed is None else ():

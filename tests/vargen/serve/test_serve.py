@@ -29,7 +29,7 @@ from specdecode.drafters.draft_size import StepCosts
 from specdecode.roles import Target
 from vargen.base.errors import UserError
 from vargen.demo.race import Commission, Race
-from vargen.serve.app import KEY, WITHOUT_EFFECT, ImageRequest, ServeConfig, build_app, check_port, check_serving
+from vargen.serve.app import KEY, WITHOUT_EFFECT, GenerationBody, ServeConfig, build_app, check_port, check_serving
 from vargen.serve.engine import Engine, EngineStopped, Job, QueueFull
 
 pytest.importorskip("starlette", reason="needs the extra serve")
@@ -111,8 +111,8 @@ def test_fields_of_the_official_client_that_any_picture_satisfies_are_taken(
 
     run(ask)
     for value in ("", 3, ["a"], {}):
-        asked = ImageRequest.read({"prompt": PROMPT, **dict.fromkeys(WITHOUT_EFFECT, value)}, SIDE, True)
-        assert asked == ImageRequest(PROMPT)
+        asked = GenerationBody.read({"prompt": PROMPT, **dict.fromkeys(WITHOUT_EFFECT, value)}, SIDE, True)
+        assert asked == GenerationBody(PROMPT)
 
 
 def test_the_official_client_streams_partial_pictures(engine: Engine, wanted: Callable[..., Any]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdecode.sampling import SamplingConfig
-from vargen.base.bounds import TEMPERATURES, check_number, check_sampling
+from vargen.base.bounds import TEMPERATURES, check_number, check_sampling_bounds
 from vargen.base.errors import UserError
 
 _USUAL = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0}
@@ -62,7 +62,7 @@ def generation_settings(
     Raises:
         UserError: a number out of range, or a setting of the model's that cannot be honoured, by name.
     """
-    check_sampling(temperature, top_k, top_p)
+    check_sampling_bounds(temperature, top_k, top_p)
     for name, neutral in _NEUTRAL.items():
         value = getattr(own, name, None)
         if value is not None and value not in neutral:

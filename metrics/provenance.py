@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-_LIBRARIES = ("torch", "diffusers", "transformers", "torchmetrics", "numpy")
+_LIBRARIES = ("torch", "diffusers", "transformers", "numpy")
 
 
 def describe_hardware() -> dict[str, Any]:

@@ -15,7 +15,6 @@ from metrics.bootstrap import mean_interval, percentile_interval, spread_interva
 from metrics.clip_score import clip_scores, retrieval_accuracy
 from metrics.diversity import distances_to_others
 from metrics.errors import DataError
-from metrics.feature_bank import FeatureBank
 from metrics.frechet import GaussianStatistics, frechet_distance
 from metrics.proportion import Proportion, clustered_interval
 
@@ -199,21 +198,6 @@ def test_no_interval_of_a_share_is_beyond_it(values: list[bool], as_shares: bool
     assert 0 <= low <= high <= 1
     if as_shares:
         assert low <= sum(values) / len(values) <= high and low < high
-
-
-def test_the_bank_puts_pictures_in_order_and_counts_them() -> None:
-    bank = FeatureBank(5)
-    bank.update(torch.tensor([3, 1]), torch.tensor([[3.0], [1.0]]))
-    bank.update(torch.tensor([0, 4, 2]), torch.tensor([[0.0], [4.0], [2.0]]))
-    assert bank.compute().squeeze(1).tolist() == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("indices", [[0, 1], [0, 1, 1], [0, 1, 2, 2]])
-def test_the_bank_refuses_missing_and_double_pictures(indices: list[int]) -> None:
-    bank = FeatureBank(3)
-    bank.update(torch.tensor(indices), torch.zeros(len(indices), 2))
-    with pytest.raises(DataError, match="of 3"):
-        bank.compute()
 
 
 def test_interval_of_a_share_is_wilsons() -> None:

@@ -1,8 +1,6 @@
 """Features of pictures on disk, in shares that any number of processes can take.
 
-Belongs here: loading the protocol's networks, measuring batches, the reference and its cache, and gathering the
-features of all processes. Does not belong here: figures (`vargen.jobs.figures`), and making pictures
-(`vargen.jobs.evaluated_pictures`).
+Does not belong here: figures (`vargen.jobs.figures`), and making pictures (`vargen.jobs.evaluated_pictures`).
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from transformers.utils import logging as transformers_logging
 
 from metrics.errors import DataError
 from metrics.extractors import EXTRACTORS, FeatureExtractor, InceptionFeatures
-from metrics.feature_bank import FeatureBank
 from metrics.frechet import GaussianStatistics
 from metrics.images import ImageArray, ImageFolder, open_images, open_npz, resize, save_array
 from metrics.picture_checks import PictureCheck, check_pictures
@@ -244,21 +241,11 @@ def _measured(
     with run.progress(len(store.batches), f"batches of {what} measured") as shown:
         store.work(run.share, make, shown)
     run.processes.wait()
-    own = [(store.batches[batch], store.read(batch)[0]) for batch in run.share.of(range(len(store.batches)))]
-    # Every process gathers the same arrays in the same order, also one without a batch of its own.
-    first, device = store.read(0)[0], run.processes.device
-    own = own or [(range(0), {name: array[:0] for name, array in first.items()})]
-    gathered = {}
-    for name in sorted(first):
-        bank = FeatureBank(store.batches[-1].stop).to(device)
-        for indices, arrays in own:
-            numbers = torch.tensor(list(indices), dtype=torch.long, device=device)
-            bank.update(numbers, torch.from_numpy(arrays[name].astype(np.float32)).to(device))
-        try:
-            gathered[name] = bank.compute().cpu()
-        except DataError as error:
-            raise UserError(str(error)) from error
-    return gathered
+    batches = [store.read(batch)[0] for batch in range(len(store.batches))]
+    return {
+        name: torch.from_numpy(np.concatenate([arrays[name] for arrays in batches]).astype(np.float32))
+        for name in batches[0]
+    }
 
 
 def stored_statistics(run: Evaluation, path: Path | None) -> tuple[Reference, list[str]] | None:

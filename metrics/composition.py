@@ -37,7 +37,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Composition:
-    """What a picture shows and does not show.
+    """The objects that a picture shows and does not show.
 
     Args:
         include: all of these.

@@ -37,7 +37,7 @@ _VGG_MEAN, _VGG_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class FeatureExtractor(Protocol):
-    """What every network here offers."""
+    """The interface of every network here."""
 
     @property
     def num_features(self) -> int: ...
@@ -73,7 +73,7 @@ def _check_pictures(pictures: Tensor) -> None:
 
 
 class InceptionReading(NamedTuple):
-    """What one pass of Inception says of pictures, fp32 on the CPU.
+    """The outputs of one pass of Inception over pictures, fp32 on the CPU.
 
     Attributes:
         pool: `[B, 2048]`, features of FID.

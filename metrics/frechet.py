@@ -22,7 +22,7 @@ _CHUNK = 4096  # rows turned into float64 at once
 
 @dataclass(frozen=True)
 class GaussianStatistics:
-    """What the distance needs of a set of features.
+    """Mean and covariance of a set of features.
 
     Attributes:
         mean: float64 `[D]`.
@@ -91,7 +91,7 @@ class GaussianStatistics:
             raise DataError(
                 f"{path}: {names[0]} {tuple(mean.shape)} and {names[1]} {tuple(covariance.shape)} do not fit each other"
             )
-        # What a covariance must be and can be asked cheaply; other tools' are symmetric up to rounding.
+        # Properties of a covariance that are cheap to check; other tools' are symmetric up to rounding.
         variance, scale = covariance.diagonal(), 1e-6 * float(covariance.abs().amax())
         if bool((variance < -scale).any()) or not torch.allclose(covariance, covariance.T, rtol=0, atol=scale):
             raise DataError(f"{path}: {names[1]} is no covariance: it must be symmetric, with no variance below zero")

@@ -37,7 +37,7 @@ class PictureCheck(Protocol):
     def identity(self) -> str: ...
 
     def __call__(self, picture: Tensor, prompt: BenchmarkPrompt) -> list[bool]:
-        """What holds of a picture, uint8 `[3, H, W]`."""
+        """The answers for a picture, uint8 `[3, H, W]`."""
         ...
 
 
@@ -121,7 +121,7 @@ def most_asked(prompts: Sequence[BenchmarkPrompt]) -> int:
 
 
 def needs_check(prompts: Sequence[BenchmarkPrompt]) -> str | None:
-    """What a picture of these prompts is checked by: "detector", "vqa_model" or nothing."""
+    """The argument that names the check of these prompts: "detector", "vqa_model" or None."""
     if any(each.composition is not None for each in prompts):
         return "detector"
     return "vqa_model" if any(each.questions for each in prompts) else None

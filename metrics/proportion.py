@@ -1,4 +1,4 @@
-"""The share of what was right, with what chance leaves open of it."""
+"""The share of right cases, with its interval."""
 
 from __future__ import annotations
 

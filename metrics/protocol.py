@@ -171,7 +171,7 @@ class Protocol:
             )
 
     def warnings(self, count: int, dimensions: int, reference_count: int | None) -> list[str]:
-        """What a reader of the figures should know, a line each."""
+        """Notes for a reader of the figures, a line each."""
         found = []
         for name, number in (("pictures", count), ("reference pictures", reference_count)):
             if number is not None and number <= dimensions:

@@ -28,7 +28,7 @@ LARGEST_BOOTSTRAPPED_DIMENSION = 1024
 
 @dataclass(frozen=True)
 class Reference:
-    """What pictures are compared with.
+    """The statistics and features that pictures are compared with.
 
     Args:
         statistics: of the features of `Protocol.extractor`.
@@ -43,14 +43,14 @@ class Reference:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a score may be made of.
+    """The features and settings that a score may be made of.
 
     Args:
         protocol: says which features and settings.
         features: by extractor, `[N, D]` in the order of the pictures; beside them what `EXTRAS` names, where the
             protocol asks for it.
         reference: None: there is nothing to compare with.
-        text_features: of the captions, `[N, D]`; None where there are none.
+        text_features: of the captions, `[N, D]`; None without captions.
         draws: of the bootstrap.
     """
 
@@ -76,7 +76,7 @@ class Measured:
 
 
 EXTRAS = {"spatial_distance": "spatial", "inception_score": "logits", "hps": "hps_text"}
-"""What is measured beside features, by the field of the protocol that asks for it: see `extractors.InceptionReading`,
+"""Measurements beside features, by the field of the protocol that asks for it: see `extractors.InceptionReading`,
 and the captions' features by the network of `hps`."""
 
 Figure = dict[str, Any]
@@ -166,7 +166,7 @@ def score_pictures(
 
 
 def mean_figure(values: Tensor, draws: int) -> dict[str, Any]:
-    """The mean of one number a picture, NaN for none, or of what is true of a picture, with its interval."""
+    """The mean of one number a picture, NaN for none, or of one truth a picture, with its interval."""
     return figure(float(values.double().nanmean()), mean_interval(values, draws))
 
 

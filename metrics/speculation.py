@@ -1,4 +1,4 @@
-"""What a decoding method cost and saved: numbers from the traces of many calls, and the comparison with plain decoding.
+"""The cost and the gain of a decoding method: figures of many calls, and the comparison with plain decoding.
 
 Belongs here: definitions. Does not belong here: running anything, tables, and quality.
 

@@ -214,7 +214,7 @@ def nothing_gains(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def format_ratio(value: float | None) -> str:
-    """A ratio for people; "-" where there is nothing to compare with."""
+    """A ratio for people; "-" for None."""
     return "-" if value is None else f"{value:.2f}x"
 
 

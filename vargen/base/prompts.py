@@ -79,7 +79,7 @@ def read_records(
 
     Args:
         source, argument: as for `read_prompts`.
-        columns: of which a table must have one.
+        columns: a table must have one of them.
 
     Raises:
         UserError: see `gather_prompts`.
@@ -115,7 +115,7 @@ def read_records(
 
 
 def read_column(source: str, names: Sequence[str]) -> list[str] | None:
-    """What a file of prompts says beside each prompt, under the first of `names` that it has; None if it has none."""
+    """The column beside the prompts of a file that has the first of `names` which it has; None if it has none."""
     if source == "-":
         return None
     rows = [lower_keys(row) for _, row in read_records(source)]
@@ -148,7 +148,7 @@ def unknown_words(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
 
 
 def split_lines(text: str) -> list[str]:
-    """What a text editor calls lines: a line separator or a form feed within one ends none."""
+    """Lines as a text editor has them: a line separator or a form feed within one ends none."""
     return io.StringIO(text, newline=None).read().split("\n")
 
 
@@ -193,7 +193,7 @@ def _from_json_lines(text: str, name: str) -> Iterator[tuple[str, Row]]:
 
 
 def prompt_of(row: Row, where: str) -> str:
-    """The prompt in a row. Raises UserError where there is none; `where` names the row."""
+    """The prompt in a row. Raises UserError for a row without one; `where` names the row."""
     own = lower_keys(row)
     value = next((own[name] for name in PROMPT_COLUMNS if name in own), None)
     if not isinstance(value, str):

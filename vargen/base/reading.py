@@ -25,7 +25,7 @@ _PLAIN_NUMBERS = {
         r"|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))\Z|\.(?:nan|NaN|NAN)\Z"
     ),
 }
-"""What reads as a number: YAML 1.1's without the bases sixty and eight, and 1e5 without a point."""
+"""Texts that are numbers: YAML 1.1's without the bases sixty and eight, and 1e5 without a point."""
 _NO_DATES = "tag:yaml.org,2002:timestamp"
 _MERGE = "tag:yaml.org,2002:merge"
 
@@ -56,7 +56,7 @@ def reading(place: str | os.PathLike[str], remedy: str = "copy it again", argume
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says, in one line: its first sentence, since numpy's second is how to load a file unsafely."""
+    """The message of an error in one line: its first sentence, since numpy's second is how to load a file unsafely."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     said = (isinstance(error, OSError) and error.strerror) or str(error).strip() or type(error).__name__
@@ -85,13 +85,13 @@ def read_text(path: Path, argument: str) -> str:
 
 
 def read_json(path: Path, remedy: str = "copy it again", argument: str = "") -> Any:
-    """What a JSON file holds. Raises FileNotFoundError where there is none, and UserError for anything else."""
+    """The content of a JSON file. Raises FileNotFoundError for a missing one, and UserError for anything else."""
     with _there(path), reading(path, remedy, argument):
         return parse_json(read_bytes(path, argument))
 
 
 class RepeatedKeyError(ValueError):
-    """A key that stands twice in one object, of which json.loads takes the last."""
+    """A key that stands twice in one object; json.loads takes the last."""
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -108,7 +108,7 @@ def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_yaml(path: Path, remedy: str = "repair it", argument: str = "") -> Any:
-    """What a YAML file of plain values holds. Raises FileNotFoundError where there is none, else UserError."""
+    """The content of a YAML file of plain values. Raises FileNotFoundError for a missing one, else UserError."""
     with _there(path), reading(path, remedy, argument):
         return parse_yaml(read_bytes(path, argument).decode("utf-8-sig"))
 

@@ -98,13 +98,6 @@ def find_model(model: str | os.PathLike[str] | None = None, files: Sequence[str]
     raise UserError(f"model: {folder} has no {' or '.join(files)}; {remedy}")
 
 
-def find_weights(name: str) -> Path:
-    """The folder of a network: a shipped one by its name in the world's folder of weights, or the folder itself."""
-    world, folder = find_world(), expanded(name)
-    shipped = None if world is None or folder.name != name else world.weights / name
-    return shipped if shipped is not None and shipped.is_dir() and not folder.is_dir() else folder
-
-
 def _model_folder(
     model: str | os.PathLike[str] | None, default: str, shipped: list[str], argument: str = "model"
 ) -> Path:

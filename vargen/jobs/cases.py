@@ -32,7 +32,7 @@ class BenchmarkCase:
     Args:
         prompt: for a text-conditional model.
         class_label: for a class-conditional one.
-        claims: what the prompt says, in the form that the judge takes; None where it cannot be judged.
+        claims: of the prompt, in the form that the judge takes; None where it cannot be judged.
         object_count: how many objects the picture ought to show though the prompt does not say so, for the judge.
         asked: the prompt as a public benchmark has it; None for any other.
     """
@@ -49,7 +49,7 @@ SPLITS = ("heldout", "all")
 
 
 def told_cases(cases: Sequence[BenchmarkCase]) -> list[str | int | None]:
-    """What each picture is made from, as identities hold it."""
+    """The prompt or class of each picture, as identities hold it."""
     return [case.prompt if case.class_label is None else case.class_label for case in cases]
 
 
@@ -66,7 +66,7 @@ def class_labels_of(model: ModelDescription, given: list[int]) -> list[int]:
 
 
 def written_cases(prompts: Sequence[str], world: World | None) -> list[BenchmarkCase]:
-    """Prompts that users wrote, with what they claim where the world can read them."""
+    """Prompts that users wrote, with their claims where the world can read them."""
     return [BenchmarkCase(prompt, claims=None if world is None else world.claims(prompt)) for prompt in prompts]
 
 
@@ -112,7 +112,7 @@ def prompt_cases(
     seed: int,
     split: str = "heldout",
 ) -> list[BenchmarkCase]:
-    """What a comparison draws: the prompts of a file, or prompts that the world composes for a model that draws it.
+    """The cases of a comparison: the prompts of a file, or prompts that the world composes for a model that draws it.
 
     Args:
         model: which model draws.
@@ -136,7 +136,7 @@ def prompt_cases(
 
 
 def fitting_judge(model: ModelDescription, judge: Callable[[], Judge]) -> Judge | None:
-    """What reads the pictures of a model; None for a model of another world, or of pictures too small to read."""
+    """The judge of a model's pictures; None for a model of another world, or of pictures too small to read."""
     if not model.draws_scenes:
         return None
     reader = judge()
@@ -188,11 +188,11 @@ class World(ShippedModels, Protocol):
     """What jobs and trainers ask of the package that knows what prompts mean; of videos, `vargen.video.jobs.cases`."""
 
     def sample_cases(self, count: int, seed: int = 0, split: str = "heldout") -> list[BenchmarkCase]:
-        """So many prompts with what they claim; of "heldout" things that training never showed, or of "all"."""
+        """So many prompts with their claims; of "heldout" things that training never showed, or of "all"."""
         ...
 
     def claims(self, prompt: str) -> Any:
-        """What a prompt claims, in the form that the judge takes; None where the prompt cannot be judged."""
+        """The claims of a prompt, in the form that the judge takes; None where the prompt cannot be judged."""
         ...
 
     def reference(self, count: int, side: int) -> ReferencePictures:

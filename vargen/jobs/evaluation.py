@@ -4,7 +4,7 @@ The order of work: refuse what can be refused; make the pictures of every method
 Every step is cut into batches, and one process makes a batch whole (`vargen.runs.batches`). A run can be killed at any
 moment and continued by any number of processes, and ends in the same scores.
 
-Belongs here: settings, the order of work, and what each picture shows. Does not belong here: the steps
+Belongs here: settings, the order of work, and cases. Does not belong here: the steps
 (`vargen.jobs.evaluated_pictures`), reports (`vargen.commands.evaluate`). Importing this imports no torch.
 """
 
@@ -115,8 +115,8 @@ class EvaluateConfig(SamplingOptions):
 
 
 def load_protocol(name: str) -> Protocol:
-    """A shipped protocol by name, or the protocol of a YAML file. Raises UserError where there is none, or a field is
-    unknown or wrong."""
+    """A shipped protocol by name, or the protocol of a YAML file. Raises UserError for no such protocol, or a
+    field that is unknown or wrong."""
     from metrics.errors import DataError
     from metrics.protocol import Protocol
 
@@ -269,7 +269,7 @@ def _evaluate(
 def _cases(
     config: EvaluateConfig, protocol: Protocol, model: ModelDescription | None, world: World | None
 ) -> list[BenchmarkCase]:
-    """What each picture shows. Raises UserError where the protocol asks for others."""
+    """The case of each picture. Raises UserError where the protocol asks for others."""
     from metrics.errors import DataError
 
     count = config.num_prompts or protocol.count
@@ -365,7 +365,7 @@ def _with_check(
     world: World | None,
     device: torch.device,
 ) -> Networks:
-    """The networks, with what checks a benchmark's pictures. Raises UserError where nothing can or need."""
+    """The networks, with the check of a benchmark's pictures. Raises UserError where nothing can or need."""
     from metrics.errors import DataError
     from metrics.extractors import CLIPFeatures
     from metrics.picture_checks import (

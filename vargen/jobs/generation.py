@@ -68,7 +68,7 @@ class GenerateConfig(SamplingOptions):
     num_images_per_prompt: int = option(1, least=1)
     """Number of pictures for every prompt."""
     num_candidates: int = option(1, least=1, most=MAX_CANDIDATES, group=SAMPLING)
-    """Number of candidates for each picture, of which the best is kept. The first has the picture's seed. 1 keeps the
+    """Number of candidates for each picture; the best one is kept. The first has the picture's seed. 1 keeps the
     first."""
     ranker: str = option("judge", choices=RANKERS, group=SAMPLING)
     """Chooses the best candidate: "judge" reads scenes of the shipped model, "clip" scores any picture."""
@@ -153,7 +153,7 @@ def generate(
     Args:
         config: what to draw, how, and where.
         prompts: beside those of the config's file.
-        judge_ranker: gives what ranks candidates by their content, from the side of a picture in pixels. It is called
+        judge_ranker: gives a ranker of candidates by their content, from the side of a picture in pixels. It is called
             only where the config asks for it.
         quiet: show no progress.
 
@@ -213,7 +213,7 @@ def _share(run: _Run) -> RunTotals | None:
 
 
 def _read_conditions(config: GenerateConfig, prompts: Sequence[str], model: ModelDescription) -> list[str] | list[int]:
-    """The prompts or class labels of the run. Raises UserError where there are none, or those of another model."""
+    """The prompts or class labels of the run. Raises UserError for none, or for those of another model."""
     if model.num_classes is not None and (prompts or config.prompts_file is not None):
         raise UserError("prompts cannot be used: the model is class-conditional; give --class_labels")
     if labels := class_labels_of(model, config.class_labels):
@@ -252,7 +252,7 @@ _MOST_IN_A_STREAM = 4096
 
 
 class _Run:
-    """A run as one process sees it: the pictures of its folder, and what decides the missing ones.
+    """A run as one process sees it: the pictures of its folder, and the settings of the missing ones.
 
     Args:
         config, prompts, judge_ranker, quiet: of `generate`.
@@ -279,7 +279,7 @@ class _Run:
         self._method = self.model.resolve_method(config.method, config.method_options)
 
     def open_folder(self) -> None:
-        """Find the finished pictures, and settle what decides the others. Raises UserError for another run's folder."""
+        """Find the finished pictures, and the settings of the others. Raises UserError for another run's folder."""
         config, model = self.config, self.model
         ranking = {name: getattr(config, name) for name in ("num_candidates", "ranker", "clip")}
         self.settings = {
@@ -332,7 +332,7 @@ class _Run:
                 ) from None
 
     def _ranker(self, prompts: Sequence[str]) -> Ranker | None:
-        """What ranks candidates; None where there is only one. Raises UserError where it cannot score them."""
+        """The ranker of candidates; None for a single one. Raises UserError where it cannot score them."""
         config = self.config
         if config.num_candidates == 1:
             return None

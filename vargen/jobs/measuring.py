@@ -89,7 +89,7 @@ def load_networks(
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What every step of an evaluation needs."""
+    """The settings, cases and networks that every step of an evaluation needs."""
 
     options: SamplingOptions
     output: Path
@@ -280,7 +280,7 @@ def stored_statistics(run: Evaluation, path: Path | None) -> tuple[Reference, li
 def stored_reference(
     run: Evaluation, stored: Reference, pictures: ReferencePictures | None
 ) -> tuple[Reference, list[str]]:
-    """The reference of stored statistics, and warnings about what they leave open.
+    """The reference of stored statistics, and warnings about its gaps.
 
     Args:
         stored: their distances.

@@ -1,7 +1,7 @@
 """The same comparison in several fresh processes, one after the other, and its rows as one table.
 
-Belongs here: starting the processes, keeping what each measured, and going on after a kill. Does not belong here: what
-one process measures (`vargen.jobs.benchmark`), and what is said of all (`metrics.speculation.over_processes`).
+Does not belong here: the comparison of one process (`vargen.jobs.benchmark`), and figures of all
+(`metrics.speculation.over_processes`).
 
 One process is not evidence: where its memory lies, and who else uses the machine's cache, can decide a ratio.
 """
@@ -30,7 +30,7 @@ def in_processes(
         command: what Python runs, `-m vargen bench` or a script.
         arguments: of the command; those of each process are these with `--processes 1`.
         count: how many processes.
-        output: folder for results.json and processes/NUMBER, what each measured. A stopped run goes on there, and so
+        output: folder for results.json and processes/NUMBER, the rows of each. A stopped run goes on there, and so
             does one that asks for more processes. None keeps nothing.
 
     Raises:
@@ -48,7 +48,7 @@ def in_processes(
 
 
 def _without_count(arguments: Sequence[str]) -> list[str]:
-    """The arguments but for `--processes` and its number, which change nothing of what a process measures."""
+    """The arguments but for `--processes` and its number, which change nothing in a process."""
     flags = ("--processes", "--processes=")
     counts = [number for number, each in enumerate(arguments) if each == flags[0]]
     return [
@@ -59,7 +59,7 @@ def _without_count(arguments: Sequence[str]) -> list[str]:
 
 
 def _kept(folder: Path | None, arguments: Sequence[str]) -> list[dict[str, Any]] | None:
-    """What an earlier run measured with the same arguments."""
+    """The rows of an earlier run with the same arguments."""
     if folder is None or not (folder / "results.json").is_file():
         return None
     told, remedy = folder / "arguments.json", "delete its folder"
@@ -70,7 +70,7 @@ def _kept(folder: Path | None, arguments: Sequence[str]) -> list[dict[str, Any]]
 
 
 def _measured(folder: Path | None, command: Sequence[str], arguments: Sequence[str], told: str) -> list[dict[str, Any]]:
-    """What a fresh process measures."""
+    """The rows of a fresh process."""
     print(f"vargen: {told}", file=sys.stderr)
     command = [sys.executable, *command, *arguments, "--processes", "1", "--json"]
     if folder is not None:

@@ -130,7 +130,7 @@ def open_search(path: Path, starts: Sequence[Mapping[str, Any]], seed: int) -> S
     A kill loses at most the trial that was running; if it was one of `starts`, it is asked for again.
 
     Args:
-        path: journal of the search; it appears where there is none.
+        path: journal of the search; a missing one is made.
         starts: settings that are tried first, unless they were.
         seed: of the suggestions.
 

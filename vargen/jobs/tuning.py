@@ -48,7 +48,7 @@ SPEEDS = ("speedup", "pass_reduction")
 
 
 QUALITIES = {"judge_accuracy": 1.0, "clip_score": 100.0}
-"""Measures of quality, fields of a benchmark row, of which more is better; each with the largest possible loss."""
+"""Measures of quality, fields of a benchmark row; more is better. Each comes with the largest possible loss."""
 _USUAL_LOSS = {"judge_accuracy": 0.02, "clip_score": 0.3}
 
 _FILES = ("settings.json", "plain.jsonl", "trials.log", "pareto.json", "best.yaml")
@@ -118,7 +118,7 @@ def tune(
 
     Raises:
         UserError: a model or method that cannot be tuned, or a folder of another search.
-        KeyboardInterrupt: with a message about what is kept.
+        KeyboardInterrupt: with a message about the records that stay.
     """
     with own_folder(config.output):
         record = _tune(config, world, quiet, report)

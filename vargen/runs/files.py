@@ -112,7 +112,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     ends well.
 
     At no moment does `path` hold a mixture. After a kill between the two renames at the end it is absent, and
-    `remove_leftovers` brings back what was there.
+    `remove_leftovers` brings the old one back.
     """
     path = Path(path)
     check_replaceable(path, folder=True)
@@ -245,7 +245,7 @@ def inside(folder: Path, name: object) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what killed writers left in `folder`, and bring back a folder that one was about to replace.
+    """Delete the leftovers of killed writers in `folder`, and bring back a folder that one was about to replace.
 
     Files of living writers stay, so this may be called at any time.
     """
@@ -263,7 +263,7 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextmanager
 def own_folder(folder: str | os.PathLike[str], inside: Iterable[str] = (), argument: str = "output") -> Iterator[None]:
-    """Make `folder` where it is missing, clear it of what killed writers left, and keep other runs out of it.
+    """Make `folder` where it is missing, clear it of leftovers of killed writers, and keep other runs out of it.
 
     The lock ends with the process, however that ends. Folders that were made here and are empty at the end are removed,
     so that a failed start leaves nothing.

@@ -35,7 +35,7 @@ _NUMBERS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", *_RANKS, "MASTER_PORT")
 
 @contextmanager
 def _told(what: str, is_shared: bool) -> Iterator[None]:
-    """Say on standard error, once, what is waited for, if the block lasts."""
+    """Say on standard error, once, whom this process waits for, if the block lasts."""
     if not is_shared:
         yield
         return

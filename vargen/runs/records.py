@@ -83,7 +83,7 @@ class Records:
 @contextmanager
 def own_calls(folder: str | None, inside: Sequence[str] = ()) -> Iterator[Path | None]:
     """The file in `folder` that keeps the calls of a comparison until its results are written. No other run writes to
-    the folder meanwhile, and the file is gone when the block ends well. None where there is no folder.
+    the folder meanwhile, and the file is gone when the block ends well. None without a folder.
 
     Args:
         folder: where the results go.

@@ -60,7 +60,7 @@ class Job:
 
 @dataclass
 class Totals:
-    """What was drawn so far: pictures, their tokens, the forward passes of all rows, and seconds of drawing."""
+    """Totals so far: pictures, their tokens, the forward passes of all rows, and seconds of drawing."""
 
     pictures: int = 0
     failures: int = 0

@@ -177,14 +177,14 @@ def benchmark_videos(config: BenchVideoConfig, world: VideoWorld | None, quiet: 
 
 
 def _rendered(config: BenchVideoConfig, world: VideoWorld) -> tuple[Sequence[VideoCase], dict[str, Any]]:
-    """Videos of the world, and what identifies them."""
+    """Videos of the world, and their identity."""
     num_frames, side = config.num_frames or world.video_frames, config.image_size or world.video_side
     cases = world.video_cases(config.num_videos, config.split, num_frames, side, config.seed)
     return cases, {"split": config.split, "frames": [num_frames, side]}
 
 
 def _given(config: BenchVideoConfig, processor: Any) -> tuple[Sequence[Clip], dict[str, Any]]:
-    """Clips of the user's folder, and what identifies them."""
+    """Clips of the user's folder, and their identity."""
     from vargen.video.jobs.clips import ask_about, describe_clips
     from vargen.video.models.frames import frame_sampler
 

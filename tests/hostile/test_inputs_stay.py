@@ -146,6 +146,8 @@ CASES = [
     Case("pictures into the model", "generate a --model {work}/model --output {work}/model", "model is also what"),
     Case("scores among pictures", "evaluate --given_images {work}/f --output {work}/f", "f is also what given_images"),
     Case("scenes over a configuration", "scenes --config {work}/captions.txt --output {work}", "and config names"),
+    Case("a folder over its own", "convert anole --checkpoint {work}/model --output {work}/model", "also what check"),
+    Case("and over what holds it", "convert anole --checkpoint {work}/model --output {work}", "which checkpoint names"),
     Case("a link to the video", "caption {work}/v.gif --picture {work}/link.gif", "v.gif is also what video names"),
     Case("results over prompts", "bench --prompts_file {work}/calls.jsonl --output {work}", "and prompts_file names"),
     Case("a head over its start", "train drafter --initial_weights {work}/r/export --output {work}/r", "be replaced"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdecode.kernels import judging
+from specdecode.kernels import fused_ops
 
 
 class NotFiniteError(ArithmeticError):
@@ -46,7 +46,7 @@ class FiniteWatch:
         """Note rows whose logits [B, n, V] of the next step are not finite at nodes that count: `nodes` [B or 1, n]
         bool, of `rows` [B] bool (None: all)."""
         self.step += 1
-        if judging.serves(logits) and judging.all_finite(logits):
+        if fused_ops.all_finite(logits):
             return  # as nearly always
         largest = logits.amax(-1)  # NaN wins, then +inf; -inf only where nothing is left to draw
         wrong = (~largest.isfinite() & nodes).any(1)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specdecode.checks import check_counts, check_room
 from specdecode.graphs.in_graph import in_graph
-from specdecode.kernels import judging
+from specdecode.kernels import fused_ops
 
 
 class StaticKVCache:
@@ -224,6 +224,7 @@ class StaticKVCache:
         """Commit the first `counts` (`[B]`, or one number) tokens of the last forward; negative ones are taken back."""
         self.lengths.add_(counts)
 
+    @fused_ops.fused(fused_ops.move)
     def keep(self, node_indices: Tensor, counts: Tensor) -> None:
         """Commit some tokens of the last forward, in the order given, and drop the others.
 
@@ -234,9 +235,6 @@ class StaticKVCache:
             node_indices: int64 `[B, k]`, of which row b uses the first `counts[b]`; the others may be anything.
             counts: int64 `[B]`, each at most k.
         """
-        if judging.serves(node_indices, counts) and len(node_indices) == len(counts) == self.batch_size:
-            judging.move(self._rows, self.lengths, node_indices, counts, self.max_length)
-            return
         num_kept = node_indices.shape[1]
         # Unused entries may be -1 or past the end; what they copy lands beyond the new length, where nothing looks.
         sources = (self.lengths[:, None] + node_indices.clamp(min=0)).clamp(max=self.max_length - 1)  # [B, k]

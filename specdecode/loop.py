@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specdecode.checks import check_counts, check_room, check_tensor, is_integer, shown
 from specdecode.finite import FiniteWatch
-from specdecode.kernels import one_call
+from specdecode.kernels import fused_ops
 from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, Verifier, replace_rows
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
 from specdecode.trace import DecodeTrace, StepLog
@@ -339,7 +339,7 @@ class DecodeRun:
             is none, the tokens written: fewer where a stop token came first.
         """
         state = self.state
-        at_once = one_call.keep(
+        at_once = fused_ops.keep(
             *(tree.tokens, tree.valid, path, accepted, next_tokens, self._skipped, self.stops, state.active),
             *(state.lengths, self._buffer, counts),
         )

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from specdecode.graphs.in_graph import in_graph
-from specdecode.kernels import judging
+from specdecode.kernels import fused_ops
 
 
+@fused_ops.fused(fused_ops.append)
 def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tensor) -> tuple[Tensor, Tensor]:
     """Each row of `right` behind the same row of `left`.
 
@@ -28,9 +29,6 @@ def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tenso
     Returns:
         [B, k + r, ...] left-aligned, entries past a row's count being some entry or other, and the counts [B].
     """
-    alike = left.dtype == right.dtype and left.shape[2:] == right.shape[2:] and right.shape[1] > 0
-    if alike and judging.serves(left_counts):
-        return judging.append(left, left_counts, right), left_counts + right_counts
     length, width = left.shape[1], right.shape[1]
     place = torch.arange(length + width, device=left.device)
     behind = length + (place - left_counts[:, None]).clamp(0, width - 1)
@@ -39,6 +37,7 @@ def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tenso
     return torch.cat([left, right], 1).gather(1, source), left_counts + right_counts
 
 
+@fused_ops.fused(fused_ops.newest)
 def newest(values: Tensor, ends: Tensor, counts: Tensor, width: int) -> Tensor:
     """The last entries of each row before an end.
 
@@ -49,8 +48,6 @@ def newest(values: Tensor, ends: Tensor, counts: Tensor, width: int) -> Tensor:
     Returns:
         [B, width, ...] left-aligned; past a row's count its last entry stands, before its beginning its first.
     """
-    if judging.serves(ends, counts):
-        return judging.newest(values, ends, counts, width)
     place = (ends - counts)[:, None] + torch.arange(width, device=ends.device)
     return take(values, torch.minimum(place, ends[:, None] - 1).clamp(min=0))
 

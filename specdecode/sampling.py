@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from specdecode.graphs.in_graph import in_graph
-from specdecode.kernels import judging, one_call
-from specdecode.kernels.judging import Ahead
+from specdecode.kernels import fused_ops
+from specdecode.kernels.fused_ops import Ahead
 
 
 @dataclass(frozen=True)
@@ -156,13 +156,12 @@ def filtered(logits: Tensor, config: SamplingConfig) -> Tensor:
     return logits
 
 
+@fused_ops.fused(fused_ops.largest)
 def largest(values: Tensor) -> Tensor:
     """[...] int64: where the largest entry of each row of float32 [..., V] stands, the first of equal ones.
 
     On a CPU a kernel searches, or numpy, in a fifth of torch's time.
     """
-    if judging.serves(values) and values.shape[-1] > 0:
-        return judging.largest(values)
     if values.device.type != "cpu" or in_graph():
         return values.argmax(-1)
     return torch.from_numpy(np.asarray(values.detach().numpy().argmax(-1)))
@@ -243,10 +242,9 @@ def _states(tag_keys: Tensor, counters: Tensor) -> Tensor:
     return _scramble_((counters * _signed(_ADVANCE)).add_(tag_keys.view(-1, *[1] * (counters.ndim - 1))))
 
 
+@fused_ops.fused(fused_ops.uniform)
 def _uniform(tag_keys: Tensor, counters: Tensor, elements: Tensor, size: int | None) -> Tensor:
     """`RandomStreams.uniform` of a tag's keys [B] and of what is added for each element, [size or 1]."""
-    if judging.serves(tag_keys, counters):
-        return judging.uniform(tag_keys, counters, size)
     states = _states(tag_keys, counters)
     bits = states.add_(elements) if size is None else states[..., None] + elements
     # Odd numbers of 53 bits are exact in float64 and exclude 0 and 1, where logarithms and divisions break.
@@ -263,8 +261,8 @@ def _covers(ahead: Ahead, counters: Tensor, count: int) -> bool:
     """Whether `count` counters from each of `counters` [B, ...] on are among those whose numbers were made."""
     if counters.numel() == 1:  # to look at two numbers takes less than a call
         return 0 <= int(counters) - int(ahead.first) <= ahead.numbers.shape[1] - count
-    if judging.serves(counters):
-        return judging.covers(ahead, counters, count)
+    if (covers := fused_ops.covers(ahead, counters, count)) is not None:
+        return covers
     places = counters.reshape(len(ahead.first), -1) - ahead.first[:, None]
     return bool(((places >= 0) & (places + count <= ahead.numbers.shape[1])).all())
 
@@ -407,6 +405,7 @@ class RandomStreams:
         """
         return self._drawn(_exponential, tag, counters, size, revisited or tag in _REVISITED)
 
+    @fused_ops.fused(fused_ops.race)
     def race(self, probabilities: Tensor, tag: int, counters: Tensor, revisited: bool = False) -> Tensor:
         """`sample` with the exponential numbers of a tag and counters, which on a CPU are read where they lie.
 
@@ -418,9 +417,6 @@ class RandomStreams:
         Returns:
             [B, n] int64 tokens.
         """
-        tokens = one_call.race(probabilities, self, tag, counters, revisited)
-        if tokens is not None:
-            return tokens
         return sample(probabilities, self.exponential(tag, counters, probabilities.shape[-1], revisited))
 
     def numbers(

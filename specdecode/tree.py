@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
-from specdecode.kernels import judging
+from specdecode.kernels import fused_ops
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ class TokenTree:
 
     def path_to(self, nodes: Tensor) -> Tensor:
         """[B, max_depth + 1] int64: `paths` of one node of each row, [B] int64."""
-        if judging.serves(nodes):
-            return judging.path(self.parents, self.depth, nodes, self.max_depth)
+        if (path := fused_ops.path(self.parents, self.depth, nodes, self.max_depth)) is not None:
+            return path
         return self.paths()[ragged.rows_of(nodes)[:, 0], nodes]
 
     def ancestor_mask(self) -> Tensor:
@@ -173,8 +173,8 @@ class TokenTree:
         num_nodes = self.num_nodes
         if self.is_chain and self.valid is (layout := chain_layout(*self.tokens.shape, self.device)).valid:
             return layout.mask
-        if judging.serves(self.parents):
-            return judging.ancestors(self.parents)
+        if (known := fused_ops.ancestors(self.parents)) is not None:
+            return known
         index = torch.arange(num_nodes, device=self.device)
         mask = index[:, None] == index
         if self.is_chain:

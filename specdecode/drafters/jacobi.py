@@ -38,7 +38,7 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.drafters.draft_size import DraftSize, DraftSizer
-from specdecode.kernels import judging, one_call
+from specdecode.kernels import fused_ops
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, Drafter, Selection, SkippingDrafter, TargetOutput, Verdict
 from specdecode.sampling import Tag, largest, logits_to_probabilities, sample
@@ -90,7 +90,7 @@ class JacobiDrafter(Drafter):
         self.coupling = coupling
         self.keep_overlap = keep_overlap
         self.confident = confident
-        self._known: judging.Known | None = None
+        self._known: fused_ops.Known | None = None
         self._size = DraftSize(1, 0)
 
     @property
@@ -98,7 +98,7 @@ class JacobiDrafter(Drafter):
         """Itself: a window consists of guesses behind unverified guesses."""
         return self
 
-    def write_known(self, known: judging.Known) -> None:
+    def write_known(self, known: fused_ops.Known) -> None:
         """Write these into every window that a kernel of the CPU draws; see `drafters.known_tokens`."""
         self._known = known
 
@@ -184,11 +184,12 @@ class JacobiDrafter(Drafter):
     def _drawn_at_once(self, window: int, state: DecodeState) -> Draft | None:
         """`propose` in one call, or None where no kernel serves."""
         counters = self._counters(state.lengths, state) if self.coupling in _FRESH else state.lengths
-        last = self._opinions, self._tokens, self._drawn_from, self._accepted, self._last_node, state.last_tokens()
+        last = self._opinions, self._tokens, self._drawn_from, self._accepted, self._last_node
         asked = self.initial_guess == "random", window, self.coupling != "target"
         tag = Tag.TARGET if self.coupling == "target" else Tag.DRAFT
         tags, revisited = (tag, Tag.COUPLE if self.coupling == "maximal" else None), self.coupling == "gumbel"
-        at_once = one_call.window(last, state.streams, tags, counters, revisited, asked, state.lengths, self._known)
+        numbers = state.streams, tags, counters, revisited
+        at_once = fused_ops.window(last, state.last_tokens(), *numbers, *asked, state.lengths, self._known)
         if at_once is None:
             return None
         tokens, drawn_from = at_once

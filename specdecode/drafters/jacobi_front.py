@@ -24,7 +24,7 @@ from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSizer
 from specdecode.drafters.jacobi import JacobiDrafter
-from specdecode.kernels import judging
+from specdecode.kernels import fused_ops
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, SkippingDrafter, TargetOutput, Verdict
 from specdecode.sampling import Tag, largest
@@ -58,7 +58,7 @@ class BranchingJacobiDrafter(JacobiDrafter):
         """None: skipped steps take tokens from chains."""
         return None
 
-    def write_known(self, known: judging.Known) -> None:
+    def write_known(self, known: fused_ops.Known) -> None:
         """Not here: in a tree a mark stays where it was drafted."""
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:

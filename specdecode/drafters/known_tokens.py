@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specdecode.kernels import judging
+from specdecode.kernels import fused_ops
 from specdecode.roles import (
     DecodeState,
     Draft,
@@ -74,7 +74,7 @@ class KnownTokensDrafter(Drafter):
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """See `Drafter.start`."""
         self.known = self.known.expand(len(state.lengths), -1).contiguous()
-        self._form = judging.Known(self.known, self._marks, self._instead)
+        self._form = fused_ops.Known(self.known, self._marks, self._instead)
         if (write_known := getattr(self.drafter, "write_known", None)) is not None:
             write_known(self._form)
         self.drafter.start(prompt, state)
@@ -87,9 +87,9 @@ class KnownTokensDrafter(Drafter):
         if draft.has_known:
             return draft
         made = [each for each in (tree.tokens, draft.probabilities) if each is not None]
-        if self._fits(draft) and judging.serves(*made, tree.depth, state.lengths):
+        if self._fits(draft) and fused_ops.serves(*made, tree.depth, state.lengths):
             depth = None if tree.is_chain else tree.depth
-            judging.correct(tree.tokens, draft.probabilities, state.lengths, depth, self._form)
+            fused_ops.correct(tree.tokens, draft.probabilities, state.lengths, depth, self._form)
             return draft
         places = state.lengths[:, None] - 1 + tree.depth  # [B, n]; the loop cuts off what lies past the end
         wanted = self.known.gather(1, places.clamp(max=self.known.shape[1] - 1))

@@ -20,7 +20,7 @@ from specdecode import ragged
 from specdecode.checks import check_counts
 from specdecode.drafters.draft_size import DraftSize, DraftSizer
 from specdecode.drafters.lookup_draft_length import MatchDraftSize
-from specdecode.kernels import judging
+from specdecode.kernels import fused_ops
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.tree import TokenTree
 
@@ -125,9 +125,8 @@ class PromptLookupDrafter(Drafter):
     def last_occurrence(self, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Where the suffix of each row ended before, [B, 1] int64, and how many tokens match there, [B] int64."""
         row, last = self._rows(state)
-        if judging.serves(row):
-            places, match = judging.occurrence(row, last, self.max_ngram_size)
-            return places[:, None], match
+        if (known := fused_ops.occurrence(row, last, self.max_ngram_size)) is not None:
+            return known[0][:, None], known[1]
         place = torch.arange(row.shape[1], device=row.device)
         alike = place < last  # [B, S]
         length = torch.zeros_like(row)  # how many tokens up to each place equal those up to `last`

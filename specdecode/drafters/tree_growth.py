@@ -18,8 +18,8 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.drafters.draft_size import DraftSize
 from specdecode.drafters.tree_plan import TreePlan, likeliest
-from specdecode.kernels import judging
-from specdecode.kernels.judging import Ahead
+from specdecode.kernels import fused_ops
+from specdecode.kernels.fused_ops import Ahead
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft
 from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities
@@ -106,9 +106,9 @@ def dynamic_tree(
     # cannot tell a child's score from its parent's (both -inf, say), a stable order takes the parent.
     ranked = all_scores.sort(dim=1, descending=True, stable=True).indices
     best = ranked[:, :num_drafted].sort(dim=1).values  # [B, m]
-    if judging.serves(all_scores, root):
+    if fused_ops.serves(all_scores, root):
         levels_expanded = torch.stack(expanded) if expanded else frontier[None]
-        fields = judging.grown(root, best, all_tokens, all_scores, levels_expanded)
+        fields = fused_ops.grown(root, best, all_tokens, all_scores, levels_expanded)
     else:
         fields = _best_nodes(root, best, all_tokens, all_scores, expanded, start.levels)
     kept_tokens, parents, depths, kept_scores = fields
@@ -272,8 +272,8 @@ def _draw_children(
     if race is None:
         return likeliest(logits, width), probabilities
     of_race = (*race[1].shape, race[0].numbers.shape[-1])  # a head's logits may be of another shape
-    if width == 1 and probabilities.shape == of_race and judging.serves(probabilities):
-        return judging.race(probabilities, *race), probabilities
+    if width == 1 and probabilities.shape == of_race and fused_ops.serves(probabilities):
+        return fused_ops.race_among(probabilities, *race), probabilities
     # The first arrivals of the exponential race are a draw without replacement, in order (Gumbel top-k).
     # Where filters leave fewer tokens than are wanted, the rest are guesses; see `_without_earlier`.
     noise = race[0].numbers[:, race[1][0]]

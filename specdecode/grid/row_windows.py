@@ -40,7 +40,7 @@ from specdecode.grid.positions import (
     in_proportion,
     scaled_window,
 )
-from specdecode.kernels import judging
+from specdecode.kernels import fused_ops
 from specdecode.loop import DecodeRun
 from specdecode.roles import Target, TargetOutput
 from specdecode.sampling import Tag, largest, sample
@@ -218,7 +218,7 @@ class FlightRun(DecodeRun):
         """One pass over all lines in flight. Returns a bound of what a row gains; 0 once all have ended."""
         if ragged.surely_none(self.state.active):
             return 0
-        if judging.serves(self._buffer):
+        if fused_ops.serves(self._buffer):
             self._perform_in_calls()
         else:
             self._perform_in_lines()
@@ -229,7 +229,7 @@ class FlightRun(DecodeRun):
         """`_perform_in_lines`, in two calls of the kernels."""
         state, lines, most = self.state, self._in_kernels(), self.rule.most_fed
         with self._part("draft"):
-            slots, positions, tokens, real, visible = judging.plan_lines(lines, most)
+            slots, positions, tokens, real, visible = fused_ops.plan_lines(lines, most)
         with self._part("target"):
             output = self._placed.forward_places(tokens, Places(positions, slots, visible))
             self._check_logits("forward_places", output.logits, tokens.shape)
@@ -238,7 +238,7 @@ class FlightRun(DecodeRun):
             drawn = self._draw(output, positions + 1)
             ends = torch.as_tensor(state.ends).expand(len(drawn))
             fed = slots, positions, real
-            counts, (by_place, decided), lengths, going_on, guesses = judging.judge_lines(
+            counts, (by_place, decided), lengths, going_on, guesses = fused_ops.judge_lines(
                 lines, self._rule_in_kernels, ends, fed, drawn, most
             )
             self.log.record_step(StepRecord(state.active, *counts[:4], fed=counts[4], by_place=by_place))
@@ -247,10 +247,12 @@ class FlightRun(DecodeRun):
         with self._part("commit"):
             self._advance(decided, lengths, going_on)
 
-    def _in_kernels(self) -> judging.Lines:
+    def _in_kernels(self) -> fused_ops.Lines:
         """What the kernels read and change."""
         kept = self._counts, self._guesses, self._fed, self._looks, self._windows, self._guessable
-        return judging.Lines(self._layout.geometry, *kept, self.state.active, self._buffer, len(self._layout.stood_in))
+        return fused_ops.Lines(
+            self._layout.geometry, *kept, self.state.active, self._buffer, len(self._layout.stood_in)
+        )
 
     def _perform_in_lines(self) -> None:
         """One pass in operations of torch: what the calls mean, for graphs, other devices, and without kernels."""

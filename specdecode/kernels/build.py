@@ -1,7 +1,7 @@
 """The compiled kernels: built once per machine, when the package is installed or when they are first used.
 
 Belongs here: finding a compiler, deciding whether a built library can be used again, and loading it. Does not belong
-here: what the kernels compute (`few_rows.cpp`, `judging.cpp`, `lines.cpp`) and tensors (`native.py`, `judging.py`).
+here: what the kernels compute (`few_rows.cpp`, `judging.cpp`, `lines.cpp`) and tensors (`native.py`, `fused_ops.py`).
 
 A library lies in `$VARGEN_CACHE/kernels`. Its name is a hash of the sources, the compiler and the processor, so two
 machines can share a cache. Building takes up to half a minute. Where there is no compiler, or it takes too long, or the

@@ -22,7 +22,7 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.checks import check_tensor
 from specdecode.grid.positions import Order
-from specdecode.kernels import judging
+from specdecode.kernels import fused_ops
 from specdecode.loop import DecodeRun, clip
 from specdecode.roles import DecodeState, Draft, Schedule, Selection, Target, TargetOutput, Verdict
 from specdecode.tree import TokenTree
@@ -192,14 +192,13 @@ class PendingChain:
         """m."""
         return self.tokens.shape[1]
 
+    @fused_ops.fused(fused_ops.join)
     def join(self, tree: TokenTree) -> tuple[Tensor, Tensor, Tensor]:
         """What to feed the target: the chain, then the tree.
 
         Returns:
             Tokens [B, m + n], mask [B, m + n, m + n] and depths [B, m + n], as `Target.forward` takes them.
         """
-        if judging.serves(self.tokens):
-            return judging.join(self.tokens, self.counts, tree.tokens, tree.depth, tree.valid, tree.ancestor_mask())
         length, device = self.max_length, self.tokens.device
         place = torch.arange(length, device=device)
         pending = place < self.counts[:, None]  # [B, m]
@@ -212,12 +211,11 @@ class PendingChain:
         depths = torch.cat([place * pending, tree.depth + self.counts[:, None] * tree.valid], dim=1)
         return torch.cat([self.tokens * pending, tree.tokens], dim=1), mask, depths
 
+    @fused_ops.fused(fused_ops.nodes)
     def nodes(self, verdict: Verdict) -> Tensor:
         """[B, m + max_depth + 1] int64: nodes of the joint forward as `Target.commit` takes them: first the pending
         tokens of a row, then its accepted path."""
         length, width = self.max_length, verdict.path.shape[1]
-        if judging.serves(self.counts):
-            return judging.nodes(self.counts, length, verdict.path)
         place = torch.arange(length + width, device=self.tokens.device)
         in_path = (place - self.counts[:, None]).clamp(0, width - 1)
         return torch.where(place < self.counts[:, None], place, length + verdict.path.gather(1, in_path))

@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
-from specdecode.kernels import judging, one_call
-from specdecode.kernels.judging import Ahead
+from specdecode.kernels import fused_ops
+from specdecode.kernels.fused_ops import Ahead
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, draw_tokens, largest, logits_to_probabilities, sample
 from specdecode.tree import TokenTree, chain_layout
@@ -77,7 +77,7 @@ def greedy_walk(tree: TokenTree, logits: Tensor) -> Verdict:
         tree: The drafted tree.
         logits: [B, n, V] of the target.
     """
-    if judging.serves(logits):
+    if fused_ops.serves(logits):
         return _walked(tree, logits, None, tree.tokens[:, 0])
     choices = largest(logits)  # [B, n]
     if tree.is_chain:
@@ -119,7 +119,7 @@ def one_draw_walk(tree: TokenTree, output: TargetOutput, state: DecodeState) -> 
     logits = output.logits
     if tree.is_chain or logits.numel() <= FEW_NUMBERS:
         target = output.probabilities(state.sampling)
-        if judging.serves(target, state.lengths):
+        if fused_ops.serves(target, state.lengths):
             count = tree.max_depth + 1
             noise = state.streams.numbers(Tag.TARGET, state.lengths, target.shape[-1], count)
             return _walked(tree, target, noise, state.lengths)
@@ -137,7 +137,7 @@ def one_draw_walk(tree: TokenTree, output: TargetOutput, state: DecodeState) -> 
 
 def _walked(tree: TokenTree, target: Tensor, noise: Ahead | None, lengths: Tensor) -> Verdict:
     """`walk_by_token` in one call of the kernels, by races of `target` [B, n, V] or, without noise, its largest."""
-    path, accepted, following = judging.walk(
+    path, accepted, following = fused_ops.walk(
         tree.tokens, tree.parents, tree.valid, target, noise, lengths, tree.max_depth, tree.is_chain
     )
     return Verdict(chain_path(tree) if path is None else path, accepted, following)
@@ -215,7 +215,7 @@ def judge_chain(
     tree, streams, length = draft.tree, state.streams, target.shape[1] - 1
     assert draft.probabilities is not None
     tags = Tag.ACCEPT, Tag.TARGET
-    at_once = one_call.chain(tree, target, draft.probabilities, streams, tags, state.lengths, compared, weights)
+    at_once = fused_ops.chain(tree, target, draft.probabilities, streams, tags, state.lengths, compared, weights)
     if at_once is not None:
         return Verdict(chain_path(tree), *at_once)
     counters = chain_counters(tree, state)

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.checks import check_number, check_vocabulary
-from specdecode.kernels import judging
+from specdecode.kernels import fused_ops
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
@@ -143,12 +143,12 @@ class LanternVerifier:
         replaced: list[Tensor] = []  # by level, [B]: whether a child replaced the target's own token
         rows = torch.arange(tree.batch_size, device=tree.device)
         is_small = tree.max_depth > 0 and logits.numel() <= FEW_NUMBERS
-        if not sampling.is_greedy and is_small and judging.serves(logits, state.lengths):
+        if not sampling.is_greedy and is_small and fused_ops.serves(logits, state.lengths):
             target = logits_to_probabilities(logits, sampling)
             noise = state.streams.numbers(Tag.TARGET, state.lengths, target.shape[-1], tree.max_depth + 1)
             assert noise is not None  # a row's counters follow each other
             return Verdict(
-                *judging.lantern(
+                *fused_ops.lantern(
                     *(tree.tokens, tree.parents, target, noise, state.lengths, self.neighbours, self._limits),
                     tree.max_depth,
                 )

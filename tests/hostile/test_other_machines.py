@@ -67,7 +67,6 @@ def test_no_call_means_the_current_gpu_where_a_tensor_may_lie_on_another() -> No
     """Streams, events, waits and moves name their device; a default one is that of the process."""
     one_device = {
         "vargen/training/run.py": "its device is cpu or cuda, the current one",
-        "specdecode/kernels/judging.py": "asks which one is the current",
         "metrics/provenance.py": "names the machine",
     }
     silent = {"cuda", "record", "current_stream", "synchronize", "Stream", "get_rng_state", "max_memory_allocated"}

@@ -15,7 +15,7 @@ from torch import Tensor
 from specdecode.grid.mixed_grids import LinesOfRows
 from specdecode.grid.positions import Lines, Places
 from specdecode.grid.row_windows import FlightRun, LinesInFlight
-from specdecode.kernels import judging
+from specdecode.kernels import fused_ops
 from specdecode.roles import TargetOutput
 from specdecode.runs.continuous import decode_queue
 from specdecode.sampling import RandomStreams, SamplingConfig
@@ -86,7 +86,7 @@ def drawn(rule: LinesInFlight, batch_size: int, sampling: SamplingConfig, by_ker
         target,  # type: ignore[arg-type]
         rule=rule, row_tokens=rows, max_new_tokens=most, sampling=sampling, streams=streams,
     )  # fmt: skip
-    with patch.object(judging, "serves", judging.serves if by_kernels else lambda *_: False):
+    with patch.object(fused_ops, "serves", fused_ops.serves if by_kernels else lambda *_: False):
         return run.finish(), target
 
 
@@ -139,7 +139,7 @@ def test_a_row_that_takes_a_place_has_windows_and_guesses_of_its_own(
     """The first request is over soon, and its place goes to one with longer lines."""
     sizes = [Lines(4, 2), Lines(32, 4), Lines(18, 6)]
     if not by_kernels:
-        monkeypatch.setattr(judging, "serves", lambda *_: False)
+        monkeypatch.setattr(fused_ops, "serves", lambda *_: False)
 
     def start(requests: range, joins: bool) -> Any:
         lines = LinesOfRows([sizes[request] for request in requests], sizes)
@@ -161,6 +161,6 @@ def test_a_row_that_takes_a_place_has_windows_and_guesses_of_its_own(
 def test_a_pass_that_feeds_more_than_there_is_room_for_is_seen(own_kernels: None) -> None:
     run = run_of(make_placed_model(), range(1), LinesInFlight(Lines(COUNT, SIDE), 1, guesses=2))
     run.step()
-    assert judging.serves(run.state.tokens)
+    assert fused_ops.serves(run.state.tokens)
     with pytest.raises(IndexError):
-        judging.plan_lines(run._in_kernels(), 0)
+        fused_ops.plan_lines(run._in_kernels(), 0)

@@ -24,7 +24,7 @@ from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree
 from specdecode.grid.positions import Lines, Places, StaggeredLines
 from specdecode.grid.row_windows import LinesInFlight
-from specdecode.kernels import build, judging
+from specdecode.kernels import build, fused_ops
 from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import decode
 from specdecode.ragged import append
@@ -92,11 +92,11 @@ def test_the_path_of_a_tree_may_be_accepted_to_its_end() -> None:
     tokens, active = torch.arange(9).view(3, 3), torch.ones(3, dtype=torch.bool)
     buffer, lengths, ones = torch.zeros(3, 9, dtype=torch.int64), NO_TOKENS + 1, NO_TOKENS + 1
     given = ones, 7 * ones, NO_TOKENS, None, active, lengths
-    assert judging.serves(path)
-    (_, _, emitted, *_), _, _ = judging.keep(tokens, tokens >= 0, path, *given, buffer, None)
+    assert fused_ops.serves(path)
+    (_, _, emitted, *_), _, _ = fused_ops.keep(tokens, tokens >= 0, path, *given, buffer, None)
     assert emitted.tolist() == [2, 2, 2] and buffer[:, 1:3].tolist() == [[1, 7], [4, 7], [8, 7]]
     guarded = at_the_end_of_a_page(path)
-    assert ends_well(lambda: judging.keep(tokens, tokens >= 0, guarded, *given, buffer, None))
+    assert ends_well(lambda: fused_ops.keep(tokens, tokens >= 0, guarded, *given, buffer, None))
 
 
 @pytest.mark.parametrize(
@@ -360,10 +360,12 @@ def test_what_a_cache_has_no_room_for_is_refused() -> None:
     with pytest.raises(RuntimeError):
         cache.keep(torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, dtype=torch.int64))
     entries, store = torch.ones(2, 3, 2), torch.zeros(2, 4, 2)
-    assert judging.serves(entries, store)
+    assert fused_ops.serves(entries, store)
     for first, count in ((2, 3), (0, 4), (-2, 1)):
         with pytest.raises(IndexError, match="outside"):
-            judging.store(entries, torch.tensor([0, first]), torch.tensor([1, count]), store, 0, torch.zeros(2).long())
+            fused_ops.store(
+                entries, torch.tensor([0, first]), torch.tensor([1, count]), store, 0, torch.zeros(2).long()
+            )
 
 
 @pytest.mark.parametrize("width", [0, 2])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdecode.kernels import judging
+from specdecode.kernels import fused_ops
 from specdecode.ragged import newest, put_rows
 
 
@@ -46,8 +46,8 @@ class FeatureCache:
     def write(self, features: Tensor, first: Tensor, counts: Tensor) -> None:
         """Keep the first `counts[b]` of features [B, k, F] at positions `first[b]`, `first[b] + 1`, ..."""
         alike = features.dtype == self._features.dtype and features.shape[2] == self._features.shape[2]
-        if alike and judging.serves(first, counts):
-            judging.store(features, first, counts, self._features, 1, self.newest)
+        if alike and fused_ops.serves(first, counts):
+            fused_ops.store(features, first, counts, self._features, 1, self.newest)
             return
         place = torch.arange(features.shape[1], device=first.device)
         slots = torch.where(place < counts[:, None], first[:, None] + place + 1, self.num_image_tokens + 1)  # [B, k]

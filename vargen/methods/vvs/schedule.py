@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode.graphs.in_graph import in_graph
-from specdecode.kernels import judging
+from specdecode.kernels import fused_ops
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, RowReplacing, Schedule, Selection
 from vargen.methods.vvs.selector import Selector, confidence_of, path_vectors
@@ -213,9 +213,9 @@ class LikenessSchedule(_SkippingSchedule):
         skips. In a graph a second draft is always made."""
         selection = self.selector(draft, state)
         alike = path_likeness(draft, selection.path, self.codebook) >= self.threshold  # [B, depth]
-        if judging.serves(alike):
+        if fused_ops.serves(alike):
             rows = selection.counts, state.lengths, state.active
-            counts, any_taken = judging.taken(alike, *rows, self.min_tokens, self.min_count)
+            counts, any_taken = fused_ops.taken(alike, *rows, self.min_tokens, self.min_count)
             return replace(selection, counts=counts) if any_taken else None
         counts = torch.minimum(alike.cumprod(1).sum(1), selection.counts)
         skipping = (counts >= self.min_count) & (state.lengths > self.min_tokens) & state.active

@@ -1,23 +1,42 @@
-"""The kernels between two passes: races for tokens, verdicts, windows, and what is kept.
+"""What is fused between two passes: the operations that a kernel does in one call, and which tensors it takes.
 
-Belongs here: which tensors the kernels take. Does not belong here: their loops (`judging.cpp`), and what they mean: the
-caller has the same in operations of torch, for other devices, compiled code, and machines without a compiler. Both give
-the same bits.
+Belongs here: the door to `judging.cpp` and `lines.cpp`. Does not belong here: what an operation means. That stands in
+operations of torch right behind the call, in the function of that name, for other devices, compiled code, and machines
+without a compiler. Both give the same bits, which `tests/specdecode/kernels/test_fused_ops.py` tries for all of them.
+
+A function here returns None where the kernels do not serve. `fused` makes it the fast form of a plain function.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from specdecode.graphs.in_graph import in_graph
 from specdecode.kernels.build import library
+
+P, Made = ParamSpec("P"), TypeVar("Made")
+
+
+def fused(kernel: Callable[..., Any]) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
+    """A decorator of a plain function: `kernel`, with the same arguments, does the same where it serves."""
+
+    def decorate(plain: Callable[P, Made]) -> Callable[P, Made]:
+        @functools.wraps(plain)
+        def operation(*given: P.args, **named: P.kwargs) -> Made:
+            made: Made | None = kernel(*given, **named)
+            return plain(*given, **named) if made is None else made
+
+        return operation
+
+    return decorate
 
 
 @dataclass(frozen=True)
@@ -97,7 +116,7 @@ class Lines:
 def serves(*tensors: Tensor) -> bool:
     """Whether the kernels take these: on a CPU, in eager code, int64, bool, or whole rows of float32.
 
-    The functions below need kernels, so they are called after this one.
+    Here a function asks by itself. Callers ask only where they have to make something for it.
     """
     global _found, _choice
     if in_graph():
@@ -117,34 +136,54 @@ def _fits(tensor: Tensor) -> bool:
     return tensor.dtype in (torch.int64, torch.bool)
 
 
-def covers(ahead: Ahead, counters: Tensor, count: int) -> bool:
+def covers(ahead: Ahead, counters: Tensor, count: int) -> bool | None:
     """See `sampling._covers`."""
+    if not serves(counters):
+        return None
     (_, first, width), rows = ahead.fields(), len(ahead.first)
     return bool(_call("covers", first, width, counters, counters.numel() // rows, count, rows))
 
 
-def uniform(keys: Tensor, counters: Tensor, size: int | None) -> Tensor:
-    """Uniform numbers [B, ..., size or none] of keys [B] and counters [B, ...]; see `sampling.RandomStreams`."""
+def uniform(keys: Tensor, counters: Tensor, elements: Tensor, size: int | None) -> Tensor | None:
+    """Uniform numbers [B, ..., size or none] of keys [B] and counters [B, ...]; see `sampling._uniform`."""
+    if not serves(keys, counters):
+        return None
     numbers = torch.empty(*counters.shape, *([] if size is None else [size]), dtype=torch.float64)
     sizes = len(keys), counters.numel() // max(len(keys), 1), 1 if size is None else size
     _call("uniform", keys, counters, *sizes, numbers)
     return numbers
 
 
-def all_finite(logits: Tensor) -> bool:
+def all_finite(logits: Tensor) -> bool | None:
     """Whether the greatest logit of every node of [B, n, V] is finite."""
-    return bool(_call("finite", logits, logits.numel() // logits.shape[-1], logits.shape[-1]))
+    return (
+        None
+        if not serves(logits)
+        else bool(_call("finite", logits, logits.numel() // logits.shape[-1], logits.shape[-1]))
+    )
 
 
-def largest(values: Tensor) -> Tensor:
+def largest(values: Tensor) -> Tensor | None:
     """[...] int64: where the largest of each row of [..., V] stands, the first of equal ones."""
+    if not serves(values) or not values.shape[-1]:
+        return None
     places = torch.empty(values.shape[:-1], dtype=torch.int64)
     _call("largest", values, places.numel(), values.shape[-1], places)
     return places
 
 
-def race(probabilities: Tensor, noise: Ahead, counters: Tensor) -> Tensor:
-    """The winner of each node's race, in the shape of `counters` [B, ...]; [B, n, V] probabilities."""
+def race(streams: Any, probabilities: Tensor, tag: int, counters: Tensor, revisited: bool = False) -> Tensor | None:
+    """See `RandomStreams.race`."""
+    if probabilities.shape[:-1] != counters.shape or counters.ndim != 2 or not counters.numel():
+        return None
+    if not serves(probabilities):
+        return None
+    noise = streams.numbers(tag, counters, probabilities.shape[-1], 1, revisited)
+    return None if noise is None else race_among(probabilities, noise, counters)
+
+
+def race_among(probabilities: Tensor, noise: Ahead, counters: Tensor) -> Tensor:
+    """The winner of each node's race with given numbers, as `counters` [B, ...], of probabilities [B, n, V]."""
     tokens, rows = torch.empty(counters.shape, dtype=torch.int64), len(counters)
     sizes = rows, counters.numel() // rows, probabilities.shape[-1]
     _call("race", *_distributions(probabilities), *noise.fields(), counters, *sizes, tokens)
@@ -182,33 +221,42 @@ def lantern(
 
 
 def chain(
-    tokens: Tensor, parents: Tensor, valid: Tensor, target: Tensor, drawn_from: Tensor, uniform: Ahead, noise: Ahead,
-    lengths: Tensor, compared: tuple[Tensor, Tensor] | None, weights: Tensor | None, depth: int,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Judge a chain of drawn tokens; see `verifiers.exact.judge_chain`.
+    tree: Any, target: Tensor, drawn_from: Tensor, streams: Any, tags: tuple[int, int], lengths: Tensor,
+    compared: tuple[Tensor, Tensor] | None, weights: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None] | None:  # fmt: skip
+    """Judge a chain of drawn tokens, a `TokenTree`; see `verifiers.exact.judge_chain`.
+
+    `tags` are those of acceptance tests and of the draw behind them.
 
     Returns the accepted length [B], the token behind [B], and what another test relaxed [B, depth] (None without)."""
+    # One-hot integers, say, are no distributions.
+    if not drawn_from.is_floating_point() or not serves(target, drawn_from, lengths):
+        return None
+    tokens, depth, length = tree.tokens, tree.max_depth, target.shape[1] - 1
+    uniform = streams.numbers(tags[0], lengths, None, length)
+    noise = streams.numbers(tags[1], lengths, target.shape[-1], length + 1)
     accepted, following = _numbers(2, len(tokens))
     relaxed = None if compared is None else torch.empty(len(tokens), depth, dtype=torch.bool)
     distributions = *_distributions(target), *_distributions(drawn_from)
     given = *uniform.fields(), *noise.fields(), lengths, *(compared or (None, None)), weights
-    sizes = *tokens.shape, target.shape[1] - 1, depth, target.shape[-1]
+    sizes = *tokens.shape, length, depth, target.shape[-1]
     made = torch.empty(target.shape[-1]), accepted, following, relaxed
-    _call("chain", tokens, parents, valid, *distributions, *given, *sizes, *made)
+    _call("chain", tokens, tree.parents, tree.valid, *distributions, *given, *sizes, *made)
     return accepted, following, relaxed
 
 
 def window(
-    opinions: Tensor, tokens: Tensor, drawn_from: Tensor, accepted: Tensor, last_node: Tensor | int, roots: Tensor,
-    noise: Ahead, counters: Tensor, uniform: Ahead | None, random_guess: bool, size: int, is_drawn: bool,
-    lengths: Tensor, known: Known | None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    last: tuple[Any, ...], roots: Tensor, streams: Any, tags: tuple[int, int | None], counters: Tensor,
+    revisited: bool, random_guess: bool, size: int, is_drawn: bool, lengths: Tensor, known: Known | None,
+) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
     """A Jacobi window; see `drafters.jacobi.JacobiDrafter`.
 
     Args:
-        opinions, tokens, drawn_from, accepted, last_node: of the last chain, whose number of nodes may vary by row.
+        last: opinions, tokens, what these were drawn from, accepted [B], and the last node, of the last chain, whose
+            number of nodes may vary by row.
         roots, counters: [B], the newest tokens, and the counters of the first guesses.
-        uniform: for the coupling "maximal", exactly `size` numbers of each row; None for other couplings.
+        tags: of races, and of the tests of the coupling "maximal", None for other couplings.
+        revisited: as for `RandomStreams.numbers`.
         random_guess: whether there is no opinion beyond the last node.
         is_drawn: whether to return the distributions of guesses.
         lengths: [B], tokens of each row, the newest included. known: written into the chain as by `correct`.
@@ -216,20 +264,25 @@ def window(
     Returns:
         The chain [B, size + 1], and what its tokens were drawn from, [B, size + 1, V], zeros at the root.
     """
+    opinions, tokens, drawn_from, accepted, last_node = last
+    if not serves(opinions, drawn_from, lengths):
+        return None
+    uniform = None if tags[1] is None else streams.numbers(tags[1], counters, None, size)
+    noise = streams.numbers(tags[0], counters, opinions.shape[-1], size, revisited)
     rows, nodes, vocab_size = opinions.shape
     made = torch.empty(rows, size + 1, dtype=torch.int64), torch.empty(rows, size + 1, vocab_size) if is_drawn else None
-    last = (last_node, 0) if isinstance(last_node, Tensor) else (None, last_node)
+    at = (last_node, 0) if isinstance(last_node, Tensor) else (None, last_node)
     given = *noise.fields(), counters, None if uniform is None else uniform.numbers, int(random_guess)
     sizes = rows, nodes, size, vocab_size, torch.empty(2 * vocab_size)
     form = (None, None, 0, 0, 0) if known is None else known.fields()
-    _call("window", opinions, tokens, drawn_from, accepted, *last, roots, *given, *sizes, lengths, *form, *made)
+    _call("window", opinions, tokens, drawn_from, accepted, *at, roots, *given, *sizes, lengths, *form, *made)
     return made
 
 
 def keep(
     tokens: Tensor, valid: Tensor, path: Tensor | None, accepted: Tensor, following: Tensor | None, skipped: Tensor,
     stops: Tensor | None, active: Tensor, lengths: Tensor, buffer: Tensor, counts: Tensor | None,
-) -> tuple[Sequence[Tensor], Tensor, int]:  # fmt: skip
+) -> tuple[Sequence[Tensor], Tensor, int] | None:  # fmt: skip
     """Write the accepted tokens of a path (None: a chain's), and the one behind, into `buffer` [B, max_new_tokens + 1];
     into `counts` [5, B] the step's record, if wanted.
 
@@ -237,39 +290,49 @@ def keep(
         Tensors [B] int64: how many of the accepted tokens stay, that and the one behind, tokens written, lengths, and
         newest tokens; which rows go on; and the least room for draft tokens, -1 where a row has ended.
     """
+    if not serves(tokens):
+        return None
     made, going_on = _numbers(5, len(tokens)), torch.empty_like(active)
     given = accepted, following, skipped, stops, 0 if stops is None else len(stops), active, lengths
     sizes = *tokens.shape, 0 if path is None else path.shape[1] - 1, buffer.shape[1] - 1
     return made, going_on, _call("keep", tokens, valid, path, *given, *sizes, buffer, *made, going_on, counts)
 
 
-def ancestors(parents: Tensor) -> Tensor:
+def ancestors(parents: Tensor) -> Tensor | None:
     """[B, n, n] bool of parents [B, n]: which nodes are a node itself or its ancestors."""
+    if not serves(parents):
+        return None
     mask = torch.empty(*parents.shape, parents.shape[1], dtype=torch.bool)
     _call("ancestors", parents, *parents.shape, mask)
     return mask
 
 
-def path(parents: Tensor, depth: Tensor, ends: Tensor, max_depth: int) -> Tensor:
+def path(parents: Tensor, depth: Tensor, ends: Tensor, max_depth: int) -> Tensor | None:
     """[B, max_depth + 1]: the nodes from the root to `ends` [B] in trees [B, n], -1 beyond."""
+    if not serves(ends):
+        return None
     nodes = torch.empty(len(parents), max_depth + 1, dtype=torch.int64)
     _call("path", parents, depth, ends, *parents.shape, max_depth, nodes)
     return nodes
 
 
-def join(
-    pending: Tensor, counts: Tensor, tokens: Tensor, depth: Tensor, valid: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, mask and depths of pending tokens [B, m] and the tree behind; see `skipping.PendingChain.join`."""
-    rows, width = len(tokens), pending.shape[1] + tokens.shape[1]
+def join(pending: Any, tree: Any) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Tokens, mask and depths of pending tokens and the tree behind; see `skipping.PendingChain.join`."""
+    if not serves(pending.tokens):
+        return None
+    rows, width = len(tree.tokens), pending.tokens.shape[1] + tree.tokens.shape[1]
     fed, depths = torch.empty(2, rows, width, dtype=torch.int64).unbind()
     seen = torch.empty(rows, width, width, dtype=torch.bool)
-    _call("join", pending, counts, tokens, depth, valid, mask, *pending.shape, tokens.shape[1], fed, seen, depths)
+    given = pending.tokens, pending.counts, tree.tokens, tree.depth, tree.valid, tree.ancestor_mask()
+    _call("join", *given, *pending.tokens.shape, tree.tokens.shape[1], fed, seen, depths)
     return fed, seen, depths
 
 
-def nodes(counts: Tensor, length: int, path: Tensor) -> Tensor:
+def nodes(pending: Any, verdict: Any) -> Tensor | None:
     """Nodes [B, m + width] of a joint forward; see `skipping.PendingChain.nodes`."""
+    counts, length, path = pending.counts, pending.max_length, verdict.path
+    if not serves(counts):
+        return None
     both = torch.empty(len(path), length + path.shape[1], dtype=torch.int64)
     _call("nodes", counts, path, len(path), length, path.shape[1], both)
     return both
@@ -293,24 +356,31 @@ def grown(roots: Tensor, best: Tensor, tokens: Tensor, scores: Tensor, frontier:
     return made
 
 
-def occurrence(rows: Tensor, ends: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def occurrence(rows: Tensor, ends: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
     """Where up to `most` tokens before each of `ends` [B], and that one, stood before in `rows` [B, S], and how many of
     them, both [B]; see `drafters.prompt_lookup`."""
+    if not serves(rows):
+        return None
     places, matched = _numbers(2, len(rows))
     _call("occurrence", rows, ends, *rows.shape, most, places, matched)
     return places, matched
 
 
-def append(left: Tensor, left_counts: Tensor, right: Tensor) -> Tensor:
-    """Each row of `right` [B, r, ...] behind the first `left_counts[b]` entries of `left` [B, k, ...]."""
+def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Each row of `right` [B, r, ...] behind the first `left_counts[b]` entries of `left` [B, k, ...]; see `ragged`."""
+    alike = left.dtype == right.dtype and left.shape[2:] == right.shape[2:] and right.shape[1] > 0
+    if not alike or not serves(left_counts):
+        return None
     both = left.new_empty(len(left), left.shape[1] + right.shape[1], *left.shape[2:])
     sizes = *left.shape[:2], right.shape[1], both.stride(1) * both.itemsize
     _call("append", left, left_counts, right, *sizes, both)
-    return both
+    return both, left_counts + right_counts
 
 
-def newest(values: Tensor, ends: Tensor, counts: Tensor, width: int) -> Tensor:
+def newest(values: Tensor, ends: Tensor, counts: Tensor, width: int) -> Tensor | None:
     """The `counts[b]` entries before `ends[b]` of `values` [B, S, ...]: [B, width, ...]; see `ragged.newest`."""
+    if not serves(ends, counts):
+        return None
     entries = values.new_empty(len(values), width, *values.shape[2:])
     if values.stride()[1:] != entries.stride()[1:]:
         values = values.contiguous()
@@ -335,15 +405,19 @@ def store(entries: Tensor, first: Tensor, counts: Tensor, into: Tensor, lead: in
     _call("store", entries, first, counts, lead, *sizes, into, newest)
 
 
-def move(rows: Tensor, lengths: Tensor, nodes: Tensor, counts: Tensor, slots: int) -> None:
-    """Move entry `lengths[b] + nodes[b, j]` of row b, in each plane of `rows` [..., R * slots, F], to `lengths[b] + j`.
+def move(cache: Any, nodes: Tensor, counts: Tensor) -> tuple[()] | None:
+    """Move entry `lengths[b] + nodes[b, j]` of row b, in each plane of a cache, to `lengths[b] + j`.
 
-    Only the first `counts[b]` of `nodes` [B, k] count, for the first B of R rows. Then `lengths` [B] grow by `counts`
-    [B]."""
+    Only the first `counts[b]` of `nodes` [B, k] count, for the first B rows of the memory. Then lengths grow by
+    `counts` [B]. See `StaticKVCache.keep`."""
+    if not serves(nodes, counts) or not len(nodes) == len(counts) == cache.batch_size:
+        return None
+    rows, lengths, slots = cache._rows, cache.lengths, cache.max_length
     planes, all_rows, entry = rows.shape[:-2].numel(), rows.shape[-2] // slots, rows.shape[-1] * rows.itemsize
     kept = torch.empty(nodes.shape[1] * entry, dtype=torch.uint8)
     sizes = planes, all_rows, len(nodes), slots, nodes.shape[1], entry
     _call("move", nodes, counts, *sizes, kept, lengths, rows)
+    return ()
 
 
 def plan_lines(lines: Lines, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -16,18 +16,17 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from safetensors import SafetensorError, safe_open
 
 from vargen.base import reading
-from vargen.base.bounds import MAX_PIXELS, check_number
+from vargen.base.bounds import check_number
 from vargen.base.errors import UserError
 from vargen.base.kinds import fits, in_words
-from vargen.methods.base import ImageMethodConfig, MethodConfig
-from vargen.methods.catalogue import check_own_settings, resolve_method
+from vargen.methods.base import MethodConfig
 from vargen.runs.files import write_atomic
 
 if TYPE_CHECKING:
@@ -183,18 +182,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} must hold a JSON object; copy it again")
     return value
-
-
-def method_resolver(folder: str | os.PathLike[str]) -> Callable[[str, Mapping[str, Any] | None], ImageMethodConfig]:
-    """The function from a method's name and options to settings, for the model in a folder. Raises UserError for a
-    missing file, or invalid settings of methods."""
-    folder = Path(folder)
-    own = read_json(folder / "model_index.json").get("methods") or {}
-    check_own_settings(own, f"{folder / 'model_index.json'}: methods")
-    grid_size = read_json(folder / "transformer" / "config.json").get("grid_size", 16)
-    check_number(f"{folder / 'transformer' / 'config.json'}: grid_size", grid_size, 1, MAX_PIXELS)
-    num_tokens = grid_size**2
-    return lambda name, options: resolve_method(name, options, own).resolved(num_tokens)
 
 
 def write_own_settings(folder: str | os.PathLike[str], method: MethodConfig) -> None:

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vargen.base.bounds import MAX_PIXELS, check_number
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
-from vargen.checkpoints.model_folder import method_resolver, read_json
+from vargen.checkpoints.model_folder import read_json
 from vargen.checkpoints.options import OWN_QUANTIZATION, ModelOptions
 from vargen.checkpoints.source import SETTINGS, find_files, is_hub_name
 from vargen.methods.base import ImageMethodConfig
-from vargen.methods.catalogue import UNTRAINED, resolve_method
+from vargen.methods.catalogue import UNTRAINED, check_own_settings, resolve_method
 from vargen.models.picture_size import Grid, asked_grid
 from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES, check_not_refused, find_family, recognised
 from vargen.models.token_images.description import Sizes, TokenImageFamily
@@ -36,7 +37,7 @@ class ModelDescription:
         grid_size: tokens along a side of the default picture.
         image_size: pixels along a side of it.
         guidance_scale, top_k, temperature, top_p: defaults of its pipeline.
-        resolve_method: gives the settings for a method's name and options, as its pipeline's `resolve_method`.
+        own_methods: settings of methods that its folder holds, by method; None: a folder of its family holds none.
         num_classes: of a class-conditional model; None if it reads prompts.
         loading: names in `ModelOptions.special` that its loader supports.
         quantized: for a pipeline of several networks, those that are quantized, with the library of each.
@@ -57,9 +58,9 @@ class ModelDescription:
     image_size: int
     guidance_scale: float | None
     top_k: int | None
-    resolve_method: Callable[[str, Mapping[str, Any] | None], ImageMethodConfig]
     temperature: float = 1.0
     top_p: float = 1.0
+    own_methods: Mapping[str, Mapping[str, Any]] | None = None
     num_classes: int | None = None
     loading: tuple[str, ...] = ("device_map", "quantization", "attn_implementation")
     quantized: Mapping[str, str] = field(default_factory=dict)
@@ -83,6 +84,10 @@ class ModelDescription:
         """Tokens of a picture."""
         rows, columns = self.rows_and_columns
         return rows * columns + len(self.beside_grid)
+
+    def resolve_method(self, name: str, options: Mapping[str, Any] | None = None) -> ImageMethodConfig:
+        """As `resolve_method` of its pipeline. Raises UserError likewise."""
+        return resolve_method(name, options, self.own_methods).resolved(self.num_tokens)
 
     @property
     def size(self) -> dict[str, int]:
@@ -168,15 +173,18 @@ def describe_model(
 def _describe_llamagen(folder: Path) -> ModelDescription:
     index, transformer = read_json(folder / "model_index.json"), read_json(folder / "transformer" / "config.json")
     drafted = any(index.get("drafter") or ())  # [null, null] in a pipeline saved without one
+    own, grid_size = index.get("methods") or {}, transformer.get("grid_size", 16)
+    check_own_settings(own, f"{folder / 'model_index.json'}: methods")
+    check_number(f"{folder / 'transformer' / 'config.json'}: grid_size", grid_size, 1, MAX_PIXELS)
     return ModelDescription(
         folder=folder,
         family="llamagen",
-        grid_size=transformer.get("grid_size", 16),
+        grid_size=grid_size,
         image_size=index.get("image_size", 0),
         guidance_scale=index.get("default_guidance_scale"),
         top_k=index.get("default_top_k"),
         temperature=index.get("default_temperature", 1.0),
-        resolve_method=method_resolver(folder),
+        own_methods=own,
         num_classes=transformer.get("num_classes", 1000) if transformer.get("condition_type") == "class" else None,
         loading=("guided_tokens",),
         usual_methods=f"{UNTRAINED},eagle-chain,likeness-quality" if drafted else UNTRAINED,
@@ -199,7 +207,6 @@ def _describe_janus(folder: Path) -> ModelDescription:
         guidance_scale=sampling.get("guidance_scale") or 5.0,
         loading=(*ModelDescription.loading, "guided_tokens"),
         **_generate_settings(sampling),
-        resolve_method=lambda name, options: resolve_method(name, options).resolved(grid_size**2),
     )
 
 
@@ -212,7 +219,6 @@ def _describe_glm_image(folder: Path, grid: Grid | None = None) -> ModelDescript
     grid_size = image_size // 32
     rows, columns = grid or (grid_size, grid_size)
     preview = int(math.sqrt(rows / columns) * 16) * int(math.sqrt(columns / rows) * 16)
-    num_tokens = rows * columns + preview
     return ModelDescription(
         folder=folder,
         family="glm_image",
@@ -220,7 +226,6 @@ def _describe_glm_image(folder: Path, grid: Grid | None = None) -> ModelDescript
         image_size=image_size,
         guidance_scale=None,
         **_generate_settings(sampling),
-        resolve_method=lambda name, options: resolve_method(name, options).resolved(num_tokens),
         quantized={"vision_language_encoder": "transformers", "transformer": "diffusers"},
         beside_grid=range(preview),
         pixels_from_tokens=False,
@@ -246,7 +251,6 @@ def _describe_emu3(folder: Path) -> ModelDescription:
 
 def _describe_token_images(family: TokenImageFamily, folder: Path, grid: Grid | None = None) -> ModelDescription:
     grid_size = family.sizes.usual[0]
-    num_tokens = family.num_tokens(grid or family.sizes.usual)
     return ModelDescription(
         folder=folder,
         family=family.name,
@@ -256,7 +260,6 @@ def _describe_token_images(family: TokenImageFamily, folder: Path, grid: Grid | 
         temperature=family.temperature,
         top_k=family.top_k,
         top_p=family.top_p,
-        resolve_method=lambda name, options: resolve_method(name, options).resolved(num_tokens),
         loading=(*ModelDescription.loading, "family", "tokenizer", "vqvae", "guided_tokens"),
         beside_grid=family.row_ends(grid or family.sizes.usual),
         at_grid=lambda grid: _describe_token_images(family, folder, grid),

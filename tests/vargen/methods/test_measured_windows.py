@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from specdecode.drafters.draft_size import StepCosts
-from vargen.checkpoints.model_folder import method_resolver, write_own_settings
+from vargen.checkpoints.model_folder import write_own_settings
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.jacobi import FixedNoiseJacobiConfig
+from vargen.models.description import describe_model
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 
@@ -70,6 +71,6 @@ def test_a_model_keeps_no_window_that_was_fastest_on_one_machine(
     assert kept == resolve_method("jacobi")
     drafting_pipeline.save_pretrained(tmp_path / "model")
     write_own_settings(tmp_path / "model", kept)
-    assert method_resolver(tmp_path / "model")("jacobi", None) == kept
+    assert describe_model(tmp_path / "model").resolve_method("jacobi") == kept
     branching = resolve_method("jacobi", {"window": 4, "branches": 4})
     assert isinstance(branching, FixedNoiseJacobiConfig) and branching.kept_with_model() == branching

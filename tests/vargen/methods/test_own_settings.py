@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from vargen.base.errors import UserError
-from vargen.checkpoints.model_folder import method_resolver, weights_fingerprint, write_own_settings
+from vargen.checkpoints.model_folder import weights_fingerprint, write_own_settings
 from vargen.checkpoints.options import ModelOptions
 from vargen.cli import main
 from vargen.methods.catalogue import resolve_method
-from vargen.models.description import open_model
+from vargen.models.description import describe_model, open_model
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 CHAIN = [[0], [0, 0]]
@@ -75,7 +75,7 @@ def test_a_model_without_an_entry_gets_the_papers_settings_and_one_line_says_so(
 
 
 def test_commands_resolve_as_the_pipeline_does(own_folder: Path) -> None:
-    pipeline, resolve = LlamaGenPipeline.from_pretrained(own_folder), method_resolver(own_folder)
+    pipeline, resolve = LlamaGenPipeline.from_pretrained(own_folder), describe_model(own_folder).resolve_method
     for name, options in (
         ("eagle", None),
         ("vvs", {"threshold": 0.2}),
@@ -108,7 +108,7 @@ def test_preferred_settings_are_written_beside_others_and_are_no_other_weights(
     chain = resolve_method("lantern", {"tree": CHAIN, "children": "sampled", "depth": 2})
     write_own_settings(copy, chain)
     assert json.loads((copy / "model_index.json").read_text())["methods"].keys() == {*OWN, "lantern"}
-    assert method_resolver(copy)("lantern", None) == chain
+    assert describe_model(copy).resolve_method("lantern") == chain
     assert LlamaGenPipeline.from_pretrained(copy).resolve_method("lantern") == chain
     index = json.loads((copy / "model_index.json").read_text())
     del index["methods"]
@@ -156,4 +156,4 @@ def test_settings_that_are_none_are_named(own_folder: Path, tmp_path: Path, meth
         LlamaGenPipeline.from_pretrained(other)
     assert message in str(caught.value)
     with pytest.raises(UserError, match=r"model_index\.json: methods"):
-        method_resolver(other)
+        describe_model(other)

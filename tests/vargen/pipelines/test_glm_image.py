@@ -13,6 +13,7 @@ import torch
 from diffusers import GlmImagePipeline
 from glm_image_models import CODES, HEIGHT, PROMPTS, WIDTH
 from PIL import Image
+from pipeline_contract import PipelineContract
 from torch import Tensor
 from transformers import GlmImageProcessor
 
@@ -134,15 +135,11 @@ def test_every_picture_of_a_prompt_has_a_prior_of_its_own(pipeline: GlmImagePrio
     assert len(images) == 4
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"method": "sjd"}, {"image": PICTURES}, {"method": "scd", "top_p": 0.9, "temperature": 1.5}]
-)
-def test_a_seed_gives_the_same_prior_in_any_batch(pipeline: GlmImagePriorPipeline, settings: dict[str, Any]) -> None:
-    together = codes(pipeline, PROMPTS, [1, 2, 3], **settings)
+def test_a_seed_gives_the_same_prior_beside_other_pictures(pipeline: GlmImagePriorPipeline) -> None:
+    together = codes(pipeline, PROMPTS, [1, 2, 3], image=PICTURES)
     for row, (prompt, seed) in enumerate(zip(PROMPTS, (1, 2, 3), strict=True)):
-        own = {**settings, "image": PICTURES[row]} if "image" in settings else settings
-        assert torch.equal(codes(pipeline, prompt, [seed], **own)[0], together[row])
-    assert not torch.equal(codes(pipeline, PROMPTS, [9, 8, 7], **settings), together)
+        assert torch.equal(codes(pipeline, prompt, [seed], image=PICTURES[row])[0], together[row])
+    assert not torch.equal(codes(pipeline, PROMPTS, [9, 8, 7], image=PICTURES), together)
 
 
 def test_what_a_call_does_not_say_is_the_models_own_and_then_generates() -> None:
@@ -153,21 +150,6 @@ def test_what_a_call_does_not_say_is_the_models_own_and_then_generates() -> None
     pipeline.vision_language_encoder.generation_config.repetition_penalty = 1.2
     with pytest.raises(UserError, match=r"generation_config.repetition_penalty is 1.2, which is not served"):
         codes(pipeline, PROMPTS, [1, 2, 3])
-
-
-def test_the_trace_and_the_callback_see_every_pass(pipeline: GlmImagePriorPipeline) -> None:
-    seen = []
-    output = pipeline(
-        PROMPTS,
-        method="scd",
-        output_type="latent",
-        callback_on_step_end=lambda made_by, step, lengths, tensors: seen.append((lengths.tolist(), tensors)),
-        callback_on_step_end_tensor_inputs=["tokens", "lengths"],
-        **SIZE,
-    )
-    assert output.trace.target_passes == len(seen) and seen[-1][0] == [10] * 3
-    assert torch.equal(seen[-1][1]["tokens"], output.tokens)
-    assert torch.equal(output.images, output.tokens[:, 4:].view(3, 2, 3)) and int(output.tokens.max()) < CODES
 
 
 def test_from_pipe_shares_components_and_settings(pipe: GlmImagePipeline, pipeline: GlmImagePriorPipeline) -> None:
@@ -242,37 +224,35 @@ def test_folders_that_cannot_draw_are_refused(saved: Path, tmp_path: Path, tiny_
 # Arguments
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"prompt": []}, "prompt must hold at least one prompt"),
-        ({"prompt": ["a dog", " "]}, "prompt 2 is empty"),
+class TestGlmImage(PipelineContract):
+    """See `PipelineContract`, of priors."""
+
+    prompts = PROMPTS
+    arguments = SIZE
+    num_tokens = 10
+    makes_pixels = False
+    refused = (
         (
             {"prompt": " ".join(["dog"] * 90)},
-            r"prompt has \d+ tokens; in the model's context of 96 there is room for 86",
+            r"\d+ tokens; in the model's context of 96 there is room for 86",
         ),
         ({"height": 48}, "height must be a multiple of 32, got 48"),
         ({"width": 0}, "width must be at least 32, got 0"),
-        ({"num_images_per_prompt": 0}, "num_images_per_prompt must be at least 1"),
-        ({"output_type": "gif"}, "output_type must be one of pil, np, pt, latent"),
-        ({"temperature": -1}, "temperature must be at least 0.01, or 0, got -1"),
-        ({"prompt": PROMPTS, "generator": seeded(1)}, "generator must be one per picture, 3 here"),
-        ({"method": "eagle"}, "drafter: GLM-Image came without one"),
         ({"guidance_scale": 5.0}, "guidance_scale must be at most 1 .* the autoregressive part of GLM-Image has no"),
-        ({"callback_on_step_end_tensor_inputs": ["logits"]}, "tensor_inputs must be among"),
         ({"prompt": PROMPTS, "image": PICTURES[0]}, "images must be List"),
         (
             {"image": Image.new("RGB", (66, 48))},
             "image of 66 x 48 pixels is no whole number of tokens; resize it to 64 x",
         ),
-    ],
-)
-def test_what_cannot_be_done_is_refused_in_one_line(
-    pipeline: GlmImagePriorPipeline, arguments: dict[str, Any], match: str
-) -> None:
-    with pytest.raises(UserError, match=match) as error:
-        pipeline(**{"prompt": "a dog", "output_type": "latent", **SIZE, **arguments})
-    assert "\n" not in str(error.value)
+    )
+    test_a_saved_pipeline_makes_the_same_pictures = None  # its small previews are of no class of transformers
+
+    def decoder(self, pipeline: Any) -> Any:
+        return pipeline.vision_language_encoder.model.language_model
+
+    def test_codes_of_the_picture_follow_the_preview(self, pipeline: Any) -> None:
+        output = self.draw(pipeline, method="scd")
+        assert torch.equal(output.images, output.tokens[:, 4:].view(3, 2, 3)) and int(output.tokens.max()) < CODES
 
 
 def test_a_model_that_cannot_be_served_is_refused() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from janus_models import PROMPTS
+from pipeline_contract import PipelineContract
 from torch import Tensor
 from transformers import JanusForConditionalGeneration, JanusProcessor
 
@@ -104,19 +105,6 @@ def test_tokens_may_be_given_instead_of_prompts(
         bare(PROMPTS)
 
 
-@pytest.mark.parametrize("settings", [{}, {"method": "sjd"}, {"guidance_scale": 1.0}, {"method": "scd", "top_p": 0.9}])
-def test_a_seed_gives_the_same_picture_in_any_batch(pipeline: JanusPipeline, settings: dict[str, Any]) -> None:
-    together = codes(pipeline, PROMPTS, [1, 2, 3], **settings)
-    for row, (prompt, seed) in enumerate(zip(PROMPTS, (1, 2, 3), strict=True)):
-        assert torch.equal(codes(pipeline, prompt, [seed], **settings)[0], together[row])
-    assert not torch.equal(codes(pipeline, PROMPTS[0], [9], **settings)[0], together[0])
-
-
-def test_images_per_prompt_follow_each_other(pipeline: JanusPipeline) -> None:
-    repeated = codes(pipeline, PROMPTS[:2], [1, 2, 3, 4], num_images_per_prompt=2)
-    assert torch.equal(repeated, codes(pipeline, [PROMPTS[0]] * 2 + [PROMPTS[1]] * 2, [1, 2, 3, 4]))
-
-
 def test_what_a_call_does_not_say_is_as_generate_takes_it() -> None:
     pipeline = build()
     assert torch.equal(
@@ -127,36 +115,6 @@ def test_what_a_call_does_not_say_is_as_generate_takes_it() -> None:
     pipeline.model.generation_config.top_k = 2
     assert not torch.equal(codes(pipeline, PROMPTS, [1, 2, 3]), plain)
     assert torch.equal(codes(pipeline, PROMPTS, [1, 2, 3], top_k=50), plain)
-
-
-def test_types_of_output_show_the_same_picture(pipeline: JanusPipeline) -> None:
-    tokens = codes(pipeline, PROMPTS[:2], [1, 2])
-    images = pipeline.decode_tokens(tokens)
-    array, tensor = pipeline.decode_tokens(tokens, "np"), pipeline.decode_tokens(tokens, "pt")
-    assert array.shape == (2, 16, 16, 3) and tensor.shape == (2, 3, 16, 16) and 0 <= array.min() <= array.max() <= 1
-    assert np.array_equal(tensor.permute(0, 2, 3, 1).numpy(), array)
-    for image, each in zip(images, array, strict=True):
-        assert np.abs(np.asarray(image) - each * 255).max() <= 1
-    assert torch.equal(pipeline.decode_tokens(tokens, "latent").flatten(1), tokens)
-
-
-def test_the_trace_and_the_callback_see_every_pass(pipeline: JanusPipeline) -> None:
-    calls, seen = [], []
-    hook = pipeline.model.model.language_model.register_forward_hook(lambda *_: calls.append(1))
-    try:
-        output = pipeline(
-            PROMPTS,
-            generator=seeded(1, 2, 3),
-            method="scd",
-            callback_on_step_end=lambda made_by, step, lengths, tensors: seen.append((step, lengths.tolist(), tensors)),
-            callback_on_step_end_tensor_inputs=["tokens", "lengths"],
-        )
-    finally:
-        hook.remove()
-    assert output.trace.target_passes == len(calls) == len(seen) and output.trace.row_tokens == [16, 16, 16]
-    assert seen[0][1] == [1, 1, 1] and seen[-1][1] == [16, 16, 16] and set(seen[0][2]) == {"tokens", "lengths"}
-    assert torch.equal(seen[-1][2]["tokens"], output.tokens)
-    assert {"encode_prompt", "prefill", "decode", "decode_images"} <= set(output.trace.phase_seconds)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -232,43 +190,32 @@ def test_a_name_that_cannot_be_reached_is_refused(monkeypatch: pytest.MonkeyPatc
 # Arguments
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({}, "prompt or input_ids must be given, and not both"),
-        ({"prompt": "a dog", "input_ids": torch.ones(1, 3).long()}, "prompt or input_ids must be given, and not both"),
-        ({"prompt": []}, "prompt must hold at least one prompt"),
-        ({"prompt": ["a dog", " "]}, "prompt 2 is empty"),
+class TestJanus(PipelineContract):
+    """See `PipelineContract`."""
+
+    prompts = PROMPTS
+    refused = (
+        ({"prompt": None}, "prompt or input_ids must be given, and not both"),
+        ({"input_ids": torch.ones(1, 3).long()}, "prompt or input_ids must be given, and not both"),
         (
             {"prompt": " ".join(["dog"] * 60)},
-            r"prompt has \d+ tokens; in the model's context of 64 there is room for 48",
+            r"\d+ tokens; in the model's context of 64 there is room for 48",
         ),
-        ({"input_ids": torch.ones(2, 3)}, "input_ids must be int64"),
-        ({"input_ids": torch.full((1, 3), 99)}, "input_ids must lie between 0 and 19, got 99"),
+        ({"prompt": None, "input_ids": torch.ones(2, 3)}, "input_ids must be int64"),
+        ({"prompt": None, "input_ids": torch.full((1, 3), 99)}, "input_ids must lie between 0 and 19, got 99"),
         (
-            {"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(1, 4)},
+            {"prompt": None, "input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(1, 4)},
             r"attention_mask must be \[1, 3\], got \[1, 4\]",
         ),
         (
-            {"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.tensor([[1, 1, 0]])},
+            {"prompt": None, "input_ids": torch.ones(1, 3).long(), "attention_mask": torch.tensor([[1, 1, 0]])},
             "attention_mask must be 0 at padding on the left",
         ),
-        ({"prompt": "a dog", "height": 512}, "height must be 16, the only size this model makes, got 512"),
-        ({"prompt": "a dog", "num_images_per_prompt": 0}, "num_images_per_prompt must be at least 1"),
-        ({"prompt": "a dog", "output_type": "gif"}, "output_type must be one of pil, np, pt, latent"),
-        ({"prompt": "a dog", "temperature": -1}, "temperature must be at least 0.01, or 0, got -1"),
-        ({"prompt": PROMPTS, "generator": seeded(1)}, "generator must be one per picture, 3 here"),
-        ({"prompt": "a dog", "method": "eagle"}, "drafter: Janus came without one"),
-        ({"prompt": "a dog", "method": "nothing"}, "nothing"),
-        ({"prompt": "a dog", "callback_on_step_end_tensor_inputs": ["logits"]}, "tensor_inputs must be among"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_in_one_line(
-    pipeline: JanusPipeline, arguments: dict[str, Any], match: str
-) -> None:
-    with pytest.raises(UserError, match=match) as error:
-        pipeline(**arguments)
-    assert "\n" not in str(error.value)
+        ({"height": 512}, "height must be 16, the only size this model makes, got 512"),
+    )
+
+    def decoder(self, pipeline: Any) -> Any:
+        return pipeline.model.model.language_model
 
 
 def test_a_model_that_cannot_be_served_is_refused(pipeline: JanusPipeline) -> None:

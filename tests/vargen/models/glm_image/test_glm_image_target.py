@@ -10,16 +10,12 @@ import pytest
 import torch
 from exact_methods import METHODS
 from glm_image_models import CODES, END
-from synthetic import chi_square_p_value
+from target_contract import TargetContract, p_value, run
 from torch import Tensor
 from transformers import GlmImageForConditionalGeneration
 from transformers.generation import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
-from specdecode.drafters.tree_shapes import StaticTree
-from specdecode.loop import DecodeResult, decode
-from specdecode.roles import Drafter
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.sampling import SamplingConfig
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.models.glm_image.glm_image_components import GlmImageComponents
@@ -28,7 +24,6 @@ from vargen.models.glm_image.positions import drawn_positions, prompt_positions
 from vargen.models.glm_image.prior_request import PriorRequest, read_request, upsampled
 from vargen.models.reuse import Reuse
 
-GREEDY = SamplingConfig(temperature=0)
 WITH_PICTURES = pytest.mark.parametrize("pictures", [False, True], ids=["text", "pictures"])
 
 
@@ -48,37 +43,22 @@ def by_generate(model: GlmImageForConditionalGeneration) -> dict[bool, Tensor]:
     return drawn
 
 
-def run(target: GlmImageTarget, drafter: Drafter | None = None) -> DecodeResult:
-    streams = RandomStreams.from_seeds(range(target.batch_size))
-    return decode(target, max_new_tokens=target.max_new_tokens, sampling=GREEDY, streams=streams, drafter=drafter)
+@pytest.fixture(params=[False, True], ids=["text", "pictures"])
+def drawn(request: pytest.FixtureRequest, by_generate: dict[bool, Tensor]) -> tuple[bool, Tensor]:
+    """Whether pictures are given, and what transformers draws."""
+    return request.param, by_generate[request.param]
 
 
-@WITH_PICTURES
-def test_prompts_of_different_lengths_in_one_batch(
-    model: GlmImageForConditionalGeneration, by_generate: dict[bool, Tensor], pictures: bool
-) -> None:
-    assert len(set(by_generate[pictures].flatten().tolist())) > 6, "or the comparison says little"
-    inputs = glm_image_models.inputs(pictures)
-    assert len(set(inputs["attention_mask"].sum(1).tolist())) == 3
-    target = GlmImageTarget(model, read_request(model, inputs))
-    assert torch.equal(run(target).tokens, by_generate[pictures])
-    assert target.prefill().hidden_states.shape == (3, inputs["input_ids"].shape[1], 32)
+class TestGlmImageTarget(TargetContract):
+    """See `TargetContract`; the setting is whether pictures are given."""
 
-
-@WITH_PICTURES
-@pytest.mark.parametrize("shape", ["3 / 2 1 / 1", "1 / 1 / 1"])
-def test_a_tree_with_wrong_siblings_changes_no_token(
-    model: GlmImageForConditionalGeneration, by_generate: dict[bool, Tensor], pictures: bool, shape: str
-) -> None:
-    tree, smaller = StaticTree.from_child_counts(shape), copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in smaller.model.language_model.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-    request = read_request(model, glm_image_models.inputs(pictures))
-    target, draft = (GlmImageTarget(each, request, max_draft_nodes=tree.num_nodes) for each in (model, smaller))
-    result = run(target, DraftModelTreeDrafter(draft, tree))
-    assert torch.equal(result.tokens, by_generate[pictures])
-    assert result.trace.mean_accepted_length > 0 and result.trace.target_passes < request.num_tokens
+    def build(self, setting: bool, nodes: int = 1, disturbed: bool = False) -> GlmImageTarget:
+        model, generator = glm_image_models.make_model(), torch.Generator().manual_seed(1)
+        request = read_request(model, glm_image_models.inputs(setting))
+        with torch.no_grad():
+            for parameter in model.model.language_model.parameters() if disturbed else ():
+                parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+        return GlmImageTarget(model, request, max_draft_nodes=nodes)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -189,16 +169,7 @@ class _Case:
         return joint
 
     def p_value(self, method: str, options: dict[str, object], probabilities: Tensor, target: GlmImageTarget) -> float:
-        players = resolve_method(method, options).build(GlmImageComponents(self.model, target, Reuse()))
-        result = decode(
-            target,
-            max_new_tokens=5,
-            sampling=SAMPLING,
-            streams=RandomStreams.from_seeds(range(DRAWS)),
-            drafter=players.drafter,
-            verifier=players.verifier,
-        )
-        return chi_square_p_value(result.tokens, probabilities, FEW)
+        return p_value(GlmImageComponents(self.model, target, Reuse()), method, options, SAMPLING, probabilities)
 
 
 @pytest.fixture(scope="module")
@@ -247,14 +218,7 @@ def test_an_end_that_is_most_probable_everywhere_is_never_drawn(method: str, win
     target = GlmImageTarget(model, request, max_draft_nodes=window + 1)
     assert target.prefill().logits.shape[-1] == CODES < model.lm_head.out_features
     players = resolve_method(method, {"window": window}).build(GlmImageComponents(model, target, Reuse()))
-    result = decode(
-        target,
-        max_new_tokens=10,
-        sampling=SamplingConfig(),
-        streams=RandomStreams.from_seeds(range(3)),
-        drafter=players.drafter,
-        verifier=players.verifier,
-    )
+    result = run(target, players.drafter, SamplingConfig(), players.verifier)
     assert result.lengths.tolist() == [10] * 3 and int(result.tokens.max()) < CODES
 
 

@@ -9,7 +9,7 @@ import janus_models
 import pytest
 import torch
 from janus_models import BOI, BOS, PAD, PROMPTS
-from synthetic import chi_square_p_value
+from target_contract import TargetContract, p_value, run
 from torch import Tensor
 from transformers import JanusForConditionalGeneration
 from transformers.generation import (
@@ -20,20 +20,16 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
-from specdecode.drafters.tree_shapes import StaticTree
-from specdecode.loop import DecodeResult, decode
-from specdecode.roles import Drafter, TargetOutput
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.roles import TargetOutput
+from specdecode.sampling import SamplingConfig
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.janus.janus_components import JanusComponents
-from vargen.models.janus.janus_target import JanusTarget, SpecialTokens, num_image_tokens
+from vargen.models.janus.janus_target import JanusTarget, SpecialTokens
 from vargen.models.janus.vq import intensities
 from vargen.models.reuse import Reuse
 
-GREEDY = SamplingConfig(temperature=0)
 NODES = 8
 
 
@@ -50,22 +46,13 @@ def drawn(request: pytest.FixtureRequest, model: JanusForConditionalGeneration) 
     return request.param, janus_models.without_guidance(model, *janus_models.prompts())
 
 
-def run(target: JanusTarget, drafter: Drafter | None = None) -> DecodeResult:
-    streams = RandomStreams.from_seeds(range(target.batch_size))
-    return decode(
-        target, max_new_tokens=num_image_tokens(target.model), sampling=GREEDY, streams=streams, drafter=drafter
-    )
+class TestJanusTarget(TargetContract):
+    """See `TargetContract`; the setting is a guidance scale."""
 
-
-def test_prompts_of_different_lengths_in_one_batch(
-    model: JanusForConditionalGeneration, drawn: tuple[float, Tensor]
-) -> None:
-    scale, wanted = drawn
-    assert len(set(wanted.flatten().tolist())) > 8, "or the comparison says little"
-    target = JanusTarget(model, *janus_models.prompts(), guidance_scale=scale)
-    assert torch.equal(run(target).tokens, wanted)
-    assert target.kv_cache is not None and target.kv_cache.batch_size == (6 if scale > 1 else 3)
-    assert target.prefill().hidden_states.shape == (3, 6, 64 if scale > 1 else 32)
+    def build(self, setting: float, nodes: int = 1, disturbed: bool = False) -> JanusTarget:
+        model = janus_models.make()
+        model = janus_models.disturbed(model, 0.01) if disturbed else model
+        return JanusTarget(model, *janus_models.prompts(), guidance_scale=setting, max_draft_nodes=nodes)
 
 
 def test_features_of_the_prompt_stand_before_those_of_the_null_prompt(model: JanusForConditionalGeneration) -> None:
@@ -74,20 +61,6 @@ def test_features_of_the_prompt_stand_before_those_of_the_null_prompt(model: Jan
     read = prompts[1].bool()
     torch.testing.assert_close(guided[..., :32][read], plain[read])
     assert not torch.allclose(guided[..., 32:][read], plain[read], atol=1e-3)
-
-
-@pytest.mark.parametrize("shape", ["3 / 2 1 / 1", "1 / 1 / 1"])
-def test_a_tree_with_wrong_siblings_changes_no_token(
-    model: JanusForConditionalGeneration, drawn: tuple[float, Tensor], shape: str
-) -> None:
-    scale, wanted = drawn
-    tree = StaticTree.from_child_counts(shape)
-    smaller = janus_models.disturbed(model, 0.01)
-    options = {"guidance_scale": scale, "max_draft_nodes": tree.num_nodes}
-    target = JanusTarget(model, *janus_models.prompts(), **options)
-    result = run(target, DraftModelTreeDrafter(JanusTarget(smaller, *janus_models.prompts(), **options), tree))
-    assert torch.equal(result.tokens, wanted)
-    assert result.trace.mean_accepted_length > 0 and result.trace.target_passes < 16
 
 
 def test_the_null_prompt_keeps_the_beginnings_of_text_and_image() -> None:
@@ -134,24 +107,9 @@ def probabilities(small_model: JanusForConditionalGeneration) -> Tensor:
     return joint
 
 
-def p_value(target: JanusTarget, method: str, probabilities: Tensor, options: dict[str, object]) -> float:
-    resolved = resolve_method(method, options)
-    players = resolved.build(JanusComponents(target.model, target, Reuse()))
-    result = decode(
-        target,
-        max_new_tokens=4,
-        sampling=SAMPLING,
-        streams=RandomStreams.from_seeds(range(DRAWS)),
-        drafter=players.drafter,
-        verifier=players.verifier,
-    )
-    return chi_square_p_value(result.tokens, probabilities, CODES)
-
-
-def many(
-    model: JanusForConditionalGeneration, kind: type[JanusTarget] = JanusTarget, scale: float = SCALE
-) -> JanusTarget:
-    return kind(model, torch.tensor([PROMPT] * DRAWS), guidance_scale=scale, max_draft_nodes=NODES)
+def many(model: JanusForConditionalGeneration, scale: float = SCALE) -> JanusComponents:
+    target = JanusTarget(model, torch.tensor([PROMPT] * DRAWS), guidance_scale=scale, max_draft_nodes=NODES)
+    return JanusComponents(model, target, Reuse())
 
 
 METHODS = [("ar", {}), ("sjd", {"window": 3}), ("scd", {"window": 3}), ("scd", {"window": 2, "coupling": "maximal"})]
@@ -161,7 +119,7 @@ METHODS = [("ar", {}), ("sjd", {"window": 3}), ("scd", {"window": 3}), ("scd", {
 def test_pictures_come_as_often_as_they_should(
     small_model: JanusForConditionalGeneration, probabilities: Tensor, method: str, options: dict[str, object]
 ) -> None:
-    assert p_value(many(small_model), method, probabilities, options) > 1e-3
+    assert p_value(many(small_model), method, options, SAMPLING, probabilities) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["eagle", "draft-model"])
@@ -177,11 +135,11 @@ def test_drafted_pictures_come_as_often_as_they_should(
     else:
         janus_models.disturbed(small_model, 0.05).save_pretrained(tmp_path)
         options = {"draft_model": str(tmp_path), "draft_length": 2}
-    assert p_value(many(small_model), name, probabilities, options) > 1e-3
+    assert p_value(many(small_model), name, options, SAMPLING, probabilities) > 1e-3
 
 
 def test_another_guidance_is_noticed(small_model: JanusForConditionalGeneration, probabilities: Tensor) -> None:
-    assert p_value(many(small_model, scale=3.0), "ar", probabilities, {}) < 1e-6
+    assert p_value(many(small_model, 3.0), "ar", {}, SAMPLING, probabilities) < 1e-6
 
 
 # ---------------------------------------------------------------------------------------------------------------------

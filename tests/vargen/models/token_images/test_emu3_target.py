@@ -10,7 +10,7 @@ import pytest
 import torch
 from emu3_models import AWAY, CODES, COLUMNS, PROMPTS, ROWS, Emu3Components, Emu3Target
 from exact_methods import METHODS
-from synthetic import chi_square_p_value
+from target_contract import TargetContract, p_value, run
 from torch import Tensor
 from transformers import Emu3ForConditionalGeneration
 from transformers.generation import (
@@ -24,8 +24,7 @@ from transformers.generation import (
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.known_tokens import KnownTokensDrafter
 from specdecode.drafters.tree_shapes import StaticTree
-from specdecode.loop import DecodeResult, decode
-from specdecode.roles import Drafter, TargetOutput
+from specdecode.roles import TargetOutput
 from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
@@ -35,7 +34,6 @@ from vargen.models.reuse import Reuse
 from vargen.models.token_images.emu3 import EMU3
 from vargen.models.token_images.grammar import vocabulary_of
 
-GREEDY = SamplingConfig(temperature=0)
 ONES = {"grids": [(ROWS, COLUMNS)]}
 
 
@@ -61,37 +59,19 @@ def build(
     )  # fmt: skip
 
 
-def run(target: Emu3Target, drafter: Drafter | None = None, sampling: SamplingConfig = GREEDY) -> DecodeResult:
-    streams = RandomStreams.from_seeds(range(target.batch_size))
-    count = target.max_new_tokens
-    return decode(target, max_new_tokens=count, sampling=sampling, streams=streams, drafter=drafter)
+class TestEmu3Target(TargetContract):
+    """See `TargetContract`; the setting is a guidance scale."""
 
+    def build(self, setting: float, nodes: int = 1, disturbed: bool = False) -> Emu3Target:
+        model = emu3_models.make()
+        return build(emu3_models.disturbed(model, 0.01) if disturbed else model, setting, nodes=nodes)
 
-def test_prompts_of_different_lengths_in_one_batch(
-    model: Emu3ForConditionalGeneration, drawn: tuple[float, Tensor]
-) -> None:
-    scale, wanted = drawn
-    assert len(set(wanted.flatten().tolist())) > 8, "or the comparison says little"
-    target = build(model, scale)
-    assert torch.equal(run(target).tokens, wanted)
-    assert target.kv_cache is not None and target.kv_cache.batch_size == (6 if scale > 1 else 3)
-
-
-@pytest.mark.parametrize("shape", ["3 / 2 1 / 1", "1 / 1 / 1"])
-@pytest.mark.parametrize("knows", [True, False], ids=["marks", "no marks"])
-def test_a_tree_with_wrong_siblings_changes_no_token(
-    model: Emu3ForConditionalGeneration, drawn: tuple[float, Tensor], shape: str, knows: bool
-) -> None:
-    scale, wanted = drawn
-    tree = StaticTree.from_child_counts(shape)
-    target = build(model, scale, nodes=tree.num_nodes)
-    smaller = build(emu3_models.disturbed(model, 0.01), scale, nodes=tree.num_nodes)
-    drafter: Drafter = DraftModelTreeDrafter(smaller, tree)
-    if knows:
-        drafter = KnownTokensDrafter(drafter, target.known_tokens, target.vocab_size)
-    result = run(target, drafter)
-    assert torch.equal(result.tokens, wanted)
-    assert result.trace.mean_accepted_length > 0 and result.trace.target_passes < target.max_new_tokens
+    def test_marks_that_are_known_change_no_token(self, drawn: tuple[float, Tensor]) -> None:
+        (scale, wanted), tree = drawn, StaticTree.from_child_counts("3 / 2 1 / 1")
+        target, smaller = (self.build(scale, tree.num_nodes, disturbed) for disturbed in (False, True))
+        drafter = KnownTokensDrafter(DraftModelTreeDrafter(smaller, tree), target.known_tokens, target.vocab_size)
+        result = run(target, drafter)
+        assert torch.equal(result.tokens, wanted) and result.trace.mean_accepted_length > 0
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (4, 2)])
@@ -218,11 +198,7 @@ class _Case:
             self.model, self.prompt.repeat(DRAWS, 1), negative_input_ids=self.null.repeat(DRAWS, 1),
             guidance_scale=scale, max_draft_nodes=6, grids=[(2, 2)],
         )  # fmt: skip
-        players = resolve_method(method, options).build(Emu3Components(self.model, target, Reuse()))
-        drafter = players.drafter
-        if drafter is not None:
-            drafter = KnownTokensDrafter(drafter, target.known_tokens, target.vocab_size)
-        return chi_square_p_value(run(target, drafter, SAMPLING).tokens, probabilities, FEW + 1)
+        return p_value(Emu3Components(self.model, target, Reuse()), method, options, SAMPLING, probabilities)
 
 
 @pytest.fixture(scope="module")

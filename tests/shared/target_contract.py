@@ -1,0 +1,63 @@
+"""What the target of every family over a model of transformers does: a family's test file subclasses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from synthetic import chi_square_p_value
+from torch import Tensor
+
+from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+from specdecode.drafters.known_tokens import KnownTokensDrafter
+from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.loop import DecodeResult, decode
+from specdecode.roles import Drafter, Verifier
+from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.methods.catalogue import resolve_method
+
+GREEDY = SamplingConfig(temperature=0)
+
+
+def run(
+    target: Any, drafter: Drafter | None = None, sampling: SamplingConfig = GREEDY, verifier: Verifier | None = None
+) -> DecodeResult:
+    streams, count = RandomStreams.from_seeds(range(target.batch_size)), target.max_new_tokens
+    players: dict[str, Any] = {"drafter": drafter, "verifier": verifier}
+    return decode(target, max_new_tokens=count, sampling=sampling, streams=streams, **players)
+
+
+def p_value(components: Any, method: str, options: Any, sampling: SamplingConfig, probabilities: Tensor) -> float:
+    """Of the pictures that a method draws, one for each row, where each picture [V ** N] has a known probability."""
+    target, players = components.target, resolve_method(method, options).build(components)
+    drafter = players.drafter
+    if drafter is not None and hasattr(target, "known_tokens"):
+        drafter = KnownTokensDrafter(drafter, target.known_tokens, target.vocab_size)
+    tokens = run(target, drafter, sampling, players.verifier).tokens
+    return chi_square_p_value(tokens, probabilities, target.vocab_size)
+
+
+class TargetContract:
+    """Tests of the fixture `drawn` of a file: a setting, and the greedy tokens [3, N] that transformers draws
+    with it, of prompts of different lengths."""
+
+    def build(self, setting: Any, nodes: int = 1, disturbed: bool = False) -> Any:
+        """The target for a setting, with room for so many nodes; `disturbed`: of a model much like the family's."""
+        raise NotImplementedError
+
+    def test_prompts_of_different_lengths_in_one_batch(self, drawn: tuple[Any, Tensor]) -> None:
+        setting, wanted = drawn
+        assert len(set(wanted.flatten().tolist())) > 6, "or the comparison says little"
+        target = self.build(setting)
+        assert torch.equal(run(target).tokens, wanted)
+        assert target.kv_cache is not None and target.kv_cache.batch_size == 3 * target.rows_per_sequence
+        assert target.prefill().hidden_states.shape[-1] == 32 * target.rows_per_sequence
+
+    @pytest.mark.parametrize("shape", ["3 / 2 1 / 1", "1 / 1 / 1"])
+    def test_a_tree_with_wrong_siblings_changes_no_token(self, drawn: tuple[Any, Tensor], shape: str) -> None:
+        (setting, wanted), tree = drawn, StaticTree.from_child_counts(shape)
+        target, smaller = (self.build(setting, tree.num_nodes, disturbed) for disturbed in (False, True))
+        result = run(target, DraftModelTreeDrafter(smaller, tree))
+        assert torch.equal(result.tokens, wanted)
+        assert result.trace.mean_accepted_length > 0 and result.trace.target_passes < target.max_new_tokens

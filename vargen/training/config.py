@@ -162,6 +162,12 @@ class UnrolledConfig(DrafterRunConfig):
         rising = layers is None or [0, *layers] == sorted({0, *layers}) != [0]
         check(rising, "feature_layers", layers, "must be numbers of layers from 1 on, rising, or null")
 
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """Of the losses of a level, by name."""
+        own = {"features": self.feature_loss_weight, "tokens": self.token_loss_weight}
+        return {**own, "missed": self.overlap_loss_weight}
+
     def layers_read(self, last: int) -> list[int]:
         """`feature_layers` of a target with so many layers. Raises UserError for others than it has."""
         layers = self.feature_layers

@@ -29,7 +29,7 @@ from vargen.training.drafter_task import DrafterTask
 from vargen.training.initial_weights import fill_from
 from vargen.training.pictures import Lessons, PictureRunConfig, StoredPictures, gather_lessons
 from vargen.training.run import RunResult, autocast, train
-from vargen.training.unrolled import guesses_by_level
+from vargen.training.unrolled import guesses_by_level, loss_over_levels
 
 _MEASURED_LEVELS = 4
 _ENDS = ("", *(f"_{level}" for level in range(2, _MEASURED_LEVELS + 1)))
@@ -45,6 +45,10 @@ class DrafterTrainingConfig(UnrolledConfig, PictureRunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_weights(self, "token_loss_weight", "guided_loss_weight", "overlap_loss_weight", "feature_loss_weight")
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        return {**super().loss_weights, "guided": self.guided_loss_weight}
 
     def architecture(self) -> dict[str, Any]:
         return {"intermediate_size": self.intermediate_size, "feature_layers": self.feature_layers}
@@ -107,25 +111,18 @@ class PictureDrafterTask(DrafterTask):
         with torch.no_grad():
             wanted = self.teacher.logits(final[:, chosen])
             guided = self.teacher.guided(wanted)
-        decays = [config.level_decay**level for level in range(config.levels)]
-        parts: dict[str, Tensor] = {}
-        for decay, guess in zip(decays, guesses, strict=True):
+
+        def losses(guess: Tensor) -> dict[str, Tensor]:
             logits = self.teacher.logits(guess[:, chosen])
             drafted = self.teacher.guided(logits)
-            for name, value in (
-                ("features", F.smooth_l1_loss(guess.float(), final.float())),
-                ("tokens", soft_cross_entropy(logits, wanted)),
-                ("guided", soft_cross_entropy(drafted, guided)),
-                ("missed", total_variation(drafted, guided)),
-            ):
-                parts[name] = parts.get(name, 0.0) + decay / sum(decays) * value
-        loss = (
-            config.feature_loss_weight * parts["features"]
-            + config.token_loss_weight * parts["tokens"]
-            + config.guided_loss_weight * parts["guided"]
-            + config.overlap_loss_weight * parts["missed"]
-        )
-        return loss, {name: value.detach() for name, value in parts.items()}
+            return {
+                "features": F.smooth_l1_loss(guess.float(), final.float()),
+                "tokens": soft_cross_entropy(logits, wanted),
+                "guided": soft_cross_entropy(drafted, guided),
+                "missed": total_variation(drafted, guided),
+            }
+
+        return loss_over_levels(map(losses, guesses), config)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:

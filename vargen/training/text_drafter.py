@@ -40,7 +40,7 @@ from vargen.training.drafter import soft_cross_entropy
 from vargen.training.drafter_task import DrafterTask
 from vargen.training.run import RunResult, autocast, prepare, train
 from vargen.training.text_prompts import TextAnswers, TextPrompts, compose_prompts
-from vargen.training.unrolled import guesses_by_level
+from vargen.training.unrolled import guesses_by_level, loss_over_levels
 
 _KNOWN_PROMPTS = 60  # composed prompts by which a later run recognises them
 _MEASURED_LEVELS = 4
@@ -282,23 +282,17 @@ class TextDrafterTask(DrafterTask):
         with torch.no_grad():
             drafted = F.linear(wanted.to(weight.dtype), weight, bias).float()  # [m, draft_vocab_size]
             truth = (drafted - batch.totals[rows, places, None]).exp()
-        decays = [config.level_decay**level for level in range(config.levels)]
-        parts: dict[str, Tensor] = {}
-        for decay, guess in zip(decays, self._guesses(batch, features, config.levels), strict=True):
+
+        def losses(guess: Tensor) -> dict[str, Tensor]:
             guess = guess[rows, places - (batch.first - 1)]
             logits = self.drafter.draft_logits(guess).float()
-            for name, value in (
-                ("features", F.smooth_l1_loss(guess.float(), wanted.float())),
-                ("tokens", soft_cross_entropy(logits, drafted)),
-                ("missed", 1 - torch.minimum(logits.softmax(-1), truth).sum(-1).mean()),
-            ):
-                parts[name] = parts.get(name, 0.0) + decay / sum(decays) * value
-        loss = (
-            config.feature_loss_weight * parts["features"]
-            + config.token_loss_weight * parts["tokens"]
-            + config.overlap_loss_weight * parts["missed"]
-        )
-        return loss, {name: value.detach() for name, value in parts.items()}
+            return {
+                "features": F.smooth_l1_loss(guess.float(), wanted.float()),
+                "tokens": soft_cross_entropy(logits, drafted),
+                "missed": 1 - torch.minimum(logits.softmax(-1), truth).sum(-1).mean(),
+            }
+
+        return loss_over_levels(map(losses, self._guesses(batch, features, config.levels)), config)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:

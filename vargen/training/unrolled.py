@@ -5,19 +5,41 @@ parent's guess in place of a feature. It sees its k - 1 ancestors in the draft w
 earlier tokens with the target's features. So level k at place t attends to level 1 up to place t - k + 1, and to level
 i at place t - k + i for 1 < i <= k, exactly as in drafting.
 
-Belongs here: the forward pass through the network's parts. Does not belong here: losses and inputs (`drafter.py`,
-`text_drafter.py`).
+Belongs here: the forward pass through the network's parts, and the mean of losses over levels. Does not belong here:
+inputs and the losses of a level (`drafter.py`, `text_drafter.py`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vargen.drafters.eagle_head import PairHead
+from vargen.training.config import UnrolledConfig
 
 _CHUNK = 96  # queries at once; as in `scenes.training.transformer_pass`
+
+
+def loss_over_levels(
+    levels: Iterable[Mapping[str, Tensor]], config: UnrolledConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The weighted sum of a head's losses, and each of them, detached; all are means over levels.
+
+    Args:
+        levels: losses by name for each level, from the first on.
+        config: has the weights by name, and by how much less a level counts than the one above it.
+    """
+    decays = [config.level_decay**level for level in range(config.levels)]
+    parts: dict[str, Any] = {}
+    for decay, losses in zip(decays, levels, strict=True):
+        for name, value in losses.items():
+            parts[name] = parts.get(name, 0.0) + decay / sum(decays) * value
+    loss: Any = sum(config.loss_weights[name] * value for name, value in parts.items())
+    return loss, {name: value.detach() for name, value in parts.items()}
 
 
 def guesses_by_level(

@@ -321,8 +321,6 @@ CASES = [
     Case("ffconcat", CAPTION, "cannot be read as a video", playlist("ffconcat version 1.0\nfile secret.gif\n")),
     Case("a list of HLS", CAPTION, "cannot be read", playlist("#EXTM3U\n#EXTINF:1,\nsecret.gif\n#EXT-X-ENDLIST\n")),
     Case("a pattern", "caption {work}/%d.png", "does not exist", frames(4, (32, 32))),
-    Case("train: a number beyond all", "train judge --steps 1" + "0" * 30, "steps must be at most"),
-    Case("train: too many steps", "train judge --output {work}/out --steps 9" + "0" * 15, "steps must be at most"),
     Case(
         "a model that is a pipe",
         "generate a --model {work}/m --output {work}/out",

@@ -59,7 +59,6 @@ CASES = [
         "nested too deeply",
     ),
     say("no such ranker", "generate 'a cube' --num_candidates 2 --ranker dice --output {work}/out", "ranker must be"),
-    say("no such precision", "generate 'a cube' --dtype float7 --output {work}/out", "dtype must be one of"),
     say(
         "no such device", "generate 'a cube' --device tpu9 --model {model} --output {work}/out", "device 'tpu9' cannot"
     ),

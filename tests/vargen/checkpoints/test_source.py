@@ -152,9 +152,7 @@ def raise_(error: BaseException) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "int8"}, "dtype must be one of auto, float32"),
         ({"device": "cuda", "device_map": "auto"}, "device cannot be given beside device_map"),
-        ({"attn_implementation": "flash_attention_2"}, "attn_implementation must be one of sdpa, eager"),
         (
             {"quantization": "int3"},
             "quantization must be one of int8, int8-dynamic, int4, bitsandbytes-8bit, .*, or a mapping, got 'int3'",

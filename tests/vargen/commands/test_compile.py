@@ -90,8 +90,6 @@ def test_a_switch_needs_no_value(arguments: list[str], compiled: bool, prompts: 
 def test_what_is_compiled_is_told_in_the_identity() -> None:
     assert ModelOptions().identity == {} and ModelOptions(compile_bucket=64).identity == {}
     assert ModelOptions(compile=True, compile_bucket=64).identity == {"compile_bucket": 64}
-    with pytest.raises(UserError, match="compile_bucket must be at least 2, got 1"):
-        ModelOptions(compile_bucket=1)
 
 
 @pytest.mark.parametrize("value", ["off", "1", "ON"])

@@ -300,7 +300,6 @@ def test_too_few_pictures_are_warned_of(arguments: list[str], capsys: pytest.Cap
     [
         (["--device", "cuda"], "not available"),
         (["--num_prompts", "200"], "holds 14 captions, 200 are asked"),
-        (["--num_prompts", "1"], "num_prompts must be at least 2"),
         (["--prompts_file", "missing.txt"], "missing.txt"),
         (["--reference", "missing"], "not a folder of pictures"),
         (["--clip", "missing"], "holds no CLIP"),

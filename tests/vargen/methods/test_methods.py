@@ -151,11 +151,6 @@ def test_class_conditional_models_can_be_drafted_for(
             {"choice": "drafter", "tree": "mc_sim_7b_63"},
             'vvs.choice: "drafter" needs tree "dynamic" or children',
         ),
-        ("vvs-jacobi", {"threshold": -0.1}, "vvs-jacobi.threshold must be at least 0, got -0.1"),
-        ("vvs-jacobi", {"schedule": "always"}, "vvs-jacobi.schedule must be one of uniform, dynamic, likeness"),
-        ("vvs-jacobi", {"max_skip": 0}, "vvs-jacobi.max_skip"),
-        ("vvs-jacobi", {"interval": 1}, "vvs-jacobi.interval"),
-        ("coolsd", {"delta": 0.5}, "coolsd.delta"),
         ("draft-model", {"draft_model": "nowhere"}, "nowhere is not a folder"),
     ],
 )

@@ -47,22 +47,12 @@ def test_nothing_waits_for_a_pipe(command: CommandOfTests, tmp_path: Path) -> No
             fill(command.settings, command.values(**{name: str(tmp_path / "pipe")}))
 
 
-def holds(kind: Any, wanted: type) -> bool:
-    return kind is wanted or any(holds(each, wanted) for each in get_args(kind))
-
-
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_every_number_has_a_bound(command: CommandOfTests) -> None:
-    """Every field of every command; also what stands inside of settings of a method."""
-    for name, kind in command.types().items():
-        for wrong in ([10**30, -(10**30)] if holds(kind, int) else []) + (
-            [1e300, float("nan")] if holds(kind, float) else []
-        ):
-            with pytest.raises(UserError, match=f"^{name} must be"):
-                fill(command.settings, command.values(**{name: wrong}))
-        if kind == dict[str, Any]:
-            with pytest.raises(UserError, match=rf"^{name}.eagle.depth must be"):
-                fill(command.settings, command.values(**{name: {"eagle": {"depth": 10**30}}}))
+def test_every_number_inside_of_settings_has_a_bound(command: CommandOfTests) -> None:
+    """Settings of methods, before the method is known."""
+    for name in (name for name, kind in command.types().items() if kind == dict[str, Any]):
+        with pytest.raises(UserError, match=rf"^{name}.eagle.depth must be"):
+            fill(command.settings, command.values(**{name: {"eagle": {"depth": 10**30}}}))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)

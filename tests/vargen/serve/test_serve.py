@@ -28,7 +28,7 @@ from tiny_pipelines import build_tiny_pipeline
 from specdecode.drafters.draft_size import StepCosts
 from specdecode.roles import Target
 from vargen.base.errors import UserError
-from vargen.demo.race import Commission, Race
+from vargen.demo.race import race
 from vargen.serve.app import KEY, WITHOUT_EFFECT, GenerationBody, ServeConfig, build_app, check_port, check_serving
 from vargen.serve.engine import Engine, EngineStopped, Job, QueueFull
 
@@ -334,7 +334,7 @@ def by_stream(pipeline: Any, seed: int) -> int:
 
 def by_page(pipeline: Any, seed: int) -> int:
     methods = {"page": pipeline.resolve_method("jacobi")}
-    *_, (lane,) = Race(pipeline, Commission(PROMPT, (seed,)), methods).run()
+    *_, (lane,) = race(pipeline, methods, PROMPT, (seed,))
     return lane.passes
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from baselines.lossy import PruningTarget
 from torch import Tensor
 
 from scenes.rendering.story import Story
@@ -24,7 +25,6 @@ from specdecode.runs.parallel.loop import chain_layout
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.resources import find_video_model
 from vargen.video.methods.base import SPREADS, VideoMethod
-from vargen.video.models.lossy_targets import PruningTarget
 from vargen.video.models.pruned_draft import PrunedDraft
 from vargen.video.models.pruning import keep_by_attention, keep_highest
 from vargen.video.models.request import VideoRequest, keep_spread, visual_gain_scorer

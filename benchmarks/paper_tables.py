@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import yaml
+from baselines import resolve_with_baselines
 from pair_measures import add_pair_options, pair_folders, shown_figures
 from torch import Tensor
 
@@ -41,7 +42,6 @@ from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace
 from specdecode.verifiers.exact import ExactVerifier
 from vargen.checkpoints.model_folder import weights_fingerprint
-from vargen.methods.catalogue import resolve_method
 from vargen.runs.files import append_jsonl, read_jsonl
 from vargen.runs.progress import progress
 from vargen.video.drafters.video_head import VideoHead, VideoHeadConfig
@@ -94,9 +94,7 @@ class Study:
         changes = {**row.get("options", {}), **({"drafter": str(head)} if "drafter" in row else {})}
         if self.of == "operations":
             return row["method"], changes
-        return (
-            SeenSparrow(share=row["share"]) if "share" in row else resolve_method(row["method"], changes, task="video")
-        )
+        return SeenSparrow(share=row["share"]) if "share" in row else resolve_with_baselines(row["method"], changes)
 
 
 def read_studies() -> tuple[dict[str, Study], dict[str, str]]:

@@ -7,10 +7,10 @@
     python benchmarks/token_hashes.py --record benchmarks/results/token_hashes.json --kind images --only "preset rows"
 
 Every image method and preset on 8 prompts with the seeds 0 to 7 in one batch, further settings and greedy decoding on
-two of these; every video method on 2 videos, greedily and, but for "assisted", sampled; float32, one thread, sizes
-fixed. A check runs what the record says, with the settings that it says, so a method keeps its tokens where its
-defaults change. Only what users have is called: `LlamaGenPipeline` with a method by name, preset or YAML file, and
-`vargen caption`. Takes ten minutes of processor time beside other work.
+two of these; every video method on 2 videos, greedily and sampled; float32, one thread, sizes fixed. A check runs what
+the record says, with the settings that it says, so a method keeps its tokens where its defaults change. Only what users
+have is called: `LlamaGenPipeline` with a method by name, preset or YAML file, and `vargen caption`. Takes ten minutes
+of processor time beside other work.
 
 Sums in float32 depend on the processor and the version of torch, and a near tie on such a sum. On another machine
 record anew with the old code, then check with the new.
@@ -197,7 +197,6 @@ VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "chain": {**PAIR, "tree": "chain", "keep_ratio": 0.1, "attention_share": 0.4},
         "tree": {"tree": "mc_sim_7b_63", "keep_ratio": 0.1, "attention_share": 0.4},
     },
-    "std": {"9": {"draft_length": 9, "keep_ratio": 0.25}},
     "sparrow": {
         "chain 8": {"tree": "chain", "depth": 8},
         "dynamic 16/4": {"tree": "dynamic", **TREE, "tree_top_k": 4},
@@ -229,11 +228,8 @@ VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "10, only plausible tokens": {},
     },
-    "fastv": {"half": {"layer": 2, "drop_ratio": 0.5}},
-    "sparsevlm": {"a quarter": {"keep_ratio": 0.25}},
-    "assisted": {"5": PAIR},
 }  # fmt: skip
-"""Greedily; the first settings of each method sampled too, but for "assisted", which is greedy only."""
+"""Greedily; the first settings of each method sampled too."""
 
 VIDEO_PRESETS: dict[str, dict[str, Any]] = {
     "flash-paper": {}, "lvspec-min-p": {}, "lvspec-paper": {}, "sparrow-paper": {},
@@ -265,8 +261,6 @@ def video_cases() -> dict[str, Case]:
             # A process of its own is long in starting, and starts anew for every call.
             rows = VIDEOS[:1] if others.get("workers") == "processes" else VIDEOS
             cases[_name(method, label)] = _case(method, others, {"temperature": 0.0}, rows)
-        if method == "assisted":  # greedy only
-            continue
         first, settings = next(iter(variants.items()))
         cases[_name(method, first, "sampled")] = _case(method, settings, {"temperature": 1.0, "top_p": 0.95}, VIDEOS)
     return cases | {

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from baselines.lossy import FastVTarget, SparseVLMTarget, sparsevlm_stages
 from pair_measures import (
     EarlyTarget,
     add_pair_options,
@@ -57,7 +58,6 @@ from vargen.runs.progress import Progress, progress
 from vargen.video.jobs.cases import VideoCase
 from vargen.video.methods.base import VideoMethod
 from vargen.video.models.frames import CAPTION_PROMPTS, processor_inputs
-from vargen.video.models.lossy_targets import FastVTarget, SparseVLMTarget, sparsevlm_stages
 from vargen.video.models.pruning import fill_evenly, keep_highest, keep_uniform, token_budget
 from vargen.video.models.request import VideoRequest, prepare_request
 from vargen.video.models.target import VideoTarget

@@ -118,6 +118,7 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "bench_video": ("Answers about videos, greedy", _LLM, _BENCH),
     "bench_video_sampled": ("Answers about videos, sampled", _LLM, _BENCH),
+    "video_baselines": ("Baselines of the papers' tables", _LLM, _BENCH),
     "loose_verification": (
         "Loose verification and its controls",
         _LLM

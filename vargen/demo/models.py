@@ -20,7 +20,6 @@ from vargen.checkpoints.options import ModelOptions
 from vargen.methods.base import ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import find_presets, methods_for
 from vargen.models.description import ModelDescription, open_model
-from vargen.video.methods.assisted import AssistedConfig
 from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.methods.catalogue import default_method
 from vargen.video.models.architectures.catalogue import find_architecture
@@ -100,15 +99,13 @@ class Models:
         return {each: config for each, config in configs.items() if has_weights(config)}
 
     def video_methods(self) -> dict[str, VideoMethodConfig]:
-        """Methods for videos by name whose drafters are there. transformers' own assisted generation is left out, since
-        it is one call that can be neither watched nor stopped."""
+        """Methods for videos by name whose drafters are there."""
         offered = {}
         for name, method in methods_for("video").items():
-            if method is not AssistedConfig:
-                with suppress(UserError):
-                    config = method()
-                    config.check_drafter(self._trained, self._paired)
-                    offered[name] = config
+            with suppress(UserError):
+                config = method()
+                config.check_drafter(self._trained, self._paired)
+                offered[name] = config
         return offered
 
     def description(self, name: str) -> ModelDescription:

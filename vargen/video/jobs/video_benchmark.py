@@ -54,8 +54,8 @@ class BenchVideoConfig(VideoOptions):
 
     methods: str | None = option(None, path=READ_NAMES, group=DECODING)
     """Names of methods, or LABEL=NAME for one of several settings of it, separated by commas. Plain decoding, "ar", is
-    added where it is missing, since every ratio divides by it. null for std; a model with a draft model adds sd,
-    specvlm, fly, lvspec and parallelvlm, the shipped model assisted, sparrow and flash."""
+    added where it is missing, since every ratio divides by it. null for sd, specvlm, fly, lvspec and parallelvlm with a
+    draft model, and for sparrow and flash with the shipped model."""
     method_options: dict[str, Any] = option(dict, group=DECODING)
     """Settings that differ from the defaults, by label, such as `--method_options.lvspec.loose_ratio 0.5`."""
     num_videos: int = option(100, least=1, most=MAX_PICTURES)
@@ -93,11 +93,8 @@ class BenchVideoConfig(VideoOptions):
         Raises:
             UserError: an unknown method, or options for one that is not compared.
         """
-        there = ["std"]
-        if self.paired:
-            there = ["sd", "specvlm", "std", "fly", "lvspec", "parallelvlm"]
-        if self.model is None:  # transformers refuses many published pairs, whose matrices are padded differently
-            there += ["sparrow", "flash"] if self.temperature else ["assisted", "sparrow", "flash"]
+        there = ["sd", "specvlm", "fly", "lvspec", "parallelvlm"] if self.paired else []
+        there += ["sparrow", "flash"] if self.model is None else []
         named = ",".join(there) if self.methods is None else self.methods
 
         def resolve(name: str, options: Mapping[str, Any] | None = None) -> VideoMethodConfig:

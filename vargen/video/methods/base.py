@@ -123,9 +123,6 @@ class VideoComponents(Protocol):
             drafter: "pair" for the draft model, "self" for the target's own weights.
         """
 
-    def sparse_draft(self, target: Any, keep_ratio: float, num_nodes: int) -> DraftModel:
-        """The target's own weights over a sparse part of its cache; `target` was made with `capture_attention`."""
-
     def load_draft_head(self, kind: str, folder: str | None) -> Any:
         """The network of a trained draft head: that in a folder, or (None) the one that came with the model.
 
@@ -135,12 +132,6 @@ class VideoComponents(Protocol):
     def draft_head(self, network: Any, target: Any) -> Any:
         """The network beside a target that was made with its `capture_layers`. Its `drafter(shape, sizer)` drafts."""
 
-    def fastv_target(self, keep_ratio: float, layer: int) -> Target:
-        """The target, which keeps this share of the visual tokens after a decoder layer."""
-
-    def sparsevlm_target(self, keep_ratio: float) -> Target:
-        """The target, which is left with this share of the visual tokens in the end."""
-
     def parallel_pair(self, drafter: str, workers: str, pruning: Pruning, draft_length: int | None) -> OwnLoop:
         """A target and a draft model that work at the same time; the draft model starts once for all answers.
 
@@ -149,9 +140,6 @@ class VideoComponents(Protocol):
             workers: "processes" or "in_turn".
             draft_length: tokens of a window; None measures how many are drafted during a forward pass of the target.
         """
-
-    def assisted(self, draft_length: int) -> OwnLoop:
-        """transformers' own assisted generation with the draft model."""
 
 
 @dataclass(frozen=True)

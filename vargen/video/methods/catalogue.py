@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from vargen.video.methods.assisted import AssistedConfig
 from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.methods.fly import FlyConfig
-from vargen.video.methods.lossy import FastVConfig, SparseVLMConfig
 from vargen.video.methods.lvspec import LVSpecConfig
 from vargen.video.methods.parallelvlm import ParallelConfig
 from vargen.video.methods.plain import PlainConfig
-from vargen.video.methods.sparse_draft import SparseToDenseConfig
 from vargen.video.methods.speculative import SpeculativeConfig, SpecVLMConfig
 from vargen.video.methods.trained import EagleHeadConfig, FlashConfig, MSDConfig, SparrowConfig, ViSpecConfig
 
@@ -22,7 +19,6 @@ METHODS: tuple[type[VideoMethodConfig], ...] = (
     PlainConfig,
     SpeculativeConfig,
     SpecVLMConfig,
-    SparseToDenseConfig,
     EagleHeadConfig,
     MSDConfig,
     ViSpecConfig,
@@ -31,9 +27,6 @@ METHODS: tuple[type[VideoMethodConfig], ...] = (
     ParallelConfig,
     FlyConfig,
     LVSpecConfig,
-    FastVConfig,
-    SparseVLMConfig,
-    AssistedConfig,
 )
 """In the order of lists."""
 

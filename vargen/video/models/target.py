@@ -5,8 +5,7 @@ video is (`request.py`), which tokens a drafter may see (`pruning.py`), caches, 
 language model (`specdecode.targets.transformers`).
 
 Prompts are long and of different lengths, so each is fed alone, without padding: the fastest kernels need no mask, and
-what is seen of a prompt does not depend on its neighbours. From then on all rows go together. A layer may hold less of
-a prompt than another (`lossy_targets.py`).
+what is seen of a prompt does not depend on its neighbours. From then on all rows go together.
 """
 
 from __future__ import annotations
@@ -36,16 +35,14 @@ class SeenPrompt:
 
     Attributes:
         request: the prompt.
-        places: for every layer [T'] int64, ascending: the tokens that it has cached; usually all T.
         captured: by layer, hidden states [T, dim], as the next layer reads them.
         attention: for every layer [kv_heads, m] float32: how much attention the tokens after the video pay to each
             visual token, the mean over those tokens, summed over the heads that share a key.
-        hidden_states: [T', dim], those that the target gives: final ones, or after `states_after` layers.
+        hidden_states: [T, dim], those that the target gives: final ones, or after `states_after` layers.
         logits: [1, V] after the last token.
     """
 
     request: VideoRequest
-    places: list[Tensor]
     captured: dict[int, Tensor] = field(default_factory=dict)
     attention: list[Tensor] = field(default_factory=list)
     hidden_states: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -53,8 +50,8 @@ class SeenPrompt:
 
     @cached_property
     def visual_hidden_states(self) -> Tensor:
-        """[m', dim], `hidden_states` at the visual tokens that were left in the last layer."""
-        return self.hidden_states[self.request.is_visual[self.places[-1]]]
+        """[m, dim], `hidden_states` at the visual tokens."""
+        return self.hidden_states[self.request.is_visual]
 
     def attention_by_layer(self) -> list[Tensor]:
         """`attention`. Raises ValueError where nothing was captured."""
@@ -165,10 +162,7 @@ class VideoTarget(TransformersTarget):
 
     def start_prompts(self) -> None:
         """Empty the cache, and forget what was seen."""
-        num_layers = len(self.language_model.layers)
-        self._prompts = [
-            SeenPrompt(each, [torch.arange(each.length, device=self.device)] * num_layers) for each in self.requests
-        ]
+        self._prompts = [SeenPrompt(each) for each in self.requests]
         self._next_positions = torch.tensor([[each.next_position] for each in self.requests], device=self.device)
         self.lay_out(max(each.length for each in self.requests))
         if self.repetition_penalty != 1:
@@ -198,14 +192,6 @@ class VideoTarget(TransformersTarget):
         """All prompts lie in the cache."""
         lengths = torch.tensor([each.length for each in self.requests], device=self.device)
         self.finish_prompt(self.prompt_length - lengths)
-
-    def prompt_cache(self, row: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values [1, kv_heads, T', head_dim] of a prompt for every layer. Raises ValueError before the
-        prefill."""
-        static, end = self._cache.allocated(), self.prompt_length
-        starts = [end - len(places) for places in self.prompts[row].places]
-        pairs = zip(starts, static.keys, static.values, strict=True)
-        return [(keys[row, None, :, start:end], values[row, None, :, start:end]) for start, keys, values in pairs]
 
     def video_attention(self, row: int = 0) -> Tensor:
         """[m] float32: SpecVLM's score of each visual token of a prompt (arXiv 2508.16201).
@@ -276,17 +262,14 @@ class VideoTarget(TransformersTarget):
         return handles
 
     def _deepener(self, prompt: SeenPrompt, number: int) -> Any:
-        """A hook behind layer `number`, counted from 0, that adds DeepStack's features at the visual tokens it has."""
-        request = prompt.request
+        """A hook behind layer `number`, counted from 0, that adds DeepStack's features at the visual tokens."""
+        visual, features = prompt.request.is_visual.nonzero()[:, 0], prompt.request.deepstack[number]
 
         def add(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> Any:
             if cache_among(inputs) is not self._cache:
                 return None  # another request's pass through the same model
-            places = prompt.places[number]
-            visual = request.is_visual[places]
-            rows = (request.is_visual.cumsum(0) - 1)[places[visual]]
             states = output if isinstance(output, Tensor) else output[0]
-            states = states.index_add(1, visual.nonzero()[:, 0], request.deepstack[number][None, rows].to(states))
+            states = states.index_add(1, visual, features[None].to(states))
             return states if isinstance(output, Tensor) else (states, *output[1:])
 
         return add

@@ -18,13 +18,10 @@ from vargen.base.errors import UserError
 from vargen.video.drafters.video_draft_head import VideoDraftHead
 from vargen.video.drafters.video_head import VideoHead
 from vargen.video.methods.base import SPREADS, Pruning
-from vargen.video.models.lossy_targets import FastVTarget, SparseVLMTarget, sparsevlm_stages
 from vargen.video.models.pruned_draft import PrunedDraft
-from vargen.video.models.pruning import keep_by_attention, keep_highest, token_budget
+from vargen.video.models.pruning import keep_by_attention, keep_highest
 from vargen.video.models.request import VideoRequest, keep_share, keep_spread, prepare_request, visual_gain_scorer
-from vargen.video.models.sparse_cache import SparseDraft
 from vargen.video.models.target import VideoTarget
-from vargen.video.pipelines.assisted import AssistedLoop
 from vargen.video.pipelines.loading import LazyModel
 from vargen.video.pipelines.parallel_pair import ParallelLoop, ParallelPair
 
@@ -140,19 +137,8 @@ class VideoLLMComponents:
             **self.sizes(num_nodes),
         )
 
-    def sparse_draft(self, target: VideoTarget, keep_ratio: float, num_nodes: int) -> SparseDraft:
-        budgets = [token_budget(request.num_visual, keep_ratio) for request in self.requests]
-        return SparseDraft(target, budgets, **self.sizes(num_nodes))
-
     def draft_head(self, network: VideoHead, target: VideoTarget) -> VideoDraftHead:
         return VideoDraftHead(network, target)
-
-    def fastv_target(self, keep_ratio: float, layer: int) -> FastVTarget:
-        return FastVTarget(self.model, self.requests, keep_ratio, layer, **self.sizes(1))
-
-    def sparsevlm_target(self, keep_ratio: float) -> SparseVLMTarget:
-        stages = sparsevlm_stages(self.num_layers, keep_ratio)
-        return SparseVLMTarget(self.model, self.requests, stages, **self.sizes(1))
 
     def parallel_pair(self, drafter: str, workers: str, pruning: Pruning, draft_length: int | None) -> ParallelLoop:
         """Target and draft model working at the same time; the draft model's side is started once for all answers."""
@@ -170,10 +156,6 @@ class VideoLLMComponents:
             pruning,
             draft_length,
         )
-
-    def assisted(self, draft_length: int) -> AssistedLoop:
-        (inputs,) = self.inputs
-        return AssistedLoop(self.model, self.draft_weights("pair"), inputs, draft_length, self.repetition_penalty)
 
 
 def kept_tokens(target: VideoTarget, pruning: Pruning, row: int) -> Tensor:

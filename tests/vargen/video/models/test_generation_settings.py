@@ -17,7 +17,6 @@ from vargen.base.errors import UserError
 from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.methods.parallelvlm import ParallelConfig
 from vargen.video.methods.plain import PlainConfig
-from vargen.video.methods.sparse_draft import SparseToDenseConfig
 from vargen.video.methods.speculative import SpeculativeConfig, SpecVLMConfig
 from vargen.video.models.generation_settings import GenerationSettings, generation_settings
 from vargen.video.pipelines.components import VideoLLMComponents
@@ -79,7 +78,6 @@ def test_numbers_out_of_range_are_refused_by_name(asked: dict[str, Any]) -> None
         PlainConfig(),
         SpeculativeConfig(keep_ratio=0.5),
         SpecVLMConfig(),
-        SparseToDenseConfig(),
         ParallelConfig(workers="in_turn", draft_length=3),
     ],
     ids=lambda method: method.name,

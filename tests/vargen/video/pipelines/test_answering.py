@@ -22,11 +22,8 @@ from vargen.cli import main
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import methods_for, resolve_method
 from vargen.video.jobs.cases import VideoCase
-from vargen.video.methods.assisted import AssistedConfig
-from vargen.video.methods.lossy import FastVConfig, SparseVLMConfig
 from vargen.video.methods.lvspec import LVSpecConfig
 from vargen.video.methods.parallelvlm import ParallelConfig
-from vargen.video.methods.sparse_draft import SparseToDenseConfig
 from vargen.video.methods.speculative import SpeculativeConfig
 from vargen.video.methods.trained import FlashConfig, SparrowConfig, TrainedDrafterConfig
 from vargen.video.models.architectures.catalogue import architecture_of
@@ -35,7 +32,7 @@ from vargen.video.models.target import VideoTarget
 from vargen.video.pipelines.answering import Listeners, VideoAnswerer, _Streamer
 
 QUESTION = "describe the video in detail."
-EXACT = [method for method in methods_for("video").values() if method.exact and method is not AssistedConfig]
+EXACT = [method for method in methods_for("video").values() if method.exact]
 
 
 def settings_of(method: type[MethodConfig], **options: Any) -> MethodConfig:
@@ -173,9 +170,7 @@ def test_a_core_is_left_to_the_drafter(
     "method",
     [
         SparrowConfig(),
-        SparseToDenseConfig(draft_length=3),
         SpeculativeConfig(),
-        AssistedConfig(draft_length=3),
         ParallelConfig(workers="in_turn"),
         ParallelConfig(workers="in_turn", draft_length=2),
     ],
@@ -202,10 +197,8 @@ def test_every_forward_pass_is_counted_those_of_a_first_use_by_themselves(
         answer = answerer.answer(cases[0].frames, QUESTION, method, max_new_tokens=8)
         drafted, first = answer.draft_passes, answer.first_use
         assert drafted is not None and answer.to_dict()["draft_passes"] == drafted
-        by_target = drafted if method.name == "std" else 0  # its own weights draft
-        by_pair = 0 if method.name in ("std", "sparrow") else drafted
-        assert count["target"] == answer.trace.target_passes + by_target + first.target_passes
-        assert count["draft"] == by_pair + first.draft_passes
+        assert count["target"] == answer.trace.target_passes + first.target_passes
+        assert count["draft"] == (0 if method.name == "sparrow" else drafted) + first.draft_passes
         used = method.name == "sparrow" or getattr(method, "draft_length", 0) == "auto"
         assert (first.target_passes > 0) is (used and turn == 0)
     answerer.close()
@@ -289,41 +282,6 @@ def test_relevance_is_read_as_the_rule_says(
             answerer.answer(cases[0].frames, QUESTION, LVSpecConfig(relevance_layer=layer), max_new_tokens=2)
 
 
-@pytest.mark.parametrize(
-    ("method", "nothing", "much"),
-    [
-        (FastVConfig, {"layer": 1, "drop_ratio": 0.0}, {"layer": 1, "drop_ratio": 0.95}),
-        (SparseVLMConfig, {"keep_ratio": 1.0}, {"keep_ratio": 0.05}),
-    ],
-)
-def test_lossy_methods_lose_only_what_they_drop(
-    pair: Path,
-    cases: list[VideoCase],
-    answerer_of: Callable[[Path], VideoAnswerer],
-    method: type[MethodConfig],
-    nothing: dict[str, Any],
-    much: dict[str, Any],
-) -> None:
-    answerer = answerer_of(pair)
-    plain = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=30).token_ids
-    kept = answerer.answer(cases[0].frames, QUESTION, method(**nothing), max_new_tokens=30).token_ids
-    dropped = answerer.answer(cases[0].frames, QUESTION, method(**much), max_new_tokens=30).token_ids
-    assert kept == plain and dropped != plain
-
-
-def test_transformers_own_assistant_drafts_blindly_and_ours_does_not(
-    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
-) -> None:
-    answerer = answerer_of(qwen_pair)
-    twin = VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(qwen_pair / "target"))
-    plain = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=20)
-    stock = twin.answer(cases[0].frames, QUESTION, AssistedConfig(), max_new_tokens=20)
-    ours = twin.answer(cases[0].frames, QUESTION, SpeculativeConfig(), max_new_tokens=20)
-    assert stock.token_ids == ours.token_ids == plain.token_ids
-    # The assistant has the target's own weights, and sees every frame only here.
-    assert stock.trace.mean_accepted_length < 1 and ours.trace.mean_accepted_length > 3
-
-
 def test_text_is_streamed_as_it_is_decided(
     qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
 ) -> None:
@@ -402,19 +360,6 @@ def test_bad_settings_are_named(method: str, options: dict[str, Any], named: str
         resolve_method(method, options, task="video")
 
 
-def test_transformers_own_loop_is_greedy_only(
-    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
-) -> None:
-    """It draws in an order of its own, so that a seed would give another answer than plain decoding."""
-    answerer = answerer_of(qwen_pair)
-    greedy, plain = (
-        answerer.answer(cases[0].frames, QUESTION, method, max_new_tokens=12) for method in ("assisted", "ar")
-    )
-    assert greedy.token_ids == plain.token_ids
-    with pytest.raises(UserError, match="temperature must be 0 for method assisted"):
-        answerer.answer(cases[0].frames, QUESTION, "assisted", max_new_tokens=12, temperature=1.0)
-
-
 @pytest.mark.usefixtures("forked_drafters")
 def test_a_window_measured_in_a_short_answer_is_not_a_long_ones(qwen_pair: Path, cases: list[VideoCase]) -> None:
     answerer = VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(qwen_pair / "draft"))
@@ -430,7 +375,7 @@ def test_a_window_measured_in_a_short_answer_is_not_a_long_ones(qwen_pair: Path,
 
 def test_what_is_missing_is_named(qwen_pair: Path, pair: Path, cases: list[VideoCase], tmp_path: Path) -> None:
     alone = VideoAnswerer.from_pretrained(str(qwen_pair / "target"))
-    for method in ("sd", "parallelvlm", "assisted"):
+    for method in ("sd", "parallelvlm"):
         with pytest.raises(UserError, match="draft_model"):
             alone.answer(cases[0].frames, QUESTION, method)
     with pytest.raises(UserError, match=r"flash\.depth must be at most 4"):

@@ -285,7 +285,7 @@ def test_a_model_without_a_drafter_answers_plainly_and_says_so(
 
 @pytest.mark.parametrize(
     ("method", "told"),
-    [(name, "draft_model must be given") for name in ("sd", "specvlm", "fly", "lvspec", "parallelvlm", "assisted")]
+    [(name, "draft_model must be given") for name in ("sd", "specvlm", "fly", "lvspec", "parallelvlm")]
     + [(name, f"{name}.drafter must be given") for name in ("eagle", "msd", "vispec", "sparrow", "flash")],
 )
 def test_a_method_without_its_drafter_is_refused_before_weights_are_loaded(

@@ -1,19 +1,27 @@
-"""transformers' own assisted generation, watched, with the same trace as the project's methods."""
+"""transformers' own assisted generation, watched, with the same trace as the project's methods.
+
+Since transformers 5.3 the draft model is never shown the video: it reads the prompt's placeholders as words. The target
+verifies, so the answer stays right.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from specdecode.targets.arguments import cache_among
 from specdecode.trace import StepRecord
+from vargen.base.bounds import MAX_DRAFT
 from vargen.base.errors import UserError
+from vargen.base.options import option
+from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.models.architectures.catalogue import architecture_of
+from vargen.video.pipelines.components import VideoLLMComponents
 from vargen.video.pipelines.decoding import Decoded, Generation
 
 
@@ -100,3 +108,24 @@ class AssistedLoop:
             counts = (torch.tensor([count]) for count in (fed - 1, max(emitted - 1, 0), emitted, 0))
             trace.record_step(StepRecord(torch.tensor([True]), *counts))
         return Decoded([token_ids], draft_passes=draft_passes, draft_prompt_passes=1)
+
+
+@dataclass(frozen=True)
+class AssistedConfig(VideoMethodConfig):
+    """transformers' own assisted generation with the draft model, for comparison. It is greedy only."""
+
+    name: ClassVar[str] = "assisted"
+    summary: ClassVar[str] = "transformers' own assisted generation (its drafter never sees the video)"
+    exact: ClassVar[bool] = True
+    one_at_a_time: ClassVar[bool] = True
+
+    draft_length: int = option(5, least=1, most=MAX_DRAFT)
+    """Tokens of a chain."""
+
+    def check_drafter(self, trained: Collection[str], paired: bool) -> None:
+        self._need_draft_model(paired)
+
+    def _players(self, components: VideoLLMComponents) -> AssistedLoop:
+        (inputs,) = components.inputs
+        draft_model, penalty = components.draft_weights("pair"), components.repetition_penalty
+        return AssistedLoop(components.model, draft_model, inputs, self.draft_length, penalty)

@@ -1,8 +1,5 @@
 """STD, "sparse to dense": the target drafts for itself, with a cache that forgets most of the video.
 
-Belongs here: the sparse cache. Does not belong here: how attention is read (`attention.py`), forwards and positions
-(`target.py`), drafting (`specdecode.drafters`).
-
 Source: Sparse-to-Dense (arXiv 2505.19155). Every layer keeps all text of the prompt, and those visual tokens to which
     the text after the video pays most attention in this very layer. Heads that share keys choose together. The choice
     is made once, from the target's own prefill, so drafting costs no prefill. What is generated is kept in full.
@@ -14,14 +11,20 @@ have in the whole sequence, not at the length of the sparse cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from specdecode.roles import TargetOutput
+from vargen.base.bounds import MAX_DRAFT
+from vargen.base.options import option
+from vargen.video.methods.base import VideoMethod, VideoMethodConfig, likeliest_chain
+from vargen.video.models.pruning import token_budget
 from vargen.video.models.request import keep_visual
 from vargen.video.models.target import VideoTarget
+from vargen.video.pipelines.components import VideoLLMComponents
 
 
 class SparseDraft(VideoTarget):
@@ -74,7 +77,7 @@ class SparseDraft(VideoTarget):
             self._cache.row = row
             is_visual = self.target.requests[row].is_visual
             visual, text = is_visual.nonzero()[:, 0], (~is_visual).nonzero()[:, 0]
-            pairs = zip(kept_by_layer, self.target.prompt_cache(row), strict=True)
+            pairs = zip(kept_by_layer, prompt_cache(self.target, row), strict=True)
             for number, (kept, (keys, values)) in enumerate(pairs):
                 places = (
                     torch.cat((text.expand(len(kept), -1), visual[kept]), dim=1).sort(-1).values
@@ -84,6 +87,34 @@ class SparseDraft(VideoTarget):
         return TargetOutput(torch.stack([prompt.logits for prompt in seen]))
 
 
+def prompt_cache(target: VideoTarget, row: int) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values [1, kv_heads, T, head_dim] of a prompt of T tokens, for every layer; after the prefill."""
+    static, end = target._cache.allocated(), target.prompt_length
+    start = end - target.requests[row].length
+    pairs = zip(static.keys, static.values, strict=True)
+    return [(keys[row, None, :, start:end], values[row, None, :, start:end]) for keys, values in pairs]
+
+
 def _take(entries: Tensor, places: Tensor) -> Tensor:
     """[1, kv_heads, k, head_dim]: of [1, kv_heads, T, head_dim] the places [kv_heads, k] of each head."""
     return entries.gather(2, places[None, ..., None].expand(-1, -1, -1, entries.shape[-1]))
+
+
+@dataclass(frozen=True)
+class SparseToDenseConfig(VideoMethodConfig):
+    """STD (arXiv 2505.19155): the target drafts for itself over a sparse cache."""
+
+    name: ClassVar[str] = "std"
+    summary: ClassVar[str] = "STD: the target drafts for itself with the part of its cache that it attends to"
+    exact: ClassVar[bool] = True
+
+    keep_ratio: float = option(0.25, above=0.0, most=1.0)
+    """Share of visual tokens that each layer's sparse cache keeps."""
+    draft_length: int = option(9, least=1, most=MAX_DRAFT)
+    """Tokens of a chain."""
+
+    def _players(self, components: VideoLLMComponents) -> VideoMethod:
+        target = components.target(self.draft_length + 1, capture_attention=True)
+        budgets = [token_budget(request.num_visual, self.keep_ratio) for request in components.requests]
+        draft = SparseDraft(target, budgets, **components.sizes(self.draft_length + 1))
+        return VideoMethod(likeliest_chain(draft, self.draft_length), target=target, network=draft)

@@ -1,8 +1,6 @@
 """Targets that lose visual tokens on their way through the layers: FastV and SparseVLM.
 
-Belongs here: two published ways to make a Video-LLM faster that change what it says, as baselines to compare with. Does
-not belong here: whole targets (`target.py`), reading attention (`attention.py`), and pruning a drafter's video, which
-changes nothing of what is said (`pruning.py`).
+Two published ways to make a Video-LLM faster that change what it says: baselines to compare with.
 
 The library's layers are as they are. While the prompt is fed, tokens are taken out between two layers, together with
 their places in masks and position embeddings; all that is left keeps its own position. Later layers then cache less,
@@ -15,7 +13,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,10 +22,24 @@ from torch.utils.hooks import RemovableHandle
 
 from specdecode.roles import TargetOutput
 from specdecode.targets.arguments import cache_among
+from vargen.base.options import option
+from vargen.video.methods.base import VideoMethod, VideoMethodConfig
 from vargen.video.models.attention import watch_attention
 from vargen.video.models.pruning import keep_highest, token_budget
 from vargen.video.models.request import VideoRequest
 from vargen.video.models.target import SeenPrompt, VideoTarget
+from vargen.video.pipelines.components import VideoLLMComponents
+
+
+@dataclass
+class PrunedPrompt(SeenPrompt):
+    """A prompt of which layers have cached less and less.
+
+    Attributes:
+        places: for every layer [T'] int64, ascending: the tokens that it has cached.
+    """
+
+    places: list[Tensor] = field(default_factory=list)
 
 
 class PruningTarget(VideoTarget):
@@ -68,6 +81,15 @@ class PruningTarget(VideoTarget):
         """
         raise NotImplementedError
 
+    def start_prompts(self) -> None:
+        """Empty the cache; every layer is to have all tokens."""
+        super().start_prompts()
+        num_layers = len(self.language_model.layers)
+        self._prompts = [
+            PrunedPrompt(each, places=[torch.arange(each.length, device=self.device)] * num_layers)
+            for each in self.requests
+        ]
+
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
         """See `TransformersTarget.forward`; each layer is shown what it has."""
         handles = self._narrowing()
@@ -85,7 +107,7 @@ class PruningTarget(VideoTarget):
         self._cache.first_slots = starts.amin(0).tolist()
         self._starts = [each[:, None, None, None] for each in starts.T.to(self.device)]
 
-    def _hooks(self, prompt: SeenPrompt) -> list[RemovableHandle]:
+    def _hooks(self, prompt: Any) -> list[RemovableHandle]:
         layers, raters, handles = self.language_model.layers, self._raters(prompt.request), super()._hooks(prompt)
         for number in range(1, len(layers)):
             if number in self.stages:
@@ -93,7 +115,21 @@ class PruningTarget(VideoTarget):
             handles.append(layers[number].register_forward_pre_hook(self._cutter(prompt, number), with_kwargs=True))
         return handles
 
-    def _watch(self, module: Any, prompt: SeenPrompt, number: int, raters: Tensor) -> RemovableHandle:
+    def _deepener(self, prompt: Any, number: int) -> Any:
+        """As `VideoTarget` has it, at the visual tokens that are left."""
+        request = prompt.request
+
+        def add(module: Any, args: Any, inputs: dict[str, Any], output: Tensor) -> Any:
+            if cache_among(inputs) is not self._cache:
+                return None  # another request's pass through the same model
+            places = prompt.places[number]
+            visual = request.is_visual[places]
+            rows = (request.is_visual.cumsum(0) - 1)[places[visual]]
+            return output.index_add(1, visual.nonzero()[:, 0], request.deepstack[number][None, rows].to(output))
+
+        return add
+
+    def _watch(self, module: Any, prompt: Any, number: int, raters: Tensor) -> RemovableHandle:
         """Keep what attention the raters pay in a layer."""
 
         def keep(attention: Tensor) -> None:  # [heads, T']
@@ -103,7 +139,7 @@ class PruningTarget(VideoTarget):
         rows = lambda: torch.searchsorted(prompt.places[number], raters)  # noqa: E731
         return watch_attention(module, self._cache, rows, keep)
 
-    def _cutter(self, prompt: SeenPrompt, number: int) -> Any:
+    def _cutter(self, prompt: Any, number: int) -> Any:
         """A hook before layer `number`, counted from 0, while a prompt is fed."""
 
         def cut(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
@@ -137,7 +173,7 @@ class PruningTarget(VideoTarget):
 
         return narrow
 
-    def _leave_out(self, prompt: SeenPrompt, hidden_states: Tensor, number: int) -> Tensor:
+    def _leave_out(self, prompt: Any, hidden_states: Tensor, number: int) -> Tensor:
         """What goes into layer `number`, counted from 0, of the hidden states [1, T', dim]; the places are noted."""
         places = prompt.places[number]
         is_visual = prompt.request.is_visual[places]
@@ -304,3 +340,40 @@ def density_peaks(points: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
     cluster = distance[:, centres].argmin(-1)
     cluster[centres] = torch.arange(num_clusters, device=points.device)
     return centres, cluster
+
+
+@dataclass(frozen=True)
+class FastVConfig(VideoMethodConfig):
+    """FastV (arXiv 2403.06764): plain decoding with part of the video dropped early. Loses quality."""
+
+    name: ClassVar[str] = "fastv"
+    summary: ClassVar[str] = "FastV: plain decoding; most visual tokens are dropped after an early layer"
+    exact: ClassVar[bool] = False
+
+    layer: int = option(2, least=1)
+    """K, the decoder layer after which visual tokens are dropped."""
+    drop_ratio: float = option(0.5, least=0.0, below=1.0)
+    """R, the share that is dropped."""
+
+    def _players(self, components: VideoLLMComponents) -> VideoMethod:
+        return VideoMethod(
+            target=FastVTarget(
+                components.model, components.requests, 1 - self.drop_ratio, self.layer, **components.sizes(1)
+            )
+        )
+
+
+@dataclass(frozen=True)
+class SparseVLMConfig(VideoMethodConfig):
+    """SparseVLM (arXiv 2410.04417): plain decoding; visual tokens are dropped step by step, some recycled."""
+
+    name: ClassVar[str] = "sparsevlm"
+    summary: ClassVar[str] = "SparseVLM: plain decoding; visual tokens are dropped layer by layer, some merged"
+    exact: ClassVar[bool] = False
+
+    keep_ratio: float = option(0.25, above=0.0, most=1.0)
+    """Share of visual tokens that is left in the end."""
+
+    def _players(self, components: VideoLLMComponents) -> VideoMethod:
+        stages = sparsevlm_stages(components.num_layers, self.keep_ratio)
+        return VideoMethod(target=SparseVLMTarget(components.model, components.requests, stages, **components.sizes(1)))

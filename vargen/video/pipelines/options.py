@@ -1,6 +1,6 @@
 """Which Video-LLM, how it is loaded, which frames it sees, and how it answers.
 
-Belongs here: the options that several commands and the lmms-eval plugin share, and the checks that need no model.
+Belongs here: the options that several commands share, and the checks that need no model.
 Does not belong here: finding and loading models (`loading.py`). Importing this imports no torch and opens no file.
 """
 

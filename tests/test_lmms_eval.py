@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import importlib
 import sys
+import tomllib
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,10 +35,12 @@ from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.video.methods.lvspec import LVSpecConfig
 from vargen.video.pipelines.answering import Answer
-from vargen.video.pipelines.lmms_eval_plugin import MODEL_NAME, manifest
 from vargen.video.pipelines.options import VideoOptions
 
 pytest.importorskip("av")
+
+PACKAGE = Path(__file__).resolve().parent.parent / "integrations" / "lmms_eval"
+GROUP = "lmms_eval.models"
 
 
 @dataclass(frozen=True)
@@ -133,15 +136,17 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
         module = types.ModuleType(name)
         vars(module).update(members)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "vargen.video.pipelines.lmms_eval_model", raising=False)
+    monkeypatch.syspath_prepend(PACKAGE)
     yield metrics
-    sys.modules.pop("vargen.video.pipelines.lmms_eval_model", None)
+    sys.modules.pop("vargen_lmms_eval.model", None)
 
 
 def model_class() -> Any:
     """As lmms-eval's registry resolves and checks it."""
-    found = manifest()
-    assert found.model_id == MODEL_NAME == "vargen_video" and found.simple_class_path is None
+    ((name, point),) = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]["entry-points"][GROUP].items()
+    package, _, function = point.partition(":")
+    found = getattr(importlib.import_module(package), function)()
+    assert found.model_id == name == "vargen_video" and found.simple_class_path is None
     module, name = found.chat_class_path.rsplit(".", 1)
     resolved = getattr(importlib.import_module(module), name)
     assert issubclass(resolved, Lmms) and not resolved.is_simple
@@ -181,7 +186,7 @@ def model(logged: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Call
         made.append(options)
         return FakeAnswerer()
 
-    module = sys.modules["vargen.video.pipelines.lmms_eval_model"]
+    module = sys.modules["vargen_lmms_eval.model"]
     monkeypatch.setattr(module.VideoAnswerer, "from_options", from_options)
 
     def make(arguments: str = "", **additional: Any) -> Any:
@@ -286,7 +291,7 @@ def test_what_is_no_question_about_a_video_is_refused(
     logged: list[dict[str, Any]], messages: list[dict[str, Any]], message: str
 ) -> None:
     model_class()
-    read_messages = sys.modules["vargen.video.pipelines.lmms_eval_model"].read_messages
+    read_messages = sys.modules["vargen_lmms_eval.model"].read_messages
     with pytest.raises(UserError, match=message):
         read_messages(messages)
     system = [{"role": "system", "content": "be brief."}, *chat(Path("a.mp4"), " what? ")]

@@ -3,8 +3,8 @@
     python -m lmms_eval --model vargen_video --tasks video_dc499 --batch_size 1 --log_samples --output_path out \\
         --model_args pretrained=Qwen/Qwen2.5-VL-32B-Instruct,draft_model=Qwen/Qwen2.5-VL-7B-Instruct,method=lvspec
 
-Belongs here: translating lmms-eval's requests, settings and figures. Does not belong here: decoding (`answering.py`).
-Importing this module needs lmms-eval; importing `lmms_eval_plugin.py`, which registers it, does not.
+Belongs here: translating lmms-eval's requests, settings and figures. Importing this module needs lmms-eval; importing
+the package, which registers it, does not.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from scenes.training.video_views import at_places
 from specdecode.roles import TargetOutput
 from specdecode.targets.arguments import cache_among
 from vargen.base.options import option
@@ -186,18 +187,6 @@ class PruningTarget(VideoTarget):
         hidden_states[0, visual[kept]] = states.to(hidden_states)
         prompt.places[number:] = [places[stays]] * (len(prompt.places) - number)
         return hidden_states[:, stays]
-
-
-def at_places(inputs: Mapping[str, Any], places: Tensor) -> dict[str, Any]:
-    """The arguments by name of a decoder layer of transformers, but its hidden states, for some of their places [n]."""
-    chosen = dict(inputs)
-    chosen["position_embeddings"] = tuple(each.index_select(-2, places) for each in inputs["position_embeddings"])
-    if (mask := inputs.get("attention_mask")) is not None:
-        chosen["attention_mask"] = mask.index_select(-2, places).index_select(-1, places)
-    for name in ("position_ids", "cache_position"):
-        if inputs.get(name) is not None:
-            chosen[name] = inputs[name].index_select(-1, places)
-    return chosen
 
 
 class FastVTarget(PruningTarget):

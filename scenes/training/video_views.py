@@ -10,7 +10,7 @@ here: models.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -188,3 +188,15 @@ def greedy(model: Any, prompt: View, max_new_tokens: int, stop: Sequence[int]) -
         ).last_hidden_state
         position = position + 1
     return [[token for token in row if token >= 0] for row in torch.stack(tokens, dim=1).tolist()]
+
+
+def at_places(inputs: Mapping[str, Any], places: Tensor) -> dict[str, Any]:
+    """The arguments by name of a decoder layer of transformers, but its hidden states, for some of their places [n]."""
+    chosen = dict(inputs)
+    chosen["position_embeddings"] = tuple(each.index_select(-2, places) for each in inputs["position_embeddings"])
+    if (mask := inputs.get("attention_mask")) is not None:
+        chosen["attention_mask"] = mask.index_select(-2, places).index_select(-1, places)
+    for name in ("position_ids", "cache_position"):
+        if inputs.get(name) is not None:
+            chosen[name] = inputs[name].index_select(-1, places)
+    return chosen

@@ -184,9 +184,6 @@ VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "ar": {"": {}},
     "sd": {
         "5": PAIR,
-        "5, a quarter by visual gain, compact": {
-            **PAIR, "keep_ratio": 0.25, "pruning": "visual_gain", "pruning_layer": 2, "compact": True,
-        },
         "5, its own weights, half the video": {**PAIR, "drafter": "self", "keep_ratio": 0.5},
         **{
             f"5, {by}": {**PAIR, "keep_ratio": 0.1, "pruning": by, "pruning_seed": 3}
@@ -194,8 +191,8 @@ VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "specvlm": {
-        "chain": {**PAIR, "tree": "chain", "keep_ratio": 0.1, "attention_share": 0.4},
-        "tree": {"tree": "mc_sim_7b_63", "keep_ratio": 0.1, "attention_share": 0.4},
+        "chain": {**PAIR, "tree": "chain", "keep_ratio": 0.1},
+        "tree": {"tree": "mc_sim_7b_63", "keep_ratio": 0.1},
     },
     "sparrow": {
         "chain 8": {"tree": "chain", "depth": 8},
@@ -209,9 +206,7 @@ VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "5, processes": {**PAIR, "keep_ratio": 0.1, "pruning": "visual_gain", "workers": "processes"},
     },
     "fly": {
-        "10": {"draft_length": 10, "keep_ratio": 0.1, "threshold": 0.3, "window": 4, "mode": "paper"},
-        "10, release": {"draft_length": 10, "keep_ratio": 0.1, "threshold": 0.03, "window": 4, "mode": "release"},
-        "10, entropy alone": {"draft_length": 10, "keep_ratio": 0.1, "threshold": 0.03, "window": None},
+        "10": {"draft_length": 10, "keep_ratio": 0.1, "threshold": 0.3},
     },
     "lvspec": {
         "10": {"draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.7, **AS_PRINTED},

@@ -34,16 +34,12 @@ class Pruning:
         keep_ratio: share of the visual tokens, above 0 and at most 1.
         by: one of `SPREADS`, "attention" (SpecVLM) or "visual_gain" (ParallelVLM's UV-Prune).
         layer: of "visual_gain": the decoder layer whose hidden states are compared with the embeddings.
-        attention_share: of "attention": the first stage takes tokens until they have this share of the attention.
-        compact: give the kept tokens consecutive positions instead of their own.
         seed: of what is drawn at random. Each request has a generator of its own, so neighbours in a batch change none.
     """
 
     keep_ratio: float
     by: str = "uniform"
     layer: int = 1
-    attention_share: float = 0.4
-    compact: bool = False
     seed: int = 0
 
     @property

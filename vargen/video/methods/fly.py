@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vargen.base.bounds import MAX_DRAFT
 from vargen.base.options import option
 from vargen.video.methods.base import VideoComponents
 from vargen.video.methods.speculative import SpeculativeConfig
 
 if TYPE_CHECKING:
     from specdecode.roles import Target, Verifier
+
+
+WINDOW = 4
+"""Tokens that must agree after a mismatch, as in the paper."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,8 @@ class FlyConfig(SpeculativeConfig):
     keep_ratio: float = 0.1
     threshold: float = option(0.3, least=0.0)
     """Least entropy, see `specdecode.verifiers.windowed`."""
-    window: int | None = option(4, least=1, most=MAX_DRAFT)
-    """Tokens that must agree after it; null: only the entropy decides."""
-    mode: str = option("paper", choices=("paper", "release"))
-    """The rule of the "paper", or that of the "release"."""
 
     def _verifier(self, components: VideoComponents, target: Target) -> Verifier:
         from specdecode.verifiers.windowed import WindowedVerifier
 
-        return WindowedVerifier(self.threshold, self.window, self.mode)
+        return WindowedVerifier(self.threshold, WINDOW)

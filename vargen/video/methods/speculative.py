@@ -7,11 +7,10 @@ methods with a verifier (`fly.py`, `lvspec.py`) or a loop (`parallelvlm.py`) of 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.base.bounds import MAX_DRAFT
-from vargen.base.errors import UserError
 from vargen.base.options import option
 from vargen.methods.trees import FIXED_TREES, fixed_tree
 from vargen.video.methods.base import (
@@ -49,10 +48,6 @@ class SpeculativeConfig(VideoMethodConfig):
     UV-Prune)."""
     pruning_seed: int = option(0, least=0)
     """Of what is drawn at random for "random", "jittered" and "low_discrepancy"."""
-    pruning_layer: int | None = option(None, least=1)
-    """Of "visual_gain": the layer that is compared with the embeddings; null for a quarter of them."""
-    compact: bool = False
-    """Give the kept tokens consecutive positions instead of their own."""
 
     def check_drafter(self, trained: Collection[str], paired: bool) -> None:
         if self.drafter == "pair":
@@ -88,10 +83,7 @@ class SpeculativeConfig(VideoMethodConfig):
 
     def _pruning(self, num_layers: int) -> Pruning:
         """What the drafter is shown. UV-Prune's paper names no layer; a quarter of them is this project's choice."""
-        layer = max(1, num_layers // 4) if self.pruning_layer is None else self.pruning_layer
-        if layer > num_layers:
-            raise UserError(f"{self.name}.pruning_layer must be at most the model's {num_layers}, got {layer}")
-        return Pruning(self.keep_ratio, self.pruning, layer, compact=self.compact, seed=self.pruning_seed)
+        return Pruning(self.keep_ratio, self.pruning, max(1, num_layers // 4), self.pruning_seed)
 
 
 @dataclass(frozen=True)
@@ -105,9 +97,6 @@ class SpecVLMConfig(SpeculativeConfig):
     pruning: str = "attention"
     tree: str = option("mc_sim_7b_63", choices=("chain", *FIXED_TREES))
     """Shape of the draft: "chain", or a published tree's name."""
-    attention_share: float = option(0.4, least=0.0, most=1.0)
-    """The first stage of pruning takes tokens until they have this share of the attention; the rest of the budget is
-    spread evenly."""
 
     @property
     def num_nodes(self) -> int:
@@ -116,6 +105,3 @@ class SpecVLMConfig(SpeculativeConfig):
 
     def _tree(self) -> StaticTree | None:
         return None if self.tree == "chain" else fixed_tree(self.tree)
-
-    def _pruning(self, num_layers: int) -> Pruning:
-        return replace(super()._pruning(num_layers), attention_share=self.attention_share)

@@ -28,7 +28,6 @@ class PrunedDraft(VideoTarget):
         requests: whole, made with `model`.
         choose: gives for a row [k] int64 numbers of the visual tokens to keep, ascending, when the target has been
             prefilled.
-        compact: see `vargen.video.models.request.keep_visual`.
         home: device of whoever asks, where that is not the model's; what it gives and takes lies there.
         options: see `VideoTarget`.
 
@@ -42,21 +41,18 @@ class PrunedDraft(VideoTarget):
         requests: VideoRequest | Sequence[VideoRequest],
         choose: Callable[[int], Tensor],
         *,
-        compact: bool = False,
         home: torch.device | None = None,
         **options: Any,
     ) -> None:
         super().__init__(model, requests, **options)
         self.choose = choose
-        self.compact = compact
         self.home = self.device if home is None else home
         self._whole = self.requests
 
     def prefill(self) -> TargetOutput:
         """Choose, and feed what is left of the prompts. Raises ValueError for numbers out of range or out of order."""
         self.requests = tuple(
-            keep_visual(request, self.choose(row).to(self.device), self.compact)
-            for row, request in enumerate(self._whole)
+            keep_visual(request, self.choose(row).to(self.device)) for row, request in enumerate(self._whole)
         )
         return self._sent_home(super().prefill())
 

@@ -197,14 +197,12 @@ def visual_gain_scorer(request: VideoRequest) -> Callable[[Tensor, Tensor], Tens
     return lambda before, after: visual_gain(before[visual], after[visual], before[asks], after[asks])
 
 
-def keep_visual(request: VideoRequest, kept: Tensor, compact: bool = False) -> VideoRequest:
-    """The request with some of its visual tokens only. All text stays, and everything keeps its order.
+def keep_visual(request: VideoRequest, kept: Tensor) -> VideoRequest:
+    """The request with some of its visual tokens only. All text stays, and everything keeps its order and position.
 
     Args:
         request: the whole one.
         kept: [k] int64 numbers of visual tokens, counted among the visual tokens, ascending.
-        compact: give what is left consecutive positions (as SpecVLM's release does) instead of its own. A drafter is
-            never verified by position, so either is right; acceptance differs.
 
     Raises:
         ValueError: numbers out of range or out of order.
@@ -215,16 +213,11 @@ def keep_visual(request: VideoRequest, kept: Tensor, compact: bool = False) -> V
     stays = ~request.is_visual
     places = request.is_visual.nonzero()[:, 0]
     stays[places[kept]] = True
-    positions, next_position = request.position_ids[..., stays], request.next_position
-    if compact:
-        length = int(stays.sum())
-        positions, next_position = torch.arange(length, device=stays.device).expand_as(positions), length
     return replace(
         request,
         input_ids=request.input_ids[:, stays],
         inputs_embeds=request.inputs_embeds[:, stays],
-        position_ids=positions,
+        position_ids=request.position_ids[..., stays],
         is_visual=request.is_visual[stays],
-        next_position=next_position,
         deepstack=tuple(each[kept.to(each.device)] for each in request.deepstack),
     )

@@ -132,7 +132,6 @@ class VideoLLMComponents:
             model,
             self._draft_requests(model),
             partial(kept_tokens, target, pruning),
-            compact=pruning.compact,
             home=target.device,
             **self.sizes(num_nodes),
         )
@@ -167,7 +166,7 @@ def kept_tokens(target: VideoTarget, pruning: Pruning, row: int) -> Tensor:
 
     def chosen(shown: int, budget: int) -> Tensor:
         if pruning.by == "attention":
-            return keep_by_attention(target.video_attention(row)[:shown], budget, pruning.attention_share)
+            return keep_by_attention(target.video_attention(row)[:shown], budget)
         gain = visual_gain_scorer(seen.request)(seen.captured[0], seen.captured[pruning.layer])
         return keep_highest(gain[:shown], budget)
 

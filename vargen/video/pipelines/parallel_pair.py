@@ -45,12 +45,10 @@ class DraftPrompt:
 
     Args:
         inputs: the processor's output.
-        compact: give the kept tokens consecutive positions.
         sizes: further options of `PrunedDraft`.
     """
 
     inputs: Mapping[str, Tensor]
-    compact: bool
     sizes: Mapping[str, Any]
 
 
@@ -140,7 +138,7 @@ class ParallelLoop:
         self._room = sizes["max_new_tokens"]
         # No window is longer than the answer. A short one is drafted to measure how long it should be.
         sizes = {**sizes, "max_new_tokens": max(sizes["max_new_tokens"], 16)}
-        self._draft_prompt = DraftPrompt(inputs, pruning.compact, sizes)
+        self._draft_prompt = DraftPrompt(inputs, sizes)
 
     def decode(self, generation: Generation) -> Decoded:
         """Decode the answer. Raises UserError where the drafter's side fails, with its reason."""
@@ -208,6 +206,6 @@ def _source_of(model: Any) -> DraftSource:
             kept = hint()
             return torch.arange(request.num_visual) if kept is None else kept.to(model.device)
 
-        return PrunedDraft(model, request, chosen, compact=prompt.compact, **prompt.sizes)
+        return PrunedDraft(model, request, chosen, **prompt.sizes)
 
     return source

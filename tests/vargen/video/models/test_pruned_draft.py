@@ -86,13 +86,9 @@ def test_it_chooses_when_asked_and_keeps_what_is_chosen(architecture: str, model
         asked.append(row)
         return kept
 
-    for compact in (False, True):
-        draft = PrunedDraft(model, request, choose, compact=compact)
-        assert not asked
-        wanted = keep_visual(request, kept, compact)
-        logits = draft.prefill().logits
-        assert asked == [0]
-        assert torch.equal(logits, VideoTarget(model, wanted).prefill().logits)
-        assert draft.requests[0].next_position == wanted.next_position
-        assert torch.equal(draft.prefill().logits, logits), "a second answer starts from the whole request again"
-        asked.clear()
+    draft = PrunedDraft(model, request, choose)
+    assert not asked
+    logits = draft.prefill().logits
+    assert asked == [0]
+    assert torch.equal(logits, VideoTarget(model, keep_visual(request, kept)).prefill().logits)
+    assert torch.equal(draft.prefill().logits, logits), "a second answer starts from the whole request again"

@@ -392,8 +392,6 @@ def test_what_is_missing_is_named(qwen_pair: Path, pair: Path, cases: list[Video
         alone.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=0)
     with pytest.raises(UserError, match="temperature"):
         alone.answer(cases[0].frames, QUESTION, "ar", temperature=-1.0)
-    with pytest.raises(UserError, match="pruning_layer"):
-        alone.answer(cases[0].frames, QUESTION, SpeculativeConfig(drafter="self", pruning_layer=9))
     with pytest.raises(UserError, match=r"config\.json"):
         VideoAnswerer.from_pretrained(str(tmp_path))
 

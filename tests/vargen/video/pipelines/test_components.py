@@ -22,17 +22,13 @@ Inputs = Callable[..., dict[str, Tensor]]
 def test_a_drafter_is_shown_what_its_own_settings_choose(architecture: str, models: Models, inputs_of: Inputs) -> None:
     parts = VideoLLMComponents(models(architecture), [inputs_of(architecture, 2)], 4)
     chosen = []
-    for share in (0.0, 1.0):
-        pruning = Pruning(0.3, "attention", attention_share=share)
-        target = parts.target(1, **pruning.captured)
-        target.prefill()
-        scores = target.video_attention(0)
-
-        def by_attention(shown: int, budget: int, share: float = share, scores: Tensor = scores) -> Tensor:
-            return keep_by_attention(scores[:shown], budget, share)
-
-        chosen.append(kept_tokens(target, pruning, 0).tolist())
-        assert chosen[-1] == keep_share(parts.requests[0], 0.3, by_attention).tolist()
+    pruning = Pruning(0.3, "attention")
+    target = parts.target(1, **pruning.captured)
+    target.prefill()
+    scores = target.video_attention(0)
+    chosen.append(kept_tokens(target, pruning, 0).tolist())
+    by_attention = keep_share(parts.requests[0], 0.3, lambda shown, budget: keep_by_attention(scores[:shown], budget))
+    assert chosen[-1] == by_attention.tolist()
     for layer in (1, 2):
         pruning = Pruning(0.3, "visual_gain", layer)
         target = parts.target(1, **pruning.captured)

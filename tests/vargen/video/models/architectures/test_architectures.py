@@ -74,7 +74,7 @@ def one_of_each() -> list[VideoMethodConfig]:
 def exact_methods() -> list[VideoMethodConfig]:
     """One of each, and pruned ones by every score."""
     pruned = [SpeculativeConfig(pruning=by, keep_ratio=0.3) for by in ("uniform", "attention", "visual_gain")]
-    return [*one_of_each(), *pruned, SpeculativeConfig(drafter="self", keep_ratio=0.3, compact=True)]
+    return [*one_of_each(), *pruned, SpeculativeConfig(drafter="self", keep_ratio=0.3)]
 
 
 @pytest.mark.parametrize("name", NAMES)

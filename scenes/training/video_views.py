@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
-from vargen.video.models.lossy_targets import at_places
 
 from specdecode.targets.arguments import cache_argument
 from vargen.video.models.pruning import keep_uniform, token_budget

@@ -12,9 +12,10 @@ import argparse
 from pathlib import Path
 
 from baselines import METHODS, resolve_with_baselines
-from pair_measures import add_pair_options, shown_figures
+from pair_measures import add_pair_options
 
 from metrics.provenance import provenance, write_result
+from metrics.tables import format_video_table
 from scenes.captions.story_captions import MAX_CAPTION_TOKENS
 from scenes.cases import scene_video_cases
 from scenes.judge.claim_judge import judge_answer
@@ -49,8 +50,7 @@ def main() -> None:
             max_new_tokens=options.max_new_tokens,
             temperature=0.0,
         )
-    for row in rows:
-        print(shown_figures(row), flush=True)
+    print(format_video_table(rows))
     if not options.dry_run:
         write_result(RESULT, {"provenance": provenance(), "videos": options.videos, "rows": rows})
 

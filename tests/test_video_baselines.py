@@ -285,5 +285,5 @@ def test_baselines_are_measured_beside_methods(
     monkeypatch.setattr(sys, "argv", ["video_baselines.py", *models, *sizes])
     script.main()
     rows = {row["method"]: row for row in json.loads((tmp_path / "baselines.json").read_text())["rows"]}
-    assert [*rows] == ["ar", *METHODS] and "caption_accuracy" in capsys.readouterr().out
+    assert [*rows] == ["ar", *METHODS] and "retention" in capsys.readouterr().out
     assert all(rows[name]["equal_to_plain"] == 1 for name in METHODS if rows[name]["exact"])

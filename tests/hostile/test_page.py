@@ -56,7 +56,7 @@ def ask(page: Any, path: str, method: str = "GET", body: Any = None, **headers: 
     sent = {"Content-Type": "application/json", **headers}
     request = urllib.request.Request(page.local_url + path.lstrip("/"), content, sent, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=600) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

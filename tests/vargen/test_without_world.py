@@ -67,7 +67,7 @@ def run_blocked(*commands: list[str | Path], forget: bool = False) -> list[Resul
     argument = json.dumps([[list(map(str, command)) for command in commands], forget])
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     program = [sys.executable, "-c", _PROGRAM, argument]
-    done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=280)
+    done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     return [Result(*each) for each in json.loads(done.stdout)]
 

@@ -146,7 +146,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_process_serves_rows_and_its_death_is_told() -> None:
-    with DraftProcess(players.build, timeout=200) as channel:
+    with DraftProcess(players.build, timeout=600) as channel:
         pid = channel.pid
         for sampling in SAMPLINGS:
             check(parallel(channel, sampling), sampling)
@@ -163,7 +163,7 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
     script.write_text(
         "import parallel_players as players\n"
         "from specdecode.runs.parallel.two_processes import DraftProcess\n"
-        "channel = DraftProcess(players.build, timeout=200)\n"
+        "channel = DraftProcess(players.build, timeout=600)\n"
         "channel.collect()\n"
     )
     places = {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -158,7 +158,7 @@ def test_the_core_is_light_and_exports_what_it_says() -> None:
         "import sys, specdecode; heavy = {'transformers', 'diffusers', 'vargen', 'metrics', 'scipy'} & {*sys.modules};"
         "assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
     assert all(hasattr(specdecode, name) for name in specdecode.__all__)
     with pytest.raises(AttributeError, match="Decoder"):
         specdecode.Decoder  # noqa: B018

@@ -55,7 +55,7 @@ class Browser:
     def __init__(self, page: Any) -> None:
         (self.number,) = (number for number, fn in page.fns.items() if fn.concurrency_id == "model")
         self.page = page
-        self.client = httpx.Client(base_url=f"{page.local_url}gradio_api/", timeout=60)
+        self.client = httpx.Client(base_url=f"{page.local_url}gradio_api/", timeout=600)
 
     @property
     def waiting(self) -> list[Any]:

@@ -55,7 +55,7 @@ def killed_at_rename(work: Callable[[], object], number: int, after: bool) -> bo
 
     process = fork.Process(target=run)
     process.start()
-    process.join(60)
+    process.join(600)
     assert process.exitcode in (0, -signal.SIGKILL)
     return process.exitcode != 0
 
@@ -68,16 +68,16 @@ def another_process(hold: Callable[[], contextlib.AbstractContextManager[object]
     def run() -> None:
         with hold():
             entered.set()
-            leave.wait(60)
+            leave.wait(600)
 
     process = fork.Process(target=run)
     process.start()
     try:
-        assert entered.wait(60)
+        assert entered.wait(600)
         yield
     finally:
         leave.set()
-        process.join(60)
+        process.join(600)
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -178,14 +178,14 @@ def test_a_full_queue_refuses_with_429_and_takes_all_of_a_request_or_nothing() -
 
     def slow(*arguments: Any, **settings: Any) -> Any:
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(600)
         return stream(*arguments, **settings)
 
     pipeline.stream = slow
     engine = Engine(pipeline, queue=2)
     first = Job(PROMPT, 0)
     engine.submit([first])
-    assert begun.wait(60)
+    assert begun.wait(600)
     engine.submit([Job(PROMPT, 1)])
     with pytest.raises(QueueFull, match="1 pictures wait, and at most 2 may"):
         engine.submit([Job(PROMPT, 2), Job(PROMPT, 3)])
@@ -216,7 +216,7 @@ class Held:
 
     def stream(self, prompts: list[str], *, arriving: Any, **_: Any) -> Iterator[Any]:
         self.begun.set()
-        assert self.go_on.wait(60)
+        assert self.go_on.wait(600)
         prompts = prompts + [prompt for prompt, _ in arriving(1, lambda prompt: True)]
         for index, prompt in enumerate(prompts):
             self.arrived.append(prompt)
@@ -230,7 +230,7 @@ def test_jobs_that_nobody_wants_any_more_take_no_place(left: list[bool]) -> None
     engine = Engine(held, batch_size=1, queue=len(left))
     try:
         engine.submit([Job("first", 0)])
-        assert held.begun.wait(60)
+        assert held.begun.wait(600)
         jobs = [Job(str(number), 0) for number in range(len(left))]
         engine.submit(jobs)
         for job, gone in zip(jobs, left, strict=True):
@@ -253,7 +253,7 @@ def test_jobs_that_nobody_wants_any_more_do_not_close_a_wave() -> None:
     engine = Engine(held, batch_size=8)
     gone, wanted = [Job("gone", 0), Job("gone", 1)], Job("wanted", 0)
     engine.submit([Job("first", 0), Job("first", 1)])
-    assert held.begun.wait(60)
+    assert held.begun.wait(600)
     held.begun.clear()
     engine.submit([*gone, wanted])
     assert all(job.finished.cancel() for job in gone)
@@ -267,7 +267,7 @@ def test_a_client_that_leaves_takes_its_pictures_out_of_the_queue() -> None:
     held = Held()
     engine = Engine(held, batch_size=1, queue=2)
     engine.submit([Job("first", 0)])
-    assert held.begun.wait(60)
+    assert held.begun.wait(600)
     app, sent = build_app(engine, "tiny"), list[Any]()
 
     async def send(message: Any) -> None:
@@ -284,7 +284,7 @@ def test_a_client_that_leaves_takes_its_pictures_out_of_the_queue() -> None:
 
         scope = {"type": "http", "method": "POST", "path": "/v1/images/generations", "query_string": b""}
         scope |= {"headers": [(b"host", b"localhost")], "http_version": "1.1", "scheme": "http"}
-        await asyncio.wait_for(app(scope, receive, send), 60)
+        await asyncio.wait_for(app(scope, receive, send), 600)
 
     body = {"type": "http.request", "body": json.dumps({"prompt": "gone", "n": 2}).encode()}
     rest, left, waited = {"type": "http.request", "body": b""}, {"type": "http.disconnect"}, list[int]()
@@ -303,9 +303,9 @@ def test_a_client_that_leaves_takes_its_pictures_out_of_the_queue() -> None:
 def test_one_that_fails_fails_alone(engine: Engine, wanted: Callable[..., Any]) -> None:
     jobs = [Job(PROMPT, 0), Job("", 1), Job(PROMPT, 2)]
     engine.submit(jobs)
-    assert np.array_equal(np.asarray(jobs[0].finished.result(60)), wanted(0))
-    assert isinstance(jobs[1].finished.exception(60), UserError)
-    assert np.array_equal(np.asarray(jobs[2].finished.result(60)), wanted(2))
+    assert np.array_equal(np.asarray(jobs[0].finished.result(600)), wanted(0))
+    assert isinstance(jobs[1].finished.exception(600), UserError)
+    assert np.array_equal(np.asarray(jobs[2].finished.result(600)), wanted(2))
     assert engine.alive and engine.totals.failures == 1
 
 
@@ -378,7 +378,7 @@ def test_a_thread_that_dies_ends_its_requests_in_500_and_health_says_so() -> Non
             assert (await own._client.get("/health")).json()["status"] == "ok"
             for _ in range(2):  # the one that it dies of, and one that comes later
                 with pytest.raises(openai.InternalServerError, match="start the server again"):
-                    await asyncio.wait_for(own.images.generate(prompt=PROMPT), 60)
+                    await asyncio.wait_for(own.images.generate(prompt=PROMPT), 600)
             answer = await own._client.get("/health")
             assert answer.status_code == 503 and answer.json()["status"] == "stopped"
 

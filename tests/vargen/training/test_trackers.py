@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,20 +74,32 @@ def test_trackers_that_are_none_or_not_there_are_one_line(tmp_path: Path, monkey
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
-    """The records of an offline run: blocks of 32 KiB, in which every piece has a checksum, a length and a kind."""
+    """The records of an offline run that are written: blocks of 32 KiB, in which every piece has a checksum, a length
+    and a kind."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     content, offset, whole = path.read_bytes(), 7, b""
-    while offset < len(content):
+    while offset + 7 <= len(content):
         if (left := 32_768 - offset % 32_768) < 7:
             offset += left
             continue
         _, length, kind = struct.unpack_from("<IHB", content, offset)
         whole += content[offset + 7 : offset + 7 + length]
         offset += 7 + length
+        if offset > len(content):
+            return
         if kind in (1, 4):  # the whole of a record, or its last piece
             yield Record.FromString(whole)
             whole = b""
+
+
+def finished_records(path: Path) -> list[Any]:
+    """All records: wandb's own process writes on after a run has been finished, up to a record of its end."""
+    while True:
+        records = [*wandb_records(path)]
+        if any(record.HasField("exit") for record in records):
+            return records
+        time.sleep(0.1)
 
 
 def test_wandb_keeps_the_numbers_of_the_log_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +114,7 @@ def test_wandb_keeps_the_numbers_of_the_log_offline(tmp_path: Path, monkeypatch:
     (path,) = output.rglob("*.wandb")
     seen: dict[int, dict[str, float]] = {}
     settings: dict[str, Any] = {}
-    for record in wandb_records(path):
+    for record in finished_records(path):
         items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
         if items:
             seen.setdefault(items["_step"], {}).update(items)

@@ -22,11 +22,11 @@ def served(build: Callable[[], Any]) -> Iterator[RemoteDrafter]:
     worker = threading.Thread(target=serve_drafts, args=(PipeLink(theirs), build))
     worker.start()
     try:
-        with RemoteDrafter(PipeLink(ours, timeout=20.0)) as channel:
+        with RemoteDrafter(PipeLink(ours, timeout=600)) as channel:
             yield channel
     finally:
         ours.close()
-        worker.join(10)
+        worker.join(600)
         assert not worker.is_alive(), "the worker must end with its link"
 
 

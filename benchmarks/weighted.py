@@ -317,6 +317,6 @@ class WeightedHead:
         self.head.replace_rows(rows, other.head)
 
     def draft_once(self, num_pairs: int) -> None:
-        """See `PictureDraftHead.draft_once`."""
+        """See `EagleDraftHead.draft_once`."""
         self.heavy.draft_once(num_pairs)
         self.head.draft_once(num_pairs)

@@ -260,7 +260,7 @@ def _component_class(library: str, class_name: str) -> type[torch.nn.Module] | N
 
 
 def check_variant(source: str | os.PathLike[str], variant: str | None, parts: Iterable[Path]) -> None:
-    """Refuse a variant of weights of which no part of a folder has any. Raises UserError."""
+    """Refuse a variant of weights that no part of a folder has. Raises UserError."""
     found = {each for part in parts for each in _variants(part)}
     if variant is not None and variant not in found:
         others = ", ".join(repr(each) for each in sorted(found - {""}))
@@ -342,7 +342,7 @@ def _check_keys(path: Path, where: str) -> None:
 
 
 def _config_of(folder: Path) -> dict[str, Any]:
-    """Its config.json; empty where there is none or it is damaged, of which its reader says more."""
+    """Its config.json; empty for a missing or damaged one: its reader says more."""
     try:
         return read_json(folder / "config.json")
     except UserError:

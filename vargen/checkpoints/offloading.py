@@ -12,7 +12,7 @@ from vargen.base.errors import UserError
 
 
 def check_device_map(place: object) -> None:
-    """Refuse what a pipeline of diffusers cannot be laid out by, of which diffusers says little. Raises UserError."""
+    """Refuse a map that a pipeline of diffusers cannot be laid out by; diffusers says little. Raises UserError."""
     from diffusers.pipelines.pipeline_utils import SUPPORTED_DEVICE_MAP  # not for all who move weights: it is slow
 
     if place not in (None, *SUPPORTED_DEVICE_MAP):

@@ -2,7 +2,7 @@
 
 Belongs here: the layer, and the head for models that draw image tokens, which is the same for every family. Does not
 belong here: the head for text (`text_head.py`), caches, guidance and the part in the decode loop
-(`picture_draft_head.py`), and reading published LANTERN heads (`convert_draft_head.py`).
+(`eagle_draft_head.py`), and reading published LANTERN heads (`convert_draft_head.py`).
 
 Depths. The head may read the target's states after several layers, low, middle and last, as EAGLE-3 does (Li et al.
 2025, arXiv 2503.01840, section 3.1); `fuse` makes one feature of them. The head's own guesses are of the last state

@@ -1,7 +1,7 @@
 """The EAGLE head for text beside its model: `specdecode.generate(..., drafter=load_text_drafter(folder, model))`.
 
 Belongs here: which tokens are drafted, and reading a folder. Does not belong here: prompts
-(`transformers_draft_head.py`), pairs and the cache (`picture_draft_head.py`), the network (`text_head.py`) and its
+(`transformers_draft_head.py`), pairs and the cache (`eagle_draft_head.py`), the network (`text_head.py`) and its
 training.
 """
 
@@ -25,8 +25,8 @@ from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
 from vargen.checkpoints.finite import check_weights
 from vargen.checkpoints.model_folder import check_component_folder
+from vargen.drafters.eagle_draft_head import EagleDraftHead, check_sizes
 from vargen.drafters.kept_caches import KeptCaches
-from vargen.drafters.picture_draft_head import PictureDraftHead, check_sizes
 from vargen.drafters.target_states import are_alike, fixed_tokens, sample_states
 from vargen.drafters.text_head import TextHead
 from vargen.drafters.transformers_draft_head import PromptReadingHead
@@ -39,7 +39,7 @@ class TextDraftHead(PromptReadingHead):
     Args:
         drafter: a `TextHead`, in eval mode, which has borrowed from the target's model.
         target: without a decoder of its own; its prompts are tokens.
-        most_new_pairs, caches: as for `PictureDraftHead`.
+        most_new_pairs, caches: as for `EagleDraftHead`.
     """
 
     drafter: TextHead
@@ -71,7 +71,7 @@ class TextDraftHead(PromptReadingHead):
         self._last = depths.amax(-1, keepdim=True)  # of pairs that follow each other
         return super().forward(tokens, features, mask, depths)
 
-    def replace_rows(self, rows: Tensor, other: PictureDraftHead) -> None:
+    def replace_rows(self, rows: Tensor, other: EagleDraftHead) -> None:
         """Rows of a text stay to its end. Raises ValueError."""
         raise ValueError("a head for text cannot take other prompts in; decode in fixed batches")
 

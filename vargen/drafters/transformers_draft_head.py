@@ -1,7 +1,7 @@
 """EAGLE heads beside targets over models of transformers: the sizes that must fit, logits, and how prompts are read.
 
 Belongs here: what targets of transformers have in common, and LANTERN's head for Chameleons. Does not belong here:
-pairs and the cache (`picture_draft_head.py`), texts (`text_draft_head.py`), how trees grow
+pairs and the cache (`eagle_draft_head.py`), texts (`text_draft_head.py`), how trees grow
 (`specdecode.drafters.eagle`), the networks and their training.
 """
 
@@ -15,15 +15,15 @@ from torch import Tensor
 from specdecode.roles import TargetOutput
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
+from vargen.drafters.eagle_draft_head import EagleDraftHead, check_sizes
 from vargen.drafters.kept_caches import KeptCaches
-from vargen.drafters.picture_draft_head import PictureDraftHead, check_sizes
 
 
-class TransformersDraftHead(PictureDraftHead):
+class TransformersDraftHead(EagleDraftHead):
     """`DraftHead` for one batch of pictures. The target's `combine` gives the halves' features side by side.
 
     Args:
-        drafter, target, most_new_pairs, caches: as for `PictureDraftHead`.
+        drafter, target, most_new_pairs, caches: as for `EagleDraftHead`.
 
     Raises:
         UserError: the head was trained for another model or another size of picture.
@@ -64,7 +64,7 @@ class PromptReadingHead(TransformersDraftHead):
     """A head that reads the prompt's own tokens, at positions of a text, which have no end.
 
     Args:
-        drafter, most_new_pairs, caches: as for `PictureDraftHead`.
+        drafter, most_new_pairs, caches: as for `EagleDraftHead`.
         target: with `prompt_ids` [R, T] int64, the prompts of all rows.
     """
 
@@ -75,12 +75,12 @@ class PromptReadingHead(TransformersDraftHead):
         return int(target.max_new_tokens)
 
     def condition_tokens(self, length: int) -> Tensor:
-        """See `PictureDraftHead.condition_tokens`: pair k has token k + 1 of its row's prompt."""
+        """See `EagleDraftHead.condition_tokens`: pair k has token k + 1 of its row's prompt."""
         prompts: Tensor = self.target.prompt_ids
         return prompts[:, 1 : length + 1]
 
     def condition_positions(self, length: int) -> Tensor:
-        """See `PictureDraftHead.condition_positions`: they end just before that of the first new token."""
+        """See `EagleDraftHead.condition_positions`: they end just before that of the first new token."""
         return torch.arange(-length, 0, device=self._device)[None]
 
 
@@ -102,6 +102,6 @@ class ChameleonDraftHead(PromptReadingHead):
         return super().most_tokens(drafter, target)
 
     def names(self, tokens: Tensor) -> Tensor:
-        """See `PictureDraftHead.names`."""
+        """See `EagleDraftHead.names`."""
         ids: Tensor = self.target.ids
         return ids[tokens]

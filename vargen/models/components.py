@@ -34,7 +34,7 @@ Model = TypeVar("Model", bound=ModelMixin)
 
 
 @dataclass(frozen=True)
-class Place:
+class BatchSlot:
     """The position of a batch among those that are decoded as one, see `specdecode.runs.continuous`.
 
     Args:
@@ -48,7 +48,7 @@ class Place:
 
 _MOST_SIZES_IN_GRAPHS = 3
 """Sizes of drafts that a GPU captures, see `specdecode.graphs.static_step`."""
-ONLY = Place()
+ONLY = BatchSlot()
 """The place of a batch that is decoded alone."""
 
 
@@ -60,7 +60,7 @@ class ModelComponents(ABC):
     Args:
         device: where everything computes.
         reuse: the pipeline's.
-        joins: see `Place`. Such a batch is never compiled, has caches of its own, and its draft size is that of the
+        joins: see `BatchSlot`. Such a batch is never compiled, has caches of its own, and its draft size is that of the
             batch it joins.
     """
 
@@ -79,7 +79,7 @@ class ModelComponents(ABC):
 
     @abstractmethod
     def _pass_geometry(self) -> dict[str, Any]:
-        """What the milliseconds of a forward pass depend on, beside the device and what drafts; ready for JSON."""
+        """Names and values, ready for JSON: a forward pass is as fast as they, the device and the drafter make it."""
 
     @abstractmethod
     def _probe(self, num_tokens: int) -> Target:

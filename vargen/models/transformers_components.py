@@ -31,7 +31,7 @@ class TransformersComponents(ModelComponents):
         model: of the target.
         target: fed with the prompts.
         reuse: the pipeline's.
-        joins: see `Place`.
+        joins: see `BatchSlot`.
     """
 
     def __init__(self, model: Any, target: TransformersTarget, reuse: Reuse, joins: bool = False) -> None:

@@ -23,7 +23,7 @@ from specdecode.trace import DecodeTrace
 from vargen.base import bounds
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.methods.base import ImageMethodConfig, Method
-from vargen.models.components import Place
+from vargen.models.components import BatchSlot
 
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 CALLBACK_TENSORS = {"tokens": "tokens", "lengths": "lengths", "decided": "decided", "latents": "tokens"}
@@ -207,7 +207,7 @@ class PictureRequest:
         offloaded: the model comes to its device only when it is called, so a stream draws fixed batches.
     """
 
-    start: Callable[[range, Place], tuple[PictureTarget, Method]]
+    start: Callable[[range, BatchSlot], tuple[PictureTarget, Method]]
     images: Callable[[Tensor, range], Any]
     num_tokens: int
     longest_prompt: Callable[[], int]

@@ -1,7 +1,5 @@
 """That the arguments of a call are of the kinds which its signature names, checked before anything is computed.
 
-One decorator for the calls of every family, so that a new argument is checked without a line of its own.
-
 Belongs here: kinds, also of a pipeline's modules, and what no tensor or text of a certain name may hold. Does not
 belong here: bounds of numbers, and arguments that do not fit each other.
 """
@@ -10,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from types import NoneType, SimpleNamespace
-from typing import Any, ParamSpec, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +20,6 @@ from vargen.base.bounds import check_magnitudes, check_text, shown
 from vargen.base.errors import UserError, did_you_mean
 from vargen.base.kinds import WORDS, alternatives, fits, in_words, is_list
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 _WORDS = WORDS | {
     bool: "True or False",
     NoneType: "None",
@@ -31,25 +28,6 @@ _WORDS = WORDS | {
 }
 _OF_DENOISING = ("num_inference_steps", "timesteps", "sigmas", "latents", "eta", "strength", "scheduler")
 """Arguments of diffusers' pipelines that nothing here can mean."""
-
-
-def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Let a call refuse arguments of another kind than its annotations say, by UserError with the argument's name.
-
-    Annotations that are not understood here fit everything. Beside kinds it refuses texts that no model reads
-    (`check_text`), embeddings of whole numbers, and masks with other values than 0 and 1.
-    """
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
-        hints = _hints(function)
-        for name, value in signature.bind(*arguments, **keywords).arguments.items():
-            if name in hints:
-                check_argument(name, value, hints[name])
-        return function(*arguments, **keywords)
-
-    return call
 
 
 def check_arguments(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
@@ -111,7 +89,7 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """The type of each annotated parameter; Any for one that cannot be resolved here."""
     found: dict[str, Any] = {}
-    scope = inspect.unwrap(function).__globals__
+    scope = vars(sys.modules[function.__module__])
     for name, annotation in inspect.get_annotations(function).items():
         try:
             found |= get_type_hints(SimpleNamespace(__annotations__={name: annotation}), scope)

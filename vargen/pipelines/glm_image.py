@@ -34,7 +34,7 @@ from vargen.checkpoints.model_folder import check_model_folder, check_pipeline_c
 from vargen.checkpoints.offloading import check_device_map, move_offloaded
 from vargen.checkpoints.transformers_folder import checked_arguments, hub_arguments, unloadable
 from vargen.methods.base import ImageMethodConfig, Method
-from vargen.models.components import Place
+from vargen.models.components import BatchSlot
 from vargen.models.glm_image.glm_image_components import GlmImageComponents
 from vargen.models.glm_image.glm_image_target import GlmImageTarget
 from vargen.models.glm_image.prior_request import PriorRequest, read_request, upsampled
@@ -313,7 +313,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
             prior = self.encode_request(prompt, image, height, width, settings.num_images_per_prompt)
         method = self.resolve_method(settings.method, num_tokens=prior.num_tokens)
 
-        def start(pictures: range, place: Place) -> tuple[PictureTarget, Method]:
+        def start(pictures: range, place: BatchSlot) -> tuple[PictureTarget, Method]:
             target = GlmImageTarget(model, prior, max_draft_nodes=method.max_draft_nodes(prior.num_tokens))
             return target, method.build(GlmImageComponents(model, target, self.reuse))
 

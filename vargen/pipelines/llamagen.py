@@ -33,7 +33,7 @@ from vargen.checkpoints.transformers_folder import checked_arguments, or_leave_o
 from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.base import ImageMethodConfig, Method
 from vargen.methods.catalogue import check_own_settings
-from vargen.models.components import Place
+from vargen.models.components import BatchSlot
 from vargen.models.llamagen.llamagen_components import LlamaGenComponents, check_draft_model
 from vargen.models.llamagen.llamagen_draft_head import check_drafter
 from vargen.models.llamagen.text_encoder import check_tokenizer, clean_captions, encode_each
@@ -603,7 +603,7 @@ class LlamaGenPipeline(StreamingPipeline):
             ids = self.tokenizer(self._clean(prompts.texts), verbose=False)["input_ids"] if trim else ()
             return min(max(len(each) for each in ids), most) if trim else most
 
-        def start(pictures: range, place: Place) -> tuple[PictureTarget, Method]:
+        def start(pictures: range, place: BatchSlot) -> tuple[PictureTarget, Method]:
             components = self._components(device)
             nodes = method.max_draft_nodes(self._usual_num_tokens)
             part = slice(pictures.start // copies, pictures.stop // copies)

@@ -509,7 +509,7 @@ class TokenImagePipeline(TokenImages):
 
 
 def _for_each(name: str, value: Any, count: int) -> list[Any]:
-    """A value for each of `count` prompts of what is one for all, or a sequence. Raises UserError."""
+    """An argument as one value for each of `count` prompts; it may be one for all. Raises UserError."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return [value] * count
     if len(value) != count:

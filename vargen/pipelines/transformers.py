@@ -25,7 +25,7 @@ from vargen.checkpoints.finite import check_pixels
 from vargen.checkpoints.offloading import is_offloaded, move_offloaded
 from vargen.checkpoints.transformers_folder import load_model, load_processor
 from vargen.methods.base import ImageMethodConfig, Method
-from vargen.models.components import Place
+from vargen.models.components import BatchSlot
 from vargen.models.transformers_components import TransformersComponents
 from vargen.pipelines.arguments import (
     DrawSettings,
@@ -127,7 +127,7 @@ class TransformersPipeline(StreamingPipeline):
         encoded, count = functools.cache(encode), num_prompts * settings.num_images_per_prompt
         device = self._execution_device
 
-        def start(pictures: range, place: Place) -> tuple[PictureTarget, Method]:
+        def start(pictures: range, place: BatchSlot) -> tuple[PictureTarget, Method]:
             prompts = encoded() if len(pictures) == count else [of_pictures(*each, pictures) for each in encoded()]
             move_offloaded(self.model)
             target = build_target(

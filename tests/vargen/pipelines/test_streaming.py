@@ -15,7 +15,7 @@ from streamed import streamed
 from specdecode.kv_cache import StaticKVCache
 from specdecode.sampling import RandomStreams
 from vargen.base.errors import NotFiniteError, UserError
-from vargen.drafters.picture_draft_head import PictureDraftHead
+from vargen.drafters.eagle_draft_head import EagleDraftHead
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import methods_for, resolve_method
 from vargen.methods.vvs.feature_cache import FeatureCache
@@ -213,7 +213,7 @@ _REPLACE_CACHE = StaticKVCache.replace_rows
         (StaticKVCache, without_lengths, "ar"),
         (StaticKVCache, without_starts, "ar"),
         (LlamaGenTarget, nothing, "ar"),
-        (PictureDraftHead, nothing, "eagle"),
+        (EagleDraftHead, nothing, "eagle"),
         (FeatureCache, nothing, "vvs"),
         (UniformSchedule, nothing, "vvs"),
         (RandomStreams, None, "jacobi"),

@@ -1,6 +1,6 @@
 """The EAGLE head beside a LlamaGen target: the sizes that must fit, its logits, and how it reads the condition.
 
-Belongs here: what only LlamaGen has. Does not belong here: pairs, positions and the cache (`picture_draft_head.py`),
+Belongs here: what only LlamaGen has. Does not belong here: pairs, positions and the cache (`eagle_draft_head.py`),
 how trees grow (`specdecode.drafters.eagle`), the network and its training.
 """
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from specdecode.roles import TargetOutput
 from vargen.base.errors import UserError
+from vargen.drafters.eagle_draft_head import EagleDraftHead, check_sizes
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.kept_caches import KeptCaches
-from vargen.drafters.picture_draft_head import PictureDraftHead, check_sizes
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget, LlamaGenTargetOutput
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 
@@ -25,13 +25,13 @@ def check_drafter(drafter: EagleHead, transformer: LlamaGenTransformer) -> None:
     check_sizes(drafter, config.num_layers, **sizes)
 
 
-class LlamaGenDraftHead(PictureDraftHead):
+class LlamaGenDraftHead(EagleDraftHead):
     """`DraftHead` for one batch of pictures.
 
     Args:
         drafter: the network, in eval mode.
         target: lends its output head, its guidance and the mask of its condition.
-        most_new_pairs, caches: as for `PictureDraftHead`.
+        most_new_pairs, caches: as for `EagleDraftHead`.
 
     Raises:
         UserError: see `check_drafter`; or the head needs prompts in full length and this one is shorter.

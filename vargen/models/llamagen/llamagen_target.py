@@ -7,7 +7,7 @@ With guidance the transformer runs on 2B rows, the conditional half first, and b
 `unconditional_hidden_states` shows the second half.
 
 Guidance may end at a place of the picture: tokens from there on are drawn from the conditional half alone. Once no row
-needs it, the second half is not fed any more. Its cache then has gaps, which no row that is read later sees.
+needs it, the second half is not fed any more. The gaps in its cache are never read.
 
 Sources of guidance in an interval: LlamaGen's own `cfg_interval`; arXiv 2312.12487 (for diffusion).
 """

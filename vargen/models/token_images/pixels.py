@@ -89,7 +89,7 @@ def intensities(pictures: Tensor, rounded: bool) -> Tensor:
 
 
 def code_vectors(network: nn.Module) -> Tensor:
-    """What codes are compared by: fp32 [C, d], entries of the codebook, or coordinates of finite scalars."""
+    """Vectors that codes are compared by: fp32 [C, d], entries of the codebook, or coordinates of finite scalars."""
     if isinstance(network, CosmosDecoder):
         return network.code_vectors()
     assert isinstance(network, VQModel)

@@ -224,7 +224,7 @@ def _embed_ids(embed: Callable[[Tensor], Tensor], ids: Tensor, tokens: Tensor) -
 def _head_of_codes(
     lm_head: nn.Module, vocabulary: ImageVocabulary, device: torch.device
 ) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
-    """What makes logits of hidden states, and the columns [C] of codes in them; None: it makes no others.
+    """The layer that makes logits of hidden states, and the columns [C] of codes in them; None: it makes no others.
 
     Where codes follow each other, a plain layer's rows of them are a layer of their own, in the same memory: Emu3.5's
     vocabulary is twice its codes.

@@ -30,7 +30,7 @@ from vargen.base.resources import find_trained_drafters
 from vargen.checkpoints.quantization import quantize_layers
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import resolve_method
-from vargen.pipelines.call_types import check_module, checked
+from vargen.pipelines.call_types import check_arguments, check_module
 from vargen.video.drafters.video_head import VideoHead
 from vargen.video.drafters.video_head_folder import load_video_head
 from vargen.video.methods.base import VideoMethodConfig
@@ -256,7 +256,6 @@ class VideoAnswerer:
             check_number("generation_config.json: eos_token_id", token, 0, last)
         return listed
 
-    @checked
     def answer(
         self,
         frames: VideoFrames,
@@ -288,6 +287,7 @@ class VideoAnswerer:
         Raises:
             UserError: a value out of range, or a method that needs what is not there.
         """
+        check_arguments(VideoAnswerer.answer, locals())
         (answer,) = self._answer(
             [(frames, question)],
             method,
@@ -299,7 +299,6 @@ class VideoAnswerer:
         )
         return answer
 
-    @checked
     def answer_batch(
         self,
         questions: Sequence[tuple[VideoFrames, str]],
@@ -325,6 +324,7 @@ class VideoAnswerer:
         Raises:
             UserError: as `answer`; or no question, another number of seeds, or a method that takes one at a time.
         """
+        check_arguments(VideoAnswerer.answer_batch, locals())
         seeds = [0] * len(questions) if seeds is None else seeds
         if not questions or len(seeds) != len(questions):
             raise UserError(f"questions and seeds must be as many, at least one: {len(questions)} and {len(seeds)}")

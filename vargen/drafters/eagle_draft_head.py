@@ -60,7 +60,7 @@ def check_sizes(head: PairHead, num_layers: int, **sizes: int) -> None:
         )
 
 
-class PictureDraftHead(ABC):
+class EagleDraftHead(ABC):
     """`DraftHead` for one batch of pictures.
 
     Args:
@@ -76,7 +76,7 @@ class PictureDraftHead(ABC):
 
     """
 
-    graph_state = ("kv_cache", "_picture_starts")
+    graph_state = ("kv_cache", "_answer_starts")
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class PictureDraftHead(ABC):
         self._batch_size, self._device, self._halves = target.batch_size, target.device, halves
         self._prefix_length, self._longest_prefix = condition_length - 1, longest_condition - 1
         # [rows]: where pictures begin. All equal, until rows are given to other conditions.
-        self._picture_starts = torch.full((target.batch_size * halves,), self._prefix_length, device=target.device)
+        self._answer_starts = torch.full((target.batch_size * halves,), self._prefix_length, device=target.device)
         self._last_position = num_tokens - 1
         num_slots = self._longest_prefix + num_tokens + most_new_pairs
         self.kv_cache = (KeptCaches() if caches is None else caches).get(
@@ -139,7 +139,7 @@ class PictureDraftHead(ABC):
         """Guided logits [B, n, V] float32 of hidden states [rows, n, dim], made as the target makes its own."""
 
     def names(self, tokens: Tensor) -> Tensor:
-        """What the network calls drafted tokens; the same unless it has another vocabulary than the target."""
+        """Drafted tokens under the network's numbers; the same unless it has another vocabulary than the target."""
         return tokens
 
     def condition_tokens(self, length: int) -> Tensor:
@@ -213,7 +213,7 @@ class PictureDraftHead(ABC):
                 halves=self._halves,
                 lengths=cache.lengths,
                 starts=cache.starts,
-                origins=self._picture_starts,
+                origins=self._answer_starts,
                 last_position=self._last_position,
             ),
             cache,
@@ -242,8 +242,8 @@ class PictureDraftHead(ABC):
         before = num_new - tokens.shape[1]  # new pairs that earlier passes fed
         tokens = self.names(torch.cat([tokens] * self._halves))
         mask, depths = (self._both(value) for value in (mask, depths))
-        positions = (cache.lengths - self._picture_starts)[:, None] + depths
-        # Nothing is drafted after the last token of a picture; the loop clips what a tree asks for there.
+        positions = (cache.lengths - self._answer_starts)[:, None] + depths
+        # Nothing is drafted after the last token of a picture; the loop clips a tree there.
         positions = positions.clamp(max=self._last_position)
         slots = cache.new_slots(num_new)[:, before:]
         hidden_states = self.drafter(
@@ -259,7 +259,7 @@ class PictureDraftHead(ABC):
 
     @torch.no_grad()
     def draft_once(self, num_pairs: int) -> None:
-        """One level of drafting over `num_pairs` pairs a row, none of which joins the sequence; for the clock."""
+        """One level of drafting over `num_pairs` pairs a row, for the clock; none of them joins the sequence."""
         rows, device = self._batch_size, self._device
         tokens = torch.zeros(rows, num_pairs, dtype=torch.long, device=device)
         features = torch.zeros(
@@ -273,11 +273,11 @@ class PictureDraftHead(ABC):
         self.kv_cache.advance(torch.cat([counts] * self._halves))
         self.kv_cache.expect(self._num_new)
 
-    def replace_rows(self, rows: Tensor, other: PictureDraftHead) -> None:
+    def replace_rows(self, rows: Tensor, other: EagleDraftHead) -> None:
         """See `specdecode.roles.RowReplacing`."""
         rows = torch.cat([rows + half * self._batch_size for half in range(self._halves)])
         self.kv_cache.replace_rows(rows, other.kv_cache, other._prefix_length)
-        self._picture_starts.index_copy_(0, rows, other._picture_starts)
+        self._answer_starts.index_copy_(0, rows, other._answer_starts)
 
     def _fused(self, states: Tensor) -> Tensor:
         """Features [B, n, F] of the halves' states side by side, see `states`."""
@@ -294,5 +294,5 @@ class PictureDraftHead(ABC):
         return hidden_states if self._halves == 1 else torch.cat(hidden_states.chunk(self._halves), dim=-1)
 
     def _both(self, value: Tensor) -> Tensor:
-        """The same values for both halves; what all rows share stays as it is."""
+        """The same values for both halves; one row for all stays one."""
         return value if value.shape[0] == 1 else torch.cat([value] * self._halves)

@@ -11,6 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from scenes.captions.words import read_words
 from scenes.rendering.scene import Scene, SceneObject, relation_between
 
 MAX_CAPTION_TOKENS = 48
@@ -18,71 +19,26 @@ MAX_CAPTION_TOKENS = 48
 
 PUNCTUATION = (",", ".", ":", ";")
 
-# Every way of saying each value; the first is the usual one.
-NOUNS = {
-    "sphere": (("sphere", "spheres"), ("ball", "balls")),
-    "cube": (("cube", "cubes"), ("box", "boxes"), ("block", "blocks")),
-    "cylinder": (("cylinder", "cylinders"),),
-    "cone": (("cone", "cones"),),
-}
-COLOUR_WORDS = {name: (name,) for name in ("red", "orange", "yellow", "green", "cyan", "blue", "purple", "white")}
-MATERIAL_WORDS = {
-    "matte": ("matte", "dull", "plain"),
-    "shiny": ("shiny", "glossy", "polished"),
-    "striped": ("striped", "banded"),
-    "checkered": ("checkered", "chequered", "checked"),
-}
-SIZE_WORDS = {"small": ("small", "little", "tiny"), "large": ("large", "big")}
-OBJECT_WORDS = (("object", "objects"), ("shape", "shapes"), ("thing", "things"))
-NUMBER_WORDS = {1: "one", 2: "two", 3: "three"}
+Ways = Mapping[str, tuple[str, ...]]
+"""Every way of saying each value; the first is the usual one."""
 
-RELATION_PHRASES = {
-    "left of": ("left of", "to the left of", "on the left of"),
-    "right of": ("right of", "to the right of", "on the right of"),
-    "in front of": ("in front of",),
-    "behind": ("behind",),
-}
-# "a cube with a ball on its left": where the second object is, seen from the first.
-RELATIVE_PLACES = {
-    "left of": ("on its left", "to its left", "to the left of it"),
-    "right of": ("on its right", "to its right", "to the right of it"),
-    "in front of": ("in front of it",),
-    "behind": ("behind it",),
-}
-# Places in the picture, in the order of the relation they imply between neighbours.
-PLACE_SERIES = {
-    "left of": ("on the left", "in the middle", "on the right"),
-    "in front of": ("in the foreground", "in the background"),
-}
-GROUND_PHRASES = {
-    "grass": ("on grass", "on the grass", "on a grassy field"),
-    "sand": ("on sand", "on the sand", "on a sandy beach"),
-    "wood": ("on wood", "on a wooden floor", "on wooden boards"),
-}
-SKY_PHRASES = {
-    "clear": ("under a clear sky", "under a cloudless sky", "on a clear day"),
-    "cloudy": ("under clouds", "under a cloudy sky", "on a cloudy day"),
-    "sunset": ("at sunset", "at dusk", "under a sunset sky"),
-}
-GROUND_SENTENCES = {
-    "grass": ("the ground is grass", "the ground is covered in grass"),
-    "sand": ("the ground is sand", "the ground is covered in sand"),
-    "wood": ("the ground is wood", "the floor is wooden"),
-}
-SKY_SENTENCES = {
-    "clear": ("the sky is clear",),
-    "cloudy": ("the sky is cloudy",),
-    "sunset": ("the sun is setting",),
-}
-PICTURE_INTRODUCTIONS = (
-    "a picture of",
-    "a photo of",
-    "an image of",
-    "a scene with",
-    "a rendering of",
-    "a picture showing",
-    "a view of",
-)
+_READ = read_words("picture_words")
+NOUNS: Mapping[str, tuple[tuple[str, str], ...]] = _READ["nouns"]
+COLOUR_WORDS: Ways = {name: (name,) for name in ("red", "orange", "yellow", "green", "cyan", "blue", "purple", "white")}
+MATERIAL_WORDS: Ways = _READ["material_words"]
+SIZE_WORDS: Ways = _READ["size_words"]
+OBJECT_WORDS: tuple[tuple[str, str], ...] = _READ["object_words"]
+NUMBER_WORDS = {1: "one", 2: "two", 3: "three"}
+RELATION_PHRASES: Ways = _READ["relation_phrases"]
+RELATIVE_PLACES: Ways = _READ["relative_places"]
+"""Where the second object is, seen from the first: "a cube with a ball on its left"."""
+PLACE_SERIES: Ways = _READ["place_series"]
+"""Places in the picture, in the order of the relation that they imply between neighbours."""
+GROUND_PHRASES: Ways = _READ["ground_phrases"]
+SKY_PHRASES: Ways = _READ["sky_phrases"]
+GROUND_SENTENCES: Ways = _READ["ground_sentences"]
+SKY_SENTENCES: Ways = _READ["sky_sentences"]
+PICTURE_INTRODUCTIONS: tuple[str, ...] = _READ["picture_introductions"]
 _GROUND_VERBS = ("", "", "", "standing ", "resting ", "placed ")
 _FRAME_WORDS = (
     "a also an and are from including is it its left one right standing stands stripes the there three to two "

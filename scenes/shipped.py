@@ -1,4 +1,4 @@
-"""What this world ships: its folder of models, which of them are the defaults, and how their videos look.
+"""The models that this world ships: their folder, which of them are the defaults, and how their videos look.
 
 Belongs here: names and sizes. Does not belong here: loading. Nothing here imports torch.
 """

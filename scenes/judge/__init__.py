@@ -1,1 +1,1 @@
-"""What a picture of the world shows, and whether its sentence is true of it."""
+"""Reading a picture of the world, and judging whether its sentence is true of it."""

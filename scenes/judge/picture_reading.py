@@ -1,4 +1,4 @@
-"""What the judge sees in a picture, as data.
+"""The judge's reading of a picture, as data.
 
 Does not belong here: the network that reads (`network.py`), and whether a reading fits a sentence (`claim_checks.py`).
 """

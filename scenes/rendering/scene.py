@@ -1,4 +1,4 @@
-"""What a scene is, and how one is drawn at random: the truth behind every picture of the project's own world.
+"""Scenes, and how one is drawn at random: the truth behind every picture of the project's own world.
 
 Belongs here: attributes, positions, relations and the held-out split, as data. Does not belong here: pixels
 (`renderer.py`) and sentences (`scenes.captions`).

@@ -1,7 +1,7 @@
 """A store of codes: pictures rendered and encoded once by a process of their own, for every trainer of pictures.
 
 Rendering and encoding would take most of a training step. Scenes are not stored, because their seeds give them back.
-Belongs here: writing the store and reading it. Does not belong here: what is trained on it.
+Belongs here: writing the store and reading it. Does not belong here: training on it.
 """
 
 from __future__ import annotations

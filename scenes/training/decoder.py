@@ -149,7 +149,7 @@ class DecoderTask(Task):
         }
 
     def draw_samples(self, path: Path) -> None:
-        """Held-out pictures, above their reconstructions, above what the transformer's tokens look like."""
+        """Held-out pictures, above their reconstructions, above pictures of the transformer's tokens."""
         rows = [self._pictures(codes[:_SHEET_IMAGES]) for codes in (self.heldout_codes, self.heldout_drawn)]
         save_sheet([self.heldout.images[:_SHEET_IMAGES], *rows], path)
 

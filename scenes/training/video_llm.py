@@ -80,7 +80,7 @@ class VideoLLMTrainingConfig(RunConfig):
     """Settings of `vargen train video-llm`, beside those of every run."""
 
     shape: VideoLLMConfig = option(VideoLLMConfig)
-    """What is trained."""
+    """Shape of the model."""
     question_share: float = option(0.25, least=0.0, most=1.0)
     """Share of samples that are questions and answers; the others are captions."""
     free_wording: bool = False

@@ -1,6 +1,6 @@
 """Compare: several methods on the same prompts, by the code of `vargen bench`.
 
-Belongs here: what is on the tab, and what happens when a visitor compares. Does not belong here: measuring
+Belongs here: the tab's components, and a visitor's comparison. Does not belong here: measuring
 (`vargen.jobs.benchmark`), tables and plots (`metrics`), markup.
 """
 

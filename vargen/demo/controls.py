@@ -1,4 +1,4 @@
-"""What more than one tab has: components, and a method's settings as text that people edit, as in a preset.
+"""Components of more than one tab, and a method's settings as text that people edit, as in a preset.
 
 A function that builds a component takes the module `gradio` as `gr`. Settings that name a folder are left out of the
 text, since visitors of a page must not reach files of the machine behind it. Does not belong here: what happens when a
@@ -34,7 +34,7 @@ def examples(gr: Any, label: str, texts: Sequence[str], visible: bool = True) ->
 
 
 def method_list(gr: Any, methods: Mapping[str, MethodConfig], first: str, name: str) -> tuple[Any, Any]:
-    """A list of methods with this element id, and the line that says what the chosen one does."""
+    """A list of methods with this element id, and the line that describes the chosen one."""
     chosen = gr.Dropdown(markup.choices(methods), value=first, label="Method", elem_id=name, filterable=False)
     return chosen, gr.HTML(describe(methods[first])[0])
 
@@ -46,7 +46,7 @@ def settings_box(gr: Any, config: MethodConfig) -> Any:
 
 
 def describe(config: MethodConfig) -> tuple[str, str]:
-    """The line that says what a method does, as HTML, and its settings."""
+    """The line that describes a method, as HTML, and its settings."""
     return markup.method_hint(config), write_settings(config)
 
 
@@ -56,7 +56,7 @@ def picture(gr: Any, name: str) -> Any:
 
 
 def write_settings(config: MethodConfig) -> str:
-    """Every setting that may be changed, one a line; empty where there is none."""
+    """Every setting that may be changed, one a line; empty for a method without any."""
     hidden = ("name", *config.weights)
     return "".join(f"{name}: {_written(value)}\n" for name, value in config.to_dict().items() if name not in hidden)
 

@@ -25,7 +25,7 @@ def notice(text: str, kind: str = "note") -> str:
 
 
 def method_hint(config: MethodConfig) -> str:
-    """What a method does, in one line."""
+    """The description of a method, in one line."""
     return f'<p class="hint">{_exactness(config)} {html.escape(config.summary)}</p>'
 
 

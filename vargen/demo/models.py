@@ -140,7 +140,7 @@ class Models:
 
 
 def _check_video_model(model: str | None, argument: str) -> Path:
-    """The folder of a Video-LLM that can answer. Raises UserError, which names the argument, where there is none."""
+    """The folder of a Video-LLM that can answer. Raises UserError, which names the argument, for any other folder."""
     folder = find_video_model(model, argument)
     try:
         config = read_json(folder / "config.json")

@@ -1,6 +1,6 @@
 """Pictures: plain decoding and a method draw the same prompt side by side.
 
-Belongs here: what is on the tab, and what happens when a visitor draws. Does not belong here: drawing side by side
+Belongs here: the tab's components, and a visitor's drawing. Does not belong here: drawing side by side
 (`race.py`), markup.
 """
 
@@ -35,7 +35,7 @@ EXAMPLES = (
     ("a purple cylinder on sand", 6),
     ("a large cyan sphere on grass under a cloudy sky", 0),
 )
-"""Prompts with seeds. Plain decoding, and so `jacobi`, draws what they ask for, as the judge and people see it."""
+"""Prompts with seeds. Plain decoding, and so `jacobi`, draws the described scene, as the judge and people see it."""
 
 _ALIKE = 0.5
 """Least share of equal tokens of two pictures that one slider shows. With fewer, they are two different scenes."""
@@ -106,7 +106,7 @@ def _keep(plain: Lane, chosen: Lane) -> Drawn:
 
 
 def verdict(plain: Lane, chosen: Lane) -> str:
-    """HTML that says what the method saved, and at what price."""
+    """HTML that tells the passes and seconds that the method saved, and their price."""
     fewer, faster = plain.passes / chosen.passes, plain.seconds / chosen.seconds
     pace = f"{faster:.1f} times faster" if faster >= 1 else f"{1 / faster:.1f} times slower"
     return (

@@ -80,7 +80,7 @@ def race(
     are its own, and its pictures are those that it draws alone.
 
     Args:
-        pipeline: the model. What one batch leaves in it for the next is not touched.
+        pipeline: the model. Its memory from one batch to the next stays untouched.
         methods: by label.
         prompt: a sentence, or the class label for a class-conditional model.
         seeds: of the pictures, one each.

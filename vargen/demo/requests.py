@@ -1,7 +1,6 @@
 """A button that starts a computation, and the one that stops it: the same on every tab.
 
-Belongs here: what happens between the click and the end, and what every tab asks for. Does not belong here: what is
-computed, and what a tab shows of it.
+Belongs here: a request from the click to the end. Does not belong here: its computation, and a tab's components.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ def connect(
     Args:
         gr: the module `gradio`.
         buttons: as `controls.start_and_stop` gives them.
-        function: yields what is shown, and its result or None, often enough: Gradio closes it between two values.
+        function: yields HTML for `shown`, and its result or None, often enough: Gradio closes it between two values.
         asked: components whose values are the function's arguments.
         shown: the component that shows progress, results and errors.
         results: components of the result. The first is hidden until there is a result.
         open_results: gives the new values of these components from a result.
-        waiting: gives what is shown until the model is free, from the same arguments.
+        waiting: gives the HTML that is shown until the model is free, from the same arguments.
     """
     start, stop = buttons
     unchanged = [gr.skip()] * len(results)

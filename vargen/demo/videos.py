@@ -1,7 +1,7 @@
 """Videos: a clip, a question, a method; the answer comes word by word.
 
-Belongs here: what is on the tab, what happens when a visitor asks, and limits of uploads, which are checked before
-anything in a file is decoded. Does not belong here: answering (`vargen.video.pipelines.answering`), reading frames
+Belongs here: the tab's components, a visitor's question, and limits of uploads, which are checked before anything in a
+file is decoded. Does not belong here: answering (`vargen.video.pipelines.answering`), reading frames
 (`vargen.video.models.frames`), markup. Importing this imports no torch.
 """
 
@@ -187,7 +187,7 @@ def _correctness(clip: Clip, question: str, answer: Answer) -> float | None:
 
 
 def account_of(answer: Answer, correctness: float | None) -> str:
-    """HTML that says what an answer cost."""
+    """HTML that tells the cost of an answer."""
     trace = answer.trace
     figures = {
         "tokens": f"{len(answer.token_ids):,}",

@@ -32,13 +32,13 @@ def failure(error: Exception) -> str:
 def follow(
     call: Callable[[Check], Result], look: Callable[[], Seen], seconds: float = BETWEEN_LOOKS, pauses: bool = False
 ) -> Generator[Seen, None, Result]:
-    """Do a call in a thread, and yield what is seen of it now and then. Returns the call's result.
+    """Do a call in a thread, and look at it now and then. Yields each look, and returns the call's result.
 
     Closing the generator stops the call at its next check, and waits for that.
 
     Args:
         call: given a function that it calls between two steps.
-        look: gives what is seen.
+        look: gives the value to yield.
         seconds: between two looks, at least.
         pauses: whether the call stands still at a check while the generator is not asked for its next value. Threads of
             numerical libraries spin for a moment when it does, so `seconds` should hold several steps.

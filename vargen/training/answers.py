@@ -1,4 +1,4 @@
-"""What a target made to be learned from, answers or pictures, kept on disk in batches.
+"""Answers or pictures that a target made to be learned from, kept on disk in batches.
 
 Belongs here: resumable batches, and numbered questions as a protocol. Does not belong here: how a target answers or
 draws (`video_questions.py`, `text_prompts.py`, `pictures.py`), and its hidden states. Those of pictures are computed
@@ -44,7 +44,7 @@ class NumberedQuestions(Protocol):
         ...
 
     def inputs(self, number: int) -> dict[str, Tensor]:
-        """What the target is given for a question, [1, T] each, or more dimensions."""
+        """The target's inputs for a question, [1, T] each, or more dimensions."""
         ...
 
 

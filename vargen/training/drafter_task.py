@@ -1,4 +1,4 @@
-"""What the training of every drafter shares, whether it drafts pictures or answers about videos.
+"""The shared part of every drafter's training, whether it drafts pictures or answers about videos.
 
 Belongs here: the parts of `vargen.training.run.Task` that do not depend on what the target makes. Does not belong here:
 losses and figures (`drafter.py`, `video_drafter.py`).

@@ -59,7 +59,7 @@ class Task:
         raise NotImplementedError
 
     def draw_samples(self, path: Path) -> None:
-        """Write a sample sheet (PNG); nothing where there is nothing to see."""
+        """Write a sample sheet (PNG), if the task has anything to see."""
 
     def export(self, folder: Path) -> None:
         """Write the module's present weights in diffusers layout, bfloat16."""
@@ -219,7 +219,7 @@ class _State:
 
     Attributes:
         began_with: fingerprint of the weights that the run began with; None for new ones.
-        saved_step: of the last checkpoint; None where there is none.
+        saved_step: of the last checkpoint; None before the first.
     """
 
     config: RunConfig

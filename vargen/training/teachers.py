@@ -1,4 +1,4 @@
-"""What a finished picture model teaches its drafter: hidden states under teacher forcing, logits, and a first head.
+"""Lessons of a finished picture model for its drafter: hidden states under teacher forcing, logits, and a first head.
 
 Belongs here: one teacher for LlamaGen and one for all families of transformers. Does not belong here: what is learned
 from them (`drafter.py`), and training a transformer itself (`scenes.training`).

@@ -3,7 +3,7 @@
 As in EAGLE-3 (Li et al. 2025, arXiv 2503.01840), the head reads the model at three depths, learns the lower levels of a
 draft by drafting there (`unrolled.py`), and may draft the frequent tokens alone. The losses are the soft cross-entropy
 of the tokens, their total variation, which is the chance that a drawn token is rejected, and SmoothL1 of the features,
-since a guess is the feature of the next pair. All are means over levels, of which each counts less than the one above.
+since a guess is the feature of the next pair. All are means over levels; each level counts less than the one above.
 
 Belongs here: settings, losses and figures. Does not belong here: prompts and answers (`text_prompts.py`), and the
 network (`vargen.drafters.text_head`).
@@ -131,7 +131,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Taught:
-    """What the model says of a text of L tokens.
+    """The model's hidden states and totals for a text of L tokens.
 
     Args:
         states: [L, k dim] after the layers that the head reads, the last layer's at the end.
@@ -144,7 +144,7 @@ class Taught:
 
 
 class TextStates:
-    """What a model says of answered prompts, kept in main memory as far as there is room.
+    """A model's hidden states for answered prompts, kept in main memory as far as it has room.
 
     Each text is fed alone, so its states do not depend on others, and a resumed run reads the same numbers.
 
@@ -162,7 +162,7 @@ class TextStates:
 
     @torch.no_grad()
     def of(self, number: int, text: Answered) -> Taught:
-        """What is known of text `number`."""
+        """The states and totals of text `number`."""
         if (kept := self._kept.get(number)) is not None:
             return kept
         with torch.autocast(text.tokens.device.type, enabled=False):
@@ -185,7 +185,7 @@ def model_logits(model: Any, states: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts whose prompts end at the same place: B rows of n pairs, of which pair k has token k + 1.
+    """Texts whose prompts end at the same place: B rows of n pairs; pair k has token k + 1.
 
     Args:
         tokens: [B, n] int64 of the pairs.

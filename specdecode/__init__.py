@@ -8,8 +8,8 @@ the four players yourself; `README.md` says what each must promise. To read the 
 3. `verifiers/exact.py`, then one file per other rule: `annealed`, `grouped`, `lantern`, `loose`, `windowed`.
 4. `drafters/jacobi.py`, `drafters/draft_model.py`, `drafters/eagle.py`, and their variants. `draft_size.py` and
    `match_sizes.py`: how much.
-5. `kv_cache.py`, `targets/transformers.py`: models. `static_step.py` and `kernels/`: faster steps and passes.
-6. `generate.py`, `conventions.py`, `criteria.py`, `verifiers/processed.py`: the habits of transformers' `generate`.
+5. `kv_cache.py`, `targets/transformers.py`: models. `graphs/` and `kernels/`: faster steps and passes.
+6. `text/`: transformers' `generate`, its arguments, criteria and processors.
 7. `trace.py`, `finite.py`, `ragged.py`, `checks.py`: records and helpers. `parallel/`: ParallelVLM's own loop.
 """
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from specdecode.loop import DecodeRun, new_tokens
 from specdecode.roles import Target
+from specdecode.text.processed import Scores, Texts
 from specdecode.tree import TokenTree
-from specdecode.verifiers.processed import Scores, Texts
 
 Criteria = Callable[[Tensor, tuple[Tensor, ...] | None], Tensor]
 """A function that tells which texts [B, length] int64 end, [B] bool; it gets the scores of new tokens if kept."""

@@ -1,7 +1,7 @@
 """One call for a plain language model: text goes on as in transformers' `generate`, in fewer passes.
 
 Belongs here: the two calls, which players a word stands for, and checks of a user's arguments. Does not belong here:
-any of the players, and what transformers' arguments mean (`conventions.py`).
+any of the players, and what transformers' arguments mean (`generate_arguments.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
@@ -29,9 +30,16 @@ from specdecode.loop import DecodeResult, DecodeRun
 from specdecode.roles import DecodeState, Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.text.criteria import CriteriaRun
-from specdecode.text.generate_arguments import Wishes, check, read, step_together, through_transformers
+from specdecode.text.generate_arguments import (
+    GenerateArguments,
+    parse,
+    refuse,
+    refuse_synced_gpus,
+    step_together,
+    through_transformers,
+)
+from specdecode.text.processed import ProcessedVerifier, Scores, Texts
 from specdecode.trace import DecodeTrace
-from specdecode.verifiers.processed import ProcessedVerifier, Scores, Texts
 
 if TYPE_CHECKING:
     from specdecode.targets.transformers import TransformersTarget
@@ -86,14 +94,15 @@ class DrafterMaker(Protocol):
 
 @dataclass(frozen=True)
 class _Players:
-    """Who drafts, and how passes are computed: the arguments of both calls that transformers does not know."""
+    """Who drafts, how passes are computed, and who is told: the arguments that transformers does not know."""
 
-    method: str
+    method: str | None
     draft_model: Any
     drafter: Any
     draft_length: int | None
     generator: torch.Generator | Sequence[torch.Generator] | None
     kernels: str
+    streamer: Any
 
     def __post_init__(self) -> None:
         if self.drafter is not None and not (callable(self.drafter) and hasattr(self.drafter, "draft_length")):
@@ -103,10 +112,70 @@ class _Players:
             )
         if self.kernels not in KERNELS:
             raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}")
+        if self.streamer is not None and not (hasattr(self.streamer, "put") and hasattr(self.streamer, "end")):
+            raise ValueError(
+                f"streamer must have put and end, as transformers' BaseStreamer, got {shown(self.streamer)}"
+            )
         if self.draft_length is not None:
             check_counts(draft_length=self.draft_length)
-            if self.method == "ar":
-                raise ValueError(f"draft_length goes with a method that drafts, got {self.draft_length} with 'ar'")
+        if self.method is not None and self.method not in get_args(Method):
+            raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {self.method!r}")
+        if self.method is not None and self.others:
+            other = self.others[0]
+            raise ValueError(f"{other} is a method of its own; leave out method={self.method!r}, or {other}")
+        if len(self.others) > 1:
+            raise ValueError("draft_model and drafter both draft; leave out one of them")
+        if self.method == "ar" and self.draft_length is not None:
+            raise ValueError(f"draft_length goes with a method that drafts, got {self.draft_length} with 'ar'")
+
+    @property
+    def name(self) -> str:
+        """Who drafts: a method, "draft-model" or "drafter"."""
+        return self.method or (self.others[0].replace("_", "-") if self.others else "prompt-lookup")
+
+    @property
+    def others(self) -> list[str]:
+        """The arguments that draft by themselves."""
+        return [name for name in ("draft_model", "drafter") if getattr(self, name) is not None]
+
+    def check(self, model: Any, input_ids: Any, mask: Tensor | None) -> None:
+        """Raises ValueError for prompts that are no tokens, and for what does not lie where they do."""
+        from specdecode.targets.transformers import check_model
+
+        check_model(model)
+        if not isinstance(input_ids, Tensor):
+            remedy = "give it as **inputs" if isinstance(input_ids, Mapping) else "int64 of shape [batch, length]"
+            raise ValueError(f"input_ids must be a tensor, got a {type(input_ids).__name__}; {remedy}")
+        if input_ids.ndim != 2 or 0 in input_ids.shape or input_ids.dtype != torch.int64:
+            raise ValueError(
+                f"input_ids must be int64 of shape [batch, length], got {input_ids.dtype} of {list(input_ids.shape)}"
+            )
+        for name, each in (("model", model), ("draft_model", self.draft_model), ("attention_mask", mask)):
+            place = getattr(each, "device", input_ids.device)
+            if place != input_ids.device and not hasattr(each, "_hf_hook"):  # which moves what it is given
+                raise ValueError(
+                    f"{name} must lie where input_ids do, on {input_ids.device}, got {place}; move one of them"
+                )
+
+    def looked_up(self, asked: int | None, own: int | None) -> _Players:
+        """The same, or prompt lookup with the draft length of `prompt_lookup_num_tokens`, transformers' name for it.
+
+        Args:
+            asked, own: its value by the call and by the model, which counts where the call names nothing that drafts.
+
+        Raises:
+            ValueError: it is no number of tokens, or the call names something else that drafts.
+        """
+        is_free = self.method is None and not self.others
+        lookup = own if asked in (None, own) and is_free else None if asked == own else asked
+        if lookup is None:
+            return self
+        check_counts(prompt_lookup_num_tokens=lookup)
+        if not is_free and self.method != "prompt-lookup":
+            other = self.others[0] if self.others else f"method={self.method!r}"
+            raise ValueError(f"{_LOOKUP} goes with prompt lookup; leave out {_LOOKUP} or {other}")
+        length = lookup if self.draft_length is None else self.draft_length
+        return replace(self, method="prompt-lookup", draft_length=length)
 
 
 def generate(
@@ -168,58 +237,34 @@ def generate(
     Raises:
         ValueError: an argument that cannot be served, by name.
     """
-    # Imported here: `specdecode` must not wait for transformers.
-    from specdecode.targets.transformers import check_model, left_padded
-
     if settings.get("assistant_model") is not None:
         raise ValueError("assistant_model is called draft_model here; give it under this name")
     if input_ids is None:
         raise ValueError("input_ids must be given, int64 of shape [batch, length]; inputs_embeds cannot be")
-    asked, own = settings.get("generation_config"), getattr(model, "generation_config", None)
-    lookup, own_lookup = _said(_LOOKUP, settings, asked), _said(_LOOKUP, {}, own)
-    settings.pop(_LOOKUP, None)
-    method, draft_length = _looked_up(lookup, own_lookup, method, draft_model, drafter, draft_length)
-    players = _Players(_method(method, draft_model, drafter), draft_model, drafter, draft_length, generator, kernels)
-    check_model(model)
-    _check_ids(input_ids)
-    _check_places(input_ids, attention_mask, model, draft_model)
+    players = _Players(method, draft_model, drafter, draft_length, generator, kernels, streamer)
+    players.check(model, input_ids, attention_mask)
+    from specdecode.targets.transformers import left_padded  # `specdecode` must not wait for transformers
+
     left_padded(attention_mask, *input_ids.shape)
     size = int(model.config.get_text_config().vocab_size)
     if int(input_ids.min()) < 0 or int(input_ids.max()) >= size:
         raise ValueError(f"input_ids must lie in [0, {size}), the model's vocabulary")
-    _check_streamer(streamer)
+    asked, own = settings.get("generation_config"), getattr(model, "generation_config", None)
     if max_new_tokens is not None:
         check_counts(max_new_tokens=max_new_tokens)
         settings["max_new_tokens"] = max_new_tokens
     elif all(_said(name, settings, asked, own) is None for name in ("max_new_tokens", "max_length")):
         settings["max_new_tokens"] = _MAX_NEW_TOKENS
-    is_sampled = _said("do_sample", settings, asked)
-    settings |= _sampling(is_sampled, temperature, top_k, top_p, asked, own)
-    given = _said("eos_token_id", {}, asked, own) if eos_token_id is None else eos_token_id
-    ends = _tokens("eos_token_id", given, size, none=-1)
-    given = _said("pad_token_id", {}, asked, own) if pad_token_id is None else pad_token_id
+    settings |= _sampling(_said("do_sample", settings, asked), temperature, top_k, top_p, asked, own)
+    given = {"eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
+    ends, pads = (_tokens(name, _said(name, given, asked, own), size) for name in given)
     settings |= {
         "eos_token_id": ends or None,
-        "pad_token_id": [*_tokens("pad_token_id", given, size, none=-1), *ends, 0][0],
+        "pad_token_id": [*pads, *ends, 0][0],
         "attention_mask": torch.ones_like(input_ids) if attention_mask is None else attention_mask,
         "return_dict_in_generate": True,  # which here says that scores may be kept
     }
-
-    def decode(
-        model: Any,
-        input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        **model_kwargs: Any,
-    ) -> GenerateResult:
-        mask = check(generation_config, model_kwargs)
-        wishes = read(input_ids, logits_processor, stopping_criteria, generation_config)
-        if streamer is not None:
-            streamer.put(input_ids.cpu())
-        return _continue(model, input_ids, mask, wishes, players, streamer)
-
-    result: GenerateResult = through_transformers(model, input_ids, decode, settings, tokenizer)
+    result: GenerateResult = through_transformers(model, input_ids, partial(_decode, players), settings, tokenizer)
     return result
 
 
@@ -250,8 +295,8 @@ def custom_generate(
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, model_kwargs: of
             transformers.
-        streamer: of transformers, which has put the prompts. It gives none to a callable (checked in 5.24).
-        stream_to: a streamer that is given the prompts, too.
+        streamer: of transformers, which gives none to a callable (checked in 5.24).
+        stream_to: a streamer, which is given the prompts, too.
 
     Returns:
         [B, T + N] int64; with `return_dict_in_generate` transformers' `GenerateDecoderOnlyOutput`, without a cache.
@@ -261,57 +306,66 @@ def custom_generate(
     """
     from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-    from specdecode.targets.transformers import check_model
-
-    merged, own = (_said(_LOOKUP, {}, each) for each in (generation_config, model.generation_config))
-    method, draft_length = _looked_up(
-        None if merged == own else merged, own, method, draft_model, drafter, draft_length
-    )
-    players = _Players(_method(method, draft_model, drafter), draft_model, drafter, draft_length, generator, kernels)
-    check_model(model)
-    _check_streamer(stream_to)
-    mask = check(generation_config, model_kwargs, synced_gpus or step_together(model))
-    _check_ids(input_ids)
-    _check_places(input_ids, mask, model, draft_model)
-    wishes = read(input_ids, logits_processor, stopping_criteria, generation_config)
-    if stream_to is not None:
-        stream_to.put(input_ids.cpu())
-    result = _continue(model, input_ids, mask, wishes, players, streamer if stream_to is None else stream_to)
+    if synced_gpus or step_together(model):
+        refuse_synced_gpus()
+    players = _Players(method, draft_model, drafter, draft_length, generator, kernels, stream_to)
+    result = _decode(players, model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
     if not generation_config.return_dict_in_generate:
         return result.sequences
     return GenerateDecoderOnlyOutput(sequences=result.sequences, scores=result.scores, logits=result.logits)
 
 
+def _decode(
+    players: _Players,
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    **model_kwargs: Any,
+) -> GenerateResult:
+    """What both calls do once transformers has prepared everything, which is handed on as it gives it."""
+    # Before all else: a model with a state of its own is handed other arguments.
+    players.check(model, input_ids, model_kwargs.get("attention_mask"))
+    mask = refuse(generation_config, model_kwargs)
+    players = players.looked_up(
+        *(getattr(each, _LOOKUP, None) for each in (generation_config, model.generation_config))
+    )
+    arguments = parse(input_ids, logits_processor, stopping_criteria, generation_config)
+    return _continue(model, input_ids, mask, arguments, players)
+
+
 @default_torch_mode()
 def _continue(
-    model: Any, input_ids: Tensor, mask: Tensor | None, wishes: Wishes, players: _Players, streamer: Any
+    model: Any, input_ids: Tensor, mask: Tensor | None, arguments: GenerateArguments, players: _Players
 ) -> GenerateResult:
-    """Decode as it is wished for, by these players."""
+    """Decode as the arguments say, by these players."""
     from specdecode.targets.llama_pass import llama_pass
-    from specdecode.targets.processed import ProcessedTarget
     from specdecode.targets.transformers import TransformersTarget
+    from specdecode.text.processed_target import ProcessedTarget
 
-    max_new_tokens, name = wishes.max_new_tokens, players.method
+    max_new_tokens, name = arguments.max_new_tokens, players.name
     usual = players.drafter.draft_length if name == "drafter" else _DRAFT_LENGTHS.get(name, 0)
     length = usual if players.draft_length is None else players.draft_length
     # A drawn guess decides which tokens are drawn, so that the clock must not choose it.
-    copies = name == "drafter" and players.draft_length is None and wishes.sampling.is_greedy
+    copies = name == "drafter" and players.draft_length is None and arguments.sampling.is_greedy
     copies = copies and input_ids.device.type == "cpu"
     longest = max(length, _DRAFT_LENGTHS["prompt-lookup"]) if copies else length
-    texts, scores = Texts(input_ids, wishes.pad_token), None
-    streams = _streams(players.generator, input_ids)
+    texts, scores = Texts(input_ids, arguments.pad_token), None
     sizes: dict[str, Any] = {"max_new_tokens": max_new_tokens, "max_draft_nodes": longest + 1}
     settings: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
-        "sampling": wishes.sampling,
-        "streams": streams,
-        "stop_token": wishes.stop_tokens,
+        "sampling": arguments.sampling,
+        "streams": _streams(players.generator, input_ids),
+        "stop_token": arguments.stop_tokens,
     }
-    if wishes.processors is None and not (wishes.keep_scores or wishes.keep_logits):
+    if arguments.processors is None and not (arguments.keep_scores or arguments.keep_logits):
         target = TransformersTarget(model, input_ids, mask, **sizes)
     else:
-        scores = Scores(wishes.pad_token, wishes.sampling) if wishes.keep_scores or wishes.keep_logits else None
-        verifier = ProcessedVerifier(wishes.processors or _as_they_are, texts, scores)
+        scores = (
+            Scores(arguments.pad_token, arguments.sampling) if arguments.keep_scores or arguments.keep_logits else None
+        )
+        verifier = ProcessedVerifier(arguments.processors or _as_they_are, texts, scores)
         target = ProcessedTarget(model, input_ids, mask, verifier=verifier, **sizes)
         settings["verifier"] = verifier
     smaller = _draft_target(players.draft_model, input_ids, mask, max_new_tokens, target.vocab_size)
@@ -321,18 +375,18 @@ def _continue(
         drafter = DraftModelDrafter(smaller, sizer)
     elif name == "drafter" and copies:
         guesses = GuessDraftSize(length)
-        head = players.drafter(target, guesses, wishes.sampling)
+        head = players.drafter(target, guesses, arguments.sampling)
         lookup = PromptLookupDrafter(input_ids, MatchDraftSize(longest), mask)
         drafter = CopyOrGuessDrafter(lookup, head, guesses) if isinstance(head, EagleDrafter) else head
     elif name == "drafter":
-        drafter = players.drafter(target, sizer, wishes.sampling)
+        drafter = players.drafter(target, sizer, arguments.sampling)
     elif name == "jacobi":
         drafter = JacobiDrafter(target.vocab_size, sizer)
     elif name == "prompt-lookup":
         chosen = MatchDraftSize(length) if players.draft_length is None else sizer
         drafter = PromptLookupDrafter(input_ids, chosen, mask)
     settings["drafter"] = drafter
-    on_step = None if streamer is None else _Stream(streamer, wishes.pad_token).step
+    stream = None if players.streamer is None else _Stream(players.streamer, arguments.pad_token, input_ids)
     try:
         with ExitStack() as serving:
             for each in (target, smaller):
@@ -340,31 +394,33 @@ def _continue(
                     serving.enter_context(served_linears(each.model))
                     each.fast = llama_pass(each.model, input_ids.shape[1] + max_new_tokens + each.max_draft_nodes)
             run: DecodeRun
-            if wishes.criteria is None:
+            if arguments.criteria is None:
                 run = DecodeRun(target, **settings)
             else:
-                kept = scores if wishes.keep_scores else None
-                run = CriteriaRun(target, criteria=wishes.criteria, texts=texts, scores=kept, **settings)
-            result = run.finish(on_step)
+                kept = scores if arguments.keep_scores else None
+                run = CriteriaRun(target, criteria=arguments.criteria, texts=texts, scores=kept, **settings)
+            result = run.finish(None if stream is None else stream.step)
     except MemoryError as error:
         raise ValueError(f"max_new_tokens must leave room in memory, got {max_new_tokens}: {error}") from error
-    if streamer is not None:
-        streamer.end()
-    return _padded(result, input_ids, wishes, scores)
+    if stream is not None:
+        players.streamer.end()
+    return _padded(result, input_ids, arguments, scores)
 
 
-def _padded(result: DecodeResult, input_ids: Tensor, wishes: Wishes, scores: Scores | None) -> GenerateResult:
+def _padded(
+    result: DecodeResult, input_ids: Tensor, arguments: GenerateArguments, scores: Scores | None
+) -> GenerateResult:
     """The prompts and what was decoded, filled up with the pad token."""
     new = result.tokens[:, : int(result.lengths.max())]
     is_over = torch.arange(new.shape[1], device=new.device) >= result.lengths[:, None]
-    sequences = torch.cat([input_ids, new.masked_fill(is_over, wishes.pad_token)], 1)
+    sequences = torch.cat([input_ids, new.masked_fill(is_over, arguments.pad_token)], 1)
     padded = GenerateResult(sequences, result.lengths, result.trace)
     if scores is not None:
         scores.cut(result.lengths.tolist())
         padded = replace(
             padded,
-            scores=tuple(scores.scores) if wishes.keep_scores else None,
-            logits=tuple(scores.logits) if wishes.keep_logits else None,
+            scores=tuple(scores.scores) if arguments.keep_scores else None,
+            logits=tuple(scores.logits) if arguments.keep_logits else None,
         )
     return padded
 
@@ -391,11 +447,12 @@ def _draft_target(
 
 
 class _Stream:
-    """Gives a streamer the tokens that all rows have, one place after the other, as plain decoding does."""
+    """Gives a streamer the prompts, then the tokens that all rows have, place after place, as plain decoding does."""
 
-    def __init__(self, streamer: Any, pad_token: int) -> None:
+    def __init__(self, streamer: Any, pad_token: int, prompts: Tensor) -> None:
         self._streamer, self._pad_token = streamer, pad_token
         self._given = 0
+        streamer.put(prompts.cpu())
 
     def step(self, step: int, state: DecodeState) -> None:
         """See `DecodeRun.finish`."""
@@ -412,70 +469,6 @@ class _Stream:
 def _as_they_are(texts: Tensor, logits: Tensor) -> Tensor:
     """No processor."""
     return logits
-
-
-def _looked_up(
-    asked: int | None, own: int | None, method: Method | None, draft_model: Any, drafter: Any, draft_length: int | None
-) -> tuple[Method | None, int | None]:
-    """Method and draft length by `prompt_lookup_num_tokens`, transformers' name for prompt lookup.
-
-    Args:
-        asked, own: its value by the call and by the model, which counts where the call names nothing that drafts.
-
-    Raises:
-        ValueError: it is no number of tokens, or the call names something else that drafts.
-    """
-    is_free = method is None and draft_model is None and drafter is None
-    lookup = own if asked is None and is_free else asked
-    if lookup is None:
-        return method, draft_length
-    check_counts(prompt_lookup_num_tokens=lookup)
-    if not is_free and method != "prompt-lookup":
-        other = "draft_model" if draft_model is not None else "drafter" if drafter is not None else f"method={method!r}"
-        raise ValueError(f"{_LOOKUP} goes with prompt lookup; leave out {_LOOKUP} or {other}")
-    return "prompt-lookup", lookup if draft_length is None else draft_length
-
-
-def _method(method: str | None, draft_model: Any, drafter: Any) -> str:
-    """The method that is meant. Raises ValueError for an unknown one, or two."""
-    if method is not None and method not in get_args(Method):
-        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
-    given = {"draft_model": draft_model, "drafter": drafter}
-    own = [name for name, player in given.items() if player is not None]
-    if method is not None and own:
-        raise ValueError(f"{own[0]} is a method of its own; leave out method={method!r}, or {own[0]}")
-    if len(own) > 1:
-        raise ValueError("draft_model and drafter both draft; leave out one of them")
-    return method or (own[0].replace("_", "-") if own else "prompt-lookup")
-
-
-def _check_ids(input_ids: object) -> None:
-    """Raises ValueError for prompts that are no tokens."""
-    if isinstance(input_ids, Mapping):
-        raise ValueError(f"input_ids must be a tensor, got a {type(input_ids).__name__}; give it as **inputs")
-    if not isinstance(input_ids, Tensor):
-        kind = type(input_ids).__name__
-        raise ValueError(f"input_ids must be a tensor, int64 of shape [batch, length], got a {kind}")
-    if input_ids.ndim != 2 or 0 in input_ids.shape or input_ids.dtype != torch.int64:
-        raise ValueError(
-            f"input_ids must be int64 of shape [batch, length], got {input_ids.dtype} of {list(input_ids.shape)}"
-        )
-
-
-def _check_places(input_ids: Tensor, mask: Tensor | None, model: Any, draft_model: Any) -> None:
-    """Raises ValueError for what lies on another device than the prompts, which nothing here moves."""
-    for name, each in (("model", model), ("draft_model", draft_model), ("attention_mask", mask)):
-        place = getattr(each, "device", input_ids.device)
-        if place != input_ids.device and not hasattr(each, "_hf_hook"):  # which moves what it is given
-            raise ValueError(
-                f"{name} must lie where input_ids do, on {input_ids.device}, got {place}; move one of them"
-            )
-
-
-def _check_streamer(streamer: Any) -> None:
-    """Raises ValueError for what cannot be given tokens."""
-    if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
-        raise ValueError(f"streamer must have put and end, as transformers' BaseStreamer, got {shown(streamer)}")
 
 
 def _said(name: str, settings: dict[str, Any], *configs: Any) -> Any:
@@ -518,14 +511,14 @@ def _streams(generator: torch.Generator | Sequence[torch.Generator] | None, inpu
     return RandomStreams.from_generators(generators, input_ids.device)
 
 
-def _tokens(name: str, tokens: Any, vocab_size: int, none: int) -> list[int]:
-    """Tokens as a list, without `none`, which transformers takes for no token.
+def _tokens(name: str, tokens: Any, vocab_size: int) -> list[int]:
+    """Tokens as a list, without -1, which transformers takes for no token.
 
     Raises ValueError, with the argument's name, for one outside the vocabulary.
     """
     given = tokens.tolist() if isinstance(tokens, Tensor) else tokens
     listed = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
     for token in listed:
-        if not is_integer(token) or not (0 <= token < vocab_size or token == none):
+        if not is_integer(token) or not -1 <= token < vocab_size:
             raise ValueError(f"{name} must lie in [0, {vocab_size}), the model's vocabulary, got {token!r}")
-    return [token for token in listed if token != none]
+    return [token for token in listed if token != -1]

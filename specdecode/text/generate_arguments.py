@@ -21,7 +21,7 @@ from torch import Tensor
 from specdecode.checks import is_integer, shown
 from specdecode.sampling import SamplingConfig
 from specdecode.text.criteria import Criteria
-from specdecode.verifiers.processed import Processors
+from specdecode.text.processed import Processors
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,), "num_beam_groups": (1,), "penalty_alpha": (0,), "dola_layers": (), "constraints": (),
@@ -55,7 +55,7 @@ _OF_DRAFTS = (
 
 
 @dataclass(frozen=True)
-class Wishes:
+class GenerateArguments:
     """How a call wants its rows decoded.
 
     Args:
@@ -78,9 +78,9 @@ class Wishes:
     keep_logits: bool
 
 
-def read(
+def parse(
     input_ids: Tensor, logits_processor: Sequence[Any], stopping_criteria: Sequence[Any], generation_config: Any
-) -> Wishes:
+) -> GenerateArguments:
     """What transformers' `generate` has prepared for its decoding method.
 
     Args:
@@ -92,7 +92,7 @@ def read(
     Raises:
         ValueError: no length, or a processor that cannot serve a batch, by name.
     """
-    from transformers import StoppingCriteriaList
+    from transformers import LogitsProcessorList, StoppingCriteriaList
     from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
     keep_scores = bool(generation_config.return_dict_in_generate and generation_config.output_scores)
@@ -117,10 +117,10 @@ def read(
     if not lengths or min(lengths) < 1:
         raise ValueError("max_new_tokens must be at least 1, or max_length greater than the prompts are long")
     pads = [generation_config.pad_token_id, *stops, 0]
-    return Wishes(
+    return GenerateArguments(
         max_new_tokens=min(lengths),
         sampling=sampling,
-        processors=_chained(processors) if processors else None,
+        processors=LogitsProcessorList(processors) if processors else None,  # type: ignore[arg-type]
         stop_tokens=[token for token in dict.fromkeys(stops) if token >= 0],  # -1 stands for none
         criteria=others or None,
         pad_token=next(int(token) for token in pads if token is not None and int(token) >= 0),
@@ -144,20 +144,12 @@ def _peel(processors: Sequence[Any]) -> tuple[SamplingConfig, list[Any]]:
     return SamplingConfig(**found), left
 
 
-def _chained(processors: list[Any]) -> Processors:
-    from transformers import LogitsProcessorList
-
-    chained: Processors = LogitsProcessorList(processors)
-    return chained
-
-
-def check(generation_config: Any, model_kwargs: Mapping[str, Any], synced_gpus: Any = None) -> Tensor | None:
-    """The attention mask among what `generate` hands on to the model.
+def refuse(generation_config: Any, model_kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Refuse, by name, arguments that cannot be obeyed. Returns the attention mask, if there is one.
 
     Args:
         generation_config: of the call, merged with the model's.
         model_kwargs: everything that is meant for the model's forward.
-        synced_gpus: see `generate`.
 
     Raises:
         ValueError: what cannot be decoded here, by name.
@@ -166,8 +158,6 @@ def check(generation_config: Any, model_kwargs: Mapping[str, Any], synced_gpus: 
         value = getattr(generation_config, name, None)
         if value is not None and value not in neutral:
             raise ValueError(f"{name} is {value!r}, which specdecode cannot honour; use model.generate without it")
-    if synced_gpus:
-        _refuse_synced_gpus()
     left = {name: value for name, value in model_kwargs.items() if value is not None and name not in _HARMLESS}
     if not left.get("mm_encoder_outputs", True):  # set by transformers for models that can read more than text
         del left["mm_encoder_outputs"]
@@ -183,7 +173,8 @@ def check(generation_config: Any, model_kwargs: Mapping[str, Any], synced_gpus: 
     return mask
 
 
-def _refuse_synced_gpus() -> None:
+def refuse_synced_gpus() -> None:
+    """Raises ValueError."""
     raise ValueError("synced_gpus cannot be honoured: rows of several machines do not step together here")
 
 
@@ -237,7 +228,7 @@ def through_transformers(
             raise ValueError(f"{name} cannot be honoured: specdecode drafts in its own way; see draft_length")
     synced = settings.pop("synced_gpus", None)  # transformers tells a callable nothing of it
     if step_together(model) if synced is None else synced:
-        _refuse_synced_gpus()
+        refuse_synced_gpus()
     strings = settings.pop("stop_strings", getattr(model.generation_config, "stop_strings", None))
     if strings:
         if tokenizer is None:

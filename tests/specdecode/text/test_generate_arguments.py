@@ -28,8 +28,8 @@ from transformers import (
 
 import specdecode
 from specdecode.sampling import SamplingConfig, logits_to_probabilities
-from specdecode.verifiers import processed
-from specdecode.verifiers.processed import ProcessedVerifier, Texts
+from specdecode.text import processed
+from specdecode.text.processed import ProcessedVerifier, Texts
 
 METHODS = ("ar", "jacobi", "prompt-lookup", "draft-model")
 END = 7

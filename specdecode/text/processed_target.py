@@ -1,7 +1,7 @@
 """A causal language model whose first tokens are drawn from processed logits.
 
 Belongs here: the logits of prompts. Does not belong here: those of drafted places, which a verifier processes one after
-the other (`specdecode.verifiers.processed`).
+the other (`specdecode.text.processed`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from specdecode.roles import TargetOutput
 from specdecode.targets.transformers import TransformersTarget
-from specdecode.verifiers.processed import ProcessedVerifier
+from specdecode.text.processed import ProcessedVerifier
 
 
 class ProcessedTarget(TransformersTarget):

@@ -310,7 +310,8 @@ def run_benchmark(
     compare(methods, len(batches), call, keep, warm_up=warm_up, records=records, shown=shown)
     rows = build_rows(methods, records, len(batches), distance)
     sequences = 2 if pipeline.do_classifier_free_guidance else 1
-    return [{**row, "achieved": achieved(row, *pipeline.weights_a_pass, sequences)} for row in rows]
+    weight_bytes, weights = pipeline.weights_a_pass
+    return [{**row, "achieved": achieved(row, weight_bytes, weights, sequences)} for row in rows]
 
 
 def _to_bytes(pictures: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from metrics.prompt_formats import FORMATS
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES
 from vargen.base.errors import UserError
 from vargen.base.options import DECODING, OUTPUT, option
@@ -60,7 +61,7 @@ class EvaluateConfig(SamplingOptions):
     """Number of pictures of each."""
     prompts_file: str | None = option(None, path=READ_FILE)
     """Captions, one for each picture in its order, in any form that `vargen generate` reads."""
-    prompts_format: str | None = None
+    prompts_format: str | None = option(None, choices=FORMATS)
     """What the captions are of: parti, geneval, dpg or hpsv2, as published. Scores are then told by group, too. null
     for captions alone."""
     given_images: str | None = option(None, path=READ)

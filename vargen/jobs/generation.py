@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from metrics.prompt_formats import FORMATS
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_PIXELS, MAX_SEED
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.base.options import DECODING, OUTPUT, SAMPLING, option
@@ -54,7 +55,7 @@ class GenerateConfig(SamplingOptions):
     """File of more prompts: .txt (one a line), .csv or .tsv (with a column "prompt"), .jsonl, .json (COCO's captions
     too), .parquet, .tar (webdataset); a folder of `datasets`, shards or texts; "hub:NAME" for a data set on the hub;
     "-" reads lines from standard input."""
-    prompts_format: str | None = None
+    prompts_format: str | None = option(None, choices=FORMATS)
     """What the file is of: parti, geneval, dpg or hpsv2, as published; null for prompts alone."""
     class_labels: list[int] = option(list, least=0)
     """Classes to draw instead of prompts, such as "[207, 360]", for a class-conditional model."""

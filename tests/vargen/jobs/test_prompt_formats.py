@@ -12,7 +12,9 @@ from metrics.composition import Composition, Wanted
 from metrics.prompt_formats import Question
 from vargen.base.errors import UserError
 from vargen.base.resources import configs_folder
-from vargen.jobs.cases import check_format, read_benchmark
+from vargen.jobs.cases import read_benchmark
+from vargen.jobs.evaluation import EvaluateConfig
+from vargen.jobs.generation import GenerateConfig
 
 PARTI = 'Prompt\tCategory\tChallenge\tNote\na sign, "so\tArtifacts\tWriting & Symbols\t\na fox\tAnimals\tBasic\tx\n'
 DPG_HEADER = (
@@ -159,11 +161,10 @@ def test_another_form_is_one_line(tmp_path: Path, name: str, file: str, content:
 
 
 def test_a_format_has_a_file_and_a_known_name() -> None:
-    check_format(None, None)
     with pytest.raises(UserError, match=r"prompts_format must be one of parti, geneval, dpg, hpsv2, got 'coco'"):
-        check_format("coco", "a.json")
+        GenerateConfig(prompts_file="a.json", prompts_format="coco")
     with pytest.raises(UserError, match="prompts_format needs prompts_file"):
-        check_format("parti", None)
+        EvaluateConfig(prompts_format="parti")
 
 
 def test_shipped_prompts_are_read_by_their_formats_and_by_the_judge() -> None:

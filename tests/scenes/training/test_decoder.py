@@ -12,6 +12,7 @@ import torch
 from cheap_training import FEW_STEPS
 from diffusers.models.autoencoders.vq_model import VQModel
 from PIL import Image
+from resumed import assert_resumed_run_is_the_same
 
 from scenes.captions.picture_captions import compose_caption
 from scenes.seeds import HELDOUT_SEED
@@ -130,21 +131,7 @@ def test_only_the_decoder_changes_and_it_gets_better(config: DecoderTrainingConf
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, config: DecoderTrainingConfig, tiny_scenes) -> None:
     config = replace(config, adversarial_weight=0.1, adversarial_start=0.3)
-    train_decoder(replace(config, output=str(tmp_path / "a")), tiny_scenes)
-    interrupted = replace(config, output=str(tmp_path / "b"), checkpoint_seconds=1e-9)
-
-    def fails(first_seed: int, count: int, split: str):
-        if first_seed == 4 * config.batch_size:
-            raise KeyboardInterrupt
-        return tiny_scenes(first_seed, count, split)
-
-    with pytest.raises(KeyboardInterrupt):
-        train_decoder(interrupted, fails)
-    train_decoder(interrupted, tiny_scenes)
-    left, right = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in "ab")
-    for part in ("module", "extra_modules"):
-        assert left[part].keys() == right[part].keys() and len(left[part]) > 0
-        assert all(torch.equal(value, right[part][name]) for name, value in left[part].items())
+    assert assert_resumed_run_is_the_same(train_decoder, config, tiny_scenes, tmp_path, 4)["extra_modules"]
 
 
 def test_a_run_does_not_go_on_under_another_guidance(config: DecoderTrainingConfig, tiny_scenes) -> None:

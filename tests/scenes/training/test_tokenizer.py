@@ -7,6 +7,7 @@ import pytest
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 from PIL import Image
+from resumed import assert_resumed_run_is_the_same
 
 from scenes.training.tokenizer import (
     TokenizerTask,
@@ -54,25 +55,8 @@ def test_a_resumed_run_ends_with_the_same_weights(
     tmp_path: Path, tokenizer_config: TokenizerTrainingConfig, cheap_scenes, adversarial_weight: float
 ) -> None:
     config = replace(tokenizer_config, adversarial_weight=adversarial_weight, adversarial_start=0.3)
-    train_tokenizer(replace(config, output=str(tmp_path / "a")), cheap_scenes)
-
-    calls = len(cheap_scenes.first_seeds)
-    interrupted = replace(config, output=str(tmp_path / "b"), checkpoint_seconds=1e-9)
-
-    def fails(first_seed: int, count: int, split: str):
-        if first_seed == 4 * config.batch_size:
-            raise KeyboardInterrupt
-        return cheap_scenes(first_seed, count, split)
-
-    with pytest.raises(KeyboardInterrupt):
-        train_tokenizer(interrupted, fails)
-    train_tokenizer(interrupted, cheap_scenes)
-    assert len(cheap_scenes.first_seeds) - calls == config.steps + 2  # every batch once, two held-out sets
-    left, right = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in "ab")
-    for part in ("module", "extra_modules"):
-        assert left[part].keys() == right[part].keys()
-        assert all(torch.equal(value, right[part][name]) for name, value in left[part].items())
-    assert (len(left["extra_modules"]) > 0) == (adversarial_weight > 0)
+    kept = assert_resumed_run_is_the_same(train_tokenizer, config, cheap_scenes, tmp_path, 4)
+    assert (len(kept["extra_modules"]) > 0) == (adversarial_weight > 0)
 
 
 def test_it_learns_one_batch(tokenizer_config, repeated_scenes) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from cheap_training import CheapScenes
 from diffusers.models.autoencoders.vq_model import VQModel
+from resumed import assert_resumed_run_is_the_same
 
 from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.training.coded import PLACES
@@ -37,20 +38,7 @@ def test_a_resumed_run_ends_with_the_same_weights(
     tmp_path: Path, transformer_config, cheap_scenes, optimizer: str
 ) -> None:
     config = replace(transformer_config, optimizer=optimizer)
-    train_transformer(replace(config, output=str(tmp_path / "a")), cheap_scenes)
-    interrupted = replace(config, output=str(tmp_path / "b"), checkpoint_seconds=1e-9)
-
-    def fails(first_seed: int, count: int, split: str):
-        if first_seed == 3 * config.batch_size:
-            raise KeyboardInterrupt
-        return cheap_scenes(first_seed, count, split)
-
-    with pytest.raises(KeyboardInterrupt):
-        train_transformer(interrupted, fails)
-    train_transformer(interrupted, cheap_scenes)
-    left, right = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["module"] for name in "ab")
-    assert left.keys() == right.keys()
-    assert all(torch.equal(value, right[name]) for name, value in left.items())
+    assert_resumed_run_is_the_same(train_transformer, config, cheap_scenes, tmp_path, 3)
 
 
 @pytest.mark.usefixtures("without_pictures")

@@ -16,6 +16,7 @@ import token_image_models
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 from PIL import Image
+from pipeline_contract import PipelineContract
 from token_image_models import CODES, GRIDS, PROMPTS
 from torch import Tensor
 
@@ -184,6 +185,28 @@ def with_pixels(pipeline: TokenImagePipeline) -> TokenImagePipeline:
     )
     made.set_progress_bar_config(disable=True)
     return made
+
+
+class TestAnole(PipelineContract):
+    """See `PipelineContract`; tests below and above run every family."""
+
+    prompts = PROMPTS
+    arguments = {"height": 32, "width": 64}  # noqa: RUF012 (of a class of tests)
+    num_tokens = 8
+    refused = (
+        ({"prompt": None}, "prompt or input_ids must be given, and not both"),
+        ({"negative_prompt": "sand"}, "negative_prompt cannot be used with"),
+    )
+    test_a_saved_pipeline_makes_the_same_pictures = None  # its few codes are no published family's
+
+    @pytest.fixture(scope="class")
+    def pipeline(self) -> TokenImagePipeline:
+        made = with_pixels(build("anole"))
+        made.model.double()
+        return made
+
+    def decoder(self, pipeline: TokenImagePipeline) -> Any:
+        return pipeline.model.model
 
 
 def test_rows_side_by_side_draw_on_every_family(pipeline: TokenImagePipeline) -> None:

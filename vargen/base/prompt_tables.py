@@ -58,11 +58,11 @@ def read_rows(source: str, columns: tuple[str, ...], argument: str = "prompts_fi
     if path.is_dir():
         if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
             return _of_datasets(str(path), columns, argument)
-        if shards := sorted(path.glob("*.tar")):
+        if shards := _files(path, "*.tar"):
             return _of_shards(shards, argument)
-        if texts := sorted(path.glob("*.txt")):
+        if texts := _files(path, "*.txt"):
             return _of_texts(texts, argument)
-        if lists := sorted(path.glob("*.json")):
+        if lists := _files(path, "*.json"):
             return ((place, {**row, "list": each.stem}) for each in lists for place, row in _of_json(each, argument))
         raise UserError(
             f"{argument}: {path} holds neither a data set that save_to_disk wrote, nor .tar shards, nor .txt or .json "
@@ -73,6 +73,14 @@ def read_rows(source: str, columns: tuple[str, ...], argument: str = "prompts_fi
     if path.suffix.lower() == ".tar":
         return _of_shards([path], argument)
     return _of_datasets(str(path), columns, argument, builder="parquet")
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """Files of a folder as pictures are listed: in natural order, without hidden ones."""
+    from metrics.images import is_hidden, natural_key  # imports torch
+
+    found = [path for path in folder.glob(pattern) if not is_hidden(Path(path.name))]
+    return sorted(found, key=lambda path: natural_key(path.name))
 
 
 def _of_json(path: Path, argument: str) -> Iterator[tuple[str, Row]]:
@@ -138,4 +146,4 @@ def _of_shards(paths: Sequence[Path], argument: str) -> Iterator[tuple[str, Row]
 def _of_texts(paths: list[Path], argument: str) -> Iterator[tuple[str, Row]]:
     for path in paths:
         text = read_text(path, argument)
-        yield f"{argument}: {path}:", {"prompt": " ".join(text.split()), "id": path.stem}
+        yield f"{argument}: {path}:", {"prompt": " ".join(text.split()), "id": path.stem, "file_name": path.name}

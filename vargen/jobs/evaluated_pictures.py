@@ -5,6 +5,8 @@ Does not belong here: measuring (`vargen.jobs.measuring`), and files (`vargen.ru
 
 from __future__ import annotations
 
+import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from metrics.errors import DataError
-from metrics.images import ImageArray, ImageFolder, open_images, read_image, unreadable
+from metrics.images import IMAGE_SUFFIXES, ImageArray, ImageFolder, open_images, read_image, unreadable
 from metrics.speculation import CallRecord
 from vargen.base.errors import UserError
 from vargen.checkpoints.model_folder import weights_fingerprint
@@ -154,21 +156,99 @@ def made_pictures(job: PictureBatches, side: int) -> EvaluatedPictures:
     )
 
 
-def given_pictures(images: str, output: Path, count: int) -> EvaluatedPictures:
-    """Pictures that were made elsewhere. Raises UserError for another number than there are captions, or for unreadable
-    files, all of them counted."""
+def given_pictures(images: str, output: Path, count: int, captions: CaptionNames | None = None) -> EvaluatedPictures:
+    """Pictures that were made elsewhere.
+
+    Args:
+        images: a folder, or an .npz file, whose pictures have the order of the captions.
+        output: of the evaluation.
+        count: of the captions.
+        captions: what a picture of a folder is named by; None: no caption belongs to a picture.
+
+    Raises:
+        UserError: another number than there are captions, a picture or a caption without its partner, or unreadable
+            files, all of them counted.
+    """
     pictures = open_given(images)
     if isinstance(pictures, ImageFolder) and (broken := unreadable(pictures.files)):
         names = ", ".join(str(path) for path in broken[:3]) + (", ..." if len(broken) > 3 else "")
         raise UserError(f"given_images: {len(broken)} of {len(pictures)} files cannot be read: {names}")
     if len(pictures) != count:
         raise UserError(f"given_images: {images} holds {len(pictures):,} pictures, but there are {count:,} captions")
+    if isinstance(pictures, ImageFolder) and captions is not None:
+        pictures.files = paired(pictures.files, pictures.path, captions)
     content = pictures.digest()
     return EvaluatedPictures(
         pictures.read,
         lambda key: output / GIVEN / "measured" / digest([key, content]),
         int(pictures.read([0])[0].shape[-1]),
     )
+
+
+@dataclass(frozen=True)
+class CaptionNames:
+    """What captions are called.
+
+    Args:
+        names: of each, in their order; None: they are known by their numbers alone.
+        are_files: whether names are of files, which pictures must have. Pictures of others may be numbered instead.
+    """
+
+    names: Sequence[str] | None = None
+    are_files: bool = False
+
+
+def paired(files: Sequence[Path], folder: Path, captions: CaptionNames) -> list[Path]:
+    """As many pictures as captions in the order of these: by name, else by number, from 0 or 1 on.
+
+    A number at the end of a name stands for it, as COCO's do. Where folders are numbered, too, one is a caption, and
+    the files in it are its pictures, as GenEval has them. Raises UserError that names what has no partner.
+    """
+    wanted = [_name(name) for name in captions.names or ()]
+    for name_of in (lambda file: _name(file.name), lambda file: (_numbers(Path(file.stem)) or (file.stem,))[-1]):
+        found = {name_of(file): file for file in files}
+        if wanted and len(found) == len(files) and found.keys() == {*wanted}:
+            return [found[name] for name in wanted]
+    numbers = {file: _numbers(file.relative_to(folder).with_suffix("")) for file in files}
+    if not captions.are_files and _count_up([*numbers.values()]):
+        return sorted(files, key=lambda file: numbers[file])
+    told = [*(wanted or range(len(files)))]
+    own = {_name(file.name) for file in files}
+    lonely = (
+        ("captions without a picture", [each for each in told if each not in own]),
+        ("pictures without a caption", [file.name for file in files if _name(file.name) not in {*told}]),
+    )
+    listed = [
+        f"{kind}: {', '.join(str(each) for each in some[:3])}{', ...' if len(some) > 3 else ''}"
+        for kind, some in lonely
+        if some
+    ]
+    raise UserError(
+        f"given_images: pictures and captions are paired by name; {'; '.join(listed) or 'some names are there twice'}; "
+        f"name pictures as their captions are called{'' if captions.are_files else ', or number them from 0 on'}"
+    )
+
+
+def _name(name: str) -> str | int:
+    """What must be equal of two names: they have no ending of a file, and a number is one, however it is written."""
+    stem = Path(name).stem if Path(name).suffix.lower() in (*IMAGE_SUFFIXES, ".txt") else name
+    return int(stem) if stem.isascii() and stem.isdecimal() else stem
+
+
+def _numbers(path: Path) -> tuple[int, ...]:
+    """The last number in each part of a path that has one."""
+    return tuple(int(found[-1]) for part in path.parts if (found := re.findall("[0-9]+", part)))
+
+
+def _count_up(numbers: Sequence[tuple[int, ...]]) -> bool:
+    """Whether numbers run from 0 or 1 on without a gap: of files, or of folders with as many files in each. A number
+    that all have, such as that of a run, says nothing."""
+    if len({len(each) for each in numbers}) != 1 or len({*numbers}) != len(numbers):
+        return False
+    columns = [column for column in zip(*numbers, strict=True) if len({*column}) > 1]
+    ranges = [range(min(column), max(column) + 1) for column in columns]
+    is_whole = all(run.start in (0, 1) and {*column} == {*run} for run, column in zip(ranges, columns, strict=True))
+    return 1 <= len(columns) <= 2 and is_whole and math.prod(map(len, ranges)) == len(numbers)
 
 
 def open_given(images: str) -> ImageFolder | ImageArray:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from metrics.protocol import Protocol
     from metrics.quality import Reference
+    from vargen.jobs.evaluated_pictures import CaptionNames
     from vargen.jobs.measuring import Networks
     from vargen.runs.batches import PictureBatches
 
@@ -65,7 +66,8 @@ class EvaluateConfig(SamplingOptions):
     """What the captions are of: parti, geneval, dpg or hpsv2, as published. Scores are then told by group, too. null
     for captions alone."""
     given_images: str | None = option(None, path=READ)
-    """Folder or .npz file of pictures to evaluate, instead of making any."""
+    """Folder or .npz file of pictures to evaluate, instead of making any. Those of a folder are paired with captions by
+    name: that of the caption's file, file_name or image_id, or the number of the caption, from 0 or 1 on."""
     methods: str = option("jacobi", path=READ_NAMES, group=DECODING)
     """Names of methods or presets, or YAML files of settings, separated by commas. They are evaluated one after the
     other."""
@@ -204,7 +206,8 @@ def _evaluate(
     jobs: dict[str, PictureBatches] = {}
     if model is None:
         assert config.given_images is not None
-        sources = {pictures.GIVEN: pictures.given_pictures(config.given_images, run.output, len(cases))}
+        captions = None if protocol.captions == "class_labels" else _caption_names(config, len(cases))
+        sources = {pictures.GIVEN: pictures.given_pictures(config.given_images, run.output, len(cases), captions)}
     else:
         jobs = pictures.make_pictures(run, methods, model)
         sources = {label: pictures.made_pictures(job, model.image_size) for label, job in jobs.items()}
@@ -325,6 +328,19 @@ def _cases(
     if len(cases) < 2:
         raise UserError("num_prompts: one picture has no spread; give 2 or more")
     return cases
+
+
+def _caption_names(config: EvaluateConfig, count: int) -> CaptionNames:
+    """What the captions of a file are called, a picture each."""
+    from vargen.jobs.evaluated_pictures import CaptionNames
+
+    if config.prompts_file is None or config.num_images_per_prompt > 1:
+        return CaptionNames()
+    for column in ("file_name", "image_id", "id"):
+        names = read_column(config.prompts_file, (column,))
+        if names is not None and (len(names) == count or config.prompts_format is None):
+            return CaptionNames(names[:count], are_files=column == "file_name")
+    return CaptionNames()
 
 
 def _needed(world: World | None, protocol: Protocol) -> World:

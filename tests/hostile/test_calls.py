@@ -32,7 +32,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "emu3": Emu3Pipeline.__call__,
     "glm-image": GlmImagePriorPipeline.__call__,
     "an answer": VideoAnswerer.answer,
-    "answers": VideoAnswerer.answer_batch,
 }
 NOT_CHECKED = {"image", "frames", "questions"}
 """Checked by what reads them: classes of transformers and of our own."""

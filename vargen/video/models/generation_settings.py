@@ -44,6 +44,12 @@ class GenerationSettings:
     repetition_penalty: float = 1.0
 
 
+def stop_tokens(model: Any) -> tuple[int, ...]:
+    """Token ids that end an answer, as the model's generation config has them; none where it has none."""
+    listed = model.generation_config.eos_token_id
+    return () if listed is None else tuple(listed) if isinstance(listed, list | tuple) else (listed,)
+
+
 def generation_settings(
     own: Any,
     temperature: float | None = None,

@@ -40,7 +40,7 @@ from vargen.video.models.architectures.base import Architecture
 from vargen.video.models.architectures.catalogue import architecture_of
 from vargen.video.models.context import ContextUse
 from vargen.video.models.frames import QuestionWarning, VideoFrames, processor_inputs
-from vargen.video.models.generation_settings import generation_settings
+from vargen.video.models.generation_settings import generation_settings, stop_tokens
 from vargen.video.pipelines.components import VideoLLMComponents
 from vargen.video.pipelines.decoding import FirstUse, Generation, decode
 from vargen.video.pipelines.loading import LazyModel, VideoModelFolder, load_processor, open_video_model
@@ -107,35 +107,6 @@ class Answer:
             "first_use": asdict(self.first_use),
             **self.trace.to_dict(),
         }
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn, as the caller asks.
-
-    Args:
-        temperature: 0 always takes the likeliest token; None: as the model's own generation config, which may not draw.
-        top_k, top_p, repetition_penalty: None: the model's own, else those of transformers' `generate`.
-    """
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    repetition_penalty: float | None = None
-
-
-@dataclass(frozen=True)
-class Listeners:
-    """What is called while an answer is decoded. What either raises ends the answer.
-
-    Args:
-        on_text: called with every new piece of text.
-        on_tokens: called after every forward pass of the target with the texts of all tokens so far, special ones left
-            out, and how each came about.
-    """
-
-    on_text: Callable[[str], None] | None = None
-    on_tokens: Callable[[list[str], list[TokenOrigin]], None] | None = None
 
 
 class VideoAnswerer:
@@ -247,15 +218,13 @@ class VideoAnswerer:
     @property
     def stop_tokens(self) -> tuple[int, ...]:
         """What ends an answer. Raises UserError for what is no token."""
-        listed = self.model.generation_config.eos_token_id
-        if listed is None:
-            listed = self.processor.tokenizer.eos_token_id
-        listed = tuple(listed) if isinstance(listed, list | tuple) else (listed,)
+        listed = stop_tokens(self.model) or (self.processor.tokenizer.eos_token_id,)
+        last = int(self.model.config.get_text_config().vocab_size) - 1
         for token in listed:
-            last = int(self.model.config.get_text_config().vocab_size) - 1
             check_number("generation_config.json: eos_token_id", token, 0, last)
         return listed
 
+    @default_torch_mode()
     def answer(
         self,
         frames: VideoFrames,
@@ -279,114 +248,60 @@ class VideoAnswerer:
             question: any words the processor knows.
             method: a name or settings; None: `self.default_method`, which gives the words of plain decoding ("ar").
             max_new_tokens: tokens of the answer, at most.
-            temperature, top_k, top_p, repetition_penalty: see `Sampling`.
+            temperature: 0 always takes the likeliest token; None: as the model's own generation config, which may not
+                draw.
+            top_k, top_p, repetition_penalty: None: the model's own, else those of transformers' `generate`.
             seed: the same seed and video give the same answer; an exact method gives that of plain decoding.
-            inputs: what `self.inputs(frames, question)` returned, where that has been called already.
-            on_text, on_tokens: see `Listeners`.
+            inputs: what `self.inputs(frames, question)` returned, where that has been called and its context checked.
+            on_text: called with every new piece of text. What it raises ends the answer.
+            on_tokens: called after every forward pass of the target with the texts of all tokens so far, special ones
+                left out, and how each came about.
 
         Raises:
             UserError: a value out of range, or a method that needs what is not there.
         """
         check_arguments(VideoAnswerer.answer, locals())
-        (answer,) = self._answer(
-            [(frames, question)],
-            method,
-            [seed],
-            max_new_tokens,
-            Sampling(temperature, top_k, top_p, repetition_penalty),
-            Listeners(on_text, on_tokens),
-            None if inputs is None else [inputs],
-        )
-        return answer
-
-    def answer_batch(
-        self,
-        questions: Sequence[tuple[VideoFrames, str]],
-        method: str | MethodConfig | None = None,
-        *,
-        max_new_tokens: int = 256,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        repetition_penalty: float | None = None,
-        seeds: Sequence[int] | None = None,
-    ) -> list[Answer]:
-        """Answer several questions at once, each about a video of its own.
-
-        Args:
-            questions: videos, and what is asked about each.
-            seeds: one for each question; None: all 0.
-            method, max_new_tokens, temperature, top_k, top_p, repetition_penalty: as of `answer`.
-
-        Returns:
-            What `answer` gives for each. Seconds, and the drafter's passes and operations, are those of all together.
-
-        Raises:
-            UserError: as `answer`; or no question, another number of seeds, or a method that takes one at a time.
-        """
-        check_arguments(VideoAnswerer.answer_batch, locals())
-        seeds = [0] * len(questions) if seeds is None else seeds
-        if not questions or len(seeds) != len(questions):
-            raise UserError(f"questions and seeds must be as many, at least one: {len(questions)} and {len(seeds)}")
-        sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
-        return self._answer(questions, method, seeds, max_new_tokens, sampling, Listeners())
-
-    @default_torch_mode()
-    def _answer(
-        self,
-        questions: Sequence[tuple[VideoFrames, str]],
-        method: str | MethodConfig | None,
-        seeds: Sequence[int],
-        max_new_tokens: int,
-        sampling: Sampling,
-        listeners: Listeners,
-        inputs: Sequence[Mapping[str, Tensor]] | None = None,
-    ) -> list[Answer]:
         config = resolve_method(self.default_method if method is None else method, task="video")
+        config.check_drafter(self.drafters, self.draft_model is not None)
         check_number("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
-        settings = generation_settings(self.model.generation_config, **asdict(sampling))
-        began = time.perf_counter()
-        trace = DecodeTrace(len(questions), self.model.device)
-        show = _Streamer(self.processor.tokenizer, trace, listeners)
+        settings = generation_settings(self.model.generation_config, temperature, top_k, top_p, repetition_penalty)
+        began, tokenizer = time.perf_counter(), self.processor.tokenizer
+        trace = DecodeTrace(1, self.model.device)
+        show = _Streamer(tokenizer, trace, on_text, on_tokens)
         with trace.phase("encode"):
-            inputs = [self.inputs(*each) for each in questions] if inputs is None else inputs
-            for (frames, _), each in zip(questions, inputs, strict=True):
-                self.context_use(frames, each).check(max_new_tokens)
-            inputs = [self._placed(each) for each in inputs]
-            components = self.components(inputs, max_new_tokens, settings.repetition_penalty)
+            if inputs is None:
+                inputs = self.inputs(frames, question)
+                self.context_use(frames, inputs).check(max_new_tokens)
+            components = self.components([self._placed(inputs)], max_new_tokens, settings.repetition_penalty)
             known = len(self._draft_heads)
             players = config.build(components)
             checks = len(self._draft_heads) - known  # of a draft head: one forward pass of the target each
+        generation = Generation(max_new_tokens, settings.sampling, [seed], self.stop_tokens, trace, show.step)
         try:
-            decoded = decode(
-                players, Generation(max_new_tokens, settings.sampling, seeds, self.stop_tokens, trace, show.step)
-            )
+            decoded = decode(players, generation)
         except LogitsError as error:
             raise NotFiniteError(
                 error.row,
-                f"answer {error.row + 1}: the model's logits are not finite at step {error.step}: numbers too large "
-                "for its precision; give dtype float32",
+                f"answer: the model's logits are not finite at step {error.step}: numbers too large for its precision; "
+                "give dtype float32",
             ) from error
-        show.end(decoded.token_ids[0])
-        seconds, tokenizer = time.perf_counter() - began, self.processor.tokenizer
-        return [
-            Answer(
-                text=tokenizer.decode(token_ids, skip_special_tokens=True),
-                token_ids=token_ids,
-                tokens=[tokenizer.decode([token]) for token in token_ids],
-                trace=trace.of_row(row),
-                seconds=seconds,
-                prompt_tokens=components.requests[row].length,
-                visual_tokens=components.requests[row].num_visual,
-                method=config,
-                run_lengths=decoded.run_lengths,
-                draft_passes=decoded.draft_passes,
-                draft_prompt_passes=decoded.draft_prompt_passes,
-                draft_flops=decoded.draft_flops,
-                first_use=replace(decoded.first_use, target_passes=decoded.first_use.target_passes + checks),
-            )
-            for row, token_ids in enumerate(decoded.token_ids)
-        ]
+        (token_ids,), (request,) = decoded.token_ids, components.requests
+        show.end(token_ids)
+        return Answer(
+            text=tokenizer.decode(token_ids, skip_special_tokens=True),
+            token_ids=token_ids,
+            tokens=[tokenizer.decode([token]) for token in token_ids],
+            trace=trace,
+            seconds=time.perf_counter() - began,
+            prompt_tokens=request.length,
+            visual_tokens=request.num_visual,
+            method=config,
+            run_lengths=decoded.run_lengths,
+            draft_passes=decoded.draft_passes,
+            draft_prompt_passes=decoded.draft_prompt_passes,
+            draft_flops=decoded.draft_flops,
+            first_use=replace(decoded.first_use, target_passes=decoded.first_use.target_passes + checks),
+        )
 
     def inputs(self, frames: VideoFrames, question: str) -> dict[str, Tensor]:
         """What the model is fed. Raises UserError as `processor_inputs` does."""
@@ -424,18 +339,13 @@ class VideoAnswerer:
             folder: another one.
 
         Raises:
-            UserError: there is none, or it was trained for another model.
+            UserError: it was trained for another model.
+            KeyError: none of this kind came with the model, which `check_drafter` of a method refuses before.
         """
-        found = folder or self.drafters.get(kind)
-        if found is None:
-            raise UserError(
-                f"{kind}: drafter must be given: none came with this model; make one by "
-                f"`vargen train video-drafter --kind {kind}`"
-            )
-        key = os.fspath(found)
+        key = os.fspath(folder or self.drafters[kind])
         if key not in self._draft_heads:
             try:
-                network = load_video_head(found, self.model)
+                network = load_video_head(key, self.model)
             except ValueError as error:
                 raise UserError(f"{kind}: {error}") from error
             if self.source is not None and (quantization := self.source.options.draft_quantization) is not None:
@@ -487,9 +397,15 @@ class VideoAnswerer:
 class _Streamer:
     """Gives out text, and tokens with their origins, as soon as they are decided."""
 
-    def __init__(self, tokenizer: Any, trace: DecodeTrace, listeners: Listeners) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        trace: DecodeTrace,
+        on_text: Callable[[str], None] | None = None,
+        on_tokens: Callable[[list[str], list[TokenOrigin]], None] | None = None,
+    ) -> None:
         self.tokenizer, self.trace = tokenizer, trace
-        self.on_text, self.on_tokens = listeners.on_text, listeners.on_tokens
+        self.on_text, self.on_tokens = on_text, on_tokens
         self.special = set(tokenizer.all_special_ids)
         self.shown = ""
 

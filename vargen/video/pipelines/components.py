@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor
 
 from specdecode.drafters.draft_model import MOST_WAITING
-from vargen.base.errors import UserError
 from vargen.video.drafters.video_draft_head import VideoDraftHead
 from vargen.video.drafters.video_head import VideoHead
 from vargen.video.methods.base import SPREADS, Pruning
@@ -24,11 +23,6 @@ from vargen.video.models.request import VideoRequest, keep_share, keep_spread, p
 from vargen.video.models.target import VideoTarget
 from vargen.video.pipelines.loading import LazyModel
 from vargen.video.pipelines.parallel_pair import ParallelLoop, ParallelPair
-
-
-def no_draft_heads(kind: str, folder: str | None) -> VideoHead:
-    """Refuse a draft head where components have none. Raises UserError."""
-    raise UserError(f"{kind}: drafter must be given: there are no draft heads here")
 
 
 @dataclass
@@ -41,7 +35,8 @@ class VideoLLMComponents:
         max_new_tokens: tokens of an answer, at most.
         draft_model: loaded, or loaded when it is asked for; None: there is none.
         protected_tokens: special tokens, which no relaxed verifier may replace.
-        load_draft_head: gives the network of a kind, in a folder or (None) the one that came with the model.
+        load_draft_head: gives the network of a kind, in a folder or (None) the one that came with the model; None: no
+            draft heads are there.
         lasting: what methods keep from one answer to the next, by keys that begin with their names. Its owner closes
             what is in it.
         repetition_penalty: of `generate`; 1 does nothing.
@@ -53,7 +48,7 @@ class VideoLLMComponents:
     max_new_tokens: int
     draft_model: Any | None = None
     protected_tokens: tuple[int, ...] = ()
-    load_draft_head: Callable[[str, str | None], VideoHead] = no_draft_heads
+    load_draft_head: Callable[[str, str | None], VideoHead] | None = None
     lasting: MutableMapping[Hashable, Any] = field(default_factory=dict)
     repetition_penalty: float = 1.0
     source: LazyModel | None = None
@@ -87,26 +82,16 @@ class VideoLLMComponents:
         }
 
     def draft_weights(self, drafter: str) -> Any:
-        """The model that drafts: the target's own ("self") or the draft model ("pair").
-
-        Raises:
-            UserError: there is no draft model.
-        """
+        """The model that drafts: the target's own ("self") or the draft model ("pair")."""
         if drafter == "self":
             return self.model
         source = self.draft_source(drafter)
         return source.load() if isinstance(source, LazyModel) else source
 
     def draft_source(self, drafter: str) -> Any:
-        """What `draft_weights` gives, or a `LazyModel` of it for another process to load.
-
-        Raises:
-            UserError: there is no draft model.
-        """
+        """What `draft_weights` gives, or a `LazyModel` of it for another process to load."""
         if drafter == "self":
             return self.model if self.source is None else self.source
-        if self.draft_model is None:
-            raise UserError('draft_model must be given: this method needs one; sd can do without, with drafter "self"')
         return self.draft_model
 
     def _draft_requests(self, model: Any) -> list[VideoRequest]:

@@ -40,10 +40,10 @@ from vargen.video.drafters.video_draft_head import VideoDraftHead
 from vargen.video.drafters.video_head import KINDS, VISUAL_INPUTS, TargetStates, VideoHead
 from vargen.video.drafters.video_head_folder import new_video_head, save_video_head
 from vargen.video.models.architectures.catalogue import architecture_of
+from vargen.video.models.generation_settings import stop_tokens
 from vargen.video.models.request import prepare_request
 from vargen.video.models.target import VideoTarget
 from vargen.video.training.video_answers import Ask, VideoAnswersConfig, open_target, teachers
-from vargen.video.training.video_questions import stop_tokens
 from vargen.video.training.video_states import TeacherForcing
 
 _OWN_PASSES = {"eagle": 0, "msd": 0, "vispec": 1, "sparrow": 1, "flash": 0}

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vargen.training.answers import FILLER, keep_answers
 from vargen.video.models.architectures.base import Architecture
 from vargen.video.models.frames import VideoFrames
+from vargen.video.models.generation_settings import stop_tokens
 from vargen.video.pipelines.answering import sized_inputs
 
 
@@ -139,9 +140,3 @@ def _generate_together(model: Any, inputs: Sequence[dict[str, Tensor]], max_new_
     is_end = torch.isin(tokens, ends)
     behind = is_end.cumsum(1) - is_end.long() > 0
     return tokens.masked_fill(behind, FILLER).to("cpu", torch.int32)
-
-
-def stop_tokens(model: Any) -> list[int]:
-    """Token ids that end an answer."""
-    listed = model.generation_config.eos_token_id
-    return [] if listed is None else list(listed) if isinstance(listed, Sequence) else [int(listed)]

@@ -29,7 +29,7 @@ from vargen.video.methods.trained import FlashConfig, SparrowConfig, TrainedDraf
 from vargen.video.models.architectures.catalogue import architecture_of
 from vargen.video.models.frames import processor_inputs
 from vargen.video.models.target import VideoTarget
-from vargen.video.pipelines.answering import Listeners, VideoAnswerer, _Streamer
+from vargen.video.pipelines.answering import VideoAnswerer, _Streamer
 
 QUESTION = "describe the video in detail."
 EXACT = [method for method in methods_for("video").values() if method.exact]
@@ -108,20 +108,6 @@ def test_a_drafter_that_is_the_target_is_always_right(
     config = SpeculativeConfig(drafter="self", draft_length=4)
     answer = answerer_of(qwen_pair).answer(cases[0].frames, QUESTION, config, max_new_tokens=26)
     assert answer.trace.mean_accepted_length == 4 and answer.trace.target_passes == 6
-
-
-def test_questions_of_a_batch_are_answered_as_each_alone(
-    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
-) -> None:
-    answerer, questions = answerer_of(qwen_pair), [(cases[0].frames, QUESTION), (cases[1].frames, "what happens?")]
-    for method in ("ar", SpeculativeConfig(draft_length=3)):
-        answers = answerer.answer_batch(questions, method, max_new_tokens=12, temperature=1.0, seeds=[3, 4])
-        for (frames, question), seed, answer in zip(questions, (3, 4), answers, strict=True):
-            alone = answerer.answer(frames, question, method, max_new_tokens=12, temperature=1.0, seed=seed)
-            assert answer.token_ids == alone.token_ids and answer.origins == alone.origins
-            assert answer.trace.accepted_lengths == alone.trace.accepted_lengths
-    with pytest.raises(UserError, match="questions and seeds must be as many, at least one: 2 and 1"):
-        answerer.answer_batch(questions, seeds=[0])
 
 
 TRAINED = [method for method in methods_for("video").values() if issubclass(method, TrainedDrafterConfig)]
@@ -303,7 +289,7 @@ def test_a_character_that_is_cut_off_hides_no_words() -> None:
             return b"".join(words[token] for token in token_ids).decode(errors="replace")
 
     pieces: list[str] = []
-    streamer = _Streamer(Bytes(), DecodeTrace(1), Listeners(pieces.append))
+    streamer = _Streamer(Bytes(), DecodeTrace(1), pieces.append)
     tokens = torch.tensor([[1, 2, 3, 4]])
     for length in (1, 3, 4):
         streamer.step(0, SimpleNamespace(tokens=tokens, lengths=torch.tensor([length])))
@@ -324,7 +310,7 @@ def test_special_tokens_are_not_shown_and_others_keep_their_origins() -> None:
     shown: list[Any] = []
     origins = [TokenOrigin.TARGET, TokenOrigin.ACCEPTED, TokenOrigin.RELAXED]
     trace: Any = SimpleNamespace(token_origins=[origins])
-    streamer = _Streamer(Words(), trace, Listeners(on_tokens=lambda *given: shown.append(given)))
+    streamer = _Streamer(Words(), trace, on_tokens=lambda *given: shown.append(given))
     streamer.end([1, 9, 2])
     assert shown == [(["a", " ball"], [TokenOrigin.TARGET, TokenOrigin.RELAXED])]
 
@@ -381,7 +367,7 @@ def test_what_is_missing_is_named(qwen_pair: Path, pair: Path, cases: list[Video
     with pytest.raises(UserError, match=r"flash\.depth must be at most 4"):
         alone.answer(cases[0].frames, QUESTION, FlashConfig(depth=5))
     stranger = VideoAnswerer(alone.model, alone.processor)
-    with pytest.raises(UserError, match=r"sparrow: drafter must be given.*train video-drafter --kind sparrow"):
+    with pytest.raises(UserError, match=r"sparrow\.drafter must be given.*train video-drafter --kind sparrow"):
         stranger.answer(cases[0].frames, QUESTION, "sparrow")
     with pytest.raises(UserError, match=r"sparrow: drafter: .* holds no"):
         stranger.answer(cases[0].frames, QUESTION, SparrowConfig(drafter=str(tmp_path)))

@@ -1,51 +1,24 @@
 """A user's own videos, and the questions about them.
 
-Belongs here: the videos of a folder, files of questions, and reading a clip when it is needed. Does not belong here:
-decoding files (`vargen.video.models.frames`), and the answers.
+Belongs here: the videos of a folder, and files of questions. Does not belong here: decoding files
+(`vargen.video.models.frames`), and the answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vargen.base.errors import UserError
 from vargen.base.prompts import read_prompts, read_records
 from vargen.base.reading import expanded
-from vargen.video.models.frames import VideoFrames, read_video
+from vargen.video.models.frames import read_video
+from vargen.video.training.video_questions import AskedVideo
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".gif", ".mpg", ".mpeg", ".ts", ".flv", ".wmv")
 """Suffixes of videos in a folder. A folder of pictures in it is a video, too."""
-
-
-@dataclass
-class Clip:
-    """A question about a user's video, whose truth is unknown.
-
-    Args:
-        path: of the video.
-        question: asked about it.
-        choose: chooses frames; see `vargen.video.models.frames.frame_sampler`.
-        fps: of pictures in a folder.
-    """
-
-    path: Path
-    question: str
-    choose: Callable[[int, float], list[int]]
-    fps: float | None = None
-    truth: Any = field(default=None, init=False)
-
-    @cached_property
-    def frames(self) -> VideoFrames:
-        """The frames, read at the first use. Raises UserError as `read_video` does."""
-        return read_video(self.path, self.choose, self.fps)
-
-    def forget(self) -> None:
-        """Free the memory of the frames."""
-        self.__dict__.pop("frames", None)
 
 
 def find_videos(folder: str | Path) -> list[Path]:
@@ -66,7 +39,7 @@ def ask_about(
     usual: str,
     choose: Callable[[int, float], list[int]],
     fps: float | None = None,
-) -> list[Clip]:
+) -> list[AskedVideo]:
     """Clips of a folder with their questions.
 
     Args:
@@ -89,13 +62,13 @@ def ask_about(
         raise UserError(f"questions: {questions} must end in .txt, .csv or .jsonl")
     else:
         pairs = [(path, each) for path in videos for each in read_prompts(questions, "questions")]
-    clips = [Clip(path, question, choose, fps) for path, question in pairs]
+    clips = [AskedVideo(partial(read_video, path, choose, fps), question, path) for path, question in pairs]
     if not clips:
         raise UserError(f"questions: {questions} holds none; write one a line")
     return clips
 
 
-def set_apart(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
+def set_apart(clips: Sequence[AskedVideo]) -> tuple[list[AskedVideo], list[AskedVideo]]:
     """Clips to train on, and those of every tenth video to evaluate on. Raises UserError for a single video."""
     names = sorted({clip.path for clip in clips})
     if len(names) < 2:
@@ -104,7 +77,7 @@ def set_apart(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
     return [clip for clip in clips if clip.path not in apart], [clip for clip in clips if clip.path in apart]
 
 
-def describe_clips(clips: Sequence[Clip]) -> list[list[Any]]:
+def describe_clips(clips: Sequence[AskedVideo]) -> list[list[Any]]:
     """The identity of clips: names, sizes and questions."""
     return [[clip.path.name, clip.path.stat().st_size, clip.question] for clip in clips]
 

@@ -13,13 +13,13 @@ from typing import TypeVar
 from vargen.base.world import require_world
 from vargen.runs.identity import digest
 from vargen.training.run import RunResult, prepare
-from vargen.video.jobs.clips import Clip, ask_about, describe_clips, set_apart
+from vargen.video.jobs.clips import ask_about, describe_clips, set_apart
 from vargen.video.models.frames import CAPTION_PROMPTS, frame_sampler
 from vargen.video.pipelines.answering import VideoAnswerer
 from vargen.video.training.video_answers import Ask, VideoAnswersConfig, rendered_questions
 from vargen.video.training.video_draft_model import VideoDraftModelTrainingConfig, train_video_draft_model
 from vargen.video.training.video_drafter import VideoDrafterTrainingConfig, train_video_drafter
-from vargen.video.training.video_questions import Questions
+from vargen.video.training.video_questions import AskedVideo, Questions
 
 Config = TypeVar("Config", bound=VideoAnswersConfig)
 
@@ -57,7 +57,7 @@ def _own_questions(config: VideoAnswersConfig) -> Ask:
         folder = config.videos or ""
         clips = [clip for each in usual for clip in ask_about(folder, config.questions, each, choose, config.fps)]
 
-        def about(split: str, chosen: Sequence[Clip]) -> Questions:
+        def about(split: str, chosen: Sequence[AskedVideo]) -> Questions:
             shown = {"frames": [config.num_frames, config.fps], "max_pixels": config.max_pixels}
             described = {"clips": digest(describe_clips(chosen)), **shown}
             size = config.generation_batch_size

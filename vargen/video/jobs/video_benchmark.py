@@ -44,8 +44,8 @@ from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.pipelines.options import VideoOptions
 
 if TYPE_CHECKING:
-    from vargen.video.jobs.clips import Clip
     from vargen.video.pipelines.answering import Answer, VideoAnswerer
+    from vargen.video.training.video_questions import AskedVideo
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _rendered(config: BenchVideoConfig, world: VideoWorld) -> tuple[Sequence[Vid
     return cases, {"split": config.split, "frames": [num_frames, side]}
 
 
-def _given(config: BenchVideoConfig, processor: Any) -> tuple[Sequence[Clip], dict[str, Any]]:
+def _given(config: BenchVideoConfig, processor: Any) -> tuple[Sequence[AskedVideo], dict[str, Any]]:
     """Clips of the user's folder, and their identity."""
     from vargen.video.jobs.clips import ask_about, describe_clips
     from vargen.video.models.frames import frame_sampler
@@ -194,7 +194,7 @@ def _given(config: BenchVideoConfig, processor: Any) -> tuple[Sequence[Clip], di
 def run_video_benchmark(
     answerer: VideoAnswerer,
     methods: Mapping[str, VideoMethodConfig],
-    cases: Sequence[VideoCase | Clip],
+    cases: Sequence[VideoCase | AskedVideo],
     question: str,
     *,
     warm_up: int = 1,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from vargen.video.models.frames import CAPTION_PROMPTS
 from vargen.video.pipelines.answering import VideoAnswerer
 from vargen.video.pipelines.loading import open_video_model
 from vargen.video.pipelines.options import VideoOptions
-from vargen.video.training.video_questions import Questions, RenderedVideo, VideoSource, generate_answers
+from vargen.video.training.video_questions import AskedVideo, Questions, VideoSource, generate_answers, render
 from vargen.video.training.video_states import StatesFolder, TeacherForcing
 
 
@@ -89,7 +90,10 @@ def rendered_questions(config: VideoAnswersConfig, source: VideoSource, first_se
         def about(split: str, count: int, first: int) -> Questions:
             described = {"frames": [config.num_frames, config.image_size], "first_seed": first}
             videos = [
-                RenderedVideo(source, first + number, split, CAPTION_PROMPTS[number // size % len(CAPTION_PROMPTS)])
+                AskedVideo(
+                    partial(render, source, first + number, split),
+                    CAPTION_PROMPTS[number // size % len(CAPTION_PROMPTS)],
+                )
                 for number in range(count)
             ]
             return Questions(answerer.processor, answerer.architecture, videos, described, split, size)

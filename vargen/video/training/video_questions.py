@@ -6,8 +6,9 @@ belong here: keeping the answers (`answers.py`), the target's hidden states (`vi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,38 +42,35 @@ class VideoSource(Protocol):
     def __call__(self, first_seed: int, count: int, split: str) -> VideoBatch: ...
 
 
-class AskedVideo(Protocol):
-    """A question about a video, which is read only when it is needed."""
+@dataclass
+class AskedVideo:
+    """A question about a video, which is read when it is needed.
 
-    @property
+    Args:
+        read: gives the frames that the model is shown. Raises UserError if they cannot be read.
+        question: asked about it.
+        path: of a user's video.
+    """
+
+    read: Callable[[], VideoFrames]
+    question: str
+    path: Path = Path()
+    truth: Any = field(default=None, init=False)
+    """Nothing to judge an answer by."""
+
+    @cached_property
     def frames(self) -> VideoFrames:
-        """Frames that the model is shown. Raises UserError if they cannot be read."""
-        ...
-
-    @property
-    def question(self) -> str: ...
+        """The frames, read at the first use. Raises UserError if they cannot be read."""
+        return self.read()
 
     def forget(self) -> None:
         """Free the memory of the frames."""
-        ...
+        self.__dict__.pop("frames", None)
 
 
-@dataclass(frozen=True)
-class RenderedVideo:
-    """Plays `AskedVideo` with the video of a seed."""
-
-    source: VideoSource
-    seed: int
-    split: str
-    question: str
-
-    @property
-    def frames(self) -> VideoFrames:
-        """Rendered anew each time."""
-        return VideoFrames.from_frames(self.source(self.seed, 1, self.split).frames[0])
-
-    def forget(self) -> None:
-        """Nothing is kept."""
+def render(source: VideoSource, seed: int, split: str) -> VideoFrames:
+    """The video of a seed."""
+    return VideoFrames.from_frames(source(seed, 1, split).frames[0])
 
 
 @dataclass(frozen=True)

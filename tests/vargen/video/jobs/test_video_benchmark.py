@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from torchvision.transforms.functional import to_pil_image
@@ -17,8 +18,9 @@ from vargen.cli import main
 from vargen.methods.catalogue import resolve_method
 from vargen.runs.records import Records
 from vargen.video.jobs.cases import VideoCase
-from vargen.video.jobs.clips import Clip, ask_about, describe_clips, find_videos, set_apart
+from vargen.video.jobs.clips import ask_about, describe_clips, find_videos, set_apart
 from vargen.video.jobs.video_benchmark import BenchVideoConfig, build_video_rows, run_video_benchmark
+from vargen.video.training.video_questions import AskedVideo
 
 FRAMES, SIZE = 8, 64
 
@@ -243,9 +245,9 @@ def test_videos_of_a_folder_are_told_by_their_suffix_and_a_tenth_is_kept_apart(t
     (tmp_path / "frames").mkdir()
     found = find_videos(tmp_path)
     assert [path.name for path in found] == ["B.MP4", "a.gif", "frames"]
-    clips = [Clip(path, "what?", lambda total, rate: [0]) for path in found[:2]]
+    clips = [AskedVideo(Mock(), "what?", path) for path in found[:2]]
     assert describe_clips(clips) == [["B.MP4", 5, "what?"], ["a.gif", 5, "what?"]]
-    many = [Clip(Path(f"{number:02d}.mp4"), each, list) for number in range(25) for each in ("a?", "b?")]
+    many = [AskedVideo(Mock(), each, Path(f"{number:02d}.mp4")) for number in range(25) for each in ("a?", "b?")]
     train, apart = set_apart(many)
     assert [(clip.path.name, clip.question) for clip in apart] == [
         (f"{number}.mp4", each) for number in ("00", "10", "20") for each in ("a?", "b?")

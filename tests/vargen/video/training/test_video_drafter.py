@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from vargen.video.training.video_drafter import (
     offset_losses,
     train_video_drafter,
 )
-from vargen.video.training.video_questions import Questions, RenderedVideo, generate_answers
+from vargen.video.training.video_questions import AskedVideo, Questions, generate_answers, render
 from vargen.video.training.video_states import StatesFolder, TeacherForcing
 
 LAYERS = 3
@@ -104,7 +105,10 @@ class Clips:
 
 
 def questions_of(processor: Any, first_seed: int = 5) -> Questions:
-    videos = [RenderedVideo(NoiseVideos(), first_seed + number, "train", CAPTION_PROMPTS[0]) for number in range(8)]
+    videos = [
+        AskedVideo(partial(render, NoiseVideos(), first_seed + number, "train"), CAPTION_PROMPTS[0])
+        for number in range(8)
+    ]
     return Questions(processor, None, videos, {"first_seed": first_seed}, "train", 2)
 
 

@@ -227,7 +227,7 @@ class _Kind:
         captured: By the slots that attention reads of each cache: what ran when a graph was captured, and the graph.
     """
 
-    slots: list[tuple[_Path, str, Tensor, bool]]
+    slots: list[tuple[_Path, tuple[str, Tensor, bool]]]
     gained: int
     kept: list[int]
     most_new: list[int]
@@ -265,7 +265,7 @@ class _Graphs:
         self.caches = [weakref.ref(cache) for cache in _caches(run)]
         self.kinds: dict[tuple[int, Hashable], _Kind] = {}
         self.state: int | None = None
-        self._states: dict[Hashable, int] = {}
+        self._states: dict[tuple[Any, ...], int] = {}
         self._homes: dict[tuple[Any, ...], Tensor] = {}
         self._begun = [each.value for each in _named(run)]
         alike: dict[int, int] = {}  # the first tensor at each address
@@ -442,10 +442,10 @@ class StaticStep:
         )
         calls = self._calls.setdefault((id(kind), reads), _Calls())
         if calls.captured is None:
-            for cache, slots in zip(self._caches, reads, strict=True):
-                cache.slots_in_graph = slots
+            for cache, read in zip(self._caches, reads, strict=True):
+                cache.slots_in_graph = read
             slots = self._slots_of(kind)
-            if calls.is_same:
+            if calls.ran is not None and calls.is_same:
                 calls.captured = self.compiler.captured(self.run, slots)
                 kind.captured[reads] = calls.ran, calls.captured  # what it reads stays as long as the graph
             else:
@@ -471,7 +471,7 @@ class StaticStep:
         """The tensors that a kind of step replaces in this run."""
         if id(kind) not in self._slots:
             owners = dict(_owners(self.run))
-            self._slots[id(kind)] = [Slot(owners[path], *slot) for path, *slot in kind.slots]
+            self._slots[id(kind)] = [Slot(owners[path], *slot) for path, slot in kind.slots]
         return self._slots[id(kind)]
 
     def _first(self) -> _Kind:
@@ -490,7 +490,7 @@ class StaticStep:
         for each, value, overlaps in zip(found, values, overlap, strict=True):
             home = graphs.home(each)
             each.put(home.copy_(value))
-            slots.append((each.path, each.name, home, overlaps))
+            slots.append((each.path, (each.name, home, overlaps)))
         kept = [cache.most_kept - then for cache, then in zip(self._caches, kept, strict=True)]
         return _Kind(slots, gained, kept, [cache.most_new for cache in self._caches])
 

@@ -22,7 +22,8 @@ from torch import Tensor
 from specdecode.graphs.in_graph import in_graph
 from specdecode.kernels.build import library
 
-P, Made = ParamSpec("P"), TypeVar("Made")
+P = ParamSpec("P")
+Made = TypeVar("Made")
 
 
 def fused(kernel: Callable[..., Any]) -> Callable[[Callable[P, Made]], Callable[P, Made]]:

@@ -120,7 +120,7 @@ def parse(
     return GenerateArguments(
         max_new_tokens=min(lengths),
         sampling=sampling,
-        processors=LogitsProcessorList(processors) if processors else None,  # type: ignore[arg-type]
+        processors=LogitsProcessorList(processors) if processors else None,
         stop_tokens=[token for token in dict.fromkeys(stops) if token >= 0],  # -1 stands for none
         criteria=others or None,
         pad_token=next(int(token) for token in pads if token is not None and int(token) >= 0),

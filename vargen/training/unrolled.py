@@ -63,7 +63,7 @@ def guesses_by_level(
     """
     attention = drafter.attn
     rotary = drafter.rotary_rows(positions)
-    embeddings = drafter.token_embedding(tokens)
+    embeddings = drafter.token_embedding(tokens).to(drafter.fc.weight.dtype)  # they may be a model's own, in bfloat16
     keys: list[Tensor] = []
     values: list[Tensor] = []
     guesses: list[Tensor] = []

@@ -67,7 +67,7 @@ def _wide_in_the_middle(
             {
                 "opens_after": [wide if first <= row <= last else narrow for row in range(16)],
                 "guesses": count,
-                "looks": 1,
+                "max_visits": 1,
                 "guessed_columns": columns,
             },
         )
@@ -100,13 +100,13 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         for guesses in (1, 2, 4)
     },
     **{
-        f"vvs-rows, {looks} looks at whole rows": ("vvs-rows", {"opens_after": 16, "guesses": 15, "looks": looks})
+        f"vvs-rows, {looks} looks at whole rows": ("vvs-rows", {"opens_after": 16, "guesses": 15, "max_visits": looks})
         for looks in (2, 3)
     },
     **{
         f"vvs-rows {opens}, {guesses} guesses, {looks} looks": (
             "vvs-rows",
-            {"opens_after": opens, "guesses": guesses, "looks": looks},
+            {"opens_after": opens, "guesses": guesses, "max_visits": looks},
         )
         for opens in (3, 4, 5, 6, 8)
         for guesses in (1, 2, 3, 4)
@@ -115,7 +115,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     **{
         f"vvs-rows 6, 1 guesses, 1 looks, {columns} columns": (
             "vvs-rows",
-            {"opens_after": 6, "guesses": 1, "looks": 1, "guessed_columns": columns},
+            {"opens_after": 6, "guesses": 1, "max_visits": 1, "guessed_columns": columns},
         )
         for columns in (10, 12, 14)
     },

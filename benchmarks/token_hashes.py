@@ -133,8 +133,8 @@ IMAGE_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "4, 1 guess, adaptive": {"opens_after": 4, "guesses": 1, "adaptive": True},
     },
     "vvs-rows": {
-        "5, 2 guesses, 2 looks": {"opens_after": 5, "guesses": 2, "looks": 2},
-        "whole rows, 3 looks": {"opens_after": 16, "guesses": 15, "looks": 3},
+        "5, 2 guesses, 2 looks": {"opens_after": 5, "guesses": 2, "max_visits": 2},
+        "whole rows, 3 looks": {"opens_after": 16, "guesses": 15, "max_visits": 3},
     },
     "coolsd": {
         "4": {"draft_length": 4},

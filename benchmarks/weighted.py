@@ -24,7 +24,7 @@ from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.eagle import DraftHead
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.graphs.in_graph import in_graph
-from specdecode.grid.positions import Places
+from specdecode.grid.positions import Positions
 from specdecode.kernels.quantized import quantize_linears
 from specdecode.roles import TargetOutput
 from vargen.base.errors import UserError
@@ -240,7 +240,7 @@ class WeightedTarget:
         self.heavy.check_places(num_slots)
         self.target.check_places(num_slots)
 
-    def forward_places(self, tokens: Tensor, placed: Places) -> LlamaGenTargetOutput:
+    def forward_places(self, tokens: Tensor, placed: Positions) -> LlamaGenTargetOutput:
         """See `specdecode.grid.positions.PlacedTarget`."""
         if not in_graph():  # a graph is not counted
             self._passes.append(tokens.shape[1])

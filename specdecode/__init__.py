@@ -26,10 +26,10 @@ from specdecode.drafters.draft_size import (
     measure_step_costs,
 )
 from specdecode.drafters.eagle import DraftHead, EagleDrafter, FeatureReuse
+from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.jacobi_front import BranchingJacobiDrafter
-from specdecode.drafters.known_tokens import KnownTokensDrafter
-from specdecode.drafters.lookup_draft_length import MatchDraftSize
+from specdecode.drafters.lookup_draft_length import LookupDraftLength
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.semi_autoregressive import SemiAutoregressiveDrafter, SemiAutoregressiveHead
 from specdecode.drafters.tree_growth import DraftHeadOutput
@@ -87,13 +87,13 @@ __all__ = [
     "FeatureReuse",
     "FinishedRow",
     "FixedDraftSize",
+    "ForcedTokensDrafter",
     "GenerateResult",
     "GroupedVerifier",
     "JacobiDrafter",
-    "KnownTokensDrafter",
     "LanternVerifier",
+    "LookupDraftLength",
     "LooseVerifier",
-    "MatchDraftSize",
     "NotFiniteError",
     "PromptLookupDrafter",
     "RandomStreams",

@@ -40,9 +40,9 @@ class FiniteWatch:
     def __init__(self, batch_size: int, device: torch.device) -> None:
         self._never = torch.iinfo(torch.int64).max
         self._first = torch.full((batch_size,), self._never, dtype=torch.int64, device=device)
-        self.step: int | Tensor = -1  # of the last look; int64 [] where the host does not count
+        self.step: int | Tensor = -1  # of the last note; int64 [] where the host does not count
 
-    def look(self, logits: Tensor, nodes: Tensor, rows: Tensor | None = None) -> None:
+    def note(self, logits: Tensor, nodes: Tensor, rows: Tensor | None = None) -> None:
         """Note rows whose logits [B, n, V] of the next step are not finite at nodes that count: `nodes` [B or 1, n]
         bool, of `rows` [B] bool (None: all)."""
         self.step += 1

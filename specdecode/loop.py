@@ -110,7 +110,7 @@ class DecodeRun:
     )
     """Attributes that a graph owns: tensors that steps replace or that differ from run to run, and objects that name
     theirs likewise. See `specdecode.graphs.static_step`."""
-    rows_keep_pace = False
+    rows_in_lockstep = False
     """Whether all rows are at the same pass, so that others take their places only when all have ended."""
     logged_places = 0
     """Places of a row, where steps record what they add by place."""
@@ -147,7 +147,7 @@ class DecodeRun:
             )
         self.log: DecodeTrace | StepLog = self.trace
         self.target, self.drafter = target, drafter
-        self.trace.forced = getattr(drafter, "forced", None)  # a drafter that knows tokens beforehand says so
+        self.trace.forced_places = getattr(drafter, "forced_places", None)
         self.verifier = ExactVerifier() if verifier is None else verifier
         self._part = self.trace.phase if profile else _untimed
         self.compiler = None if profile else compiler
@@ -183,23 +183,23 @@ class DecodeRun:
         if on_step is not None:
             on_step(0, self.state)
         with self.trace.phase("decode"):
-            # The slowest row gains at most the number that `step` returns, so for some time no row needs a look.
+            # The slowest row gains at most the number that `step` returns, so for some time the host need not ask.
             # Only a stop token can end rows earlier.
-            looks = self.may_stop or self.state.row_tokens is not None
-            slowest_needs = int(needs(self.state)) if looks else self.state.max_new_tokens - 1
-            step, look = self.steps_taken()
-            while slowest_needs > 0:
+            asks = self.may_stop or self.state.row_tokens is not None
+            left = int(tokens_left(self.state)) if asks else self.state.max_new_tokens - 1
+            step, read = self.steps_taken()
+            while left > 0:
                 gained = step()
                 if not gained:
                     break
-                slowest_needs -= gained
+                left -= gained
                 if on_step is not None:
                     on_step(self.steps, self.state)
                 if self.may_stop:
-                    seen = look(needs(self.state))
-                    slowest_needs = 1 if seen is None else int(seen)
-                elif slowest_needs <= 0:
-                    slowest_needs = int(needs(self.state))
+                    on_host = read(tokens_left(self.state))
+                    left = 1 if on_host is None else int(on_host)
+                elif left <= 0:
+                    left = int(tokens_left(self.state))
         return self.result()
 
     def result(self) -> DecodeResult:
@@ -225,7 +225,7 @@ class DecodeRun:
             self.trace.record_prefill()
             if self.drafter is not None and state.max_new_tokens > 1:
                 self.drafter.start(prompt, state)
-        self.watch.look(prompt.logits[:, -1:], every_row[:, None], every_row)
+        self.watch.note(prompt.logits[:, -1:], every_row[:, None], every_row)
 
     @torch.no_grad()
     def step(self) -> int:
@@ -238,15 +238,15 @@ class DecodeRun:
         self.prepare()
         return self.perform()
 
-    def steps_taken(self) -> tuple[Callable[[], int], Look]:
+    def steps_taken(self) -> tuple[Callable[[], int], DelayedRead]:
         """`step` of a run that has started, as a graph where there is a compiler, and how the host sees its rows end.
 
         Raises:
             ValueError: Its steps cannot be graphs, see `specdecode.graphs.static_step.StaticStep`.
         """
         if self.compiler is None:
-            return self.step, Look(0)
-        return self.compiler.step_of(self), Look(_LATE)
+            return self.step, DelayedRead(0)
+        return self.compiler.step_of(self), DelayedRead(_LATE)
 
     def prepare(self) -> Hashable:
         """What the host decides about the next step, which may then be another graph: nothing here."""
@@ -259,7 +259,7 @@ class DecodeRun:
         with self._part("target"):
             output = self._feed(draft.tree)
         with self._part("verify"):
-            self.watch.look(output.logits, draft.tree.valid, self.state.active)
+            self.watch.note(output.logits, draft.tree.valid, self.state.active)
             verdict = self.verifier.accept(draft, output, self.state)
         with self._part("commit"):
             verdict = self._keep(draft.tree, verdict)
@@ -456,12 +456,14 @@ def new_tokens(tree: TokenTree, path: Tensor | None, accepted: Tensor, next_toke
     return torch.cat([drafted, following], dim=1).scatter(1, accepted[:, None], following)
 
 
-def needs(state: DecodeState) -> Tensor:
-    """Tokens the slowest unfinished row still needs, int64 []; 0 when all are finished."""
-    return torch.where(state.active, state.ends - state.lengths, 0).max() if state.needed is None else state.needed
+def tokens_left(state: DecodeState) -> Tensor:
+    """Tokens that the slowest unfinished row still needs, int64 []; 0 when all are finished."""
+    if state.tokens_left is not None:
+        return state.tokens_left
+    return torch.where(state.active, state.ends - state.lengths, 0).max()
 
 
-class Look:
+class DelayedRead:
     """Numbers of a device that the host reads some calls late, so that it does not wait.
 
     Args:
@@ -470,10 +472,10 @@ class Look:
 
     def __init__(self, late: int) -> None:
         self._late = late
-        self._seen: deque[tuple[Tensor, Any]] = deque()
+        self._waiting: deque[tuple[Tensor, Any]] = deque()
 
     def __call__(self, numbers: Tensor) -> Tensor | None:
-        """What was given `late` calls ago, on the CPU; None where there was no such call."""
+        """The numbers of `late` calls ago, on the CPU; None before there was such a call."""
         if not self._late:
             return numbers
         copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
@@ -481,17 +483,17 @@ class Look:
         event = torch.cuda.Event() if numbers.is_cuda else None
         if event is not None:
             event.record(torch.cuda.current_stream(numbers.device))  # which need not be the current device
-        self._seen.append((copy, event))
-        if len(self._seen) <= self._late:
+        self._waiting.append((copy, event))
+        if len(self._waiting) <= self._late:
             return None
-        copy, event = self._seen.popleft()
+        copy, event = self._waiting.popleft()
         if event is not None:
             event.synchronize()
         return copy
 
     def forget(self) -> None:
-        """What was given before does not count any more."""
-        self._seen.clear()
+        """Drop the numbers of earlier calls."""
+        self._waiting.clear()
 
 
 _LATE = 3

@@ -109,14 +109,14 @@ def put_rows(values: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     return values.index_copy(0, rows, others.to(values.dtype))
 
 
-def _can_look(tensor: Tensor) -> bool:
+def _on_cpu(tensor: Tensor) -> bool:
     """Whether to read a number costs nothing: on a CPU, in eager code."""
     return tensor.device.type == "cpu" and not in_graph()
 
 
 def columns_needed(mask: Tensor) -> int:
     """How many first columns of bool [B, C] contain every True; all of them where a look would cost a wait."""
-    if not _can_look(mask):
+    if not _on_cpu(mask):
         return mask.shape[1]
     columns = mask.any(0).nonzero()
     return int(columns[-1]) + 1 if len(columns) else 0
@@ -124,14 +124,14 @@ def columns_needed(mask: Tensor) -> int:
 
 def at_most(counts: Tensor, bound: int) -> int:
     """The greatest of int64 [B]; its known upper bound where a look would cost a wait."""
-    return int(counts.max()) if _can_look(counts) else bound
+    return int(counts.max()) if _on_cpu(counts) else bound
 
 
 def surely_none(flags: Tensor) -> bool:
     """Whether no flag is set; False where a look would cost a wait."""
-    return _can_look(flags) and not bool(flags.any())
+    return _on_cpu(flags) and not bool(flags.any())
 
 
-def seen(numbers: Tensor) -> list[int] | None:
+def on_host(numbers: Tensor) -> list[int] | None:
     """The numbers [B]; None where a look would cost a wait."""
-    return numbers.tolist() if _can_look(numbers) else None
+    return numbers.tolist() if _on_cpu(numbers) else None

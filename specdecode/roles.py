@@ -81,7 +81,8 @@ class DecodeState:
             does not know it.
         decided_places: [B, max_new_tokens] bool, where tokens are decided out of order; None: the first `lengths` are.
         row_tokens: [B] int64, tokens of each row, at most `max_new_tokens`; None: that many.
-        needed: int64 [], tokens the slowest unfinished row still needs, where a graph says so; None: none does.
+        tokens_left: int64 [], the tokens that the slowest unfinished row still needs, as a graph counts them; None: no
+            graph does.
     """
 
     tokens: Tensor
@@ -94,7 +95,7 @@ class DecodeState:
     least_room: int | None = None
     decided_places: Tensor | None = None
     row_tokens: Tensor | None = None
-    needed: Tensor | None = None
+    tokens_left: Tensor | None = None
 
     graph_state = (
         "tokens",
@@ -105,7 +106,7 @@ class DecodeState:
         "newest",
         "decided_places",
         "row_tokens",
-        "needed",
+        "tokens_left",
     )
 
     @property
@@ -138,13 +139,13 @@ class Draft:
             siblings (without replacement: those zeroed and the rest renormalised). The root's row is not read.
         confidence: [B, n] float32, the drafter's log-probability of the path to each node, for schedules; None where it
             gives none. No verifier may read it.
-        has_known: What `drafters.known_tokens` would write into it is written.
+        has_forced_tokens: Its forced tokens are written already, see `drafters.forced_tokens`.
     """
 
     tree: TokenTree
     probabilities: Tensor | None = None
     confidence: Tensor | None = None
-    has_known: bool = False
+    has_forced_tokens: bool = False
 
 
 @dataclass

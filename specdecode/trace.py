@@ -7,8 +7,8 @@ Definitions. A *target pass* is one forward pass of the target over the whole ba
 not make it two. A row *takes part* in a pass while it is unfinished. *Tokens* are those of the result: what was
 accepted past the end of a row does not count. The *accepted length* of a step is the number of draft tokens that
 stayed; with bonus token, the token drawn from the target after them counts too. Means are over all rows and the steps
-they took part in, without the prefill. *Forced* tokens, which are known beforehand (`Forced`), are tokens of the result
-and are fed, but are neither drafted nor accepted.
+they took part in, without the prefill. *Forced* tokens (`ForcedPlaces`) are tokens of the result and are fed, but are
+neither drafted nor accepted.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Kept:
 
 
 @dataclass
-class Forced:
+class ForcedPlaces:
     """Tokens that a drafter knows beforehand, for the counts of a trace.
 
     Args:
@@ -78,9 +78,9 @@ class Forced:
     places: Tensor
     chains: bool = True
 
-    def of_row(self, row: int) -> Forced:
+    def of_row(self, row: int) -> ForcedPlaces:
         """Those of one row."""
-        return Forced(self.places if self.places.ndim == 1 else self.places[row], self.chains)
+        return ForcedPlaces(self.places if self.places.ndim == 1 else self.places[row], self.chains)
 
 
 class TokenOrigin(IntEnum):
@@ -175,7 +175,7 @@ class DecodeTrace(_Records):
         device: The device to wait for at the end of a phase.
 
     Attributes:
-        forced: Which tokens are known beforehand; None: none. A run sets it.
+        forced_places: Which tokens are known beforehand; None: none. A run sets it.
     """
 
     def __init__(self, batch_size: int, device: torch.device | str = "cpu") -> None:
@@ -190,7 +190,7 @@ class DecodeTrace(_Records):
         self._num_forgotten = 0
         self._columns: dict[str, Tensor] | None = None
         self._origins: list[list[TokenOrigin]] | None = None
-        self.forced: Forced | None = None
+        self.forced_places: ForcedPlaces | None = None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -276,7 +276,7 @@ class DecodeTrace(_Records):
         """The same rows from step number `step` on, as if their prefill came just before. Without seconds."""
         trace = DecodeTrace(self.batch_size, self.device)
         trace._kept = self.collect()[max(step - self._num_forgotten, 0) :]
-        trace._first_tokens, trace.forced = 1, self.forced
+        trace._first_tokens, trace.forced_places = 1, self.forced_places
         trace.target_passes = 1 + len(trace._kept)
         return trace
 
@@ -284,7 +284,7 @@ class DecodeTrace(_Records):
         """The steps of one row. Its seconds are those of the batch."""
         trace = DecodeTrace(1, self.device)
         trace.phase_seconds, trace._first_tokens = self.phase_seconds, self._first_tokens
-        trace.forced = None if self.forced is None else self.forced.of_row(row)
+        trace.forced_places = None if self.forced_places is None else self.forced_places.of_row(row)
         trace.target_passes = self.row_passes[row]
         took_part = (self._column("active") + self._column("skipped"))[:, row] > 0
         for step, took in zip(self.collect(), took_part.tolist(), strict=True):
@@ -307,13 +307,13 @@ class DecodeTrace(_Records):
     def _unforced(self, name: str) -> Tensor:
         """[steps, B] on the CPU: "accepted", "drafted" or "emitted" without forced draft tokens."""
         counts, accepted = self._column(name), self._column("accepted")
-        if self.forced is None:
+        if self.forced_places is None:
             return counts
-        places = self.forced.places.cpu().long().expand(self.batch_size, -1)
+        places = self.forced_places.places.cpu().long().expand(self.batch_size, -1)
         before = functional.pad(places.cumsum(1), (1, 0))  # [B, N + 1]
         emitted, skipped = self._column("emitted"), self._column("skipped")
         starts = self._first_tokens + (emitted + skipped).cumsum(0) - emitted  # where the step's draft tokens begin
-        ends = starts + (counts if name == "drafted" and self.forced.chains else accepted)
+        ends = starts + (counts if name == "drafted" and self.forced_places.chains else accepted)
         at_ends, at_starts = (before.gather(1, at.clamp(max=places.shape[1]).T).T for at in (ends, starts))
         return counts - at_ends + at_starts
 
@@ -380,8 +380,8 @@ class DecodeTrace(_Records):
                 origins += [TokenOrigin.UNVERIFIED] * step["skipped"][row]
                 origins += [TokenOrigin.RELAXED if lent[i] else TokenOrigin.ACCEPTED for i in range(accepted)]
                 origins += [TokenOrigin.TARGET] * (step["emitted"][row] - accepted)
-        if self.forced is not None:
-            for origins, places in zip(rows, self.forced.places.expand(len(rows), -1), strict=True):
+        if self.forced_places is not None:
+            for origins, places in zip(rows, self.forced_places.places.expand(len(rows), -1), strict=True):
                 for place in places[: len(origins)].nonzero().flatten().tolist():
                     origins[place] = TokenOrigin.TARGET
         self._origins = rows

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdecode.drafters.draft_size import AcceptanceRates, DraftSize
 from specdecode.drafters.eagle import EagleDrafter
-from specdecode.drafters.lookup_draft_length import MatchDraftSize
+from specdecode.drafters.lookup_draft_length import LookupDraftLength
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.tree import TokenTree
@@ -102,7 +102,7 @@ class CopyOrGuessDrafter(Drafter):
     """The Drafter role over prompt lookup and a head, on a CPU.
 
     Args:
-        lookup: with a `MatchDraftSize`.
+        lookup: with a `LookupDraftLength`.
         head: of chains of likeliest tokens, with `sizer` for its sizer, and room for a longest copy to wait.
         sizer: of the head.
         clock: seconds; None: guesses cost what is assumed.
@@ -115,7 +115,7 @@ class CopyOrGuessDrafter(Drafter):
         sizer: GuessDraftSize,
         clock: Callable[[], float] | None = time.perf_counter,
     ) -> None:
-        assert isinstance(lookup.sizer, MatchDraftSize)
+        assert isinstance(lookup.sizer, LookupDraftLength)
         self.lookup, self.head, self.sizer, self._lengths, self._clock = lookup, head, sizer, lookup.sizer, clock
         self._copies = self._has_guessed = False
 

@@ -63,8 +63,8 @@ class DraftHead(Protocol):
         Args:
             tokens: [B, q] int64.
             features: [B, q, F].
-            mask: [B or 1, q, n] bool, n >= q: which of the n new pairs since the last `advance` each of these q, the
-                last ones, sees. Every pair also sees the whole sequence before.
+            mask: [B or 1, q, n] bool, n >= q: there are n new pairs since the last `advance`, and these q are the last
+                of them. Says which of the n each of the q sees. Every pair also sees the whole sequence before.
             depths: [B or 1, q] int64, positions after the sequence.
 
         A head of chains may give the logits after the deepest pair of a row in the place of all.
@@ -102,7 +102,7 @@ class EagleDrafter(Drafter):
 
     Args:
         head: the network.
-        shape: a dynamic tree, or a fixed one, of which the sizer chooses the number of levels.
+        shape: a dynamic tree, or a fixed one; the sizer chooses its number of levels.
         sizer: how much to draft.
         children: "top" for the likeliest tokens; "sampled" for tokens drawn without replacement from the head's
             distribution, which the verifier then gets. Fixed shapes only.
@@ -269,10 +269,10 @@ class EagleDrafter(Drafter):
 
     def _wait(self, features: Tensor, counts: Tensor) -> None:
         """The first `counts` [B] of features [B, k, F] wait, with as many newest tokens of each row."""
-        seen = ragged.seen(counts)
-        width = features.shape[1] if seen is None else max(1, *seen)  # of rejected tokens nothing is read
+        on_host = ragged.on_host(counts)
+        width = features.shape[1] if on_host is None else max(1, *on_host)  # rejected tokens are not read
         self._features, self._counts = ragged.first(features, width), counts
-        self._even = seen is not None and min(seen) == width  # the host knows that as many pairs of each row wait
+        self._even = on_host is not None and min(on_host) == width  # the host knows that as many pairs of each row wait
 
     def _feed_waiting(self, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Feed the waiting pairs. Returns logits [B, 1, V] and the feature [B, 1, F] after the last one."""

@@ -90,7 +90,7 @@ class JacobiDrafter(Drafter):
         self.coupling = coupling
         self.keep_overlap = keep_overlap
         self.confident = confident
-        self._known: fused_ops.Known | None = None
+        self._forced_tokens: fused_ops.ForcedTokens | None = None
         self._size = DraftSize(1, 0)
 
     @property
@@ -98,9 +98,9 @@ class JacobiDrafter(Drafter):
         """Itself: a window consists of guesses behind unverified guesses."""
         return self
 
-    def write_known(self, known: fused_ops.Known) -> None:
-        """Write these into every window that a kernel of the CPU draws; see `drafters.known_tokens`."""
-        self._known = known
+    def write_forced_tokens(self, forced_tokens: fused_ops.ForcedTokens) -> None:
+        """Write these into every window that a kernel of the CPU draws; see `drafters.forced_tokens`."""
+        self._forced_tokens = forced_tokens
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """Begin with the prompt's opinion of the first token."""
@@ -189,12 +189,12 @@ class JacobiDrafter(Drafter):
         tag = Tag.TARGET if self.coupling == "target" else Tag.DRAFT
         tags, revisited = (tag, Tag.COUPLE if self.coupling == "maximal" else None), self.coupling == "gumbel"
         numbers = state.streams, tags, counters, revisited
-        at_once = fused_ops.window(last, state.last_tokens(), *numbers, *asked, state.lengths, self._known)
+        at_once = fused_ops.window(last, state.last_tokens(), *numbers, *asked, state.lengths, self._forced_tokens)
         if at_once is None:
             return None
         tokens, drawn_from = at_once
-        if self._known is not None or drawn_from is None:
-            return Draft(TokenTree.chain(tokens), drawn_from, has_known=self._known is not None)
+        if self._forced_tokens is not None or drawn_from is None:
+            return Draft(TokenTree.chain(tokens), drawn_from, has_forced_tokens=self._forced_tokens is not None)
         return self._drawn(tokens, drawn_from, state)
 
     def _raced(self, root: Tensor, arrival: Tensor) -> Draft:

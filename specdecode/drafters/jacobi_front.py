@@ -58,8 +58,8 @@ class BranchingJacobiDrafter(JacobiDrafter):
         """None: skipped steps take tokens from chains."""
         return None
 
-    def write_known(self, known: fused_ops.Known) -> None:
-        """Not here: in a tree a mark stays where it was drafted."""
+    def write_forced_tokens(self, forced_tokens: fused_ops.ForcedTokens) -> None:
+        """Not here: in a tree a forced token stays where it was drafted."""
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """Read a chain out of the tree: the accepted branch, and beyond its end the main chain."""

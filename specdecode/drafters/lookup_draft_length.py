@@ -35,7 +35,7 @@ _OUTLIER = 3.0
 """A step that takes so many times as long as reckoned was interrupted."""
 
 
-class MatchDraftSize:
+class LookupDraftLength:
     """Chooses the length of a copy.
 
     Args:

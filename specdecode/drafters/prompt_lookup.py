@@ -19,7 +19,7 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.checks import check_counts
 from specdecode.drafters.draft_size import DraftSize, DraftSizer
-from specdecode.drafters.lookup_draft_length import MatchDraftSize
+from specdecode.drafters.lookup_draft_length import LookupDraftLength
 from specdecode.kernels import fused_ops
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.tree import TokenTree
@@ -42,12 +42,12 @@ class PromptLookupDrafter(Drafter):
     def __init__(
         self,
         prompt: Tensor,
-        sizer: DraftSizer | MatchDraftSize,
+        sizer: DraftSizer | LookupDraftLength,
         attention_mask: Tensor | None = None,
         max_ngram_size: int | None = None,
     ) -> None:
         if max_ngram_size is None:
-            max_ngram_size = sizer.matched if isinstance(sizer, MatchDraftSize) else 3
+            max_ngram_size = sizer.matched if isinstance(sizer, LookupDraftLength) else 3
         check_counts(max_ngram_size=max_ngram_size)
         if prompt.ndim != 2 or prompt.is_floating_point():
             raise ValueError(
@@ -67,13 +67,13 @@ class PromptLookupDrafter(Drafter):
         """Nothing to prepare. Raises ValueError for a prompt of other rows than are decoded."""
         if len(self.prompt) != len(state.tokens):
             raise ValueError(f"prompt must have the target's {len(state.tokens)} rows, got {len(self.prompt)}")
-        if isinstance(self.sizer, MatchDraftSize):
+        if isinstance(self.sizer, LookupDraftLength):
             self.sizer.start()
 
     def propose(self, state: DecodeState) -> Draft:
         """A chain behind each row's newest token."""
         root = state.last_tokens()[:, None]
-        if isinstance(self.sizer, MatchDraftSize):
+        if isinstance(self.sizer, LookupDraftLength):
             return self.propose_behind(state, *self.last_occurrence(state))
         self._size = self.sizer.choose()
         if self._size.depth < 1:
@@ -82,15 +82,15 @@ class PromptLookupDrafter(Drafter):
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """Only the sizer learns."""
-        if not isinstance(self.sizer, MatchDraftSize):
+        if not isinstance(self.sizer, LookupDraftLength):
             self.sizer.observe(self._size, verdict.accepted, draft.tree.valid[:, 0])
         elif draft.tree.device.type == "cpu":
             self.sizer.observe(self._match, draft.tree.valid[:, 1:].sum(1), verdict.accepted)
 
     def propose_behind(self, state: DecodeState, occurrence: Tensor, match: Tensor) -> Draft:
-        """A chain as long as the `MatchDraftSize` says, behind what `last_occurrence` gave."""
+        """A chain as long as the `LookupDraftLength` says, behind what `last_occurrence` gave."""
         root, sizer, self._match = state.last_tokens()[:, None], self.sizer, match
-        assert isinstance(sizer, MatchDraftSize)
+        assert isinstance(sizer, LookupDraftLength)
         depth = sizer.longest
         if root.device.type == "cpu":
             depth = sizer.choose(self._match[state.active].tolist())

@@ -36,7 +36,7 @@ from torch._dynamo.backends.registry import lookup_backend
 from specdecode.drafters.draft_size import NO_DRAFT, AdaptiveDraftSize, DraftSize, DraftSizer, FixedDraftSize
 from specdecode.graphs.in_graph import as_in_graph
 from specdecode.kv_cache import StaticKVCache
-from specdecode.loop import DecodeRun, Look, needs
+from specdecode.loop import DecodeRun, DelayedRead, tokens_left
 from specdecode.sampling import SamplingInGraph
 
 _MOST_GRAPHS = 256
@@ -200,8 +200,8 @@ class Slot:
 
 def _perform(run: DecodeRun) -> int:
     """A step, and what the host may read of it."""
-    gained, run.state.needed = run.perform(), None
-    run.state.needed = needs(run.state)
+    gained, run.state.tokens_left = run.perform(), None
+    run.state.tokens_left = tokens_left(run.state)
     return gained
 
 
@@ -340,7 +340,7 @@ class _HostSize:
         self.sizer, self.size = sizer, sizer.largest
         self.candidates = getattr(sizer, "candidates", ())
         self.seen: Tensor | None = None  # of the last step: accepted [B], active [B], and what was predicted
-        self._look, self._given = Look(1), deque[DraftSize]()
+        self._delayed_read, self._given = DelayedRead(1), deque[DraftSize]()
 
     @property
     def largest(self) -> DraftSize:
@@ -366,7 +366,7 @@ class _HostSize:
         if self.seen is None:
             return
         self._given.append(self.size)
-        if (seen := self._look(self.seen)) is not None:
+        if (seen := self._delayed_read(self.seen)) is not None:
             accepted, active, predicted = seen.split([batch_size, batch_size, len(seen) - 2 * batch_size])
             self.sizer.observe(
                 self._given.popleft(), accepted.long(), active.bool(), predicted if len(predicted) else None

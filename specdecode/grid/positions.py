@@ -1,19 +1,18 @@
-"""Places: tokens are drawn in an order of their own, several in one pass, each after the places that it may see.
+"""Tokens are drawn in an order of their own: several in one pass, each after the places that it may see.
 
-Belongs here: which places a pass draws, which tokens it feeds for that, in which slots, and what these see; and the run
-that follows an order known beforehand. Does not belong here: lines that open by what is drawn (`lines_in_flight.py`),
-the run that draws one place after another (`loop.py`), and how a target computes a pass over places.
+Belongs here: what a pass feeds, draws and sees, and the run of an order known beforehand. Not here: `row_windows.py`.
 
 A *place* is the position of a token in the result, counted from 0. Slot `p` behind the prompt holds the token of place
-`p` and never moves. A *stand-in* holds the place before a line's first one until the real token is known. It has a slot
-of its own behind those of all places, which its own line alone sees. A slot whose token is not decided is masked. Where
-a *mark*, a token that is always the same, stands between two lines, it needs no stand-in: it is fed when a line opens.
+`p` and never moves. A *placeholder* holds the place before a line's first one until the real token is known. It has a
+slot of its own behind those of all places, and its own line alone sees it. A slot whose token is not decided is masked.
+An *end-of-row token* is always the same and stands between two lines. A line behind one needs no placeholder: the token
+is fed when the line opens.
 
 Each place is drawn with the random numbers that plain decoding uses for it. So the tokens of a seed are the same in
 every batch, and an order that feeds what plain decoding feeds gives plain decoding's tokens.
 
 Source: He et al. 2024, arXiv 2412.04062 (the order). Its released code lets undecided places be seen as zeros, and a
-stand-in shares the slot of the place that it holds; here neither is so.
+placeholder shares the slot of the place that it holds; here neither is so.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Window = int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Places:
+class Positions:
     """Where the n tokens of a pass stand and what they see. The first dimension is 1 where all rows are alike, else B.
 
     Args:
@@ -54,14 +53,14 @@ class Places:
 
 
 @dataclass(frozen=True)
-class PlacedTokens(Places):
+class PlacedTokens(Positions):
     """The tokens that one pass feeds, alike in every row of the batch.
 
     Args:
-        sources: [n] int64, the place whose token is fed; for a stand-in, the place that it copies.
+        sources: [n] int64, the place whose token is fed; for a placeholder, the place that it copies.
         drawing: [k] int64, which of the n tokens have a place drawn after them; k is at least 1.
         drawn: [k] int64, the places that are drawn.
-        added: [m] int64, the places that the pass decides: those that are drawn, and marks that are fed.
+        added: [m] int64, the places that the pass decides: those that are drawn, and fed end-of-row tokens.
     """
 
     sources: Tensor
@@ -82,7 +81,7 @@ class Order(Protocol):
 
     @property
     def num_slots(self) -> int:
-        """W, the slots behind the prompt: of places and of stand-ins."""
+        """W, the slots behind the prompt: of places and of placeholders."""
         return int(self.lines.num_slots)
 
     def run(self, target: Target, **settings: Any) -> DecodeRun:
@@ -98,27 +97,6 @@ class Order(Protocol):
         ...
 
 
-class PlaceOrder(Order, Protocol):
-    """Which places are drawn in which pass? The same for every row, and known before anything is drawn."""
-
-    @property
-    def num_passes(self) -> int:
-        """Passes of the target; number 0 is the prefill, which draws place 0."""
-        ...
-
-    def tokens_of(self, number: int) -> PlacedTokens:
-        """What pass `number` feeds and draws, on the CPU; from 1 to `num_passes - 1`."""
-        ...
-
-    def leading(self, number: int) -> int:
-        """How many places from 0 on are drawn without a gap once pass `number` is made."""
-        ...
-
-    def run(self, target: Target, **settings: Any) -> DecodeRun:
-        """See `Order`."""
-        return PlacedRun(target, order=self, **settings)
-
-
 class PlacedTarget(Target, Protocol):
     """A target that takes explicit places. Nothing is committed: a slot is visible or it is not."""
 
@@ -126,7 +104,7 @@ class PlacedTarget(Target, Protocol):
         """Raises ValueError where the cache has no room for so many slots behind the prompt."""
         ...
 
-    def forward_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
+    def forward_places(self, tokens: Tensor, placed: Positions) -> TargetOutput:
         """Feed tokens [B, n] int64 and keep each in its slot. Returns logits [B, n, V].
 
         Args:
@@ -136,10 +114,10 @@ class PlacedTarget(Target, Protocol):
         ...
 
 
-def fill_known(buffer: Tensor, known_tokens: Tensor | None) -> None:
+def fill_forced(buffer: Tensor, forced_tokens: Tensor | None) -> None:
     """Write known tokens [num_places] or [B, num_places] to a buffer of tokens [B, num_places or more]."""
-    if known_tokens is not None:
-        known = known_tokens.to(buffer.device)
+    if forced_tokens is not None:
+        known = forced_tokens.to(buffer.device)
         first = buffer[:, : known.shape[-1]]
         first.copy_(known.where(known >= 0, first))
 
@@ -160,9 +138,9 @@ class Lines:
     """Lines of equal length, one behind the other.
 
     Args:
-        num_places: Tokens of a row: whole lines, and a mark between two of them where there is one.
+        num_places: Tokens of a row: whole lines, and the end-of-row tokens between them.
         line_length: Tokens of a line that are drawn.
-        mark: The token between two lines; None: there is none.
+        row_end: The token between two lines; None: there is none.
 
     Raises:
         ValueError: Places that do not fill whole lines.
@@ -170,12 +148,12 @@ class Lines:
 
     num_places: int
     line_length: int
-    mark: int | None = None
+    row_end: int | None = None
 
     def __post_init__(self) -> None:
         check_counts(num_places=self.num_places, line_length=self.line_length)
-        if (self.num_places + self.has_marks) % self.stride:
-            marked = " with a mark between two" if self.has_marks else ""
+        if (self.num_places + self.has_row_ends) % self.stride:
+            marked = " with an end-of-row token between two" if self.has_row_ends else ""
             raise ValueError(
                 f"num_places must be those of whole lines of line_length ({self.line_length}){marked}, got "
                 f"{self.num_places}"
@@ -187,32 +165,32 @@ class Lines:
         return (self,)
 
     @property
-    def has_marks(self) -> bool:
-        """Whether a mark stands between two lines."""
-        return self.mark is not None
+    def has_row_ends(self) -> bool:
+        """Whether an end-of-row token stands between two lines."""
+        return self.row_end is not None
 
     @property
     def stride(self) -> int:
         """Places from the first of a line to the first of the next."""
-        return self.line_length + self.has_marks
+        return self.line_length + self.has_row_ends
 
     @property
     def num_lines(self) -> int:
         """R."""
-        return (self.num_places + self.has_marks) // self.stride
+        return (self.num_places + self.has_row_ends) // self.stride
 
     @property
     def num_slots(self) -> int:
-        """Slots behind the prompt: of every place, and without marks of a stand-in for every line but the first."""
-        return self.num_places + (0 if self.has_marks else self.num_lines - 1)
+        """Slots behind the prompt: of every place, and of the placeholders before all lines but the first."""
+        return self.num_places + (0 if self.has_row_ends else self.num_lines - 1)
 
     @property
-    def known_tokens(self) -> Tensor | None:
-        """[num_places] int64, the marks, and -1 elsewhere; None without marks."""
-        if self.mark is None:
+    def forced_tokens(self) -> Tensor | None:
+        """[num_places] int64, the end-of-row tokens, and -1 elsewhere; None without them."""
+        if self.row_end is None:
             return None
         known = torch.full((self.num_places,), -1)
-        known[self.line_length :: self.stride] = self.mark
+        known[self.line_length :: self.stride] = self.row_end
         return known
 
     def check_window(self, window: Window) -> None:
@@ -249,7 +227,7 @@ def scaled_window(window: Window, line_length: int, of_length: int | None) -> tu
 
 @dataclass(frozen=True)
 class _Fed:
-    """One fed token; fields as in `PlacedTokens`. `line` is the line whose stand-in it may see."""
+    """One fed token; fields as in `PlacedTokens`. `line` is the line whose placeholder it may see."""
 
     source: int
     position: int
@@ -258,14 +236,14 @@ class _Fed:
     draws: int | None
 
 
-class StaggeredLines(PlaceOrder):
+class StaggeredLines(Order):
     """An order over lines of equal length: a line opens as soon as the line before it has `window` tokens.
 
     Every open line draws one token a pass, so none overtakes the line before it. A window of the whole line is plain
     decoding; a window of 1 draws an anti-diagonal. Passes, the prefill included: length + the sum of `Lines.windows`.
 
-    A stand-in copies the newest token of the line two before its own, as in the released code; that of the second line
-    copies the newest token of the first.
+    A placeholder copies the newest token of the line two before its own, as in the released code. That of the second
+    line copies the newest token of the first.
 
     Args:
         lines: The lines.
@@ -280,13 +258,17 @@ class StaggeredLines(PlaceOrder):
         self.lines, self.window = lines, window
         windows = lines.windows(window)
         self._opens_in = tuple(accumulate(windows))
-        self._has_stand_in = [not lines.has_marks and 0 < each < lines.line_length for each in windows]
+        self._has_placeholder = [not lines.has_row_ends and 0 < each < lines.line_length for each in windows]
         self._places = torch.arange(lines.num_places)
         self._fed_in_pass = torch.tensor([self.drawn_in(place) + 1 for place in range(lines.num_places)])
 
+    def run(self, target: Target, **settings: Any) -> DecodeRun:
+        """See `Order`."""
+        return OrderedRun(target, order=self, **settings)
+
     @property
     def num_passes(self) -> int:
-        """See `PlaceOrder`."""
+        """Passes of the target; number 0 is the prefill, which draws place 0."""
         return self.lines.line_length + self.opens_in(self.lines.num_lines - 1)
 
     def opens_in(self, line: int) -> int:
@@ -294,22 +276,22 @@ class StaggeredLines(PlaceOrder):
         return self._opens_in[line]
 
     def drawn_in(self, place: int) -> int:
-        """The pass that draws a place; the next one feeds its token. A mark counts as drawn in the pass before."""
+        """The pass that draws a place; the next one feeds its token. End-of-row tokens count as drawn one earlier."""
         line, column = divmod(place, self.lines.stride)
-        is_mark = column == self.lines.line_length
-        return self.opens_in(line + 1) - 1 if is_mark else self.opens_in(line) + column
+        is_row_end = column == self.lines.line_length
+        return self.opens_in(line + 1) - 1 if is_row_end else self.opens_in(line) + column
 
     def leading(self, number: int) -> int:
-        """See `PlaceOrder`."""
+        """How many places from 0 on are drawn without a gap once pass `number` is made."""
         for line in range(self.lines.num_lines):
             drawn = number + 1 - self.opens_in(line)
             if drawn < self.lines.line_length:
-                waits_for_mark = drawn <= 0 < line and self.lines.has_marks
-                return line * self.lines.stride + drawn - waits_for_mark
+                waits_for_row_end = drawn <= 0 < line and self.lines.has_row_ends
+                return line * self.lines.stride + drawn - waits_for_row_end
         return self.num_places
 
     def tokens_of(self, number: int) -> PlacedTokens:
-        """See `PlaceOrder`."""
+        """What pass `number` feeds and draws, on the CPU; from 1 to `num_passes - 1`."""
         fed = self._fed_in(number)
         drawing = [index for index, token in enumerate(fed) if token.draws is not None]
         return PlacedTokens(
@@ -319,32 +301,32 @@ class StaggeredLines(PlaceOrder):
             sources=torch.tensor([token.source for token in fed]),
             drawing=torch.tensor(drawing),
             drawn=torch.tensor([fed[index].draws for index in drawing]),
-            added=torch.tensor([fed[index].draws for index in drawing] + self._marks_fed(number)),
+            added=torch.tensor([fed[index].draws for index in drawing] + self._row_ends_fed(number)),
         )
 
     def _fed_in(self, number: int) -> list[_Fed]:
-        """The tokens drawn in the pass before, then the marks before lines that open, or their stand-ins."""
+        """The tokens drawn in the pass before, then the end-of-row tokens or placeholders before lines that open."""
         length, stride, last = self.lines.line_length, self.lines.stride, self.num_places - 1
         columns = [(line, number - 1 - self.opens_in(line)) for line in range(self.lines.num_lines)]
         new = [line * stride + column for line, column in columns if 0 <= column < length]
-        marks = self._marks_fed(number)
+        row_ends = self._row_ends_fed(number)
         fed = []
         for place in new:
             # The token after a line's last one is drawn from it only where the next line has waited for it.
-            follows = place < last and place + 1 not in marks and self.drawn_in(place + 1) == number
-            follows &= place % stride != length - 1 or not self.lines.has_marks
+            follows = place < last and place + 1 not in row_ends and self.drawn_in(place + 1) == number
+            follows &= place % stride != length - 1 or not self.lines.has_row_ends
             if place < last:  # the last token of all is never fed
                 fed.append(_Fed(place, place, place, place // stride, place + 1 if follows else None))
-        fed += [_Fed(mark, mark, mark, mark // stride, mark + 1) for mark in marks]
+        fed += [_Fed(end, end, end, end // stride, end + 1) for end in row_ends]
         opening = [line for line in range(1, self.lines.num_lines) if self.opens_in(line) == number]
-        return fed + [self._stand_in(line, number) for line in opening if self._has_stand_in[line]]
+        return fed + [self._placeholder(line, number) for line in opening if self._has_placeholder[line]]
 
-    def _marks_fed(self, number: int) -> list[int]:
-        """The marks before lines that pass `number` opens."""
+    def _row_ends_fed(self, number: int) -> list[int]:
+        """The end-of-row tokens before lines that pass `number` opens."""
         opening = [line for line in range(1, self.lines.num_lines) if self.opens_in(line) == number]
-        return [line * self.lines.stride - 1 for line in opening] if self.lines.has_marks else []
+        return [line * self.lines.stride - 1 for line in opening] if self.lines.has_row_ends else []
 
-    def _stand_in(self, line: int, number: int) -> _Fed:
+    def _placeholder(self, line: int, number: int) -> _Fed:
         """What holds the place before a line that pass `number` opens."""
         copied = max(line - 2, 0)
         length = self.lines.line_length
@@ -352,19 +334,19 @@ class StaggeredLines(PlaceOrder):
         return _Fed(copied * length + newest, first - 1, self.num_places + line - 1, line, first)
 
     def _visible(self, fed: list[_Fed], number: int) -> Tensor:
-        """[n, W] bool: the fed tokens at or before a token's place, and its line's stand-in until the real token is
+        """[n, W] bool: the fed tokens at or before a token's place, and its line's placeholder until the real token is
         fed."""
         positions = torch.tensor([token.position for token in fed])
         visible = torch.zeros(len(fed), self.num_slots, dtype=torch.bool)
         visible[:, : self.num_places] = (self._places <= positions[:, None]) & (self._fed_in_pass <= number)
         for row, token in zip(visible, fed, strict=True):
-            if self._has_stand_in[token.line]:
+            if self._has_placeholder[token.line]:
                 before = token.line * self.lines.line_length - 1
                 row[self.num_places + token.line - 1] = self.drawn_in(before) + 1 > number
         return visible
 
 
-class PlacedRun(DecodeRun):
+class OrderedRun(DecodeRun):
     """A run in which the target draws places in an order of their own; nothing is drafted.
 
     The rows of a batch are always at the same pass, so they end together, and other requests take all their rows at
@@ -380,10 +362,10 @@ class PlacedRun(DecodeRun):
         ValueError: As `DecodeRun` and `check_takes_places`. At the first step: the target has no room.
     """
 
-    rows_keep_pace = True
+    rows_in_lockstep = True
     graph_state = (*DecodeRun.graph_state, "_undrawn", "_tables", "_number_in_graph")
 
-    def __init__(self, target: Target, *, order: PlaceOrder, **settings: Any) -> None:
+    def __init__(self, target: Target, *, order: StaggeredLines, **settings: Any) -> None:
         super().__init__(target, **settings)
         check_takes_places(target, order.num_places, settings)
         self._placed: PlacedTarget = target  # type: ignore[assignment]
@@ -392,7 +374,7 @@ class PlacedRun(DecodeRun):
         self._number = 0  # of the pass made last
         self._plans: dict[int, PlacedTokens] = {}  # by number, on the device
         self._undrawn = torch.full_like(self._buffer, -1, dtype=torch.int8)
-        fill_known(self._buffer, order.lines.known_tokens)
+        fill_forced(self._buffer, order.lines.forced_tokens)
         if self.compiler is not None:
             self._tables = _Tables(order, target.device)
             self._number_in_graph = torch.zeros(1, dtype=torch.int64, device=target.device)
@@ -423,7 +405,7 @@ class PlacedRun(DecodeRun):
         with self._part("verify"):
             logits = output.logits[:, placed.drawing]
             self._check_logits("forward_places", logits, (len(self._buffer), len(placed.drawn)))
-            self.watch.look(logits, state.active[:, None].expand(-1, len(placed.drawn)))
+            self.watch.note(logits, state.active[:, None].expand(-1, len(placed.drawn)))
             counters = placed.drawn.expand(len(logits), -1)
             drawn = draw_tokens(logits, state.sampling, state.streams, counters, Tag.TARGET)
         with self._part("commit"):
@@ -466,7 +448,7 @@ class _Tables:
 
     graph_state = ("_fields", "_counts")
 
-    def __init__(self, order: PlaceOrder, device: torch.device) -> None:
+    def __init__(self, order: StaggeredLines, device: torch.device) -> None:
         passes = [order.tokens_of(max(number, 1)) for number in range(order.num_passes)]
         self._fields = {}
         for name, first in vars(passes[0]).items():

@@ -1,18 +1,18 @@
-"""Lines in flight: each row of the batch decides by its own draws when a line opens and how far it goes in a pass.
+"""Row windows: each row of the batch decides by its own draws when a line opens and how far it goes in a pass.
 
-Belongs here: the rule for lines with guesses, and the run that follows it. Does not belong here: orders that are known
-before anything is drawn (`places.py`, whose words are used here: place, slot, line, stand-in), and targets.
+Belongs here: the rule for lines with guesses, and its run. Not here: orders known beforehand (`positions.py`).
 
 A line opens once the line before it has some decided tokens. A pass feeds the decided tokens that were not fed, and the
 line's *guesses*: tokens behind the decided ones. It draws the place after each of them with plain decoding's random
 number for that place. Guesses are accepted as far as they equal these draws, and the draw behind them is decided, too.
-The other draws are the next guesses. What a place is first guessed by is a draw from the last distribution of its line.
+The other draws are the next guesses. A place that no pass has drawn is first guessed from the last distribution of its
+line.
 
-A guess is seen by its own line alone, and only in the pass that feeds it. A slot keeps what was fed last, so what is
-fed again needs no removal.
+Its own line alone sees a guess, and only in the pass that feeds it. A slot is overwritten when it is fed again, so
+nothing is ever removed.
 
 Sources: PJD, arXiv 2606.05703 (guesses in several lines; equal draws replace its ratio test), and He et al. 2024,
-arXiv 2412.04062 (a first token that must hold).
+arXiv 2412.04062 (a first token that must be confirmed).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.checks import check_counts
 from specdecode.graphs.in_graph import in_graph
-from specdecode.grid.mixed_grids import Layout, LinesOfRows
+from specdecode.grid.mixed_grids import GridLayout, MixedGrids
 from specdecode.grid.positions import (
     Lines,
     Order,
     PlacedTarget,
-    Places,
+    Positions,
     Window,
     check_takes_places,
     each_window,
-    fill_known,
+    fill_forced,
     in_proportion,
     scaled_window,
 )
@@ -48,18 +48,19 @@ from specdecode.trace import StepRecord, TokenOrigin
 
 
 @dataclass(frozen=True)
-class LinesInFlight(Order):
+class RowWindows(Order):
     """When lines open, and how much of them is guessed.
 
     Args:
         lines: The lines, of one size or of several.
         window: Decided tokens of the line before when a line opens, from 1 to the length of a line, see `Window`. Of
-            `LinesOfRows` it may be longer: where lines are shorter, it is the whole line.
+            `MixedGrids` it may be longer: where lines are shorter, it is the whole line.
         guesses: The most guesses of a line. It has no more than the line before is ahead, so that it does not overtake.
-        first_holds: A line's first token is decided once two passes in a row draw it, or once the token before it is
+        confirm_first: A line's first token is decided once two passes in a row draw it, or once the token before it is
             known. Until then it is a guess.
-        looks: A token that so many passes have drawn is decided, whatever it was drawn behind; None: by no number.
-        copies: A line opens with guesses, the tokens of the line before; else with none. Not with `first_holds`.
+        max_visits: A token that so many passes have drawn is decided, whatever stood before it; None: by no number.
+        start_from_row_above: A line opens with the tokens of the line before as guesses; else with none. Not with
+            `confirm_first`.
         guessed_columns: Guesses lie among so many first tokens of a line; None: anywhere.
         of_length: `window` and `guessed_columns` are meant for lines of so many tokens; a row with others has them in
             proportion, rounded up. None: they are as they are in every row.
@@ -68,27 +69,27 @@ class LinesInFlight(Order):
         ValueError: An argument out of range.
     """
 
-    lines: Lines | LinesOfRows
+    lines: Lines | MixedGrids
     window: Window
     guesses: int = 0
-    first_holds: bool = False
-    looks: int | None = None
-    copies: bool = False
+    confirm_first: bool = False
+    max_visits: int | None = None
+    start_from_row_above: bool = False
     guessed_columns: int | None = None
     of_length: int | None = None
 
     def __post_init__(self) -> None:
         if self.guesses < 0:
             raise ValueError(f"guesses must be at least 0, got {self.guesses}")
-        for name in ("looks", "guessed_columns", "of_length"):
+        for name in ("max_visits", "guessed_columns", "of_length"):
             if getattr(self, name) is not None:
                 check_counts(**{name: getattr(self, name)})
         if self.of_length is None:
             self.lines.check_window(self.window)
         elif max(each_window(self.window)) > self.of_length:
             raise ValueError(f"window must be at most of_length ({self.of_length}), got {self.window}")
-        if self.copies and self.first_holds:
-            raise ValueError("copies must be off where first_holds is on: a copy is not what a pass has drawn")
+        if self.start_from_row_above and self.confirm_first:
+            raise ValueError("start_from_row_above must be off where confirm_first is on: no pass has drawn a copy")
 
     def windows(self, lines: Lines) -> tuple[int, ...]:
         """The window of each of a row's lines, none longer than a line; 0 of the first."""
@@ -106,7 +107,7 @@ class LinesInFlight(Order):
     def passes_between_lines(self) -> int:
         """The least number of passes from the opening of a line to that of the next."""
         window = min(each for lines in self.lines.sizes for each in (lines.line_length, *self.windows(lines)[1:]))
-        alone = 0 if self.copies else 1  # without guesses, the pass that opens a line draws one token
+        alone = 0 if self.start_from_row_above else 1  # without guesses, the pass that opens a line draws one token
         return alone + -(-(window - alone) // (self.guesses + 1))
 
     @property
@@ -117,25 +118,25 @@ class LinesInFlight(Order):
     @property
     def most_fed(self) -> int:
         """The most tokens that a pass feeds in a row of the batch."""
-        in_flight = min(self.lines.num_lines, self.lines.line_length // self.passes_between_lines + 3)
-        return in_flight * (2 * self.guesses + 2)
+        most_open = min(self.lines.num_lines, self.lines.line_length // self.passes_between_lines + 3)
+        return most_open * (2 * self.guesses + 2)
 
     def run(self, target: Target, **settings: Any) -> DecodeRun:
-        """See `places.Order`."""
-        return FlightRun(target, rule=self, **settings)
+        """See `positions.Order`."""
+        return RowWindowRun(target, rule=self, **settings)
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """What one pass feeds and looks at. Places are [B, R, S], by line and column; marks, where there are any, are the
-    last column. W is the number of slots.
+    """What one pass feeds and draws. Places are [B, R, S], by line and column; the last column is of end-of-row tokens.
+    W is the number of slots.
 
     Args:
         opened: [B, R] bool, lines that draw.
         waiting: [B, R] bool, lines of these whose first token is drawn before the line above is full.
-        decided: bool, places decided before the pass, without marks.
+        decided: bool, places decided before the pass, without end-of-row tokens.
         guessed: bool, guesses; they are fed.
-        looked: bool, places that the pass draws.
+        drawn: bool, places that the pass draws.
         feeding: [B, W] bool, the slots to which tokens are fed.
     """
 
@@ -143,12 +144,12 @@ class _Pass:
     waiting: Tensor
     decided: Tensor
     guessed: Tensor
-    looked: Tensor
+    drawn: Tensor
     feeding: Tensor
 
 
-class FlightRun(DecodeRun):
-    """A run over lines in flight. Rows of the batch are independent: each has lines, passes and an end of its own.
+class RowWindowRun(DecodeRun):
+    """A run over row windows. Rows of the batch are independent: each has lines, passes and an end of its own.
 
     During the run `state.lengths` counts the places that are decided without a gap from 0 on; `state.tokens` also has
     later places and guesses.
@@ -160,33 +161,31 @@ class FlightRun(DecodeRun):
             each row where lines are of several sizes.
 
     Raises:
-        ValueError: As `DecodeRun` and `places.check_takes_places`. At the first step: the target has no room.
+        ValueError: As `DecodeRun` and `positions.check_takes_places`. At the first step: the target has no room.
     """
 
     graph_state = (
-        *(*DecodeRun.graph_state, "_layout", "_places", "_columns", "_copied", "_stand_ins", "_counts", "_windows"),
-        *("_guessable", "_guesses", "_fed", "_looks"),
+        *(*DecodeRun.graph_state, "_layout", "_places", "_columns", "_copied", "_placeholders", "_counts", "_windows"),
+        *("_guessable", "_guesses", "_fed", "_visits"),
     )
 
-    def __init__(
-        self, target: Target, *, rule: LinesInFlight, row_tokens: Tensor | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, target: Target, *, rule: RowWindows, row_tokens: Tensor | None = None, **settings: Any) -> None:
         super().__init__(target, row_tokens=row_tokens, **settings)
         check_takes_places(target, rule.num_places, settings)
-        self._layout = layout = Layout(rule.lines, target.device)
-        own = layout.num_places.tolist() if isinstance(rule.lines, LinesOfRows) else None
+        self._layout = layout = GridLayout(rule.lines, target.device)
+        own = layout.num_places.tolist() if isinstance(rule.lines, MixedGrids) else None
         if own != (None if row_tokens is None else row_tokens.tolist()):
             raise ValueError("row_tokens must be the places of each row, and None where lines are of one size")
         self._placed: PlacedTarget = target  # type: ignore[assignment]
         self.rule, self.logged_places = rule, rule.num_places
-        self.may_stop = self.compiler is not None  # the host looks late, and so never waits for a graph
+        self.may_stop = self.compiler is not None  # the host reads late, and so never waits for a graph
         batch_size, device = target.batch_size, target.device
         self._places = torch.arange(rule.num_places, device=device)
         lines = rule.lines
         self._columns = torch.arange(lines.stride, device=device)
-        self._copied = (layout.stood_in - 2).clamp(min=0)  # the lines whose newest tokens stand in
-        # Slots of stand-ins by line, where there are any; the first line has none.
-        self._stand_ins = rule.num_places - 1 + torch.arange(lines.num_lines, device=device)
+        self._copied = (layout.placeholders - 2).clamp(min=0)  # the lines whose newest tokens are copied
+        # Slots of placeholders by line, where there are any; the first line has none.
+        self._placeholders = rule.num_places - 1 + torch.arange(lines.num_lines, device=device)
         shape = batch_size, lines.num_lines, lines.stride
         # Decided tokens of each line; all of a line that a row does not have. The prefill draws the first one.
         self._counts = torch.where(layout.firsts < layout.num_places[:, None], 0, layout.line_length).repeat(
@@ -194,7 +193,7 @@ class FlightRun(DecodeRun):
         )
         self._counts[:, 0] = 1
         # [B, R], the decided tokens of the line before when a line opens.
-        rows = lines.rows if isinstance(lines, LinesOfRows) else (lines,)
+        rows = lines.rows if isinstance(lines, MixedGrids) else (lines,)
         windows = torch.zeros(len(rows), lines.num_lines, dtype=torch.int64)
         for row, own_lines in zip(windows, rows, strict=True):
             row[: own_lines.num_lines] = torch.tensor(rule.windows(own_lines))
@@ -205,9 +204,11 @@ class FlightRun(DecodeRun):
         )
         self._guesses = torch.zeros_like(self._counts)  # behind them
         self._fed = torch.zeros(shape, dtype=torch.bool, device=device)  # places whose decided tokens were fed
-        self._looks = torch.zeros(shape, dtype=torch.int64, device=device)  # passes that have drawn each place
-        self._rule_in_kernels = torch.tensor([rule.guesses, rule.first_holds, rule.looks or 0, rule.copies])
-        fill_known(self._buffer, lines.known_tokens)
+        self._visits = torch.zeros(shape, dtype=torch.int64, device=device)  # passes that have drawn each place
+        self._rule_in_kernels = torch.tensor(
+            [rule.guesses, rule.confirm_first, rule.max_visits or 0, rule.start_from_row_above]
+        )
+        fill_forced(self._buffer, lines.forced_tokens)
 
     def prepare(self) -> None:
         """Raises ValueError at the first step where the target has no room."""
@@ -215,7 +216,7 @@ class FlightRun(DecodeRun):
             self._placed.check_places(self.rule.num_slots)
 
     def perform(self) -> int:
-        """One pass over all lines in flight. Returns a bound of what a row gains; 0 once all have ended."""
+        """One pass over all open lines. Returns a bound of what a row gains; 0 once all have ended."""
         if ragged.surely_none(self.state.active):
             return 0
         if fused_ops.serves(self._buffer):
@@ -231,10 +232,10 @@ class FlightRun(DecodeRun):
         with self._part("draft"):
             slots, positions, tokens, real, visible = fused_ops.plan_lines(lines, most)
         with self._part("target"):
-            output = self._placed.forward_places(tokens, Places(positions, slots, visible))
+            output = self._placed.forward_places(tokens, Positions(positions, slots, visible))
             self._check_logits("forward_places", output.logits, tokens.shape)
         with self._part("verify"):
-            self.watch.look(output.logits, real & state.active[:, None])
+            self.watch.note(output.logits, real & state.active[:, None])
             drawn = self._draw(output, positions + 1)
             ends = torch.as_tensor(state.ends).expand(len(drawn))
             fed = slots, positions, real
@@ -247,30 +248,30 @@ class FlightRun(DecodeRun):
         with self._part("commit"):
             self._advance(decided, lengths, going_on)
 
-    def _in_kernels(self) -> fused_ops.Lines:
+    def _in_kernels(self) -> fused_ops.RowWindowState:
         """What the kernels read and change."""
-        kept = self._counts, self._guesses, self._fed, self._looks, self._windows, self._guessable
-        return fused_ops.Lines(
-            self._layout.geometry, *kept, self.state.active, self._buffer, len(self._layout.stood_in)
+        kept = self._counts, self._guesses, self._fed, self._visits, self._windows, self._guessable
+        return fused_ops.RowWindowState(
+            self._layout.geometry, *kept, self.state.active, self._buffer, len(self._layout.placeholders)
         )
 
     def _perform_in_lines(self) -> None:
         """One pass in operations of torch: what the calls mean, for graphs, other devices, and without kernels."""
         state, rule = self.state, self.rule
         with self._part("draft"):
-            what = self._what_to_feed()
-            slots, real = _chosen(what.feeding, rule.most_fed)
-            placed = Places(_at(self._layout.position_of, slots), slots, self._visible(what, slots))
+            this = self._what_to_feed()
+            slots, real = _chosen(this.feeding, rule.most_fed)
+            placed = Positions(_at(self._layout.position_of, slots), slots, self._visible(this, slots))
             tokens = self._buffer.gather(1, self._sources().gather(1, slots))
         with self._part("target"):
             output = self._placed.forward_places(tokens, placed)
             self._check_logits("forward_places", output.logits, tokens.shape)
         with self._part("verify"):
-            self.watch.look(output.logits, real & state.active[:, None])
+            self.watch.note(output.logits, real & state.active[:, None])
             drawn = self._by_place(placed.positions + 1, self._draw(output, placed.positions + 1), real)
-            self._judge(what, drawn)
+            self._judge(this, drawn)
         with self._part("draft"):
-            self._guess(what, output, slots)
+            self._guess(this, output, slots)
         with self._part("commit"):
             decided = self._decided_places()
             lengths = _leading(decided)
@@ -282,9 +283,9 @@ class FlightRun(DecodeRun):
         state.newest = state.least_room = None
 
     def _decided_places(self) -> Tensor:
-        """[B, N] bool. A mark is decided with the first token behind it."""
+        """[B, N] bool. An end-of-row token is decided with the first token behind it."""
         decided = self._columns < self._counts[..., None]
-        if self.rule.lines.has_marks:
+        if self.rule.lines.has_row_ends:
             decided = decided | (self._layout.is_end & _of_next_line(self._counts > 0)[..., None])
         return self._layout.by_place(decided)
 
@@ -299,29 +300,29 @@ class FlightRun(DecodeRun):
         end = counts + self._guesses
         decided = self._columns < counts[..., None]
         guessed = ~decided & (self._columns < end[..., None])
-        looked = opened[..., None] & ~decided & (self._columns <= end[..., None])
+        drawn = opened[..., None] & ~decided & (self._columns <= end[..., None])
         feeding = (decided & ~self._fed) | guessed
-        # The mark before a line that begins, or the last token of the line before; perhaps once more.
-        ending = _of_next_line(begins if rule.lines.has_marks else begins & ~waiting)
+        # The end-of-row token before a line that begins, or the last token of the line before; perhaps once more.
+        ending = _of_next_line(begins if rule.lines.has_row_ends else begins & ~waiting)
         feeding = (feeding | (layout.is_end & ending[..., None])) & layout.is_fed
-        feeding = torch.cat((layout.by_place(feeding), waiting[:, layout.stood_in]), 1) & active
-        return _Pass(opened, waiting, decided, guessed, looked, feeding)
+        feeding = torch.cat((layout.by_place(feeding), waiting[:, layout.placeholders]), 1) & active
+        return _Pass(opened, waiting, decided, guessed, drawn, feeding)
 
-    def _visible(self, what: _Pass, slots: Tensor) -> Tensor:
+    def _visible(self, this: _Pass, slots: Tensor) -> Tensor:
         """[B, n, W] bool: the decided tokens at or before a token's place that are fed by now, its line's guesses among
-        these places, and its line's stand-in until the real token is fed."""
+        these places, and its line's placeholder until the real token is fed."""
         count, layout = self.rule.num_places, self._layout
-        guessed = layout.by_place(what.guessed)
-        shared = layout.by_place(self._fed) | (what.feeding[:, :count] & ~guessed)
+        guessed = layout.by_place(this.guessed)
+        shared = layout.by_place(self._fed) | (this.feeding[:, :count] & ~guessed)
         lines, positions = _at(layout.line_of, slots)[..., None], _at(layout.position_of, slots)[..., None]
         own = guessed[:, None] & (layout.line_of[:, None, :count] == lines)
         among_places = (shared[:, None] | own) & (self._places <= positions)
         missing = ~_at(shared, layout.position_of[:, count:])
-        return torch.cat((among_places, missing[:, None] & (layout.stood_in == lines)), 2)
+        return torch.cat((among_places, missing[:, None] & (layout.placeholders == lines)), 2)
 
     def _sources(self) -> Tensor:
-        """[B, W] int64: the place whose token lies in a slot; a stand-in copies the newest token of the line two before
-        its own, that of the second line the newest of the first."""
+        """[B, W] int64: the place whose token lies in a slot; a placeholder copies the newest token of the line two
+        before its own, and that of the second line the newest of the first."""
         newest = self._layout.firsts[:, self._copied] - 1 + self._counts[:, self._copied]
         return torch.cat((self._places.expand(len(newest), -1), newest.clamp(max=self.rule.num_places)), 1)
 
@@ -338,71 +339,71 @@ class FlightRun(DecodeRun):
         laid = torch.zeros_like(self._buffer).scatter_(1, places.where(real, self.rule.num_places), values)
         return self._layout.by_line(laid)
 
-    def _judge(self, what: _Pass, drawn: Tensor) -> None:
+    def _judge(self, this: _Pass, drawn: Tensor) -> None:
         """Decide tokens and keep them, given the draws [B, R, S] of the pass. Draws behind what is decided are the next
         guesses."""
         rule, before, columns = self.rule, self._counts, self._columns
         kept = self._layout.by_line(self._buffer)
-        match = what.guessed & (kept == drawn)
-        right = _leading(what.decided | match)
-        counts = torch.where(what.opened, right + 1, before)
-        if rule.first_holds:
-            counts = torch.where(what.waiting & (right == 0), 0, counts)
+        match = this.guessed & (kept == drawn)
+        right = _leading(this.decided | match)
+        counts = torch.where(this.opened, right + 1, before)
+        if rule.confirm_first:
+            counts = torch.where(this.waiting & (right == 0), 0, counts)
         verified = counts
-        if rule.looks is not None:
-            self._looks += what.looked
-            counts = _leading((columns < counts[..., None]) | (what.looked & (self._looks >= rule.looks)))
-        looked = self._layout.by_place(what.looked)
+        if rule.max_visits is not None:
+            self._visits += this.drawn
+            counts = _leading((columns < counts[..., None]) | (this.drawn & (self._visits >= rule.max_visits)))
+        is_drawn = self._layout.by_place(this.drawn)
         tokens = self._buffer[:, : rule.num_places]
-        tokens.copy_(self._layout.by_place(drawn).where(looked, tokens))
-        fed = self._layout.by_line(F.pad(what.feeding[:, : rule.num_places], (0, 1)))
+        tokens.copy_(self._layout.by_place(drawn).where(is_drawn, tokens))
+        fed = self._layout.by_line(F.pad(this.feeding[:, : rule.num_places], (0, 1)))
         # What was taken unverified has a newest token, too, which the next pass draws behind.
-        self._fed |= fed & (~what.guessed | (match & (columns < counts[..., None] - 1)))
+        self._fed |= fed & (~this.guessed | (match & (columns < counts[..., None] - 1)))
         decided_before = self._decided_places()
         self._counts = counts
         active, no_tokens = self.state.active, self._no_tokens
         origin = torch.where(columns < right[..., None], TokenOrigin.ACCEPTED, TokenOrigin.TARGET)
         origin = origin.where(columns < verified[..., None], TokenOrigin.UNVERIFIED)
         added = ~decided_before & self._decided_places()
-        marks = added.sum(1) - (counts - before).sum(1)
+        row_ends = added.sum(1) - (counts - before).sum(1)
         self.log.record_step(
             StepRecord(
                 active,
-                what.guessed.sum((1, 2)),
-                ((right - before) * what.opened).sum(1),
-                (verified - before).sum(1) + marks,
-                no_tokens if rule.looks is None else (counts - verified).sum(1),
-                fed=what.feeding.sum(1),
+                this.guessed.sum((1, 2)),
+                ((right - before) * this.opened).sum(1),
+                (verified - before).sum(1) + row_ends,
+                no_tokens if rule.max_visits is None else (counts - verified).sum(1),
+                fed=this.feeding.sum(1),
                 by_place=self._layout.by_place(origin).where(added, -1).to(torch.int8),
             )
         )
 
-    def _guess(self, what: _Pass, output: TargetOutput, slots: Tensor) -> None:
+    def _guess(self, this: _Pass, output: TargetOutput, slots: Tensor) -> None:
         """Fill up the guesses of every line, from the distribution that its last draw came from."""
         rule, counts = self.rule, self._counts
-        wanted = torch.where(counts == 0, max(rule.guesses, int(rule.first_holds)), rule.guesses)
+        wanted = torch.where(counts == 0, max(rule.guesses, int(rule.confirm_first)), rule.guesses)
         layout, ahead, full = self._layout, counts[:, :-1], self._layout.line_length
         room = full.expand_as(counts).clone()
         room[:, 1:] = torch.where(ahead == full, full, ahead - counts[:, 1:])
         wanted = wanted.minimum(room).minimum(self._guessable[:, None] - counts).clamp_(min=0)
-        opening = torch.zeros_like(what.opened)
-        if rule.copies:
-            opening[:, 1:] = (ahead >= self._windows[:, 1:]) & ~what.opened[:, 1:] & (counts[:, 1:] == 0)
+        opening = torch.zeros_like(this.opened)
+        if rule.start_from_row_above:
+            opening[:, 1:] = (ahead >= self._windows[:, 1:]) & ~this.opened[:, 1:] & (counts[:, 1:] == 0)
             kept, tokens = layout.by_line(self._buffer), self._buffer[:, : rule.num_places]
             above = layout.by_place(torch.cat((kept[:, :1], kept[:, :-1]), 1))
             tokens.copy_(above.where(layout.by_place(opening[..., None].expand_as(kept)), tokens))
-        self._guesses = wanted * (what.opened | opening)
-        end = counts + wanted * what.opened
-        looked_to = what.looked.sum(2) + what.decided.sum(2)  # [B, R], what a pass did not look at begins here
-        new = (self._columns >= looked_to[..., None]) & (self._columns < end[..., None])
+        self._guesses = wanted * (this.opened | opening)
+        end = counts + wanted * this.opened
+        drawn_to = this.drawn.sum(2) + this.decided.sum(2)  # [B, R], the first column that the pass did not draw
+        new = (self._columns >= drawn_to[..., None]) & (self._columns < end[..., None])
         new = layout.by_place(new)
         if ragged.surely_none(new.any(1)):
             return
         places, real = _chosen(new, rule.most_fed)
         # The last fed token of each line, which its last draw came from: [B, R], as the number of a fed token.
-        origin = layout.firsts + looked_to - 2
-        if not rule.lines.has_marks:
-            origin = torch.where(what.waiting & (looked_to == 1), self._stand_ins, origin)
+        origin = layout.firsts + drawn_to - 2
+        if not rule.lines.has_row_ends:
+            origin = torch.where(this.waiting & (drawn_to == 1), self._placeholders, origin)
         fed = slots[:, None] == origin.gather(1, _at(layout.line_of, places))[..., None]  # [B, m, n]
         self._draw_guesses(output, places, fed.byte().argmax(2), real)
 
@@ -415,11 +416,11 @@ class FlightRun(DecodeRun):
     @torch.no_grad()
     def replace_rows(self, rows: Tensor, other: DecodeRun) -> None:
         """See `DecodeRun.replace_rows`."""
-        assert isinstance(other, FlightRun)
+        assert isinstance(other, RowWindowRun)
         with self.in_place(self):
             super().replace_rows(rows, other)
             self._layout.replace_rows(rows, other._layout)
-            for name in ("_counts", "_windows", "_guessable", "_guesses", "_fed", "_looks"):
+            for name in ("_counts", "_windows", "_guessable", "_guesses", "_fed", "_visits"):
                 getattr(self, name).index_copy_(0, rows, getattr(other, name))
             self.state.decided_places = self._decided_places()
 
@@ -441,7 +442,7 @@ def _at(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _of_next_line(flags: Tensor) -> Tensor:
-    """[B, R] bool: what is said of the line behind each; nothing of the one behind the last."""
+    """[B, R] bool: the flag of the line behind each; False behind the last."""
     return F.pad(flags[:, 1:], (0, 1))
 
 

@@ -58,50 +58,50 @@ class Ahead:
 
 
 @dataclass(frozen=True)
-class Known:
-    """Known tokens, see `drafters.known_tokens`.
+class ForcedTokens:
+    """Forced tokens, see `drafters.forced_tokens`.
 
     Args:
         tokens: [B, N] int64, contiguous, the token at each output position, -1 where it is open.
-        marks: [k] int64, all tokens that are known anywhere.
-        instead: stands for a mark where none is known.
+        ids: [k] int64, all tokens that are forced anywhere.
+        substitute: takes the place of such a token elsewhere.
     """
 
     tokens: Tensor
-    marks: Tensor
-    instead: int
+    ids: Tensor
+    substitute: int
 
     def fields(self, in_tree: bool = False) -> tuple[Any, ...]:
-        """The fields as the kernels take them; in trees marks stay where they are."""
-        return self.tokens, self.marks, 0 if in_tree else len(self.marks), self.instead, self.tokens.shape[1]
+        """The fields as the kernels take them; in trees forced tokens stay where they are."""
+        return self.tokens, self.ids, 0 if in_tree else len(self.ids), self.substitute, self.tokens.shape[1]
 
 
 @dataclass(frozen=True)
-class Lines:
-    """What a run over lines in flight keeps from step to step; the kernels change it in place. All contiguous.
+class RowWindowState:
+    """The tensors that a run over row windows keeps from step to step; the kernels change them. All contiguous.
 
     Args:
         geometry: [1 or B, 4] int64, of each row: tokens of a line, lines, places from line to line, and places.
         counts, guesses: [B, R] int64, decided tokens of each line, and guesses behind them.
         fed: [B, R, S] bool, places whose decided tokens were fed.
-        looks: [B, R, S] int64, passes that have drawn each place.
+        visits: [B, R, S] int64, passes that have drawn each place.
         windows: [B, R] int64, decided tokens of the line before when a line opens.
         guessable: [B] int64, so many first tokens of a line may be guesses.
         active: [B] bool, rows that go on.
         buffer: [B, N + 1] int64, tokens.
-        stood_in: lines with a stand-in.
+        placeholders: how many lines have one.
     """
 
     geometry: Tensor
     counts: Tensor
     guesses: Tensor
     fed: Tensor
-    looks: Tensor
+    visits: Tensor
     windows: Tensor
     guessable: Tensor
     active: Tensor
     buffer: Tensor
-    stood_in: int
+    placeholders: int
 
     @property
     def num_places(self) -> int:
@@ -110,8 +110,8 @@ class Lines:
 
     def fields(self) -> tuple[Any, ...]:
         """The fields as the kernels take them."""
-        state = self.counts, self.guesses, self.fed, self.looks, self.windows, self.guessable, self.active, self.buffer
-        return self.geometry, len(self.geometry), *state, *self.fed.shape, self.num_places, self.stood_in
+        state = self.counts, self.guesses, self.fed, self.visits, self.windows, self.guessable, self.active, self.buffer
+        return self.geometry, len(self.geometry), *state, *self.fed.shape, self.num_places, self.placeholders
 
 
 def serves(*tensors: Tensor) -> bool:
@@ -248,7 +248,7 @@ def chain(
 
 def window(
     last: tuple[Any, ...], roots: Tensor, streams: Any, tags: tuple[int, int | None], counters: Tensor,
-    revisited: bool, random_guess: bool, size: int, is_drawn: bool, lengths: Tensor, known: Known | None,
+    revisited: bool, random_guess: bool, size: int, is_drawn: bool, lengths: Tensor, forced: ForcedTokens | None,
 ) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
     """A Jacobi window; see `drafters.jacobi.JacobiDrafter`.
 
@@ -260,7 +260,7 @@ def window(
         revisited: as for `RandomStreams.numbers`.
         random_guess: whether there is no opinion beyond the last node.
         is_drawn: whether to return the distributions of guesses.
-        lengths: [B], tokens of each row, the newest included. known: written into the chain as by `correct`.
+        lengths: [B], tokens of each row, the newest included. forced: written into the chain as by `correct`.
 
     Returns:
         The chain [B, size + 1], and what its tokens were drawn from, [B, size + 1, V], zeros at the root.
@@ -275,7 +275,7 @@ def window(
     at = (last_node, 0) if isinstance(last_node, Tensor) else (None, last_node)
     given = *noise.fields(), counters, None if uniform is None else uniform.numbers, int(random_guess)
     sizes = rows, nodes, size, vocab_size, torch.empty(2 * vocab_size)
-    form = (None, None, 0, 0, 0) if known is None else known.fields()
+    form = (None, None, 0, 0, 0) if forced is None else forced.fields()
     _call("window", opinions, tokens, drawn_from, accepted, *at, roots, *given, *sizes, lengths, *form, *made)
     return made
 
@@ -340,13 +340,13 @@ def nodes(pending: Any, verdict: Any) -> Tensor | None:
 
 
 def correct(
-    tokens: Tensor, probabilities: Tensor | None, lengths: Tensor, depth: Tensor | None, known: Known
+    tokens: Tensor, probabilities: Tensor | None, lengths: Tensor, depth: Tensor | None, forced_tokens: ForcedTokens
 ) -> None:  # fmt: skip
-    """Write known tokens into the tokens [B, n] and distributions [B, n, V] of trees; see `drafters.known_tokens`.
+    """Write forced tokens into the tokens [B, n] and distributions [B, n, V] of trees; see `drafters.forced_tokens`.
 
     Both lie side by side. `depth`: [B, n]; None: chains."""
     sizes = *tokens.shape, 0 if probabilities is None else probabilities.shape[-1]
-    _call("known", lengths, depth, *known.fields(in_tree=depth is not None), *sizes, tokens, probabilities)
+    _call("known", lengths, depth, *forced_tokens.fields(in_tree=depth is not None), *sizes, tokens, probabilities)
 
 
 def grown(roots: Tensor, best: Tensor, tokens: Tensor, scores: Tensor, frontier: Tensor) -> tuple[Tensor, ...]:
@@ -421,11 +421,11 @@ def move(cache: Any, nodes: Tensor, counts: Tensor) -> tuple[()] | None:
     return ()
 
 
-def plan_lines(lines: Lines, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What a pass over lines in flight feeds, at most `most` tokens of a row; see `lines_in_flight.FlightRun`.
+def plan_lines(lines: RowWindowState, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The tokens that a pass over row windows feeds, at most `most` of a row; see `row_windows.RowWindowRun`.
 
     Returns slots, positions and tokens [B, n] int64, which of them are real, and the slots that each sees [B, n, W]."""
-    rows, width = len(lines.counts), lines.num_places + lines.stood_in
+    rows, width = len(lines.counts), lines.num_places + lines.placeholders
     numbers, real = torch.empty(3, rows * most, dtype=torch.int64), torch.empty(rows * most, dtype=torch.bool)
     visible = torch.empty(rows * most * width, dtype=torch.bool)
     count = _call("plan_lines", *lines.fields(), most, *numbers, real, visible)
@@ -435,12 +435,12 @@ def plan_lines(lines: Lines, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor,
 
 
 def judge_lines(
-    lines: Lines, rule: Tensor, ends: Tensor, fed: tuple[Tensor, Tensor, Tensor], drawn: Tensor, most: int
+    lines: RowWindowState, rule: Tensor, ends: Tensor, fed: tuple[Tensor, Tensor, Tensor], drawn: Tensor, most: int
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
     """What follows from the tokens `drawn` [B, n] behind those that a pass has fed. `lines` change in place.
 
     Args:
-        rule: int64 [4]: guesses, whether a first token must hold, looks or 0, and whether lines open with copies.
+        rule: int64 [4]: guesses, `confirm_first`, `max_visits` or 0, and `start_from_row_above` of `RowWindows`.
         ends: [B] int64, tokens of each row.
         fed: slots, positions, and which of them are real, of `plan_lines`.
         most: guesses of a row that there is room for.

@@ -111,26 +111,26 @@ inline uint64_t scrambled(uint64_t bits) {
     return bits ^ (bits >> 31);
 }
 
-// Known tokens [B, places], -1 where a place is open. `marks` stand nowhere else: `instead` takes their place.
-struct Known {
-    const int64_t *tokens, *marks;
-    int64_t num_marks, instead, places;
+// Forced tokens [B, places], -1 where a place is open. `ids` stand nowhere else: `substitute` takes their place.
+struct ForcedTokens {
+    const int64_t *tokens, *ids;
+    int64_t num_ids, substitute, places;
 };
 
 // Write known tokens into trees [B, n] of these depths (null: chains), and into what their tokens were drawn from
-// [B, n, V] (null: nothing), where the probability of a mark becomes that of `instead`. Returns 0, or OUTSIDE.
-int write_known(
-    const Known& known, const int64_t* lengths, const int64_t* depth, int64_t rows, int64_t nodes, int64_t vocab,
+// [B, n, V] (null: nothing), where the probability of such a token becomes that of `substitute`. Returns 0, or OUTSIDE.
+int write_forced_tokens(
+    const ForcedTokens& forced, const int64_t* lengths, const int64_t* depth, int64_t rows, int64_t nodes, int64_t vocab,
     int64_t* tokens, float* probabilities
 ) {
-    if (probabilities)  // a mark of another vocabulary has no place among the probabilities
-        for (int64_t k = 0; k < known.num_marks; k++)
-            if (known.marks[k] >= vocab || known.instead >= vocab) return OUTSIDE;
+    if (probabilities)  // a token of another vocabulary has no place among the probabilities
+        for (int64_t k = 0; k < forced.num_ids; k++)
+            if (forced.ids[k] >= vocab || forced.substitute >= vocab) return OUTSIDE;
     for (int64_t b = 0; b < rows; b++)
         for (int64_t i = 0; i < nodes; i++) {
             const int64_t node = b * nodes + i, at = lengths[b] - 1 + (depth ? depth[node] : i);
-            if (at < 0 || known.places < 1) return OUTSIDE;
-            const int64_t wanted = known.tokens[b * known.places + (at < known.places ? at : known.places - 1)];
+            if (at < 0 || forced.places < 1) return OUTSIDE;
+            const int64_t wanted = forced.tokens[b * forced.places + (at < forced.places ? at : forced.places - 1)];
             float* drawn_from = probabilities ? probabilities + node * vocab : nullptr;
             if (wanted >= 0) {
                 if (drawn_from && wanted >= vocab) return OUTSIDE;
@@ -139,12 +139,12 @@ int write_known(
                 continue;
             }
             float moved = 0;
-            for (int64_t k = 0; k < known.num_marks; k++) {
-                const int64_t mark = known.marks[k];
-                if (tokens[node] == mark) tokens[node] = known.instead;
-                if (drawn_from) moved += drawn_from[mark], drawn_from[mark] = 0;
+            for (int64_t k = 0; k < forced.num_ids; k++) {
+                const int64_t id = forced.ids[k];
+                if (tokens[node] == id) tokens[node] = forced.substitute;
+                if (drawn_from) moved += drawn_from[id], drawn_from[id] = 0;
             }
-            if (moved) drawn_from[known.instead] += moved;
+            if (moved) drawn_from[forced.substitute] += moved;
         }
     return 0;
 }
@@ -405,13 +405,13 @@ int judging_chain(
 
 // A Jacobi window: guess k stands k positions behind the root, where the last chain had node accepted + k. Its last node is
 // `last` [B] or, alike in all rows, `last_node`. Noise counts on from `counters` [B], that of the first guess. With uniform
-// numbers [B, window] the old guess x stays with probability min(1, p(x) / q(x)). Known tokens are written at last.
+// numbers [B, window] the old guess x stays with probability min(1, p(x) / q(x)). Forced tokens are written at last.
 int judging_window(
     const float* opinions, const int64_t* old_tokens, const float* old_from, const int64_t* accepted, const int64_t* last,
     int64_t last_node, const int64_t* roots, const float* noise, const int64_t* first, int64_t width,
     const int64_t* counters, const double* uniform, int64_t random_guess, int64_t rows, int64_t nodes, int64_t window,
-    int64_t vocab, float* scratch, const int64_t* lengths, const int64_t* known, const int64_t* marks,
-    int64_t num_marks, int64_t instead, int64_t places, int64_t* tokens, float* drawn_from
+    int64_t vocab, float* scratch, const int64_t* lengths, const int64_t* known, const int64_t* ids,
+    int64_t num_ids, int64_t substitute, int64_t places, int64_t* tokens, float* drawn_from
 ) {
     const Ahead<float> race = {noise, first, width, vocab};
     const float even = (float)(1.0 / (double)vocab);
@@ -442,8 +442,8 @@ int judging_window(
         }
     }
     if (!known) return 0;
-    return write_known(
-        {known, marks, num_marks, instead, places}, lengths, nullptr, rows, window + 1, vocab, tokens, drawn_from
+    return write_forced_tokens(
+        {known, ids, num_ids, substitute, places}, lengths, nullptr, rows, window + 1, vocab, tokens, drawn_from
     );
 }
 
@@ -533,13 +533,13 @@ int judging_join(
     return 0;
 }
 
-// See `write_known`.
+// See `write_forced_tokens`.
 int judging_known(
-    const int64_t* lengths, const int64_t* depth, const int64_t* known, const int64_t* marks, int64_t num_marks,
-    int64_t instead, int64_t places, int64_t rows, int64_t nodes, int64_t vocab, int64_t* tokens, float* probabilities
+    const int64_t* lengths, const int64_t* depth, const int64_t* known, const int64_t* ids, int64_t num_ids,
+    int64_t substitute, int64_t places, int64_t rows, int64_t nodes, int64_t vocab, int64_t* tokens, float* probabilities
 ) {
-    return write_known(
-        {known, marks, num_marks, instead, places}, lengths, depth, rows, nodes, vocab, tokens, probabilities
+    return write_forced_tokens(
+        {known, ids, num_ids, substitute, places}, lengths, depth, rows, nodes, vocab, tokens, probabilities
     );
 }
 

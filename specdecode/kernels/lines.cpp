@@ -1,10 +1,10 @@
-// Lines in flight: what a pass feeds, and what follows from its draws. See `lines_in_flight.py` for the rule.
+// Row windows: what a pass feeds, and what follows from its draws. See `row_windows.py` for the rule.
 //
 // Belongs here: loops over rows, lines and places on plain pointers. Does not belong here: torch, which calls these when
 // (`judging.py`), and draws. All numbers are integers, so results are those of the torch lines that a call replaces.
 //
 // A cell is a column of a line; [B, R, S] is by row, line and column. Places are [B, N]; slots [B, W] are those of places
-// and then of stand-ins, the first of which is line 1's. All arguments are int64 or addresses.
+// and then of placeholders, the first of which is line 1's. All arguments are int64 or addresses.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,14 +17,14 @@ enum Origin : int8_t { TARGET = 0, ACCEPTED = 1, UNVERIFIED = 3 };  // of `trace
 
 constexpr int OUTSIDE = -2;  // a pass that feeds more tokens than there is room for
 
-// Tensors that a run keeps from step to step, in the order of `judging.Lines`.
+// Tensors that a run keeps from step to step, in the order of `judging.RowWindowState`.
 struct Kept {
     const int64_t* geometry;  // [1 or B, 4], of each row: tokens of a line, lines, places from line to line, places
     int64_t geometries;
     int64_t* counts;  // [B, R], decided tokens
     int64_t* guesses;  // [B, R], behind them
     bool* fed;  // [B, R, S], places whose decided tokens were fed
-    int64_t* looks;  // [B, R, S], passes that have drawn each place
+    int64_t* visits;  // [B, R, S], passes that have drawn each place
     const int64_t* windows;  // [B, R], decided tokens of the line before when a line opens
     const int64_t* guessable;  // [B], so many first tokens of a line may be guesses
     const bool* active;  // [B]
@@ -35,7 +35,7 @@ struct Kept {
 // One row of the batch.
 struct Row {
     int64_t length, height, stride, own_places, guessable;
-    int64_t *counts, *guesses, *looks, *buffer;
+    int64_t *counts, *guesses, *visits, *buffer;
     bool* fed;
     const int64_t* windows;
     bool active;
@@ -45,7 +45,7 @@ struct Row {
         const int64_t* own = all.geometry + (all.geometries > 1 ? b : 0) * 4;
         length = own[0], height = own[1], stride = own[2], own_places = own[3];
         counts = all.counts + b * all.lines, guesses = all.guesses + b * all.lines, windows = all.windows + b * all.lines;
-        fed = all.fed + b * all.lines * all.stride, looks = all.looks + b * all.lines * all.stride;
+        fed = all.fed + b * all.lines * all.stride, visits = all.visits + b * all.lines * all.stride;
         buffer = all.buffer + b * (all.places + 1);
         active = all.active[b], guessable = all.guessable[b];
         lines = all.lines, columns = all.stride;
@@ -59,21 +59,21 @@ struct Row {
     bool is_guess(int64_t line, int64_t column) const {
         return column >= counts[line] && column < counts[line] + guesses[line];
     }
-    bool is_looked(int64_t line, int64_t column) const {
+    bool is_drawn(int64_t line, int64_t column) const {
         return opened(line) && column >= counts[line] && column <= counts[line] + guesses[line];
     }
     bool feeds(int64_t line, int64_t column) const {
         if (!active || !has(line, column) || line * stride + column >= own_places - 1) return false;
         if (column < counts[line] ? !fed[line * columns + column] : is_guess(line, column)) return true;
-        // The mark before a line that begins, or the last token of the line before; perhaps once more.
+        // The end-of-row token before a line that begins, or the last token of the line before; perhaps once more.
         const bool is_end = column == stride - 1 && line < height - 1;
         return is_end && line + 1 < lines && begins(line + 1) && (stride > length || !waits(line + 1));
     }
-    // Whether a place is decided; a mark is with the first token behind it.
+    // Whether a place is decided; an end-of-row token is with the first token behind it.
     bool is_decided(int64_t line, int64_t column) const {
         if (!has(line, column)) return false;
-        const bool is_mark = stride > length && column == stride - 1 && line < height - 1;
-        return column < counts[line] || (is_mark && line + 1 < lines && counts[line + 1] > 0);
+        const bool is_row_end = stride > length && column == stride - 1 && line < height - 1;
+        return column < counts[line] || (is_row_end && line + 1 < lines && counts[line + 1] > 0);
     }
     // Calls with the place of every cell that is one.
     template <typename Visit>
@@ -91,14 +91,14 @@ extern "C" {
 // What the pass feeds: slots, places and tokens [B, n], which of them are real, and which slots each sees [B, n, W]. A row
 // with fewer repeats its first. Returns n, or OUTSIDE where it is more than `most`.
 int judging_plan_lines(
-    const int64_t* geometry, int64_t geometries, int64_t* counts, int64_t* guesses, bool* fed, int64_t* looks,
+    const int64_t* geometry, int64_t geometries, int64_t* counts, int64_t* guesses, bool* fed, int64_t* visits,
     const int64_t* windows, const int64_t* guessable, const bool* active, int64_t* buffer, int64_t rows, int64_t lines,
-    int64_t stride, int64_t places, int64_t stood_in, int64_t most, int64_t* slots, int64_t* positions, int64_t* tokens,
+    int64_t stride, int64_t places, int64_t placeholders, int64_t most, int64_t* slots, int64_t* positions, int64_t* tokens,
     bool* real, bool* visible
 ) {
-    const Kept all = {geometry, geometries, counts, guesses, fed, looks, windows, guessable, active, buffer,
+    const Kept all = {geometry, geometries, counts, guesses, fed, visits, windows, guessable, active, buffer,
                       rows, lines, stride, places};
-    const int64_t width = places + stood_in;
+    const int64_t width = places + placeholders;
     std::vector<std::vector<int64_t>> feeding(rows);
     int64_t n = 1;
     for (int64_t b = 0; b < rows; b++) {
@@ -106,7 +106,7 @@ int judging_plan_lines(
         row.each([&](int64_t line, int64_t column, int64_t place) {
             if (row.feeds(line, column)) feeding[b].push_back(place);
         });
-        for (int64_t i = 0; i < stood_in; i++)
+        for (int64_t i = 0; i < placeholders; i++)
             if (row.waits(i + 1)) feeding[b].push_back(places + i);
         n = std::max<int64_t>(n, feeding[b].size());
     }
@@ -135,29 +135,29 @@ int judging_plan_lines(
             bool* sees = visible + at * width;
             for (int64_t place = 0; place <= position; place++)
                 sees[place] = shared[place] || (guessed[place] && place / row.stride == line);
-            if (line >= 1 && line <= stood_in) sees[places + line - 1] = !shared[place_before(line)];
+            if (line >= 1 && line <= placeholders) sees[places + line - 1] = !shared[place_before(line)];
         }
     }
     return n;
 }
 
-// What follows from the tokens `drawn` [B, n] behind those that a pass has fed: counts, guesses, what was fed and looked at,
-// and tokens of a run change in place. `rule`: guesses; whether a first token must hold; looks or 0; whether lines open with
-// copies of the lines before.
+// What follows from the tokens `drawn` [B, n] behind those that a pass has fed: counts, guesses, what was fed and drawn,
+// and tokens of a run change in place. `rule`: guesses; whether a first token must be confirmed; the most visits or 0; whether
+// lines open with the tokens of the lines before.
 //
 // Made: the counts of the step's record but the first [4, B], and tokens fed [B]; by place [B, N] where an added token is
 // from, -1 elsewhere; [B, N] which places are decided; lengths [B]; which rows go on [B]; and `m` places to guess at, [B, m],
 // the number of the fed token whose distribution each is drawn from, and which of them are real. Returns m.
 int judging_judge_lines(
-    const int64_t* geometry, int64_t geometries, int64_t* counts, int64_t* guesses, bool* fed, int64_t* looks,
+    const int64_t* geometry, int64_t geometries, int64_t* counts, int64_t* guesses, bool* fed, int64_t* visits,
     const int64_t* windows, const int64_t* guessable, const bool* active, int64_t* buffer, int64_t rows, int64_t lines,
-    int64_t stride, int64_t places, int64_t stood_in, const int64_t* rule, const int64_t* ends, const int64_t* slots,
+    int64_t stride, int64_t places, int64_t placeholders, const int64_t* rule, const int64_t* ends, const int64_t* slots,
     const int64_t* positions, const bool* real, const int64_t* drawn, int64_t n, int64_t most, int64_t* record, int64_t* num_fed, int8_t* by_place,
     bool* decided, int64_t* lengths, bool* going_on, int64_t* guessed_at, int64_t* guessed_from, bool* is_guessed
 ) {
-    const Kept all = {geometry, geometries, counts, guesses, fed, looks, windows, guessable, active, buffer,
+    const Kept all = {geometry, geometries, counts, guesses, fed, visits, windows, guessable, active, buffer,
                       rows, lines, stride, places};
-    const int64_t most_guesses = rule[0], first_holds = rule[1], most_looks = rule[2], copies = rule[3];
+    const int64_t most_guesses = rule[0], confirm_first = rule[1], max_visits = rule[2], start_from_row_above = rule[3];
     std::vector<int64_t> laid(places + 1), right(lines), verified(lines), after(lines), wanted(lines), from(lines);
     std::vector<char> opened(lines), waits(lines), opening(lines);
     std::vector<std::vector<std::pair<int64_t, int64_t>>> next(rows);  // places and fed tokens
@@ -182,13 +182,13 @@ int judging_judge_lines(
             while (reach < row.columns && match(reach)) reach++;
             right[line] = reach;
             int64_t count = opened[line] ? reach + 1 : before;
-            if (first_holds && waits[line] && reach == 0) count = 0;
+            if (confirm_first && waits[line] && reach == 0) count = 0;
             verified[line] = count;
-            if (most_looks) {
+            if (max_visits) {
                 for (int64_t column = 0; column < row.columns; column++)
-                    row.looks[line * row.columns + column] += row.is_looked(line, column);
-                while (count < row.columns && row.is_looked(line, count) &&
-                       row.looks[line * row.columns + count] >= most_looks)
+                    row.visits[line * row.columns + column] += row.is_drawn(line, column);
+                while (count < row.columns && row.is_drawn(line, count) &&
+                       row.visits[line * row.columns + count] >= max_visits)
                     count++;
             }
             after[line] = count;
@@ -205,10 +205,10 @@ int judging_judge_lines(
             if (!row.is_guess(line, column) || holds) now_fed.push_back(line * row.columns + column);
         });
         row.each([&](int64_t line, int64_t column, int64_t place) {
-            if (row.is_looked(line, column)) row.buffer[place] = laid[place];
+            if (row.is_drawn(line, column)) row.buffer[place] = laid[place];
         });
         for (const int64_t cell : now_fed) row.fed[cell] = true;
-        // What an open line did not look at begins here.
+        // The first column that an open line did not draw.
         for (int64_t line = 0; line < lines; line++)
             from[line] = std::min(row.counts[line] + row.guesses[line] + 1, row.columns);
         int64_t new_tokens = 0;
@@ -226,7 +226,7 @@ int judging_judge_lines(
             }
         });
         while (length < places && decided[b * places + length]) length++;
-        emitted += added - new_tokens;  // marks
+        emitted += added - new_tokens;  // end-of-row tokens
         record[b] = drafted, record[rows + b] = accepted, record[2 * rows + b] = emitted;
         record[3 * rows + b] = skipped, num_fed[b] = row.active ? fed_here : 0;
         lengths[b] = length, going_on[b] = row.active && length < ends[b];
@@ -234,9 +234,9 @@ int judging_judge_lines(
         for (int64_t line = 0; line < lines; line++) {
             const int64_t count = after[line], ahead = row.ahead(line);
             const int64_t room = ahead == row.length ? row.length : ahead - count;
-            const int64_t most_here = count == 0 ? std::max(most_guesses, first_holds) : most_guesses;
+            const int64_t most_here = count == 0 ? std::max(most_guesses, confirm_first) : most_guesses;
             wanted[line] = std::max<int64_t>(std::min({most_here, room, row.guessable - count}), 0);
-            opening[line] = copies && line && ahead >= row.windows[line] && !opened[line] && count == 0;
+            opening[line] = start_from_row_above && line && ahead >= row.windows[line] && !opened[line] && count == 0;
             row.guesses[line] = opened[line] || opening[line] ? wanted[line] : 0;
         }
         // From the last line up, so that a line is copied before it is written to.
@@ -245,8 +245,8 @@ int judging_judge_lines(
                 if (row.has(line, column)) row.buffer[line * row.stride + column] = row.buffer[(line - 1) * row.stride + column];
         for (int64_t line = 0; line < lines; line++) {
             if (!opened[line]) continue;
-            const bool by_stand_in = row.stride == row.length && waits[line] && from[line] == 1;
-            const int64_t slot = by_stand_in ? places + line - 1 : line * row.stride + from[line] - 2;
+            const bool by_placeholder = row.stride == row.length && waits[line] && from[line] == 1;
+            const int64_t slot = by_placeholder ? places + line - 1 : line * row.stride + from[line] - 2;
             int64_t node = 0;
             for (int64_t i = n - 1; i >= 0; i--)
                 if (slots[b * n + i] == slot) node = i;

@@ -108,7 +108,7 @@ def decode_queue(
     run.end_rows(following)
     joining = 0  # requests that have arrived for rows that idle
     _report(on_step, run, places)
-    step, look = run.steps_taken()
+    step, read = run.steps_taken()
     # Tokens that the row nearest to its end needs. A row that has just started may have stopped already.
     state = run.state
     soonest = 0 if run.stops is not None else state.max_new_tokens - 1 if state.row_tokens is None else _soonest(state)
@@ -117,15 +117,15 @@ def decode_queue(
             while soonest > 0:
                 soonest -= step()
                 _report(on_step, run, places)
-                if arriving is not None and not run.rows_keep_pace and None in places:
+                if arriving is not None and not run.rows_in_lockstep and None in places:
                     joining = joining or arriving(places.count(None))
                 if run.stops is not None or joining:
                     break
-            seen = look(run.state.active) if run.stops is not None else run.state.active
-            if seen is None:
+            on_host = read(run.state.active) if run.stops is not None else run.state.active
+            if on_host is None:
                 soonest = 1
                 continue
-            active = seen.tolist()
+            active = on_host.tolist()
         finished = [row for row, place in enumerate(places) if place is not None and not active[row]]
         if finished:
             for given in _given(run, places, finished, clock.now()):
@@ -136,13 +136,13 @@ def decode_queue(
         idle = [row for row, place in enumerate(places) if place is None]
         if arriving is None:
             joining = min(len(idle), count - following)
-        elif idle and not (run.rows_keep_pace and any(places)):
+        elif idle and not (run.rows_in_lockstep and any(places)):
             joining = joining or arriving(len(idle))
         requests, joining = range(following, following + joining), 0
         if requests:
             following = requests.stop
             _refill(run, start_run, idle[: len(requests)], requests, places, clock.now())
-            look.forget()
+            read.forget()
         if finished:
             run.trace.forget_steps(min((place.first_step for place in places if place), default=0))
         soonest = int(not finished and not requests) if run.stops is not None else _soonest(run.state)

@@ -120,17 +120,17 @@ class SkippingRun(DecodeRun):
         _, self._skipped = self._append(draft.tree, selection.path, selection.counts, None)
         # A row that a stop token ended has nothing left to verify.
         counts = self._skipped if self.stops is None else self._skipped * state.active
-        seen = ragged.seen(counts)
-        if seen is not None and not any(seen):
+        on_host = ragged.on_host(counts)
+        if on_host is not None and not any(on_host):
             self._draft = draft if self.stops is None else clip(draft, state)
             return
-        longest = selection.path.shape[1] - 1 if seen is None else max(seen)  # what no row took is not fed
+        longest = selection.path.shape[1] - 1 if on_host is None else max(on_host)  # what no row took is not fed
         selection = Selection(ragged.first(selection.path, longest + 1), counts)
         self._skipping.observe_skipped(draft, selection, state)
         behind = super()._propose()
         # As in a batch of one: every row skipped.
-        self._draft = behind if seen is not None and all(seen) else _choose(counts > 0, behind, draft, state)
-        in_order = seen is not None and min(seen) == longest
+        self._draft = behind if on_host is not None and all(on_host) else _choose(counts > 0, behind, draft, state)
+        in_order = on_host is not None and min(on_host) == longest
         self._pending = PendingChain(selection.tokens(draft.tree)[:, :-1], counts, in_order)
 
     def _propose(self) -> Draft:

@@ -34,7 +34,7 @@ from specdecode.targets.grouped_attention import GROUPED_ATTENTION
 
 if TYPE_CHECKING:
     from specdecode.graphs.static_step import StepCompiler
-    from specdecode.grid.positions import Places
+    from specdecode.grid.positions import Positions
     from specdecode.targets.llama_pass import LlamaPass
 
 _POSITIONS_OFFSET = 2
@@ -273,14 +273,14 @@ class TransformersTarget:
             raise ValueError(f"num_slots must be at most {room}, the cache's room behind the prompt, got {num_slots}")
 
     @torch.no_grad()
-    def forward_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
+    def forward_places(self, tokens: Tensor, placed: Positions) -> TargetOutput:
         """Feed tokens [B, n] at explicit places; see `specdecode.grid.positions.PlacedTarget`.
 
         The cache's lengths stay those of the prompts.
         """
         return self.combine(self._run_places(tokens, placed))
 
-    def _run_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
+    def _run_places(self, tokens: Tensor, placed: Positions) -> TargetOutput:
         """`forward_places` of all rows, not yet combined."""
         static, num_rows = self._cache.allocated(), len(tokens) * self.rows_per_sequence
         positions, slots, visible = (

@@ -21,7 +21,7 @@ from specdecode.drafters.draft_model import MOST_WAITING, DraftModelDrafter
 from specdecode.drafters.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
-from specdecode.drafters.lookup_draft_length import MatchDraftSize
+from specdecode.drafters.lookup_draft_length import LookupDraftLength
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.graphs.default_torch_mode import default_torch_mode
 from specdecode.kernels.build import KERNELS
@@ -376,14 +376,14 @@ def _continue(
     elif name == "drafter" and copies:
         guesses = GuessDraftSize(length)
         head = players.drafter(target, guesses, arguments.sampling)
-        lookup = PromptLookupDrafter(input_ids, MatchDraftSize(longest), mask)
+        lookup = PromptLookupDrafter(input_ids, LookupDraftLength(longest), mask)
         drafter = CopyOrGuessDrafter(lookup, head, guesses) if isinstance(head, EagleDrafter) else head
     elif name == "drafter":
         drafter = players.drafter(target, sizer, arguments.sampling)
     elif name == "jacobi":
         drafter = JacobiDrafter(target.vocab_size, sizer)
     elif name == "prompt-lookup":
-        chosen = MatchDraftSize(length) if players.draft_length is None else sizer
+        chosen = LookupDraftLength(length) if players.draft_length is None else sizer
         drafter = PromptLookupDrafter(input_ids, chosen, mask)
     settings["drafter"] = drafter
     stream = None if players.streamer is None else _Stream(players.streamer, arguments.pad_token, input_ids)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdecode.grid.positions import Window
-from specdecode.grid.row_windows import LinesInFlight
+from specdecode.grid.row_windows import RowWindows
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
 
 
@@ -26,7 +26,7 @@ class Fed:
     token: int
     place: int
     line: int
-    is_stand_in: bool = False
+    is_placeholder: bool = False
     sees: set[int] = field(default_factory=set)
 
 
@@ -38,16 +38,16 @@ class FullPasses(ABC):
         sampling: how tokens are drawn.
         lines: how many lines there are.
         length: tokens of each.
-        mark: the token between two lines; None: there is none.
+        row_end: the token between two lines; None: there is none.
     """
 
     def __init__(
-        self, request: int, sampling: SamplingConfig, lines: int, length: int, mark: int | None = None
+        self, request: int, sampling: SamplingConfig, lines: int, length: int, row_end: int | None = None
     ) -> None:
         self.sampling, self.streams = sampling, RandomStreams.from_seeds([request])
-        self.lines, self.length, self.mark = lines, length, mark
-        self.stride = length + (mark is not None)
-        self.count = lines * self.stride - (mark is not None)
+        self.lines, self.length, self.row_end = lines, length, row_end
+        self.stride = length + (row_end is not None)
+        self.count = lines * self.stride - (row_end is not None)
 
     @torch.no_grad()
     def draw(self, fed: list[Fed], drawing: list[tuple[int, int]]) -> list[int]:
@@ -83,10 +83,11 @@ def staggered(passes: FullPasses, window: Window) -> dict[str, Any]:
     """Tokens, passes and tokens fed of one request.
 
     A line opens once the line above has `window` tokens, and every open line draws one token a pass. A token that is
-    fed sees the tokens before it that have been fed by then. A line begins behind a stand-in, where the token before
-    it is missing, and sees this stand-in until that token is fed. With marks it begins behind a mark, fed in that pass.
+    fed sees the tokens before it that have been fed by then. A line begins behind a placeholder, where the token before
+    it is missing, and sees this placeholder until that token is fed. With end-of-row tokens it begins behind one,
+    fed in that pass.
     """
-    length, stride, mark = passes.length, passes.stride, passes.mark
+    length, stride, row_end = passes.length, passes.stride, passes.row_end
     drawn = {0: passes.draw([], [(-1, 0)])[0]}
     fed: list[Fed] = []
     made = 1
@@ -100,28 +101,28 @@ def staggered(passes: FullPasses, window: Window) -> dict[str, Any]:
             for line in range(passes.lines)
         ]
         begun = len(fed)
-        there = {each.place for each in fed if not each.is_stand_in}
+        there = {each.place for each in fed if not each.is_placeholder}
         fed += [Fed(drawn[place], place, place // stride) for place in sorted(set(drawn) - {passes.count - 1} - there)]
         drawing = []
         for line in range(passes.lines):
             place = line * stride + counts[line]
             if not is_open[line]:
                 continue
-            if mark is not None and line > 0 and counts[line] == 0:
-                drawn[place - 1] = mark
-                fed.append(Fed(mark, place - 1, line - 1))
+            if row_end is not None and line > 0 and counts[line] == 0:
+                drawn[place - 1] = row_end
+                fed.append(Fed(row_end, place - 1, line - 1))
                 drawing.append((len(fed) - 1, place))
             elif place - 1 not in drawn:
                 other = max(line - 2, 0)
-                fed.append(Fed(drawn[other * stride + counts[other] - 1], place - 1, line, is_stand_in=True))
+                fed.append(Fed(drawn[other * stride + counts[other] - 1], place - 1, line, is_placeholder=True))
                 drawing.append((len(fed) - 1, place))
             else:
-                at = next(i for i, each in enumerate(fed) if each.place == place - 1 and not each.is_stand_in)
+                at = next(i for i, each in enumerate(fed) if each.place == place - 1 and not each.is_placeholder)
                 drawing.append((at, place))
-        there = {each.place for each in fed if not each.is_stand_in}
+        there = {each.place for each in fed if not each.is_placeholder}
         for one in fed[begun:]:
             for number, other in enumerate(fed):
-                if other.is_stand_in:
+                if other.is_placeholder:
                     sees = one.line == other.line and other.place not in there
                 else:
                     sees = other.place <= one.place
@@ -132,35 +133,35 @@ def staggered(passes: FullPasses, window: Window) -> dict[str, Any]:
     return {"tokens": [drawn[place] for place in range(passes.count)], "passes": made, "fed": len(fed)}
 
 
-def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
+def in_flight(passes: FullPasses, rule: RowWindows) -> dict[str, Any]:
     """What the rule makes of one request, by full forward passes without a cache.
 
     The rule in words. A line opens once the line above has `window` decided tokens. Each pass feeds decided tokens that
-    were not fed, and the guesses of every line. A first token is drawn behind the token before it, or behind a stand-in
-    where that is not decided. The next tokens of a line are right as long as each guess is what the pass draws for its
+    were not fed, and the guesses of every line. A first token is drawn behind the one before it, or a placeholder where
+    that is not decided. The next tokens of a line are right as long as each guess is what the pass draws for its
     place; these are decided, and one more. What else was drawn are guesses; a line that has fewer than it may have gets
     more from its last distribution. A token may be seen by others once it is decided and fed; guesses by their line.
     With `guessed_columns` a line's guesses are among so many first tokens of it. With `of_length` window and these are
     meant for lines of so many tokens, and others have as large a part of theirs.
-    With `copies` a line that is about to open has the tokens above as its guesses.
+    With `start_from_row_above` a line that is about to open has the tokens above as its guesses.
     """
     length, stride, lines = passes.length, passes.stride, range(passes.lines)
     part = 1.0 if rule.of_length is None else length / rule.of_length
     window = [math.ceil(part * window_of(rule.window, line, passes.lines)) for line in lines]
     decided: list[list[int]] = [[] for _ in lines]
     guesses: list[list[int]] = [[] for _ in lines]
-    looks: dict[int, int] = {}
+    visits: dict[int, int] = {}
     fed: list[Fed] = []
     newest: dict[int, int] = {}  # by place, the number of what was fed there last
-    stand_ins: dict[int, int] = {}  # by line
+    placeholders: dict[int, int] = {}  # by line
     told = {"passes": 1, "drafted": 0, "accepted": 0, "unverified": 0}
     decided[0] += passes.draw([], [(-1, 0)])
 
     while any(len(line) < length for line in decided):
         told["passes"] += 1
         known = {line * stride + column: token for line in lines for column, token in enumerate(decided[line])}
-        if passes.mark is not None:
-            known.update({line * stride + length: passes.mark for line in lines[:-1]})
+        if passes.row_end is not None:
+            known.update({line * stride + length: passes.row_end for line in lines[:-1]})
         is_open = [
             len(decided[line]) < length and (line == 0 or len(decided[line - 1]) >= window[line]) for line in lines
         ]
@@ -179,18 +180,18 @@ def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
                 if place < passes.count - 1 and (not is_fed or opens_below):
                     new.append(Fed(known[place], place, line))
             waits = len(decided[line - 1]) < length
-            if is_open[line] and not decided[line] and passes.mark is not None:
-                new.append(Fed(passes.mark, first - 1, line - 1))
+            if is_open[line] and not decided[line] and passes.row_end is not None:
+                new.append(Fed(passes.row_end, first - 1, line - 1))
             elif is_open[line] and not decided[line] and waits:
                 copied = max(line - 2, 0)
-                new.append(Fed(decided[copied][-1], first - 1, line, is_stand_in=True))
+                new.append(Fed(decided[copied][-1], first - 1, line, is_placeholder=True))
             new += [Fed(token, first + len(decided[line]) + i, line) for i, token in enumerate(guesses[line])]
             told["drafted"] += len(guesses[line])
         start = len(fed)
         fed += new
         for number, each in enumerate(new, start):
-            if each.is_stand_in:
-                stand_ins[each.line] = number
+            if each.is_placeholder:
+                placeholders[each.line] = number
             else:
                 newest[each.place] = number
         for each in new:
@@ -201,8 +202,8 @@ def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
                     each.sees.add(number)
             before = each.line * stride - 1
             is_there = before in newest and before in known and fed[newest[before]].token == known[before]
-            if each.line in stand_ins and not is_there:
-                each.sees.add(stand_ins[each.line])
+            if each.line in placeholders and not is_there:
+                each.sees.add(placeholders[each.line])
 
         old, last_of = [len(line) for line in decided], {}
         for line in lines:
@@ -210,30 +211,30 @@ def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
                 continue
             first, count = line * stride, old[line]
             waits = line > 0 and count == 0 and old[line - 1] < length
-            behind = [stand_ins[line] if waits and passes.mark is None else newest[first + count - 1]]
+            behind = [placeholders[line] if waits and passes.row_end is None else newest[first + count - 1]]
             behind += [newest[first + count + i] for i in range(len(guesses[line]))]
             places = [first + count + i for i in range(len(behind))]
             drawn = passes.draw(fed, list(zip(behind, places, strict=True)))
             for place in places:
-                looks[place] = looks.get(place, 0) + 1
+                visits[place] = visits.get(place, 0) + 1
             right = 0
             while right < len(guesses[line]) and guesses[line][right] == drawn[right]:
                 right += 1
             told["accepted"] += right
-            gained = 0 if rule.first_holds and waits and right == 0 else right + 1
+            gained = 0 if rule.confirm_first and waits and right == 0 else right + 1
             verified = gained
-            while rule.looks is not None and gained < len(drawn) and looks[places[gained]] >= rule.looks:
+            while rule.max_visits is not None and gained < len(drawn) and visits[places[gained]] >= rule.max_visits:
                 gained += 1
             told["unverified"] += gained - verified
             decided[line] += drawn[:gained]
             guesses[line], last_of[line] = drawn[gained:], behind[-1]
         for line in lines:
             opens = line > 0 and not decided[line] and not is_open[line] and len(decided[line - 1]) >= window[line]
-            if not is_open[line] and not (opens and rule.copies):
+            if not is_open[line] and not (opens and rule.start_from_row_above):
                 continue
             if opens:
                 guesses[line] = (decided[line - 1] + guesses[line - 1])[:length]
-            most = max(rule.guesses, 1) if rule.first_holds and not decided[line] else rule.guesses
+            most = max(rule.guesses, 1) if rule.confirm_first and not decided[line] else rule.guesses
             if line > 0 and len(decided[line - 1]) < length:
                 most = min(most, len(decided[line - 1]) - len(decided[line]))
             last = (
@@ -245,6 +246,6 @@ def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
             guesses[line] = guesses[line][:most] + [
                 passes.draw(fed, [(last_of[line], begin + number)])[0] for number in more
             ]
-    between = [] if passes.mark is None else [passes.mark]
+    between = [] if passes.row_end is None else [passes.row_end]
     tokens = [token for line in decided for token in [*line, *between]][: passes.count]
     return {"tokens": tokens, "fed": len(fed), **told}

@@ -10,7 +10,7 @@ from synthetic import chi_square_p_value
 from torch import Tensor
 
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
-from specdecode.drafters.known_tokens import KnownTokensDrafter
+from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import Drafter, Verifier
@@ -32,8 +32,8 @@ def p_value(components: Any, method: str, options: Any, sampling: SamplingConfig
     """Of the pictures that a method draws, one for each row, where each picture [V ** N] has a known probability."""
     target, players = components.target, resolve_method(method, options).build(components)
     drafter = players.drafter
-    if drafter is not None and hasattr(target, "known_tokens"):
-        drafter = KnownTokensDrafter(drafter, target.known_tokens, target.vocab_size)
+    if drafter is not None and hasattr(target, "forced_tokens"):
+        drafter = ForcedTokensDrafter(drafter, target.forced_tokens, target.vocab_size)
     tokens = run(target, drafter, sampling, players.verifier).tokens
     return chi_square_p_value(tokens, probabilities, target.vocab_size)
 

@@ -354,13 +354,13 @@ def test_a_stop_token_may_come_first() -> None:
 def test_the_host_rarely_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain decoding reads a tensor once, at the end; a draft of depth d at most every time it might be finished."""
     waits: list[int] = []
-    needs = specdecode.loop.needs
+    tokens_left = specdecode.loop.tokens_left
 
     def counted(state: DecodeState) -> torch.Tensor:
-        waits.append(int(needs(state)))
+        waits.append(int(tokens_left(state)))
         return torch.tensor(waits[-1])
 
-    monkeypatch.setattr(specdecode.loop, "needs", counted)
+    monkeypatch.setattr(specdecode.loop, "tokens_left", counted)
     streams = RandomStreams.from_seeds([0, 1])
     decode(make_target(2, 50), max_new_tokens=50, sampling=GREEDY, streams=streams)
     assert waits == [0]

@@ -52,7 +52,7 @@ def test_how_many_columns_hold_all_that_is_true() -> None:
 
 def test_compiled_code_reads_no_number() -> None:
     def bounds(mask: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        nobody, everyone = ragged.surely_none(mask[:, 0]), ragged.seen(counts)
+        nobody, everyone = ragged.surely_none(mask[:, 0]), ragged.on_host(counts)
         return (
             counts
             + ragged.columns_needed(mask)

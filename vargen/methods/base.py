@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specdecode.drafters.draft_model import DraftModel
     from specdecode.drafters.draft_size import DraftSize, DraftSizer
     from specdecode.drafters.eagle import DraftHead
-    from specdecode.grid.mixed_grids import LinesOfRows
+    from specdecode.grid.mixed_grids import MixedGrids
     from specdecode.grid.positions import Lines, Order
     from specdecode.roles import Drafter, Schedule, Target, Verifier
 
@@ -161,7 +161,7 @@ class Components(Protocol):
     def num_tokens(self) -> int:
         """Tokens of a finished picture."""
 
-    def grid_lines(self) -> Lines | LinesOfRows:
+    def grid_lines(self) -> Lines | MixedGrids:
         """The rows of the pictures' grids, where the target can draw them side by side."""
 
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:

@@ -1,4 +1,4 @@
-"""What methods share that draw rows of the picture's grid side by side: no draft, room for stand-ins, fitting windows.
+"""Settings shared by methods that draw rows of the grid side by side: no draft, room for placeholders, windows.
 
 Belongs here: what does not depend on how a row goes on once it has begun. Does not belong here: a method (one file
 each), and the orders themselves (`specdecode.grid.positions`, `specdecode.grid.row_windows`).
@@ -17,7 +17,7 @@ from vargen.base.options import option
 from vargen.methods.base import AUTO, Auto, Components, ImageMethodConfig, Method, SearchSpace
 
 if TYPE_CHECKING:
-    from specdecode.grid.mixed_grids import LinesOfRows
+    from specdecode.grid.mixed_grids import MixedGrids
     from specdecode.grid.positions import Lines, Order, Window
 
 
@@ -50,8 +50,8 @@ class RowMethodConfig(ImageMethodConfig):
             raise UserError(f"{self.name}.{field} must be at most {self.name}.columns ({self.columns}), got {longest}")
 
     def max_draft_nodes(self, num_tokens: int) -> int:
-        """Room for a stand-in in every row of a grid up to four times as high as wide; other tokens lie in the slots of
-        their places."""
+        """Room for a placeholder in every row of a grid up to four times as high as wide; other tokens lie in the slots
+        of their places."""
         return 2 * math.isqrt(num_tokens)
 
     @property
@@ -61,7 +61,7 @@ class RowMethodConfig(ImageMethodConfig):
         return 1 if given == AUTO else max(given) if isinstance(given, tuple) else given
 
     @abstractmethod
-    def _order(self, lines: Lines | LinesOfRows) -> Order:
+    def _order(self, lines: Lines | MixedGrids) -> Order:
         """In what order tokens are drawn in grids with these rows."""
 
     def _players(self, components: Components) -> Method:

@@ -15,7 +15,7 @@ from vargen.methods.base import SearchSpace
 from vargen.methods.grid import GuessingRowsConfig
 
 if TYPE_CHECKING:
-    from specdecode.grid.mixed_grids import LinesOfRows
+    from specdecode.grid.mixed_grids import MixedGrids
     from specdecode.grid.positions import Lines, Order
 
 
@@ -30,11 +30,11 @@ class PJDConfig(GuessingRowsConfig):
     adaptive: bool = False
     """A row goes on once two passes in a row draw the same first token, as in `zipar`. Not in the paper."""
 
-    def _order(self, lines: Lines | LinesOfRows) -> Order:
-        from specdecode.grid.row_windows import LinesInFlight
+    def _order(self, lines: Lines | MixedGrids) -> Order:
+        from specdecode.grid.row_windows import RowWindows
 
         columns = lines.line_length
-        return LinesInFlight(
+        return RowWindows(
             lines,
             self._opening(columns),
             min(self.guesses, columns - 1),

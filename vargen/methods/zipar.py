@@ -15,7 +15,7 @@ from vargen.methods.base import SearchSpace
 from vargen.methods.grid import RowMethodConfig
 
 if TYPE_CHECKING:
-    from specdecode.grid.mixed_grids import LinesOfRows
+    from specdecode.grid.mixed_grids import MixedGrids
     from specdecode.grid.positions import Lines, Order
 
 
@@ -38,12 +38,12 @@ class ZipARConfig(RowMethodConfig):
     """A row's first token is drawn again at every pass with the same random number, and the row goes on once two passes
     in a row draw the same token. The paper tests the ratio of the two probabilities instead."""
 
-    def _order(self, lines: Lines | LinesOfRows) -> Order:
+    def _order(self, lines: Lines | MixedGrids) -> Order:
         from specdecode.grid.positions import Lines, StaggeredLines, scaled_window
-        from specdecode.grid.row_windows import LinesInFlight
+        from specdecode.grid.row_windows import RowWindows
 
         if self.adaptive or not isinstance(lines, Lines):  # pictures of several sizes are not at the same pass
-            return LinesInFlight(lines, self.window, first_holds=self.adaptive, of_length=self.columns)
+            return RowWindows(lines, self.window, confirm_first=self.adaptive, of_length=self.columns)
         return StaggeredLines(lines, scaled_window(self.window, lines.line_length, self.columns))
 
     @classmethod

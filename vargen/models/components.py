@@ -19,7 +19,7 @@ from torch import Tensor
 from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.eagle import DraftHead
-from specdecode.grid.mixed_grids import LinesOfRows
+from specdecode.grid.mixed_grids import MixedGrids
 from specdecode.grid.positions import Lines
 from specdecode.roles import Target
 from specdecode.verifiers.neighbours import nearest_neighbours
@@ -48,7 +48,7 @@ class BatchSlot:
 
 _MOST_SIZES_IN_GRAPHS = 3
 """Sizes of drafts that a GPU captures, see `specdecode.graphs.static_step`."""
-ONLY = BatchSlot()
+SINGLE_BATCH = BatchSlot()
 """The place of a batch that is decoded alone."""
 
 
@@ -103,7 +103,7 @@ class ModelComponents(ABC):
             most_sizes = _MOST_SIZES_IN_GRAPHS if is_cuda else 1
         return self.reuse.draft_sizes.sizer(sizes, geometry, self._probe, draft_step, expected, most_sizes)
 
-    def grid_lines(self) -> Lines | LinesOfRows:
+    def grid_lines(self) -> Lines | MixedGrids:
         """The rows of the pictures' grids.
 
         Raises:
@@ -117,7 +117,7 @@ class ModelComponents(ABC):
             )
         return lines
 
-    def _lines(self) -> Lines | LinesOfRows | None:
+    def _lines(self) -> Lines | MixedGrids | None:
         """The rows of the grids; None: the family offers none."""
         return None
 

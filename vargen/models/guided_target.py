@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdecode.grid.positions import Places
-from specdecode.loop import Look
+from specdecode.grid.positions import Positions
+from specdecode.loop import DelayedRead
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
 from specdecode.targets.transformers import SlotCache, TransformersTarget
@@ -46,7 +46,7 @@ class GuidedTarget(TransformersTarget):
         self.guidance_scale = guidance_scale
         self.is_guided = guidance_scale > 1
         self.guided_tokens = guided_tokens if self.is_guided else None
-        self._look = Look(int(device.type == "cuda"))  # a GPU is asked one pass late
+        self._delayed_read = DelayedRead(int(device.type == "cuda"))  # a GPU is asked one pass late
         self._scale = torch.tensor(float(guidance_scale), device=device)  # a tensor, for compiled passes
         self.rows_per_sequence = 2 if self.is_guided else 1
 
@@ -65,19 +65,19 @@ class GuidedTarget(TransformersTarget):
         return self.combine_at(output, lambda: self._committed() + depths + 1)
 
     @torch.no_grad()
-    def forward_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
+    def forward_places(self, tokens: Tensor, placed: Positions) -> TargetOutput:
         """See `TransformersTarget.forward_places`."""
         return self.combine_at(self._run_places(tokens, placed), lambda: placed.positions + 1)
 
     def _run_new(
         self, tokens: Tensor, mask: Tensor, depths: Tensor, kv_length: int, last_only: bool = False
     ) -> TargetOutput:
-        alone = guidance_is_over(self.guided_tokens, self._look, self._committed)
+        alone = guidance_is_over(self.guided_tokens, self._delayed_read, self._committed)
         run = self._conditional()._run_new if alone else super()._run_new
         return run(tokens, mask, depths, kv_length, last_only)
 
-    def _run_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
-        alone = guidance_is_over(self.guided_tokens, self._look, lambda: placed.positions)
+    def _run_places(self, tokens: Tensor, placed: Positions) -> TargetOutput:
+        alone = guidance_is_over(self.guided_tokens, self._delayed_read, lambda: placed.positions)
         return (self._conditional()._run_places if alone else super()._run_places)(tokens, placed)
 
     def _committed(self) -> Tensor:
@@ -96,7 +96,7 @@ class GuidedTarget(TransformersTarget):
 
     def replace_rows(self, rows: Tensor, other: TransformersTarget) -> None:
         """See `TransformersTarget.replace_rows`."""
-        self._look.forget()
+        self._delayed_read.forget()
         super().replace_rows(rows, other)
 
     def combine_at(self, output: TargetOutput, places: Callable[[], Tensor]) -> TargetOutput:

@@ -10,20 +10,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specdecode.loop import Look
+from specdecode.loop import DelayedRead
 
 
-def guidance_is_over(guided_tokens: int | None, look: Look, places: Callable[[], Tensor]) -> bool:
+def guidance_is_over(guided_tokens: int | None, read: DelayedRead, places: Callable[[], Tensor]) -> bool:
     """Whether guidance leads no token that the next pass or a later one judges.
 
     Args:
         guided_tokens: guidance leads so many first tokens; None: all.
-        look: at the least place, which a GPU tells a pass late.
+        read: at the least place, which a GPU tells a pass late.
         places: int64, of the tokens to be fed; no later pass feeds earlier ones.
     """
     if guided_tokens is None:
         return False
-    least = look(places().min())
+    least = read(places().min())
     return least is not None and int(least) + 1 >= guided_tokens
 
 

@@ -19,13 +19,13 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.utils import BaseOutput
 from torch import Tensor
 
-from specdecode.loop import needs
+from specdecode.loop import tokens_left
 from specdecode.roles import DecodeState
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
-from vargen.models.components import ONLY
+from vargen.models.components import SINGLE_BATCH
 from vargen.models.reuse import Reuse
 from vargen.pipelines.arguments import (
     CALLBACK_TENSORS,
@@ -171,7 +171,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
         self._start_call(request.guidance_scale)
         pictures = range(request.count)
         with trace.phase("encode_prompt"), refusals():
-            target, players = request.start(pictures, ONLY)
+            target, players = request.start(pictures, SINGLE_BATCH)
         with (
             compile_time_apart(self.reuse.compiler, trace, "decode"),
             self.progress_bar(total=request.num_tokens) as progress,
@@ -182,7 +182,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
                 if players.drafter is None and players.order is None:
                     progress.update(1)
                 elif not progress.disable:  # reading lengths waits for the device
-                    progress.update(request.num_tokens - int(needs(state)) - progress.n)
+                    progress.update(request.num_tokens - int(tokens_left(state)) - progress.n)
                 request.report.send(self, step, state, target)
 
             run = request.run(pictures, target, players, trace)

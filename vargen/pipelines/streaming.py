@@ -22,7 +22,7 @@ from specdecode.runs.continuous import FinishedRow, decode_queue
 from specdecode.trace import DecodeTrace
 from vargen.base.bounds import MAX_BATCH_SIZE, check_number
 from vargen.base.errors import NotFiniteError
-from vargen.models.components import ONLY, BatchSlot
+from vargen.models.components import SINGLE_BATCH, BatchSlot
 from vargen.pipelines.arguments import Interrupted, PictureRequest, StepCallback, finite_logits, refusals
 from vargen.pipelines.call_types import check_evaluating
 from vargen.pipelines.compilation import compile_time_apart
@@ -128,7 +128,7 @@ def stream_pictures(
             asked = range(begins, begins + (len(requests) if joins else rows))
             own = DecodeTrace(len(asked), device) if joins else trace
             with own.phase("encode_prompt"), refusals():
-                place = ONLY if arriving is None and last - first <= size else BatchSlot(longest_prompt, joins)
+                place = SINGLE_BATCH if arriving is None and last - first <= size else BatchSlot(longest_prompt, joins)
                 target, players = request.start(asked, place)
             if not joins:
                 batch[:] = [target]

@@ -20,7 +20,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specdecode.drafters.known_tokens import KnownTokensDrafter
+from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.graphs.default_torch_mode import default_torch_mode
 from specdecode.sampling import SamplingConfig
 from vargen.base.errors import UserError
@@ -354,10 +354,10 @@ class TokenImages(TransformersPipeline):
         offered = None if vectors is None else lambda: vectors
         components = self.components_class(self.model, target, self.reuse, joins, offered, self.family.title)
         players = method.build(components)
-        if players.drafter is None or not self.vocabulary.has_mark:
+        if players.drafter is None or not self.vocabulary.has_row_end:
             return players
-        marks = [self.vocabulary.num_codes]
-        known = KnownTokensDrafter(players.drafter, target.known_tokens, target.vocab_size, marks)
+        row_end = [self.vocabulary.num_codes]
+        known = ForcedTokensDrafter(players.drafter, target.forced_tokens, target.vocab_size, row_end)
         return replace(players, drafter=known)
 
 

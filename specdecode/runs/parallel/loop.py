@@ -135,7 +135,7 @@ class _Row:
         """Draw after every row of `logits` [1, n, V], settle the round, and order the next window."""
         state, rounds = self._state, self.rounds
         every_node = torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
-        self.watch.look(logits, every_node)
+        self.watch.note(logits, every_node)
         counters = state.lengths[:, None] + torch.arange(logits.shape[1], device=logits.device)
         chosen = draw_tokens(logits, state.sampling, state.streams, counters, Tag.TARGET)
         on_host = chosen[0].tolist()

@@ -9,7 +9,7 @@ import torch
 
 from specdecode.drafters.copy_or_guess import CopyOrGuessDrafter, GuessDraftSize
 from specdecode.drafters.draft_size import DraftSize
-from specdecode.drafters.lookup_draft_length import MatchDraftSize
+from specdecode.drafters.lookup_draft_length import LookupDraftLength
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.roles import DecodeState, Draft
 from specdecode.sampling import RandomStreams, SamplingConfig
@@ -72,7 +72,7 @@ def test_costs_follow_the_clock() -> None:
 
 def test_the_first_guess_reads_the_prompt_and_is_not_learned_from() -> None:
     now, took = [0.0], iter((9.0, 0.002))
-    lookup = PromptLookupDrafter(torch.tensor([[1, 2, 3]]), MatchDraftSize(4, clock=lambda: now[0]))
+    lookup = PromptLookupDrafter(torch.tensor([[1, 2, 3]]), LookupDraftLength(4, clock=lambda: now[0]))
     tokens, streams = torch.tensor([[5, 0, 0, 0, 0, 0]]), RandomStreams.from_seeds([0])
     state = DecodeState(tokens, torch.tensor([1]), YES, 6, SamplingConfig(temperature=0), streams)
 
@@ -93,10 +93,10 @@ def test_the_first_guess_reads_the_prompt_and_is_not_learned_from() -> None:
 
 def test_time_that_a_head_took_is_left_out() -> None:
     now = [0.0]
-    sizer = MatchDraftSize(clock=lambda: now[0])
+    sizer = LookupDraftLength(clock=lambda: now[0])
     for _ in range(20):
         now[0] += 0.03
         sizer.leave_out(0.02)
         sizer.begin(0)
     assert sizer.pass_seconds() == pytest.approx(0.01)
-    assert MatchDraftSize().pass_seconds() is None
+    assert LookupDraftLength().pass_seconds() is None

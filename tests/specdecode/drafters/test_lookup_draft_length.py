@@ -10,11 +10,11 @@ import torch
 from language_models import ragged_prompts
 
 import specdecode
-from specdecode.drafters.lookup_draft_length import LENGTHS, MatchDraftSize
+from specdecode.drafters.lookup_draft_length import LENGTHS, LookupDraftLength
 
 
-def settled(row_cost: float = 0.08, longest: int = 16) -> MatchDraftSize:
-    return MatchDraftSize(longest, row_cost, clock=None)
+def settled(row_cost: float = 0.08, longest: int = 16) -> LookupDraftLength:
+    return LookupDraftLength(longest, row_cost, clock=None)
 
 
 def test_more_matching_tokens_make_longer_copies() -> None:
@@ -68,7 +68,7 @@ def test_costs_follow_the_clock(cost: float) -> None:
     steps = [0.02 * (1 + cost * count) for count in columns]
     steps[17] = 9.0  # the process was suspended
     clock = seconds(*steps)
-    sizer = MatchDraftSize(clock=lambda: next(clock))
+    sizer = LookupDraftLength(clock=lambda: next(clock))
     for count in columns:
         sizer.begin(count)
     assert sizer.row_cost() == pytest.approx(cost, rel=0.35, abs=0.015)
@@ -76,7 +76,7 @@ def test_costs_follow_the_clock(cost: float) -> None:
     before = sizer.row_cost()
     sizer.begin(3)
     assert sizer.row_cost() == before
-    assert MatchDraftSize().row_cost() == 0.05 and MatchDraftSize(3).choose([8]) == 3
+    assert LookupDraftLength().row_cost() == 0.05 and LookupDraftLength(3).choose([8]) == 3
 
 
 def test_tokens_do_not_depend_on_lengths() -> None:
@@ -87,13 +87,13 @@ def test_tokens_do_not_depend_on_lengths() -> None:
     for cost in (0.0051, 0.08, 0.9):
         made = []
 
-        class Sizer(MatchDraftSize):
+        class Sizer(LookupDraftLength):
             def __init__(self, longest: int, cost: float = cost, made: list[object] = made) -> None:
                 super().__init__(longest, cost, clock=None)
                 made.append(self)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(specdecode.generate.__globals__, "MatchDraftSize", Sizer)
+            patch.setitem(specdecode.generate.__globals__, "LookupDraftLength", Sizer)
             for temperature in (0.0, 0.8):
                 seeds = [torch.Generator().manual_seed(seed) for seed in (1, 2, 3)]
                 drawn = {**options, "temperature": temperature, "generator": seeds}

@@ -22,12 +22,12 @@ from taped_graphs import Launches, TapingCompiler
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.draft_size import AdaptiveDraftSize, DraftSize, FixedDraftSize, StepCosts
 from specdecode.drafters.jacobi import JacobiDrafter
-from specdecode.drafters.lookup_draft_length import MatchDraftSize
+from specdecode.drafters.lookup_draft_length import LookupDraftLength
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.graphs import static_step
 from specdecode.graphs.static_step import StepCompiler
-from specdecode.loop import DecodeResult, DecodeRun, Look, decode
+from specdecode.loop import DecodeResult, DecodeRun, DelayedRead, decode
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput
 from specdecode.runs.continuous import decode_queue
 from specdecode.sampling import RandomStreams, SamplingConfig
@@ -161,11 +161,11 @@ def test_ends_by_stop_tokens_are_seen_late_and_change_nothing() -> None:
 
 
 def test_what_the_host_reads_is_some_calls_old() -> None:
-    look, number = Look(2), torch.tensor(0)
-    seen = [None if (found := look(number.add_(1))) is None else int(found) for _ in range(4)]
+    read, number = DelayedRead(2), torch.tensor(0)
+    seen = [None if (found := read(number.add_(1))) is None else int(found) for _ in range(4)]
     assert seen == [None, None, 1, 2]
-    look.forget()
-    assert look(number) is None
+    read.forget()
+    assert read(number) is None
 
 
 @pytest.mark.parametrize(
@@ -335,8 +335,10 @@ def test_what_is_no_graph_is_refused_by_name() -> None:
     compiler = StepCompiler("eager", 64)
     with pytest.raises(ValueError, match="bucket must be at least 2 slots, got 1"):
         StepCompiler("eager", 1)
-    drafter = PromptLookupDrafter(torch.zeros(3, 1, dtype=torch.int64), MatchDraftSize(4))
-    with pytest.raises(ValueError, match="compile: MatchDraftSize chooses sizes by what is drafted; use a fixed size"):
+    drafter = PromptLookupDrafter(torch.zeros(3, 1, dtype=torch.int64), LookupDraftLength(4))
+    with pytest.raises(
+        ValueError, match="compile: LookupDraftLength chooses sizes by what is drafted; use a fixed size"
+    ):
         run(chains(), compiler, drafter)
 
 

@@ -24,7 +24,7 @@ from synthetic import MarkovTarget, random_table
 from torch import Tensor
 
 from specdecode.graphs.static_step import StepCompiler
-from specdecode.grid.positions import Lines, PlacedRun, StaggeredLines, Window
+from specdecode.grid.positions import Lines, OrderedRun, StaggeredLines, Window
 from specdecode.loop import DecodeRun
 from specdecode.runs.continuous import decode_queue
 from specdecode.runs.skipping import new_run
@@ -100,7 +100,7 @@ def differs(model: Any, window: int) -> bool:
 VISIBLE, FED = StaggeredLines._visible, StaggeredLines._fed_in
 
 
-def stand_in_seen_below(order: StaggeredLines, fed: list, number: int) -> Tensor:
+def placeholder_seen_below(order: StaggeredLines, fed: list, number: int) -> Tensor:
     visible = VISIBLE(order, fed, number)
     for row, token in zip(visible, fed, strict=True):
         if token.line > 1:
@@ -124,7 +124,7 @@ def overtaking(order: StaggeredLines, line: int) -> int:
 
 
 FAULTS = [
-    ("_visible", stand_in_seen_below),
+    ("_visible", placeholder_seen_below),
     ("_visible", undecided_seen),
     ("_fed_in", last_token_not_fed),
     ("opens_in", overtaking),
@@ -185,7 +185,7 @@ def test_lengths_count_the_places_without_a_gap(model: Any) -> None:
         ((25, 5, None, (2, 6)), r"window must be at most line_length \(5\), got 6"),
         ((25, 5, None, 6), r"window must be at most line_length \(5\), got 6"),
         ((25, 4, None, 1), r"num_places must be those of whole lines of line_length \(4\), got 25"),
-        ((25, 5, 3, 1), r"whole lines of line_length \(5\) with a mark between two, got 25"),
+        ((25, 5, 3, 1), r"whole lines of line_length \(5\) with an end-of-row token between two, got 25"),
     ],
 )
 def test_orders_that_do_not_fit_are_named(arguments: tuple[int, int, int | None, Window], message: str) -> None:
@@ -214,4 +214,4 @@ def test_settings_that_do_not_go_with_places_are_named(model: Any) -> None:
         new_run(target, **settings).finish()
     other = MarkovTarget(random_table(8, seed=1), torch.zeros(1, 2, dtype=torch.int64), COUNT)
     with pytest.raises(ValueError, match="MarkovTarget takes no places"):
-        PlacedRun(other, **settings)
+        OrderedRun(other, **settings)

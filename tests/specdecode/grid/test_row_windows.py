@@ -17,9 +17,9 @@ from placed_pictures import COUNT, DRAWN, GREEDY, LENGTHS, LINES, SIDE, LlamaGen
 from torch import Tensor
 
 from specdecode.graphs.static_step import StepCompiler
-from specdecode.grid.mixed_grids import Layout
-from specdecode.grid.positions import Lines, Places, StaggeredLines, Window
-from specdecode.grid.row_windows import FlightRun, LinesInFlight, _Pass
+from specdecode.grid.mixed_grids import GridLayout
+from specdecode.grid.positions import Lines, Positions, StaggeredLines, Window
+from specdecode.grid.row_windows import RowWindowRun, RowWindows, _Pass
 from specdecode.loop import DecodeRun
 from specdecode.roles import TargetOutput
 from specdecode.runs.continuous import decode_queue
@@ -27,22 +27,22 @@ from specdecode.sampling import SamplingConfig
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 
 RULES = {
-    "an adaptive start": LinesInFlight(LINES, 2, first_holds=True),
-    "guesses": LinesInFlight(LINES, 3, guesses=2),
-    "more guesses than tokens ahead": LinesInFlight(LINES, 1, guesses=4),
-    "both": LinesInFlight(LINES, 2, guesses=3, first_holds=True),
-    "two looks": LinesInFlight(LINES, 3, guesses=4, looks=2),
-    "three looks at whole lines": LinesInFlight(LINES, SIDE, guesses=SIDE - 1, looks=3, copies=True),
-    "two looks at copies": LinesInFlight(LINES, 2, guesses=2, looks=2, copies=True),
-    "one look, guesses in the first columns": LinesInFlight(
-        LINES, 2, guesses=1, looks=1, copies=True, guessed_columns=3
+    "an adaptive start": RowWindows(LINES, 2, confirm_first=True),
+    "guesses": RowWindows(LINES, 3, guesses=2),
+    "more guesses than tokens ahead": RowWindows(LINES, 1, guesses=4),
+    "both": RowWindows(LINES, 2, guesses=3, confirm_first=True),
+    "two visits": RowWindows(LINES, 3, guesses=4, max_visits=2),
+    "three visits of whole lines": RowWindows(LINES, SIDE, guesses=SIDE - 1, max_visits=3, start_from_row_above=True),
+    "two visits of copies": RowWindows(LINES, 2, guesses=2, max_visits=2, start_from_row_above=True),
+    "one visit, guesses in the first columns": RowWindows(
+        LINES, 2, guesses=1, max_visits=1, start_from_row_above=True, guessed_columns=3
     ),
-    "two looks at guesses in the first columns": LinesInFlight(LINES, 3, guesses=3, looks=2, guessed_columns=2),
-    "windows by line": LinesInFlight(LINES, (2, 4, 1), guesses=2, looks=2, copies=True),
-    "in proportion to the lines": LinesInFlight(
-        LINES, (8, 3, 5), guesses=3, looks=1, copies=True, guessed_columns=4, of_length=8
+    "two visits, guesses in the first columns": RowWindows(LINES, 3, guesses=3, max_visits=2, guessed_columns=2),
+    "windows by line": RowWindows(LINES, (2, 4, 1), guesses=2, max_visits=2, start_from_row_above=True),
+    "in proportion to the lines": RowWindows(
+        LINES, (8, 3, 5), guesses=3, max_visits=1, start_from_row_above=True, guessed_columns=4, of_length=8
     ),
-    "one look, and a start that may hold": LinesInFlight(LINES, 1, guesses=1, first_holds=True, looks=1),
+    "one visit, and a start that may hold": RowWindows(LINES, 1, guesses=1, confirm_first=True, max_visits=1),
 }
 
 
@@ -74,23 +74,22 @@ def test_every_token_is_that_of_full_forward_passes(model: Any, name: str, sampl
 @pytest.mark.parametrize("window", [*range(1, SIDE + 1), (2, 4), (4, 1, 5, 2, 3)])
 def test_without_guesses_it_is_the_order_known_beforehand(model: Any, window: Window) -> None:
     known, flying = (
-        run_of(model, range(3), order).finish()
-        for order in (StaggeredLines(LINES, window), LinesInFlight(LINES, window))
+        run_of(model, range(3), order).finish() for order in (StaggeredLines(LINES, window), RowWindows(LINES, window))
     )
     assert torch.equal(known.tokens, flying.tokens)
     assert flying.trace.row_passes == known.trace.row_passes and flying.trace.rows_fed == known.trace.rows_fed
 
 
-def check_against_plain(model: Any, rule: LinesInFlight) -> None:
+def check_against_plain(model: Any, rule: RowWindows) -> None:
     plain, flying = (run_of(model, range(3), order).finish() for order in (None, rule))
     assert torch.equal(plain.tokens, flying.tokens)
 
 
-WHOLE = LinesInFlight(LINES, SIDE, guesses=3)
+WHOLE = RowWindows(LINES, SIDE, guesses=3)
 
 
-@pytest.mark.parametrize("rule", [WHOLE, replace(WHOLE, guesses=0), replace(WHOLE, first_holds=True)])
-def test_a_window_of_a_whole_line_is_plain_decoding(model: Any, rule: LinesInFlight) -> None:
+@pytest.mark.parametrize("rule", [WHOLE, replace(WHOLE, guesses=0), replace(WHOLE, confirm_first=True)])
+def test_a_window_of_a_whole_line_is_plain_decoding(model: Any, rule: RowWindows) -> None:
     check_against_plain(model, rule)
 
 
@@ -105,14 +104,14 @@ def test_the_kernels_take_guesses_with_the_bits_of_plain_decoding(own_kernels: N
         ]
 
 
-def one_at_a_time(target: LlamaGenTarget, tokens: Tensor, placed: Places) -> TargetOutput:
+def one_at_a_time(target: LlamaGenTarget, tokens: Tensor, placed: Positions) -> TargetOutput:
     """A pass over places as passes over one token each, those of lower places first."""
     logits = []
     order = placed.positions.argsort(dim=1, stable=True)
     for index in order.T[..., None]:
         one = [each.gather(1, index) for each in (placed.positions, placed.slots)]
         seen = placed.visible.gather(1, index[..., None].expand(-1, -1, placed.visible.shape[2]))
-        logits.append(FORWARD(target, tokens.gather(1, index.expand(len(tokens), -1)), Places(*one, seen)).logits)
+        logits.append(FORWARD(target, tokens.gather(1, index.expand(len(tokens), -1)), Positions(*one, seen)).logits)
     back = order.argsort(1)[..., None].expand(len(tokens), -1, logits[0].shape[2])
     return TargetOutput(torch.cat(logits, 1).gather(1, back))
 
@@ -121,7 +120,7 @@ FORWARD = LlamaGenTarget.forward_places
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["an order known beforehand", "both", "two looks at copies"])
+@pytest.mark.parametrize("name", ["an order known beforehand", "both", "two visits of copies"])
 def test_in_the_kernels_bits_do_not_depend_on_how_tokens_are_fed(
     own_kernels: None, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
 ) -> None:
@@ -138,18 +137,24 @@ def test_in_the_kernels_bits_do_not_depend_on_how_tokens_are_fed(
 @given(
     window=st.integers(1, SIDE),
     guesses=st.integers(0, SIDE),
-    first_holds=st.booleans(),
-    looks=st.one_of(st.none(), st.integers(1, 3)),
-    copies=st.booleans(),
+    confirm_first=st.booleans(),
+    max_visits=st.one_of(st.none(), st.integers(1, 3)),
+    start_from_row_above=st.booleans(),
     request=st.integers(0, len(LENGTHS) - 1),
 )
 def test_lines_keep_their_order(
-    model: Any, window: int, guesses: int, first_holds: bool, looks: int | None, copies: bool, request: int
+    model: Any,
+    window: int,
+    guesses: int,
+    confirm_first: bool,
+    max_visits: int | None,
+    start_from_row_above: bool,
+    request: int,
 ) -> None:
-    rule = LinesInFlight(LINES, window, guesses, first_holds, looks, copies and not first_holds)
+    rule = RowWindows(LINES, window, guesses, confirm_first, max_visits, start_from_row_above and not confirm_first)
     run = run_of(model, range(request, request + 1), rule)
     run.start()
-    assert isinstance(run, FlightRun)
+    assert isinstance(run, RowWindowRun)
     before, opened, number = run._counts[0].tolist(), {0: 0}, 0
     kept = run.state.tokens[0].view(SIDE, SIDE).clone()
     while run.step():
@@ -160,7 +165,7 @@ def test_lines_keep_their_order(
         assert all(above >= window for above, line in zip(before, counts[1:], strict=False) if line)
         tokens = run.state.tokens[0].view(SIDE, SIDE)
         for line, count in enumerate(before):
-            assert torch.equal(tokens[line, :count], kept[line, :count])  # what is decided stays
+            assert torch.equal(tokens[line, :count], kept[line, :count])  # a decided token stays
         opening = [line for line in range(1, SIDE) if line not in opened and before[line - 1] >= window]
         opened.update(dict.fromkeys(opening, number))
         before, kept = counts, tokens.clone()
@@ -172,67 +177,67 @@ def test_lines_keep_their_order(
     assert number >= (SIDE - 1) * rule.passes_between_lines
 
 
-def test_a_mark_is_decided_with_the_first_token_behind_it() -> None:
-    rule = LinesInFlight(Lines(3 * 4 - 1, 3, mark=9), 2)
+def test_an_end_of_row_token_is_decided_with_the_first_token_behind_it() -> None:
+    rule = RowWindows(Lines(3 * 4 - 1, 3, row_end=9), 2)
     counts = torch.tensor([[3, 2, 0], [3, 0, 0], [3, 3, 1]])
-    layout = Layout(rule.lines, torch.device("cpu"))
+    layout = GridLayout(rule.lines, torch.device("cpu"))
     run = Mock(rule=rule, _columns=torch.arange(4), _counts=counts, _layout=layout)
-    decided = FlightRun._decided_places(run)
+    decided = RowWindowRun._decided_places(run)
     assert decided.sum(1).tolist() == [3 + 1 + 2, 3, 3 + 1 + 3 + 1 + 1]
     assert decided[:, 3].tolist() == [True, False, True] and decided[:, 7].tolist() == [False, False, True]
 
 
-def differs(model: Any, rule: LinesInFlight) -> bool:
+def differs(model: Any, rule: RowWindows) -> bool:
     """Whether any of three requests has other tokens or costs than the oracle's."""
     result = run_of(model, range(3), rule).finish()
     expected = [in_flight(LlamaGenPasses(model, request, DRAWN), rule) for request in range(3)]
     return [(*tokens,) for tokens in result.tokens.tolist()] != [(*each["tokens"],) for each in expected]
 
 
-VISIBLE, FEED = FlightRun._visible, FlightRun._what_to_feed
+VISIBLE, FEED = RowWindowRun._visible, RowWindowRun._what_to_feed
 
 
-def stand_in_seen_below(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
-    visible = VISIBLE(run, what, slots)
-    seen = run._layout.line_of[0, slots][..., None] > run._layout.stood_in
+def placeholder_seen_below(run: RowWindowRun, this: _Pass, slots: Tensor) -> Tensor:
+    visible = VISIBLE(run, this, slots)
+    seen = run._layout.line_of[0, slots][..., None] > run._layout.placeholders
     visible[..., COUNT:] |= seen
     return visible
 
 
-def undecided_seen(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
-    visible = VISIBLE(run, what, slots)
+def undecided_seen(run: RowWindowRun, this: _Pass, slots: Tensor) -> Tensor:
+    visible = VISIBLE(run, this, slots)
     visible[..., :COUNT] = run._places <= run._layout.position_of[0, slots][..., None]
     return visible
 
 
-def guesses_seen_below(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
-    visible = VISIBLE(run, what, slots)
-    visible[..., :COUNT] |= what.guessed.flatten(1)[:, None] & (
+def guesses_seen_below(run: RowWindowRun, this: _Pass, slots: Tensor) -> Tensor:
+    visible = VISIBLE(run, this, slots)
+    visible[..., :COUNT] |= this.guessed.flatten(1)[:, None] & (
         run._places <= run._layout.position_of[0, slots][..., None]
     )
     return visible
 
 
-def last_token_not_fed(run: FlightRun) -> _Pass:
+def last_token_not_fed(run: RowWindowRun) -> _Pass:
     run._fed[..., -1] = True  # so it is said
     return FEED(run)
 
 
-def overtaking(run: FlightRun) -> _Pass:
-    what = FEED(run)
+def overtaking(run: RowWindowRun) -> _Pass:
+    this = FEED(run)
     columns, counts = run._columns, run._counts[..., None]
-    run._guesses = run._guesses.where(~what.opened, (SIDE - 1 - run._counts).clamp(max=run.rule.guesses))
+    run._guesses = run._guesses.where(~this.opened, (SIDE - 1 - run._counts).clamp(max=run.rule.guesses))
     guessed = (columns >= counts) & (columns < counts + run._guesses[..., None])
-    looked = what.opened[..., None] & (columns >= counts) & (columns <= counts + run._guesses[..., None])
-    feeding = what.feeding.clone()
+    drawn = this.opened[..., None] & (columns >= counts) & (columns <= counts + run._guesses[..., None])
+    feeding = this.feeding.clone()
     feeding[:, :COUNT] |= guessed.flatten(1)
-    return replace(what, guessed=guessed, looked=looked, feeding=feeding)
+    return replace(this, guessed=guessed, drawn=drawn, feeding=feeding)
 
 
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("_visible", stand_in_seen_below),
+        ("_visible", placeholder_seen_below),
         ("_visible", undecided_seen),
         ("_visible", guesses_seen_below),
         ("_what_to_feed", last_token_not_fed),
@@ -243,13 +248,13 @@ def overtaking(run: FlightRun) -> _Pass:
 def test_faults_change_tokens(model: Any, monkeypatch: pytest.MonkeyPatch, name: str, fault: Any) -> None:
     rule = RULES["guesses"]
     assert not differs(model, rule)
-    monkeypatch.setattr(FlightRun, name, fault)
+    monkeypatch.setattr(RowWindowRun, name, fault)
     assert differs(model, rule)
 
 
 @pytest.mark.parametrize(
     ("name", "graphs"),
-    [("an adaptive start", False), ("both", False), ("two looks", False), ("an adaptive start", True)],
+    [("an adaptive start", False), ("both", False), ("two visits", False), ("an adaptive start", True)],
 )
 def test_other_requests_take_rows_half_way(model: Any, name: str, graphs: bool) -> None:
     rule = RULES[name]
@@ -277,9 +282,12 @@ def test_other_requests_take_rows_half_way(model: Any, name: str, graphs: bool) 
         ({"window": 8, "of_length": 7}, r"window must be at most of_length \(7\), got 8"),
         ({"of_length": 0}, "of_length must be"),
         ({"guesses": -1}, "guesses must be at least 0, got -1"),
-        ({"looks": 0}, "looks must be"),
+        ({"max_visits": 0}, "max_visits must be"),
         ({"guessed_columns": 0}, "guessed_columns must be"),
-        ({"copies": True, "first_holds": True}, "copies must be off where first_holds is on"),
+        (
+            {"start_from_row_above": True, "confirm_first": True},
+            "start_from_row_above must be off where confirm_first is on",
+        ),
     ],
 )
 def test_rules_that_do_not_fit_are_named(changes: dict[str, Any], message: str) -> None:
@@ -287,7 +295,7 @@ def test_rules_that_do_not_fit_are_named(changes: dict[str, Any], message: str) 
         replace(WHOLE, **changes)
 
 
-@pytest.mark.parametrize("name", ["both", "two looks at copies", "an order known beforehand"])
+@pytest.mark.parametrize("name", ["both", "two visits of copies", "an order known beforehand"])
 def test_steps_are_one_graph(model: Any, name: str) -> None:
     """Of the tokens, passes and origins of eager steps; and again in the next batch, which needs no other graph."""
     torch._dynamo.reset()

@@ -21,8 +21,8 @@ from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
-from specdecode.drafters.known_tokens import KnownTokensDrafter
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree
 from specdecode.finite import FiniteWatch
@@ -91,7 +91,7 @@ def watches(some: Inputs) -> Callable[[], Any]:
     def noted() -> list[int | None]:
         watch = FiniteWatch(3, torch.device("cpu"))
         watch.step = 3
-        watch.look(logits, torch.ones(3, 2, dtype=torch.bool), rows)
+        watch.note(logits, torch.ones(3, 2, dtype=torch.bool), rows)
         return watch.first_steps()
 
     return noted
@@ -207,7 +207,7 @@ class Proposed(Drafter):
         return Draft(tree, None if drawn_from is None else drawn_from.clone())
 
 
-def known_tokens(some: Inputs) -> Callable[[], Any]:
+def forced_tokens(some: Inputs) -> Callable[[], Any]:
     draft, output, lengths = some.chain(4, 5)
     known = some.known()
     drafted = replace(draft, probabilities=some.choose((draft.probabilities, None)))
@@ -215,7 +215,7 @@ def known_tokens(some: Inputs) -> Callable[[], Any]:
         drafted = replace(drafted, tree=some.tree(6, 4))
 
     def corrected() -> list[Tensor | None]:
-        drafter = KnownTokensDrafter(Proposed(drafted), known, some.vocab_size)
+        drafter = ForcedTokensDrafter(Proposed(drafted), known, some.vocab_size)
         drafter.start(output, state_for(lengths, SAMPLED))
         made = drafter.propose(state_for(lengths, SAMPLED))
         return [made.tree.tokens, made.probabilities]
@@ -230,7 +230,7 @@ def windows(some: Inputs) -> Callable[[], Any]:
 
     def drawn() -> list[Tensor | None]:
         window = JacobiDrafter(some.vocab_size, FixedDraftSize(DraftSize(8, 7)), guess, coupling)
-        drafter: Drafter = window if form is None else KnownTokensDrafter(window, form, some.vocab_size)
+        drafter: Drafter = window if form is None else ForcedTokensDrafter(window, form, some.vocab_size)
         state = DecodeState(tokens, lengths, lengths > 0, 99, SAMPLED, RandomStreams.from_seeds(range(4)))
         drafter.start(TargetOutput(output.logits[:, :1]), state)
         made: list[Tensor | None] = []
@@ -244,7 +244,7 @@ def windows(some: Inputs) -> Callable[[], Any]:
                 window._last_node = torch.tensor([[5], [3], [4], [5]])
         again = drafter.propose(state)
         by_kernel = form is not None and fused_ops.serves(tokens)
-        assert again.has_known == by_kernel, "the window's own call writes known tokens"
+        assert again.has_forced_tokens == by_kernel, "the window's own call writes forced tokens"
         return [*made, again.tree.tokens]
 
     return drawn
@@ -267,7 +267,7 @@ def whole_rows(some: Inputs) -> Callable[[], Any]:
 
 CASES: tuple[Callable[[Inputs], Callable[[], Any]], ...] = (
     *(searches, watches, races, verdicts_on_chains, verdicts_by_the_targets_tokens, verdicts_of_lantern, grown_trees),
-    *(layouts, kept_entries, copied_chains, known_tokens, windows, whole_rows),
+    *(layouts, kept_entries, copied_chains, forced_tokens, windows, whole_rows),
 )
 
 

@@ -1,4 +1,4 @@
-"""Lines in flight by the kernels: every pass feeds, sees and decides what it does in operations of torch."""
+"""Row windows by the kernels: every pass feeds, sees and decides what it does in operations of torch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from placed_pictures import COUNT, DRAWN, GREEDY, SIDE, make_placed_model, run_of
 from torch import Tensor
 
-from specdecode.grid.mixed_grids import LinesOfRows
-from specdecode.grid.positions import Lines, Places
-from specdecode.grid.row_windows import FlightRun, LinesInFlight
+from specdecode.grid.mixed_grids import MixedGrids
+from specdecode.grid.positions import Lines, Positions
+from specdecode.grid.row_windows import RowWindowRun, RowWindows
 from specdecode.kernels import fused_ops
 from specdecode.roles import TargetOutput
 from specdecode.runs.continuous import decode_queue
 from specdecode.sampling import RandomStreams, SamplingConfig
 
-VOCABULARY, MARK = 3, 2  # few tokens, so that guesses are often right
+VOCABULARY, ROW_END = 3, 2  # few tokens, so that guesses are often right
 
 
 class Babble:
@@ -41,7 +41,7 @@ class Babble:
     def prefill(self) -> TargetOutput:
         return TargetOutput(torch.zeros(self.batch_size, 1, VOCABULARY))
 
-    def forward_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
+    def forward_places(self, tokens: Tensor, placed: Positions) -> TargetOutput:
         self.passes.append((tokens.clone(), placed.positions, placed.slots, placed.visible))
         seen = (placed.visible * torch.arange(1, placed.visible.shape[2] + 1)).sum(2)
         codes = tokens + 7 * placed.positions + 31 * placed.slots + 3 * seen
@@ -49,40 +49,40 @@ class Babble:
 
 
 @st.composite
-def rules(draw: st.DrawFn) -> tuple[LinesInFlight, int]:
+def rules(draw: st.DrawFn) -> tuple[RowWindows, int]:
     """A rule, and how many rows of the batch it is for."""
-    mark, batch_size = draw(st.sampled_from((None, MARK))), draw(st.integers(1, 3))
+    row_end, batch_size = draw(st.sampled_from((None, ROW_END))), draw(st.integers(1, 3))
 
     def some_lines() -> Lines:
         height, length = draw(st.integers(1, 5)), draw(st.integers(1, 5))
-        return Lines(height * (length + (mark is not None)) - (mark is not None), length, mark)
+        return Lines(height * (length + (row_end is not None)) - (row_end is not None), length, row_end)
 
     several = draw(st.booleans())
-    lines: Lines | LinesOfRows = LinesOfRows([some_lines() for _ in range(batch_size)]) if several else some_lines()
+    lines: Lines | MixedGrids = MixedGrids([some_lines() for _ in range(batch_size)]) if several else some_lines()
     holds = draw(st.booleans())
     of_length = draw(st.one_of(st.none(), st.integers(1, 9)))
     most = of_length or lines.line_length
     windows = st.integers(1, most)
-    rule = LinesInFlight(
+    rule = RowWindows(
         lines,
         draw(st.one_of(windows, st.lists(windows, min_size=1, max_size=4).map(tuple))),
         guesses=draw(st.integers(0, most)),
-        first_holds=holds,
-        looks=draw(st.one_of(st.none(), st.integers(1, 3))),
-        copies=not holds and draw(st.booleans()),
+        confirm_first=holds,
+        max_visits=draw(st.one_of(st.none(), st.integers(1, 3))),
+        start_from_row_above=not holds and draw(st.booleans()),
         guessed_columns=draw(st.one_of(st.none(), st.integers(1, most))),
         of_length=of_length,
     )
     return rule, batch_size
 
 
-def drawn(rule: LinesInFlight, batch_size: int, sampling: SamplingConfig, by_kernels: bool) -> tuple[Any, Babble]:
+def drawn(rule: RowWindows, batch_size: int, sampling: SamplingConfig, by_kernels: bool) -> tuple[Any, Babble]:
     """The result of a run, and its target."""
     target = Babble(batch_size)
     lines = rule.lines
-    rows = torch.tensor([each.num_places for each in lines.rows]) if isinstance(lines, LinesOfRows) else None
+    rows = torch.tensor([each.num_places for each in lines.rows]) if isinstance(lines, MixedGrids) else None
     streams, most = RandomStreams.from_seeds(range(batch_size)), rule.num_places
-    run = FlightRun(
+    run = RowWindowRun(
         target,  # type: ignore[arg-type]
         rule=rule, row_tokens=rows, max_new_tokens=most, sampling=sampling, streams=streams,
     )  # fmt: skip
@@ -90,7 +90,7 @@ def drawn(rule: LinesInFlight, batch_size: int, sampling: SamplingConfig, by_ker
         return run.finish(), target
 
 
-def check_alike(rule: LinesInFlight, batch_size: int, sampling: SamplingConfig) -> None:
+def check_alike(rule: RowWindows, batch_size: int, sampling: SamplingConfig) -> None:
     (lines, by_lines), (calls, by_calls) = (
         drawn(rule, batch_size, sampling, by_kernels=each) for each in (False, True)
     )
@@ -103,26 +103,28 @@ def check_alike(rule: LinesInFlight, batch_size: int, sampling: SamplingConfig) 
         assert getattr(lines.trace, figure) == getattr(calls.trace, figure), figure
 
 
-@pytest.mark.parametrize("looks", [2, 3])
+@pytest.mark.parametrize("max_visits", [2, 3])
 @pytest.mark.parametrize("guesses", [3, 4, 7])
-def test_tokens_that_were_taken_by_looks_are_fed_again(own_kernels: None, looks: int, guesses: int) -> None:
+def test_tokens_that_were_taken_by_visits_are_fed_again(own_kernels: None, max_visits: int, guesses: int) -> None:
     """A right guess behind a wrong one may be a line's newest token."""
-    check_alike(LinesInFlight(Lines(64, 8), 8, guesses=guesses, looks=looks), 40, DRAWN)
+    check_alike(RowWindows(Lines(64, 8), 8, guesses=guesses, max_visits=max_visits), 40, DRAWN)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rule_for=rules(), sampling=st.sampled_from((DRAWN, GREEDY)))
 def test_the_kernels_feed_and_decide_what_the_lines_of_torch_do(
-    own_kernels: None, rule_for: tuple[LinesInFlight, int], sampling: SamplingConfig
+    own_kernels: None, rule_for: tuple[RowWindows, int], sampling: SamplingConfig
 ) -> None:
     check_alike(*rule_for, sampling)
 
 
-@pytest.mark.parametrize("looks", [None, 2])
-def test_the_kernels_serve_eager_steps(own_kernels: None, monkeypatch: pytest.MonkeyPatch, looks: int | None) -> None:
+@pytest.mark.parametrize("max_visits", [None, 2])
+def test_the_kernels_serve_eager_steps(
+    own_kernels: None, monkeypatch: pytest.MonkeyPatch, max_visits: int | None
+) -> None:
     """Also where other requests take rows half way."""
-    model, rule = make_placed_model(), LinesInFlight(Lines(COUNT, SIDE), 3, guesses=2, looks=looks)
-    monkeypatch.setattr(FlightRun, "_perform_in_lines", None)
+    model, rule = make_placed_model(), RowWindows(Lines(COUNT, SIDE), 3, guesses=2, max_visits=max_visits)
+    monkeypatch.setattr(RowWindowRun, "_perform_in_lines", None)
 
     def start(requests: range, joins: bool) -> Any:
         return run_of(model, requests, rule, prompt_only=joins)
@@ -142,10 +144,12 @@ def test_a_row_that_takes_a_place_has_windows_and_guesses_of_its_own(
         monkeypatch.setattr(fused_ops, "serves", lambda *_: False)
 
     def start(requests: range, joins: bool) -> Any:
-        lines = LinesOfRows([sizes[request] for request in requests], sizes)
-        rule = LinesInFlight(lines, (3, 2), guesses=3, looks=1, copies=True, guessed_columns=5, of_length=6)
+        lines = MixedGrids([sizes[request] for request in requests], sizes)
+        rule = RowWindows(
+            lines, (3, 2), guesses=3, max_visits=1, start_from_row_above=True, guessed_columns=5, of_length=6
+        )
         rows = torch.tensor([sizes[request].num_places for request in requests])
-        return FlightRun(
+        return RowWindowRun(
             Babble(len(requests)),  # type: ignore[arg-type]
             rule=rule, row_tokens=rows, max_new_tokens=rule.num_places, sampling=DRAWN,
             streams=RandomStreams.from_seeds(requests),
@@ -159,7 +163,7 @@ def test_a_row_that_takes_a_place_has_windows_and_guesses_of_its_own(
 
 
 def test_a_pass_that_feeds_more_than_there_is_room_for_is_seen(own_kernels: None) -> None:
-    run = run_of(make_placed_model(), range(1), LinesInFlight(Lines(COUNT, SIDE), 1, guesses=2))
+    run = run_of(make_placed_model(), range(1), RowWindows(Lines(COUNT, SIDE), 1, guesses=2))
     run.step()
     assert fused_ops.serves(run.state.tokens)
     with pytest.raises(IndexError):

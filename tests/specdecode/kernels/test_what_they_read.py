@@ -18,12 +18,12 @@ from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
-from specdecode.drafters.known_tokens import KnownTokensDrafter
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree
-from specdecode.grid.positions import Lines, Places, StaggeredLines
-from specdecode.grid.row_windows import LinesInFlight
+from specdecode.grid.positions import Lines, Positions, StaggeredLines
+from specdecode.grid.row_windows import RowWindows
 from specdecode.kernels import build, fused_ops
 from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import decode
@@ -261,19 +261,19 @@ def test_races_of_other_shapes_are_left_to_torch(monkeypatch: pytest.MonkeyPatch
         assert torch.equal(plain, kernels)
 
 
-def test_known_tokens_of_another_vocabulary_are_refused() -> None:
+def test_forced_tokens_of_another_vocabulary_are_refused() -> None:
     """They were looked for, and written, behind the probabilities of the last token."""
     nothing = torch.full((17,), -1)
     for known, marks in ((nothing, [900]), (nothing.index_fill(0, torch.tensor([5]), 900), [])):
         window = JacobiDrafter(6, FixedDraftSize(DraftSize(4, 3)))
         with pytest.raises(IndexError, match="outside the vocabulary"):
-            decoded(KnownTokensDrafter(window, known, 1000, marks))
+            decoded(ForcedTokensDrafter(window, known, 1000, marks))
 
 
-def test_known_tokens_are_of_tokens_type_and_shape() -> None:
+def test_forced_tokens_are_of_tokens_type_and_shape() -> None:
     for wrong in (torch.full((17,), -1, dtype=torch.int32), torch.full((3, 1, 17), -1)):
-        with pytest.raises(ValueError, match="known must be int64 of shape "):
-            KnownTokensDrafter(PromptLookupDrafter(PROMPTS, FixedDraftSize(DraftSize(4, 3))), wrong, 6)
+        with pytest.raises(ValueError, match="forced_tokens must be int64 of shape "):
+            ForcedTokensDrafter(PromptLookupDrafter(PROMPTS, FixedDraftSize(DraftSize(4, 3))), wrong, 6)
 
 
 @pytest.mark.parametrize(
@@ -285,14 +285,14 @@ def test_known_tokens_are_of_tokens_type_and_shape() -> None:
         lambda tokens: Draft(replace(TokenTree.chain(tokens), depth=tokens[:, :1], max_children=2)),
     ],
 )
-def test_known_tokens_are_not_written_into_other_drafts(make: Callable[[Tensor], Draft]) -> None:
+def test_forced_tokens_are_not_written_into_other_drafts(make: Callable[[Tensor], Draft]) -> None:
     with pytest.raises((ValueError, RuntimeError)):
-        decoded(KnownTokensDrafter(Proposed(make), KNOWN, 6))
+        decoded(ForcedTokensDrafter(Proposed(make), KNOWN, 6))
 
 
-def test_known_tokens_are_not_written_into_narrower_ones() -> None:
+def test_forced_tokens_are_not_written_into_narrower_ones() -> None:
     def drafted(kind: torch.dtype) -> Tensor:
-        return decoded(KnownTokensDrafter(Proposed(lambda tokens: Draft(TokenTree.chain(tokens.to(kind)))), KNOWN, 6))
+        return decoded(ForcedTokensDrafter(Proposed(lambda tokens: Draft(TokenTree.chain(tokens.to(kind)))), KNOWN, 6))
 
     assert torch.equal(drafted(torch.int64), drafted(torch.int32))
 
@@ -317,16 +317,16 @@ class Short:
     def prefill(self) -> TargetOutput:
         return TargetOutput(torch.zeros(2, 1, 3))
 
-    def forward_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
+    def forward_places(self, tokens: Tensor, placed: Positions) -> TargetOutput:
         return TargetOutput(self.change(torch.zeros(*tokens.shape, 3)))
 
 
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
-        (LinesInFlight, lambda each: each[:1]),
-        (LinesInFlight, lambda each: each.repeat(1, 99, 1)),
-        (LinesInFlight, lambda each: each[..., :2]),
+        (RowWindows, lambda each: each[:1]),
+        (RowWindows, lambda each: each.repeat(1, 99, 1)),
+        (RowWindows, lambda each: each[..., :2]),
         (StaggeredLines, lambda each: each[:1]),
         (StaggeredLines, lambda each: each[..., :2]),
     ],

@@ -16,9 +16,9 @@ from torch import Tensor
 from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.jacobi_front import BranchingJacobiDrafter, branch_nodes
-from specdecode.drafters.known_tokens import KnownTokensDrafter
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.finite import NotFiniteError
@@ -52,7 +52,7 @@ DRAFTERS: dict[str, MakeDrafter] = {
     "smaller": lambda prompts: DraftModelDrafter(smaller(prompts), WINDOW),
     "smaller, tree": lambda prompts: DraftModelTreeDrafter(smaller(prompts), StaticTree.from_child_counts("2 / 2 1")),
     "lookup": lambda prompts: PromptLookupDrafter(prompts, WINDOW),
-    "known": lambda prompts: KnownTokensDrafter(
+    "known": lambda prompts: ForcedTokensDrafter(
         JacobiDrafter(VOCAB, WINDOW), torch.full((LENGTH,), -1).index_fill(0, torch.tensor([3, 7]), 2), VOCAB
     ),
 }

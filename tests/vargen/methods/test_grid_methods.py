@@ -23,7 +23,7 @@ METHODS = {
     "zipar": resolve_method("zipar", {"window": 2}),
     "zipar, adaptive": resolve_method("zipar", {"window": [1, 2], "adaptive": True}),
     "pjd": resolve_method("pjd", {"opens_after": 2, "guesses": 2}),
-    "vvs-rows": resolve_method("vvs-rows", {"opens_after": [2, 3], "guesses": 3, "looks": 2}),
+    "vvs-rows": resolve_method("vvs-rows", {"opens_after": [2, 3], "guesses": 3, "max_visits": 2}),
 }
 
 
@@ -54,7 +54,7 @@ def test_zipar_takes_the_passes_of_the_formula_whatever_the_batch(tiny_pipeline:
         ("zipar", {"window": GRID, "adaptive": True}),
         ("pjd", {"opens_after": GRID, "guesses": 3}),
         ("pjd", {}),  # a row opens after 5 tokens, or after all that it has
-        ("vvs-rows", {"looks": GRID}),
+        ("vvs-rows", {"max_visits": GRID}),
     ],
     ids=str,
 )

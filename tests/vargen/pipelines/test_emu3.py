@@ -204,7 +204,7 @@ def test_a_folder_is_loaded_as_what_its_files_say(saved: Path, tmp_path: Path) -
     loaded, _, dtype = load_pipeline(told, ModelOptions(model=str(saved), device="cpu"))
     assert isinstance(loaded, Emu3Pipeline) and isinstance(loaded.processor, Emu3Processor) and dtype == "float32"
     assert loaded.grid() == (told.grid_size, told.grid_size) == (90, 90) and told.image_size == 720
-    assert [*told.beside_grid] == (loaded.vocabulary.known_tokens(90, 90, "cpu") >= 0).nonzero()[:, 0].tolist()
+    assert [*told.beside_grid] == (loaded.vocabulary.forced_tokens(90, 90, "cpu") >= 0).nonzero()[:, 0].tolist()
     assert told.num_tokens == pipeline_tokens((90, 90)) and (told.guidance_scale, told.top_k) == (3.0, 50)
     assert told.resolve_method("scd", None) == loaded.resolve_method("scd")
     loaded.save_pretrained(tmp_path)

@@ -1,8 +1,8 @@
-"""VVS on rows of the grid: tokens are drawn at a small lead, looked at again, and stand after some looks.
+"""VVS on rows of the grid: tokens are drawn at a small lead, visited again, and stand after some visits.
 
 This project's own. VVS (arXiv 2511.13587) takes drafted tokens unverified to save forward passes. Here a row's tokens
-are guesses until they are drawn behind true tokens, or until so many passes have drawn them; what a later look changes
-is replaced. Looks are part of passes that are made anyway, because each pass feeds all rows in flight. A row that opens
+are guesses until they are drawn behind true tokens, or until so many passes have drawn them. A later visit may replace
+a guess. Visits are part of passes that are made anyway, because each pass feeds all open rows. A row that opens
 is guessed by the tokens above it. The order of places is `specdecode.grid.row_windows`.
 """
 
@@ -17,39 +17,39 @@ from vargen.methods.base import SearchSpace
 from vargen.methods.grid import GuessingRowsConfig
 
 if TYPE_CHECKING:
-    from specdecode.grid.mixed_grids import LinesOfRows
+    from specdecode.grid.mixed_grids import MixedGrids
     from specdecode.grid.positions import Lines, Order
 
 
 @dataclass(frozen=True)
 class RowSkippingConfig(GuessingRowsConfig):
-    """Rows of the grid whose tokens stand after some looks, verified or not."""
+    """Rows of the grid whose tokens stand after some visits, verified or not."""
 
     name: ClassVar[str] = "vvs-rows"
-    summary: ClassVar[str] = "VVS on rows of the grid: tokens stand after some looks, verified or not; no drafter"
-    draft_settings: ClassVar[tuple[str, ...]] = (*GuessingRowsConfig.draft_settings, "looks", "guessed_columns")
+    summary: ClassVar[str] = "VVS on rows of the grid: tokens stand after some visits, verified or not; no drafter"
+    draft_settings: ClassVar[tuple[str, ...]] = (*GuessingRowsConfig.draft_settings, "max_visits", "guessed_columns")
 
-    looks: int = option(2, least=1, most=MAX_DRAFT)
+    max_visits: int = option(2, least=1, most=MAX_DRAFT)
     """So many passes draw a token before it stands unverified."""
     guessed_columns: int | None = option(None, least=1)
     """Tokens are guessed among so many first ones of a row; null: in the whole row. Less is fed, and the row below
     comes closer."""
 
-    def _order(self, lines: Lines | LinesOfRows) -> Order:
-        from specdecode.grid.row_windows import LinesInFlight
+    def _order(self, lines: Lines | MixedGrids) -> Order:
+        from specdecode.grid.row_windows import RowWindows
 
         columns = lines.line_length
-        return LinesInFlight(
+        return RowWindows(
             lines,
             self._opening(columns),
             min(self.guesses, columns - 1),
-            looks=self.looks,
-            copies=True,
+            max_visits=self.max_visits,
+            start_from_row_above=True,
             guessed_columns=self.guessed_columns,
             of_length=self.columns,
         )
 
     @classmethod
     def search(cls, space: SearchSpace) -> dict[str, Any]:
-        """The space of all methods with guesses in rows, and the number of looks."""
-        return {**super().search(space), "looks": space.integer("looks", 1, 4)}
+        """The space of all methods with guesses in rows, and the number of visits."""
+        return {**super().search(space), "max_visits": space.integer("max_visits", 1, 4)}

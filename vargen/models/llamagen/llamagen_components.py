@@ -22,7 +22,7 @@ from vargen.base.errors import UserError
 from vargen.checkpoints.offloading import move_offloaded
 from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.base import LoadedDrafter, MethodConfig
-from vargen.models.components import ONLY, BatchSlot, ModelComponents, draft_passes
+from vargen.models.components import SINGLE_BATCH, BatchSlot, ModelComponents, draft_passes
 from vargen.models.llamagen.llamagen_draft_head import LlamaGenDraftHead
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget, cache_length, cache_sizes
 from vargen.models.llamagen.transformer import LlamaGenTransformer
@@ -67,7 +67,7 @@ class LlamaGenComponents(ModelComponents):
         mask: Tensor | None,
         guidance_scale: float,
         max_draft_nodes: int,
-        place: BatchSlot = ONLY,
+        place: BatchSlot = SINGLE_BATCH,
         negative: tuple[Tensor, Tensor] | None = None,
         guided_tokens: int | None = None,
     ) -> LlamaGenTarget:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from specdecode.kernels.native import NewTokens
 from specdecode.kv_cache import StaticKVCache
-from specdecode.loop import Look
+from specdecode.loop import DelayedRead
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
 from vargen.base.errors import UserError
@@ -34,7 +34,7 @@ from vargen.models.llamagen.transformer import LlamaGenTransformer
 
 if TYPE_CHECKING:
     from specdecode.graphs.static_step import StepCompiler
-    from specdecode.grid.positions import Places
+    from specdecode.grid.positions import Positions
 
 
 @dataclass
@@ -105,7 +105,7 @@ class LlamaGenTarget:
         self.is_guided = guidance_scale > 1
         """Whether the unconditional half is computed."""
         self.guided_tokens = guided_tokens
-        self._look = Look(int(condition_embeds.is_cuda))  # a GPU is asked one pass late
+        self._delayed_read = DelayedRead(int(condition_embeds.is_cuda))  # a GPU is asked one pass late
         self.feature_layers: tuple[int, ...] = ()
         self.compiler: StepCompiler | None = None
         self._batch_size = batch_size
@@ -257,7 +257,7 @@ class LlamaGenTarget:
         if num_slots > room:
             raise ValueError(f"num_slots must be at most {room}, the cache's room behind the prompt, got {num_slots}")
 
-    def forward_places(self, tokens: Tensor, placed: Places) -> LlamaGenTargetOutput:
+    def forward_places(self, tokens: Tensor, placed: Positions) -> LlamaGenTargetOutput:
         """Feed tokens [B, n] at explicit places; see `specdecode.grid.positions.PlacedTarget`.
 
         The cache's lengths stay those of the prompts. The project's kernels take any mask over slots; where they do not
@@ -316,7 +316,7 @@ class LlamaGenTarget:
         Args:
             places: of the tokens to be fed; no later pass feeds earlier ones.
         """
-        if self.is_guided and guidance_is_over(self.guided_tokens, self._look, places):
+        if self.is_guided and guidance_is_over(self.guided_tokens, self._delayed_read, places):
             return 1, self.kv_cache.first_rows(self.batch_size), self._picture_starts[: self.batch_size]
         return 1 + self.is_guided, self.kv_cache, self._picture_starts
 
@@ -375,7 +375,7 @@ class LlamaGenTarget:
             )
         if self.is_guided:
             rows = torch.cat((rows, rows + self.batch_size))
-        self._look.forget()
+        self._delayed_read.forget()
         self.kv_cache.replace_rows(rows, other.kv_cache, other.condition_length)
         self._picture_starts.index_copy_(0, rows, other._picture_starts)
 

@@ -1,10 +1,10 @@
 """The grammar of a picture on one model: which tokens are drawn and which are forced, and their ids in its vocabulary.
 
-Belongs here: the tokens that the loop sees, which are codes 0 to C - 1 and, where the family has it, the mark C at the
-end of a row; and looking ids up by a description. Does not belong here: descriptions, prompts, passes (`target.py`).
+Belongs here: the tokens that the loop sees, which are codes 0 to C - 1 and, where the family has it, the end-of-row
+token C; and looking ids up by a description. Does not belong here: descriptions, prompts, passes (`target.py`).
 
-A picture of h rows of w codes is what begins it, which belongs to the prompt; then rows, each with its mark; then a
-token that ends it. All tokens after the last code are forced, so decoding ends with that code.
+A picture of h rows of w codes has a beginning, which belongs to the prompt; then rows, each with its end-of-row
+token; then a token that ends it. All tokens after the last code are forced, so decoding ends with that code.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ class ImageVocabulary:
     """Ids of image tokens.
 
     Args:
-        ids: int64 [C + 1], of each code and of the mark at the end of a row; [C] where there is no mark.
-        has_mark: whether the last is a mark.
-        ends_last_row: whether the last row has its mark.
+        ids: int64 [C + 1], of each code and of the end-of-row token; [C] without one.
+        has_row_end: whether the last is an end-of-row token.
+        ends_last_row: whether the last row has one, too.
         end: id of the token that ends a picture; None: there is none.
     """
 
     ids: Tensor
-    has_mark: bool
+    has_row_end: bool
     ends_last_row: bool = False
     end: int | None = None
 
     @property
     def num_codes(self) -> int:
         """C."""
-        return len(self.ids) - self.has_mark
+        return len(self.ids) - self.has_row_end
 
     @property
-    def mark(self) -> int | None:
+    def row_end(self) -> int | None:
         """The token at the end of a row, by the loop's number; None: rows follow each other.
 
         It is forced, so it can stand in for a row's last token before that token is known (two-dimensional decoding).
         """
-        return self.num_codes if self.has_mark else None
+        return self.num_codes if self.has_row_end else None
 
-    def known_tokens(self, height: int, width: int, device: torch.device | str) -> Tensor:
-        """[N] int64 of a picture of height x width codes: the mark where a row ends, -1 at codes; the last is a
-        code."""
-        if not self.has_mark:
+    def forced_tokens(self, height: int, width: int, device: torch.device | str) -> Tensor:
+        """[N] int64 of a picture of height x width codes: the end-of-row token where a row ends, -1 at codes. The
+        last is a code."""
+        if not self.has_row_end:
             return torch.full((height * width,), -1, device=device)
         rows = torch.full((height, width + 1), -1, device=device)
         rows[:, width] = self.num_codes
@@ -60,13 +60,13 @@ class ImageVocabulary:
 
     def codes(self, tokens: Tensor, height: int, width: int) -> Tensor:
         """Codes [B, height, width] among drawn tokens [B, N]."""
-        if self.has_mark:
+        if self.has_row_end:
             tokens = F.pad(tokens, (0, 1)).view(-1, height, width + 1)[..., :width]
         return tokens.reshape(-1, height, width)
 
     def text(self, tokens: Tensor) -> Tensor:
         """[B, M] int64: a picture's ids, from its first code to its end, of drawn tokens [B, N]."""
-        forced = [] if self.mark is None or not self.ends_last_row else [self.mark]
+        forced = [] if self.row_end is None or not self.ends_last_row else [self.row_end]
         ids = self.ids.to(tokens.device)[torch.cat((tokens, tokens.new_tensor(forced).expand(len(tokens), -1)), 1)]
         return ids if self.end is None else F.pad(ids, (0, 1), value=self.end)
 
@@ -85,7 +85,7 @@ def vocabulary_of(family: TokenImageFamily, model: Any, tokenizer: Any = None) -
     codes = _ids_of_codes(family, model, marks, tokenizer)
     return ImageVocabulary(
         ids=torch.tensor(codes if family.row_end is None else [*codes, marks[family.row_end]]),
-        has_mark=family.row_end is not None,
+        has_row_end=family.row_end is not None,
         ends_last_row=family.ends_last_row,
         end=None if family.end is None else marks[family.end],
     )

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from specdecode.grid.mixed_grids import LinesOfRows
+from specdecode.grid.mixed_grids import MixedGrids
 from specdecode.grid.positions import Lines
 from specdecode.targets.transformers import TransformersTarget
 from vargen.models.reuse import Reuse
@@ -38,9 +38,9 @@ class TokenImageComponents(TransformersComponents):
         self.family = family  # type: ignore[misc]
         self._code_vectors = code_vectors
 
-    def _lines(self) -> Lines | LinesOfRows:
+    def _lines(self) -> Lines | MixedGrids:
         target: Any = self.target
-        lines: Lines | LinesOfRows = target.lines
+        lines: Lines | MixedGrids = target.lines
         return lines
 
     def codebook(self) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdecode.grid.mixed_grids import LinesOfRows
+from specdecode.grid.mixed_grids import MixedGrids
 from specdecode.grid.positions import Lines
 from specdecode.kernels.fast_pass import untouched
 from specdecode.kernels.linears import is_plain_linear
@@ -55,13 +55,13 @@ class TokenImageTarget(GuidedTarget):
     Attributes:
         prompt_ids: [R, T] int64, the prompts of all rows.
         ids: [V] int64, the vocabulary's name of each token that is drawn.
-        known_tokens: [B, num_tokens] int64, the mark where a row of codes ends, -1 elsewhere.
+        forced_tokens: [B, num_tokens] int64, the end-of-row token where a row of codes ends, -1 elsewhere.
 
     Raises:
         ValueError: the shapes do not belong together, or the model cannot be served; see `TransformersTarget`.
     """
 
-    graph_state = (*GuidedTarget.graph_state, "known_tokens", "_scales")
+    graph_state = (*GuidedTarget.graph_state, "forced_tokens", "_scales")
 
     def __init__(
         self,
@@ -91,15 +91,15 @@ class TokenImageTarget(GuidedTarget):
         if len(grids) not in (1, len(prompts[0][0])):
             raise ValueError(f"grids must be one for each of {len(prompts[0][0])} prompts, got {len(grids)}")
         each = grids if len(grids) > 1 else [*grids] * len(prompts[0][0])
-        known = {grid: vocabulary.known_tokens(*grid, device) for grid in each}
+        known = {grid: vocabulary.forced_tokens(*grid, device) for grid in each}
         longest = num_tokens or max(map(len, known.values()))
-        self.known_tokens = torch.stack(
+        self.forced_tokens = torch.stack(
             [F.pad(known[grid], (0, longest - len(known[grid])), value=-1) for grid in each]
         )
-        self._has_mark = vocabulary.has_mark
+        self._has_row_end = vocabulary.has_row_end
         alike = len({*each, *other_grids}) == 1
-        rows, others = ([_lines(grid, vocabulary.mark) for grid in some] for some in (each, other_grids))
-        self.lines = rows[0] if alike else LinesOfRows(rows, others)
+        rows, others = ([_lines(grid, vocabulary.row_end) for grid in some] for some in (each, other_grids))
+        self.lines = rows[0] if alike else MixedGrids(rows, others)
         """The rows of the pictures' grids."""
         least = None if guidance is None else guidance.least
         self._scales = None  # [B, N], one for each place; None: the same for all
@@ -119,7 +119,9 @@ class TokenImageTarget(GuidedTarget):
             longest_prompt=longest_prompt,
             vocab_size=len(ids),
             decoder=attrgetter(decoder)(model),
-            output_head=partial(_logits_of_codes, *_head_of_codes(model.lm_head, vocabulary, device), self._has_mark),
+            output_head=partial(
+                _logits_of_codes, *_head_of_codes(model.lm_head, vocabulary, device), self._has_row_end
+            ),
             embed=partial(_embed_ids, embed, ids),
         )
         self.prompt_ids = input_ids
@@ -137,13 +139,13 @@ class TokenImageTarget(GuidedTarget):
 
     def combine_at(self, output: TargetOutput, places: Callable[[], Tensor]) -> TargetOutput:
         """See `GuidedTarget.combine_at`; ends of rows are known."""
-        at = places().clamp(max=self.known_tokens.shape[1] - 1)
+        at = places().clamp(max=self.forced_tokens.shape[1] - 1)
         return self._with_ends_of_rows(self.combine(output, at), at)
 
     def replace_rows(self, rows: Tensor, other: TokenImageTarget) -> None:  # type: ignore[override]
         """See `TransformersTarget.replace_rows`; the rows' sizes come along."""
         super().replace_rows(rows, other)
-        self.known_tokens[rows] = other.known_tokens  # in place: a captured step reads it where it lies
+        self.forced_tokens[rows] = other.forced_tokens  # in place: a captured step reads it where it lies
         if self._scales is not None and other._scales is not None:
             self._scales[rows] = other._scales
 
@@ -162,32 +164,32 @@ class TokenImageTarget(GuidedTarget):
             hidden_states = torch.cat(hidden_states.chunk(count), dim=-1)
         scale = self._scale
         if self._scales is not None:
-            first = self.known_tokens.new_zeros(1, 1)
+            first = self.forced_tokens.new_zeros(1, 1)
             scale = _at(self._scales, first if places is None else places)[..., None]
-        logits = output.logits[..., :-1] if self._has_mark else output.logits  # only codes are guided
+        logits = output.logits[..., :-1] if self._has_row_end else output.logits  # only codes are guided
         conditional, *pictures, null = logits.chunk(count)
         if pictures:
             guided = null + self._image_scale * (pictures[0] - null) + scale * (conditional - pictures[0])
         else:
             guided = guide(conditional, null, scale)
         guided = self.where_guided(guided, logits, places)
-        return TargetOutput(_with_mark(guided) if self._has_mark else guided, hidden_states)
+        return TargetOutput(_with_row_end(guided) if self._has_row_end else guided, hidden_states)
 
     def _with_ends_of_rows(self, output: TargetOutput, places: Tensor) -> TargetOutput:
-        """Allow only the mark where a row ends, and only codes elsewhere.
+        """Allow only the end-of-row token where a row ends, and only codes elsewhere.
 
         Args:
             output: logits [B, n, V].
             places: [1 or B, n] int64, their places among output tokens.
         """
-        if not self._has_mark:
+        if not self._has_row_end:
             return output
-        known = _at(self.known_tokens, places)[..., None]  # [B, n, 1]
-        is_mark = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
+        known = _at(self.forced_tokens, places)[..., None]  # [B, n, 1]
+        is_row_end = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
         return replace(
             output,
-            logits=output.logits.masked_fill((known >= 0) != is_mark, -torch.inf).masked_fill_(
-                (known >= 0) & is_mark, 0
+            logits=output.logits.masked_fill((known >= 0) != is_row_end, -torch.inf).masked_fill_(
+                (known >= 0) & is_row_end, 0
             ),
         )
 
@@ -197,10 +199,10 @@ def _at(values: Tensor, places: Tensor) -> Tensor:
     return values.gather(1, places.expand(len(values), -1))
 
 
-def _lines(grid: Grid, mark: int | None) -> Lines:
-    """Rows of a picture's grid; the last one has no mark."""
+def _lines(grid: Grid, row_end: int | None) -> Lines:
+    """Rows of a picture's grid; the last one has no end-of-row token."""
     height, width = grid
-    return Lines(height * width + (0 if mark is None else height - 1), width, mark)
+    return Lines(height * width + (0 if row_end is None else height - 1), width, row_end)
 
 
 def decaying_scales(scale: float, least: float, height: int, width: int, count: int) -> list[float]:
@@ -244,17 +246,18 @@ def _head_of_codes(
 
 
 def _logits_of_codes(
-    head: Callable[[Tensor], Tensor], codes: Tensor | None, has_mark: bool, hidden_states: Tensor
+    head: Callable[[Tensor], Tensor], codes: Tensor | None, has_row_end: bool, hidden_states: Tensor
 ) -> Tensor:
-    """[..., V]: logits of hidden states [..., dim] for codes, see `_head_of_codes`, and for a mark."""
+    """[..., V]: logits of hidden states [..., dim] for codes, see `_head_of_codes`, and for an end-of-row token."""
     logits = head(hidden_states)
     if codes is not None:
         logits = logits[..., codes]
-    return _with_mark(logits) if has_mark else logits
+    return _with_row_end(logits) if has_row_end else logits
 
 
-def _with_mark(logits: Tensor) -> Tensor:
-    """[..., C + 1] from logits of codes [..., C]: the mark is never drawn, nor drafted by a head from these logits.
+def _with_row_end(logits: Tensor) -> Tensor:
+    """[..., C + 1] from logits of codes [..., C]: the end-of-row token is never drawn, nor drafted by a head from
+    these logits.
 
     Its logit is the lowest finite number, because minus infinity has no expectation.
     """

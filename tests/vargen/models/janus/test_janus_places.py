@@ -11,7 +11,7 @@ from place_oracles import FullPasses, in_flight, staggered, with_prompt
 from torch import Tensor
 
 from specdecode.grid.positions import Lines, Order, StaggeredLines
-from specdecode.grid.row_windows import LinesInFlight
+from specdecode.grid.row_windows import RowWindows
 from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
 from vargen.models.janus.janus_target import JanusTarget, SpecialTokens
@@ -58,9 +58,9 @@ class JanusPasses(FullPasses):
 ORDERS: list[Order] = [
     StaggeredLines(LINES, 1),
     StaggeredLines(LINES, 2),
-    LinesInFlight(LINES, 2, first_holds=True),
-    LinesInFlight(LINES, 2, guesses=2),
-    LinesInFlight(LINES, SIDE, guesses=3, looks=2, copies=True),
+    RowWindows(LINES, 2, confirm_first=True),
+    RowWindows(LINES, 2, guesses=2),
+    RowWindows(LINES, SIDE, guesses=3, max_visits=2, start_from_row_above=True),
 ]
 
 

@@ -9,14 +9,14 @@ import torch
 
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
-from vargen.models.components import ONLY, BatchSlot
+from vargen.models.components import SINGLE_BATCH, BatchSlot
 from vargen.models.llamagen.llamagen_components import LlamaGenComponents
 from vargen.models.reuse import Reuse
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 
 def components_of(
-    pipeline: LlamaGenPipeline, kept: Reuse, rows: int = 1, place: BatchSlot = ONLY
+    pipeline: LlamaGenPipeline, kept: Reuse, rows: int = 1, place: BatchSlot = SINGLE_BATCH
 ) -> LlamaGenComponents:
     parts = (pipeline.transformer, pipeline.vqvae, pipeline.drafter, pipeline.draft_model)
     components = LlamaGenComponents(*parts, pipeline.device, kept)
@@ -43,7 +43,7 @@ def test_so_is_that_of_what_drafts_unless_its_rows_join_a_batch_that_uses_it(
     kept, arguments = Reuse(), (None, 4) if draft == "draft_head" else (None,)
     first, second, joining = (
         getattr(components_of(drafting_pipeline, kept, place=place), f"load_{draft}")(*arguments).network.kv_cache
-        for place in (ONLY, ONLY, BatchSlot(joins=True))
+        for place in (SINGLE_BATCH, SINGLE_BATCH, BatchSlot(joins=True))
     )
     assert first is second and joining is not first
 

@@ -1,4 +1,4 @@
-"""Emu3 by places: a row begins behind the mark that ends the row above; tokens are those of full forward passes."""
+"""Emu3 by places: a row begins behind an end-of-row token; tokens are those of full forward passes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from emu3_models import AWAY, COLUMNS, PROMPTS, ROWS, Emu3Target
 from place_oracles import FullPasses, in_flight, staggered, with_prompt
 from torch import Tensor
 
-from specdecode.grid.mixed_grids import LinesOfRows
+from specdecode.grid.mixed_grids import MixedGrids
 from specdecode.grid.positions import Lines, Order, StaggeredLines, each_window
-from specdecode.grid.row_windows import LinesInFlight
+from specdecode.grid.row_windows import RowWindows
 from specdecode.runs.skipping import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
 from vargen.methods.catalogue import resolve_method
@@ -26,7 +26,7 @@ from vargen.models.token_images.grammar import vocabulary_of
 
 SAMPLING = SamplingConfig()
 CODES = emu3_models.CODES
-LINES = Lines(ROWS * (COLUMNS + 1) - 1, COLUMNS, mark=CODES)
+LINES = Lines(ROWS * (COLUMNS + 1) - 1, COLUMNS, row_end=CODES)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ class Emu3Passes(FullPasses):
     """See `FullPasses`."""
 
     def __init__(self, model: Any, request: int, scale: float, rows: int = ROWS, columns: int = COLUMNS) -> None:
-        super().__init__(request, SAMPLING, rows, columns, mark=CODES)
+        super().__init__(request, SAMPLING, rows, columns, row_end=CODES)
         self.model, self.scale, self.ids = model, scale, vocabulary_of(EMU3, model).ids
         (ids, mask), (away, away_mask) = emu3_models.tokens(PROMPTS), emu3_models.tokens([AWAY] * 3)
         prompts = [(ids, mask), (away, away_mask)][: 2 if scale > 1 else 1]
@@ -79,11 +79,11 @@ ORDERS: list[Order] = [
     StaggeredLines(LINES, 1),
     StaggeredLines(LINES, 2),
     StaggeredLines(LINES, COLUMNS),
-    LinesInFlight(LINES, 2),
-    LinesInFlight(LINES, 2, first_holds=True),
-    LinesInFlight(LINES, 2, guesses=2),
-    LinesInFlight(LINES, 2, guesses=2, first_holds=True),
-    LinesInFlight(LINES, COLUMNS, guesses=3, looks=2, copies=True),
+    RowWindows(LINES, 2),
+    RowWindows(LINES, 2, confirm_first=True),
+    RowWindows(LINES, 2, guesses=2),
+    RowWindows(LINES, 2, guesses=2, confirm_first=True),
+    RowWindows(LINES, COLUMNS, guesses=3, max_visits=2, start_from_row_above=True),
 ]
 
 
@@ -108,7 +108,7 @@ def test_every_token_is_that_of_full_forward_passes(model: Any, order: Any, scal
         assert together[request] == expected["tokens"] == tokens_of(model, [request], scale, order)[0]
 
 
-@pytest.mark.parametrize("order", [StaggeredLines(LINES, COLUMNS), LinesInFlight(LINES, COLUMNS, guesses=2)])
+@pytest.mark.parametrize("order", [StaggeredLines(LINES, COLUMNS), RowWindows(LINES, COLUMNS, guesses=2)])
 def test_a_window_of_a_whole_row_is_plain_decoding(model: Any, order: Order) -> None:
     assert tokens_of(model, [0, 1, 2], 3.0, order) == tokens_of(model, [0, 1, 2], 3.0, None)
 
@@ -116,18 +116,18 @@ def test_a_window_of_a_whole_row_is_plain_decoding(model: Any, order: Order) -> 
 @pytest.mark.parametrize(
     "rule",
     [
-        LinesInFlight(LINES, 1),
-        LinesInFlight(LINES, 3, first_holds=True),
-        LinesInFlight(LINES, 2, guesses=2),
-        LinesInFlight(LINES, (1, 3), guesses=3, looks=2, copies=True),
+        RowWindows(LINES, 1),
+        RowWindows(LINES, 3, confirm_first=True),
+        RowWindows(LINES, 2, guesses=2),
+        RowWindows(LINES, (1, 3), guesses=3, max_visits=2, start_from_row_above=True),
     ],
 )
-def test_pictures_of_several_sizes_are_those_of_full_forward_passes(model: Any, rule: LinesInFlight) -> None:
+def test_pictures_of_several_sizes_are_those_of_full_forward_passes(model: Any, rule: RowWindows) -> None:
     """A window longer than a picture's rows is a whole row there."""
     grids = [(2, 5), (4, 2), (ROWS, COLUMNS)]
-    lines = [Lines(rows * (columns + 1) - 1, columns, mark=CODES) for rows, columns in grids]
+    lines = [Lines(rows * (columns + 1) - 1, columns, row_end=CODES) for rows, columns in grids]
     target = target_of(model, [0, 1, 2], 3.0, grids)
-    assert isinstance(target.lines, LinesOfRows) and [*target.lines.rows] == lines
+    assert isinstance(target.lines, MixedGrids) and [*target.lines.rows] == lines
     most, places = target.lines.num_places, [each.num_places for each in lines]
     result = new_run(
         target, max_new_tokens=most, sampling=SAMPLING, streams=RandomStreams.from_seeds([0, 1, 2]),

@@ -22,7 +22,7 @@ from transformers.generation import (
 )
 
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
-from specdecode.drafters.known_tokens import KnownTokensDrafter
+from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.roles import TargetOutput
 from specdecode.runs.skipping import new_run
@@ -69,7 +69,7 @@ class TestEmu3Target(TargetContract):
     def test_marks_that_are_known_change_no_token(self, drawn: tuple[float, Tensor]) -> None:
         (scale, wanted), tree = drawn, StaticTree.from_child_counts("3 / 2 1 / 1")
         target, smaller = (self.build(scale, tree.num_nodes, disturbed) for disturbed in (False, True))
-        drafter = KnownTokensDrafter(DraftModelTreeDrafter(smaller, tree), target.known_tokens, target.vocab_size)
+        drafter = ForcedTokensDrafter(DraftModelTreeDrafter(smaller, tree), target.forced_tokens, target.vocab_size)
         result = run(target, drafter)
         assert torch.equal(result.tokens, wanted) and result.trace.mean_accepted_length > 0
 
@@ -119,12 +119,12 @@ def test_lines_end_where_they_end_and_nowhere_else(
         max_new_tokens=target.max_new_tokens,
         sampling=SamplingConfig(temperature=3.0),
         streams=RandomStreams.from_seeds(range(3)),
-        drafter=KnownTokensDrafter(players.drafter, target.known_tokens, target.vocab_size),
+        drafter=ForcedTokensDrafter(players.drafter, target.forced_tokens, target.vocab_size),
         verifier=players.verifier,
         schedule=players.schedule,
     ).finish()
     assert method != "vvs-jacobi" or result.trace.skipped_tokens > 0
-    assert torch.equal(result.tokens == CODES, (target.known_tokens >= 0).expand(3, -1))
+    assert torch.equal(result.tokens == CODES, (target.forced_tokens >= 0).expand(3, -1))
 
 
 def test_logits_leave_one_choice_at_the_end_of_a_line(model: Emu3ForConditionalGeneration) -> None:
@@ -145,7 +145,7 @@ def test_logits_leave_one_choice_at_the_end_of_a_line(model: Emu3ForConditionalG
 def test_heads_on_the_models_features_hold_the_end_of_a_line_for_least_likely(
     model: Emu3ForConditionalGeneration, scale: float
 ) -> None:
-    """They know no places; where a line ends, `KnownTokensDrafter` says so."""
+    """They know no places; where a line ends, `ForcedTokensDrafter` says so."""
     target = build(model, scale)
     states = torch.randn(3 * target.rows_per_sequence, 5, 32, dtype=torch.float64)
     logits = target.combine(TargetOutput(target.logits(states))).logits

@@ -15,7 +15,7 @@ from official_layout import golden
 from token_image_models import FAMILY_OF, golden_family, golden_folder
 from torch import Tensor
 
-from specdecode.drafters.known_tokens import KnownTokensDrafter
+from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.methods.catalogue import resolve_method
@@ -96,7 +96,7 @@ def test_tokens_are_those_of_the_public_code(goldens: dict[str, Golden], name: s
     assert torch.equal(made.vocabulary.text(tokens), made.drawn(number).expand(copies, -1))
     assert torch.equal(made.vocabulary.codes(tokens, *grid)[0], tensors["codes"].view(grid))
     assert count == made.family.num_tokens(grid)
-    ends = (target.known_tokens[0] >= 0).nonzero().flatten().tolist()
+    ends = (target.forced_tokens[0] >= 0).nonzero().flatten().tolist()
     assert ends == [*made.family.row_ends(grid)]
 
 
@@ -128,7 +128,7 @@ def test_every_method_draws_them_too(goldens: dict[str, Golden], name: str, numb
     components = TokenImageComponents(made.model, target, Reuse(), code_vectors=lambda: vectors)
     players = settings.build(components)
     assert players.drafter is not None
-    drafter = KnownTokensDrafter(players.drafter, target.known_tokens, target.vocab_size)
+    drafter = ForcedTokensDrafter(players.drafter, target.forced_tokens, target.vocab_size)
     result = decode(
         target,
         max_new_tokens=target.max_new_tokens,

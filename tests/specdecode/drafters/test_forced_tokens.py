@@ -1,4 +1,4 @@
-"""Tokens that are known beforehand: drafted where they stand and nowhere else, and nothing is lost by it."""
+"""Forced tokens: drafted where they stand and nowhere else, and nothing is lost by it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from synthetic import MarkovTarget, chi_square_p_value, random_table
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
 from specdecode.drafters.jacobi_front import BranchingJacobiDrafter, branch_nodes
-from specdecode.drafters.known_tokens import KnownTokensDrafter
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities
 from specdecode.trace import TokenOrigin
 
-VOCAB, MARK, DRAWS = 4, 3, 20_000
-KNOWN = torch.tensor([-1, -1, MARK, -1, MARK])
+VOCAB, ROW_END, DRAWS = 4, 3, 20_000
+FORCED = torch.tensor([-1, -1, ROW_END, -1, ROW_END])
 SAMPLING = SamplingConfig(temperature=0.9)
 TABLE = random_table(VOCAB, seed=5, scale=1.2)
 
 
 def allowed(logits: Tensor, places: Tensor) -> Tensor:
-    """Logits [..., V] of output places [...]: the mark where it is known, all others elsewhere."""
-    is_mark = torch.arange(VOCAB) == MARK
-    known = KNOWN[places.clamp(max=len(KNOWN) - 1)][..., None] >= 0
-    return logits.masked_fill(known != is_mark, -torch.inf)
+    """Logits [..., V] of output places [...]: the row's end where it is forced, all others elsewhere."""
+    is_row_end = torch.arange(VOCAB) == ROW_END
+    forced = FORCED[places.clamp(max=len(FORCED) - 1)][..., None] >= 0
+    return logits.masked_fill(forced != is_row_end, -torch.inf)
 
 
 class Target(MarkovTarget):
@@ -42,7 +42,7 @@ class Target(MarkovTarget):
         return TargetOutput(allowed(super().forward(tokens, mask, depths).logits, places))
 
 
-class Watched(KnownTokensDrafter):
+class Watched(ForcedTokensDrafter):
     """Keeps what it drafted, and for which places."""
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
@@ -60,18 +60,18 @@ def window(length: int, coupling: str = "independent", guess: str = "random") ->
 
 
 def run(drafter: Drafter | None, draws: int = DRAWS) -> DecodeResult:
-    target = Target(TABLE, torch.tensor([1, 2]).expand(draws, 2), len(KNOWN) - 1)
+    target = Target(TABLE, torch.tensor([1, 2]).expand(draws, 2), len(FORCED) - 1)
     streams = RandomStreams.from_seeds(range(draws))
-    return decode(target, max_new_tokens=len(KNOWN), sampling=SAMPLING, streams=streams, drafter=drafter)
+    return decode(target, max_new_tokens=len(FORCED), sampling=SAMPLING, streams=streams, drafter=drafter)
 
 
 @pytest.fixture(scope="module")
 def probabilities() -> Tensor:
     """[V ** 5] float64 of every sequence."""
-    sequences = torch.cartesian_prod(*[torch.arange(VOCAB)] * len(KNOWN))
+    sequences = torch.cartesian_prod(*[torch.arange(VOCAB)] * len(FORCED))
     context = torch.cat([torch.tensor([1, 2]).expand(len(sequences), 2), sequences], 1)
     joint = torch.ones(len(sequences), dtype=torch.float64)
-    for place in range(len(KNOWN)):
+    for place in range(len(FORCED)):
         logits = allowed(TABLE[context[:, place], context[:, place + 1]], torch.tensor([place]))
         each = logits_to_probabilities(logits, SAMPLING).double()
         joint *= each[torch.arange(len(sequences)), context[:, place + 2]]
@@ -81,7 +81,7 @@ def probabilities() -> Tensor:
 @pytest.mark.parametrize("guess", INITIAL_GUESSES)
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_sequences_come_as_often_as_they_should(probabilities: Tensor, coupling: str, guess: str) -> None:
-    result = run(KnownTokensDrafter(window(3, coupling, guess), KNOWN, VOCAB))
+    result = run(ForcedTokensDrafter(window(3, coupling, guess), FORCED, VOCAB))
     assert chi_square_p_value(result.tokens, probabilities, VOCAB) > 1e-3
 
 
@@ -90,68 +90,68 @@ def test_sequences_come_as_often_as_they_should(probabilities: Tensor, coupling:
 def test_branches_change_nothing_about_that(probabilities: Tensor, coupling: str, guess: str) -> None:
     size = DraftSize(4 + branch_nodes(3, 3, 2), 3)
     branching = BranchingJacobiDrafter(VOCAB, FixedDraftSize(size), 3, 2, initial_guess=guess, coupling=coupling)
-    result = run(KnownTokensDrafter(branching, KNOWN, VOCAB))
+    result = run(ForcedTokensDrafter(branching, FORCED, VOCAB))
     assert chi_square_p_value(result.tokens, probabilities, VOCAB) > 1e-3
 
 
 def test_a_draft_of_the_targets_own_noise_gives_plain_decodings_tokens() -> None:
-    assert torch.equal(run(KnownTokensDrafter(window(3, "target"), KNOWN, VOCAB), 500).tokens, run(None, 500).tokens)
+    assert torch.equal(run(ForcedTokensDrafter(window(3, "target"), FORCED, VOCAB), 500).tokens, run(None, 500).tokens)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_marks_are_drafted_where_they_stand_and_nowhere_else(length: int) -> None:
-    drafter = Watched(window(length), KNOWN, VOCAB)
+    drafter = Watched(window(length), FORCED, VOCAB)
     run(drafter, 50)
     for draft, places in drafter.drafts:
         drafted = draft.tree.depth > 0
-        is_known = KNOWN[places.clamp(max=len(KNOWN) - 1)] >= 0
-        assert bool(((draft.tree.tokens == MARK) == is_known)[drafted].all())
+        is_forced = FORCED[places.clamp(max=len(FORCED) - 1)] >= 0
+        assert bool(((draft.tree.tokens == ROW_END) == is_forced)[drafted].all())
         assert draft.probabilities is not None
         claimed = draft.probabilities[drafted]
         torch.testing.assert_close(claimed.sum(-1), torch.ones(len(claimed)))
-        assert torch.equal(claimed[:, MARK] == 1, is_known[drafted]) and bool((claimed[:, MARK] % 1 == 0).all())
+        assert torch.equal(claimed[:, ROW_END] == 1, is_forced[drafted]) and bool((claimed[:, ROW_END] % 1 == 0).all())
 
 
 def test_fewer_passes_than_without() -> None:
-    without, known = run(window(4)), run(KnownTokensDrafter(window(4), KNOWN, VOCAB))
-    assert sum(known.trace.row_passes) < sum(without.trace.row_passes)
+    without, forced = run(window(4)), run(ForcedTokensDrafter(window(4), FORCED, VOCAB))
+    assert sum(forced.trace.row_passes) < sum(without.trace.row_passes)
 
 
-class _ClaimsWhatItDrewBefore(KnownTokensDrafter):
-    """Moves the mark's share in the draw, and not in the claim."""
+class _ClaimsWhatItDrewBefore(ForcedTokensDrafter):
+    """Moves the forced token's share in the draw, and not in the claim."""
 
     def propose(self, state: DecodeState) -> Draft:
         draft = self.drafter.propose(state)
-        return replace(draft, tree=replace(draft.tree, tokens=draft.tree.tokens.where(draft.tree.tokens != MARK, 0)))
+        return replace(draft, tree=replace(draft.tree, tokens=draft.tree.tokens.where(draft.tree.tokens != ROW_END, 0)))
 
 
 def test_a_claim_that_is_not_corrected_is_noticed(probabilities: Tensor) -> None:
-    result = run(_ClaimsWhatItDrewBefore(window(3), KNOWN, VOCAB))
+    result = run(_ClaimsWhatItDrewBefore(window(3), FORCED, VOCAB))
     assert chi_square_p_value(result.tokens, probabilities, VOCAB) < 1e-6
 
 
 def test_some_token_must_be_left() -> None:
-    with pytest.raises(ValueError, match="known must leave some token that is known nowhere"):
-        KnownTokensDrafter(window(1), torch.tensor([0, 1]), 2)
+    with pytest.raises(ValueError, match="forced_tokens must leave some token that is forced nowhere"):
+        ForcedTokensDrafter(window(1), torch.tensor([0, 1]), 2)
 
 
 def test_a_row_that_joins_brings_its_own_known_tokens() -> None:
     """Into memory of the drafter's own: a target that shares it would hide that it was not written."""
     drafters = []
-    for known, rows in ((KNOWN, 3), (KNOWN.flip(0), 1)):
-        drafters.append(KnownTokensDrafter(window(2), known.clone(), VOCAB))
+    for forced, rows in ((FORCED, 3), (FORCED.flip(0), 1)):
+        drafters.append(ForcedTokensDrafter(window(2), forced.clone(), VOCAB))
         run(drafters[-1], rows)
     drafters[0].replace_rows(torch.tensor([1]), drafters[1])
-    assert torch.equal(drafters[0].known, torch.stack([KNOWN, KNOWN.flip(0), KNOWN]))
-    assert torch.equal(drafters[0].forced.places, drafters[0].known >= 0)
+    assert torch.equal(drafters[0].forced_tokens, torch.stack([FORCED, FORCED.flip(0), FORCED]))
+    assert torch.equal(drafters[0].forced_places.places, drafters[0].forced_tokens >= 0)
 
 
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_known_tokens_count_neither_as_drafted_nor_as_accepted(length: int) -> None:
     """By a count over the drafts as they were fed, and over the tokens that came of them."""
-    drafter = Watched(window(length), KNOWN, VOCAB)
+    drafter = Watched(window(length), FORCED, VOCAB)
     result = run(drafter, 50)
-    trace, known = result.trace, (KNOWN >= 0).tolist()
+    trace, forced = result.trace, (FORCED >= 0).tolist()
     accepted = [0] * 50
     drafted = 0
     for row in range(50):
@@ -159,13 +159,13 @@ def test_known_tokens_count_neither_as_drafted_nor_as_accepted(length: int) -> N
         for step in trace.steps:
             if not step["active"][row]:
                 continue
-            accepted[row] += known[at : at + step["accepted"][row]].count(False)
-            drafted += known[at : at + step["drafted"][row]].count(False)
+            accepted[row] += forced[at : at + step["accepted"][row]].count(False)
+            drafted += forced[at : at + step["drafted"][row]].count(False)
             at += step["emitted"][row]
         assert [sum(lengths) for lengths in trace.accepted_lengths][row] == accepted[row]
         origins = trace.token_origins[row]
-        assert all(origin is TokenOrigin.TARGET for origin, is_known in zip(origins, known, strict=True) if is_known)
+        assert all(origin is TokenOrigin.TARGET for origin, is_forced in zip(origins, forced, strict=True) if is_forced)
         assert origins.count(TokenOrigin.ACCEPTED) == accepted[row]
     assert trace.drafted == drafted and sum(accepted) <= drafted
     fed = sum(len(each["active"]) and sum(each["drafted"]) for each in trace.steps)
-    assert drafted < fed, "or no known token was fed"
+    assert drafted < fed, "or no forced token was fed"

@@ -1,0 +1,143 @@
+"""Positions whose token is known in advance: it is drafted there, and nowhere else.
+
+Belongs here: correcting another drafter's proposals and their distributions. Not here: which tokens are forced.
+
+A sequence may have a form, such as one token after every so many others. A drafter that does not know it guesses wrong
+there, and everything behind a wrong guess is lost. Why this is exact: a forced token is certain, so its distribution is
+1 there. Elsewhere the probability of forced tokens goes to another token, in the draw and in the claim alike. That
+holds for chains. In trees such a token stays where it was drafted, and the target, for which it is impossible, rejects
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specdecode.kernels import fused_ops
+from specdecode.roles import (
+    DecodeState,
+    Draft,
+    Drafter,
+    Selection,
+    SkippingDrafter,
+    TargetOutput,
+    Verdict,
+    replace_rows,
+)
+from specdecode.trace import ForcedPlaces
+
+
+class ForcedTokensDrafter(Drafter):
+    """The Drafter role: another drafter's proposals with forced tokens.
+
+    In chains, tokens that are forced somewhere are drafted nowhere else. A verifier that may accept a token that the
+    target excludes must be given chains.
+
+    Args:
+        drafter: makes the proposals; it observes the corrected ones. One that has `write_forced_tokens` may write them
+            itself, and then says so (`Draft.has_forced_tokens`).
+        forced_tokens: [max_new_tokens] int64, or [B, max_new_tokens], the token at each output position, -1 where it is
+            open.
+        vocab_size: V; at least one token must not be forced anywhere.
+        others: tokens that are forced in other rows, which may join the batch.
+
+    Raises:
+        ValueError: every token is forced somewhere, or `forced_tokens` is of another shape or type.
+    """
+
+    graph_state = ("drafter", "forced_tokens", "_is_forced")
+
+    def __init__(self, drafter: Drafter, forced_tokens: Tensor, vocab_size: int, others: Sequence[int] = ()) -> None:
+        if forced_tokens.dtype != torch.int64 or forced_tokens.ndim not in (1, 2):
+            raise ValueError(
+                f"forced_tokens must be int64 of shape [max_new_tokens] or [batch, max_new_tokens], got "
+                f"{forced_tokens.dtype} of shape {list(forced_tokens.shape)}"
+            )
+        self.drafter, self.forced_tokens = drafter, forced_tokens
+        self._is_forced = torch.zeros(vocab_size, dtype=torch.bool, device=forced_tokens.device)
+        self._is_forced[forced_tokens[forced_tokens >= 0]] = True
+        self._is_forced[list(others)] = True
+        if bool(self._is_forced.all()):
+            raise ValueError("forced_tokens must leave some token that is forced nowhere")
+        self.forced_places = ForcedPlaces(forced_tokens >= 0)
+        self._substitute = int(self._is_forced.int().argmin())  # a token that is forced nowhere
+
+    @property
+    def skipping(self) -> SkippingDrafter | None:
+        """Itself, if the drafter can skip verification."""
+        return None if self.drafter.skipping is None else self
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        """See `Drafter.start`."""
+        self.forced_tokens = self.forced_tokens.expand(len(state.lengths), -1).contiguous()
+        self._form = fused_ops.ForcedTokens(self.forced_tokens, self._is_forced.nonzero()[:, 0], self._substitute)
+        if (write_forced_tokens := getattr(self.drafter, "write_forced_tokens", None)) is not None:
+            write_forced_tokens(self._form)
+        self.drafter.start(prompt, state)
+
+    def propose(self, state: DecodeState) -> Draft:
+        """The drafter's proposal, corrected; its tensors are written to where kernels serve."""
+        draft = self.drafter.propose(state)
+        tree = draft.tree
+        self.forced_places.chains = self.forced_places.chains and tree.is_chain
+        if draft.has_forced_tokens:
+            return draft
+        made = [each for each in (tree.tokens, draft.probabilities) if each is not None]
+        if self._fits(draft) and fused_ops.serves(*made, tree.depth, state.lengths):
+            depth = None if tree.is_chain else tree.depth
+            fused_ops.correct(tree.tokens, draft.probabilities, state.lengths, depth, self._form)
+            return draft
+        places = state.lengths[:, None] - 1 + tree.depth  # [B, n]; the loop cuts off what lies past the end
+        wanted = self.forced_tokens.gather(1, places.clamp(max=self.forced_tokens.shape[1] - 1))
+        is_forced = wanted >= 0
+        tokens, probabilities = tree.tokens, draft.probabilities
+        if tree.is_chain:
+            tokens = torch.where(self._is_forced[tokens], self._substitute, tokens)
+            if probabilities is not None:
+                moved = (probabilities * self._is_forced).sum(-1)  # [B, n]
+                probabilities = probabilities.masked_fill(self._is_forced, 0)
+                probabilities[..., self._substitute] += moved
+        if probabilities is not None:
+            certain = torch.zeros_like(probabilities).scatter_(-1, wanted.clamp(min=0)[..., None], 1.0)
+            probabilities = torch.where(is_forced[..., None], certain, probabilities)
+        tree = replace(tree, tokens=torch.where(is_forced, wanted, tokens))
+        return replace(draft, tree=tree, probabilities=probabilities)
+
+    def _fits(self, draft: Draft) -> bool:
+        """Whether a kernel may write to a draft where it lies: the loop has not looked at it yet."""
+        tokens, drawn_from = draft.tree.tokens, draft.probabilities
+        if (
+            tokens.shape != draft.tree.depth.shape
+            or len(tokens) != len(self.forced_tokens)
+            or not tokens.is_contiguous()
+        ):
+            return False
+        if drawn_from is None:
+            return True
+        return drawn_from.is_floating_point() and drawn_from.shape[:2] == tokens.shape and drawn_from.is_contiguous()
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        """See `Drafter.observe`."""
+        self.drafter.observe(draft, output, verdict, state)
+
+    def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
+        """See `SkippingDrafter.observe_skipped`."""
+        self._skipping().observe_skipped(draft, selection, state)
+
+    def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
+        """See `SkippingDrafter.observe_pending`."""
+        self._skipping().observe_pending(output, counts, state)
+
+    def replace_rows(self, rows: Tensor, other: ForcedTokensDrafter) -> None:
+        """See `specdecode.roles.RowReplacing`."""
+        replace_rows(self.drafter, rows, other.drafter)
+        self.forced_tokens[rows] = other.forced_tokens  # in place: a captured step reads it where it lies
+        self.forced_places.places = self.forced_tokens >= 0
+
+    def _skipping(self) -> SkippingDrafter:
+        assert self.drafter.skipping is not None
+        return self.drafter.skipping

@@ -96,21 +96,6 @@ def test_a_drafter_that_sees_everything_is_always_right(
     assert result.account.run_lengths == [LENGTH] and result.trace.target_passes == 1 + -(-(LENGTH - 1) // 4)
 
 
-@pytest.mark.parametrize("offset", range(1, 10))
-def test_an_answer_ends_at_its_end_wherever_in_a_window_that_is(
-    architecture: str, models: Models, inputs_of: Inputs, offset: int
-) -> None:
-    model, inputs = models(architecture), inputs_of(architecture, 1)
-    request = prepare_request(model, inputs)
-    whole, _ = plain(VideoTarget(model, request), length=offset + 1)
-    stop = int(whole[0, offset])
-    wanted, length = plain(VideoTarget(model, request), GREEDY, stop)
-    for drafter in (model, models(architecture, 5, 1)):
-        channel = InTurnChannel(source_of(drafter))
-        result = parallel(VideoTarget(model, request), channel, GREEDY, inputs, stop_token=stop)
-        assert torch.equal(result.tokens, wanted) and result.lengths.tolist() == [length]
-
-
 def test_the_hint_comes_before_later_layers(architecture: str, models: Models, inputs_of: Inputs) -> None:
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture, 2))

@@ -136,7 +136,7 @@ def test_the_official_client_streams_partial_pictures(engine: Engine, wanted: Ca
 
 
 def test_many_clients_lose_nothing_and_corrupt_nothing(engine: Engine, wanted: Callable[..., Any]) -> None:
-    """200 requests of 16 clients against a queue of 32; who is refused asks again."""
+    """96 requests of 16 clients against a queue of 32; who is refused asks again."""
     prompts = [PROMPT, "two small blue cones", "a sphere"]
 
     async def ask() -> int:
@@ -160,10 +160,10 @@ def test_many_clients_lose_nothing_and_corrupt_nothing(engine: Engine, wanted: C
                     for each in answer.data:
                         assert np.array_equal(picture_of(each.b64_json), wanted(each.seed, prompt))
 
-            await asyncio.gather(*(one(range(first, 200, 16)) for first in range(16)))
+            await asyncio.gather(*(one(range(first, 96, 16)) for first in range(16)))
             text = (await own._client.get("/metrics")).text
-            assert 'vargen_requests_total{status="200"} 200.0' in text
-            assert "vargen_pictures 220.0" in text
+            assert 'vargen_requests_total{status="200"} 96.0' in text
+            assert "vargen_pictures 106.0" in text
             per_pass = next(line for line in text.splitlines() if line.startswith("vargen_tokens_per_pass"))
             assert float(per_pass.split()[1]) >= 1.0
         return refusals

@@ -66,7 +66,7 @@ Those of sound are there so that their error says what they are."""
 
 
 class QuestionWarning(UserWarning):
-    """A question of which the model will not read every word."""
+    """The model will not read every word of a question."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +117,8 @@ def frame_sampler(
         at_most: take all frames of a video that has fewer than `num_frames`.
 
     Returns:
-        From the number of frames of a video and its frames a second to the numbers of those to take, which raises
-        UserError where the video is too short or too long, or a number out of range.
+        A function of a video's number of frames and of its frames a second. It gives the numbers of the frames to take,
+        and raises UserError for a video that is too short or too long, or a number out of range.
     """
     own = processor.video_processor
     step, most = getattr(own, "temporal_patch_size", None) or 1, getattr(own, "max_frames", None) or MAX_FRAMES

@@ -34,7 +34,7 @@ from vargen.video.models.pruning import (
 
 @dataclass(frozen=True)
 class VideoRequest:
-    """A prompt of T tokens, of which m are visual.
+    """A prompt of T tokens, m of them visual.
 
     Attributes:
         input_ids: [1, T] int64.

@@ -53,7 +53,7 @@ class Answer:
 
     Args:
         text: the answer, special tokens left out.
-        token_ids: the stop token included, where there is one.
+        token_ids: with the stop token, if one came.
         tokens: the text of each token.
         trace: what happened; its phases are "encode" (processor and vision towers), "prefill" and "decode".
         seconds: wall clock of everything.

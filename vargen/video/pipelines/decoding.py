@@ -65,7 +65,7 @@ class Decoded:
     """What was decoded.
 
     Args:
-        token_ids: of every row, the stop token included, where there is one.
+        token_ids: of every row, with the stop token, if one came.
         run_lengths: of parallel decoding: draft tokens accepted between two rejections; else empty.
         draft_passes: forward passes of the network that drafts, those over prompts included; None where none drafts.
         draft_prompt_passes: those over prompts.

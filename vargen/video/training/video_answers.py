@@ -35,7 +35,7 @@ class VideoAnswersConfig(FromTargetConfig):
     num_videos: int = option(2048, least=1)
     """Number of rendered videos, each with an answer to learn from."""
     videos: str | None = option(None, path=READ_FOLDER)
-    """Folder of videos to learn from instead, of which every tenth is kept apart for evaluation."""
+    """Folder of videos to learn from instead. Every tenth is kept apart for evaluation."""
     questions: str | None = option(None, path=READ)
     """Questions about a folder's videos: a .txt file, each line of which is asked about every video, or a .csv or
     .jsonl file with a "video" and a "question" in each row; null asks for descriptions."""

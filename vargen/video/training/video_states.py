@@ -30,7 +30,7 @@ from vargen.video.training.video_questions import Questions
 
 @dataclass(frozen=True)
 class AnswerStates:
-    """States of one question and its answer: L tokens, of which T are the prompt's.
+    """States of one question and its answer: L tokens, the first T of them the prompt's.
 
     Args:
         ids: [L] int64.

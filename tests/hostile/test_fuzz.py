@@ -80,7 +80,7 @@ def as_written(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-@settings(tried, max_examples=150)
+@settings(tried, max_examples=60)
 @given(st.sampled_from(OPTIONS), values)
 def test_options(option: str, value: Any) -> None:
     assume(not (option.endswith(" --model") and value is None))  # the shipped model: all of it would be done

@@ -32,7 +32,7 @@ import torch
 from taped_graphs import TapingCompiler
 from torch.profiler import ProfilerActivity, profile, record_function
 
-import vargen.pipelines.base
+import vargen.pipelines.arguments
 from metrics.provenance import write_result
 from scenes.cases import sample_prompts
 from specdecode.kernels.build import library
@@ -102,12 +102,12 @@ class Watched:
 @contextmanager
 def watched(marked: bool, apart: bool = False) -> Iterator[Watched]:
     """Watch the runs of pipelines; arguments as of `Watched`."""
-    plain, watch = vargen.pipelines.base.new_run, Watched(marked, apart)
-    vargen.pipelines.base.new_run = lambda *given, **named: watch.run(plain(*given, **named))
+    plain, watch = vargen.pipelines.arguments.new_run, Watched(marked, apart)
+    vargen.pipelines.arguments.new_run = lambda *given, **named: watch.run(plain(*given, **named))
     try:
         yield watch
     finally:
-        vargen.pipelines.base.new_run = plain
+        vargen.pipelines.arguments.new_run = plain
 
 
 @contextmanager

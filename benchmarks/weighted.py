@@ -23,10 +23,9 @@ from torch import Tensor, nn
 from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.eagle import DraftHead
 from specdecode.drafters.tree_growth import DraftHeadOutput
-from specdecode.graphs.in_graph import in_graph
-from specdecode.grid.positions import Positions
+from specdecode.kernels.in_graph import in_graph
 from specdecode.kernels.quantized import quantize_linears
-from specdecode.roles import TargetOutput
+from specdecode.roles import Positions, TargetOutput
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.kept_caches import KeptCaches
@@ -236,12 +235,12 @@ class WeightedTarget:
         return self.target.forward(tokens, mask, depths)
 
     def check_places(self, num_slots: int) -> None:
-        """See `specdecode.grid.positions.PlacedTarget`."""
+        """See `specdecode.roles.PlacedTarget`."""
         self.heavy.check_places(num_slots)
         self.target.check_places(num_slots)
 
     def forward_places(self, tokens: Tensor, placed: Positions) -> LlamaGenTargetOutput:
-        """See `specdecode.grid.positions.PlacedTarget`."""
+        """See `specdecode.roles.PlacedTarget`."""
         if not in_graph():  # a graph is not counted
             self._passes.append(tokens.shape[1])
         self.heavy.forward_places(tokens, placed)

@@ -1,20 +1,20 @@
 """The speculative core: tokens, trees, caches, and one decode loop with four roles.
 
 Nothing here knows what a token stands for. `generate` is one call for a plain language model. For other models, choose
-the four players yourself; `README.md` says what each must promise. To read the code, in this order:
+the four players yourself; `README.md` says what each must promise. Six files explain the rest; read them first:
 
-1. `roles.py`, `tree.py`: the four roles, and the tokens they exchange. `sampling.py`: from logits to tokens.
-2. `loop.py`: propose, judge, keep. `skipping.py`: VVS's skipped steps. `continuous.py`: rows for new requests.
-3. `verifiers/exact.py`, then one file per other rule: `annealed`, `grouped`, `lantern`, `loose`, `windowed`.
-4. `drafters/jacobi.py`, `drafters/draft_model.py`, `drafters/eagle.py`, and their variants. `draft_size.py` and
-   `match_sizes.py`: how much.
-5. `kv_cache.py`, `targets/transformers.py`: models. `graphs/` and `kernels/`: faster steps and passes.
-6. `text/`: transformers' `generate`, its arguments, criteria and processors.
-7. `trace.py`, `finite.py`, `ragged.py`, `checks.py`: records and helpers. `parallel/`: ParallelVLM's own loop.
+1. `roles.py`: the four roles, and the data that they exchange. `tree.py`: draft tokens.
+2. `sampling.py`: from logits to tokens, with random numbers by position.
+3. `loop.py`: propose, judge, keep.
+4. `kv_cache.py`: keys and values in slots that never move. `trace.py`: what happened.
+
+Then the rooms: `runs/` (`new_run` is the door to every run), `drafters/`, `verifiers/`, `targets/`, `grid/`, `text/`,
+`graphs/` and `kernels/`. `ragged.py` and `checks.py` help.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from specdecode.checks import NotFiniteError
 from specdecode.drafters.draft_model import DraftModel, DraftModelDrafter
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.draft_size import (
@@ -34,7 +34,6 @@ from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.semi_autoregressive import SemiAutoregressiveDrafter, SemiAutoregressiveHead
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
-from specdecode.finite import NotFiniteError
 from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import DecodeResult, DecodeRun, decode
 from specdecode.roles import (

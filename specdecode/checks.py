@@ -1,6 +1,6 @@
-"""Checks of arguments that several modules share. Every message names the argument and the remedy.
+"""Checks that several modules share: arguments, whose messages name the remedy, and whether logits are finite.
 
-Belongs here: numbers, tables and drafts. Does not belong here: checks that one module alone makes.
+Does not belong here: checks that one module alone makes, and why logits are not finite, which the caller can know.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from specdecode.roles import Draft
+from specdecode.kernels import fused_ops
 
 _LONGEST_SHOWN = 60
 """Characters of a value in a message."""
@@ -100,20 +100,64 @@ def check_vocabulary(name: str, table: Tensor, logits: Tensor) -> None:
         )
 
 
-def check_chain(verifier: str, draft: Draft) -> None:
-    """The draft is a chain. Reads only what is known without looking at the tensors.
-
-    Raises:
-        ValueError: Its nodes may have several children.
-    """
-    if not draft.tree.is_chain:
-        raise ValueError(
-            f"{verifier} judges chains only, but the nodes of this draft have up to {draft.tree.max_children} "
-            f"children: draft a chain (tree.max_children 1), or use a verifier of trees"
-        )
-
-
 def shown(value: object) -> str:
     """A wrong value in one line of a message."""
     said = repr(value)
     return said if len(said) <= _LONGEST_SHOWN and "\n" not in said else f"a {type(value).__name__}"
+
+
+class NotFiniteError(ArithmeticError):
+    """Logits of a row are NaN or infinite, so tokens drawn from them mean nothing.
+
+    Attributes:
+        row: The first such row.
+        step: The row's first such step; 0 is the prefill.
+    """
+
+    def __init__(self, row: int, step: int) -> None:
+        super().__init__(f"logits of row {row} are not finite at step {step}; check the weights and their precision")
+        self.row = row
+        self.step = step
+
+
+class FiniteWatch:
+    """Notes the first step at which a row's logits were not finite. Nothing waits for the device before `check`.
+
+    A target forbids a token by minus infinity, which is fine while another token is left.
+
+    Args:
+        batch_size: rows.
+        device: of the logits.
+    """
+
+    graph_state = ("step", "_first")
+
+    def __init__(self, batch_size: int, device: torch.device) -> None:
+        self._never = torch.iinfo(torch.int64).max
+        self._first = torch.full((batch_size,), self._never, dtype=torch.int64, device=device)
+        self.step: int | Tensor = -1  # of the last note; int64 [] where the host does not count
+
+    def note(self, logits: Tensor, nodes: Tensor, rows: Tensor | None = None) -> None:
+        """Note rows whose logits [B, n, V] of the next step are not finite at nodes that count: `nodes` [B or 1, n]
+        bool, of `rows` [B] bool (None: all)."""
+        self.step += 1
+        if fused_ops.all_finite(logits):
+            return  # as nearly always
+        largest = logits.amax(-1)  # NaN wins, then +inf; -inf only where nothing is left to draw
+        wrong = (~largest.isfinite() & nodes).any(1)
+        wrong = wrong if rows is None else wrong & rows
+        self._first = torch.where(wrong, self._first.clamp(max=self.step), self._first)
+
+    def replace_rows(self, rows: Tensor, other: FiniteWatch) -> None:
+        """Take over another watch's notes of k rows for `rows` [k]."""
+        self._first = self._first.index_copy(0, rows, other._first)
+
+    def first_steps(self) -> list[int | None]:
+        """The first step with logits that were not finite, or None, for every row. Waits for the device."""
+        return [None if step == self._never else step for step in self._first.tolist()]
+
+    def check(self) -> None:
+        """Wait for the device. Raises NotFiniteError for the first row with a note."""
+        for row, step in enumerate(self.first_steps()):
+            if step is not None:
+                raise NotFiniteError(row, step)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from specdecode.checks import check_counts, check_room
-from specdecode.graphs.in_graph import in_graph
 from specdecode.kernels import fused_ops
+from specdecode.kernels.in_graph import in_graph
 
 
 class StaticKVCache:

@@ -15,29 +15,30 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdecode.checks import check_counts, check_room, check_tensor, is_integer, shown
-from specdecode.finite import FiniteWatch
+from specdecode.checks import FiniteWatch, check_counts, check_room, check_tensor, is_integer, shown
 from specdecode.kernels import fused_ops
-from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, Verifier, replace_rows
+from specdecode.roles import (
+    DecodeState,
+    Draft,
+    Drafter,
+    MakesGraphs,
+    Target,
+    TargetOutput,
+    Verdict,
+    Verifier,
+    replace_rows,
+)
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
 from specdecode.trace import DecodeTrace, StepLog
 from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import ExactVerifier
 
 OnStep = Callable[[int, DecodeState], None]
-
-
-class MakesGraphs(Protocol):
-    """Makes steps into graphs: `specdecode.graphs.static_step.StepCompiler`."""
-
-    def step_of(self, run: DecodeRun) -> Callable[[], int]:
-        """What is called instead of `step` of a run that has started."""
-        ...
 
 
 @dataclass

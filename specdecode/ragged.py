@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from specdecode.graphs.in_graph import in_graph
 from specdecode.kernels import fused_ops
+from specdecode.kernels.in_graph import in_graph
 
 
 @fused_ops.fused(fused_ops.append)

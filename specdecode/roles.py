@@ -23,7 +23,7 @@ forward pass. The newest token of a row is always "drawn but not fed": it is the
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, Self
 
@@ -231,6 +231,47 @@ class Target(Protocol):
                 n - 1, as for a chain, whose cache entries need not move.
             counts: [B] int64 in [0, k]: the first `counts[b]` of row b are kept.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where the n tokens of a pass stand and what they see. The first dimension is 1 where all rows are alike, else B.
+
+    Args:
+        positions: [1 or B, n] int64, the place where the token stands.
+        slots: [1 or B, n] int64, its slot behind the prompt. The same token may be fed twice to the same slot.
+        visible: [1 or B, n, W] bool, which of the W slots behind the prompt each token sees, itself included. It sees
+            the whole prompt.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    visible: Tensor
+
+
+class PlacedTarget(Target, Protocol):
+    """A target that takes explicit places. Nothing is committed: a slot is visible or it is not."""
+
+    def check_places(self, num_slots: int) -> None:
+        """Raises ValueError where the cache has no room for so many slots behind the prompt."""
+        ...
+
+    def forward_places(self, tokens: Tensor, placed: Positions) -> TargetOutput:
+        """Feed tokens [B, n] int64 and keep each in its slot. Returns logits [B, n, V].
+
+        Args:
+            tokens: The tokens of every row.
+            placed: Where they stand and what they see, on the target's device.
+        """
+        ...
+
+
+class MakesGraphs(Protocol):
+    """Makes steps into graphs: `specdecode.graphs.static_step.StepCompiler`."""
+
+    def step_of(self, run: Any) -> Callable[[], int]:
+        """The function that is called instead of `step` of a `DecodeRun` that has started."""
         ...
 
 

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdecode.graphs.in_graph import in_graph
 from specdecode.kernels import fused_ops
 from specdecode.kernels.fused_ops import Ahead
+from specdecode.kernels.in_graph import in_graph
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,19 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("metrics", "specdecode", "vargen", "scenes")
 
 FLOORS = {
+    "specdecode": (
+        "kernels trace", "checks ragged sampling", "kv_cache tree", "roles", "drafters targets verifiers", "loop",
+        "graphs grid text", "hub runs",
+    ),
     "vargen": (
         "base", "runs", "drawing", "methods", "checkpoints", "drafters", "models", "pipelines", "training", "jobs",
         "video", "demo", "serve", "commands", "cli",
     ),
 }  # fmt: skip
-"""The parts of a package from the ground up."""
+"""The parts of a package from the ground up; those of one floor do not import each other."""
+
+MOST_FILES = 8
+"""Modules beside the folders at the root of the core."""
 
 FAMILIES = {
     "llamagen": "llamagen",
@@ -110,17 +117,29 @@ def pictures_import_videos(imports: Imports) -> set[Edge]:
 
 def higher_floors(imports: Imports) -> set[Edge]:
     """A floor imports only floors below it."""
-
-    def floor(module: str) -> int:
-        package, _, rest = module.partition(".")
-        room = rest.split(".")[0].replace("__main__", "cli")  # `python -m vargen` is the command line by another name
-        return FLOORS[package].index(room) if rest and package in FLOORS else -1
-
-    return {
-        (module, other)
-        for module, other in _edges(imports)
-        if module.split(".")[0] == other.split(".")[0] and 0 <= floor(module) < floor(other)
+    levels = {
+        f"{package}.{room}": number
+        for package, floors in FLOORS.items()
+        for number, rooms in enumerate(floors)
+        for room in rooms.split()
     }
+
+    def room(module: str) -> str:
+        # `python -m vargen` is the command line by another name.
+        return ".".join(module.split(".")[:2]).replace("__main__", "cli")
+
+    def is_higher(module: str, other: str) -> bool:
+        if room(module) == room(other) or "." not in module or "." not in other:
+            return False
+        return module.split(".")[0] == other.split(".")[0] in FLOORS and levels[room(module)] <= levels[room(other)]
+
+    return {(module, other) for module, other in _edges(imports) if is_higher(module, other)}
+
+
+def loose_files(imports: Imports) -> set[str]:
+    """Modules at the root of the core, beside its folders."""
+    folders = {module.rsplit(".", count)[0] for module in imports for count in range(1, module.count(".") + 1)}
+    return {module for module in imports if within(module, "specdecode") and module.count(".") == 1} - folders
 
 
 def family(module: str) -> str | None:
@@ -210,6 +229,27 @@ def test_a_planted_import_breaks_the_rule(rule: Callable[[Imports], set[Edge]], 
     assert not rule(allowed)
     module, other = planted
     assert rule({**allowed, module: {*allowed.get(module, ()), other}}) == {planted}
+
+
+def test_few_files_lie_beside_the_folders_of_the_core(imports: dict[str, set[str]]) -> None:
+    files = loose_files(imports)
+    assert len(files) <= MOST_FILES, sorted(files)
+
+
+def test_a_planted_file_is_counted() -> None:
+    nothing = set[str]()
+    house = dict.fromkeys(["specdecode", "specdecode.loop", "specdecode.grid", "specdecode.grid.positions"], nothing)
+    assert loose_files(house) == {"specdecode.loop"}
+    assert loose_files({**house, "specdecode.more": nothing}) == {"specdecode.loop", "specdecode.more"}
+
+
+@pytest.mark.parametrize(
+    "planted", [("specdecode.kernels.native", "specdecode.kv_cache"), ("specdecode.sampling", "specdecode.ragged")]
+)
+def test_a_planted_floor_of_the_core_is_found(planted: Edge) -> None:
+    module, other = planted
+    assert higher_floors({other: {module}}) == ({(other, module)} if "ragged" in other else set())
+    assert higher_floors({module: {other}}) == {planted}
 
 
 @pytest.mark.parametrize(("folder", "most"), MOST_FLOORS.items())

@@ -30,7 +30,7 @@ from specdecode.drafters.draft_size import DraftSize, DraftSizer
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree, expected_accepted, static_tree
 from specdecode.drafters.tree_plan import plan_of
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
-from specdecode.graphs.in_graph import in_graph
+from specdecode.kernels.in_graph import in_graph
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, Drafter, Selection, TargetOutput, Verdict, replace_rows
 from specdecode.tree import TokenTree

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch._dynamo.backends.registry import lookup_backend
 
 from specdecode.drafters.draft_size import NO_DRAFT, AdaptiveDraftSize, DraftSize, DraftSizer, FixedDraftSize
-from specdecode.graphs.in_graph import as_in_graph
+from specdecode.kernels.in_graph import as_in_graph
 from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import DecodeRun, DelayedRead, tokens_left
 from specdecode.sampling import SamplingInGraph

@@ -26,30 +26,14 @@ import torch
 from torch import Tensor
 
 from specdecode.checks import check_counts
-from specdecode.graphs.in_graph import in_graph
+from specdecode.kernels.in_graph import in_graph
 from specdecode.loop import DecodeRun
-from specdecode.roles import Target, TargetOutput
+from specdecode.roles import PlacedTarget, Positions, Target
 from specdecode.sampling import Tag, draw_tokens
 from specdecode.trace import StepRecord, TokenOrigin
 
 Window = int | tuple[int, ...]
 """Tokens of the line before when a line opens: of all lines, or several that are spread evenly over the lines."""
-
-
-@dataclass(frozen=True)
-class Positions:
-    """Where the n tokens of a pass stand and what they see. The first dimension is 1 where all rows are alike, else B.
-
-    Args:
-        positions: [1 or B, n] int64, the place where the token stands.
-        slots: [1 or B, n] int64, its slot behind the prompt. The same token may be fed twice to the same slot.
-        visible: [1 or B, n, W] bool, which of the W slots behind the prompt each token sees, itself included. It sees
-            the whole prompt.
-    """
-
-    positions: Tensor
-    slots: Tensor
-    visible: Tensor
 
 
 @dataclass(frozen=True)
@@ -93,23 +77,6 @@ class Order(Protocol):
 
         Raises:
             ValueError: As `DecodeRun` and `check_takes_places`.
-        """
-        ...
-
-
-class PlacedTarget(Target, Protocol):
-    """A target that takes explicit places. Nothing is committed: a slot is visible or it is not."""
-
-    def check_places(self, num_slots: int) -> None:
-        """Raises ValueError where the cache has no room for so many slots behind the prompt."""
-        ...
-
-    def forward_places(self, tokens: Tensor, placed: Positions) -> TargetOutput:
-        """Feed tokens [B, n] int64 and keep each in its slot. Returns logits [B, n, V].
-
-        Args:
-            tokens: The tokens of every row.
-            placed: Where they stand and what they see, on the target's device.
         """
         ...
 

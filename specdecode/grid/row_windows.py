@@ -26,13 +26,10 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.checks import check_counts
-from specdecode.graphs.in_graph import in_graph
 from specdecode.grid.mixed_grids import GridLayout, MixedGrids
 from specdecode.grid.positions import (
     Lines,
     Order,
-    PlacedTarget,
-    Positions,
     Window,
     check_takes_places,
     each_window,
@@ -41,8 +38,9 @@ from specdecode.grid.positions import (
     scaled_window,
 )
 from specdecode.kernels import fused_ops
+from specdecode.kernels.in_graph import in_graph
 from specdecode.loop import DecodeRun
-from specdecode.roles import Target, TargetOutput
+from specdecode.roles import PlacedTarget, Positions, Target, TargetOutput
 from specdecode.sampling import Tag, largest, sample
 from specdecode.trace import StepRecord, TokenOrigin
 

@@ -11,23 +11,36 @@ next prompt, and the modules are called one by one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from specdecode.graphs.in_graph import in_graph
 from specdecode.kernels.build import library
+from specdecode.kernels.in_graph import in_graph
 from specdecode.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, fits_pass, fits_weights
 from specdecode.kernels.quantized import Int4Linear, Int8Linear
-
-if TYPE_CHECKING:
-    from specdecode.kv_cache import StaticKVCache
-
 
 _CAPTURING = "transformers.utils.output_capturing"
 """Has the hooks that transformers leaves on a model whose hidden states were once asked for. They do nothing unless a
 call asks for them again."""
+
+
+class LayerCache(Protocol):
+    """Keys and values of all layers, as `specdecode.kv_cache.StaticKVCache` has them: [rows, heads, slots, D] each."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        ...
 
 
 def untouched(modules: Iterable[nn.Module]) -> bool:
@@ -119,12 +132,12 @@ class FastPass:
     def _weights(self, device: torch.device) -> Weights:
         return Weights(self._of_layers, self.geometry, self._network.rotary_rows.table(device), *self._others)
 
-    def _is_alike(self, kv_cache: StaticKVCache) -> bool:
+    def _is_alike(self, kv_cache: LayerCache) -> bool:
         """Whether all but rounded matrices is of the cache's dtype, asked at every pass: modules may be converted."""
         dtype = kv_cache.dtype
         return all(each.dtype == dtype for each in self._floating)
 
-    def serves(self, kv_cache: StaticKVCache) -> bool:
+    def serves(self, kv_cache: LayerCache) -> bool:
         """Whether passes over this cache run in the kernels."""
         with torch.no_grad():
             fits = fits_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry)
@@ -133,7 +146,7 @@ class FastPass:
     def run(
         self,
         new: NewTokens,
-        kv_cache: StaticKVCache,
+        kv_cache: LayerCache,
         head: nn.Module | None = None,
         is_prompt: bool = False,
         **options: Any,

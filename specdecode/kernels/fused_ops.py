@@ -19,8 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from specdecode.graphs.in_graph import in_graph
 from specdecode.kernels.build import library
+from specdecode.kernels.in_graph import in_graph
 
 P = ParamSpec("P")
 Made = TypeVar("Made")

@@ -26,7 +26,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdecode.finite import NotFiniteError
+from specdecode.checks import NotFiniteError
 from specdecode.loop import DecodeRun
 from specdecode.roles import DecodeState, check_can_replace_rows
 from specdecode.trace import DecodeTrace

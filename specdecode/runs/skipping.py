@@ -21,31 +21,10 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.checks import check_tensor
-from specdecode.grid.positions import Order
 from specdecode.kernels import fused_ops
 from specdecode.loop import DecodeRun, clip
 from specdecode.roles import DecodeState, Draft, Schedule, Selection, Target, TargetOutput, Verdict
 from specdecode.tree import TokenTree
-
-
-def new_run(
-    target: Target, *, schedule: Schedule | None = None, order: Order | None = None, **settings: Any
-) -> DecodeRun:
-    """A run that is not yet started: one that skips where there is a schedule, or draws by places in an order.
-
-    Args:
-        target, settings: Arguments of `DecodeRun`.
-        schedule: See `SkippingRun`; None: every token is verified.
-        order: See `places.Order`; None: one place is drawn after another.
-
-    Raises:
-        ValueError: As `DecodeRun`, `SkippingRun` and `Order.run`; or both a schedule and an order.
-    """
-    if order is not None:
-        if schedule is not None:
-            raise ValueError("schedule must be None where places are drawn in an order of their own")
-        return order.run(target, **settings)
-    return DecodeRun(target, **settings) if schedule is None else SkippingRun(target, schedule=schedule, **settings)
 
 
 class SkippingRun(DecodeRun):

@@ -26,15 +26,14 @@ from transformers import Cache
 
 from specdecode import ragged
 from specdecode.checks import check_counts, shown
-from specdecode.graphs.in_graph import in_graph
+from specdecode.kernels.in_graph import in_graph
 from specdecode.kv_cache import StaticKVCache
-from specdecode.roles import TargetOutput
+from specdecode.roles import MakesGraphs, TargetOutput
 from specdecode.targets.arguments import cache_name, takes
 from specdecode.targets.grouped_attention import GROUPED_ATTENTION
 
 if TYPE_CHECKING:
-    from specdecode.graphs.static_step import StepCompiler
-    from specdecode.grid.positions import Positions
+    from specdecode.roles import Positions
     from specdecode.targets.llama_pass import LlamaPass
 
 _POSITIONS_OFFSET = 2
@@ -154,7 +153,7 @@ class TransformersTarget:
         # Now, not within a compiled pass.
         self._cache_name = cache_name(model if decoder is None or output_head is None else decoder)
         self.feature_layers: tuple[int, ...] = ()
-        self.compiler: StepCompiler | None = None
+        self.compiler: MakesGraphs | None = None
         self.fast: LlamaPass | None = None
         self.max_new_tokens, self.max_draft_nodes = max_new_tokens, max_draft_nodes
         self._num_rows = num_rows
@@ -179,7 +178,7 @@ class TransformersTarget:
         """Where keys and values lie."""
         return self._cache.static
 
-    def compile(self, compiler: StepCompiler | None, kv_cache: StaticKVCache | None = None) -> None:
+    def compile(self, compiler: MakesGraphs | None, kv_cache: StaticKVCache | None = None) -> None:
         """Make steps with this target into graphs, from the next prefill on.
 
         Args:
@@ -263,7 +262,7 @@ class TransformersTarget:
         return reach(self._cache.allocated(), num_new)
 
     def check_places(self, num_slots: int) -> None:
-        """See `specdecode.grid.positions.PlacedTarget`. Raises ValueError for layers with windows, too."""
+        """See `specdecode.roles.PlacedTarget`. Raises ValueError for layers with windows, too."""
         if any(_WINDOWS[kind] for kind in self._layer_kinds):
             raise ValueError(
                 f"{type(self.model).__name__} takes no places: some of its layers see the last tokens alone"
@@ -274,7 +273,7 @@ class TransformersTarget:
 
     @torch.no_grad()
     def forward_places(self, tokens: Tensor, placed: Positions) -> TargetOutput:
-        """Feed tokens [B, n] at explicit places; see `specdecode.grid.positions.PlacedTarget`.
+        """Feed tokens [B, n] at explicit places; see `specdecode.roles.PlacedTarget`.
 
         The cache's lengths stay those of the prompts.
         """

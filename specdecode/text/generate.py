@@ -23,8 +23,8 @@ from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.lookup_draft_length import LookupDraftLength
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
-from specdecode.graphs.default_torch_mode import default_torch_mode
 from specdecode.kernels.build import KERNELS
+from specdecode.kernels.default_torch_mode import default_torch_mode
 from specdecode.kernels.linears import served_linears
 from specdecode.loop import DecodeResult, DecodeRun
 from specdecode.roles import DecodeState, Drafter

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from specdecode.checks import check_chain
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import (
     RandomStreams,
@@ -31,7 +30,7 @@ from specdecode.sampling import (
     logits_to_probabilities,
     sample,
 )
-from specdecode.verifiers.exact import chain_length, chain_path, residual
+from specdecode.verifiers.exact import chain_length, chain_path, check_chain, residual
 
 Processors = Callable[[Tensor, Tensor], Tensor]
 """A function that processes logits [B, V] float32 of the token after each text [B, length] int64."""

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdecode.checks import check_chain, check_number
+from specdecode.checks import check_number
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, sample
 from specdecode.tree import TokenTree
@@ -42,6 +42,7 @@ from specdecode.verifiers.exact import (
     chain_length,
     chain_masses,
     chain_targets,
+    check_chain,
     judge_chain,
 )
 

@@ -331,3 +331,16 @@ def residual(target: Tensor, drawn_from: Tensor) -> Tensor:
 def _normalised(numbers: Tensor) -> Tensor:
     """[B, V] with rows that sum to one."""
     return numbers / numbers.sum(-1, keepdim=True)
+
+
+def check_chain(verifier: str, draft: Draft) -> None:
+    """The draft is a chain. Reads only what is known without looking at the tensors.
+
+    Raises:
+        ValueError: Its nodes may have several children.
+    """
+    if not draft.tree.is_chain:
+        raise ValueError(
+            f"{verifier} judges chains only, but the nodes of this draft have up to {draft.tree.max_children} "
+            f"children: draft a chain (tree.max_children 1), or use a verifier of trees"
+        )

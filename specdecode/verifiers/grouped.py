@@ -16,9 +16,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdecode.checks import check_chain, check_number, check_vocabulary
+from specdecode.checks import check_number, check_vocabulary
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
-from specdecode.verifiers.exact import ExactVerifier, chain_masses, chain_targets, judge_chain
+from specdecode.verifiers.exact import ExactVerifier, chain_masses, chain_targets, check_chain, judge_chain
 
 
 class GroupedVerifier:

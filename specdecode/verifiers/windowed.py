@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdecode.checks import check_chain, check_number
+from specdecode.checks import check_number
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, draw_tokens
-from specdecode.verifiers.exact import chain_counters, chain_path, count_accepted
+from specdecode.verifiers.exact import chain_counters, chain_path, check_chain, count_accepted
 
 MODES = ("paper", "release")
 _TOP = 3

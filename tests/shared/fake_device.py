@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdecode.runs.skipping import new_run
+from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdecode.grid.positions import Lines, Order
 from specdecode.loop import DecodeRun
-from specdecode.runs.skipping import new_run
+from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 

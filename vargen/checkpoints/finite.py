@@ -1,7 +1,7 @@
 """Checks that weights and pixels are finite, because a model gives an output for any numbers.
 
 Belongs here: the checks, and errors that say where. Does not belong here: logits, which the decode loop checks
-(`specdecode.finite`).
+(`specdecode.checks`).
 """
 
 from __future__ import annotations

@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdecode.grid.positions import Positions
 from specdecode.loop import DelayedRead
-from specdecode.roles import TargetOutput
+from specdecode.roles import Positions, TargetOutput
 from specdecode.sampling import guide
 from specdecode.targets.transformers import SlotCache, TransformersTarget
 from vargen.base.errors import UserError

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specdecode.finite import NotFiniteError as LogitsError
-from specdecode.loop import DecodeRun, MakesGraphs
-from specdecode.roles import DecodeState, Target
-from specdecode.runs.skipping import new_run
+from specdecode.checks import NotFiniteError as LogitsError
+from specdecode.loop import DecodeRun
+from specdecode.roles import DecodeState, MakesGraphs, Target
+from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import DecodeTrace
 from vargen.base import bounds

@@ -25,7 +25,7 @@ from diffusers.utils import BaseOutput
 from torch import Tensor
 from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
 
-from specdecode.graphs.default_torch_mode import default_torch_mode
+from specdecode.kernels.default_torch_mode import default_torch_mode
 from specdecode.kernels.linears import serve_linears
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError

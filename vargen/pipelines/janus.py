@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import JanusForConditionalGeneration, JanusProcessor
 
-from specdecode.graphs.default_torch_mode import default_torch_mode
+from specdecode.kernels.default_torch_mode import default_torch_mode
 from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.models.janus.janus_components import JanusComponents

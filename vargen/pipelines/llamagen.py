@@ -21,7 +21,7 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from specdecode.graphs.default_torch_mode import default_torch_mode
+from specdecode.kernels.default_torch_mode import default_torch_mode
 from vargen.base.errors import UserError
 from vargen.base.prompts import unknown_words
 from vargen.base.reading import reading

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecode.graphs.default_torch_mode import default_torch_mode
+from specdecode.kernels.default_torch_mode import default_torch_mode
 from specdecode.loop import DecodeRun
 from specdecode.roles import DecodeState, Target
 from specdecode.runs.continuous import FinishedRow, decode_queue

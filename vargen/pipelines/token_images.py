@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdecode.drafters.forced_tokens import ForcedTokensDrafter
-from specdecode.graphs.default_torch_mode import default_torch_mode
+from specdecode.kernels.default_torch_mode import default_torch_mode
 from specdecode.sampling import SamplingConfig
 from vargen.base.errors import UserError
 from vargen.checkpoints.finite import check_pixels

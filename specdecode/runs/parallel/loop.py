@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecode.checks import check_counts
-from specdecode.finite import FiniteWatch
+from specdecode.checks import FiniteWatch, check_counts
 from specdecode.loop import DecodeResult, stop_tokens
 from specdecode.roles import DecodeState, Target
 from specdecode.runs.parallel.channel import DraftChannel, DraftRequest

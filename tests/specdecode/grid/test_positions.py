@@ -27,7 +27,7 @@ from specdecode.graphs.static_step import StepCompiler
 from specdecode.grid.positions import Lines, OrderedRun, StaggeredLines, Window
 from specdecode.loop import DecodeRun
 from specdecode.runs.continuous import decode_queue
-from specdecode.runs.skipping import new_run
+from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.verifiers.exact import ExactVerifier
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget

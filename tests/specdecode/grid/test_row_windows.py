@@ -18,10 +18,10 @@ from torch import Tensor
 
 from specdecode.graphs.static_step import StepCompiler
 from specdecode.grid.mixed_grids import GridLayout
-from specdecode.grid.positions import Lines, Positions, StaggeredLines, Window
+from specdecode.grid.positions import Lines, StaggeredLines, Window
 from specdecode.grid.row_windows import RowWindowRun, RowWindows, _Pass
 from specdecode.loop import DecodeRun
-from specdecode.roles import TargetOutput
+from specdecode.roles import Positions, TargetOutput
 from specdecode.runs.continuous import decode_queue
 from specdecode.sampling import SamplingConfig
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget

@@ -20,12 +20,12 @@ from random_chains import random_chain, state_for
 from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
+from specdecode.checks import FiniteWatch
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree
-from specdecode.finite import FiniteWatch
 from specdecode.kernels import fused_ops
 from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import decode

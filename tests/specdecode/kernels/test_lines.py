@@ -13,10 +13,10 @@ from placed_pictures import COUNT, DRAWN, GREEDY, SIDE, make_placed_model, run_o
 from torch import Tensor
 
 from specdecode.grid.mixed_grids import MixedGrids
-from specdecode.grid.positions import Lines, Positions
+from specdecode.grid.positions import Lines
 from specdecode.grid.row_windows import RowWindowRun, RowWindows
 from specdecode.kernels import fused_ops
-from specdecode.roles import TargetOutput
+from specdecode.roles import Positions, TargetOutput
 from specdecode.runs.continuous import decode_queue
 from specdecode.sampling import RandomStreams, SamplingConfig
 

@@ -22,13 +22,13 @@ from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree
-from specdecode.grid.positions import Lines, Positions, StaggeredLines
+from specdecode.grid.positions import Lines, StaggeredLines
 from specdecode.grid.row_windows import RowWindows
 from specdecode.kernels import build, fused_ops
 from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import decode
 from specdecode.ragged import append
-from specdecode.roles import DecodeState, Draft, Drafter, Selection, TargetOutput, Verdict
+from specdecode.roles import DecodeState, Draft, Drafter, Positions, Selection, TargetOutput, Verdict
 from specdecode.runs.skipping import SkippingRun
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, largest
 from specdecode.tree import TokenTree

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
+from specdecode.checks import NotFiniteError
 from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
@@ -21,7 +22,6 @@ from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.jacobi_front import BranchingJacobiDrafter, branch_nodes
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.tree_shapes import StaticTree
-from specdecode.finite import NotFiniteError
 from specdecode.loop import DecodeResult, DecodeRun, decode
 from specdecode.roles import DecodeState, Drafter
 from specdecode.runs.continuous import FinishedRow, decode_queue

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from specdecode.loop import DecodeResult
 from specdecode.roles import DecodeState, Draft, Schedule, Selection, TargetOutput, Verdict
-from specdecode.runs.skipping import PendingChain, new_run
+from specdecode.runs.new_run import new_run
+from specdecode.runs.skipping import PendingChain
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
 from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdecode.graphs.in_graph import in_graph
 from specdecode.kernels import fused_ops
+from specdecode.kernels.in_graph import in_graph
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, RowReplacing, Schedule, Selection
 from vargen.methods.vvs.selector import Selector, confidence_of, path_vectors

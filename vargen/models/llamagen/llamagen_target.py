@@ -34,7 +34,7 @@ from vargen.models.llamagen.transformer import LlamaGenTransformer
 
 if TYPE_CHECKING:
     from specdecode.graphs.static_step import StepCompiler
-    from specdecode.grid.positions import Positions
+    from specdecode.roles import Positions
 
 
 @dataclass
@@ -252,13 +252,13 @@ class LlamaGenTarget:
         return self._split(self._guided_at(logits, lambda: self._num_placed[:, None] + depths + 1), features)
 
     def check_places(self, num_slots: int) -> None:
-        """See `specdecode.grid.positions.PlacedTarget`."""
+        """See `specdecode.roles.PlacedTarget`."""
         room = self.kv_cache.max_length - self.longest_condition
         if num_slots > room:
             raise ValueError(f"num_slots must be at most {room}, the cache's room behind the prompt, got {num_slots}")
 
     def forward_places(self, tokens: Tensor, placed: Positions) -> LlamaGenTargetOutput:
-        """Feed tokens [B, n] at explicit places; see `specdecode.grid.positions.PlacedTarget`.
+        """Feed tokens [B, n] at explicit places; see `specdecode.roles.PlacedTarget`.
 
         The cache's lengths stay those of the prompts. The project's kernels take any mask over slots; where they do not
         serve, torch's attention does.

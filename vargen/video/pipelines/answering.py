@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from metrics.speculation import CallRecord
-from specdecode.finite import NotFiniteError as LogitsError
-from specdecode.graphs.default_torch_mode import default_torch_mode
+from specdecode.checks import NotFiniteError as LogitsError
+from specdecode.kernels.default_torch_mode import default_torch_mode
 from specdecode.roles import DecodeState
 from specdecode.runs.parallel.loop import chain_layout
 from specdecode.trace import DecodeTrace, TokenOrigin

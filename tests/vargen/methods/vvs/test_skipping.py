@@ -15,7 +15,7 @@ from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import DecodeResult
 from specdecode.roles import DecodeState, Draft, Schedule, Selection
-from specdecode.runs.skipping import new_run
+from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.transformer_layers import condition_attention_mask

@@ -15,7 +15,7 @@ from torch import Tensor
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import COUPLINGS, JacobiDrafter
 from specdecode.roles import DecodeState, Draft, Schedule, Selection, TargetOutput, Verdict
-from specdecode.runs.skipping import new_run
+from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdecode.grid.positions import Lines, Order, StaggeredLines
 from specdecode.grid.row_windows import RowWindows
-from specdecode.runs.skipping import new_run
+from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
 from vargen.models.janus.janus_target import JanusTarget, SpecialTokens
 

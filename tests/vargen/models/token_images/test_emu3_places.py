@@ -17,7 +17,7 @@ from torch import Tensor
 from specdecode.grid.mixed_grids import MixedGrids
 from specdecode.grid.positions import Lines, Order, StaggeredLines, each_window
 from specdecode.grid.row_windows import RowWindows
-from specdecode.runs.skipping import new_run
+from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
 from vargen.methods.catalogue import resolve_method
 from vargen.models.reuse import Reuse

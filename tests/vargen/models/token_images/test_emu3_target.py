@@ -25,7 +25,7 @@ from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.roles import TargetOutput
-from specdecode.runs.skipping import new_run
+from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead

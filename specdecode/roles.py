@@ -274,6 +274,10 @@ class MakesGraphs(Protocol):
         """The function that is called instead of `step` of a `DecodeRun` that has started."""
         ...
 
+    def round_up(self, length: int) -> int:
+        """The least number of slots, at least `length`, that a graph reads."""
+        ...
+
 
 class RowReplacing(Protocol):
     """A target, drafter or schedule that can give rows to other requests while its other rows go on.

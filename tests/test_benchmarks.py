@@ -295,7 +295,7 @@ def test_tokens_are_the_small_models_and_every_pass_is_weighted(
     pipeline = build_drafting_pipeline()
     tree = {"total_tokens": 10, "depth": 3}
     settings = {"eagle": tree, "vvs": tree, "jacobi": {"window": 5}, "zipar": {"window": 2}}
-    settings["vvs-rows"] = {"opens_after": 2, "guesses": 3, "looks": 1}
+    settings["vvs-rows"] = {"opens_after": 2, "guesses": 3, "max_visits": 1}
     chosen: Any = pipeline.resolve_method(method, settings.get(method))
     heavy = weighted.WeightedPipeline.of(pipeline, networks("LlamaGen-L", pipeline.transformer, torch.float32))
     prompts = ["a cone", "a small shiny blue sphere left of a large green cone on grass", "two cones"]

@@ -105,6 +105,8 @@ class _Players:
     streamer: Any
 
     def __post_init__(self) -> None:
+        if len(self.others) > 1:
+            raise ValueError("draft_model and drafter both draft; leave out one of them")
         if self.drafter is not None and not (callable(self.drafter) and hasattr(self.drafter, "draft_length")):
             raise ValueError(
                 f"drafter must be a trained head for this model, as vargen's load_text_drafter gives it, got "
@@ -123,8 +125,6 @@ class _Players:
         if self.method is not None and self.others:
             other = self.others[0]
             raise ValueError(f"{other} is a method of its own; leave out method={self.method!r}, or {other}")
-        if len(self.others) > 1:
-            raise ValueError("draft_model and drafter both draft; leave out one of them")
         if self.method == "ar" and self.draft_length is not None:
             raise ValueError(f"draft_length goes with a method that drafts, got {self.draft_length} with 'ar'")
 

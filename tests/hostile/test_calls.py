@@ -163,7 +163,7 @@ def test_every_argument_of_text_that_is_of_another_kind_is_named(name: str, mode
         ({"pad_token_id": 10**30}, "pad_token_id must lie in"),
         ({"pad_token_id": -7}, "pad_token_id must lie in .* got -7"),
         ({"pad_token_id": 1.0}, "pad_token_id must lie in .* got 1.0"),
-        ({"input_ids": [[1, 2]]}, "input_ids must be a tensor, int64 of shape .* got a list"),
+        ({"input_ids": [[1, 2]]}, "input_ids must be a tensor, got a list; int64 of shape"),
         ({"attention_mask": [[1] * 9] * 3}, "attention_mask must be .* got a list"),
         ({"draft_model": 7}, "draft_model: model must be a causal language model of transformers, got 7"),
         ({"generator": 3}, "generator must be a torch.Generator, or one for each row, got 3"),

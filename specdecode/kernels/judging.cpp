@@ -1,7 +1,7 @@
 // What a step does between two passes: guesses are drawn, drafts are judged, tokens are kept.
 //
 // Belongs here: loops over rows, nodes and tokens on plain pointers. Does not belong here: torch, which calls these when
-// (`judging.py`), and passes (`few_rows.cpp`).
+// (`fused_ops.py`), and passes (`few_rows.cpp`).
 //
 // The rule of this file: **results are the bits of the torch lines that a call replaces.** Single precision is rounded after
 // every operation, so this file is compiled without fused multiply-adds. Softmax, logarithms and sums stay in torch, whose

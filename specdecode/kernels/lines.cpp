@@ -1,7 +1,7 @@
 // Row windows: what a pass feeds, and what follows from its draws. See `row_windows.py` for the rule.
 //
 // Belongs here: loops over rows, lines and places on plain pointers. Does not belong here: torch, which calls these when
-// (`judging.py`), and draws. All numbers are integers, so results are those of the torch lines that a call replaces.
+// (`fused_ops.py`), and draws. All numbers are integers, so results are those of the torch lines that a call replaces.
 //
 // A cell is a column of a line; [B, R, S] is by row, line and column. Places are [B, N]; slots [B, W] are those of places
 // and then of placeholders, the first of which is line 1's. All arguments are int64 or addresses.

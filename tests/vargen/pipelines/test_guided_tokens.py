@@ -60,7 +60,7 @@ ROWS = [
     resolve_method("zipar", {"window": 2}),
     resolve_method("zipar", {"window": 2, "adaptive": True}),
     resolve_method("pjd", {"opens_after": 2, "guesses": 2}),
-    resolve_method("vvs-rows", {"opens_after": 2, "guesses": 1, "looks": 1}),
+    resolve_method("vvs-rows", {"opens_after": 2, "guesses": 1, "max_visits": 1}),
 ]
 WHOLE_ROWS = [resolve_method("zipar", {"window": GRID}), resolve_method("pjd", {"opens_after": GRID})]
 

@@ -28,7 +28,7 @@ METHODS = {
     "jacobi": resolve_method("jacobi", {"window": 4}),
     "scd": resolve_method("scd", {"window": 4}),
     "zipar": resolve_method("zipar", {"window": 2}),
-    "vvs-rows": resolve_method("vvs-rows", {"opens_after": 2, "guesses": 1, "looks": 1}),
+    "vvs-rows": resolve_method("vvs-rows", {"opens_after": 2, "guesses": 1, "max_visits": 1}),
 }
 
 

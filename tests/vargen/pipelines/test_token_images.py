@@ -22,6 +22,7 @@ from torch import Tensor
 
 from specdecode.kernels.linears import FewRowLinear
 from specdecode.kernels.quantized import Int4Linear, Int8Linear
+from specdecode.verifiers.grouped import GroupedVerifier
 from vargen.base.errors import UserError
 from vargen.drafters.chameleon_head import ChameleonHead
 from vargen.methods.catalogue import resolve_method
@@ -39,7 +40,7 @@ NAMES = sorted(TOKEN_IMAGE_FAMILIES)
 ROWS = {
     "zipar": {"window": 2},
     "pjd": {"opens_after": 2, "guesses": 2},
-    "vvs-rows": {"opens_after": 2, "looks": 1, "guesses": 1},
+    "vvs-rows": {"opens_after": 2, "max_visits": 1, "guesses": 1},
 }
 """Methods that draw rows side by side, with settings that fit every picture."""
 
@@ -240,8 +241,9 @@ def test_rows_side_by_side_of_several_sizes(pipeline: TokenImagePipeline, name: 
         assert each.trace.row_passes == alone.trace.row_passes
 
 
-def test_relaxed_methods_draw_on_every_family(pipeline: TokenImagePipeline) -> None:
+def test_relaxed_methods_draw_on_every_family(pipeline: TokenImagePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures of several sizes; marks stand where rows end, whatever is taken unjudged or for another code."""
+    monkeypatch.setattr(GroupedVerifier.__init__, "__defaults__", (1.0, 4.0))  # random codes are far apart
     made = with_pixels(pipeline)
     plain = draw(made, PROMPTS, temperature=0, method="ar", **every_size(made))
     loose = {

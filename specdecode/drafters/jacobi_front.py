@@ -87,7 +87,7 @@ class BranchingJacobiDrafter(JacobiDrafter):
 
     def _drawn(self, tokens: Tensor, drawn_from: Tensor, state: DecodeState) -> Draft:
         """See `JacobiDrafter`; the branches begin with draws from what the main chain's first guess leaves."""
-        left = drawn_from[:, 1].scatter(1, tokens[:, 1:2], 0.0)  # [B, V]
+        left = drawn_from[:, 1].double().scatter(1, tokens[:, 1:2], 0.0)  # [B, V]; may be next to nothing
         noise = state.streams.exponential(Tag.BRANCH, self._counters(state.lengths, state), self.vocab_size)
         # The first to arrive, the second, and so on, are draws without replacement.
         first = (left / noise).topk(self.branches - 1, -1).indices
@@ -97,7 +97,7 @@ class BranchingJacobiDrafter(JacobiDrafter):
             total = left.sum(-1, keepdim=True)
             # Where nothing is left the token is a choice, not a draw, and claims to be certain.
             certain = torch.zeros_like(left).scatter(1, token, 1.0)
-            claimed.append(torch.where(total > 0, left / total, certain))
+            claimed.append(torch.where(total > 0, left / total, certain).float())
             left = left.scatter(1, token, 0.0)
         depth = min(self.branch_depth, tokens.shape[1] - 1)
         behind = drawn_from[:, 2 : depth + 1]

@@ -25,6 +25,8 @@ from specdecode.roles import DecodeState, Draft
 from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities
 from specdecode.tree import TokenTree, chain_layout
 
+_RAISED = 2.0**64
+"""Without it later siblings of a very sure network would race with numbers that float32 rounds to a few values."""
 _TIE_BREAK = 1e-4  # nats per level: a child's score is below its parent's even if its probability rounds to one
 
 
@@ -277,7 +279,7 @@ def _draw_children(
     # The first arrivals of the exponential race are a draw without replacement, in order (Gumbel top-k).
     # Where filters leave fewer tokens than are wanted, the rest are guesses; see `_without_earlier`.
     noise = race[0].numbers[:, race[1][0]]
-    return likeliest(probabilities / noise, width), probabilities
+    return likeliest(probabilities * _RAISED / noise, width), probabilities
 
 
 def _log_probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
@@ -296,10 +298,10 @@ def _without_earlier(probabilities: Tensor, choices: Tensor, rank: Tensor) -> Te
     """
     earlier = torch.arange(choices.shape[-1], device=rank.device) < rank[:, None]  # [m, width]
     kept = probabilities.gather(-1, choices).masked_fill(earlier, 0.0)  # choices of a node are different tokens
-    left = probabilities.scatter(-1, choices, kept)
+    left = probabilities.scatter(-1, choices, kept).double()  # what a very sure network leaves is below float32's reach
     total = left.sum(-1, keepdim=True)
     if ragged.surely_none(total <= 0):
-        return left / total.clamp_min(1e-30)
+        return (left / total).float()
     # With nothing left to draw from, the node is a deterministic guess, and its distribution says so.
     own = choices.gather(-1, rank.view(1, -1, 1).expand(choices.shape[0], -1, 1))  # [B, m, 1]
-    return torch.where(total > 0, left / total.clamp_min(1e-30), torch.zeros_like(left).scatter_(-1, own, 1.0))
+    return torch.where(total > 0, left / total, torch.zeros_like(left).scatter_(-1, own, 1.0)).float()

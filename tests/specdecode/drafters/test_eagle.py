@@ -272,9 +272,11 @@ VOCAB_SIZE, LENGTH, DRAWS = 5, 4, 60_000
 EAGLE_TABLE, PROMPT = random_table(VOCAB_SIZE, seed=5, scale=1.2), torch.tensor([1, 3])
 
 
-def sampled_tokens(shape: StaticTree, sampling: SamplingConfig, drafter_type: type[EagleDrafter]) -> Tensor:
-    """Many rows of one prompt, decoded with sampled children."""
-    head = _FastHead(0.5 * EAGLE_TABLE + random_table(VOCAB_SIZE, seed=6, scale=0.8))
+def sampled_tokens(
+    shape: StaticTree, sampling: SamplingConfig, drafter_type: type[EagleDrafter], sure: float = 1.0
+) -> Tensor:
+    """Many rows of one prompt, decoded with sampled children of a head that is so many times as sure."""
+    head = _FastHead(sure * (0.5 * EAGLE_TABLE + random_table(VOCAB_SIZE, seed=6, scale=0.8)))
     size = DraftSize(shape.num_nodes, shape.max_depth)
     return decode(
         FeatureTarget(EAGLE_TABLE, PROMPT.expand(DRAWS, 2), LENGTH - 1),
@@ -317,6 +319,15 @@ def test_sampled_children_leave_the_distribution_exact(
 ) -> None:
     """With top_k=2 the third sibling is no draw at all, which the verifier must be told."""
     assert p_value(sampled_tokens(shape, sampling, EagleDrafter), EAGLE_TABLE, PROMPT, sampling) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("sure", "temperature"), [(20.0, 0.9), (50.0, 0.9), (80.0, 1.0), (100.0, 3.0), (4.0, 0.05), (10.0, 0.1)]
+)
+def test_sampled_children_of_a_very_sure_head_leave_it_exact(p_value: PValue, sure: float, temperature: float) -> None:
+    """What earlier siblings leave may be 1e-40, and later ones claim all of it, or be nothing that float32 can tell."""
+    sampling = SamplingConfig(temperature)
+    assert p_value(sampled_tokens(TREE, sampling, EagleDrafter, sure), EAGLE_TABLE, PROMPT, sampling) > 1e-3
 
 
 def test_drawn_children_say_what_they_were_drawn_from() -> None:

@@ -80,6 +80,15 @@ def test_filters_survivors_and_changing_windows_stay_exact(p_value: PValue, opti
     assert p_value(decode_rows(drafter, sampling=sampling).tokens, TABLE, PROMPT, sampling) > 1e-3
 
 
+@pytest.mark.parametrize(("scale", "temperature"), [(30.0, 1.0), (1.0, 0.03), (2.0, 0.2)])
+def test_branches_of_a_very_sure_target_stay_exact(p_value: PValue, scale: float, temperature: float) -> None:
+    """Most sequences have no probability at all; what a first guess leaves may be 1e-40."""
+    sampling = SamplingConfig(temperature)
+    drafter = BranchingJacobiDrafter(VOCAB, FixedDraftSize(sized(3, 3, 2)), 3, 2, initial_guess="repeat")
+    tokens = decode_rows(drafter, sampling=sampling, table=scale * TABLE).tokens
+    assert p_value(tokens, scale * TABLE, PROMPT, sampling) > 1e-3
+
+
 class _ForgetsSiblings(BranchingJacobiDrafter):
     """Planted fault: a branch claims to be drawn from the whole distribution, its earlier siblings included."""
 

@@ -119,7 +119,7 @@ def _usage() -> str:
             *lines,
             "",
             "vargen COMMAND --help explains a command and every option it has.",
-            "Try: vargen generate 'a shiny red sphere left of a small blue cube' --output out/",
+            "Try: vargen generate 'a shiny red sphere left of a small blue cube'",
         )
     )
 

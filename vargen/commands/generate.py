@@ -30,7 +30,7 @@ def run(arguments: Sequence[str]) -> int:
 
     totals = generate(config, values.prompts, _judge_ranker, values.quiet)
     if totals is not None:
-        _report(Path(config.output), totals, values.json)
+        _report(totals, values.json)
     return 0
 
 
@@ -38,11 +38,11 @@ def _judge_ranker(image_size: int) -> Ranker:
     return require_world("ranker", "use clip").ranker(image_size)
 
 
-def _report(output: Path, totals: RunTotals, as_json: bool) -> None:
+def _report(totals: RunTotals, as_json: bool) -> None:
     ms_per_token = totals.ms_per_token
     if as_json:
         summary = {
-            "output": str(output),
+            "output": totals.output,
             "images": totals.images,
             "new_images": totals.new_images,
             "tokens": totals.tokens,
@@ -52,7 +52,7 @@ def _report(output: Path, totals: RunTotals, as_json: bool) -> None:
         }
         print(json.dumps(summary))
         return
-    place = output / "images"
+    place = Path(totals.output, "images")
     if not totals.new_images:
         print(f"{_count(totals.images, 'image')} in {place}, all there already")
         return

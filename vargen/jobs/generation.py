@@ -11,6 +11,7 @@ Belongs here: settings, the order of work, and what identifies a run. Does not b
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -89,9 +90,9 @@ class GenerateConfig(SamplingOptions):
     continuous_batches: bool = option(True, group=DECODING)
     """Give a finished picture's place in the batch to the next prompt at once, where the family of models can. It
     changes speed, not the pictures."""
-    output: str = option("out", path=writes_in("images", "traces", "result.jsonl", "config.json"), group=OUTPUT)
+    output: str | None = option(None, path=writes_in("images", "traces", "result.jsonl", "config.json"), group=OUTPUT)
     """Folder for images/000000.png and so on, result.jsonl and config.json. The same command continues a stopped run;
-    finished pictures stay."""
+    finished pictures stay. null for out, or for out-2 and so on where that holds another run."""
     trace_image: bool = option(False, group=OUTPUT)
     """Also write traces/000000.png for each picture. It shows where each token came from, and the passes in time.
     Pictures without one are drawn again, the same."""
@@ -112,6 +113,7 @@ class RunTotals:
         tokens: image tokens of all new pictures.
         forward_passes: passes of the transformer over a batch. Prefills count, also those of rows that join a batch.
         seconds: by phase: load, encode_prompt, prefill, decode, decode_images, and save.
+        output: the folder.
     """
 
     images: int = 0
@@ -119,6 +121,7 @@ class RunTotals:
     tokens: int = 0
     forward_passes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    output: str = ""
 
     @property
     def ms_per_token(self) -> float | None:
@@ -133,6 +136,7 @@ class RunTotals:
             new_images=sum(share.new_images for share in shares),
             tokens=sum(share.tokens for share in shares),
             forward_passes=sum(share.forward_passes for share in shares),
+            output=shares[0].output,
         )
         for phase, seconds in ((phase, seconds) for share in shares for phase, seconds in share.seconds.items()):
             together.seconds[phase] = max(seconds, together.seconds.get(phase, 0.0))
@@ -172,7 +176,7 @@ def generate(
     run = _Run(config, prompts, judge_ranker, quiet)
     if shared:
         return _share(run)
-    with own_folder(config.output, PictureFolder.INSIDE):
+    with own_folder(run.totals.output, PictureFolder.INSIDE):
         run.open_folder()
         if missing := run.results.missing:
             run.fill(missing, run.results.add, config.device)
@@ -191,7 +195,7 @@ def _share(run: _Run) -> RunTotals | None:
     processes = Processes.start(run.config.device)
     device = run.config.device if run.config.device_map is not None else str(processes.device)
     try:
-        with own_folder(run.config.output, PictureFolder.INSIDE) if processes.is_main else nullcontext():
+        with own_folder(run.totals.output, PictureFolder.INSIDE) if processes.is_main else nullcontext():
             processes.wait()  # until the folder is there, and cleared of what a kill left
             run.open_folder()
             missing = run.results.missing[processes.rank :: processes.count]
@@ -262,11 +266,11 @@ class _Run:
         model: sized as the config asks.
         requests: all pictures.
         totals: of this process.
-        results, settings: the folder, and everything that decides the pictures; there after `open_folder`.
+        settings: everything that decides the pictures.
+        results: the folder; there after `open_folder`.
     """
 
     results: PictureFolder
-    settings: dict[str, Any]
 
     def __init__(
         self, config: GenerateConfig, prompts: Sequence[str], judge_ranker: Callable[[int], Ranker], quiet: bool
@@ -275,15 +279,15 @@ class _Run:
         self.model = open_model(config).sized(config.height, config.width, config.ratio)
         self._conditions = _read_conditions(config, prompts, self.model)
         self.requests = _build_requests(config, self._conditions, self.model.image_size)
-        self.totals = RunTotals(seconds={"load": 0.0})
         self._judge_ranker = judge_ranker
         self._method = self.model.resolve_method(config.method, config.method_options)
+        self.settings = self._all_settings()
+        self.totals = RunTotals(seconds={"load": 0.0}, output=config.output or self._free_place())
 
-    def open_folder(self) -> None:
-        """Find the finished pictures, and the settings of the others. Raises UserError for another run's folder."""
+    def _all_settings(self) -> dict[str, Any]:
         config, model = self.config, self.model
         ranking = {name: getattr(config, name) for name in ("num_candidates", "ranker", "clip")}
-        self.settings = {
+        return {
             "weights": weights_fingerprint(model.folder),
             **config.identity,
             "method": self._method.to_dict(),
@@ -295,12 +299,33 @@ class _Run:
             **(ranking if config.num_candidates > 1 else {}),
             "prompts" if model.num_classes is None else "class_labels": self._conditions,
         }
-        self.results = PictureFolder(config.output, self.requests, config.trace_image)
-        earlier = self.results.earlier_settings()
-        if config.dtype == "auto" and earlier is not None:
-            self.settings["dtype"] = earlier.get("dtype")
-        if self.settings["dtype"] != "auto":
-            self.results.check_identity(self.settings)
+
+    def _free_place(self) -> str:
+        """The first of out, out-2 and so on that is new or holds this very run."""
+
+        def fits(place: str) -> bool:
+            try:
+                self._settings_in(PictureFolder(place, self.requests))
+            except UserError:
+                return False
+            return not Path(place).exists() or Path(place).is_dir()
+
+        return next(filter(fits, itertools.chain(["out"], map("out-{}".format, itertools.count(2)))))
+
+    def _settings_in(self, folder: PictureFolder) -> dict[str, Any]:
+        """The settings, with the precision of the run that began the folder where none is asked for. Raises UserError
+        for another run's folder."""
+        earlier, settings = folder.earlier_settings(), self.settings
+        if settings["dtype"] == "auto" and earlier is not None:
+            settings = settings | {"dtype": earlier.get("dtype")}
+        if settings["dtype"] != "auto":
+            folder.check_identity(settings)
+        return settings
+
+    def open_folder(self) -> None:
+        """Find the finished pictures, and the settings of the others. Raises UserError for another run's folder."""
+        self.results = PictureFolder(self.totals.output, self.requests, self.config.trace_image)
+        self.settings = self._settings_in(self.results)
         self.results.scan()
 
     def fill(self, missing: Sequence[ImageRequest], keep: Callable[..., None], device: str) -> None:

@@ -39,7 +39,7 @@ class ModelDescription:
         guidance_scale, top_k, temperature, top_p: defaults of its pipeline.
         own_methods: settings of methods that its folder holds, by method; None: a folder of its family holds none.
         num_classes: of a class-conditional model; None if it reads prompts.
-        loading: names in `ModelOptions.special` that its loader supports.
+        loading: names in `SamplingOptions.special` that it supports.
         quantized: for a pipeline of several networks, those that are quantized, with the library of each.
         usual_methods: methods of a comparison that names none.
         draws_scenes: whether it draws captions of rendered scenes.
@@ -131,6 +131,7 @@ def open_model(options: ModelOptions) -> ModelDescription:
     for name in options.special:
         if name not in model.loading:
             can = f"it takes {', '.join(model.loading)}" if model.loading else "leave it out"
+            can = "leave it out" if name == "negative_prompt" else can
             can = f"it takes {' or '.join(OWN_QUANTIZATION)}, on a CPU" if name == "quantization" else can
             asked = f"quantization {options.quantization}" if name == "quantization" else name
             raise UserError(f"{asked} cannot be used with a model of the family {model.family}; {can}")
@@ -174,6 +175,7 @@ def _describe_llamagen(folder: Path) -> ModelDescription:
     index, transformer = read_json(folder / "model_index.json"), read_json(folder / "transformer" / "config.json")
     drafted = any(index.get("drafter") or ())  # [null, null] in a pipeline saved without one
     own, grid_size = index.get("methods") or {}, transformer.get("grid_size", 16)
+    by_class = transformer.get("condition_type") == "class"
     check_own_settings(own, f"{folder / 'model_index.json'}: methods")
     check_number(f"{folder / 'transformer' / 'config.json'}: grid_size", grid_size, 1, MAX_PIXELS)
     return ModelDescription(
@@ -185,8 +187,8 @@ def _describe_llamagen(folder: Path) -> ModelDescription:
         top_k=index.get("default_top_k"),
         temperature=index.get("default_temperature", 1.0),
         own_methods=own,
-        num_classes=transformer.get("num_classes", 1000) if transformer.get("condition_type") == "class" else None,
-        loading=("guided_tokens",),
+        num_classes=transformer.get("num_classes", 1000) if by_class else None,
+        loading=("guided_tokens",) if by_class else ("negative_prompt", "guided_tokens"),
         usual_methods=f"{UNTRAINED},eagle-chain,likeness-quality" if drafted else UNTRAINED,
         draws_scenes=True,
         keeps_methods=True,
@@ -205,7 +207,7 @@ def _describe_janus(folder: Path) -> ModelDescription:
         grid_size=grid_size,
         image_size=grid_size * 2 ** (len(decoder.get("channel_multiplier", (1, 1, 2, 2, 4))) - 1),
         guidance_scale=sampling.get("guidance_scale") or 5.0,
-        loading=(*ModelDescription.loading, "guided_tokens"),
+        loading=(*ModelDescription.loading, "negative_prompt", "guided_tokens"),
         **_generate_settings(sampling),
     )
 
@@ -246,11 +248,14 @@ def _describe_emu3(folder: Path) -> ModelDescription:
         guidance=guidance,
         **_generate_settings(sampling),
     )
-    return replace(_describe_token_images(family, folder), loading=(*ModelDescription.loading, "guided_tokens"))
+    return replace(
+        _describe_token_images(family, folder), loading=(*ModelDescription.loading, "negative_prompt", "guided_tokens")
+    )
 
 
 def _describe_token_images(family: TokenImageFamily, folder: Path, grid: Grid | None = None) -> ModelDescription:
     grid_size = family.sizes.usual[0]
+    negative = ("negative_prompt",) if "{prompt}" in family.null_prompt else ()
     return ModelDescription(
         folder=folder,
         family=family.name,
@@ -260,7 +265,7 @@ def _describe_token_images(family: TokenImageFamily, folder: Path, grid: Grid | 
         temperature=family.temperature,
         top_k=family.top_k,
         top_p=family.top_p,
-        loading=(*ModelDescription.loading, "family", "tokenizer", "vqvae", "guided_tokens"),
+        loading=(*ModelDescription.loading, "family", "tokenizer", "vqvae", *negative, "guided_tokens"),
         beside_grid=family.row_ends(grid or family.sizes.usual),
         at_grid=lambda grid: _describe_token_images(family, folder, grid),
         sizes=family.sizes,

@@ -18,20 +18,21 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, check_text
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, SAMPLING_BOUNDS, check_choice, check_text
 from vargen.base.errors import NotFiniteError, UserError, did_you_mean
 from vargen.base.options import DECODING, Settings, option, options_of
 from vargen.base.path_roles import READ_NAMES
 from vargen.base.reading import RepeatedKeyError, parse_json, reason_of
 from vargen.checkpoints.options import SamplingOptions
-from vargen.methods.catalogue import resolve_method
+from vargen.methods.base import ImageMethodConfig
+from vargen.methods.catalogue import read_method_list, resolve_method
 from vargen.serve.engine import Engine, Job, QueueFull
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ WITHOUT_EFFECT = (
     "complexity",
     "style",
     "moderation",
-    "output_compression",  # of other formats than PNG
 )
 """Fields of OpenAI's interface that are taken whatever they say: any picture of the prompt answers them rightly."""
 MAX_BODY = 1 << 18
@@ -88,6 +88,8 @@ class ServeConfig(SamplingOptions):
     """Decoding method or preset of all pictures; `vargen methods` lists them."""
     method_options: dict[str, Any] = option(dict, group=DECODING)
     """Settings that differ from the method's defaults."""
+    allowed_methods: str | None = option(None, path=READ_NAMES, group=DECODING)
+    """Methods, presets or YAML files of settings, separated by commas, that a request may name as its `method`."""
     batch_size: int = option(8, least=1, most=MAX_BATCH_SIZE, group=DECODING)
     """Pictures that are drawn at once."""
     queue: int = option(64, least=1, most=MAX_BATCH_SIZE)
@@ -136,23 +138,38 @@ class GenerationBody(Settings):
     """Seed of the first picture; the next has the next one. null: the server chooses."""
     response_format: str = option("b64_json", choices=("b64_json", "url"))
     """Where a picture stands; "url" is a data URL."""
-    output_format: str = option("png", choices=("png",))
+    output_format: str = option("png", choices=("png", "jpeg", "webp"))
     """Format of the pictures."""
+    output_compression: int = option(100, least=0, most=100)
+    """Quality of jpeg and webp."""
     background: str = option("auto", choices=("auto", "opaque"))
     """What is behind the picture."""
     stream: bool = option(False)
     """Send events."""
     partial_images: int = option(0, least=0, most=MOST_PARTIAL)
     """Unfinished pictures on the way, in a stream."""
+    method: str | None = None
+    """One that the server allows; null for its own."""
+    negative_prompt: str | None = None
+    """What guidance leads away from. This and what follows are the server's own where they are null."""
+    guidance_scale: float | None = option(None, **SAMPLING_BOUNDS["guidance_scale"])
+    """How closely to follow the prompt."""
+    temperature: float | None = option(None, **SAMPLING_BOUNDS["temperature"])
+    """Below 1 for more likely pictures."""
+    top_k: int | None = option(None, **SAMPLING_BOUNDS["top_k"])
+    """Choose among so many likeliest tokens."""
+    top_p: float | None = option(None, **SAMPLING_BOUNDS["top_p"])
+    """Choose among the likeliest tokens that together have this probability."""
 
     @classmethod
-    def read(cls, body: Any, image_size: int, can_show: bool) -> GenerationBody:
+    def read(cls, body: Any, image_size: int, can_show: bool, methods: Collection[str] = ()) -> GenerationBody:
         """The request in a body.
 
         Args:
             body: as JSON. A field that is null is not given.
             image_size: side of the model's pictures.
             can_show: whether unfinished pictures can be shown.
+            methods: that may be named.
 
         Raises:
             UserError: a field that cannot be served or is not known, by name.
@@ -173,6 +190,13 @@ class GenerationBody(Settings):
         if given.get("size", "auto") not in sizes:
             raise UserError(f"size must be {sizes[1]}, the only one of this model, or auto, got {given['size']!r:.40}")
         made = cls(**{name: given[name] for name in options_of(cls) if name in given})
+        check_text("negative_prompt", made.negative_prompt or "")
+        if made.method is not None and not methods:
+            raise UserError(
+                "method cannot be chosen: whoever runs the server names those that may be, as allowed_methods"
+            )
+        if made.method is not None:
+            check_choice("method", made.method, methods)
         if made.stream and made.n > 1:
             raise UserError(f"n must be 1 where stream is true, got {made.n}")
         if made.partial_images and not made.stream:
@@ -181,15 +205,26 @@ class GenerationBody(Settings):
             raise UserError("partial_images must be 0: this family cannot show unfinished pictures")
         return made
 
+    def arguments(self, methods: Mapping[str, ImageMethodConfig]) -> dict[str, Any]:
+        """Those of the pipeline's call that differ from the server's own."""
+        names = ("negative_prompt", "guidance_scale", "temperature", "top_k", "top_p")
+        asked = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return asked if self.method is None else {**asked, "method": methods[self.method]}
 
-def png(picture: Image) -> str:
-    """A picture as PNG in base64."""
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
-    return base64.b64encode(buffer.getvalue()).decode()
+    def encoded(self, picture: Image) -> str:
+        """A picture in the format that is asked for, in base64."""
+        buffer = io.BytesIO()
+        picture.save(buffer, self.output_format, quality=self.output_compression)
+        return base64.b64encode(buffer.getvalue()).decode()
 
 
-def build_app(engine: Engine, model: str, key: str | None = None, first_seed: int = 0) -> Any:
+def build_app(
+    engine: Engine,
+    model: str,
+    key: str | None = None,
+    first_seed: int = 0,
+    methods: Mapping[str, ImageMethodConfig] | None = None,
+) -> Any:
     """The application, whose `state.engine` is the engine.
 
     Args:
@@ -197,6 +232,7 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
         model: its name.
         key: that clients must send; None: anybody on this machine may ask.
         first_seed: of the first picture for which a request gives none.
+        methods: that a request may name; None: none.
     """
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
@@ -206,7 +242,7 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
 
     pipeline = engine.pipeline
     image_size, can_show = pipeline.image_size, isinstance(getattr(pipeline, "grid_size", None), int)
-    seeds = itertools.count(first_seed)
+    seeds, methods = itertools.count(first_seed), methods or {}
     metrics = Metrics(engine)
 
     @asynccontextmanager
@@ -255,13 +291,16 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
             return answer
         began = time.perf_counter()
         try:
-            asked = GenerationBody.read(await body_of(request), image_size, can_show)
+            asked = GenerationBody.read(await body_of(request), image_size, can_show, methods)
             first = next(seeds) if asked.seed is None else asked.seed
-            jobs = [Job(asked.prompt, first + number, asked.partial_images) for number in range(asked.n)]
+            jobs = [
+                Job(asked.prompt, first + number, asked.partial_images, arguments=asked.arguments(methods))
+                for number in range(asked.n)
+            ]
             for _ in jobs[1:] if asked.seed is None else ():
                 next(seeds)
             if asked.stream:
-                events = _Events(jobs[0], image_size)
+                events = _Events(jobs[0], image_size, asked)
                 engine.submit(jobs)
                 metrics.requests.labels("200").inc()
                 return StreamingResponse(events.sent(), media_type="text/event-stream")
@@ -272,18 +311,25 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
             return refused(status, str(error) or type(error).__name__, kind)
         metrics.requests.labels("200").inc()
         metrics.seconds.observe(time.perf_counter() - began)
-        prefix = "data:image/png;base64," if asked.response_format == "url" else ""
+        prefix = f"data:image/{asked.output_format};base64," if asked.response_format == "url" else ""
         data = [
-            {asked.response_format: prefix + png(picture), "seed": job.seed}
+            {asked.response_format: prefix + asked.encoded(picture), "seed": job.seed}
             for picture, job in zip(pictures, jobs, strict=True)
         ]
         size = f"{image_size}x{image_size}"
-        answer = {"created": int(time.time()), "data": data, "size": size, "output_format": "png"}
+        answer = {"created": int(time.time()), "data": data, "size": size, "output_format": asked.output_format}
         return JSONResponse(answer)
 
+    own = {"id": model, "object": "model", "created": 0, "owned_by": "vargen"}
+
     async def models(request: Request) -> Any:
-        own = {"id": model, "object": "model", "created": 0, "owned_by": "vargen"}
         return not_allowed(request) or JSONResponse({"object": "list", "data": [own]})
+
+    async def one_model(request: Request) -> Any:
+        if (answer := not_allowed(request)) is not None:
+            return answer
+        named = request.path_params["id"]
+        return JSONResponse(own) if named == model else refused(404, f"{named!r:.80} is no model here; {model} is")
 
     async def health(request: Request) -> Any:
         state = {"status": "ok" if engine.alive else "stopped", "waiting": engine.waiting, "drawing": engine.drawing}
@@ -304,6 +350,7 @@ def build_app(engine: Engine, model: str, key: str | None = None, first_seed: in
     routes = [
         Route("/v1/images/generations", generations, methods=["POST"]),
         Route("/v1/models", models),
+        Route("/v1/models/{id:path}", one_model),
         Route("/health", health),
         Route("/metrics", measured),
     ]
@@ -339,9 +386,9 @@ async def _drawn(jobs: Sequence[Job], request: Request) -> list[Image]:
 class _Events:
     """The events of one streamed picture, by the names that OpenAI's client knows."""
 
-    def __init__(self, job: Job, image_size: int) -> None:
+    def __init__(self, job: Job, image_size: int, asked: GenerationBody) -> None:
         self._queue: asyncio.Queue[tuple[str, Any, int]] = asyncio.Queue()
-        self._job, self._size = job, image_size
+        self._job, self._size, self._asked = job, image_size, asked
         loop = asyncio.get_running_loop()
 
         def put(kind: str, value: Any, number: int = 0) -> None:
@@ -360,16 +407,17 @@ class _Events:
                     "created_at": int(time.time()),
                     "size": f"{self._size}x{self._size}",
                 }
-                event |= {"quality": "auto", "background": "opaque", "output_format": "png", "seed": self._job.seed}
+                event |= {"quality": "auto", "background": "opaque", "output_format": self._asked.output_format}
+                event["seed"] = self._job.seed
                 if kind == "image_generation.completed" and value.exception() is not None:
                     said = " ".join(str(value.exception()).split())
                     event = {"error": {"message": said, "type": "server_error", "param": None, "code": None}}
                 elif kind == "image_generation.completed":
                     usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
                     usage["input_tokens_details"] = {"image_tokens": 0, "text_tokens": 0}  # type: ignore[assignment]
-                    event |= {"b64_json": png(value.result()), "usage": usage}
+                    event |= {"b64_json": self._asked.encoded(value.result()), "usage": usage}
                 else:
-                    event |= {"b64_json": png(value), "partial_image_index": number}
+                    event |= {"b64_json": self._asked.encoded(value), "partial_image_index": number}
                 yield f"event: {kind}\ndata: {json.dumps(event)}\n\n"
                 if kind == "image_generation.completed":
                     return
@@ -456,6 +504,8 @@ def open_app(config: ServeConfig, key: str | None) -> tuple[Any, str]:
     if model.num_classes is not None or model.family == "glm_image":
         raise UserError(f"model: {model.name} cannot be served: it must draw prompts, as a stream; use vargen generate")
     method = model.resolve_method(config.method, config.method_options)
+    allowed = config.allowed_methods
+    methods = {} if allowed is None else read_method_list(allowed, {}, "allowed_methods", model.resolve_method)
     pipeline, _, _ = load_pipeline(model, config)
     engine = Engine(
         pipeline,
@@ -463,4 +513,4 @@ def open_app(config: ServeConfig, key: str | None) -> tuple[Any, str]:
         config.batch_size,
         config.queue,
     )
-    return build_app(engine, model.name, key, config.seed), model.name
+    return build_app(engine, model.name, key, config.seed, methods), model.name

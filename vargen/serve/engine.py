@@ -6,7 +6,8 @@ HTTP (`app.py`).
 Pictures are drawn in waves, each a stream of the pipeline. A wave has as many places as pictures wait, up to the batch
 size, since empty ones cost passes and seconds, too: a picture alone is drawn as by a call. What arrives takes a place
 that has become free, after any forward pass. A wave takes no more where that lets the next one fit better: be wider, or
-less than half as wide. A picture is that of its seed, whatever is drawn beside it.
+less than half as wide. Pictures of one wave share all arguments but prompt and seed, so the first one in the queue that
+has others waits for the next wave, and all behind it. A picture is that of its seed, whatever is drawn beside it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Job:
         seed: of its generator.
         partial_images: how many unfinished pictures to show on the way.
         on_partial: called with an unfinished picture and its number, in the engine's thread.
+        arguments: of the pipeline's call, which override the engine's.
         finished: gives the picture, or the error.
     """
 
@@ -54,6 +56,7 @@ class Job:
     seed: int
     partial_images: int = 0
     on_partial: Callable[[Image, int], None] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     finished: Future[Image] = field(default_factory=Future)
     shown: int = 0
 
@@ -166,12 +169,12 @@ class Engine:
         self._waiting = deque(job for job in self._waiting if not job.finished.cancelled())
 
     def _taken(self, most: int, fits: Callable[[str], bool] = lambda prompt: True) -> list[Job]:
-        """The next jobs that are still wanted, up to the first that does not fit."""
+        """The next jobs that are still wanted, up to the first that does not fit or has other arguments."""
         taken: list[Job] = []
         while self._waiting and len(taken) < most:
             job = self._waiting[0]
             try:
-                if not fits(job.prompt):
+                if (taken and job.arguments != taken[0].arguments) or not fits(job.prompt):
                     break
             except UserError:  # it cannot be read: it fails alone, in a wave of its own
                 break
@@ -203,6 +206,7 @@ class Engine:
         import torch
 
         began, numbers, is_full = time.perf_counter(), itertools.count(len(jobs)), False
+        arguments = next(iter(jobs.values())).arguments
 
         def seeded(job: Job) -> torch.Generator:
             return torch.Generator().manual_seed(job.seed)
@@ -216,6 +220,7 @@ class Engine:
                 waiting = len(self._waiting)
                 is_full = free == places or 2 * (places - free + waiting) <= places
                 is_full |= places < self.batch_size and waiting > free
+                is_full |= waiting > 0 and self._waiting[0].arguments != arguments
                 taken = [] if is_full else self._taken(free, fits)
             jobs.update({next(numbers): job for job in taken})
             return [(job.prompt, seeded(job)) for job in taken]
@@ -225,7 +230,7 @@ class Engine:
             generator=[seeded(job) for job in jobs.values()],
             batch_size=places,
             arriving=arriving if is_open else None,
-            **self.arguments,
+            **{**self.arguments, **arguments},
             callback_on_step_end=lambda *step: self._show(jobs, step[3]),
             callback_on_step_end_tensor_inputs=["tokens", "lengths", "decided"],
         )

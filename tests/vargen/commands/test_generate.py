@@ -106,6 +106,23 @@ def test_a_run_with_other_settings_is_refused_and_the_difference_named(
     assert (tmp_path / "out" / "result.jsonl").read_bytes() == before
 
 
+def test_without_an_output_another_run_gets_a_folder_beside_and_the_same_command_goes_on(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out-3").write_text("a file of somebody")
+    away = ["--negative_prompt", "a blue ball"]
+    asked = [["a red cube"], ["a cone"], ["a red cube"], ["a red cube", *away], ["a red cube", *away], ["a cone"]]
+    made = []
+    for arguments in asked:
+        command = ["generate", *arguments, "--model", str(tiny_model_folder), "--quiet", "--json"]
+        assert main(command) == 0
+        said = json.loads(capsys.readouterr().out)
+        made.append((said["output"], said["new_images"]))
+    assert made == [("out", 1), ("out-2", 1), ("out", 0), ("out-4", 1), ("out-4", 0), ("out-2", 0)]
+    assert pictures(tmp_path / "out") != pictures(tmp_path / "out-4"), "a negative prompt leads elsewhere"
+
+
 def test_an_interrupt_keeps_what_is_finished(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ from specdecode.drafters.draft_size import StepCosts
 from specdecode.roles import Target
 from vargen.base.errors import UserError
 from vargen.demo.race import race
+from vargen.methods.catalogue import resolve_method
 from vargen.serve.app import KEY, WITHOUT_EFFECT, GenerationBody, ServeConfig, build_app, check_port, check_serving
 from vargen.serve.engine import Engine, EngineStopped, Job, QueueFull
 
@@ -102,7 +103,7 @@ def test_fields_of_the_official_client_that_any_picture_satisfies_are_taken(
     engine: Engine, wanted: Callable[..., Any]
 ) -> None:
     said = {"model": "gpt-image-1", "user": "u", "quality": "hd", "style": "vivid", "moderation": "low"}
-    said |= {"output_compression": 50, "background": "opaque", "output_format": "png"}
+    said |= {"background": "opaque", "output_format": "png"}
 
     async def ask() -> None:
         async with client(engine) as own:
@@ -113,6 +114,41 @@ def test_fields_of_the_official_client_that_any_picture_satisfies_are_taken(
     for value in ("", 3, ["a"], {}):
         asked = GenerationBody.read({"prompt": PROMPT, **dict.fromkeys(WITHOUT_EFFECT, value)}, SIDE, True)
         assert asked == GenerationBody(PROMPT)
+
+
+def test_requests_with_arguments_of_their_own_share_no_wave_with_others(wanted: Callable[..., Any]) -> None:
+    """Six at once, whose waves follow the order of the queue, draw what calls with the same arguments draw."""
+    pipeline, engine = build_tiny_pipeline(), Engine(build_tiny_pipeline(), {"method": "ar"}, batch_size=8)
+    own = [{}, {"guidance_scale": 9.0}, {"temperature": 0}, {"negative_prompt": "a blue cone", "top_k": 5}]
+    methods = {"wide": resolve_method("jacobi", {"window": 8})}
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(app=build_app(engine, "owner/tiny", methods=methods))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            made = openai.AsyncOpenAI(api_key="none", base_url="http://localhost/v1", http_client=http, max_retries=0)
+
+            async def draw(**fields: Any) -> Any:
+                answer = await made.images.generate(prompt=PROMPT, extra_body={"seed": 7, **fields})
+                return picture_of(answer.data[0].b64_json)
+
+            for fields, drawn in zip(own, await asyncio.gather(*(draw(**fields) for fields in own)), strict=True):
+                picture = pipeline(PROMPT, generator=torch.Generator().manual_seed(7), **fields).images[0]
+                assert np.array_equal(drawn, np.asarray(picture)), fields
+            before = engine.totals.row_passes
+            assert np.array_equal(await draw(method="wide"), wanted(7))
+            assert engine.totals.row_passes - before < pipeline.grid_size**2
+            for name in ("jpeg", "webp"):
+                answer = await made.images.generate(prompt=PROMPT, output_format=name, output_compression=60)
+                encoded = base64.b64decode(answer.data[0].b64_json)
+                assert Image.open(io.BytesIO(encoded)).format == name.upper() and answer.output_format == name
+            assert (await made.models.retrieve("owner/tiny")).id == "owner/tiny"
+            with pytest.raises(openai.NotFoundError, match="'other' is no model here; owner/tiny is"):
+                await made.models.retrieve("other")
+            with pytest.raises(openai.BadRequestError, match="method must be one of wide"):
+                await draw(method="jacobi")
+
+    run(ask)
+    engine.close()
 
 
 def test_the_official_client_streams_partial_pictures(engine: Engine, wanted: Callable[..., Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from specdecode.kernels import fused_ops
 from specdecode.kernels.in_graph import in_graph
@@ -66,13 +67,17 @@ Made = TypeVar("Made")
 
 
 def constant(make: Callable[..., Made]) -> Callable[..., Made]:
-    """A function of sizes and, last, a device, that keeps the tensors that it makes on a CPU; do not write to them."""
+    """A function of sizes, shapes and a device that keeps the tensors it made for the last 64; do not write to them.
+
+    A captured graph reads them where they lie, so the next run needs the same. torch's compiler traces how they are
+    made instead, and a mode such as `FakeTensorMode` takes its tensors with it.
+    """
     kept = functools.lru_cache(maxsize=64)(make)
 
     @functools.wraps(make)
     def get(*sizes: Any) -> Made:
-        eager = sizes[-1].type == "cpu" and not in_graph()
-        return kept(*sizes) if eager else make(*sizes)
+        passing = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+        return make(*sizes) if passing else kept(*sizes)
 
     return get
 

@@ -18,7 +18,6 @@ drawn without replacement.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Literal, Protocol
 
 import torch
@@ -306,7 +305,7 @@ class EagleDrafter(Drafter):
         return self.head.forward(tokens, features, mask, depths)
 
 
-@cache
+@ragged.constant
 def _chain_of_pairs(num_pairs: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Depths [1, n] and mask [1, n, n] of so many pairs that wait."""
     causal = torch.ones(1, num_pairs, num_pairs, dtype=torch.bool, device=device).tril_()

@@ -16,7 +16,6 @@ target's own token wins, and tokens are compared.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from torch import Tensor
 from specdecode.drafters.draft_size import DraftSizer
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.kernels import fused_ops
-from specdecode.ragged import take
+from specdecode.ragged import constant, take
 from specdecode.roles import DecodeState, Draft, SkippingDrafter, TargetOutput, Verdict
 from specdecode.sampling import Tag, largest
 from specdecode.tree import TokenTree
@@ -119,7 +118,7 @@ def branch_nodes(window: int, branches: int, branch_depth: int) -> int:
     return (branches - 1) * min(branch_depth, window)
 
 
-@cache
+@constant
 def _layout(window: int, branches: int, branch_depth: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Parents [n] of the nodes, and for the main chain and each branch the nodes by depth, [branches, window + 1]."""
     depth = min(branch_depth, window)

@@ -9,12 +9,12 @@ Only nodes with children are fed to a drafter, level by level; they are counted 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.ragged import constant
 from specdecode.sampling import largest
 from specdecode.tree import TokenTree
 
@@ -133,7 +133,7 @@ class TreePlan:
         )
 
 
-@cache
+@constant
 def plan_of(shape: StaticTree, device: torch.device) -> TreePlan:
     """The plan of a shape, one for all that draft by it: graphs of one run then serve the next."""
     return TreePlan(shape, device)

@@ -49,10 +49,14 @@ def wanted() -> bool:
 
 
 def cache_folder() -> Path:
-    """The folder of built libraries: `$VARGEN_CACHE`, else `vargen` in the user's cache directory."""
+    """The folder of built libraries: `$VARGEN_CACHE`, else `vargen` in the user's cache directory. Raises OSError for
+    a user without a home directory."""
     if folder := os.environ.get("VARGEN_CACHE"):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vargen"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vargen"
+    except RuntimeError:
+        raise FileNotFoundError("there is no home directory; set VARGEN_CACHE to a folder") from None
 
 
 def library() -> ctypes.CDLL | None:
@@ -72,12 +76,9 @@ def why_not() -> str | None:
 @functools.cache
 def _decided(*values: str | None) -> tuple[ctypes.CDLL | None, str | None]:
     """The library, or why there is none, for these values of `_DECISIVE`. Every product asks, hence the cache."""
-    return _loaded(str(cache_folder())) if wanted() else (None, "VARGEN_KERNELS is plain")
-
-
-@functools.cache
-def _loaded(folder: str) -> tuple[ctypes.CDLL | None, str | None]:
-    path, reason = _built(Path(folder))
+    if not wanted():
+        return None, "VARGEN_KERNELS is plain"
+    path, reason = _built()
     if path is not None:
         try:
             return ctypes.CDLL(os.fspath(path)), None
@@ -93,16 +94,16 @@ def build_ahead() -> str | None:
     Returns:
         The reason why it could not be built; None where it is there or is turned off.
     """
-    return _built(cache_folder())[1] if wanted() else None
+    return _built()[1] if wanted() else None
 
 
-def _built(folder: Path) -> tuple[Path | None, str | None]:
-    """The path of the library in a cache folder, built if need be, or why there is none."""
+def _built() -> tuple[Path | None, str | None]:
+    """The path of the library, built if need be, or why there is none."""
     compiler = _compiler()
     if compiler is None:
         return None, _NO_COMPILER
     try:
-        path = folder / "kernels" / f"few_rows-{_identity(compiler)}.so"
+        path = cache_folder() / "kernels" / f"few_rows-{_identity(compiler)}.so"
         if not path.is_file():
             _build(compiler, _SOURCES, path)
         return path, None

@@ -109,6 +109,20 @@ def test_it_is_refused(arguments: dict[str, Any], expected: str, pipelines: dict
             pipeline.stream(**{**arguments, "prompt": ["a cube"]})
 
 
+def test_a_call_that_somebody_wrapped_draws(
+    pipelines: dict[str, LlamaGenPipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = LlamaGenPipeline.__call__
+
+    def wrapper(self: Any, prompt: Any, **options: Any) -> Any:
+        return call(self, prompt, **options)
+
+    monkeypatch.setattr(LlamaGenPipeline, "__call__", wrapper)
+    drawn = pipelines["text"]("a cube", generator=torch.Generator().manual_seed(0), output_type="latent").tokens
+    (streamed,) = pipelines["text"].stream(["a cube"], generator=torch.Generator().manual_seed(0), output_type="latent")
+    assert torch.equal(drawn[0], streamed.tokens)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Text: `specdecode.generate`
 

@@ -18,12 +18,16 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def cache_folder() -> Path:
-    """The folder for what can be made again: `$VARGEN_CACHE`, else `vargen` in the user's cache directory."""
+    """The folder for what can be made again: `$VARGEN_CACHE`, else `vargen` in the user's cache directory. Raises
+    UserError for a user without a home directory."""
     # `specdecode.kernels.build` has the same lines: the core imports nothing of vargen, an installer loads that file by
     # its path before there is anything but the standard library, and importing it from here would import torch.
     if folder := os.environ.get("VARGEN_CACHE"):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vargen"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vargen"
+    except RuntimeError:
+        raise UserError("there is no home directory; set VARGEN_CACHE to a folder") from None
 
 
 def configs_folder() -> Path:

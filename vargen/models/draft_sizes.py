@@ -27,6 +27,7 @@ from specdecode.drafters.draft_size import (
     measure_step_costs,
 )
 from specdecode.roles import Target
+from vargen.base.errors import UserError
 from vargen.base.resources import cache_folder
 from vargen.runs.files import write_atomic
 from vargen.runs.identity import digest
@@ -77,11 +78,10 @@ class MeasuredDraftSizes:
     def _step_costs(self, identity: str, measure: Callable[[], StepCosts]) -> StepCosts:
         """Costs from memory, from the file, or measured now (a second or two)."""
         if identity not in self._costs:
-            path = cache_folder() / "step_costs" / f"{identity}.json"
-            costs = _read(path)
+            costs = _read(identity)
             if costs is None:
                 costs = measure()
-                _write(path, costs)
+                _write(identity, costs)
             self._costs[identity] = costs
         return self._costs[identity]
 
@@ -106,22 +106,27 @@ def _identity(geometry: Mapping[str, Any]) -> str:
     return digest({**machine, "torch": torch.__version__, **geometry}, 24)
 
 
-def _read(path: Path) -> StepCosts | None:
+def _path(identity: str) -> Path:
+    return cache_folder() / "step_costs" / f"{identity}.json"
+
+
+def _read(identity: str) -> StepCosts | None:
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(_path(identity).read_bytes())
         return StepCosts(
             tuple(int(count) for count in values["nodes"]),
             tuple(float(seconds) for seconds in values["target_seconds"]),
             float(values["drafting_step_seconds"]),
             float(values["overhead_seconds"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (UserError, OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _write(path: Path, costs: StepCosts) -> None:
+def _write(identity: str, costs: StepCosts) -> None:
     try:
+        path = _path(identity)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(vars(costs)) + "\n")
-    except OSError:
+    except (UserError, OSError):
         pass  # where nothing can be written, every start measures anew

@@ -7,6 +7,7 @@ makes (a file each), arguments (`arguments.py`), streams themselves (`streaming.
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -239,8 +240,10 @@ class StreamingPipeline(PicturePipeline):
             UserError: as `__call__`; also `batch_size` out of range. Where the pipeline is drawing already, when a
                 picture is asked for.
         """
-        check_arguments(type(self).__call__, {"prompt": prompt, "generator": generator, **arguments})
         shared = {each.name for each in fields(DrawSettings)} & arguments.keys()
+        unknown = arguments.keys() - shared - inspect.signature(self._request).parameters.keys()
+        given = {"prompt": prompt, "generator": generator, "unknown": sorted(unknown), **arguments}
+        check_arguments(type(self).__call__, given)
         settings = DrawSettings(**{name: arguments.pop(name) for name in shared})
 
         def requested(prompts: Sequence[str] | None, generators: Any) -> PictureRequest:

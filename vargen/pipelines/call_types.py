@@ -33,26 +33,23 @@ _OF_DENOISING = ("num_inference_steps", "timesteps", "sigmas", "latents", "eta",
 def check_arguments(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Refuse arguments of another kind than the annotations of a call say, and those that it does not have.
 
-    Annotations that are not understood here fit everything. Beside kinds it refuses texts that no model reads
-    (`check_text`), embeddings of whole numbers, and masks with other values than 0 and 1.
+    What has no annotation, or one that is not understood here, may be anything. Beside kinds it refuses texts that no
+    model reads (`check_text`), embeddings of whole numbers, and masks with other values than 0 and 1.
 
     Args:
         call: a method with annotations.
-        given: its arguments by name, such as `locals()` at its beginning; `unknown` holds those that it does not name.
+        given: its own arguments by name, such as `locals()` at its beginning; `unknown` holds names of others.
 
     Raises:
         UserError: with the argument's name.
     """
     hints = _hints(call)
-    if not (given.keys() - {"self", "kwargs"}) & hints.keys():  # somebody's wrapper stands in the place of the call
-        hints = dict.fromkeys(given, Any)
-    for name in [*given.get("unknown", ()), *(name for name in given if name not in hints and name != "self")]:
+    for name in given.get("unknown", ()):
         if name in _OF_DENOISING:
             raise UserError(f"{name} cannot be used: tokens are drawn, not denoised; leave it out")
-        raise UserError(f"{name} is no argument of this call{did_you_mean(name, hints)}; leave it out")
+        raise UserError(f"{name} is no argument of this call{did_you_mean(name, {**hints, **given})}; leave it out")
     for name, value in given.items():
-        if name != "self":
-            check_argument(name, value, hints[name])
+        check_argument(name, value, hints.get(name, Any))
 
 
 def check_module(name: str, value: object) -> None:

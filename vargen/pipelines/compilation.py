@@ -120,10 +120,10 @@ def _check_cpp_compiler() -> None:
 
 
 def _keep_compiled_code() -> None:
-    folder = cache_folder() / "compiled"
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         try:
+            folder = cache_folder() / "compiled"
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
+        except (UserError, OSError):
             return  # where nothing can be written, every start compiles anew
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)

@@ -436,7 +436,7 @@ class TokenImagePipeline(TokenImages):
     def _pictures_alone(self, prompts: Prompts) -> list[Prompts]:
         """See `TokenImages._pictures_alone`: codes, the tokens around them, and the one that begins the text."""
         ids, mask = prompts
-        codes = self.vocabulary.ids.to(ids.device)
+        codes = self.vocabulary.ids_on(ids.device)
         if self.family.guidance.image_scale is None or not bool(torch.isin(ids, codes).any()):
             return []
         family, tokenizer = self.family, self.tokenizer

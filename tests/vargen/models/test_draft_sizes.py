@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from specdecode.drafters.draft_size import AdaptiveDraftSize, DraftSize, FixedDraftSize
+from specdecode.kernels import build
+from vargen.base.errors import UserError
 from vargen.base.resources import cache_folder
 from vargen.models.draft_sizes import MeasuredDraftSizes
 from vargen.models.llamagen.llamagen_components import LlamaGenComponents
@@ -91,3 +93,18 @@ def test_the_place_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert cache_folder() == Path("/somewhere/vargen")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "vargen"
+
+
+def test_without_a_home_costs_are_measured_and_torch_does_the_work(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("VARGEN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "of nobody")  # what is loaded is remembered by it
+    monkeypatch.setenv("VARGEN_KERNELS", "auto")
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.warns(RuntimeWarning, match=r"there is no home directory; set VARGEN_CACHE to a folder\. PyTorch"):
+        assert ask(MeasuredDraftSizes()).costs.nodes == (1, 3, 12) and build.library() is None
+    with pytest.raises(UserError, match="there is no home directory; set VARGEN_CACHE to a folder"):
+        cache_folder()

@@ -10,6 +10,7 @@ token; then a token that ends it. All tokens after the last code are forced, so 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,6 +36,16 @@ class ImageVocabulary:
     has_row_end: bool
     ends_last_row: bool = False
     end: int | None = None
+
+    @cached_property
+    def _on_device(self) -> dict[torch.device, Tensor]:
+        return {}
+
+    def ids_on(self, device: torch.device) -> Tensor:
+        """`ids` on a device: the same tensor at every call, since captured graphs read it where it lies."""
+        if device not in self._on_device:
+            self._on_device[device] = self.ids.to(device)
+        return self._on_device[device]
 
     @property
     def num_codes(self) -> int:
@@ -67,7 +78,7 @@ class ImageVocabulary:
     def text(self, tokens: Tensor) -> Tensor:
         """[B, M] int64: a picture's ids, from its first code to its end, of drawn tokens [B, N]."""
         forced = [] if self.row_end is None or not self.ends_last_row else [self.row_end]
-        ids = self.ids.to(tokens.device)[torch.cat((tokens, tokens.new_tensor(forced).expand(len(tokens), -1)), 1)]
+        ids = self.ids_on(tokens.device)[torch.cat((tokens, tokens.new_tensor(forced).expand(len(tokens), -1)), 1)]
         return ids if self.end is None else F.pad(ids, (0, 1), value=self.end)
 
 

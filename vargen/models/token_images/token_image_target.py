@@ -106,7 +106,7 @@ class TokenImageTarget(GuidedTarget):
         if self.is_guided and least is not None:
             scales = {grid: decaying_scales(guidance_scale, least, *grid, longest) for grid in known}
             self._scales = torch.tensor([scales[grid] for grid in each], device=device)
-        ids, embed = vocabulary.ids.to(device), model.get_input_embeddings()
+        ids, embed = vocabulary.ids_on(device), model.get_input_embeddings()
         self.ids = ids
         with torch.no_grad():
             embeds = embed(input_ids)
@@ -235,7 +235,7 @@ def _head_of_codes(
     first, count = int(codes[0]), len(codes)
     follows = torch.equal(codes, torch.arange(first, first + count))
     if not follows or not is_plain_linear(lm_head) or not untouched((lm_head,)):
-        return lm_head, codes.to(device)
+        return lm_head, vocabulary.ids_on(device)[: vocabulary.num_codes]
     head: Any = copy.copy(lm_head)
     head._parameters = {
         name: None if each is None else nn.Parameter(each.detach()[first : first + count], requires_grad=False)

@@ -125,7 +125,7 @@ def functions_by_file() -> dict[str, list[types.FunctionType]]:
     gc.unfreeze()  # tests/conftest.py freezes what was imported, and `gc` lists nothing that is frozen
     found: dict[str, list[types.FunctionType]] = {}
     for each in gc.get_objects():
-        if isinstance(each, types.FunctionType):
+        if type(each) is types.FunctionType:  # `isinstance` would ask a weak proxy whose object has ended
             found.setdefault(each.__code__.co_filename, []).append(each)
     return found
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import guided_seconds
 import judge_report
 import language_models
 import paper_tables
@@ -25,18 +24,13 @@ import tokenizers
 import torch
 import vvs_studies
 import weighted
-from results_page.pictures import studies_section
 from results_page.plain import plain_section
-from results_page.speed import fronts_section
 from scene_truth import reading_from_scene
 from small_video_llms import build_video_llm, save_both
 from tiny_pipelines import build_drafting_pipeline
 from training_commands import configuration_of
 from transformers import PreTrainedTokenizerFast
 
-from metrics.proportion import Proportion
-from metrics.provenance import provenance
-from metrics.speculation import CallRecord
 from scenes.cases import sample_prompts
 from scenes.judge.network import SceneJudge
 from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
@@ -196,49 +190,7 @@ def test_rows_go_on_after_a_kill_and_differences_are_over_the_same_captions(
     assert zipar["numbers_against_plain"]["value"] == pytest.approx(-2 / 4)
 
 
-def test_every_setting_of_guidance_is_compared_with_plain_decoding(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def draw(pipeline: Any, method: Any, cases: list[Any], seed: int, *, guided_tokens: int | None, **_: Any) -> Any:
-        seconds = (4.0 if method.name == "ar" else 2.0) / (1 if guided_tokens is None else 2)
-        return None, CallRecord(seconds, len(cases), 256, 256, 256, 0, [256])
-
-    monkeypatch.setattr(guided_seconds, "call_pipeline", draw)
-    monkeypatch.setattr(guided_seconds, "load_pipeline", lambda model, options: (None, None, "float32"))
-    monkeypatch.setattr(guided_seconds, "GUIDED", {"ar": (None, 128), "rows-batch": (None, 96)})
-    rows = guided_seconds.measure(SimpleNamespace(num_prompts=3, batch_size=2, output=str(tmp_path)))
-    assert [row["method"] for row in rows] == ["ar", "ar, 128 guided", "rows-batch", "rows-batch, 96 guided"]
-    assert [row["speedup"] for row in rows] == pytest.approx([1.0, 2.0, 2.0, 4.0])
-
-
 # The paper's studies of VVS, fronts of `vargen tune`.
-
-
-def test_a_study_of_vvs_goes_on_and_its_table_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    measured: list[Any] = []
-
-    def draw(*arguments: Any) -> dict[str, Any]:
-        if len(measured) == 3:
-            raise KeyboardInterrupt
-        measured.append(arguments[1])
-        shares = {"accepted_length": 0.7, "unverified": 0.3, "relaxed": 0.1}
-        return {"tokens_per_pass": 2.5, **shares, "claims_right": Proportion(7, 10).to_dict()}
-
-    monkeypatch.setattr(vvs_studies, "draw", draw)
-    monkeypatch.setattr(vvs_studies, "load_judge", lambda *_: None)
-    nothing = SimpleNamespace(set_progress_bar_config=lambda **_: None)
-    monkeypatch.setattr(vvs_studies.LlamaGenPipeline, "from_pretrained", lambda *_, **__: nothing)
-    output = tmp_path / "studies.json"
-    given = ("--studies", "staleness", "--prompts", 2, "--kept", tmp_path / "rows.jsonl", "--output", output)
-    with pytest.raises(KeyboardInterrupt):
-        call(monkeypatch, vvs_studies, *given)
-    three = list(measured)
-    measured.clear()
-    call(monkeypatch, vvs_studies, *given)
-    rows = list(vvs_studies.STUDIES["staleness"].values())
-    assert three == rows[:3] and measured == rows[3:]
-    section = studies_section(json.loads(output.read_text()))
-    assert "| (0, 0) | 2.50 | 2.23, FID 32.63 | 0.70 | 30% | 10% | 70.0 (40-89, n 10) |" in section
 
 
 @pytest.mark.parametrize(("stale", "wanted"), [(-1, [3, 4]), (0, [1, 2]), (1, [0, 1]), (2, [-1, 0])])
@@ -251,19 +203,6 @@ def test_drafting_reads_fresh_features_or_those_before(stale: int, wanted: list[
     read = cache.after_verified(positions[3:].view(1, 2, 1), torch.tensor([3]), torch.tensor([2]))
     assert read[0, :, 0].tolist() == wanted
     assert cache.at(torch.arange(5)[None])[0, :, 0].tolist() == positions.tolist()
-
-
-def test_a_front_shows_what_lies_on_it_and_the_defaults() -> None:
-    def point(window: int, speed: float, quality: float, fewer: float) -> dict[str, Any]:
-        settings = {"method": "m", "window": window, "survival": 0.25 if window > 8 else 0.0}
-        told = {"speedup": speed, "pass_reduction": fewer, "never_verified": 0.0}
-        return {"speed": speed, "quality": quality, **told, "settings": settings}
-
-    usual, frugal, worse = point(8, 1.5, 0.9, 3), point(32, 0.5, 0.8, 4), point(16, 0.4, 0.7, 3.5)
-    record = {"front": [usual], "measured": [usual, frugal, worse], "batch_size": 8, "prompts": 64, "trials": 3}
-    text = fronts_section([{**record, "plain_quality": 0.9, "provenance": provenance()}])
-    lines = [line for line in text.splitlines() if line.startswith("| ") and "faster" not in line]
-    assert [line.split(" | ")[-1] for line in lines] == ["**defaults** |", "window 32, survival 0.25 |"]
 
 
 # Networks of a published model's size beside the small one.

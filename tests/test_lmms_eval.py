@@ -33,7 +33,6 @@ from scenes.rendering.video_file import write_video
 from specdecode.trace import DecodeTrace, StepRecord
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
-from vargen.video.methods.lvspec import LVSpecConfig
 from vargen.video.pipelines.answering import Answer
 from vargen.video.pipelines.options import VideoOptions
 
@@ -331,28 +330,6 @@ def test_each_process_has_its_own_device(model: Callable[..., Any], monkeypatch:
     assert model().made.device == "cuda:3"
     made = model("device=cuda:1,dtype=float16").made
     assert (made.device, made.dtype) == ("cuda:1", "float16")
-
-
-def test_models_of_the_hub_are_loaded_as_the_command_line_does(model: Callable[..., Any]) -> None:
-    made = model(
-        "pretrained=Qwen/Qwen2.5-VL-32B-Instruct,draft_model=Qwen/Qwen2.5-VL-7B-Instruct,revision=main,"
-        "device_map=auto,attn_implementation=sdpa,max_pixels=200704,fps=2"
-    )
-    assert made.options == VideoOptions(
-        model="Qwen/Qwen2.5-VL-32B-Instruct",
-        draft_model="Qwen/Qwen2.5-VL-7B-Instruct",
-        revision="main",
-        device_map="auto",
-        attn_implementation="sdpa",
-        max_pixels=200704,
-        fps=2,
-    )
-    assert model("draft_model=a/b,device_map=cuda:0;cuda:1").options.device_map == "cuda:0,cuda:1"
-
-
-def test_settings_of_a_method_are_named_as_on_the_command_line(model: Callable[..., Any]) -> None:
-    given = {"method_options.loose_ratio": 0.5, "method_options.draft_length": 6}
-    assert model("method=lvspec", **given).method == LVSpecConfig(loose_ratio=0.5, draft_length=6)
 
 
 def test_a_real_model_answers(logged: list[dict[str, Any]], video: Path, tmp_path: Path) -> None:

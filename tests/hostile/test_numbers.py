@@ -24,18 +24,11 @@ def of(name: str, command: str, option: str, expected: str) -> Case:
 
 
 CASES = [
-    of("generate", GENERATE, "--guidance_scale 1e300", "guidance_scale must be at most"),
-    of("generate", GENERATE, "--guidance_scale inf", "guidance_scale must be a number"),
     of("generate", GENERATE, "--top_k 1e3", "top_k"),
-    of("generate", GENERATE, f"--top_k {10**30}", "top_k must be at most"),
     of("generate", GENERATE, f"--seed {2**63 - 1}", "seed must leave room for 1 pictures"),
     of("generate", GENERATE, "--num_images_per_prompt 1000001", "more than the 1,000,000 that a run can hold"),
-    of("generate", GENERATE, f"--num_images_per_prompt {10**18}", "must be at most 1,000,000,000,000"),
-    of("generate", GENERATE + "--method eagle", "--method_options.depth 1000000", "depth must be at most 4,096"),
     of("generate", GENERATE + "--method eagle", "--method_options.depth 300", "depth must"),
-    of("generate", GENERATE + "--method eagle", "--method_options.depth true", "depth must be an integer"),
     of("generate", GENERATE + "--method sjd", "--method_options.window .5", "window must be an integer"),
-    of("generate", GENERATE + "--method coolsd", "--method_options.delta .inf", "delta must be at most"),
     of("generate", GENERATE + "--method coolsd", "--method_options.delta .nan", "delta must be a number"),
     of("generate", GENERATE, "--compile maybe", "unrecognized arguments: maybe"),
     of("generate", GENERATE, "--continuous_batches 3", "unrecognized arguments: 3"),
@@ -43,15 +36,11 @@ CASES = [
     of("video bench", VIDEO, "--num_frames 3", "num_frames must be at least 4"),
     of("video bench", VIDEO, f"--question {'x' * 20_000}", "question has 20,000 characters; give at most 10,000"),
     of("tune", TUNE, "--quality judge_accuracy --max_quality_loss 2", "max_quality_loss must be at most 1, got 2.0"),
-    of("tune", TUNE + "--method vvs", "--fixed.depth 1000000", "depth must be at most 4,096"),
     of("caption", CAPTION + "--method sd", "--method_options.draft_length 100000", "draft_length must be"),
     Case("a question of a megabyte", CAPTION + "{megabyte}", "has 1,000,000 characters"),
     Case("a prompt of a megabyte", GENERATE.replace("a red cube", "{megabyte}"), "has 1,000,000 characters"),
     of("scenes", SCENES, "--image_size 100", "multiple of 8"),
     of("scenes", SCENES, f"--seed {2**63 - 1}", "seed must be at most 9,223,372,036,854,775,791"),
-    of("judge", "judge {work} ", "--batch_size 0", "batch_size must be at least 1"),
-    of("train", TRAIN, "--steps 0", "steps must be at least 1, got 0"),
-    of("train", TRAIN, f"--seed {2**64}", "seed"),
 ]
 
 

@@ -267,39 +267,8 @@ def playlist(content: str, name: str = "v.mp4") -> Callable[[Path], object]:
 CAPTION = "caption {work}/v.mp4 --num_frames 4 --max_new_tokens 1"
 SLOW = "generate --prompts_file {work}/p.txt --output {work}/out --quiet"
 BENCHMARK = "generate --prompts_file {work}/p.jsonl --prompts_format geneval --output {work}/out --quiet"
-OBJECTS = b'{"tag": "colors", "prompt": "a cube", "include": %s}'
 CASES = [
-    Case("a benchmark without a file", "generate a --prompts_format parti", "prompts_format needs prompts_file"),
-    Case("no benchmark", SLOW + " --prompts_format coco", "prompts_format must be one of parti, geneval, dpg, hpsv2"),
     Case("GenEval: a pipe", BENCHMARK, "is a device or a pipe", lambda work: os.mkfifo(work / "p.jsonl")),
-    Case("GenEval: empty", BENCHMARK, "holds no prompt", write("p.jsonl", b"\n")),
-    Case("GenEval: torn", BENCHMARK, "line 1: not JSON", write("p.jsonl", (OBJECTS % b"[]")[:30])),
-    Case("GenEval: nested deeply", BENCHMARK, "line 1: not JSON", write("p.jsonl", OBJECTS % (b"[" * 10**6))),
-    Case("GenEval: of numbers", BENCHMARK, "include must be a list", write("p.jsonl", OBJECTS % b"1e400")),
-    Case(
-        "GenEval: a billion objects",
-        BENCHMARK,
-        "must say a count of 'a' from 1 to 100",
-        write("p.jsonl", OBJECTS % b'[{"class": "a", "count": 1000000000}]'),
-    ),
-    Case(
-        "Parti: of another kind",
-        "generate --prompts_file {work}/p.tsv --prompts_format parti --output {work}/out --quiet",
-        "needs a text in a column category",
-        write("p.tsv", b"Prompt\tNote\na cube\t\n"),
-    ),
-    Case(
-        "DPG: a number of a thousand digits",
-        "generate --prompts_file {work}/p.csv --prompts_format dpg --output {work}/out --quiet",
-        "proposition_id must be a number of its own",
-        write("p.csv", b"item_id,text,proposition_id\na1,a cube," + b"9" * 1000 + b"\n"),
-    ),
-    Case(
-        "HPS: no folder",
-        "generate --prompts_file {work}/p.jsonl --prompts_format hpsv2 --output {work}/out --quiet",
-        "a folder of lists, a style each",
-        write("p.jsonl", b'"a cube"'),
-    ),
     Case(
         "bench: an unknown extractor",
         "bench --methods ar --num_prompts 1 --extractor vgg16",

@@ -193,12 +193,6 @@ def test_clean_resizing_is_bicubic_and_not_rounded() -> None:
         assert torch.allclose(extractors._clean_resize(picture), wanted, atol=0.01)
 
 
-def test_clean_and_plain_resizing_differ(inception_file: Path, pictures: Tensor) -> None:
-    plain, clean = (InceptionFeatures(inception_file, each) for each in ("tensorflow1", "clean"))
-    assert not torch.allclose(plain(pictures[:2]), clean(pictures[:2]), rtol=1e-3)
-    assert plain.identity != clean.identity
-
-
 def test_weight_files_of_another_layout_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.pth"
     torch.save({"weight": torch.zeros(2)}, path)

@@ -96,19 +96,3 @@ def test_features_of_two_networks_are_refused() -> None:
     first, second = (GaussianStatistics.of(torch.randn(9, width)) for width in (3, 4))
     with pytest.raises(DataError, match="different networks"):
         frechet_distance(first, second)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [({"arr_0": np.zeros(3)}, "no statistics"), ({"mu": np.zeros(3), "sigma": np.eye(2)}, "do not fit each other")],
-)
-def test_files_that_hold_something_else(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
-    np.savez(tmp_path / "file.npz", **arrays)
-    with pytest.raises(DataError, match=message):
-        GaussianStatistics.load(tmp_path / "file.npz")
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file.npz").write_bytes(b"PK\x03\x04 half of it")
-    with pytest.raises(DataError, match=r"file\.npz cannot be read"):
-        GaussianStatistics.load(tmp_path / "file.npz")

@@ -79,13 +79,6 @@ def test_arrays_of_the_adm_suite(tmp_path: Path) -> None:
     assert torch.equal(opened.read([1])[0], torch.from_numpy(pictures[1]).permute(2, 0, 1))
 
 
-@pytest.mark.parametrize("array", [np.zeros((2, 4, 4, 3)), np.zeros((4, 4, 3), np.uint8)])
-def test_arrays_of_another_kind_are_refused(tmp_path: Path, array: np.ndarray) -> None:
-    np.savez(tmp_path / "batch.npz", array)
-    with pytest.raises(DataError, match="uint8"):
-        ImageArray(tmp_path / "batch.npz")
-
-
 def test_empty_and_missing_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no picture"):
         ImageFolder(tmp_path)

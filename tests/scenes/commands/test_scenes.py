@@ -87,30 +87,6 @@ def test_a_killed_run_has_no_record_of_pictures_that_are_not_there(
     assert not list(tmp_path.rglob("*tmp*"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--image-size", "60"], "image_size"),
-        (["--num_scenes", "many"], "num_scenes"),
-    ],
-)
-def test_bad_arguments_are_one_line_and_leave_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    folder = tmp_path / "scenes"
-    assert main(["scenes", "--output", str(folder), "--quiet", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-    assert not folder.exists()
-
-
-def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UserError, match="output: "):
-            write_scenes(path, 1)
-
-
 # Videos
 
 
@@ -156,22 +132,6 @@ def test_videos_do_not_depend_on_the_count_and_replace_what_a_run_before_left(tm
         "images/000000.png",
         "metadata.jsonl",
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--task", "video", "--image-size", "60"], "image_size"),
-    ],
-)
-def test_bad_arguments_of_videos_are_one_line_and_leave_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    folder = tmp_path / "scenes"
-    assert main(["scenes", "--output", str(folder), "--quiet", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-    assert not folder.exists()
 
 
 def test_without_pyav_nothing_is_begun(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -266,22 +265,6 @@ def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
         BenchConfig(**options)
 
 
-@pytest.mark.parametrize(
-    ("methods", "options", "message"),
-    [
-        ("", {}, "methods must name at least one"),
-        ("ar,nothing", {}, "'nothing' is not known"),
-        ("eagle,eagle", {}, "eagle is named twice"),
-        ("eagle", {"depth": "3"}, "must say which method"),
-        ("eagle", {"sjd.window": "3"}, "'sjd' is not among methods"),
-        ("eagle", {"eagle.depht": "3"}, "has no option 'depht'"),
-    ],
-)
-def test_bad_methods_are_named(methods: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        BenchConfig(methods=methods, method_options=options).contenders()
-
-
 def test_several_options_of_one_method_all_count() -> None:
     """jsonargparse alone keeps only the last of them."""
     flags = ["--method_options.eagle.total_tokens", "9", "--method-options.eagle.depth=2", "--seed", "3"]
@@ -309,16 +292,3 @@ def test_one_run_at_a_time_writes_to_a_folder_and_a_failed_one_leaves_nothing(
     arguments += ["--save_images", "--class_labels", "[1]"]  # refused when the model is known
     assert main(arguments) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [tiny_model_folder.name]
-
-
-@pytest.mark.parametrize("kind", ["link", "pipe"])
-@pytest.mark.parametrize("name", ["results.json", "plot.png", "calls.jsonl"])
-def test_what_is_no_file_is_not_replaced(
-    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, name: str
-) -> None:
-    place = tmp_path / "out" / name
-    place.parent.mkdir()
-    place.symlink_to(tmp_path / "mine") if kind == "link" else os.mkfifo(place)
-    assert main(["bench", "--model", str(tiny_model_folder), "--output", str(place.parent)]) == 2
-    assert f"output: {place} is a " in capsys.readouterr().err
-    assert place.is_symlink() or place.is_fifo()

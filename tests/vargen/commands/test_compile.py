@@ -56,19 +56,6 @@ def test_the_same_picture_and_a_line_about_it(
     assert "compile_bucket" in capsys.readouterr().err, "another identity: compiled code may round otherwise"
 
 
-def test_without_a_compiler(
-    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_compiler() -> str:
-        raise RuntimeError("No working C++ compiler found")  # as torch's own
-
-    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", no_compiler)
-    assert generate(tiny_model_folder, tmp_path / "out", "--compile") == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "compile needs a C++ compiler, and there is none; install g++" in line
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "compiled", "prompts"),
     [

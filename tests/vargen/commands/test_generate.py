@@ -60,12 +60,6 @@ def test_several_processes_cannot_share_standard_input(
     assert "prompts_file: standard input" in said and said.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
-def test_the_batch_size_does_not_change_the_pictures(tiny_model_folder: Path, tmp_path: Path) -> None:
-    for size in ("1", "2", "8"):
-        assert generate(tiny_model_folder, tmp_path / size, *PROMPTS, "--batch_size", size) == 0
-    assert pictures(tmp_path / "1") == pictures(tmp_path / "2") == pictures(tmp_path / "8")
-
-
 def test_a_second_run_makes_only_what_is_missing(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,69 +149,9 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_no_half_picture(
     assert not list((tmp_path / "out").rglob("*.png*"))
 
 
-def test_prompts_come_from_files(tiny_model_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("a red cube\n\na blue cone\n")
-    (tmp_path / "a.csv").write_text('prompt,note\n"a red cube, small",x\na blue cone,y\n')
-    (tmp_path / "a.jsonl").write_text('{"prompt": "a red cube"}\n{"prompt": "a blue cone"}\n')
-    for name in ("a.txt", "a.csv", "a.jsonl"):
-        assert generate(tiny_model_folder, tmp_path / f"out-{name}", "--prompts_file", str(tmp_path / name)) == 0
-        assert [record["text"] for record in records(tmp_path / f"out-{name}")][1] == "a blue cone"
-
-
 def test_class_labels(tiny_class_model_folder: Path, tmp_path: Path) -> None:
     assert generate(tiny_class_model_folder, tmp_path / "out", "--class_labels", "[3, 7]") == 0
     assert [record["class_label"] for record in records(tmp_path / "out")] == [3, 7]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ([""], "empty"),
-        (["a", "--method", "nonsense"], "nonsense"),
-        (["a", "--batch_size", "0"], "batch_size"),
-        (["a", "--num_images_per_prompt", "-1"], "num_images_per_prompt"),
-        (
-            ["a", "--num_images_per_prompt", "1000000000"],
-            "1,000,000 that a run can hold; at one a second they take 31.7 years",
-        ),
-        (["a", "--temperature", "-1"], "temperature"),
-        (["a", "--top_p", "2"], "top_p"),
-        (["a", "--no_such_option", "1"], "no_such_option"),
-        (["a", "--class_labels", "[1]"], "class_labels"),
-        ([], "prompt"),
-    ],
-)
-def test_bad_arguments_are_named_and_nothing_is_written(
-    arguments: list[str], named: str, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert generate(tiny_model_folder, tmp_path / "out", *arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("vargen: error: ") and error.count("\n") == 1 and named in error
-    assert not (tmp_path / "out").exists()
-
-
-def damage(folder: Path, kind: str) -> None:
-    weights = folder / "transformer" / "diffusion_pytorch_model.safetensors"
-    config = folder / "transformer" / "config.json"
-    if kind == "missing weights":
-        weights.unlink()
-    elif kind == "truncated weights":
-        weights.write_bytes(weights.read_bytes()[:-100])
-    elif kind == "other size":
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"dim": 32}))
-    elif kind == "other grid":
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"grid_size": 8}))
-
-
-@pytest.mark.parametrize("kind", ["missing weights", "truncated weights", "other size", "other grid"])
-def test_damaged_models_are_refused(
-    kind: str, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    damage(tiny_model_folder, kind)
-    assert generate(tiny_model_folder, tmp_path / "out", "a red cube") == 2
-    error = capsys.readouterr().err
-    assert error.startswith("vargen: error: ") and "transformer" in error and error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
 
 
 def test_an_output_that_is_a_file_is_refused(

@@ -12,7 +12,6 @@ from PIL import Image
 from process_jobs import ProcessJob
 
 from vargen.cli import main
-from vargen.jobs.generation import RunTotals
 
 PROMPTS = ["a red cube", "two blue spheres on sand", "a green cone"]
 PICTURES = 5
@@ -70,12 +69,3 @@ def test_several_processes_fill_the_folder_that_one_would_and_kills_lose_nothing
             Image.open(path).load()  # a picture that is there is whole
     assert ProcessJob([*arguments, "--output", str(killed)], 2).wait() == [0, 0]
     assert made(killed) == alone
-
-
-def test_processes_count_together_and_take_the_time_of_the_slowest() -> None:
-    first = RunTotals(new_images=2, tokens=32, forward_passes=20, seconds={"load": 1.0, "decode": 3.0})
-    second = RunTotals(new_images=1, tokens=16, forward_passes=16, seconds={"load": 2.0, "save": 0.5})
-    together = RunTotals.of_processes([first, second])
-    assert (together.new_images, together.tokens, together.forward_passes) == (3, 48, 36)
-    assert together.seconds == {"load": 2.0, "decode": 3.0, "save": 0.5}
-    assert RunTotals.of_processes([RunTotals()]).ms_per_token is None

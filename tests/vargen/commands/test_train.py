@@ -10,7 +10,7 @@ import pytest
 
 from vargen.cli import main
 from vargen.jobs.training import recipes
-from vargen.runs.files import own_folder, read_jsonl
+from vargen.runs.files import read_jsonl
 
 
 def test_it_says_what_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,12 +63,6 @@ def test_a_run_that_was_stopped_says_so_by_its_exit_code(
     assert not (tmp_path / "judge" / "export").exists()
     monkeypatch.undo()
     assert main(judge_arguments(tmp_path / "judge")) == 0
-
-
-def test_a_second_run_in_the_same_folder_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with own_folder(tmp_path / "judge"):
-        assert main(judge_arguments(tmp_path / "judge")) == 2
-    assert "another run is writing to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

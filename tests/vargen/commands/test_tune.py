@@ -485,12 +485,6 @@ def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
         TuneConfig(**options)
 
 
-def test_an_output_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").touch()
-    assert main(["tune", "--output", str(tmp_path / "file")]) == 2
-    assert "output: " in capsys.readouterr().err
-
-
 def test_skipping_methods_are_tuned_within_what_is_fixed(
     arguments: list[str],
     drafting_pipeline: LlamaGenPipeline,

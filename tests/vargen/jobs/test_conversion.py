@@ -13,7 +13,6 @@ from transformers import T5Config, T5EncoderModel
 
 from scenes.captions.text_tokenizer import build_tokenizer
 from vargen.base.errors import UserError
-from vargen.cli import main
 from vargen.jobs.conversion import ConvertConfig, convert_llamagen
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
@@ -108,20 +107,3 @@ def test_refusals_leave_nothing_behind(
         convert(**arguments)
     assert "\n" not in str(refusal.value)
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_errors_name_options_that_the_command_has(
-    official_files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["convert", "llamagen", "--output", str(tmp_path / "out"), "--image_size", "16"]
-    for transformer, vqvae, option in (
-        ("absent", "vq", "transformer"),
-        ("class", "absent", "vqvae"),
-        ("text", "vq", "num_attention_heads"),
-    ):
-        paths = [str(official_files.get(name, tmp_path / name)) for name in (transformer, vqvae)]
-        assert main([*arguments, "--transformer", paths[0], "--vqvae", paths[1]]) == 2
-        assert capsys.readouterr().err.startswith(f"vargen: error: {option} must be ")
-    heads = ["--num_attention_heads", "4", "--vqvae", str(official_files["vq"])]
-    assert main([*arguments, *heads, "--transformer", str(official_files["text"])]) == 2
-    assert capsys.readouterr().err.startswith("vargen: error: text_encoder must be given")

@@ -107,22 +107,11 @@ BAD = [
     ("parti", "a.tsv", b"Prompt\tCategory\tChallenge\na fox\t\tBasic\n", "needs a text in a column category"),
     ("parti", "a.tsv", b"Prompt\tCategory\tChallenge\n", "holds no prompt"),
     ("parti", "a.txt", b"a fox\n", "needs a text in a column category"),
-    ("geneval", "a.jsonl", b'{"prompt": "a fox"}', "needs a text in a column tag"),
     ("geneval", "a.jsonl", lines({}, {"tag": "magic"}), "line 2: tag must be one of single_object, "),
-    ("geneval", "a.jsonl", lines({"include": []}), "include names no object"),
-    ("geneval", "a.jsonl", lines({"include": "[[["}), "include is not JSON"),
-    ("geneval", "a.jsonl", lines({"include": "[" * 99_999}), "include is not JSON"),
-    ("geneval", "a.jsonl", lines({"include": 3}), "include must be a list of at most 100 objects"),
     ("geneval", "a.jsonl", lines({"include": [{"class": "dog", "count": 1}] * 101}), "a list of at most 100 objects"),
     ("geneval", "a.jsonl", lines({"include": [7]}), "include must say the class of every object"),
     ("geneval", "a.jsonl", lines({"exclude": [{"class": "dog", "count": 10**9}]}), "exclude must say a count of 'dog'"),
     ("geneval", "a.jsonl", lines({"include": [{"class": "dog", "count": True}]}), "must say a count of 'dog'"),
-    (
-        "geneval",
-        "a.jsonl",
-        lines({"include": [{"class": "dog", "count": 1, "color": "mauve"}]}),
-        "color must be one of",
-    ),
     *(
         (
             "geneval",

@@ -133,27 +133,3 @@ def test_a_model_draws_at_its_own_temperature(own_folder: Path, tmp_path: Path) 
     assert torch.equal(drawn(model), drawn(pipeline, temperature=0.5))
     assert torch.equal(drawn(model, temperature=1.0), drawn(pipeline))
     assert not torch.equal(drawn(model), drawn(pipeline))
-
-
-@pytest.mark.parametrize(
-    ("methods", "message"),
-    [
-        ({"beagle": {}}, "model_index.json: methods: 'beagle' is no method; known: ar, eagle"),
-        ({"eagle": 3}, "model_index.json: methods.eagle must hold settings by name, got 3"),
-        ({"eagle": {"dept": 3}}, "model_index.json: methods.eagle: method 'eagle' has no option 'dept'"),
-        ({"scd": {"window": 0}}, "model_index.json: methods.scd: scd.window must be at least 1, got 0"),
-    ],
-)
-def test_settings_that_are_none_are_named(own_folder: Path, tmp_path: Path, methods: Any, message: str) -> None:
-    index = json.loads((own_folder / "model_index.json").read_text())
-    other = tmp_path / "model"
-    other.mkdir()
-    for entry in own_folder.iterdir():
-        (other / entry.name).symlink_to(entry)
-    (other / "model_index.json").unlink()
-    (other / "model_index.json").write_text(json.dumps({**index, "methods": methods}))
-    with pytest.raises(UserError) as caught:
-        LlamaGenPipeline.from_pretrained(other)
-    assert message in str(caught.value)
-    with pytest.raises(UserError, match=r"model_index\.json: methods"):
-        describe_model(other)

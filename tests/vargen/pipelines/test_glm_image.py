@@ -88,20 +88,6 @@ def test_pictures_and_text_become_the_priors_of_diffusers(
     assert all(map(torch.equal, priors.source_image_grid_thw, grids))
 
 
-def test_eager_attention_in_float32(tmp_path: Path) -> None:
-    """In float64 transformers' own eager attention gives no numbers for rows that are padded on the left."""
-    pipe = glm_image_models.make(kind=GlmImageProcessor)
-    pipe.vision_language_encoder.float()
-    pipe.save_pretrained(tmp_path)
-    pipeline = GlmImagePriorPipeline.from_pretrained(tmp_path, attn_implementation="eager")
-    pipeline.set_progress_bar_config(disable=True)
-    assert pipeline.vision_language_encoder.config.get_text_config()._attn_implementation == "eager"
-    pipeline.processor = glm_image_models.processor()
-    wanted, _, _ = glm_image_models.by_diffusers(pipeline, PROMPTS)
-    made = pipeline.generate_priors(PROMPTS, temperature=0, method="scd", **SIZE)
-    assert torch.equal(made.prior_token_ids, wanted)
-
-
 def test_the_published_preview_and_size() -> None:
     """With diffusers' and the processor's own numbers: 256 codes of a preview, then 32 x 32 of 1024 pixels a side."""
     pipe = glm_image_models.make(kind=GlmImageProcessor)
@@ -195,29 +181,6 @@ def test_priors_alone_need_no_diffusion(saved: Path) -> None:
     assert codes(bare, PROMPTS, [1, 2, 3]).shape == (3, 10)
     with pytest.raises(UserError, match=r'output_type must be "latent" \(codes\): the pipeline has no tokenizer'):
         bare(PROMPTS, **SIZE)
-
-
-def test_folders_that_cannot_draw_are_refused(saved: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
-    import shutil
-
-    def refused(folder: Path | str, match: str, **arguments: Any) -> None:
-        with pytest.raises(UserError, match=match) as error:
-            GlmImagePriorPipeline.from_pretrained(folder, **arguments)
-        assert "\n" not in str(error.value)
-
-    refused(tiny_model_folder, "holds a 'LlamaGenPipeline', where a GlmImagePipeline is needed")
-    refused(tmp_path, "model_index.json is missing")
-    refused(
-        "nobody/no-such-glm", "cannot be loaded .*; name a folder, or try again with a network", local_files_only=True
-    )
-    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    model = tmp_path / "vision_language_encoder" / "model.safetensors"
-    model.write_bytes(model.read_bytes()[:-1000])
-    refused(tmp_path, "model.safetensors is truncated or no safetensors file")
-    model.unlink()
-    refused(tmp_path, "safetensors is missing; copy or download the weights again")
-    shutil.rmtree(tmp_path / "processor")
-    refused(tmp_path, "processor is missing, but model_index.json names it; copy the whole folder again")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -8,9 +8,7 @@ import family_pipelines
 import pytest
 import token_image_models
 import torch
-from counted_graphs import CountedGraphs
 
-from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.models import guided_target
 
@@ -125,16 +123,3 @@ def test_a_stream_draws_the_same(pipeline: Any, family: str, method: str) -> Non
     drawn = {picture.index: picture.tokens for picture in stream}
     alone = draw(pipeline, family, METHODS[method], guided_tokens=GUIDED)
     assert all(torch.equal(drawn[row], alone[row]) for row in range(3))
-
-
-def test_what_needs_every_row_is_refused(pipeline: Any, family: str) -> None:
-    with pytest.raises(UserError, match="guided_tokens must be at least 1, got 0"):
-        draw(pipeline, family, guided_tokens=0)
-    with pytest.raises(UserError, match="guided_tokens leaves out a row that the drafter of eagle reads"):
-        draw(pipeline, family, "eagle", guided_tokens=4)
-    pipeline.compile(CountedGraphs(), 64)
-    try:
-        with pytest.raises(UserError, match="compile: guided_tokens decides between steps"):
-            draw(pipeline, family, guided_tokens=4)
-    finally:
-        pipeline.compile(None)

@@ -183,18 +183,6 @@ def test_every_family_is_loaded_in_int8(own_kernels: None, save: Callable[..., P
     assert linears and all(type(each) is Int8Linear for each in linears)
 
 
-def test_janus_draws_the_same_by_an_exact_method(own_kernels: None, tmp_path: Path) -> None:
-    options = ModelOptions(str(janus_models.save(tmp_path / "model")), quantization="int8", device="cpu")
-    pipeline: Any = load_pipeline(open_model(options), options, quiet=True)[0]
-    as_loaded: Any = load_pipeline(open_model(options), ModelOptions(options.model, device="cpu"), quiet=True)[0]
-
-    def tokens(which: Any, method: str) -> Tensor:
-        return which(janus_models.PROMPTS, method=method, temperature=0.0, output_type="latent").tokens
-
-    plain = tokens(pipeline, "ar")
-    assert torch.equal(tokens(pipeline, "jacobi"), plain) and plain.shape == tokens(as_loaded, "ar").shape
-
-
 def test_where_nothing_is_gained_it_is_refused(
     drafting_pipeline: LlamaGenPipeline, own_kernels: None, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

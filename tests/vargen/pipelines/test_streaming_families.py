@@ -11,7 +11,6 @@ import torch
 from random_heads import save_random_head
 from streamed import streamed
 
-from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.emu3 import Emu3Pipeline
 
@@ -113,12 +112,3 @@ def test_a_negative_prompt_stays_with_its_picture() -> None:
             prompt, negative_prompt=negative, generator=generator, output_type="latent", **FAMILIES["emu3"]
         )
         assert torch.equal(picture.image, alone.images[0])
-
-
-def test_what_cannot_be_streamed_is_refused_before_anything_is_drawn(family: str, pipeline: Any) -> None:
-    with pytest.raises(UserError, match="batch_size"):
-        draw(pipeline, batch_size=0, **FAMILIES[family])
-    with pytest.raises(UserError, match="output_type"):
-        pipeline.stream(PROMPTS, output_type="gif", **FAMILIES[family])
-    with pytest.raises(UserError, match="temperature"):
-        draw(pipeline, temperature=-1.0, **FAMILIES[family])

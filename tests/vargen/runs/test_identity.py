@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vargen.base.errors import UserError
-from vargen.runs.identity import check_identity, check_identity_file, digest
+from vargen.runs.identity import check_identity, digest
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=80)
 plain = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
@@ -61,19 +61,3 @@ def test_the_first_difference_is_named_with_both_values() -> None:
 
 def test_tuples_are_the_lists_that_json_makes_of_them() -> None:
     check_identity(Path("there"), {"tree": [[0], [1]]}, {"tree": ((0,), (1,))}, holds="pictures")
-
-
-def test_identities_in_files(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    check_identity_file(path, {"seed": 0}, holds="pictures")  # nothing was begun here
-    path.write_text('{"seed": 0}')
-    check_identity_file(path, {"seed": 0}, holds="pictures")
-    with pytest.raises(UserError, match=r"output: .* holds pictures with another seed \(0, now 1\)"):
-        check_identity_file(path, {"seed": 1}, holds="pictures")
-    for content in ("[]", "3", "null"):
-        path.write_text(content)
-        with pytest.raises(UserError, match="does not say what it holds"):
-            check_identity_file(path, {"seed": 0}, holds="pictures")
-    path.write_text('{"seed"')
-    with pytest.raises(UserError, match=r"config\.json cannot be read"):
-        check_identity_file(path, {"seed": 0}, holds="pictures")

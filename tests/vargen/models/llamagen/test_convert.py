@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +11,6 @@ from diffusers import VQModel
 from torch import Tensor
 
 from vargen.base.errors import UserError
-from vargen.cli import main
 from vargen.models.llamagen.convert_llamagen import (
     convert_transformer_state_dict,
     convert_vq_state_dict,
@@ -52,48 +48,6 @@ def test_containers(tmp_path, small_class_weights, wrap, zipped: bool) -> None:
     read = read_checkpoint(path, "transformer")
     assert read.keys() == small_class_weights.keys()
     assert all(torch.equal(read[key], value) for key, value in small_class_weights.items())
-
-
-class Anything:
-    """Not a weight."""
-
-
-class Code:
-    """Runs a function where it is unpickled."""
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, ("false",)
-
-
-def test_files_that_are_not_weights(tmp_path, official_files, small_class_weights) -> None:
-    def read(path: Path, kind: str = "transformer") -> None:
-        read_checkpoint(path, kind)
-
-    with pytest.raises(UserError, match=r"transformer .* does not exist"):
-        read(tmp_path / "absent.pt")
-    with pytest.raises(UserError, match="is a folder"):
-        read(tmp_path)
-    whole = official_files["class"].read_bytes()
-    for length in (0, 3, 200, len(whole) // 2, len(whole) - 100):
-        (tmp_path / "cut.pt").write_bytes(whole[:length])
-        with pytest.raises(UserError, match=r"truncated or not a .pt file"):
-            read(tmp_path / "cut.pt")
-    (tmp_path / "page.pt").write_text("<html>not found</html>" * 50)
-    with pytest.raises(UserError, match=r"truncated or not a .pt file"):
-        read(tmp_path / "page.pt")
-    torch.save({"model": small_class_weights, "extra": Anything()}, tmp_path / "objects.pt")
-    with pytest.raises(UserError, match="other objects"):
-        read(tmp_path / "objects.pt")
-    torch.save({"model": small_class_weights, "extra": Code()}, tmp_path / "code.pt")
-    with pytest.raises(UserError, match="other objects"):
-        read(tmp_path / "code.pt")
-    with pytest.raises(UserError, match="swap"):
-        read(official_files["vq"])
-    with pytest.raises(UserError, match="swap"):
-        read(official_files["text"], "vqvae")
-    torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(UserError, match="holds no weights by name"):
-        read(tmp_path / "list.pt")
 
 
 # Transformer ----------------------------------------------------------------------------------------------------------
@@ -139,22 +93,6 @@ def test_heads_without_rotary_pairs_are_refused(small_class_weights, heads: int)
         infer_transformer_config(small_class_weights, heads)
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "tok_embeddings.weight",
-        "layers.0.attention.wqkv.weight",
-        "layers.0.feed_forward.w1.weight",
-        "cls_embedding.embedding_table.weight",
-        "cls_embedding.uncond_embedding",
-    ],
-)
-@pytest.mark.parametrize("shape", [(), (32,), (0, 0), (5, 0), (1, 4, 32)])
-def test_what_is_no_matrix_is_named(small_class_weights, key: str, shape: tuple[int, ...]) -> None:
-    with pytest.raises(UserError, match=rf"^transformer holds {re.escape(key)} of shape {re.escape(str(shape))},"):
-        infer_transformer_config(small_class_weights | {key: torch.zeros(shape)}, 4)
-
-
 @pytest.mark.parametrize("rows", [16, 32, 40, 32 + 2 * 3 * 8, 32 + 2 * 8 * 8])
 def test_rows_that_are_no_heads_are_refused(small_class_weights, rows: int) -> None:
     key = "layers.0.attention.wqkv.weight"
@@ -165,32 +103,6 @@ def test_rows_that_are_no_heads_are_refused(small_class_weights, rows: int) -> N
 def test_a_layer_that_nobody_has_is_refused(small_class_weights) -> None:
     with pytest.raises(UserError, match="transformer has a layer 99999999"):
         infer_transformer_config(small_class_weights | {"layers.99999999.ffn_norm.weight": torch.zeros(32)}, 4)
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        ({"heads": 16}, "num_attention_heads must divide"),
-        ({"codebook": 0}, "quantize.embedding.weight"),
-        ({"channels": [24, 24, 48]}, "vq.pt cannot be read"),
-    ],
-)
-def test_the_command_says_it_in_one_line(
-    tmp_path, capsys, small_class_weights, official_vq_shapes, fill_by_rule, damage: dict[str, Any], said: str
-) -> None:
-    """Widths that 32 does not divide have no groups to be normed in."""
-    channels = damage.get("channels", [32, 32, 64])
-    weights = fill_by_rule(official_vq_shapes(channels, num_codes=40, code_dim=4, latent_channels=16))
-    weights["quantize.embedding.weight"] = weights["quantize.embedding.weight"][: damage.get("codebook")]
-    torch.save({"model": small_class_weights}, tmp_path / "class.pt")
-    torch.save({"model": weights}, tmp_path / "vq.pt")
-    options = {"transformer": tmp_path / "class.pt", "vqvae": tmp_path / "vq.pt", "image_size": 16}
-    options |= {"output": tmp_path / "out", "num_attention_heads": damage.get("heads", 4)}
-    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-    assert main(["convert", "llamagen", *words]) == 2
-    line = capsys.readouterr().err
-    assert said in line and line.count("\n") == 1
-    assert not (tmp_path / "out").exists()
 
 
 def test_fused_matrices_keep_their_order(small_class_weights) -> None:

@@ -332,20 +332,6 @@ def test_the_command(qwen_pair: Path, cases: list[VideoCase], tmp_path: Path, ca
     assert "draft_length" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "named"),
-    [
-        ("nonsense", {}, "nonsense"),
-        ("parallelvlm", {"pruning": "attention"}, "parallelvlm.pruning must be one of uniform, random"),
-        ("ar", {"draft_length": 3}, "draft_length"),
-        ("msd", {"layer": 3}, "layer"),
-    ],
-)
-def test_bad_settings_are_named(method: str, options: dict[str, Any], named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        resolve_method(method, options, task="video")
-
-
 @pytest.mark.usefixtures("forked_drafters")
 def test_a_window_measured_in_a_short_answer_is_not_a_long_ones(qwen_pair: Path, cases: list[VideoCase]) -> None:
     answerer = VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(qwen_pair / "draft"))

@@ -23,6 +23,7 @@ from vargen.base.world import COMMANDS, Command, listed
 OWN_COMMANDS = {
     name: Command(order, summary, f"vargen.commands.{name}")
     for order, name, summary in (
+        (5, "check", "try a model: does the default draw what plain decoding draws?"),
         (10, "generate", "make pictures from prompts"),
         (20, "caption", "answer a question about a video"),
         (50, "bench", "compare decoding methods: speed, target passes, correctness"),
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what follows `vargen` on the command line; None: `sys.argv`.
 
     Returns:
-        The exit code: 0, 2 for bad input or a full disk, 130 after an interrupt.
+        The exit code: 0, 1 where a command's own help says so, 2 for bad input or a full disk, 130 after an interrupt.
     """
     if arguments is None:  # importing makes millions of objects that stay: looking through them takes a second
         gc.set_threshold(10_000)

@@ -13,6 +13,7 @@ from typing import Any
 from vargen.base.bounds import (
     MAX_COMPILE_BUCKET,
     MAX_COUNT,
+    MAX_PIXELS,
     MAX_SEED,
     SAMPLING_BOUNDS,
     check_choice,
@@ -170,6 +171,19 @@ class SamplingOptions(ModelOptions):
         """The sampling arguments by the names of a pipeline's call; None stands for the model's own."""
         own = {name: getattr(self, name) for name in ("guidance_scale", "temperature", "top_k", "top_p")}
         return own | self._of_some_families
+
+
+@dataclass(frozen=True)
+class SizedOptions(SamplingOptions):
+    """Options of a job that draws pictures of a size that a user may choose."""
+
+    height: int | None = option(None, least=1, most=MAX_PIXELS)
+    """Height of the pictures in pixels, together with `width`, for a family that draws several sizes (Emu3 multiples of
+    8, GLM-Image of 32); null for the model's usual size."""
+    width: int | None = option(None, least=1, most=MAX_PIXELS)
+    """Width of the pictures in pixels, together with `height`."""
+    ratio: str | None = None
+    """Ratio of width to height instead of both, such as "16:9". The picture has about as many pixels as usual."""
 
 
 def quantization_fields(quantization: str | Mapping[str, Any]) -> dict[str, Any]:

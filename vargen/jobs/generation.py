@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metrics.prompt_formats import FORMATS
-from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_PIXELS, MAX_SEED
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.base.options import DECODING, OUTPUT, SAMPLING, option
 from vargen.base.path_roles import READ_FILE, READ_FOLDER, READ_NAMES, writes_in
 from vargen.base.prompts import gather_prompts
 from vargen.base.resources import shipped_clip
 from vargen.checkpoints.model_folder import weights_fingerprint
-from vargen.checkpoints.options import SamplingOptions
+from vargen.checkpoints.options import SizedOptions
 from vargen.jobs.cases import check_format, class_labels_of, read_benchmark
 from vargen.jobs.ranking import RANKERS, ClipScorer, Ranker, best, candidate_seed
 from vargen.methods.catalogue import resolve_method
@@ -49,7 +49,7 @@ MAX_CANDIDATES = 10_000
 
 
 @dataclass(frozen=True)
-class GenerateConfig(SamplingOptions):
+class GenerateConfig(SizedOptions):
     """What to draw."""
 
     prompts_file: str | None = option(None, path=READ_FILE)
@@ -60,13 +60,6 @@ class GenerateConfig(SamplingOptions):
     """What the file is of: parti, geneval, dpg or hpsv2, as published; null for prompts alone."""
     class_labels: list[int] = option(list, least=0)
     """Classes to draw instead of prompts, such as "[207, 360]", for a class-conditional model."""
-    height: int | None = option(None, least=1, most=MAX_PIXELS)
-    """Height of the pictures in pixels, together with `width`, for a family that draws several sizes (Emu3 multiples of
-    8, GLM-Image of 32); null for the model's usual size."""
-    width: int | None = option(None, least=1, most=MAX_PIXELS)
-    """Width of the pictures in pixels, together with `height`."""
-    ratio: str | None = None
-    """Ratio of width to height instead of both, such as "16:9". The picture has about as many pixels as usual."""
     num_images_per_prompt: int = option(1, least=1)
     """Number of pictures for every prompt."""
     num_candidates: int = option(1, least=1, most=MAX_CANDIDATES, group=SAMPLING)

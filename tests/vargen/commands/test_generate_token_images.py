@@ -44,6 +44,7 @@ def test_pictures_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert picture.size == (256, 256) and len(set(picture.resize((16, 16), 0).tobytes())) > 20
     capsys.readouterr()
 
+    assert main(["check", str(folder), *size_and_pixels, "--output", str(tmp_path / "check.json")]) == 0
     assert main([*command[:-3], "--output", str(tmp_path / "no"), "--height", "256", "--width", "256"]) == 2
     assert "vqvae must be given to make pictures of codes (from decoder.jit of nvidia/Cosmos" in capsys.readouterr().err
     assert main([*command, "--family", "liquid", *size_and_pixels]) == 2

@@ -47,6 +47,7 @@ def test_emu3_draws_what_its_pipeline_draws(emu3: Path, tmp_path: Path, capsys: 
     settings = json.loads((tmp_path / "out" / "config.json").read_text())["settings"]
     assert (settings["height"], settings["width"]) == (24, 32)
     assert main([*command, *size, *method]) == 0  # goes on
+    assert main(["check", str(emu3), *size, "--output", str(tmp_path / "check.json")]) == 0
     capsys.readouterr()
     assert main([*command, "--ratio", "3:4", *method]) == 2
     assert "holds a run with another height (24, now 832)" in capsys.readouterr().err

@@ -1,0 +1,70 @@
+"""`vargen check`: passes and tokens, which file of weights changed, and an exit code that tells a difference."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import janus_models
+import pytest
+from safetensors.torch import load_file, save_file
+
+from vargen.base.resources import find_model
+from vargen.cli import main
+from vargen.jobs.generation import GenerateConfig
+
+
+def checked(folder: Path, output: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = main(["check", str(folder), "--output", str(output), "--quiet", *arguments])
+    return code, json.loads(output.read_text())
+
+
+def test_the_shipped_model_draws_alike_in_fewer_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--output", str(tmp_path / "check.json")]) == 0
+    report, told = json.loads((tmp_path / "check.json").read_text()), capsys.readouterr().out
+    assert report["differs"] == [None, None] and report["family"] == "llamagen" and report["dtype"] == "float32"
+    assert [call["passes"] for call in report["calls"] if call["method"] == "ar"] == [256, 256]
+    for plain, fast in zip(report["calls"][::2], report["calls"][1::2], strict=True):
+        assert plain["tokens"] == fast["tokens"] in told and fast["method"] == "jacobi"
+        assert plain["seconds"] > 0 and plain["peak_memory_gib"] > 0 and fast["passes"] <= 256
+    assert "tokens are equal" in told and version("torch") in told
+    for name, written in report["files"].items():
+        assert sha256((find_model(None) / name).read_bytes()).hexdigest() == written
+    assert {name.split("/")[0] for name in report["files"]} >= {"transformer", "vqvae", "drafter"}
+
+
+def test_a_changed_file_of_weights_is_found_by_its_digest(
+    tiny_model_folder: Path, tiny_class_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, before = checked(tiny_model_folder, tmp_path / "before.json")
+    path = next((tiny_model_folder / "transformer").glob("*.safetensors"))
+    weights = load_file(path)
+    largest = max(weights, key=lambda name: weights[name].numel())
+    weights[largest] = weights[largest].roll(1, 0).contiguous()
+    save_file(weights, path, metadata={"format": "pt"})
+    code, after = checked(tiny_model_folder, tmp_path / "after.json")
+    changed = [name for name, digest in after["files"].items() if before["files"][name] != digest]
+    assert (code, changed) == (0, [f"transformer/{path.name}"]) and before["weights"] != after["weights"]
+    assert [call["tokens"] for call in before["calls"]] != [call["tokens"] for call in after["calls"]]
+    path.write_bytes(path.read_bytes()[:-100])
+    assert main(["check", str(tiny_model_folder), "--output", str(tmp_path / "cut.json")]) == 2
+    assert str(path) in capsys.readouterr().err and not (tmp_path / "cut.json").exists()
+    assert checked(tiny_class_model_folder, tmp_path / "class.json")[1]["cases"] == [0, 1]
+
+
+def test_a_difference_in_float32_is_told_by_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = janus_models.save(tmp_path / "janus")
+    code, report = checked(folder, tmp_path / "equal.json", "--seed", "3")
+    assert code == 0 and report["differs"] == [None, None] and report["family"] == "janus"
+    monkeypatch.setattr(GenerateConfig, "method", "vvs-jacobi")  # as a default would that draws other pictures
+    code, report = checked(folder, tmp_path / "other.json", "--seed", "3")
+    found = [each for each in report["differs"] if each]
+    assert code == 1 and f"tokens of {len(found)} of 2 pictures differ" in capsys.readouterr().out
+    assert found and all(0 < each["place"] < 16 and each["tokens"][0] != each["tokens"][1] for each in found)
+    assert checked(folder, tmp_path / "rounded.json", "--dtype", "bfloat16")[0] == 0
+    assert "rounding may decide" in capsys.readouterr().err

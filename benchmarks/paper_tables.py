@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 from baselines import resolve_with_baselines
-from pair_measures import add_pair_options, pair_folders, shown_figures
+from pair_options import add_pair_options, pair_folders, shown_figures
 from torch import Tensor
 
 from metrics.bootstrap import percentile_interval

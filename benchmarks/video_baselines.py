@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from baselines import METHODS, resolve_with_baselines
-from pair_measures import add_pair_options
+from pair_options import add_pair_options
 
 from metrics.provenance import provenance, write_result
 from metrics.tables import format_video_table

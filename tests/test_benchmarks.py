@@ -26,14 +26,12 @@ import vvs_studies
 import weighted
 from results_page.plain import plain_section
 from scene_truth import reading_from_scene
-from small_video_llms import build_video_llm, save_both
 from tiny_pipelines import build_drafting_pipeline
 from training_commands import configuration_of
 from transformers import PreTrainedTokenizerFast
 
 from scenes.cases import sample_prompts
 from scenes.judge.network import SceneJudge
-from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
 from scenes.rendering.renderer import SceneRenderer
 from vargen.methods.catalogue import resolve_method
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget
@@ -280,23 +278,6 @@ def test_rows_say_what_they_were_weighted_by(networks: Any, tmp_path: Path, monk
 
 
 # Videos.
-
-
-def test_a_pair_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two tiny models, one video."""
-    import video_pair
-
-    sizes = TextModelConfig(32, 64, 2, 4, 2), TowerConfig(32, 64, 1, 2)
-    save_both(tmp_path, *build_video_llm(VideoLLMConfig(32, 8, 8, *sizes)))
-    models = ("--model", tmp_path, "--draft_model", tmp_path, "--image_size", 32)
-    chosen = ("--studies", "length,self_drafting", "--lengths", 8, "--videos", 1, "--quiet", "--dry_run")
-    call(monkeypatch, video_pair, *models, *chosen)
-    told = capsys.readouterr().out
-    assert "'frames': 8, 'visual_tokens': 16" in told and "self_drafting {'pruning': 'visual_gain, half'" in told
-    whole = video_pair.mean_length([[12], [1, 2, 3]])
-    assert whole["value"] == pytest.approx(18 / 4) and whole["interval"] == pytest.approx((2.0, 12.0))
 
 
 def test_rows_of_the_papers_tables_are_methods_and_heads_have_commands() -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from pair_measures import pruning_scores, shows_object
 from video_order import order_answers
 
 from scenes.captions.story_captions import written_accuracy
 from scenes.cases import scene_video_cases
 from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
+from scenes.training.grounding import cell_attributes
 from specdecode.kernels.quantized import quantization_of
 from vargen.video.jobs.cases import VideoCase
+from vargen.video.methods.base import SPREADS
 from vargen.video.models.frames import processor_inputs
-from vargen.video.models.pruning import token_budget
-from vargen.video.models.request import prepare_request
+from vargen.video.models.pruning import keep_by_attention, keep_highest, token_budget
+from vargen.video.models.request import keep_spread, prepare_request, visual_gain_scorer
 from vargen.video.models.target import VideoTarget
 from vargen.video.pipelines.answering import Answer, VideoAnswerer
 from vargen.video.pipelines.options import VideoOptions
@@ -54,11 +55,15 @@ def test_what_is_kept_by_visual_gain_shows_objects() -> None:
         target = VideoTarget(answerer.model, request, (0, LAYER), capture_attention=True, max_new_tokens=2)
         target.prefill()
         patches = round((request.num_visual * 2 / VIDEO_FRAMES) ** 0.5)  # of a frame's side; two frames share a token
-        on_object = shows_object(case.truth, patches)
+        on_object = cell_attributes(case.truth.frames[1::2], patches)["shape"].flatten() > 0
         assert len(on_object) == request.num_visual
-        ways = pruning_scores(target, LAYER, 0)
-        for name, choose in ways.items():
-            kept = choose(token_budget(request.num_visual, 0.1))
+        captured, budget = target.prompts[0].captured, token_budget(request.num_visual, 0.1)
+        ways = {
+            "visual_gain": keep_highest(visual_gain_scorer(request)(captured[0], captured[LAYER]), budget),
+            "attention": keep_by_attention(target.video_attention(0), budget),
+            **{by: keep_spread(request, 0.1, by, 0) for by in SPREADS},
+        }
+        for name, kept in ways.items():
             shares.setdefault(name, []).append(float(on_object[kept].float().mean()))
         shares.setdefault("all", []).append(float(on_object.float().mean()))
     share = {name: statistics.fmean(values) for name, values in shares.items()}

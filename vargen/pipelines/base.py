@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.utils import BaseOutput
 from torch import Tensor
 
+from specdecode.kernels.default_torch_mode import default_torch_mode
 from specdecode.loop import tokens_left
 from specdecode.roles import DecodeState
 from specdecode.trace import DecodeTrace
@@ -45,6 +46,7 @@ from vargen.pipelines.streaming import Arriving, PictureStream, stream_pictures
 
 ROOM_FOR_PROMPTS = 128
 """Tokens that a prompt may have which joins a stream on the way; more where one that it began with has more."""
+_SETTINGS = frozenset(each.name for each in fields(DrawSettings) if each.init)
 AnyPipeline = TypeVar("AnyPipeline", bound="PicturePipeline")
 
 
@@ -203,6 +205,22 @@ class StreamingPipeline(PicturePipeline):
         """The pictures that a call or a stream draws: of a prompt, `DrawSettings`, and the arguments by name that only
         this family's call has. Raises UserError for an argument that cannot be used with this model."""
 
+    @property
+    def _own_arguments(self) -> Set[str]:
+        """Names of the arguments that only this family's call has."""
+        return inspect.signature(self._request).parameters.keys() - {"prompt", "settings"}
+
+    def _request_by_name(self, given: Mapping[str, Any]) -> PictureRequest:
+        """The request of a call's arguments by name. Raises UserError as `_request`."""
+        settings = DrawSettings(**{name: given[name] for name in _SETTINGS & given.keys()})
+        own = {name: given[name] for name in self._own_arguments & given.keys()}
+        return self._request(given["prompt"], settings, **own)
+
+    def _draw_call(self, given: Mapping[str, Any]) -> CallResult:
+        """The pictures of a call, from all its arguments by name (`locals()`). Raises as `_request` and `_draw`."""
+        with default_torch_mode():
+            return self._draw(self._request_by_name(given), given["return_dict"])
+
     def stream(
         self,
         prompt: Sequence[str] | None = None,
@@ -240,14 +258,12 @@ class StreamingPipeline(PicturePipeline):
             UserError: as `__call__`; also `batch_size` out of range. Where the pipeline is drawing already, when a
                 picture is asked for.
         """
-        shared = {each.name for each in fields(DrawSettings)} & arguments.keys()
-        unknown = arguments.keys() - shared - inspect.signature(self._request).parameters.keys()
-        given = {"prompt": prompt, "generator": generator, "unknown": sorted(unknown), **arguments}
-        check_arguments(type(self).__call__, given)
-        settings = DrawSettings(**{name: arguments.pop(name) for name in shared})
+        unknown = sorted(arguments.keys() - _SETTINGS - self._own_arguments)
+        given = {**arguments, "prompt": prompt, "generator": generator}
+        check_arguments(type(self).__call__, {**given, "unknown": unknown})
 
         def requested(prompts: Sequence[str] | None, generators: Any) -> PictureRequest:
-            return self._request(prompts, replace(settings, generator=generators), **arguments)
+            return self._request_by_name({**given, "prompt": prompts, "generator": generators})
 
         closed = arriving is None or not continuous
         if closed or requested(check_prompts(prompt)[:1], torch.Generator()).offloaded:

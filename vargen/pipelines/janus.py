@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers import JanusForConditionalGeneration, JanusProcessor
 
-from specdecode.kernels.default_torch_mode import default_torch_mode
 from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.models.janus.janus_components import JanusComponents
@@ -236,32 +235,7 @@ class JanusPipeline(TransformersPipeline):
                 it and says what can be used.
         """
         check_arguments(JanusPipeline.__call__, locals())
-        settings = DrawSettings(
-            guidance_scale=guidance_scale,
-            guided_tokens=guided_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-            method=method,
-            output_type=output_type,
-            callback_on_step_end=callback_on_step_end,
-            callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
-        )
-        with default_torch_mode():
-            request = self._request(
-                prompt,
-                settings,
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                negative_prompt=negative_prompt,
-                negative_input_ids=negative_input_ids,
-                negative_attention_mask=negative_attention_mask,
-                height=height,
-                width=width,
-            )
-            return self._draw(request, return_dict)
+        return self._draw_call(locals())
 
     def _request(
         self,

@@ -21,7 +21,6 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from specdecode.kernels.default_torch_mode import default_torch_mode
 from vargen.base.errors import UserError
 from vargen.base.prompts import unknown_words
 from vargen.base.reading import reading
@@ -522,34 +521,7 @@ class LlamaGenPipeline(StreamingPipeline):
                 it and says what can be used.
         """
         check_arguments(LlamaGenPipeline.__call__, locals())
-        settings = DrawSettings(
-            guidance_scale=guidance_scale,
-            guided_tokens=guided_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-            method=method,
-            output_type=output_type,
-            callback_on_step_end=callback_on_step_end,
-            callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
-        )
-        with default_torch_mode():
-            request = self._request(
-                prompt,
-                settings,
-                class_labels=class_labels,
-                height=height,
-                width=width,
-                prompt_embeds=prompt_embeds,
-                prompt_attention_mask=prompt_attention_mask,
-                negative_prompt=negative_prompt,
-                negative_prompt_embeds=negative_prompt_embeds,
-                negative_prompt_attention_mask=negative_prompt_attention_mask,
-                max_sequence_length=max_sequence_length,
-            )
-            return self._draw(request, return_dict)
+        return self._draw_call(locals())
 
     def _request(
         self,

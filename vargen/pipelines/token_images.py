@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdecode.drafters.forced_tokens import ForcedTokensDrafter
-from specdecode.kernels.default_torch_mode import default_torch_mode
 from specdecode.sampling import SamplingConfig
 from vargen.base.errors import UserError
 from vargen.checkpoints.finite import check_pixels
@@ -231,34 +230,7 @@ class TokenImages(TransformersPipeline):
                 it and says what can be used.
         """
         check_arguments(TokenImages.__call__, locals())
-        settings = DrawSettings(
-            guidance_scale=guidance_scale,
-            guided_tokens=guided_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-            method=method,
-            output_type=output_type,
-            callback_on_step_end=callback_on_step_end,
-            callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
-        )
-        with default_torch_mode():
-            request = self._request(
-                prompt,
-                settings,
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                negative_prompt=negative_prompt,
-                negative_input_ids=negative_input_ids,
-                negative_attention_mask=negative_attention_mask,
-                height=height,
-                width=width,
-                ratio=ratio,
-                image_area=image_area,
-            )
-            return self._draw(request, return_dict)
+        return self._draw_call(locals())
 
     def _request(
         self,

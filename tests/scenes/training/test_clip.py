@@ -15,7 +15,6 @@ from torch.nn.functional import normalize
 
 from metrics.clip_score import clip_scores
 from metrics.extractors import CLIPFeatures
-from scenes.captions.picture_captions import compose_caption
 from scenes.models.architectures import TowerConfig
 from scenes.rendering.scene import sample_scene
 from scenes.training.clip import ClipTrainingConfig, altered, contrastive_loss, train_clip
@@ -77,15 +76,6 @@ def test_altered_scenes_differ_in_one_thing() -> None:
         assert differences[0] in ("ground", "sky", "shape", "colour", "material", "size")
 
 
-def test_most_altered_scenes_read_differently() -> None:
-    pairs = []
-    for seed in range(200):
-        scene = sample_scene(seed, "all")
-        other = altered(scene, random.Random(seed))
-        pairs.append((compose_caption(scene, seed).text, compose_caption(other, seed).text))
-    assert sum(ours != theirs for ours, theirs in pairs) > 100
-
-
 def test_a_run_leaves_a_clip_that_scores(tmp_path: Path) -> None:
     result = train_clip(small_config(tmp_path / "run"))
     assert result.finished and set(result.evaluation) >= {"retrieval_among_32", "preferred_to_altered"}
@@ -120,8 +110,3 @@ def test_it_learns_to_tell_captions_apart(tmp_path: Path) -> None:
 def test_fields_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         small_config(tmp_path, **changes)
-
-
-def test_heads_must_divide_the_width() -> None:
-    with pytest.raises(UserError, match="num_attention_heads"):
-        TowerConfig(hidden_size=10, num_attention_heads=4)

@@ -13,7 +13,6 @@ from scenes.training.coded import CodedBatch, token_places
 from scenes.training.data import RenderedSceneSource
 from scenes.training.grounding import (
     GROUNDING,
-    CellReader,
     cell_attributes,
     cell_owners,
     grounding_loss,
@@ -66,19 +65,6 @@ def test_rows_without_a_caption_do_not_count() -> None:
     wrong = {name: torch.where(told[:, None, None], logits, -logits) for name, logits in read.items()}
     assert float(grounding_loss(wrong, truth, told)[0]) < 1e-6
     assert float(grounding_loss(wrong, truth, ~told)[0]) > 10
-
-
-def test_a_reader_learns_what_is_in_the_states() -> None:
-    truth = truth_of(range(8))
-    states = torch.cat(list(certain(truth).values()), dim=-1)
-    reader = CellReader(states.shape[-1], {name: 1 + len(values) for name, values in GROUNDING.items()})
-    optimizer = torch.optim.Adam(reader.parameters(), lr=0.05)
-    for _ in range(60):
-        loss, right = grounding_loss(reader(states), truth, torch.ones(8, dtype=torch.bool))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert float(right) > 0.98
 
 
 def test_an_object_is_to_come_until_its_first_token_is_drawn() -> None:

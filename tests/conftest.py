@@ -16,14 +16,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # what asks a hub all the same fails at once
 
 gc.set_threshold(10_000)  # what is imported and collected stays, and looking through it again and again takes seconds
 
-PLUGINS = (
-    "cheap_training",
-    "official_layout",
-    "own_kernels",
-    "tiny_clip",
-    "tiny_video_llms",
-    "video_pairs",
-)
+PLUGINS = ("cheap_training", "official_layout", "own_kernels", "tiny_clip", "tiny_video_llms", "video_pairs")
 
 
 def pytest_configure() -> None:

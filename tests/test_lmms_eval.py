@@ -23,11 +23,7 @@ from scene_truth import render_video
 from small_video_llms import build_video_llm, save_both
 from transformers import Qwen2VLVideoProcessor
 
-from scenes.models.architectures import (
-    TextModelConfig,
-    TowerConfig,
-    VideoLLMConfig,
-)
+from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
 from scenes.rendering.story import sample_story
 from scenes.rendering.video_file import write_video
 from specdecode.trace import DecodeTrace, StepRecord

@@ -93,10 +93,7 @@ EMBEDS = torch.zeros(1, 3, 12)
         ({"class_labels": True}, "class_labels must be an integer"),
         ({"class_labels": [1, True]}, "got a list that holds bool True"),
         ({"prompt": "a cube", "num_inference_steps": 50}, "num_inference_steps cannot be used: tokens are drawn, not"),
-        (
-            {"prompt": "a cube", "temprature": 1.0},
-            "temprature is no argument of this call (did you mean",
-        ),
+        ({"prompt": "a cube", "temprature": 1.0}, "temprature is no argument of this call (did you mean"),
     ],
 )
 def test_it_is_refused(arguments: dict[str, Any], expected: str, pipelines: dict[str, LlamaGenPipeline]) -> None:

@@ -2,8 +2,4 @@
 
 from __future__ import annotations
 
-from tiny_pipelines import (  # noqa: F401  # the fixtures are for the tests below
-    _saved_tiny_pipelines,
-    tiny_class_model_folder,
-    tiny_model_folder,
-)
+from tiny_pipelines import _saved_tiny_pipelines, tiny_class_model_folder, tiny_model_folder  # noqa: F401  # the fixtures are for the tests below

@@ -13,12 +13,7 @@ from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.rendering.scene import sample_scene
 from scenes.training.data import SceneBatch
 from scenes.training.text_encoder import TextEncoderConfig, build_text_encoder
-from scenes.training.tokenizer import (
-    TokenizerTrainingConfig,
-    VQModelConfig,
-    build_tokenizer_model,
-    exported_copy,
-)
+from scenes.training.tokenizer import TokenizerTrainingConfig, VQModelConfig, build_tokenizer_model, exported_copy
 from scenes.training.transformer import TransformerConfig, TransformerTrainingConfig
 
 IMAGE_SIZE = 16

@@ -17,12 +17,7 @@ def reading_from_scene(scene: Scene) -> Reading:
     """What a reader without fault would see in the picture of a scene."""
     objects = [
         JudgedObject(
-            item.shape,
-            item.colour,
-            item.material,
-            item.size,
-            camera.screen_position(item.x, item.depth),
-            item.depth,
+            item.shape, item.colour, item.material, item.size, camera.screen_position(item.x, item.depth), item.depth
         )
         for item in scene.objects
     ]

@@ -71,23 +71,14 @@ def build_model(architecture: str, seed: int = 0, num_layers: int = 3) -> Any:
     if architecture == "qwen3_vl":
         config = Qwen3VLConfig(
             text_config={**text, "head_dim": 16, "rope_parameters": {**rope, "mrope_interleaved": True}},
-            vision_config={
-                **encoder,
-                "num_position_embeddings": 64,
-                "deepstack_visual_indexes": [0, 1],
-            },
+            vision_config={**encoder, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
             **tokens,
         )
         return sharpen(Qwen3VLForConditionalGeneration(config))
     if architecture == "llava_next_video":
         config = LlavaNextVideoConfig(
             text_config={**text, "model_type": "llama"},
-            vision_config={
-                **tower,
-                "model_type": "clip_vision_model",
-                "num_hidden_layers": 3,
-                "projection_dim": 32,
-            },
+            vision_config={**tower, "model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 32},
             image_token_index=IMAGE,
             video_token_index=VIDEO,
         )
@@ -95,23 +86,13 @@ def build_model(architecture: str, seed: int = 0, num_layers: int = 3) -> Any:
     if architecture == "qwen2_5_vl":
         config = Qwen2_5_VLConfig(
             text_config={**text, "rope_parameters": rope, "use_sliding_window": False},
-            vision_config={
-                **encoder,
-                "window_size": 16,
-                "fullatt_block_indexes": [1],
-                "tokens_per_second": 2,
-            },
+            vision_config={**encoder, "window_size": 16, "fullatt_block_indexes": [1], "tokens_per_second": 2},
             **tokens,
         )
         return sharpen(Qwen2_5_VLForConditionalGeneration(config))
     config = LlavaOnevisionConfig(
         text_config={**text, "model_type": "qwen2"},
-        vision_config={
-            **tower,
-            "model_type": "siglip_vision_model",
-            "num_hidden_layers": 2,
-            "vision_use_head": False,
-        },
+        vision_config={**tower, "model_type": "siglip_vision_model", "num_hidden_layers": 2, "vision_use_head": False},
         image_token_id=IMAGE,
         video_token_id=VIDEO,
         vision_feature_layer=-1,

@@ -7,15 +7,7 @@ import torch
 from synthetic import MarkovTarget, random_table
 from torch import Tensor
 
-from specdecode import (
-    JacobiDrafter,
-    NotFiniteError,
-    RandomStreams,
-    SamplingConfig,
-    StaticKVCache,
-    TargetOutput,
-    decode,
-)
+from specdecode import JacobiDrafter, NotFiniteError, RandomStreams, SamplingConfig, StaticKVCache, TargetOutput, decode
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 
 

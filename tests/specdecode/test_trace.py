@@ -12,11 +12,7 @@ from specdecode.trace import DecodeTrace, StepRecord, TokenOrigin
 
 
 def step(
-    active: list[bool],
-    drafted: list[int],
-    accepted: list[int],
-    emitted: list[int],
-    skipped: list[int] | None = None,
+    active: list[bool], drafted: list[int], accepted: list[int], emitted: list[int], skipped: list[int] | None = None
 ) -> StepRecord:
     skipped = [0] * len(active) if skipped is None else skipped
     return StepRecord(*map(torch.tensor, (active, drafted, accepted, emitted, skipped)))

@@ -18,13 +18,7 @@ from scenes.captions.picture_captions import (
 )
 from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.judge.claim_checks import judge_claims
-from scenes.rendering.scene import (
-    RELATIONS,
-    is_heldout_combination,
-    object_boxes,
-    relation_between,
-    sample_scene,
-)
+from scenes.rendering.scene import RELATIONS, is_heldout_combination, object_boxes, relation_between, sample_scene
 from vargen.base.prompts import unknown_words
 
 SEEDS = range(1500)

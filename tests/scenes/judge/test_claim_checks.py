@@ -10,15 +10,7 @@ from hypothesis import strategies as st
 from scene_truth import reading_from_scene
 
 from scenes.captions.picture_captions import Claims, ObjectClaim, RelationClaim, compose_caption
-from scenes.judge.claim_checks import (
-    ATTRIBUTES,
-    Check,
-    Tally,
-    Verdict,
-    claims_from_scene,
-    judge_claims,
-    verdict_table,
-)
+from scenes.judge.claim_checks import ATTRIBUTES, Check, Tally, Verdict, claims_from_scene, judge_claims, verdict_table
 from scenes.judge.picture_reading import JudgedObject, Reading, describe_reading
 from scenes.rendering.scene import COLOURS, MATERIALS, RELATIONS, SHAPES, SIZES, sample_scene
 

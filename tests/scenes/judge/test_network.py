@@ -9,14 +9,7 @@ import torch
 from scene_truth import reading_from_scene
 
 from scenes.judge.claim_checks import Tally, claims_from_scene, judge_claims
-from scenes.judge.network import (
-    JUDGE_NAME,
-    SceneJudge,
-    SceneJudgeOutput,
-    decode_readings,
-    load_judge,
-    read_images,
-)
+from scenes.judge.network import JUDGE_NAME, SceneJudge, SceneJudgeOutput, decode_readings, load_judge, read_images
 from scenes.judge.picture_reading import JudgedObject
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, sample_scene

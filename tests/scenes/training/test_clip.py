@@ -100,13 +100,7 @@ def test_it_learns_to_tell_captions_apart(tmp_path: Path) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"patch_size": 7}, "image_size"),
-        ({"batch_size": 1}, "batch_size"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [({"patch_size": 7}, "image_size"), ({"batch_size": 1}, "batch_size")])
 def test_fields_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         small_config(tmp_path, **changes)

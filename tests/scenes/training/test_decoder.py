@@ -28,11 +28,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def config(tmp_path: Path, tiny_model_folder: Path) -> DecoderTrainingConfig:
     return DecoderTrainingConfig(
-        output=str(tmp_path / "decoder"),
-        model=str(tiny_model_folder),
-        evaluate_every=3,
-        sample_every=3,
-        **FEW_STEPS,
+        output=str(tmp_path / "decoder"), model=str(tiny_model_folder), evaluate_every=3, sample_every=3, **FEW_STEPS
     )
 
 

@@ -11,13 +11,7 @@ from scenes.captions.picture_captions import compose_caption
 from scenes.rendering.scene import sample_scene
 from scenes.training.coded import CodedBatch, token_places
 from scenes.training.data import RenderedSceneSource
-from scenes.training.grounding import (
-    GROUNDING,
-    cell_attributes,
-    cell_owners,
-    grounding_loss,
-    objects_to_come,
-)
+from scenes.training.grounding import GROUNDING, cell_attributes, cell_owners, grounding_loss, objects_to_come
 from scenes.training.transformer import TransformerTask
 from scenes.training.transformer_pass import training_inputs, training_run
 

@@ -180,10 +180,7 @@ def test_batches_are_a_function_of_the_step_with_reconstructions_too(
 
 
 def test_bad_settings_are_named(tmp_path: Path) -> None:
-    for changes, name in (
-        ({"image_size": 40}, "image_size"),
-        ({"block_out_channels": (8, 8)}, "block_out_channels"),
-    ):
+    for changes, name in (({"image_size": 40}, "image_size"), ({"block_out_channels": (8, 8)}, "block_out_channels")):
         with pytest.raises(UserError, match=name):
             small_config(tmp_path, **changes)
     with pytest.raises(UserError, match="vqvae"):

@@ -13,10 +13,7 @@ from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.training.coded import PLACES
 from scenes.training.grounding import cell_attributes
 from scenes.training.text_encoder import TextEncoderConfig, build_text_encoder
-from scenes.training.transformer import (
-    TransformerTask,
-    train_transformer,
-)
+from scenes.training.transformer import TransformerTask, train_transformer
 from vargen.base.errors import UserError
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.runs.files import read_jsonl

@@ -7,12 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from scenes.models.architectures import (
-    TextModelConfig,
-    TowerConfig,
-    VideoLLMConfig,
-    build_model,
-)
+from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig, build_model
 from scenes.models.processor import build_processor
 from scenes.training import video_views
 from vargen.video.models.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs

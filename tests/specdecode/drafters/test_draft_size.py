@@ -32,10 +32,7 @@ def simulate(sizer: AdaptiveDraftSize, rate: float, steps: int = 600, rows: int 
 
 
 def brute_force(costs: StepCosts, rate: float) -> DraftSize:
-    return max(
-        ANY,
-        key=lambda size: (1 + sum(rate**level for level in range(1, size.depth + 1))) / costs.step(size),
-    )
+    return max(ANY, key=lambda size: (1 + sum(rate**level for level in range(1, size.depth + 1))) / costs.step(size))
 
 
 @pytest.mark.parametrize(

@@ -109,12 +109,7 @@ class Queue:
     arrivals=st.none() | st.lists(st.integers(0, 2), min_size=1, max_size=9),
 )
 def test_a_request_gets_what_it_gets_alone(
-    name: str,
-    seeds: list[int],
-    batch_size: int,
-    sampling: SamplingConfig,
-    stop: int | None,
-    arrivals: list[int] | None,
+    name: str, seeds: list[int], batch_size: int, sampling: SamplingConfig, stop: int | None, arrivals: list[int] | None
 ) -> None:
     """From a list, or into an open queue, in which some arrive after any pass."""
     queue = Queue(seeds, DRAFTERS[name], sampling, stop)

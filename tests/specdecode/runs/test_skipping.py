@@ -266,10 +266,7 @@ def test_what_is_verified_beside_and_behind_a_skip_has_the_targets_distribution(
     """The unverified token has the drafter's distribution, all others the target's."""
     tokens = skip_in_every_second_row(children)[0].tokens
     sampling = SamplingConfig(0.9)
-    for first, tables in (
-        (0, [SMALL_TABLE] * 4),
-        (1, [SMALL_TABLE, DRAFTED_FROM[0], SMALL_TABLE, SMALL_TABLE]),
-    ):
+    for first, tables in ((0, [SMALL_TABLE] * 4), (1, [SMALL_TABLE, DRAFTED_FROM[0], SMALL_TABLE, SMALL_TABLE])):
         steps = [logits_to_probabilities(table, sampling).double() for table in tables]
         expected, context = torch.ones(1, dtype=torch.float64), [(1, 3)]
         for step in steps:

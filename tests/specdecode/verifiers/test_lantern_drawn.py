@@ -170,11 +170,7 @@ def fits(tokens: Tensor, expected: Tensor) -> float:
 
 
 P, Q = (each[0] for each in distributions(21, 1))
-CASES: list[tuple[str, str]] = [
-    ("chain", "sampled"),
-    ("siblings", "sampled"),
-    ("siblings", "without replacement"),
-]
+CASES: list[tuple[str, str]] = [("chain", "sampled"), ("siblings", "sampled"), ("siblings", "without replacement")]
 
 
 @pytest.mark.parametrize(("shape", "children"), CASES)

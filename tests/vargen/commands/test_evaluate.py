@@ -296,11 +296,7 @@ def test_too_few_pictures_are_warned_of(arguments: list[str], capsys: pytest.Cap
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(
-    arguments: list[str],
-    changed: list[str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], changed: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if changed == ["--device", "cuda"] and torch.cuda.is_available():
         pytest.skip("there is a GPU")

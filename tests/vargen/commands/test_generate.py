@@ -216,11 +216,7 @@ def test_candidates_that_nobody_can_rank_are_refused(
     no_clip = str(tmp_path / "no_clip")
     for model, arguments, named in (
         (tiny_model_folder, ["a red cube", *several], "the judge reads pictures of 128 pixels"),
-        (
-            tiny_model_folder,
-            ["a red cube", *several, "--ranker", "clip", "--clip", no_clip],
-            "no CLIP model",
-        ),
+        (tiny_model_folder, ["a red cube", *several, "--ranker", "clip", "--clip", no_clip], "no CLIP model"),
         (tiny_class_model_folder, ["--class_labels", "[3]", *several], "num_candidates must be 1"),
     ):
         assert generate(model, tmp_path / "out", *arguments) == 2

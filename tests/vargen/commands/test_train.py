@@ -68,10 +68,7 @@ def test_a_run_that_was_stopped_says_so_by_its_exit_code(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["nothing"],
-            "'nothing' cannot be trained; choose one of: tokenizer, text-encoder, data, transformer, ",
-        ),
+        (["nothing"], "'nothing' cannot be trained; choose one of: tokenizer, text-encoder, data, transformer, "),
         (["judge", "--stepz", "3"], "stepz"),
         (["judge", "--steps", "many"], "steps"),
         (["judge", "--batch-size", "0"], "batch_size"),

@@ -324,14 +324,7 @@ def test_a_front_says_what_nobody_verified(
 ) -> None:
     """Every second step takes a token unseen, and the other one at least one that was seen."""
     limit_trials(monkeypatch, 1)
-    window = (
-        "--method",
-        "vvs-jacobi",
-        "--fixed.schedule",
-        "uniform",
-        "--fixed.interval",
-        "2",
-    )
+    window = ("--method", "vvs-jacobi", "--fixed.schedule", "uniform", "--fixed.interval", "2")
     assert main([*arguments, *window, "--fixed.max_skip", "1", "--speed", "speedup"]) in (0, 1)
     record = json.loads((tmp_path / "tuning" / "pareto.json").read_text())
     (point,) = record["measured"]
@@ -471,10 +464,7 @@ def test_without_optuna_the_extra_is_named(
     [
         ({"method": "ar"}, "method 'ar' has nothing to tune; choose one of: eagle"),
         ({"method": "vss"}, "method 'vss' is not known; choose one of: eagle"),
-        (
-            {"method": "vvs", "fixed": {"depth": -3}},
-            "fixed: vvs.depth must be at least 1, got -3",
-        ),
+        ({"method": "vvs", "fixed": {"depth": -3}}, "fixed: vvs.depth must be at least 1, got -3"),
         ({"method": "sjd", "fixed": {"depth": 3}}, "fixed: method 'sjd' has no setting 'depth'"),
         ({"quality": "clip_score"}, "clip must name the folder of a CLIP model: quality is clip_score"),
         ({"quality": "judge_accuracy", "max_quality_loss": 2.0}, "max_quality_loss must be at most 1, got 2"),
@@ -486,10 +476,7 @@ def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
 
 
 def test_skipping_methods_are_tuned_within_what_is_fixed(
-    arguments: list[str],
-    drafting_pipeline: LlamaGenPipeline,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], drafting_pipeline: LlamaGenPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "drafting"
     drafting_pipeline.save_pretrained(folder)

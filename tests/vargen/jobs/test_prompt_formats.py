@@ -40,10 +40,7 @@ POSITION = {
 def test_parti_prompts(tmp_path: Path) -> None:
     (tmp_path / "PartiPrompts.tsv").write_text(PARTI)
     one, two = read_benchmark(str(tmp_path / "PartiPrompts.tsv"), "parti")
-    assert one.prompt == 'a sign, "so' and one.groups == {
-        "category": "Artifacts",
-        "challenge": "Writing & Symbols",
-    }
+    assert one.prompt == 'a sign, "so' and one.groups == {"category": "Artifacts", "challenge": "Writing & Symbols"}
     assert two.groups["category"] == "Animals" and two.composition is None and two.questions == ()
 
 

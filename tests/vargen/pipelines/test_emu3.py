@@ -217,10 +217,7 @@ class TestEmu3(PipelineContract):
     refused = (
         ({"prompt": None}, "prompt or input_ids must be given, and not both"),
         ({"input_ids": IDS}, "prompt or input_ids must be given, and not both"),
-        (
-            {"prompt": " ".join(["dog"] * 60)},
-            r"\d+ tokens; in the model's context of 64 there is room for 50",
-        ),
+        ({"prompt": " ".join(["dog"] * 60)}, r"\d+ tokens; in the model's context of 64 there is room for 50"),
         ({"negative_prompt": " ".join(["dog"] * 60)}, "prompt has 66 tokens; in the model's context of 64"),
         ({"negative_prompt": ["a", "b"]}, "negative_prompt must be one for all prompts or one for each, 1 here; got 2"),
         ({"prompt": None, "input_ids": torch.full((1, 3), 99)}, "input_ids must lie between 0 and 54, got 99"),
@@ -228,10 +225,7 @@ class TestEmu3(PipelineContract):
         ({"negative_input_ids": torch.ones(2, 3).long()}, "negative_input_ids must be given for every prompt"),
         ({"height": None}, "height and width must be given both, or none of them"),
         ({"height": 20}, "height must be a multiple of 8, got 20"),
-        (
-            {"height": None, "width": None, "ratio": "wide"},
-            'ratio must be WIDTH:HEIGHT in whole numbers, such as "',
-        ),
+        ({"height": None, "width": None, "ratio": "wide"}, 'ratio must be WIDTH:HEIGHT in whole numbers, such as "'),
         ({"height": None, "width": None, "ratio": "99:1", "image_area": 64}, "ratio must leave a line and a column"),
     )
 

@@ -197,10 +197,7 @@ class TestJanus(PipelineContract):
     refused = (
         ({"prompt": None}, "prompt or input_ids must be given, and not both"),
         ({"input_ids": torch.ones(1, 3).long()}, "prompt or input_ids must be given, and not both"),
-        (
-            {"prompt": " ".join(["dog"] * 60)},
-            r"\d+ tokens; in the model's context of 64 there is room for 48",
-        ),
+        ({"prompt": " ".join(["dog"] * 60)}, r"\d+ tokens; in the model's context of 64 there is room for 48"),
         ({"prompt": None, "input_ids": torch.ones(2, 3)}, "input_ids must be int64"),
         ({"prompt": None, "input_ids": torch.full((1, 3), 99)}, "input_ids must lie between 0 and 19, got 99"),
         (

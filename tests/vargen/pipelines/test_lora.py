@@ -290,11 +290,7 @@ def test_adapters_that_do_not_fit_are_one_line_and_leave_the_model(tmp_path: Pat
     damages: list[tuple[dict[str, Tensor], dict[str, Any], str]] = [
         ({**state, first: state[first] * torch.nan}, config, "are not finite"),
         ({name: tensor for name, tensor in state.items() if name != first}, config, "was made for another network"),
-        (
-            {**state, other: state[first].clone()},
-            config,
-            "was made for another network",
-        ),
+        ({**state, other: state[first].clone()}, config, "was made for another network"),
         ({**state, first: state[first][:, :3].contiguous()}, config, "does not fit this model"),
         (state, {**config, "target_modules": ["elsewhere"]}, "does not fit this model"),
         (state, {**config, "peft_type": "NONSENSE"}, "adapter"),

@@ -14,13 +14,7 @@ from streamed import streamed
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.emu3 import Emu3Pipeline
 
-PROMPTS = [
-    "a dog",
-    "a red cat",
-    "the dog runs on sand",
-    "a red cat runs under the rain",
-    "the rain",
-]
+PROMPTS = ["a dog", "a red cat", "the dog runs on sand", "a red cat runs under the rain", "the rain"]
 """The longest joins a batch of shorter ones."""
 SEEDS = range(40, 45)
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -204,10 +204,7 @@ def obstacle(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_what_is_no_file_is_neither_replaced_nor_written_to(obstacle: Path, tmp_path: Path) -> None:
     before = os.lstat(obstacle)
-    writers: list[Callable[[], Any]] = [
-        lambda: write_atomic(obstacle, "new"),
-        lambda: append_jsonl(obstacle, {}),
-    ]
+    writers: list[Callable[[], Any]] = [lambda: write_atomic(obstacle, "new"), lambda: append_jsonl(obstacle, {})]
     for write in writers:
         with pytest.raises(UserError, match=r"output: .* is (a link|a folder|a device or a pipe); name a file"):
             write()

@@ -221,10 +221,7 @@ def test_composed_prompts_are_a_function_of_the_seed_and_none_of_the_benchmarks(
     ("changes", "message"),
     [
         ({"model": ""}, "model: '' must name a language model"),
-        (
-            {"feature_layers": [1, 2]},
-            "feature_layers: .* must end with the target's last layer, which is 3",
-        ),
+        ({"feature_layers": [1, 2]}, "feature_layers: .* must end with the target's last layer, which is 3"),
         ({"num_attention_heads": 5}, "dim must be num_attention_heads times an even number"),
         ({"max_new_tokens": 500}, "max_new_tokens: 500 after a prompt of 6 tokens reach past the 128 positions"),
         ({"prompts_file": "/nowhere.txt"}, "prompts_file: cannot read"),

@@ -215,10 +215,7 @@ CHECKPOINT = "models/7b/consolidated.pth"
         (lambda folder: (folder / "tokenizer/vqgan.ckpt").unlink(), "vqgan.ckpt does not exist"),
         (lambda folder: (folder / "tokenizer/text_tokenizer.json").write_text("{}"), "text_tokenizer.json cannot be"),
         (lambda folder: (folder / CHECKPOINT).write_bytes(b"PK\x03\x04"), "truncated or not a .pt file"),
-        (
-            rewrite(CHECKPOINT, lambda weights: {"a": torch.zeros(1)}),
-            "lacks tok_embeddings.weight; it is not a",
-        ),
+        (rewrite(CHECKPOINT, lambda weights: {"a": torch.zeros(1)}), "lacks tok_embeddings.weight; it is not a"),
         (rewrite(CHECKPOINT, lambda weights: weights | {"b.c": torch.zeros(1)}), "does not have, such as b.c"),
         (
             rewrite(CHECKPOINT, lambda weights: {key: weights[key] for key in weights if "1.attention.wk." not in key}),

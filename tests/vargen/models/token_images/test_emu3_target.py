@@ -98,10 +98,7 @@ def test_the_model_must_name_its_codes(model: Emu3ForConditionalGeneration) -> N
 # Ends of lines
 
 
-LOOSE = {
-    "gsd": {},
-    "vvs-jacobi": {"schedule": "likeness", "threshold": 0.0},
-}
+LOOSE = {"gsd": {}, "vvs-jacobi": {"schedule": "likeness", "threshold": 0.0}}
 """Settings with which relaxed methods take whatever they may."""
 
 

@@ -122,11 +122,7 @@ class Remembering(VideoDraftHead):
 
 @pytest.mark.parametrize(("kind", "compact"), [*((kind, False) for kind in KINDS), ("sparrow", True), ("flash", True)])
 def test_cached_drafting_is_what_a_fresh_run_says(
-    architecture: str,
-    models: Models,
-    inputs_of: Inputs,
-    kind: str,
-    compact: bool,
+    architecture: str, models: Models, inputs_of: Inputs, kind: str, compact: bool
 ) -> None:
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture, 3))

@@ -30,13 +30,7 @@ from scenes.models.processor import build_processor
 from scenes.rendering import video_file
 from scenes.rendering.video_file import write_video
 from vargen.base.errors import UserError
-from vargen.video.models.frames import (
-    QuestionWarning,
-    VideoFrames,
-    frame_sampler,
-    processor_inputs,
-    read_video,
-)
+from vargen.video.models.frames import QuestionWarning, VideoFrames, frame_sampler, processor_inputs, read_video
 
 av = pytest.importorskip("av")
 

@@ -35,11 +35,7 @@ GREEDY = SamplingConfig(temperature=0.0)
             {},
             GenerationSettings(SamplingConfig(0.01, 1, 0.001)),
         ),
-        (
-            {"do_sample": True, "temperature": 1e-6, "repetition_penalty": 1.05},
-            {},
-            GenerationSettings(GREEDY, 1.05),
-        ),
+        ({"do_sample": True, "temperature": 1e-6, "repetition_penalty": 1.05}, {}, GenerationSettings(GREEDY, 1.05)),
         (
             {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.0},
             {},

@@ -28,13 +28,7 @@ TREE = StaticTree.published("mc_sim_7b_63")
 
 
 def answer(target: VideoTarget, drafter: Drafter | None = None, sampling: SamplingConfig = GREEDY) -> DecodeResult:
-    return decode(
-        target,
-        max_new_tokens=24,
-        sampling=sampling,
-        streams=RandomStreams.from_seeds([3]),
-        drafter=drafter,
-    )
+    return decode(target, max_new_tokens=24, sampling=sampling, streams=RandomStreams.from_seeds([3]), drafter=drafter)
 
 
 def pruned_by_attention(target: VideoTarget, model: Any, request: VideoRequest, keep_ratio: float) -> PrunedDraft:

@@ -102,10 +102,7 @@ def test_frames_are_those_the_processor_would_take(own: Any, asked: dict[str, An
     metadata = VideoMetadata(total_num_frames=total, fps=rate, duration=total / rate)
     told = {"do_sample_frames": True, **asked} if asked else {"do_sample_frames": own.do_sample_frames}
     _, (made,) = own._decode_and_sample_videos(
-        [video],
-        [metadata],
-        told["do_sample_frames"],
-        lambda metadata: own.sample_frames(metadata=metadata, **asked),
+        [video], [metadata], told["do_sample_frames"], lambda metadata: own.sample_frames(metadata=metadata, **asked)
     )
     theirs = range(total) if made.frames_indices is None else made.frames_indices
     assert chosen == [int(number) for number in theirs]

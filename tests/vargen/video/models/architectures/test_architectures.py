@@ -22,12 +22,7 @@ from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.methods.parallelvlm import ParallelConfig
 from vargen.video.methods.speculative import SpeculativeConfig
 from vargen.video.models.architectures.base import VideoFeatures
-from vargen.video.models.architectures.catalogue import (
-    ARCHITECTURES,
-    architecture_of,
-    find_architecture,
-    layer_classes,
-)
+from vargen.video.models.architectures.catalogue import ARCHITECTURES, architecture_of, find_architecture, layer_classes
 from vargen.video.models.request import VideoRequest, encode_video, keep_visual, prepare_request
 from vargen.video.models.target import VideoTarget
 from vargen.video.pipelines.components import VideoLLMComponents

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -91,23 +89,6 @@ def test_the_readme_draws_in_less_than_half_of_the_passes_as_it_says(capsys: pyt
     said = int(example.split("# ")[1].split(" ")[0])
     exec(example.replace('output.images[0].save("cone.png")\n', ""), {})
     assert int(capsys.readouterr().out) == said <= 128
-
-
-@pytest.mark.parametrize(
-    "command", ["", "generate", "bench", "evaluate", "tune", "caption", "demo", "serve", "convert llamagen"]
-)
-def test_help_does_not_load_torch(command: str) -> None:
-    code = f"""
-import sys
-from vargen.cli import main
-try:
-    main([*{command.split()!r}, "--help"])
-except SystemExit as done:
-    assert not done.code
-assert "torch" not in sys.modules
-"""
-    process = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=600)
-    assert process.stdout.startswith("usage: vargen")
 
 
 def test_shipped_configs_name_no_folder_of_the_machine_that_trained_them() -> None:

@@ -3,27 +3,27 @@
 Belongs here: which tensors of a network's modules the kernels read, and when one call of the kernels may replace the
 modules. Does not belong here: the kernels (`native.py`), and the networks, which compute where the kernels cannot.
 
-The kernels read the modules' weights where they lie, so nothing is copied. If a module has been replaced or has a hook
-(an adapter, another attention), or weights do not fit each other (a norm of another precision), `check` notices at the
-next prompt, and the modules are called one by one.
+The kernels read the modules' weights where they lie, so nothing is copied. If a module or a function of its class has
+been replaced or has a hook (an adapter, another attention), if layers stand in another order or have other numbers, or
+weights do not fit each other, `check` notices at the next prompt, and the modules are called one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from specdecode.kernels.as_written import as_written, untouched
 from specdecode.kernels.build import library
 from specdecode.kernels.in_graph import in_graph
 from specdecode.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, fits_pass, fits_weights
 from specdecode.kernels.quantized import Int4Linear, Int8Linear
 
-_CAPTURING = "transformers.utils.output_capturing"
-"""Has the hooks that transformers leaves on a model whose hidden states were once asked for. They do nothing unless a
-call asks for them again."""
+_NUMBERS = ("eps", "num_heads", "num_key_value_heads", "head_dim", "layer_index")
+"""Attributes of modules that are in the geometry, or that a layer counts itself by."""
 
 
 class LayerCache(Protocol):
@@ -43,17 +43,6 @@ class LayerCache(Protocol):
         ...
 
 
-def untouched(modules: Iterable[nn.Module]) -> bool:
-    """Whether calling these modules runs their classes' own `forward` and nothing else."""
-    return not any(
-        any(getattr(hook, "__module__", "") != _CAPTURING for hook in module._forward_hooks.values())
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or "forward" in module.__dict__
-        for module in modules
-    )
-
-
 class FastPass:
     """The kernels' view of one network.
 
@@ -68,7 +57,7 @@ class FastPass:
     def __init__(self, network: Any, layers: Sequence[tuple[Any, Any, Any, Any]], geometry: Geometry) -> None:
         self._network, self._layers, self.geometry = network, layers, geometry
         self._functions = [(attention.project, attention.attend) for _, attention, _, _ in layers]
-        self._built = self._names()
+        self._built = self._order()
         self._norms = {type(norm2) for _, _, norm2, _ in layers}
         self._usable = False
         self._checked: tuple[nn.Module | None] | None = None  # with which head
@@ -84,24 +73,22 @@ class FastPass:
         Args:
             head: The output head that `run` will be given.
         """
-        network, linears, modules, norms = self._network, [], [], []
+        network, linears, norms = self._network, [], []
         join, norm_out = getattr(network, "fc", None), getattr(network, "norm_out", None)
         embedding = getattr(network, "token_embedding", None)
         usable = embedding is None or type(embedding) is nn.Embedding
         usable &= join is None or type(join) is nn.Linear
         for functions, (norm, attention, norm2, feed_forward) in zip(self._functions, self._layers, strict=True):
             linears += [attention.to_qkv, attention.to_out, feed_forward.gate_up_proj, feed_forward.down_proj]
-            modules += [norm, attention, norm2, feed_forward]
             norms += [norm, norm2]
-            usable &= (attention.project, attention.attend) == functions
-        usable &= self._names() == self._built
+            usable &= (attention.project, attention.attend) == functions and all(map(as_written, functions))
+        usable &= self._order() == self._built and not network.training
         usable &= {type(norm) for norm in (*norms, norm_out) if norm is not None} <= self._norms
         usable &= head is None or (type(head) is nn.Linear and head.bias is None)
         usable &= {type(linear) for linear in linears} in ({nn.Linear}, {Int8Linear}, {Int4Linear})
         usable = usable and all(linear.bias is None for linear in linears)
-        modules += [embedding, join, norm_out, head, *linears]
         self._checked = (head,)
-        self._usable = usable and untouched(module for module in modules if module is not None)
+        self._usable = usable and untouched(filter(None, (head, *network.modules())))
         if self._usable:
             self._of_layers = [
                 LayerWeights(
@@ -119,15 +106,18 @@ class FastPass:
             bias = None if join is None else join.bias
             weights = [None if module is None else _own(module) for module in (embedding, join, norm_out, head)]
             self._others = (*weights[:2], bias, *weights[2:])
-            given = [getattr(module, "weight", None) for module in modules]
+            given = [getattr(module, "weight", None) for module in (*norms, norm_out, embedding, join, head, *linears)]
             self._floating = [each for each in (*given, bias) if each is not None and each.is_floating_point()]
             self._usable = fits_weights(self._weights(self._of_layers[0].norm_feed_forward.device))
         return self._usable
 
-    def _names(self) -> list[str]:
-        """Where in the network the layers' parts stand; one that was wrapped stands deeper, a replaced one nowhere."""
-        parts = {module for layer in self._layers for module in layer}
-        return [name for name, module in self._network.named_modules() if module in parts]
+    def _order(self) -> list[object]:
+        """Which part of which layer stands at each place of the network, and the numbers that it computes with."""
+        parts = {module: (layer, part) for layer, parts in enumerate(self._layers) for part, module in enumerate(parts)}
+        return [
+            (name, parts.get(module), *map(module.__dict__.get, _NUMBERS))
+            for name, module in self._network.named_modules(remove_duplicate=False)
+        ]
 
     def _weights(self, device: torch.device) -> Weights:
         return Weights(self._of_layers, self.geometry, self._network.rotary_rows.table(device), *self._others)

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from specdecode.kernels.as_written import as_written, no_modes
 from specdecode.kernels.build import library
 from specdecode.kernels.native import fits_linear, linear, linear_now
 
@@ -31,6 +31,7 @@ class FewRowLinear(nn.Linear):
     """
 
     in_kernels: bool
+    stands_for = nn.Linear  # see `as_written`
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs [..., outputs] of x [..., columns], as `nn.Linear` gives them."""
@@ -40,10 +41,12 @@ class FewRowLinear(nn.Linear):
                     return linear(x, self.weight, None, self.bias)
             elif (
                 fits_linear(x, self.weight, None, self.bias)
+                and as_written(nn.Linear)
+                and no_modes()
                 and (y := linear_now(x, self.weight, None, self.bias)) is not None
             ):
                 return y
-        return functional.linear(x, self.weight, self.bias)
+        return super().forward(x)
 
 
 def is_plain_linear(module: nn.Module) -> bool:
@@ -55,11 +58,12 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 
 def serve_linears(model: nn.Module) -> None:
-    """Make every plain linear layer of a model use the kernels. Weights and their names stay as they are.
+    """Make every plain linear layer of a model that nobody else has use the kernels. Weights and their names stay as
+    they are.
 
     Layers of another class (quantized, an adapter) are left alone.
     """
-    in_kernels = library() is not None
+    in_kernels = library() is not None and as_written(nn.Linear)
     for module in model.modules():
         if type(module) is nn.Linear and is_plain_linear(module):
             layer: Any = module
@@ -72,17 +76,19 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def served_linears(model: nn.Module) -> Iterator[None]:
+def served_linears(model: nn.Module | None) -> Iterator[None]:
     """Within this context, every plain linear layer of a model uses the kernels; afterwards the model is as before.
+    None: of none.
 
     Layers that another thread serves at the same time stay served until both have left. Compiled models and models in
     training are left alone.
     """
-    compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
-    wanted = library() is not None and not compiled and not hasattr(model, "_orig_mod") and not model.training
+    modules = [] if model is None else [*model.modules()]
+    compiled = any(module._compiled_call_impl is not None or hasattr(module, "_orig_mod") for module in modules)
+    wanted = modules and library() is not None and not compiled and not modules[0].training
     layers: list[Any] = []
     with _lock:
-        for module in model.modules() if wanted else ():
+        for module in modules if wanted else ():
             if is_plain_linear(module) and (type(module) is nn.Linear or _serving[id(module)]):
                 layers.append(module)
                 layers[-1].__class__, layers[-1].in_kernels = FewRowLinear, True

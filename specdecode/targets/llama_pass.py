@@ -10,20 +10,33 @@ module must be transformers' own, without hooks, adapters, quantization or compi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import SiLUActivation
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from specdecode.kernels.as_written import as_written, untouched
 from specdecode.kernels.build import library
-from specdecode.kernels.fast_pass import untouched
 from specdecode.kernels.linears import is_plain_linear
 from specdecode.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, fits_pass, fits_weights
 from specdecode.kv_cache import StaticKVCache
+from specdecode.targets.grouped_attention import grouped_attention
 
 _FAMILIES = {"Llama": "llama", "Mistral": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3"}
 """Families with layers of [RMSNorm, attention, RMSNorm, SwiGLU], and their modules in transformers."""
+_PARTS = {
+    "model": "Model",
+    "self_attn": "Attention",
+    "mlp": "MLP",
+    "rotary_emb": "RotaryEmbedding",
+    **dict.fromkeys(("input_layernorm", "post_attention_layernorm", "norm", "q_norm", "k_norm"), "RMSNorm"),
+}
+"""Names of modules and the family's classes for them. All others, but for `_OTHERS`, are linear layers."""
+_OTHERS = {"layers": (nn.ModuleList,), "embed_tokens": (nn.Embedding,), "act_fn": (nn.SiLU, SiLUActivation)}
 _STEADY_ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Rotary positions whose frequencies are the same in every pass."""
 
@@ -94,7 +107,10 @@ def llama_pass(model: Any, num_positions: int) -> LlamaPass | None:
     """
     family = type(model).__name__.removesuffix("ForCausalLM")
     where = f"transformers.models.{_FAMILIES.get(family)}.modeling_{_FAMILIES.get(family)}"
-    if type(model).__module__ != where or library() is None or not _is_as_published(model, family):
+    modeling = sys.modules.get(where)
+    if type(model) is not getattr(modeling, f"{family}ForCausalLM", None) or library() is None:
+        return None
+    if not _is_as_published(model, modeling, family):
         return None
     config, decoder = model.config, model.model
     rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -120,31 +136,50 @@ def llama_pass(model: Any, num_positions: int) -> LlamaPass | None:
     return made if made.fits() else None  # pruned layers, say, are not all of one size
 
 
-def _is_as_published(model: Any, family: str) -> bool:
-    """Whether every module is transformers' own or a plain linear layer, and calling it runs its class's `forward`."""
-    own = {family + part for part in ("Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")}
-    home, modules = type(model).__module__, list(model.modules())
-    dtype = model.lm_head.weight.dtype
-    for module in modules[1:]:
-        is_own = type(module).__module__ == home and type(module).__name__ in own
-        is_other = (
-            isinstance(module, nn.Embedding | nn.ModuleList | nn.SiLU) or type(module).__name__ == "SiLUActivation"
-        )
-        if not (is_own or is_other or is_plain_linear(module)):
+def _is_in_place(name: str, module: nn.Module, modeling: Any, family: str) -> bool:
+    """Whether a module is what transformers puts where a model has this name."""
+    name = name.rpartition(".")[2]
+    if name in _OTHERS:
+        return type(module) in _OTHERS[name]
+    part = "DecoderLayer" if name.isdigit() else _PARTS.get(name)
+    return is_plain_linear(module) if part is None else type(module) is getattr(modeling, family + part, None)
+
+
+def _is_as_published(model: Any, modeling: Any, family: str) -> bool:
+    """Whether every module is transformers' own or a plain linear layer, at its place and with the numbers of the
+    configuration, and calling it runs its class's `forward` and the attention that transformers has under its name."""
+    modules = list(model.modules())
+    names = list(model.named_modules(remove_duplicate=False))[1:]
+    if not all(_is_in_place(name, module, modeling, family) for name, module in names) or not untouched(modules):
+        return False
+    config, layers = model.config, list(model.model.layers)
+    if not layers or len(layers) != config.num_hidden_layers:
+        return False
+    attentions = [layer.self_attn for layer in layers]
+    head_dim = attentions[0].head_dim
+    for name in {each.config._attn_implementation for each in attentions}:
+        function = modeling.ALL_ATTENTION_FUNCTIONS.get(name, modeling.eager_attention_forward)
+        known = (sdpa_attention_forward, grouped_attention, modeling.eager_attention_forward)
+        if function not in known or not as_written(function):
             return False
+    dtype = model.lm_head.weight.dtype
     return (
-        untouched(modules)
-        and not model.training
+        model.model.embed_tokens.max_norm is None
+        and not any(module.training for module in modules)
         and model._compiled_call_impl is None
-        and model.config.hidden_act == "silu"
-        and getattr(model.model.layers[0].self_attn, "scaling", None)
-        == model.model.layers[0].self_attn.head_dim ** -0.5
+        and config.hidden_act == "silu"
+        and [each.layer_idx for each in attentions] == [*range(len(layers))]
+        and {(each.head_dim, each.scaling) for each in attentions} == {(head_dim, head_dim**-0.5)}
+        and {each.num_key_value_groups for each in attentions}
+        == {config.num_attention_heads // config.num_key_value_heads}
         and model.lm_head.bias is None
         and all(
-            type(tensor) is nn.Parameter and tensor.device.type == "cpu" and tensor.dtype == dtype
+            type(tensor) is nn.Parameter
+            and tensor.device.type == "cpu"
+            and tensor.dtype == dtype
+            and tensor.is_contiguous()
             for tensor in model.parameters()
         )
-        and all(tensor.is_contiguous() for tensor in model.parameters())
     )
 
 

@@ -26,7 +26,8 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 
-from specdecode.kernels.fast_pass import FastPass, untouched, visible
+from specdecode.kernels.as_written import untouched
+from specdecode.kernels.fast_pass import FastPass, visible
 from specdecode.kernels.native import Geometry, NewTokens, fits_linear, linear_now
 from vargen.drafters.transformer_layers import Attention, FeedForward, RMSNorm, RotaryTable, check_heads, initialise
 

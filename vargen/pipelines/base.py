@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from diffusers.utils import BaseOutput
 from torch import Tensor
 
 from specdecode.kernels.default_torch_mode import default_torch_mode
+from specdecode.kernels.linears import served_linears
 from specdecode.loop import tokens_left
 from specdecode.roles import DecodeState
 from specdecode.trace import DecodeTrace
@@ -98,6 +100,17 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
         """Tokens of a picture of the usual size."""
         raise NotImplementedError
 
+    @property
+    def _linears(self) -> torch.nn.Module | None:
+        """A model of transformers whose linear layers the kernels may compute while it draws."""
+        return None
+
+    @contextmanager
+    def _turn(self, is_stream: bool = False) -> Iterator[None]:
+        """See `Turn.taken`; within it the kernels serve `_linears`, whose layers are afterwards what they were."""
+        with self.reuse.turn.taken(is_stream), served_linears(self._linears):
+            yield
+
     def _start_call(self, guidance_scale: float) -> None:
         """Set diffusers' names of what a callback may read and change."""
         self._guidance_scale, self._interrupt, self._num_timesteps = guidance_scale, False, 0
@@ -149,7 +162,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
             UserError: a module is in training mode, or the pipeline is drawing already.
             NotFiniteError: logits or pixels are not finite.
         """
-        with self.reuse.turn.taken():
+        with self._turn():
             trace = DecodeTrace(request.count, request.streams.keys.device)
             tokens = self._decode(request, trace)
             return self._finished(lambda: request.images(tokens, range(request.count)), tokens, trace, return_dict)

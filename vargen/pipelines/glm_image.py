@@ -26,7 +26,6 @@ from torch import Tensor
 from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
 
 from specdecode.kernels.default_torch_mode import default_torch_mode
-from specdecode.kernels.linears import serve_linears
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
 from vargen.checkpoints.finite import check_component_weights, check_pixels
@@ -116,12 +115,11 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
     ) -> None:
         parts: Any = (tokenizer, processor, text_encoder, vision_language_encoder, vae, transformer, scheduler)
         super().__init__(*parts)
-        if vision_language_encoder is None:
-            return
-        if not isinstance(vision_language_encoder, GlmImageForConditionalGeneration):
+        if vision_language_encoder is not None and not isinstance(
+            vision_language_encoder, GlmImageForConditionalGeneration
+        ):
             kind = type(vision_language_encoder).__name__
             raise UserError(f"vision_language_encoder must be a GlmImageForConditionalGeneration, got {kind}")
-        serve_linears(vision_language_encoder)
 
     @property
     def _usual_num_tokens(self) -> int:
@@ -134,6 +132,8 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
     @property
     def _adapted(self) -> torch.nn.Module:
         return self.vision_language_encoder
+
+    _linears = _adapted
 
     @classmethod
     def from_pipe(cls, pipeline: GlmImagePipeline, **kwargs: Any) -> Self:
@@ -286,7 +286,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
             callback_on_step_end=callback_on_step_end,
             callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
         )
-        with self.reuse.turn.taken():
+        with self._turn():
             return self._priors(prompt, settings, image, height, width)
 
     def _priors(
@@ -467,7 +467,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
             arrays = self.image_processor.pt_to_numpy(pixels)  # as diffusers goes from one to the next
             return arrays if output_type == "np" else self.image_processor.numpy_to_pil(arrays)
 
-        with self.reuse.turn.taken():
+        with self._turn():
             priors = self._priors(prompts, settings, pictures, height, width)
             make_images = denoised if output_type != "latent" else lambda: priors.picture_codes
             return self._finished(make_images, priors.tokens, priors.trace, return_dict)

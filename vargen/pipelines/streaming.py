@@ -161,7 +161,7 @@ def stream_pictures(
             total.add_passes(trace)
 
     def pictures(total: DecodeTrace) -> Generator[FinishedPicture, None, None]:
-        with reuse.turn.taken(is_stream=True), pipeline.progress_bar(total=count) as progress:
+        with pipeline._turn(is_stream=True), pipeline.progress_bar(total=count) as progress:
             check_evaluating(pipeline.components)
             pipeline._start_call(request.guidance_scale)
             step = count if continuous else size

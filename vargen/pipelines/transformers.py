@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, ProcessorMixin
 
-from specdecode.kernels.linears import serve_linears
 from specdecode.sampling import SamplingConfig
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
@@ -82,7 +81,6 @@ class TransformersPipeline(StreamingPipeline):
         super().__init__()
         if not isinstance(model, self.model_class):
             raise UserError(f"model must be a {self.model_class.__name__}, got {type(model).__name__}")
-        serve_linears(model)
         self.register_modules(model=model, **modules)
 
     @property
@@ -92,6 +90,8 @@ class TransformersPipeline(StreamingPipeline):
     @property
     def _adapted(self) -> nn.Module:
         return self.model
+
+    _linears = _adapted
 
     def _guidance(self, guidance_scale: float | None = None) -> float:
         """The scale of a call, else the model's own."""

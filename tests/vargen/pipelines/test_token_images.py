@@ -20,7 +20,6 @@ from pipeline_contract import PipelineContract
 from token_image_models import CODES, GRIDS, PROMPTS
 from torch import Tensor
 
-from specdecode.kernels.linears import FewRowLinear
 from specdecode.kernels.quantized import Int4Linear, Int8Linear
 from specdecode.verifiers.grouped import GroupedVerifier
 from vargen.base.errors import UserError
@@ -279,7 +278,7 @@ def test_rounded_layers_draw_on_every_family(
     kind = Int4Linear if quantization == "int4" else Int8Linear
     layers = [each for each in made._decoder_layers.modules() if isinstance(each, torch.nn.Linear | kind)]
     assert len(layers) == 2 * 7 and all(isinstance(each, kind) for each in layers)
-    assert isinstance(model.lm_head, FewRowLinear)
+    assert type(model.lm_head) is torch.nn.Linear  # the kernels serve it while it draws
     plain = draw(made, PROMPTS, method="ar", **every_size(made))
     fast = draw(made, PROMPTS, method=resolve_method("jacobi", {"window": 4}), **every_size(made))
     assert torch.equal(fast.tokens, plain.tokens)

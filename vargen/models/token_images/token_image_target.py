@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from specdecode.grid.mixed_grids import MixedGrids
 from specdecode.grid.positions import Lines
-from specdecode.kernels.fast_pass import untouched
+from specdecode.kernels.as_written import untouched
 from specdecode.kernels.linears import is_plain_linear
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide

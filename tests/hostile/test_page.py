@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from vargen.base import http_clients
 from vargen.base.errors import UserError
 from vargen.checkpoints.options import ModelOptions
 from vargen.demo import app
@@ -85,6 +86,26 @@ def test_a_foreign_host_is_answered_nowhere(page: Any, host: str) -> None:
             asked = re.sub(r"\{.*?\}", "1", path)
             found = ask(page, asked, method.upper(), {} if method == "post" else None, Host=host)
             assert found in ((400, "Invalid host header"), (400, "")), (path, found)
+
+
+@pytest.mark.parametrize("origin", ["http://foreign.example", "null", "http://localhost.foreign.example"])
+def test_a_page_of_another_origin_starts_nothing(page: Any, origin: str) -> None:
+    """Every path and method that the page has, with a body that its own page might send."""
+    for path, methods in page.app.openapi()["paths"].items():
+        for method in methods:
+            asked = re.sub(r"\{.*?\}", "1", path)
+            assert ask(page, asked, method.upper(), {} if method == "post" else None, Origin=origin)[0] == 403, path
+    assert ask(page, "gradio_api/queue/join", "POST", {}, **{"Sec-Fetch-Site": "cross-site"})[0] == 403
+    assert ask(page, "/", Origin=page.local_url.rstrip("/"))[0] == 200
+
+
+def test_half_a_request_holds_no_page(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_clients, "PATIENCE", 0.2)
+    for sent in (b"", b"GET / HTTP/1.1\r\n", b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"):
+        with socket.create_connection(("127.0.0.1", port_of(page))) as half:
+            half.sendall(sent)
+            while half.recv(1 << 16):  # ends when the page closes it
+                pass
 
 
 @pytest.mark.parametrize("number", [-1, 10**6, 10**30, 1.5, "x", [], None])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiny_pipelines import build_tiny_pipeline
 
+from vargen.base import http_clients
 from vargen.base.errors import UserError
 from vargen.base.options import options_of
-from vargen.serve.app import KEY, WITHOUT_EFFECT, GenerationBody, build_app
+from vargen.serve.app import KEY, WITHOUT_EFFECT, GenerationBody, ServeConfig, build_app, check_serving
 from vargen.serve.engine import Engine
 
 pytest.importorskip("starlette", reason="needs the extra serve")
@@ -36,9 +38,7 @@ def engine() -> Iterator[Engine]:
     made.close()
 
 
-def ask(
-    engine: Engine, content: bytes, headers: Mapping[str, str] | None = None, key: str | None = None, path: str = PLACE
-) -> Any:
+def ask(engine: Engine, content: bytes, headers: Any = None, key: str | None = None, path: str = PLACE) -> Any:
     async def sent() -> Any:
         transport = httpx.ASGITransport(app=build_app(engine, "tiny", key))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -123,11 +123,55 @@ def test_a_key_that_is_there_twice(engine: Engine) -> None:
     check_answer(ask(engine, b'{"prompt": "a", "n": 1, "n": 2}'), 400, "send each key once")
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "10.0.0.1", "", "[", "127.0.0.1.evil.example"])
-def test_a_foreign_host_needs_a_key(engine: Engine, host: str) -> None:
-    """A page in a browser on this machine may have a name that leads here."""
-    check_answer(ask(engine, GOOD, {"host": host}), 403, "Host must name this machine")
-    assert ask(engine, GOOD, {"host": host, "authorization": "Bearer secret"}, "secret").status_code == 200
+FOREIGN = [
+    *({"host": host} for host in ("evil.example", "evil.example:8000", "10.0.0.1", "", "[", "127.0.0.1.evil.example")),
+    *({"host": host} for host in ("localhost/evil.example", "evil@localhost", "x/health?", "localhost:8000:1")),
+    [("host", "localhost"), ("host", "evil.example")],
+    *({"origin": origin} for origin in ("http://evil.example", "null", "http://localhost.evil.example", "http://[")),
+    {"sec-fetch-site": "cross-site"},
+]
+PLACES = (PLACE, "/v1/models", "/metrics", "/nowhere", "/v1/models/", "/v1/images/generations/")
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+def test_whoever_is_not_of_this_machine_needs_a_key(engine: Engine, headers: Any) -> None:
+    """A page in a browser on this machine may have a name that leads here, or send what it cannot read. It is refused
+    before anything else answers: a place that there is not, a method, a redirect."""
+    named = "Host" if "host" in dict(headers) else "Origin"
+    for path in PLACES:
+        check_answer(ask(engine, GOOD, headers, path=path), 403, f"{named} must ")
+        check_answer(ask(engine, GOOD, headers, "secret", path), 401, "the key is missing or wrong")
+    sent = [*(headers if isinstance(headers, list) else headers.items()), ("authorization", "Bearer secret")]
+    assert ask(engine, GOOD, sent, "secret").status_code == 200
+
+
+def test_a_page_of_this_machine_may_ask_and_a_form_may_not(engine: Engine) -> None:
+    for origin in ("http://localhost:3000", "http://127.0.0.1", "https://[::1]:8"):
+        assert ask(engine, GOOD, {"origin": origin, "sec-fetch-site": "same-site"}).status_code == 200
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+        check_answer(ask(engine, GOOD, {"content-type": kind}), 415, "Content-Type must be application/json")
+    assert ask(engine, GOOD, {"content-type": "Application/JSON; charset=utf-8"}).status_code == 200
+
+
+@pytest.mark.parametrize("sent", ["Bearer secret", "bearer secret", "BEARER  secret", "bEaReR secret "])
+def test_the_scheme_of_a_key_has_any_case(engine: Engine, sent: str) -> None:
+    assert ask(engine, GOOD, {"authorization": sent}, "secret").status_code == 200
+
+
+@pytest.mark.parametrize("key", ["s\u00e9cret", " secret", "secret ", "secret\n", "sec\tret", "\u2603"])
+def test_a_key_that_no_header_can_carry_is_refused_at_the_start(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, key)
+    with pytest.raises(UserError, match=f"{KEY} must be printable ASCII"):
+        check_serving(ServeConfig())
+
+
+def test_a_request_that_can_never_fit_is_no_overload() -> None:
+    engine = Engine(build_tiny_pipeline(), queue=4)
+    answer = ask(engine, json.dumps({"prompt": PROMPT, "n": 5}).encode())
+    check_answer(answer, 400, "n must be at most 4")
+    assert answer.json()["error"]["param"] == "n"
+    assert ask(engine, json.dumps({"prompt": PROMPT, "n": 4}).encode()).status_code == 200
+    engine.close()
 
 
 @pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1:8000", "127.9.9.9", "[::1]:8000"])
@@ -136,10 +180,12 @@ def test_this_machine_needs_none(engine: Engine, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", ["", "Bearer ", "Bearer wrong", "Basic secret", "Bearer secre", "Bearer " + "x" * 50_000]
+    "sent", ["", "secret", "Bearer ", "Bearer wrong", "Basic secret", "Bearer secre", "Bearer " + "x" * 50_000]
 )
 def test_a_wrong_key(engine: Engine, sent: str) -> None:
-    check_answer(ask(engine, GOOD, {"authorization": sent}, "secret"), 401, "the key is missing or wrong")
+    answer = ask(engine, GOOD, {"authorization": sent}, "secret")
+    check_answer(answer, 401, "the key is missing or wrong")
+    assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def test_other_places_and_ways(engine: Engine) -> None:
@@ -167,11 +213,97 @@ def test_other_places_and_ways(engine: Engine) -> None:
                 check_answer(answer, 405, f"is no method of {path}; use ")
                 assert allowed in answer.headers["allow"] and allowed in answer.json()["error"]["message"]
             counted = (await client.get("/metrics")).text
+            assert (await client.get("/v1/models/")).status_code == 404, "and no redirect"
             assert f'vargen_requests_total{{status="404"}} {len(paths)}.0' in counted
             assert f'vargen_requests_total{{status="405"}} {len(ways)}.0' in counted
 
     asyncio.run(look())
     assert engine.alive and ask(engine, GOOD).status_code == 200
+
+
+HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
+WHOLE = HEAD + b"Content-Length: 0\r\n\r\n"
+UNDONE = {
+    "nothing": b"",
+    "half a head": HEAD,
+    "half a body": HEAD + b"Content-Length: 9\r\n\r\n{",
+    "no chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\n",
+    "a second head": WHOLE + HEAD,
+    "an answer that nobody takes": WHOLE,
+    "and goes on asking": WHOLE * 50,
+}
+
+
+async def large(scope: Any, receive: Any, send: Any) -> None:
+    """An answer that no buffer between two sockets holds, as pictures in base64 are."""
+    while (message := await receive())["type"] == "http.request" and message.get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(4):
+        await send({"type": "http.response.body", "body": b"x" * (1 << 24), "more_body": True})
+    await send({"type": "http.response.body", "body": b"x"})
+
+
+@asynccontextmanager
+async def running(app: Any) -> AsyncIterator[tuple[Any, int]]:
+    import uvicorn
+
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, http=http_clients.bounded_protocol(), ws="none", lifespan="off", log_level="error")
+    )
+    task = asyncio.create_task(server._serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield server, server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+def connected(port: int, sent: bytes) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", port))
+    made.setblocking(False)
+    made.send(sent)
+    return made
+
+
+@pytest.mark.parametrize("undone", UNDONE)
+def test_a_client_that_leaves_something_undone_holds_no_server(undone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its connection nor the end: all stay connected, and the server ends."""
+    monkeypatch.setattr(http_clients, "PATIENCE", 0.2)
+
+    async def work(ends: bool) -> None:
+        async with running(large) as (server, port):
+            clients = [connected(port, UNDONE[undone]) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            while server.server_state.connections and not ends:  # during work
+                await asyncio.sleep(0.05)
+        for client in clients:
+            client.close()
+
+    for ends in (False, True):
+        asyncio.run(asyncio.wait_for(work(ends), 300))
+
+
+def test_clients_that_send_half_a_request_take_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_clients, "most_undone", lambda: 8)
+
+    async def health(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def work() -> None:
+        async with running(health) as (server, port):
+            halves = [connected(port, HEAD if number % 2 else b"") for number in range(60)]
+            while len(server.server_state.connections) > 8:
+                await asyncio.sleep(0.05)
+            async with httpx.AsyncClient() as client:
+                assert (await client.get(f"http://127.0.0.1:{port}/")).text == "ok"
+            for half in halves:
+                half.close()
+
+    asyncio.run(asyncio.wait_for(work(), 300))
 
 
 CASES = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import os
 import signal
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vargen.base.errors import UserError
+from vargen.base.http_clients import OwnMachineOnly, bounded_protocol, is_own_machine
 from vargen.base.options import option
 from vargen.base.path_roles import MODEL
 from vargen.checkpoints.options import ModelOptions
@@ -26,7 +28,6 @@ from vargen.demo.models import Models
 MAX_WAITING = 16
 """Requests that may wait; more are refused."""
 
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 _HEADER = """
 <header class="top"><h1>vargen</h1>
 <p>Pictures and answers from autoregressive models, in a fraction of the forward passes.</p></header>
@@ -104,18 +105,18 @@ def serve(models: Models, folder: Path, config: DemoConfig | None = None) -> Any
     except OSError as error:
         address = f"{config.host}:{config.port or 7860}"
         raise UserError(f"port: {address} cannot be used ({error}); give another --port or --host") from error
+    blocks.server.config.http_protocol_class = bounded_protocol()  # of connections from now on
     return blocks
 
 
 def _own_hosts(config: DemoConfig) -> list[Any]:
-    """Let a page of this machine alone answer only under the machine's own names, so that a foreign page whose name
-    leads here (DNS rebinding) reads nothing."""
-    if config.share or config.host not in _LOOPBACK:
+    """Let a page of this machine alone answer only under the machine's own names and to its own pages, so that a
+    foreign page, whose name may lead here (DNS rebinding), reads nothing and starts nothing."""
+    if config.share or not is_own_machine(config.host):
         return []
     from starlette.middleware import Middleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    return [Middleware(TrustedHostMiddleware, allowed_hosts=list(_LOOPBACK), www_redirect=False)]
+    return [Middleware(OwnMachineOnly)]
 
 
 def _handlers() -> dict[type[Exception], Any]:
@@ -148,11 +149,12 @@ def run_until_interrupted(config: DemoConfig) -> None:
     `serve`, or where the model cannot be loaded."""
     check_gradio()
     models = Models(config, config.video_model, config.video_draft_model)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # after cleaning up, as after Ctrl+C
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # after cleaning up: that it was asked to end is no failure
     with (
         tempfile.TemporaryDirectory(prefix="vargen_demo_") as folder,
         closing(models),
     ):
+        os.environ["GRADIO_TEMP_DIR"] = folder  # uploads: for this user alone, and gone at the end
         # Imports make millions of objects that stay. Garbage collection would take a third of the start.
         gc.disable()
         try:

@@ -10,7 +10,6 @@ import base64
 import hmac
 import importlib.util
 import io
-import ipaddress
 import itertools
 import json
 import os
@@ -23,10 +22,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, SAMPLING_BOUNDS, check_choice, check_text
 from vargen.base.errors import NotFiniteError, UserError, did_you_mean
+from vargen.base.http_clients import bounded_protocol, foreign_host, foreign_page, is_own_machine
 from vargen.base.options import DECODING, Settings, option, options_of
 from vargen.base.path_roles import READ_NAMES
 from vargen.base.reading import RepeatedKeyError, parse_json, reason_of
@@ -55,6 +54,8 @@ WITHOUT_EFFECT = (
 """Fields of OpenAI's interface that are taken whatever they say: any picture of the prompt answers them rightly."""
 MAX_BODY = 1 << 18
 """The most bytes of a request."""
+PLACE, HEALTH = "/v1/images/generations", "/health"
+"""Where pictures are asked for; and where anybody may ask whether the server lives, under any name."""
 KEY = "VARGEN_API_KEY"
 """The variable of the environment that holds the key of clients."""
 
@@ -104,23 +105,17 @@ class ServeConfig(SamplingOptions):
         resolve_method(self.method, self.method_options)
 
 
-def is_own_machine(host: str) -> bool:
-    """Whether a name or an address means the machine that asks."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def check_serving(config: ServeConfig) -> str | None:
-    """The key that clients must send; None: there is none. Raises UserError where a package is missing, or where other
-    machines reach the server and there is no key."""
+    """The key that clients must send; None: there is none. Raises UserError where a package is missing, no header can
+    carry the key, or other machines reach the server and there is none."""
     for package in ("starlette", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f'vargen serve needs {package}, which is not installed; run pip install "vargen[serve]"')
     key = os.environ.get(KEY) or None
     if key is None and not is_own_machine(config.host):
         raise UserError(f"host {config.host} lets other machines in; set a key for them in {KEY}, or use 127.0.0.1")
+    if key is not None and not (key.isascii() and key.isprintable() and key.strip() == key):
+        raise UserError(f"{KEY} must be printable ASCII without blanks at its ends: no client can send another key")
     return key
 
 
@@ -236,7 +231,8 @@ def build_app(
     """
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect
+    from starlette.middleware import Middleware
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
@@ -251,24 +247,63 @@ def build_app(
         await asyncio.to_thread(engine.close)
 
     def refused(status: int, message: str, kind: str = "invalid_request_error") -> Any:
-        metrics.requests.labels(str(status)).inc()
         param = message.split()[0].strip("':") if status == 400 else None
         error = {"message": " ".join(message.split()), "type": kind, "param": param, "code": None}
         return JSONResponse({"error": error}, status)
 
     def not_allowed(request: Request) -> Any:
-        try:
-            named = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-        except ValueError:
-            named = ""
-        if key is None and not is_own_machine(named):  # a page in a browser here, whose name leads to this address
-            return refused(
-                403, f"Host must name this machine where no key is set, such as 127.0.0.1, got {named!r:.40}"
-            )
-        sent = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if key is not None and not hmac.compare_digest(sent.encode(), key.encode()):
-            return refused(401, "the key is missing or wrong; send it as `Authorization: Bearer KEY`")
+        """The answer to who may not ask; None: it may."""
+        path = request.scope["path"]  # that of `request.url` is also made of the Host
+        if path == HEALTH:
+            return None
+        if key is None:
+            # A page in a browser here, whose name leads to this address, or that sends what it cannot read.
+            if (named := foreign_host(request.headers.raw)) is not None:
+                return refused(
+                    403, f"Host must name this machine where no key is set, such as 127.0.0.1, got {named!r:.40}"
+                )
+            if (page := foreign_page(request.method, request.headers.raw)) is not None:
+                return refused(403, f"Origin must be this machine where no key is set, got {page!r:.40}")
+        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+        is_right = scheme.lower() == "bearer" and hmac.compare_digest(sent.strip().encode(), (key or "").encode())
+        if key is not None and not is_right:
+            answer = refused(401, "the key is missing or wrong; send it as `Authorization: Bearer KEY`")
+            answer.headers["WWW-Authenticate"] = "Bearer"
+            return answer
+        kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if path == PLACE and request.method == "POST" and kind != "application/json":
+            return refused(415, f"Content-Type must be application/json, got {kind!r:.40}")
         return None
+
+    class Door:
+        """Asks before anything else answers, counts every answer, and gives up the pictures of a request that ends."""
+
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] != "http":
+                return await self.app(scope, receive, send)
+            started = False
+
+            async def counted(message: Any) -> None:
+                nonlocal started
+                if message["type"] == "http.response.start":
+                    started = True
+                    if message["status"] >= 400 or scope["path"] == PLACE:
+                        metrics.requests.labels(str(message["status"])).inc()
+                await send(message)
+
+            jobs = scope.setdefault("state", {})["jobs"] = list[Job]()
+            try:
+                answer = not_allowed(Request(scope))
+                await (self.app if answer is None else answer)(scope, receive, counted)
+            except asyncio.CancelledError:  # a second signal: nothing is waited for any more
+                if not started:
+                    await refused(503, "the server was ended", "server_error")(scope, receive, counted)
+            finally:
+                for job in jobs:
+                    job.finished.cancel()
 
     async def body_of(request: Request) -> Any:
         content = b""
@@ -287,8 +322,6 @@ def build_app(
             raise UserError("body must be JSON") from None
 
     async def generations(request: Request) -> Any:
-        if (answer := not_allowed(request)) is not None:
-            return answer
         began = time.perf_counter()
         try:
             asked = GenerationBody.read(await body_of(request), image_size, can_show, methods)
@@ -299,17 +332,18 @@ def build_app(
             ]
             for _ in jobs[1:] if asked.seed is None else ():
                 next(seeds)
-            if asked.stream:
-                events = _Events(jobs[0], image_size, asked)
-                engine.submit(jobs)
-                metrics.requests.labels("200").inc()
-                return StreamingResponse(events.sent(), media_type="text/event-stream")
+            events = _Events(jobs[0], image_size, asked) if asked.stream else None
             engine.submit(jobs)
+            request.state.jobs += jobs
+            if events is not None:
+                return StreamingResponse(events.sent(), media_type="text/event-stream")
             pictures = await _drawn(jobs, request)
         except Exception as error:
             status, kind = next(answer for cause, answer in _STATUS.items() if isinstance(error, cause))
-            return refused(status, str(error) or type(error).__name__, kind)
-        metrics.requests.labels("200").inc()
+            answer = refused(status, str(error) or type(error).__name__, kind)
+            if status == 429:
+                answer.headers["Retry-After"] = "1"
+            return answer
         metrics.seconds.observe(time.perf_counter() - began)
         prefix = f"data:image/{asked.output_format};base64," if asked.response_format == "url" else ""
         data = [
@@ -323,11 +357,9 @@ def build_app(
     own = {"id": model, "object": "model", "created": 0, "owned_by": "vargen"}
 
     async def models(request: Request) -> Any:
-        return not_allowed(request) or JSONResponse({"object": "list", "data": [own]})
+        return JSONResponse({"object": "list", "data": [own]})
 
     async def one_model(request: Request) -> Any:
-        if (answer := not_allowed(request)) is not None:
-            return answer
         named = request.path_params["id"]
         return JSONResponse(own) if named == model else refused(404, f"{named!r:.80} is no model here; {model} is")
 
@@ -336,32 +368,34 @@ def build_app(
         return JSONResponse(state, 200 if engine.alive else 503)
 
     async def measured(request: Request) -> Any:
-        return not_allowed(request) or Response(metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def not_routed(request: Request, error: Any) -> Any:
         if error.status_code == 404:
             places = ", ".join(route.path for route in routes)
-            return refused(404, f"{request.url.path!r:.80} is no place of this server; it has {places}")
+            return refused(404, f"{request.scope['path']!r:.80} is no place of this server; it has {places}")
         allowed = (error.headers or {})["Allow"]
-        answer = refused(405, f"{request.method:.40} is no method of {request.url.path}; use {allowed}")
+        answer = refused(405, f"{request.method:.40} is no method of {request.scope['path']}; use {allowed}")
         answer.headers["Allow"] = allowed
         return answer
 
     routes = [
-        Route("/v1/images/generations", generations, methods=["POST"]),
+        Route(PLACE, generations, methods=["POST"]),
         Route("/v1/models", models),
         Route("/v1/models/{id:path}", one_model),
-        Route("/health", health),
+        Route(HEALTH, health),
         Route("/metrics", measured),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: not_routed})
+    app = Starlette(
+        routes=routes, middleware=[Middleware(Door)], lifespan=lifespan, exception_handlers={HTTPException: not_routed}
+    )
+    app.router.redirect_slashes = False
     app.state.engine = engine
     return app
 
 
 async def _drawn(jobs: Sequence[Job], request: Request) -> list[Image]:
-    """The pictures of jobs that were submitted. When one fails or the client leaves, those that still wait are not
-    drawn. Raises ClientLeft, or the error of a job."""
+    """The pictures of jobs that were submitted. Raises ClientLeft, or the error of a job."""
 
     async def leaves() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -379,8 +413,6 @@ async def _drawn(jobs: Sequence[Job], request: Request) -> list[Image]:
     finally:
         leaving.cancel()
         drawing.cancel()
-        for job in jobs:
-            job.finished.cancel()
 
 
 class _Events:
@@ -398,31 +430,28 @@ class _Events:
         job.finished.add_done_callback(lambda future: put("image_generation.completed", future))
 
     async def sent(self) -> AsyncIterator[str]:
-        """Lines of server-sent events. A client that leaves takes its job out of the queue."""
-        try:
-            while True:
-                kind, value, number = await self._queue.get()
-                event: dict[str, Any] = {
-                    "type": kind,
-                    "created_at": int(time.time()),
-                    "size": f"{self._size}x{self._size}",
-                }
-                event |= {"quality": "auto", "background": "opaque", "output_format": self._asked.output_format}
-                event["seed"] = self._job.seed
-                if kind == "image_generation.completed" and value.exception() is not None:
-                    said = " ".join(str(value.exception()).split())
-                    event = {"error": {"message": said, "type": "server_error", "param": None, "code": None}}
-                elif kind == "image_generation.completed":
-                    usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
-                    usage["input_tokens_details"] = {"image_tokens": 0, "text_tokens": 0}  # type: ignore[assignment]
-                    event |= {"b64_json": self._asked.encoded(value.result()), "usage": usage}
-                else:
-                    event |= {"b64_json": self._asked.encoded(value), "partial_image_index": number}
-                yield f"event: {kind}\ndata: {json.dumps(event)}\n\n"
-                if kind == "image_generation.completed":
-                    return
-        finally:
-            self._job.finished.cancel()
+        """Lines of server-sent events."""
+        while True:
+            kind, value, number = await self._queue.get()
+            event: dict[str, Any] = {
+                "type": kind,
+                "created_at": int(time.time()),
+                "size": f"{self._size}x{self._size}",
+            }
+            event |= {"quality": "auto", "background": "opaque", "output_format": self._asked.output_format}
+            event["seed"] = self._job.seed
+            if kind == "image_generation.completed" and value.exception() is not None:
+                said = " ".join(str(value.exception()).split())
+                event = {"error": {"message": said, "type": "server_error", "param": None, "code": None}}
+            elif kind == "image_generation.completed":
+                usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+                usage["input_tokens_details"] = {"image_tokens": 0, "text_tokens": 0}  # type: ignore[assignment]
+                event |= {"b64_json": self._asked.encoded(value.result()), "usage": usage}
+            else:
+                event |= {"b64_json": self._asked.encoded(value), "partial_image_index": number}
+            yield f"event: {kind}\ndata: {json.dumps(event)}\n\n"
+            if kind == "image_generation.completed":
+                return
 
 
 class Metrics:
@@ -484,7 +513,7 @@ def serve(config: ServeConfig) -> None:
     # uvicorn finishes what runs, then sends itself the signal again. That it was asked to end is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print(f"vargen: {name} at http://{config.host}:{config.port}/v1", flush=True)
-    uvicorn.run(app, host=config.host, port=config.port, log_level="warning")
+    uvicorn.run(app, host=config.host, port=config.port, log_level="warning", http=bounded_protocol(), ws="none")
 
 
 def open_app(config: ServeConfig, key: str | None) -> tuple[Any, str]:

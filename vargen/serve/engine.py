@@ -121,12 +121,15 @@ class Engine:
         """Let jobs wait, all or none of them. A job whose future is cancelled while it waits is not drawn.
 
         Raises:
-            QueueFull: there is no room for them.
+            UserError: there never is room for so many.
+            QueueFull: there is no room for them now.
             EngineStopped: nothing is drawn any more.
         """
         with self._changed:
             if not self.alive:
                 raise EngineStopped("nothing is drawn any more; start the server again")
+            if len(jobs) > self.limit:
+                raise UserError(f"n must be at most {self.limit}, the pictures that may wait here, got {len(jobs)}")
             self._drop_cancelled()
             if len(self._waiting) + len(jobs) > self.limit:
                 raise QueueFull(f"{len(self._waiting)} pictures wait, and at most {self.limit} may; try again later")

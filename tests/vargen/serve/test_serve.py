@@ -30,7 +30,16 @@ from specdecode.roles import Target
 from vargen.base.errors import UserError
 from vargen.demo.race import race
 from vargen.methods.catalogue import resolve_method
-from vargen.serve.app import KEY, WITHOUT_EFFECT, GenerationBody, ServeConfig, build_app, check_port, check_serving
+from vargen.serve.app import (
+    KEY,
+    PLACE,
+    WITHOUT_EFFECT,
+    GenerationBody,
+    ServeConfig,
+    build_app,
+    check_port,
+    check_serving,
+)
 from vargen.serve.engine import Engine, EngineStopped, Job, QueueFull
 
 pytest.importorskip("starlette", reason="needs the extra serve")
@@ -309,7 +318,7 @@ def test_a_client_that_leaves_takes_its_pictures_out_of_the_queue() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    async def ask(*messages: Any) -> None:
+    async def ask(*messages: Any, path: str = PLACE) -> None:
         coming = iter(messages)
 
         async def receive() -> Any:
@@ -318,22 +327,67 @@ def test_a_client_that_leaves_takes_its_pictures_out_of_the_queue() -> None:
                 waited.append(engine.waiting)
             return message
 
-        scope = {"type": "http", "method": "POST", "path": "/v1/images/generations", "query_string": b""}
+        scope = {"type": "http", "method": "POST" if messages else "GET", "path": path, "query_string": b""}
         scope |= {"headers": [(b"host", b"localhost")], "http_version": "1.1", "scheme": "http"}
         await asyncio.wait_for(app(scope, receive, send), 600)
 
-    body = {"type": "http.request", "body": json.dumps({"prompt": "gone", "n": 2}).encode()}
+    def asked(**fields: Any) -> Any:
+        return {"type": "http.request", "body": json.dumps({"prompt": "gone", **fields}).encode()}
+
+    body, stream = asked(n=2), asked(stream=True)
     rest, left, waited = {"type": "http.request", "body": b""}, {"type": "http.disconnect"}, list[int]()
-    for messages in ([body, left], [body, rest, left], [body | {"more_body": True}, left]):
+    for messages in ([body, left], [body, rest, left], [body | {"more_body": True}, left], [stream, left]):
         run(lambda messages=messages: ask(*messages))
-        assert engine.waiting == 0
-    assert waited == [2, 2, 0], "the last one left before it had sent all"
-    assert [message["status"] for message in sent if "status" in message] == [499] * 3
+        assert all(job.finished.cancelled() for job in engine._waiting), "before anybody asks who waits"
+    assert waited == [2, 2, 0, 1], "the third one left before it had sent all"
+    run(lambda: ask(path="/metrics"))
+    text = sent[-1]["body"].decode()
+    assert 'vargen_requests_total{status="499"} 3.0' in text and 'vargen_requests_total{status="200"} 1.0' in text
     live = [Job("live", 0), Job("live", 1)]
     engine.submit(live)
     held.go_on.set()
     engine.close()
     assert held.arrived == ["first", "live", "live"]
+
+
+@pytest.mark.parametrize(
+    ("places", "free", "waiting", "joins"),
+    [
+        *((8, 1, 1, True), (8, 4, 1, True), (8, 5, 1, False), (8, 7, 1, False), (8, 8, 3, False)),
+        *((2, 1, 1, True), (2, 1, 2, False), (1, 1, 1, False)),
+    ],
+)
+def test_a_wave_takes_no_more_where_the_next_one_fits_better(places: int, free: int, waiting: int, joins: bool) -> None:
+    """Wider, or less than half as wide; a batch has eight places."""
+    waves, begun, go_on = list[tuple[int, int]](), threading.Event(), threading.Event()
+
+    class Wave(Held):
+        def stream(self, prompts: list[str], *, batch_size: int, arriving: Any, **_: Any) -> Iterator[Any]:
+            if not waves:
+                begun.set()
+                assert go_on.wait(600)
+            joined = [] if waves else arriving(free, lambda prompt: True)
+            waves.append((batch_size, len(joined)))
+            for index in range(len(prompts) + len(joined)):
+                trace = SimpleNamespace(target_passes=1)
+                yield SimpleNamespace(index=index, image="", tokens=torch.zeros(1), trace=trace)
+
+    engine = Engine(Wave(), batch_size=8)
+    with engine._changed:
+        engine.submit([Job(PROMPT, seed) for seed in range(places)])
+    assert begun.wait(600)
+    engine.submit([Job(PROMPT, seed) for seed in range(waiting)])
+    go_on.set()
+    engine.close()
+    assert waves == ([(places, waiting)] if joins else [(places, 0), (waiting, 0)])
+
+
+def test_a_job_that_is_cancelled_as_it_is_taken_is_not_drawn(engine: Engine) -> None:
+    gone, wanted = Job("gone", 0), Job("wanted", 0)
+    with engine._changed:
+        engine._waiting.extend([gone, wanted])
+        assert gone.finished.cancel()
+        assert engine._taken(2) == [wanted]
 
 
 def test_one_that_fails_fails_alone(engine: Engine, wanted: Callable[..., Any]) -> None:

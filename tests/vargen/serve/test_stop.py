@@ -38,6 +38,7 @@ def test_sigterm_lets_a_request_end_takes_no_other_and_is_no_failure(
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
         connection.putrequest("POST", "/v1/images/generations")
         connection.putheader("Content-Length", str(len(body)))
+        connection.putheader("Content-Type", "application/json")
         connection.endheaders(body[:10])  # the rest comes after the signal
         return connection
 

@@ -99,7 +99,7 @@ def bounded_protocol() -> type[Any]:
     undone: dict[Any, float] = {}  # connections that wait for their clients, the oldest first, and since when
     most = most_undone()
 
-    class Bounded(base):  # type: ignore[misc]
+    class Bounded(base):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._seen, self._unsent = self.cycle, 0

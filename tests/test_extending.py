@@ -66,6 +66,18 @@ def test_the_examples_work_as_written_and_touch_what_the_page_says(tmp_path: Pat
         folder=tmp_path,
         PYTHONPATH=str(tmp_path),
     )
+    counted = """
+import torch
+from vargen import AutoPicturePipeline
+
+pipeline, passes = AutoPicturePipeline.from_pretrained(), []
+for method in ("scd", {"name": "my_methods:CoupledGroupsConfig", "group_size": 3}):
+    output = pipeline("a red cube on wood", method=method, generator=torch.Generator().manual_seed(1))
+    passes.append(output.trace.target_passes)
+print(*passes)
+"""
+    coupled, grouped = map(int, run(sys.executable, "-c", counted, folder=tmp_path, PYTHONPATH=str(tmp_path)).split())
+    assert grouped < coupled < 256
     both = "from vargen.cli import main; [main(['methods', '--task', task]) for task in ('image', 'video')]"
     shown = run(sys.executable, "-c", both, folder=tmp_path, PYTHONPATH=str(tmp_path))
     assert shown.count("\nprompt-lookup") == 2

@@ -306,6 +306,10 @@ class ImageMethodConfig(MethodConfig, ABC):
         return fitting
 
 
+NamedMethod = str | Mapping[str, Any] | ImageMethodConfig
+"""What `method=` takes: a name, a mapping such as `{"name": "jacobi", "window": 16}`, or settings."""
+
+
 @dataclass(frozen=True)
 class ChainMethodConfig(ImageMethodConfig):
     """Settings of a method that drafts a chain.

@@ -6,6 +6,9 @@ torch. A new method is one file and one entry in `METHODS`, or a package's entry
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -49,6 +52,9 @@ METHODS: tuple[type[ImageMethodConfig], ...] = (
 UNTRAINED = "ar,jacobi,scd,vvs-jacobi"
 """What a comparison of pictures compares by default: the best methods without a trained drafter (docs/results.md)."""
 
+_IMPORTED: list[type[MethodConfig]] = []
+"""Those that were named as MODULE:CLASS in this process."""
+
 AnyConfig = TypeVar("AnyConfig", bound=MethodConfig)
 
 
@@ -59,7 +65,7 @@ def methods_for(task: Task) -> dict[str, type[Any]]: ...
 def methods_for(task: Task) -> dict[str, Any]:
     """The methods of a task by name, in the order in which they are listed. The first of a name stands."""
     named: dict[str, Any] = {}
-    for method in (*METHODS, *find_methods()):
+    for method in (*METHODS, *find_methods(), *_IMPORTED):
         if method.task == task:
             named.setdefault(method.name, method)
     return named
@@ -67,21 +73,21 @@ def methods_for(task: Task) -> dict[str, Any]:
 
 @overload
 def resolve_method(
-    method: str | MethodConfig,
+    method: str | Mapping[str, Any] | MethodConfig,
     options: Mapping[str, Any] | None = None,
     own: Mapping[str, Mapping[str, Any]] | None = None,
     task: Literal["image"] = "image",
 ) -> ImageMethodConfig: ...
 @overload
 def resolve_method(
-    method: str | MethodConfig,
+    method: str | Mapping[str, Any] | MethodConfig,
     options: Mapping[str, Any] | None = None,
     own: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     task: Task,
 ) -> Any: ...
 def resolve_method(
-    method: str | MethodConfig,
+    method: str | Mapping[str, Any] | MethodConfig,
     options: Mapping[str, Any] | None = None,
     own: Mapping[str, Mapping[str, Any]] | None = None,
     task: Task = "image",
@@ -90,8 +96,9 @@ def resolve_method(
 
     Args:
         method: the name of a method; or that of a preset, a YAML file in `configs/methods/` or anywhere, which names
-            a method and those of its settings that differ from the defaults; or settings.
-        options: fields that differ from these; only with a name or a preset.
+            a method and those of its settings that differ from the defaults; or MODULE:CLASS, see `import_method`; or a
+            mapping of "name", any of these, and settings that differ; or settings.
+        options: fields that differ from these; not with settings.
         own: a model's own settings by method (`check_own_settings`); a method's name includes them, a preset does not.
             A method with a `paper_preset` has the settings of its paper on a model without an entry for it, and a
             warning says so. None: there is no model yet.
@@ -105,9 +112,15 @@ def resolve_method(
         if options:
             raise UserError("method_options cannot be given beside a method's settings; put them there")
         return method
+    if isinstance(method, Mapping):
+        settings = {**method, **(options or {})}
+        method, options = settings.pop("name", None), settings
+    if isinstance(method, str) and is_import(method):
+        method = import_method(method, task).name
     by_name: Mapping[str, type[MethodConfig]] = methods_for(task)
     if not isinstance(method, str):
-        raise UserError(f"method must be a name or settings of a method for {TASKS[task]}, got {method!r}")
+        example = '{"name": "jacobi", "window": 16}'
+        raise UserError(f"method must be a name, {example} or settings of a method for {TASKS[task]}, got {method!r}")
     if method in by_name:
         config, settings = by_name[method], None if own is None else own.get(method)
         if own is not None and settings is None and config.paper_preset is not None:
@@ -132,6 +145,35 @@ def resolve_method(
     if not isinstance(name, str) or name not in by_name:
         raise UserError(f"{path}: `method` must be one of {', '.join(by_name)}, got {name!r}")
     return configure(by_name[name], {**preset, **(options or {})})
+
+
+def is_import(name: str) -> bool:
+    """Whether a method is named as MODULE:CLASS."""
+    return ":" in name and not name.endswith((".yaml", ".yml"))
+
+
+def import_method(named: str, task: Task = "image") -> type[MethodConfig]:
+    """The method of a class MODULE:CLASS, of an installed package or a file in the current folder. Its own name stands
+    for it from then on in this process.
+
+    Raises:
+        UserError: there is no such class, it is no method of the task, or its name is taken.
+    """
+    module, _, name = named.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        where = "an installed package or of a file in this folder"
+        raise UserError(f"method {named!r} cannot be imported ({error}); give MODULE:CLASS of {where}") from error
+    if not (isinstance(found, type) and issubclass(found, MethodConfig) and getattr(found, "task", None) == task):
+        raise UserError(f"method {named!r} is no class of settings of a method for {TASKS[task]}")
+    if methods_for(task).setdefault(found.name, found) is not found:
+        raise UserError(f"method {named!r} is called {found.name!r}, as one that is there; give it another name")
+    if found not in _IMPORTED:
+        _IMPORTED.append(found)
+    return found
 
 
 def check_own_settings(own: Mapping[str, Any], place: str) -> None:
@@ -183,8 +225,9 @@ def read_method_list(
     """The methods by label, in the order they are named.
 
     Args:
-        names: methods, presets or YAML files of settings, separated by commas. A file's label is its stem; LABEL=NAME
-            gives another label, so that one method can be listed with several settings.
+        names: methods, presets, YAML files of settings or MODULE:CLASS, separated by commas. A file's label is its
+            stem, and a class's its name; LABEL=NAME gives another label, so that one method can be listed with several
+            settings.
         options: settings that differ from the defaults, by label, as `options_by_method` reads them.
         field: what errors call the list.
         resolve: what knows the names, such as `resolve_method`.
@@ -201,6 +244,8 @@ def read_method_list(
         label, equals, named = specification.partition("=")
         if equals:
             specification = named
+        elif is_import(specification):
+            label = resolve(specification, None).name
         elif specification.endswith((".yaml", ".yml")):
             label = Path(specification).stem
         if label in chosen:

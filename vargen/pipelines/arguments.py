@@ -22,7 +22,7 @@ from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import DecodeTrace
 from vargen.base import bounds
 from vargen.base.errors import NotFiniteError, UserError
-from vargen.methods.base import ImageMethodConfig, Method
+from vargen.methods.base import ImageMethodConfig, Method, NamedMethod
 from vargen.models.components import BatchSlot
 
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
@@ -168,7 +168,7 @@ class DrawSettings:
     top_p: float | None = None
     num_images_per_prompt: int = 1
     generator: torch.Generator | Sequence[torch.Generator] | None = None
-    method: str | ImageMethodConfig = "jacobi"
+    method: NamedMethod = "jacobi"
     output_type: str = "pil"
     callback_on_step_end: StepCallback | None = None
     callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",)

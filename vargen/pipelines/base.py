@@ -27,7 +27,7 @@ from specdecode.loop import tokens_left
 from specdecode.roles import DecodeState
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
-from vargen.methods.base import ImageMethodConfig
+from vargen.methods.base import ImageMethodConfig, NamedMethod
 from vargen.methods.catalogue import resolve_method
 from vargen.models.components import SINGLE_BATCH
 from vargen.models.reuse import Reuse
@@ -141,7 +141,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
         return {}
 
     def resolve_method(
-        self, method: str | ImageMethodConfig, options: Mapping[str, Any] | None = None, num_tokens: int | None = None
+        self, method: NamedMethod, options: Mapping[str, Any] | None = None, num_tokens: int | None = None
     ) -> ImageMethodConfig:
         """The settings of a method on this model, with a number for every size that pictures depend on.
 

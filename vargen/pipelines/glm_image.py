@@ -32,7 +32,7 @@ from vargen.checkpoints.finite import check_component_weights, check_pixels
 from vargen.checkpoints.model_folder import check_model_folder, check_pipeline_class, has_torch_files
 from vargen.checkpoints.offloading import check_device_map, move_offloaded
 from vargen.checkpoints.transformers_folder import checked_arguments, hub_arguments, unloadable
-from vargen.methods.base import ImageMethodConfig, Method
+from vargen.methods.base import Method, NamedMethod
 from vargen.models.components import BatchSlot
 from vargen.models.glm_image.glm_image_components import GlmImageComponents
 from vargen.models.glm_image.glm_image_target import GlmImageTarget
@@ -262,7 +262,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         guidance_scale: float | None = None,
         num_images_per_prompt: int = 1,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
-        method: str | ImageMethodConfig = "jacobi",
+        method: NamedMethod = "jacobi",
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
     ) -> GlmImagePriorOutput:
@@ -359,7 +359,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         negative_prompt: str | None = None,
         num_images_per_prompt: int = 1,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
-        method: str | ImageMethodConfig = "jacobi",
+        method: NamedMethod = "jacobi",
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: StepCallback | None = None,

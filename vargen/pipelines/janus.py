@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import JanusForConditionalGeneration, JanusProcessor
 
 from vargen.base.errors import UserError
-from vargen.methods.base import ImageMethodConfig
+from vargen.methods.base import NamedMethod
 from vargen.models.janus.janus_components import JanusComponents
 from vargen.models.janus.janus_target import JanusTarget, num_image_tokens
 from vargen.models.janus.vq import decode_codes, intensities
@@ -171,7 +171,7 @@ class JanusPipeline(TransformersPipeline):
         top_p: float | None = None,
         num_images_per_prompt: int = 1,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
-        method: str | ImageMethodConfig = "jacobi",
+        method: NamedMethod = "jacobi",
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: StepCallback | None = None,

@@ -30,7 +30,7 @@ from vargen.checkpoints.model_folder import check_model_folder, own_weights, sha
 from vargen.checkpoints.offloading import check_device_map, is_offloaded
 from vargen.checkpoints.transformers_folder import checked_arguments, or_leave_out
 from vargen.drafters.eagle_head import EagleHead
-from vargen.methods.base import ImageMethodConfig, Method
+from vargen.methods.base import Method, NamedMethod
 from vargen.methods.catalogue import check_own_settings
 from vargen.models.components import BatchSlot
 from vargen.models.llamagen.llamagen_components import LlamaGenComponents, check_draft_model
@@ -453,7 +453,7 @@ class LlamaGenPipeline(StreamingPipeline):
         negative_prompt_embeds: Tensor | None = None,
         negative_prompt_attention_mask: Tensor | None = None,
         max_sequence_length: int | None = None,
-        method: str | ImageMethodConfig = "jacobi",
+        method: NamedMethod = "jacobi",
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: StepCallback | None = None,

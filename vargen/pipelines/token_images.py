@@ -25,7 +25,7 @@ from specdecode.sampling import SamplingConfig
 from vargen.base.errors import UserError
 from vargen.checkpoints.finite import check_pixels
 from vargen.checkpoints.transformers_folder import folder_of
-from vargen.methods.base import ImageMethodConfig, Method
+from vargen.methods.base import ImageMethodConfig, Method, NamedMethod
 from vargen.models.picture_size import Grid
 from vargen.models.token_images.catalogue import find_family
 from vargen.models.token_images.description import TokenImageFamily
@@ -161,7 +161,7 @@ class TokenImages(TransformersPipeline):
         top_p: float | None = None,
         num_images_per_prompt: int = 1,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
-        method: str | ImageMethodConfig = "jacobi",
+        method: NamedMethod = "jacobi",
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: StepCallback | None = None,

@@ -12,8 +12,10 @@ from typing import ClassVar
 import pytest
 
 from vargen.base import world
+from vargen.base.errors import UserError
+from vargen.methods import catalogue
 from vargen.methods.autoregressive import AutoregressiveConfig
-from vargen.methods.catalogue import METHODS, methods_for, resolve_method
+from vargen.methods.catalogue import METHODS, methods_for, read_method_list, resolve_method
 
 
 @dataclass(frozen=True)
@@ -57,3 +59,23 @@ def test_a_package_adds_methods_and_takes_no_name() -> None:
     assert [*known] == [*(method.name for method in METHODS), "brought"]
     assert resolve_method("brought", {"patience": 3}) == Brought(3)
     assert known["jacobi"] is not Impostor and not methods_for("video")
+
+
+@pytest.mark.usefixtures("package")
+def test_a_class_is_named_by_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "_IMPORTED", [])
+    module = ModuleType("at_hand")
+    vars(module).update(Own=type("Own", (Brought,), {"name": "own"}), Impostor=Impostor, other=3)
+    monkeypatch.setitem(sys.modules, "at_hand", module)
+    assert resolve_method({"name": "at_hand:Own", "patience": 3}) == module.Own(3)
+    assert resolve_method("own", {"patience": 3}) == module.Own(3), "its own name stands for it from then on"
+    assert read_method_list("ar,at_hand:Own", {"own.patience": 4}, "methods", resolve_method)["own"] == module.Own(4)
+    for named, said in {
+        "at_hand:Impostor": "as one that is",
+        "at_hand:other": "is no class",
+        "a:B": "imported",
+    }.items():
+        with pytest.raises(UserError, match=said):
+            resolve_method(named)
+    with pytest.raises(UserError, match="must be a name"):
+        resolve_method({"patience": 3})

@@ -1,7 +1,5 @@
 """Scripts of benchmarks/: each is called as a person would, as small as can be; figures are checked by hand."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy
@@ -41,9 +39,7 @@ CALLED = [path.stem for path in sorted(BENCHMARKS.glob("*.py")) if "ArgumentPars
 
 
 @pytest.mark.parametrize("name", CALLED)
-def test_every_script_says_how_it_is_called(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_script_says_how_it_is_called(name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
@@ -55,7 +51,7 @@ def call(monkeypatch: pytest.MonkeyPatch, module: Any, *arguments: Any) -> None:
     module.main()
 
 
-def test_passes_are_timed_and_kept(own_kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_timed_and_kept(own_kernels, tmp_path, monkeypatch):
     path = tmp_path / "passes.json"
     given = ("--smoke", "--output", path, "--num_threads", torch.get_num_threads())
     call(monkeypatch, passes, *given)
@@ -74,7 +70,7 @@ def test_passes_are_timed_and_kept(own_kernels: None, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and recording takes minutes")
-def test_without_a_gpu_its_script_says_so(tmp_path: Path) -> None:
+def test_without_a_gpu_its_script_says_so(tmp_path):
     environment = {**os.environ, "PYTHON": sys.executable, "RESULTS": str(tmp_path / "results")}
     command = ["bash", str(BENCHMARKS / "gpu.sh")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
@@ -82,7 +78,7 @@ def test_without_a_gpu_its_script_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "results").exists()
 
 
-def test_every_step_of_the_sweep_names_a_script_and_a_record() -> None:
+def test_every_step_of_the_sweep_names_a_script_and_a_record():
     for step in record_all.STEPS.values():
         if step.command[0] != "-m":
             assert (BENCHMARKS.parent / step.command[0]).is_file()
@@ -90,7 +86,7 @@ def test_every_step_of_the_sweep_names_a_script_and_a_record() -> None:
             assert step.copies[1].is_file()
 
 
-def test_the_sweep_runs_what_is_out_of_date_and_nothing_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_sweep_runs_what_is_out_of_date_and_nothing_twice(monkeypatch, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
 
     def write(path: Path, text: str) -> tuple[str, ...]:
@@ -113,7 +109,7 @@ def test_the_sweep_runs_what_is_out_of_date_and_nothing_twice(monkeypatch: pytes
     assert dict(record_all.figures(rows)) == {("ar", "judge", "value"): 0.5}
 
 
-def test_true_pictures_are_right_and_false_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_true_pictures_are_right_and_false_ones_are_counted(monkeypatch):
     cases = sample_prompts(12)
     renderer = SceneRenderer(64)
     known = renderer([case.scene for case in cases]).images.flatten(1)
@@ -149,7 +145,7 @@ def batch(claims: list[int], numbers: list[int], passes: int) -> dict[str, Any]:
     return {"judged": judged, "passes": [passes] * len(judged), "rows_fed": [300] * len(judged), "unverified": 0.25}
 
 
-def test_settings_of_studies_are_those_of_their_methods() -> None:
+def test_settings_of_studies_are_those_of_their_methods():
     for name, settings in {**rows_side_by_side.SETTINGS, **rows_side_by_side.ON_LARGER_GRIDS}.values():
         kept = json.loads(json.dumps(resolve_method(name, settings).to_dict()))
         assert {**kept, **json.loads(json.dumps(settings))} == kept
@@ -159,9 +155,7 @@ def test_settings_of_studies_are_those_of_their_methods() -> None:
             assert all(settings[name] == value for name, value in row.settings.items())
 
 
-def test_rows_go_on_after_a_kill_and_differences_are_over_the_same_captions(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_rows_go_on_after_a_kill_and_differences_are_over_the_same_captions(monkeypatch, tmp_path):
     drawn: list[tuple[str, int]] = []
 
     def draw(pipeline: Any, method: Any, first: int, cases: list[Any], judge: Any) -> dict[str, Any]:
@@ -192,7 +186,7 @@ def test_rows_go_on_after_a_kill_and_differences_are_over_the_same_captions(
 
 
 @pytest.mark.parametrize(("stale", "wanted"), [(-1, [3, 4]), (0, [1, 2]), (1, [0, 1]), (2, [-1, 0])])
-def test_drafting_reads_fresh_features_or_those_before(stale: int, wanted: list[int]) -> None:
+def test_drafting_reads_fresh_features_or_those_before(stale, wanted):
     """Three features were written, then two: fresh ones, or as many that end so long before."""
     cache = vvs_studies.StaleFeatureCache(20, max(stale, 0), stale)
     cache.start(torch.full((1, 1, 1), -1.0))
@@ -225,9 +219,7 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("method", ["ar", "jacobi", "eagle", "vvs", "draft-model", "zipar", "vvs-rows"])
-def test_tokens_are_the_small_models_and_every_pass_is_weighted(
-    networks: Any, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_the_small_models_and_every_pass_is_weighted(networks, method, monkeypatch):
     """Beside every forward pass of the model runs one over as many tokens of as many rows."""
     pipeline = build_drafting_pipeline()
     tree = {"total_tokens": 10, "depth": 3}
@@ -264,7 +256,7 @@ def test_tokens_are_the_small_models_and_every_pass_is_weighted(
     assert bool(heavy.networks.passes["draft model"]) == (method == "draft-model")
 
 
-def test_rows_say_what_they_were_weighted_by(networks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_say_what_they_were_weighted_by(networks, tmp_path, monkeypatch):
     import weighted_bench
 
     small = ("--methods", "jacobi", "--num_prompts", 1, "--warm_up", 0, "--dtype", "float32", "--device", "cpu")
@@ -280,7 +272,7 @@ def test_rows_say_what_they_were_weighted_by(networks: Any, tmp_path: Path, monk
 # Videos.
 
 
-def test_rows_of_the_papers_tables_are_methods_and_heads_have_commands() -> None:
+def test_rows_of_the_papers_tables_are_methods_and_heads_have_commands():
     studies, heads = paper_tables.read_studies()
     assert {row["drafter"] for study in studies.values() for row in study.rows.values() if "drafter" in row} == {*heads}
     for command in paper_tables.commands("runs/x/export", Path("runs/heads")):
@@ -289,9 +281,7 @@ def test_rows_of_the_papers_tables_are_methods_and_heads_have_commands() -> None
         assert {study.over} - {None} <= set(study.rows) and all(study.settings(label) for label in study.rows)
 
 
-def test_papers_tables_go_on_where_they_were_stopped(
-    tmp_path: Path, qwen_pair: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_papers_tables_go_on_where_they_were_stopped(tmp_path, qwen_pair, monkeypatch):
     """A longer video, a head that sees a share, seconds and operations; a second run answers nothing."""
     names = ("sparrow_by_length", "sparrow_same_words", "sparrow_shares", "flash", "flash_cost")
     short = {name: replace(paper_tables.read_studies()[0][name], times=(1,), max_new_tokens=12) for name in names}
@@ -321,9 +311,7 @@ def test_papers_tables_go_on_where_they_were_stopped(
 # Text.
 
 
-def test_real_text_goes_on_after_a_kill_and_a_token_that_differs_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_text_goes_on_after_a_kill_and_a_token_that_differs_is_told(tmp_path, monkeypatch):
     """On a small model of random weights and a tokenizer of characters."""
     words = {word: number for number, word in enumerate(["<pad>", "<s>", "</s>", *map(chr, range(32, 127))])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<pad>"))

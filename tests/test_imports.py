@@ -207,12 +207,12 @@ def imports(sources: dict[str, str]) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("rule", [*RULES, circles], ids=lambda rule: rule.__name__)
-def test_the_house_keeps_the_rule(rule: Callable[[Imports], set[Edge]], imports: dict[str, set[str]]) -> None:
+def test_the_house_keeps_the_rule(rule, imports):
     assert not rule(imports), rule.__doc__
 
 
 @pytest.mark.parametrize(("rule", "planted"), RULES.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_a_planted_import_breaks_the_rule(rule: Callable[[Imports], set[Edge]], planted: Edge) -> None:
+def test_a_planted_import_breaks_the_rule(rule, planted):
     allowed = {
         "scenes.cases": {"vargen.jobs.cases", "scenes.rendering.scene"},
         "vargen.commands.evaluate": {"vargen.jobs.evaluation"},
@@ -231,12 +231,12 @@ def test_a_planted_import_breaks_the_rule(rule: Callable[[Imports], set[Edge]], 
     assert rule({**allowed, module: {*allowed.get(module, ()), other}}) == {planted}
 
 
-def test_few_files_lie_beside_the_folders_of_the_core(imports: dict[str, set[str]]) -> None:
+def test_few_files_lie_beside_the_folders_of_the_core(imports):
     files = loose_files(imports)
     assert len(files) <= MOST_FILES, sorted(files)
 
 
-def test_a_planted_file_is_counted() -> None:
+def test_a_planted_file_is_counted():
     nothing = set[str]()
     house = dict.fromkeys(["specdecode", "specdecode.loop", "specdecode.grid", "specdecode.grid.positions"], nothing)
     assert loose_files(house) == {"specdecode.loop"}
@@ -246,30 +246,30 @@ def test_a_planted_file_is_counted() -> None:
 @pytest.mark.parametrize(
     "planted", [("specdecode.kernels.native", "specdecode.kv_cache"), ("specdecode.sampling", "specdecode.ragged")]
 )
-def test_a_planted_floor_of_the_core_is_found(planted: Edge) -> None:
+def test_a_planted_floor_of_the_core_is_found(planted):
     module, other = planted
     assert higher_floors({other: {module}}) == ({(other, module)} if "ragged" in other else set())
     assert higher_floors({module: {other}}) == {planted}
 
 
 @pytest.mark.parametrize(("folder", "most"), MOST_FLOORS.items())
-def test_a_folder_has_few_floors(folder: str, most: int, imports: dict[str, set[str]]) -> None:
+def test_a_folder_has_few_floors(folder, most, imports):
     assert num_floors(imports, folder) <= most
 
 
-def test_a_planted_floor_is_counted() -> None:
+def test_a_planted_floor_is_counted():
     house = {"a.one": {"b.one", "a.two"}, "a.two": {"b.one"}, "b.one": set[str]()}
     assert num_floors(house, "a") == 2
     assert num_floors({**house, "a.two": {"a.three"}, "a.three": set[str]()}, "a") == 3
 
 
-def test_a_planted_circle_is_found() -> None:
+def test_a_planted_circle_is_found():
     line = {"a": {"b", "c"}, "b": {"c"}, "c": set[str](), "d": {"a"}}
     assert not circles(line)
     assert circles({**line, "c": {"a"}}) == {("a", "b"), ("a", "c"), ("b", "c"), ("c", "a")}
 
 
-def test_imports_are_read_wherever_they_stand() -> None:
+def test_imports_are_read_wherever_they_stand():
     sources = {
         "pack": "",
         "pack.one": "import pack.two\nfrom pack import three as number\nfrom pack.two import name",
@@ -312,7 +312,7 @@ def foreign_words(source: str) -> list[tuple[int, str]]:
     return found
 
 
-def test_the_core_speaks_of_tokens_alone(sources: dict[str, str]) -> None:
+def test_the_core_speaks_of_tokens_alone(sources):
     assert not {
         name: lines for name, text in sources.items() if within(name, "specdecode") and (lines := foreign_words(text))
     }
@@ -322,10 +322,10 @@ def test_the_core_speaks_of_tokens_alone(sources: dict[str, str]) -> None:
     "planted",
     ["def f(image):\n    pass", '"""Tokens of a Video."""', "x = 'caption'", "# pictures", "x = f'{y} pictures'"],
 )
-def test_a_planted_word_is_found(planted: str) -> None:
+def test_a_planted_word_is_found(planted):
     assert len(foreign_words(planted)) == 1
 
 
-def test_a_source_of_a_formula_may_be_named() -> None:
+def test_a_source_of_a_formula_may_be_named():
     assert not foreign_words("x = 1  # of image tokens: equation 3 of arXiv 2411.00000\n# tokens\ny = 2")
     assert not foreign_words('"""Rule: "Faster\nimage generation" (ICCV 2025), "Of videos", arXiv 2410.01699."""')

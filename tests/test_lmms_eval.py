@@ -5,8 +5,6 @@ of the base class, how a model is made of a string of arguments, and the tuple t
 itself is too heavy to be a dependency.
 """
 
-from __future__ import annotations
-
 import abc
 import importlib
 import sys
@@ -213,9 +211,7 @@ def ask(model: Any, video: Path, questions: list[str], **settings: Any) -> list[
     return model.generate_until(requests)
 
 
-def test_answers_come_in_order_with_their_counts(
-    model: Callable[..., Any], video: Path, logged: list[dict[str, Any]]
-) -> None:
+def test_answers_come_in_order_with_their_counts(model, video, logged):
     made = model("pretrained=some/folder,draft_model=other,method=lvspec,num_frames=4,seed=5", device="cpu")
     assert made.made == VideoOptions(
         model="some/folder", draft_model="other", num_frames=4, device="cpu", max_new_tokens=256, seed=5
@@ -247,7 +243,7 @@ def test_answers_come_in_order_with_their_counts(
     assert more["tokens_per_pass"] == pytest.approx(22 / 12)
 
 
-def test_settings_of_a_task_and_their_defaults(model: Callable[..., Any], video: Path) -> None:
+def test_settings_of_a_task_and_their_defaults(model, video):
     made = model("max_new_tokens=77", device="cpu")
     for settings, expected in (
         ({}, (77, 0.0, None)),
@@ -264,7 +260,7 @@ def test_settings_of_a_task_and_their_defaults(model: Callable[..., Any], video:
 
 
 @pytest.mark.parametrize(("arguments", "frames"), [("", 10), ("num_frames=6", 6), ("fps=1", 4)])
-def test_short_videos_are_taken_whole(model: Callable[..., Any], video: Path, arguments: str, frames: int) -> None:
+def test_short_videos_are_taken_whole(model, video, arguments, frames):
     """11 frames, 2 a second; steps of two."""
     made = model(arguments, device="cpu")
     ask(made, video, ["what?"])
@@ -282,9 +278,7 @@ def test_short_videos_are_taken_whole(model: Callable[..., Any], video: Path, ar
         ([{"role": "assistant", "content": "so"}], "num_fewshot"),
     ],
 )
-def test_what_is_no_question_about_a_video_is_refused(
-    logged: list[dict[str, Any]], messages: list[dict[str, Any]], message: str
-) -> None:
+def test_what_is_no_question_about_a_video_is_refused(logged, messages, message):
     model_class()
     read_messages = sys.modules["vargen_lmms_eval.model"].read_messages
     with pytest.raises(UserError, match=message):
@@ -293,7 +287,7 @@ def test_what_is_no_question_about_a_video_is_refused(
     assert read_messages(system) == ("a.mp4", "be brief.\nwhat?")
 
 
-def test_bad_arguments_are_refused_before_a_model_is_loaded(model: Callable[..., Any]) -> None:
+def test_bad_arguments_are_refused_before_a_model_is_loaded(model):
     for arguments, additional, message in (
         ("", {"batch_size": 4}, "batch_size must be 1, got 4"),
         ("num_frames=4,fps=2", {}, "cannot both be given"),
@@ -307,7 +301,7 @@ def test_bad_arguments_are_refused_before_a_model_is_loaded(model: Callable[...,
         model("temperatur=1", device="cpu")
 
 
-def test_it_gives_its_memory_back(model: Callable[..., Any], video: Path) -> None:
+def test_it_gives_its_memory_back(model, video):
     made = model(device="cpu")
     answerer = made.answerer
     made.clean()
@@ -319,7 +313,7 @@ def test_it_gives_its_memory_back(model: Callable[..., Any], video: Path) -> Non
             kind([])
 
 
-def test_each_process_has_its_own_device(model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_has_its_own_device(model, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "empty", lambda *_, device: torch.zeros(1))  # a device is tried before it is used
     monkeypatch.setenv("LOCAL_RANK", "3")
@@ -328,7 +322,7 @@ def test_each_process_has_its_own_device(model: Callable[..., Any], monkeypatch:
     assert (made.device, made.dtype) == ("cuda:1", "float16")
 
 
-def test_a_real_model_answers(logged: list[dict[str, Any]], video: Path, tmp_path: Path) -> None:
+def test_a_real_model_answers(logged, video, tmp_path):
     torch.manual_seed(0)
     config = VideoLLMConfig(32, 8, 4, TextModelConfig(32, 48, 2, 2, 1), TowerConfig(16, 32, 1, 2))
     save_both(tmp_path, *build_video_llm(config))

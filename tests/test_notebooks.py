@@ -1,7 +1,5 @@
 """Every notebook runs from top to bottom on small settings, and none is committed with outputs."""
 
-from __future__ import annotations
-
 import ast
 import json
 import types
@@ -29,12 +27,12 @@ def notebooks() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 
 
-def test_every_notebook_has_small_settings() -> None:
+def test_every_notebook_has_small_settings():
     assert notebooks() == sorted(SMALL)
 
 
 @pytest.mark.parametrize("name", notebooks())
-def test_outputs_are_stripped(name: str) -> None:
+def test_outputs_are_stripped(name):
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     nbformat.validate(notebook)
     for cell in notebook.cells:
@@ -55,7 +53,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", notebooks())
-def test_the_notebook_runs(name: str, shell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs(name, shell, tmp_path, monkeypatch):
     monkeypatch.setenv("VARGEN_KERNELS", "auto")  # the shipped models are large enough for them to pay
     scenes = (FOLDER.parent / "configs" / "evaluate" / "scenes.yaml").read_text()
     (tmp_path / "small.yaml").write_text(scenes.replace("reference_count: 5000", "reference_count: 60"))

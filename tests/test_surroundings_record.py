@@ -1,12 +1,9 @@
 """`benchmarks/surroundings.py` counts what a run of pytest reports, and a test that fails counts wherever it stands."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import surroundings
 
 REPORT = """<testsuites><testsuite>
@@ -15,7 +12,7 @@ REPORT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_a_run_is_counted_in_its_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_counted_in_its_surroundings(monkeypatch):
     def run(command: list[str], env: dict[str, str], **_: Any) -> Any:
         assert env["MKL_CBWR"] == "COMPATIBLE" and command[-1] == "tests/x.py"
         (path,) = (word.partition("=")[2] for word in command if word.startswith("--junitxml"))

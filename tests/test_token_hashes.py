@@ -3,8 +3,6 @@
 What the tokens are is not checked here: `python benchmarks/token_hashes.py --check` takes minutes.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -29,7 +27,7 @@ def record() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["images", "videos"])
-def test_the_record_holds_every_case(record: dict[str, Any], kind: str) -> None:
+def test_the_record_holds_every_case(record, kind):
     cases = SCRIPT["image_cases" if kind == "images" else "video_cases"]()
     assert record["prompts"] == list(SCRIPT["PROMPTS"]) and len(record["video_files"]) == len(SCRIPT["VIDEOS"])
     asked = {name: {key: case[key] for key in cases[name]} for name, case in record[kind].items()}
@@ -40,14 +38,14 @@ def test_the_record_holds_every_case(record: dict[str, Any], kind: str) -> None:
         assert all(isinstance(case[count], int) and case[count] >= 0 for count in COUNTS)
 
 
-def test_every_method_and_preset_is_among_the_cases(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_method_and_preset_is_among_the_cases(capsys):
     for task, cases in (("image", SCRIPT["image_cases"]()), ("video", SCRIPT["video_cases"]())):
         assert main(["methods", "--task", task, "--json"]) == 0
         listed = {row["name"] for row in json.loads(capsys.readouterr().out)}
         assert listed - {case["method"] for case in cases.values()} == SCRIPT["WITHOUT_DRAFTER"][task]
 
 
-def test_exact_methods_were_recorded_greedily_with_the_tokens_of_plain_decoding(record: dict[str, Any]) -> None:
+def test_exact_methods_were_recorded_greedily_with_the_tokens_of_plain_decoding(record):
     greedy = {name: case["tokens"] for name, case in record["images"].items() if name.endswith(", greedy")}
     exact = [name for name in greedy if name.split(",")[0] in ("eagle", "jacobi", "sjd", "scd", "draft-model")]
     assert len(exact) == 5 and all(greedy[name] == greedy["ar, greedy"] for name in exact)
@@ -56,7 +54,7 @@ def test_exact_methods_were_recorded_greedily_with_the_tokens_of_plain_decoding(
     assert greedy["vvs, uniform, greedy"] != greedy["ar, greedy"]
 
 
-def test_plain_decoding_was_recorded_with_one_pass_a_token_and_others_with_fewer(record: dict[str, Any]) -> None:
+def test_plain_decoding_was_recorded_with_one_pass_a_token_and_others_with_fewer(record):
     plain = record["images"]["ar"]
     assert plain["passes"] == 8 * 256 and plain["accepted"] == plain["skipped"] == 0
     for name, case in record["images"].items():
@@ -68,7 +66,7 @@ def test_plain_decoding_was_recorded_with_one_pass_a_token_and_others_with_fewer
             assert tokens >= 256 * len(case["rows"]), name
 
 
-def test_every_difference_is_named(record: dict[str, Any]) -> None:
+def test_every_difference_is_named(record):
     differences = SCRIPT["differences"]
     then, now = record["images"], copy.deepcopy(record["images"])
     assert differences(then, now) == []
@@ -82,7 +80,7 @@ def test_every_difference_is_named(record: dict[str, Any]) -> None:
     ]
 
 
-def test_a_hash_is_that_of_the_tokens_as_int64() -> None:
+def test_a_hash_is_that_of_the_tokens_as_int64():
     tokens = [3, 255, 70_000]
     data = torch.tensor(tokens, dtype=torch.int64).numpy().astype("<i8").tobytes()
     assert SCRIPT["token_hash"](tokens) == hashlib.sha256(data).hexdigest() != SCRIPT["token_hash"]([255, 3, 70_000])

@@ -1,12 +1,9 @@
 """Baselines of the papers' tables: against loops that hide what is left out, in batches, and by their script."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,9 +160,7 @@ def slow_density_peaks(points: Tensor, num_clusters: int) -> tuple[list[int], li
 
 
 @pytest.mark.parametrize(("layer", "keep_ratio"), [(1, 0.5), (2, 0.05)])
-def test_fastv_is_the_loop_with_tokens_hidden(
-    architecture: str, models: Models, inputs_of: Inputs, slowly: Slowly, layer: int, keep_ratio: float
-) -> None:
+def test_fastv_is_the_loop_with_tokens_hidden(architecture, models, inputs_of, slowly, layer, keep_ratio):
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture, 3))
     target = FastVTarget(model, request, keep_ratio, layer)
@@ -178,13 +173,8 @@ def test_fastv_is_the_loop_with_tokens_hidden(
 
 @pytest.mark.parametrize("cluster_size", [10, 2])
 def test_sparsevlm_is_the_loop_with_tokens_hidden_and_merged(
-    architecture: str,
-    models: Models,
-    inputs_of: Inputs,
-    slowly: Slowly,
-    cluster_size: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    architecture, models, inputs_of, slowly, cluster_size, monkeypatch
+):
     monkeypatch.setattr(lossy, "_TOKENS_OF_A_CLUSTER", cluster_size)
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture, 4))
@@ -220,9 +210,7 @@ def slow_choice(slowly: Slowly, model: Any, request: VideoRequest, budget: int) 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("method", [FastVConfig(layer=1), SparseVLMConfig(keep_ratio=0.5)], ids=lambda each: each.name)
-def test_what_forgets_nothing_is_plain_decoding_and_rows_are_what_they_are_alone(
-    name: str, method: VideoMethodConfig, models: Models, inputs_of: Inputs
-) -> None:
+def test_what_forgets_nothing_is_plain_decoding_and_rows_are_what_they_are_alone(name, method, models, inputs_of):
     model, inputs = models(name), [inputs_of(name, 3, 6, 4), inputs_of(name, 1, 9, 6)]
     whole = replace(method, **({"drop_ratio": 0.0} if isinstance(method, FastVConfig) else {"keep_ratio": 1.0}))
     plain = answers(resolve_with_baselines("ar"), model, inputs)
@@ -231,8 +219,8 @@ def test_what_forgets_nothing_is_plain_decoding_and_rows_are_what_they_are_alone
 
 
 def test_a_sparse_cache_is_the_part_of_the_targets_own_that_the_question_attends_to(
-    architecture: str, models: Models, inputs_of: Inputs, slowly: Slowly
-) -> None:
+    architecture, models, inputs_of, slowly
+):
     model, budget = models(architecture), 7
     request = prepare_request(model, inputs_of(architecture))
     target = VideoTarget(model, request, capture_attention=True)
@@ -253,18 +241,14 @@ def test_a_sparse_cache_is_the_part_of_the_targets_own_that_the_question_attends
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafting_from_a_sparse_cache_changes_no_token(
-    name: str, models: Models, inputs_of: Inputs, temperature: float
-) -> None:
+def test_drafting_from_a_sparse_cache_changes_no_token(name, models, inputs_of, temperature):
     model, inputs = models(name), [inputs_of(name, 3, 6, 4), inputs_of(name, 1, 9, 6)]
     plain = answers(resolve_with_baselines("ar"), model, inputs, temperature)
     assert answers(SparseToDenseConfig(draft_length=3), model, inputs, temperature) == plain
     assert len({*plain[0]}) > 1, "a constant answer would prove nothing"
 
 
-def test_transformers_own_assistant_drafts_blindly_and_greedily(
-    qwen_pair: Path, cases: list[Any], answerer_of: Callable[[Path], VideoAnswerer]
-) -> None:
+def test_transformers_own_assistant_drafts_blindly_and_greedily(qwen_pair, cases, answerer_of):
     twin = VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(qwen_pair / "target"))
     asked: Any = (cases[0].frames, "describe the video in detail.")
     plain, stock = (twin.answer(*asked, resolve_with_baselines(name), max_new_tokens=20) for name in ("ar", "assisted"))
@@ -275,9 +259,7 @@ def test_transformers_own_assistant_drafts_blindly_and_greedily(
         twin.answer(*asked, resolve_with_baselines("assisted"), max_new_tokens=12, temperature=1.0)
 
 
-def test_baselines_are_measured_beside_methods(
-    tmp_path: Path, qwen_pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_baselines_are_measured_beside_methods(tmp_path, qwen_pair, monkeypatch, capsys):
     monkeypatch.setattr(script, "RESULT", tmp_path / "baselines.json")
     monkeypatch.setattr("metrics.provenance.describe_commit", lambda *_: None)  # git is slow
     models = ["--model", str(qwen_pair / "target"), "--draft_model", str(qwen_pair / "draft"), "--videos", "1"]

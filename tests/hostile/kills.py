@@ -5,8 +5,6 @@ The kill is real: a forked process ends itself by SIGKILL where it would have ch
 up. Kills at any moment: the tests of the commands.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -202,9 +200,7 @@ def prepared(tmp_path: Path, _saved_tiny_pipelines: dict[str, Path], _finished_r
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="a kill needs fork, and a place to tell what was done")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_ten_kills_and_one_before_every_rename_lose_and_leave_nothing(
-    command: str, prepared: Callable[..., Any]
-) -> None:
+def test_ten_kills_and_one_before_every_rename_lose_and_leave_nothing(command, prepared):
     whole, arguments = prepared(command, "whole")
     done = changes(whole, arguments)
     made = COMMANDS[command][1]
@@ -242,9 +238,7 @@ NEEDED = {"drafter-text": "--model nowhere"}
         *(f"train {name} {NEEDED.get(name, '')} --output {{work}}/out" for name in recipes()),
     ],
 )
-def test_a_second_process_on_a_folder_ends_at_once(
-    command: str, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_process_on_a_folder_ends_at_once(command, tmp_path, _saved_tiny_pipelines, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "result.jsonl").touch()
     (tmp_path / "p.yaml").write_text("extractor: clip\nclip_score: null\n")

@@ -1,8 +1,6 @@
 """Arguments of calls in Python that are of another kind, by walking the signature of every family's call and of
 `specdecode.generate`."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable
@@ -44,7 +42,7 @@ ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("call", "name"), ARGUMENTS)
-def test_every_argument_of_another_kind_is_named(call: str, name: str) -> None:
+def test_every_argument_of_another_kind_is_named(call, name):
     """Before anything of the pipeline is asked: there is none here."""
     function = CALLS[call]
     required = [
@@ -96,7 +94,7 @@ EMBEDS = torch.zeros(1, 3, 12)
         ({"prompt": "a cube", "temprature": 1.0}, "temprature is no argument of this call (did you mean"),
     ],
 )
-def test_it_is_refused(arguments: dict[str, Any], expected: str, pipelines: dict[str, LlamaGenPipeline]) -> None:
+def test_it_is_refused(arguments, expected, pipelines):
     pipeline = pipelines["class" if "class_labels" in arguments else "text"]
     with pytest.raises(UserError) as caught:
         pipeline(**arguments)
@@ -106,9 +104,7 @@ def test_it_is_refused(arguments: dict[str, Any], expected: str, pipelines: dict
             pipeline.stream(**{**arguments, "prompt": ["a cube"]})
 
 
-def test_a_call_that_somebody_wrapped_draws(
-    pipelines: dict[str, LlamaGenPipeline], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_somebody_wrapped_draws(pipelines, monkeypatch):
     call = LlamaGenPipeline.__call__
 
     def wrapper(self: Any, prompt: Any, **options: Any) -> Any:
@@ -133,7 +129,7 @@ TEXT_ARGUMENTS = inspect.signature(specdecode.generate).parameters
 
 
 @pytest.mark.parametrize("name", [name for name in TEXT_ARGUMENTS if name != "settings"])
-def test_every_argument_of_text_that_is_of_another_kind_is_named(name: str, model: Any) -> None:
+def test_every_argument_of_text_that_is_of_another_kind_is_named(name, model):
     asked = {"model": model, "input_ids": ragged_prompts()[0], name: object()}
     asked |= {"stop_strings": ["a"]} if name == "tokenizer" else {}  # which else nobody asks for
     with pytest.raises(ValueError, match=rf"^{name}(: model)? must be|^{name} must (lie|have)"):
@@ -184,18 +180,18 @@ def test_every_argument_of_text_that_is_of_another_kind_is_named(name: str, mode
         ({"top_p": True}, "top_p must be"),
     ],
 )
-def test_text_is_refused(options: dict[str, Any], message: str, model: Any) -> None:
+def test_text_is_refused(options, message, model):
     given = {"input_ids": ragged_prompts()[0], **options}
     with pytest.raises(ValueError, match=message):
         specdecode.generate(model, given.pop("input_ids"), **given)
 
 
-def test_what_is_no_model_is_named() -> None:
+def test_what_is_no_model_is_named():
     for wrong in (7, None, "gpt2", torch.nn.Linear(2, 2)):
         with pytest.raises(ValueError, match="model must be a causal language model of transformers, got"):
             specdecode.generate(wrong, ragged_prompts()[0])
 
 
-def test_a_wrong_value_is_shown_in_one_line(model: Any) -> None:
+def test_a_wrong_value_is_shown_in_one_line(model):
     with pytest.raises(ValueError, match=r"got a LlamaForCausalLM$"):
         specdecode.generate(model, ragged_prompts()[0], drafter=model)

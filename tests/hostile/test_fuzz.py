@@ -1,8 +1,6 @@
 """What the tables miss: options, model folders and records changed at random. Nothing may end in a traceback, and what
 is refused is refused in one line. Seeds are fixed, so that a run today tries what a run tomorrow tries."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -82,7 +80,7 @@ def as_written(value: Any) -> str:
 
 @settings(tried, max_examples=60)
 @given(st.sampled_from(OPTIONS), values)
-def test_options(option: str, value: Any) -> None:
+def test_options(option, value):
     assume(not (option.endswith(" --model") and value is None))  # the shipped model: all of it would be done
     with tempfile.TemporaryDirectory() as folder:
         # Behind them a model that is not there, so that what is right is not made.
@@ -129,7 +127,7 @@ def damage(draw: st.DrawFn, path: Path) -> None:
 
 @settings(tried, max_examples=50)
 @given(st.data())
-def test_model_folders(_saved_tiny_pipelines: dict[str, Path], data: st.DataObject) -> None:
+def test_model_folders(_saved_tiny_pipelines, data):
     with tempfile.TemporaryDirectory() as folder:
         model = Path(shutil.copytree(_saved_tiny_pipelines["text"], f"{folder}/model"))
         names = sorted(path.relative_to(model) for path in model.rglob("*") if path.is_file())
@@ -139,7 +137,7 @@ def test_model_folders(_saved_tiny_pipelines: dict[str, Path], data: st.DataObje
 
 @settings(tried, max_examples=50)
 @given(st.data())
-def test_records(_saved_tiny_pipelines: dict[str, Path], _finished_run: Path, data: st.DataObject) -> None:
+def test_records(_saved_tiny_pipelines, _finished_run, data):
     with tempfile.TemporaryDirectory() as folder:
         work = Path(shutil.copytree(_finished_run, f"{folder}/run"))
         damage(data.draw, work / data.draw(st.sampled_from(["config.json", "result.jsonl", "images/000001.png"])))

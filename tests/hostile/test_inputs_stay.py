@@ -3,8 +3,6 @@
 The pairs are found by walking the settings of every command, so a new command or a new field is tried without a row.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +44,7 @@ def of_text(kind: Any) -> bool:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_every_field_of_text_says_whether_it_names_a_place(command: CommandOfTests) -> None:
+def test_every_field_of_text_says_whether_it_names_a_place(command):
     unmarked = {name for name, kind in command.types().items() if of_text(kind)} - set(path_roles_of(command.settings))
     assert unmarked - NAMES - {name for name, kind in command.types().items() if "dict" in str(kind)} == set()
     written = [name for name, place in path_roles_of(command.settings).items() if not place.is_read]
@@ -80,7 +78,7 @@ def _split(values: dict[str, object]) -> Iterator[tuple[str, object, str]]:
 
 
 @pytest.mark.parametrize(("command", "output", "source"), pairs(), ids=str)
-def test_an_output_is_no_input(command: CommandOfTests, output: str, source: str, tmp_path: Path) -> None:
+def test_an_output_is_no_input(command, output, source, tmp_path):
     """The same file; for folders the same one, one inside it, and a file that the command would write."""
     places = path_roles_of(command.settings)
     written, there = places[output], tmp_path / "there"
@@ -99,7 +97,7 @@ def test_an_output_is_no_input(command: CommandOfTests, output: str, source: str
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_what_cannot_be_replaced_is_refused_before_any_work(command: CommandOfTests, tmp_path: Path) -> None:
+def test_what_cannot_be_replaced_is_refused_before_any_work(command, tmp_path):
     """A link or a folder with the name of every file that a command says it writes."""
     for output, place in path_roles_of(command.settings).items():
         for name in filter(lambda name: Path(name).suffix, place.names):
@@ -112,7 +110,7 @@ def test_what_cannot_be_replaced_is_refused_before_any_work(command: CommandOfTe
 
 
 @pytest.mark.parametrize("command", [each for each in COMMANDS if each.words not in WRITES_NOTHING], ids=str)
-def test_nothing_is_written_among_the_files_of_a_model(command: CommandOfTests, tmp_path: Path) -> None:
+def test_nothing_is_written_among_the_files_of_a_model(command, tmp_path):
     (tmp_path / "transformer").mkdir()
     for layout in (["model_index.json"], ["config.json", "model.safetensors"]):
         for name in layout:
@@ -126,9 +124,7 @@ def test_nothing_is_written_among_the_files_of_a_model(command: CommandOfTests, 
             (tmp_path / name).unlink()
 
 
-def test_a_run_may_be_named_as_a_method_or_a_shipped_model_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_may_be_named_as_a_method_or_a_shipped_model_is(tmp_path, monkeypatch, capsys):
     """A folder called jacobi is not the method, and scenes-128 in the working directory not the shipped model."""
     from vargen.base.path_roles import check_paths
     from vargen.jobs.generation import GenerateConfig
@@ -155,7 +151,7 @@ CASES = [
 
 
 @each(CASES)
-def test_it_is_refused(case: Case, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_refused(case, tmp_path, tiny_model_folder, capsys):
     assert tiny_model_folder == tmp_path / "model"
     (tmp_path / "f").mkdir()
     (tmp_path / "r" / "export").mkdir(parents=True)
@@ -165,7 +161,7 @@ def test_it_is_refused(case: Case, tmp_path: Path, tiny_model_folder: Path, caps
     check_refused(arguments_of(case.command, {"work": tmp_path}), case.expected, capsys, tmp_path)
 
 
-def test_runs_write_what_their_settings_say(finished_run: Path) -> None:
+def test_runs_write_what_their_settings_say(finished_run):
     from vargen.jobs.generation import GenerateConfig
 
     declared = path_roles_of(GenerateConfig)["output"].names

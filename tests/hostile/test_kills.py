@@ -1,13 +1,11 @@
 """The tests of kills.py in a process of their own: what other tests left in this one would be forked too."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
 
 
-def test_kills() -> None:
+def test_kills():
     kills = Path(__file__).with_name("kills.py")
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(kills))
     ran = subprocess.run(command, capture_output=True, text=True)

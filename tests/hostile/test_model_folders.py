@@ -1,7 +1,5 @@
 """Model folders that are damaged, cut down, mixed up or not what they say: refused in one line that names the file."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json
@@ -263,9 +261,7 @@ def place_of_loader(shipped: str, tmp_path: Path, model: Path, *left_out: str) -
 
 
 @pytest.mark.parametrize("shipped", [*LOADERS, "janus"])
-def test_pickled_weights_are_refused_by_name_wherever_weights_are_read(
-    shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pickled_weights_are_refused_by_name_wherever_weights_are_read(shipped, tmp_path, tiny_model_folder, capsys):
     """Their folder as it is shipped, but for the weights."""
     of, arguments = place_of_loader(shipped, tmp_path, tiny_model_folder, "*.safetensors")
     (of / "pytorch_model.bin").write_bytes(pickle.dumps(Harm(tmp_path / "executed")))
@@ -274,9 +270,7 @@ def test_pickled_weights_are_refused_by_name_wherever_weights_are_read(
 
 
 @pytest.mark.parametrize("shipped", LOADERS)
-def test_weights_that_are_integers_are_refused_wherever_weights_are_read(
-    shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_that_are_integers_are_refused_wherever_weights_are_read(shipped, tmp_path, tiny_model_folder, capsys):
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -290,8 +284,8 @@ def test_weights_that_are_integers_are_refused_wherever_weights_are_read(
 
 @pytest.mark.parametrize("shipped", LOADERS)
 def test_numbers_that_spoil_every_pass_are_refused_wherever_weights_are_read(
-    shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    shipped, tmp_path, tiny_model_folder, capsys
+):
     """Every epsilon and rotary base of every shipped configuration, also inside its parts."""
     of, arguments = place_of_loader(shipped, tmp_path, tiny_model_folder)
     config = json.loads((of / "config.json").read_text())
@@ -316,16 +310,14 @@ def test_numbers_that_spoil_every_pass_are_refused_wherever_weights_are_read(
 
 
 @pytest.mark.parametrize("shipped", LOADERS)
-def test_weights_of_a_variant_alone_are_named_wherever_weights_are_read(
-    shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_of_a_variant_alone_are_named_wherever_weights_are_read(shipped, tmp_path, tiny_model_folder, capsys):
     of, arguments = place_of_loader(shipped, tmp_path, tiny_model_folder)
     path = next(of.glob("*.safetensors"))
     path.rename(path.with_name(path.name.replace(".", ".fp16.", 1)))
     check_refused(arguments, "holds weights of the variant 'fp16' alone; give variant='fp16' in", capsys, tmp_path)
 
 
-def test_a_pipeline_saved_with_a_variant_is_loaded_with_it_alone(tmp_path: Path) -> None:
+def test_a_pipeline_saved_with_a_variant_is_loaded_with_it_alone(tmp_path):
     from tiny_pipelines import build_tiny_pipeline
 
     from vargen.pipelines.llamagen import LlamaGenPipeline
@@ -347,7 +339,7 @@ def test_a_pipeline_saved_with_a_variant_is_loaded_with_it_alone(tmp_path: Path)
         LlamaGenPipeline.from_pretrained(tmp_path / "of", variant="fp16")
 
 
-def test_a_model_of_transformers_saved_with_a_variant_is_loaded_with_it_alone(tmp_path: Path) -> None:
+def test_a_model_of_transformers_saved_with_a_variant_is_loaded_with_it_alone(tmp_path):
     import janus_models
 
     from vargen.pipelines.janus import JanusPipeline
@@ -361,7 +353,7 @@ def test_a_model_of_transformers_saved_with_a_variant_is_loaded_with_it_alone(tm
 
 
 @pytest.mark.parametrize("place", ["auto", "cuda:7", {"transformer": "cpu"}])
-def test_a_device_map_that_no_pipeline_of_diffusers_takes(place: object, tiny_model_folder: Path) -> None:
+def test_a_device_map_that_no_pipeline_of_diffusers_takes(place, tiny_model_folder):
     from vargen.pipelines.llamagen import LlamaGenPipeline
 
     with pytest.raises(UserError, match=r"device_map of a pipeline of diffusers must be one of .*balanced"):
@@ -369,7 +361,7 @@ def test_a_device_map_that_no_pipeline_of_diffusers_takes(place: object, tiny_mo
 
 
 @pytest.mark.parametrize("kind", ["int64", "int32", "bool", "uint8", "float8_e4m3fn", "float8_e5m2"])
-def test_weights_of_every_kind_that_is_none(kind: str, tmp_path: Path) -> None:
+def test_weights_of_every_kind_that_is_none(kind, tmp_path):
     import torch
     from safetensors.torch import save_file
 
@@ -398,7 +390,7 @@ CHECKED_ELSEWHERE = {
 """Modules that read weights, or seem to, without a check of their own, and who checks."""
 
 
-def test_weights_are_read_behind_a_check_alone() -> None:
+def test_weights_are_read_behind_a_check_alone():
     """So that what is no weight is refused everywhere."""
     reading = {"from_pretrained", "load_file", "safe_open", "torch.load"}
     checks = {"check_stored", "check_component_folder", "check_model_folder", "load_strictly"}
@@ -413,7 +405,7 @@ def test_weights_are_read_behind_a_check_alone() -> None:
     assert unchecked == set(CHECKED_ELSEWHERE)
 
 
-def test_weights_that_only_training_conversion_and_adapters_read(tmp_path: Path) -> None:
+def test_weights_that_only_training_conversion_and_adapters_read(tmp_path):
     import torch
     from safetensors.torch import save_file
     from tiny_pipelines import build_tiny_pipeline
@@ -444,8 +436,8 @@ def test_weights_that_only_training_conversion_and_adapters_read(tmp_path: Path)
 
 @pytest.mark.parametrize("shipped", LOADERS)
 def test_pipes_and_keys_that_come_twice_are_refused_wherever_weights_are_read(
-    shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    shipped, tmp_path, tiny_model_folder, capsys
+):
     of, arguments = place_of_loader(shipped, tmp_path, tiny_model_folder)
     sound = (of / "config.json").read_text().rstrip()
     (of / "config.json").write_text(sound.removesuffix("}") + ', "a": 1, "a": 1}')
@@ -456,7 +448,7 @@ def test_pipes_and_keys_that_come_twice_are_refused_wherever_weights_are_read(
 
 
 @each(CASES)
-def test_it_is_refused(case: Case, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_refused(case, tmp_path, tiny_model_folder, capsys):
     assert case.damage is not None
     case.damage(tmp_path)
     check_refused(arguments_of(case.command, {"work": tmp_path}), case.expected, capsys, tmp_path)

@@ -1,9 +1,5 @@
 """Inputs of ComfyUI's nodes that are out of range: one line, before anything is drawn."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from comfy_nodes import execute, model, nodes  # noqa: F401  # the fixtures are for the tests below
 
@@ -44,12 +40,12 @@ LOAD, DRAW, TRACE, COMPARE = "VargenLoadModel", "VargenDraw", "VargenTrace", "Va
     ids=range(25),
 )
 def test_what_a_node_cannot_do_is_one_line(
-    nodes: dict[str, Any],  # noqa: F811
-    model: Any,  # noqa: F811
-    node: str,
-    given: dict[str, Any],
-    message: str,
-) -> None:
+    nodes,  # noqa: F811
+    model,  # noqa: F811
+    node,
+    given,
+    message,
+):
     with pytest.raises(UserError, match=message) as caught:
         execute(nodes[node], **({} if node == LOAD else {"model": model}), **given)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 1500

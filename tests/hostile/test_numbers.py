@@ -3,11 +3,6 @@
 Both bounds of every option are tried in tests/vargen/base/test_options.py; here is what depends on more than one.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
 from hostile import Case, arguments_of, check_refused, each
 
 GENERATE = "generate 'a red cube' --output {work}/out --quiet "
@@ -45,6 +40,6 @@ CASES = [
 
 
 @each(CASES)
-def test_it_is_refused(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_refused(case, tmp_path, capsys):
     places = {"work": tmp_path, "megabyte": "red " * 250_000}  # behind the shell, to which it would be long work
     check_refused(arguments_of(case.command, places), case.expected, capsys, tmp_path)

@@ -1,7 +1,5 @@
 """Windows and several GPUs, which no test here has: what would break there is looked for in the source itself."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Callable
@@ -34,7 +32,7 @@ def found(is_wrong: Callable[[ast.AST], object]) -> set[str]:
     return {f"{name}:{getattr(node, 'lineno', 0)}" for name, node in nodes() if is_wrong(node)}
 
 
-def test_what_windows_lacks_is_named_behind_a_check_alone() -> None:
+def test_what_windows_lacks_is_named_behind_a_check_alone():
     def is_lacking(node: ast.AST) -> bool:
         if isinstance(node, ast.Import):
             return any(each.name in LACKING for each in node.names)
@@ -46,7 +44,7 @@ def test_what_windows_lacks_is_named_behind_a_check_alone() -> None:
     assert {place.rpartition(":")[0] for place in found(is_lacking)} == set(UNIX_ONLY)
 
 
-def test_text_is_read_and_written_as_utf8_or_is_ascii() -> None:
+def test_text_is_read_and_written_as_utf8_or_is_ascii():
     """Elsewhere the encoding follows the system."""
     ascii_alone = {"vargen/video/drafters/video_head_folder.py", "vargen/demo/compare.py"}
     own_files = {"specdecode/kernels/build.py", "metrics/provenance.py"}
@@ -63,7 +61,7 @@ def test_text_is_read_and_written_as_utf8_or_is_ascii() -> None:
     assert all(path.read_text().isascii() for path in sources)
 
 
-def test_no_call_means_the_current_gpu_where_a_tensor_may_lie_on_another() -> None:
+def test_no_call_means_the_current_gpu_where_a_tensor_may_lie_on_another():
     """Streams, events, waits and moves name their device; a default one is that of the process."""
     one_device = {
         "vargen/training/run.py": "its device is cpu or cuda, the current one",

@@ -1,13 +1,10 @@
 """Where results go: links, devices, pipes, files for folders and folders for files are refused, never replaced."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from hostile import Case, arguments_of, check_case, check_refused, each
 
 from vargen.cli import main
@@ -102,13 +99,11 @@ CASES = [
 
 
 @each(CASES)
-def test_it_is_refused(
-    case: Case, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_refused(case, tmp_path, _saved_tiny_pipelines, capsys):
     check_case(case, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]}, capsys)
 
 
-def test_what_is_no_regular_file_is_still_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_regular_file_is_still_there(tmp_path, capsys):
     """A device named as an output was once replaced by a picture."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "frames").mkdir()
@@ -117,18 +112,14 @@ def test_what_is_no_regular_file_is_still_there(tmp_path: Path, capsys: pytest.C
     assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
 
 
-def test_a_failed_start_does_not_block_the_folder(
-    tmp_path: Path, _saved_tiny_pipelines: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_start_does_not_block_the_folder(tmp_path, _saved_tiny_pipelines, capsys):
     command = arguments_of(GENERATE, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]})
     wrong = [*command, "--method", "eagle", "--method_options.drafter", str(tmp_path / "none")]
     check_refused(wrong, "none is not a folder", capsys, tmp_path)
     assert main(command) == 0
 
 
-def test_modules_of_the_working_directory_are_never_searched(
-    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_modules_of_the_working_directory_are_never_searched(tmp_path, tiny_model_folder, monkeypatch, capsys):
     from hostile import change_json
 
     (tmp_path / "planted.py").write_text("raise SystemExit('executed')")

@@ -1,7 +1,5 @@
 """The list of planted faults, its table, and how their functions are found, without planting any."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import json
@@ -11,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_list_names_faults_once_and_tests_that_are_there() -> None:
+def test_the_list_names_faults_once_and_tests_that_are_there():
     module = _script()
     faults = module.read_faults()
     assert len(faults) >= 200 and len({fault.key for fault in faults}) == len(faults)
@@ -24,7 +22,7 @@ def test_the_list_names_faults_once_and_tests_that_are_there() -> None:
     assert set(module.HARMLESS) <= {fault.key for fault in faults}
 
 
-def test_the_table_of_the_documents_is_what_was_recorded() -> None:
+def test_the_table_of_the_documents_is_what_was_recorded():
     module = _script()
     document = module.DOCUMENT.read_text()
     rows = json.loads(module.RESULT.read_text())["faults"] if module.RESULT.exists() else []
@@ -33,7 +31,7 @@ def test_the_table_of_the_documents_is_what_was_recorded() -> None:
     assert "| `a.py` | 1 | 0 |" in module.render(document, changed)
 
 
-def test_functions_are_found_though_what_was_imported_is_frozen() -> None:
+def test_functions_are_found_though_what_was_imported_is_frozen():
     """Else every fault has a process of its own, which imports everything anew."""
     gc.freeze()
     try:

@@ -1,13 +1,10 @@
 """Files of public benchmarks, damaged: `generate` and `evaluate` say one line and write nothing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hostile import Case, check_case, each
 
 DRAW = "generate --prompts_file {work}/%s --prompts_format %s --model {model} --output {work}/out --quiet"
@@ -99,7 +96,5 @@ CASES = [
 
 
 @each(CASES)
-def test_it_is_refused(
-    case: Case, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_refused(case, tmp_path, _saved_tiny_pipelines, capsys):
     check_case(case, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]}, capsys)

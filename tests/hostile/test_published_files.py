@@ -1,12 +1,9 @@
 """Files given to `vargen convert` that are damaged, of another kind, or programs: refused in one line, never run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 from hostile import Case, arguments_of, check_refused, each
 from official_layout import fill_by_rule, golden, official_vq_shapes
@@ -134,7 +131,7 @@ CASES = [
 
 
 @each(CASES)
-def test_it_is_refused(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_refused(case, tmp_path, capsys):
     if case.damage is not None:
         case.damage(tmp_path)
     check_refused(arguments_of(case.command, {"work": tmp_path}), case.expected, capsys, tmp_path)

@@ -1,7 +1,5 @@
 """Published weights with tensors of other sizes: converted, or refused in one line, whichever family they are of."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable
@@ -118,7 +116,7 @@ FAMILIES: dict[str, tuple[Callable[[], Weights], Callable[[Weights], object]]] =
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_a_damaged_tensor_is_an_error_of_one_line(family: str, data: st.DataObject) -> None:
+def test_a_damaged_tensor_is_an_error_of_one_line(family, data):
     make, convert = FAMILIES[family]
     weights = make()
     for key in data.draw(st.lists(st.sampled_from(sorted(weights)), max_size=2, unique=True)):
@@ -132,6 +130,6 @@ def test_a_damaged_tensor_is_an_error_of_one_line(family: str, data: st.DataObje
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_whole_weights_are_converted(family: str) -> None:
+def test_whole_weights_are_converted(family):
     make, convert = FAMILIES[family]
     convert(make())

@@ -3,8 +3,6 @@
 Where a kind can occur in many places, they are found by walking the settings of every command or the source itself.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import datetime
@@ -21,7 +19,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from commands import CommandOfTests, every_command
+from commands import every_command
 from hostile import Case, arguments_of, check_refused, contents, each, file_size_limit
 from PIL import Image
 
@@ -39,7 +37,7 @@ COMMANDS = every_command()
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_nothing_waits_for_a_pipe(command: CommandOfTests, tmp_path: Path) -> None:
+def test_nothing_waits_for_a_pipe(command, tmp_path):
     """Every argument of every command that is read."""
     os.mkfifo(tmp_path / "pipe")
     for name in (name for name, place in path_roles_of(command.settings).items() if place.is_read):
@@ -48,7 +46,7 @@ def test_nothing_waits_for_a_pipe(command: CommandOfTests, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_every_number_inside_of_settings_has_a_bound(command: CommandOfTests) -> None:
+def test_every_number_inside_of_settings_has_a_bound(command):
     """Settings of methods, before the method is known."""
     for name in (name for name, kind in command.types().items() if kind == dict[str, Any]):
         with pytest.raises(UserError, match=rf"^{name}.eagle.depth must be"):
@@ -56,7 +54,7 @@ def test_every_number_inside_of_settings_has_a_bound(command: CommandOfTests) ->
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_null_is_refused_where_it_means_nothing(command: CommandOfTests, tmp_path: Path) -> None:
+def test_null_is_refused_where_it_means_nothing(command, tmp_path):
     """In a file of options, for every option that has a default and no null."""
     needed = [
         field.name
@@ -73,14 +71,14 @@ def test_null_is_refused_where_it_means_nothing(command: CommandOfTests, tmp_pat
     assert set(needed) <= set(re.findall(r"\w+", told.getvalue().partition("must not be null")[0])), told.getvalue()
 
 
-def test_a_key_that_comes_twice_is_refused_in_all_json() -> None:
+def test_a_key_that_comes_twice_is_refused_in_all_json():
     for text in ('{"a": 1, "a": 1}', '[{"b": {"a": 1, "a": 2}}]'):
         with pytest.raises(ValueError, match="a is there twice"):
             parse_json(text)
     assert parse_json('{"a": {"a": 1}, "b": [1]}') == {"a": {"a": 1}, "b": [1]}
 
 
-def test_a_byte_of_a_picture_that_is_another_one_is_seen(tmp_path: Path) -> None:
+def test_a_byte_of_a_picture_that_is_another_one_is_seen(tmp_path):
     """Every byte between the header and the end of a PNG; PIL's own reading ignores the sums."""
     frames(1, (8, 8))(tmp_path)
     path = tmp_path / "f" / "0.png"
@@ -116,7 +114,7 @@ def calls() -> list[tuple[str, ast.Call]]:
     return [(name, node) for name, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
-def test_files_are_opened_by_the_readers_alone() -> None:
+def test_files_are_opened_by_the_readers_alone():
     """So that what they refuse is refused everywhere."""
     opening = {"read_bytes", "read_text", "safe_load", "full_load", "unsafe_load"}
     of_modules = {("np", "load"), ("av", "open"), ("Image", "open"), ("yaml", "load")}
@@ -177,7 +175,7 @@ GIVEN += "--clip {clip} "
 
 
 @pytest.mark.parametrize("name", [name for name in ARRAYS if name not in WHOLE])
-def test_arrays_that_are_none(name: str, tmp_path: Path) -> None:
+def test_arrays_that_are_none(name, tmp_path):
     path = tmp_path / "r.npz"
     path.write_bytes(ARRAYS[name])
     with pytest.raises(DataError, match=r"r\.npz"):
@@ -189,9 +187,7 @@ def test_arrays_that_are_none(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["a negative shape", "torn", "no pixels", "statistics of nothing", "no covariance", *WHOLE]
 )
-def test_arrays_of_another_kind_that_a_command_is_given(
-    name: str, tmp_path: Path, clip_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_arrays_of_another_kind_that_a_command_is_given(name, tmp_path, clip_folder, capsys):
     frames(3, (8, 8))(tmp_path)
     (tmp_path / "r.npz").write_bytes(ARRAYS[name])
     (tmp_path / "p.yaml").write_text("extractor: clip\nresizer: bicubic\nresolution: 32\nclip_score: null\n")
@@ -213,13 +209,13 @@ READ_ARRAYS = {
 """Modules that read arrays, and the test that gives them what is none."""
 
 
-def test_arrays_are_read_where_tests_give_what_is_none() -> None:
+def test_arrays_are_read_where_tests_give_what_is_none():
     """`test_files_are_opened_by_the_readers_alone` says that nobody opens them otherwise."""
     reading = {name for name, node in calls() if getattr(node.func, "id", "") == "open_npz"}
     assert reading == set(READ_ARRAYS)
 
 
-def test_an_array_is_read_within_the_reader(tmp_path: Path) -> None:
+def test_an_array_is_read_within_the_reader(tmp_path):
     (tmp_path / "a.npz").write_bytes(header("(-1, 2, 2, 3)"))
     with pytest.raises(DataError, match="cannot be read"), open_npz(tmp_path / "a.npz") as arrays:
         arrays["arr_0"]
@@ -290,7 +286,7 @@ CASES = [
 
 
 @each(CASES)
-def test_it_is_refused(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_refused(case, tmp_path, capsys):
     if case.damage is not None:
         case.damage(tmp_path)
     pipes = [path for path in tmp_path.rglob("*") if path.is_fifo()]
@@ -298,7 +294,7 @@ def test_it_is_refused(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture
     assert all(path.is_fifo() for path in pipes)
 
 
-def test_a_video_with_a_colon_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_video_with_a_colon_in_its_name(tmp_path, monkeypatch):
     import torch
 
     from scenes.rendering.video_file import write_video
@@ -310,7 +306,7 @@ def test_a_video_with_a_colon_in_its_name(tmp_path: Path, monkeypatch: pytest.Mo
     assert read_video("a:b.mp4").total_num_frames == 4
 
 
-def test_hidden_files_are_no_pictures(tmp_path: Path) -> None:
+def test_hidden_files_are_no_pictures(tmp_path):
     from metrics.images import ImageFolder
     from vargen.video.models.frames import read_video
 
@@ -322,9 +318,7 @@ def test_hidden_files_are_no_pictures(tmp_path: Path) -> None:
     assert len(ImageFolder(tmp_path / "f")) == 4 == read_video(tmp_path / "f").total_num_frames
 
 
-def test_standard_input_that_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_standard_input_that_is_closed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", None)
     check_refused(["generate", "--prompts_file", "-", "--output", f"{tmp_path}/out"], "is closed", capsys, tmp_path)
 
@@ -342,14 +336,8 @@ def test_standard_input_that_is_closed(
 )
 @pytest.mark.parametrize("command", ["generate a --output {work}/out", GIVEN + "--reference {work}/f"])
 def test_an_environment_that_no_launcher_made(
-    environment: dict[str, str],
-    expected: str,
-    command: str,
-    tmp_path: Path,
-    clip_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    environment, expected, command, tmp_path, clip_folder, monkeypatch, capsys
+):
     from vargen.runs import processes
 
     monkeypatch.setattr(processes, "_PATIENCE", datetime.timedelta(seconds=2))  # what is not refused waits for others
@@ -361,9 +349,7 @@ def test_an_environment_that_no_launcher_made(
     check_refused(arguments_of(command, {"work": tmp_path, "clip": clip_folder}), expected, capsys, tmp_path)
 
 
-def test_a_wait_for_other_processes_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wait_for_other_processes_says_so(monkeypatch, capsys):
     import time
 
     from vargen.runs import processes
@@ -374,9 +360,7 @@ def test_a_wait_for_other_processes_says_so(
     assert capsys.readouterr().err == "vargen: waiting for the other process; Ctrl+C ends it\n"
 
 
-def test_a_tokenizer_that_panics_ends_in_one_line(
-    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tokenizer_that_panics_ends_in_one_line(tiny_model_folder, tmp_path, capsys):
     from hostile import change_json
 
     change_json(
@@ -387,13 +371,13 @@ def test_a_tokenizer_that_panics_ends_in_one_line(
     check_refused(command, "a tokenizer gave up", capsys, tmp_path)
 
 
-def test_a_failed_start_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_start_leaves_no_folder(tmp_path, capsys):
     with file_size_limit(64):
         check_refused(["scenes", "--num_scenes", "1", "--quiet", "--output", f"{tmp_path}/out"], "", capsys, tmp_path)
     assert contents(tmp_path) == {}
 
 
-def test_a_record_that_comes_twice(finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_that_comes_twice(finished_run, tmp_path, capsys):
     path = finished_run / "result.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     for more in (lines[0], lines[0].replace("{", '{"more": 1, ', 1)):
@@ -401,5 +385,5 @@ def test_a_record_that_comes_twice(finished_run: Path, tmp_path: Path, capsys: p
         check_refused(["judge", str(finished_run)], "line 3 repeats the record of line 1", capsys, tmp_path)
 
 
-def test_settings_that_are_dataclasses_are_all_found() -> None:
+def test_settings_that_are_dataclasses_are_all_found():
     assert len(COMMANDS) >= 22 and all(fields(command.settings) for command in COMMANDS)

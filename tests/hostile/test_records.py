@@ -1,7 +1,5 @@
 """What earlier runs left, damaged: records, pictures, batches, calls, searches, checkpoints, stores."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -56,13 +54,8 @@ def change(**values: object) -> Callable[[Path], object]:
     ],
 )
 def test_a_run_is_not_continued_on_what_is_damaged(
-    damage: Callable[[Path], object],
-    expected: str,
-    finished_run: Path,
-    tmp_path: Path,
-    _saved_tiny_pipelines: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    damage, expected, finished_run, tmp_path, _saved_tiny_pipelines, capsys
+):
     damage(finished_run)
     command = arguments_of(GENERATE, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]})
     check_refused(command, expected, capsys, tmp_path)
@@ -90,13 +83,7 @@ def test_a_run_is_not_continued_on_what_is_damaged(
         (lambda run: os.remove(run / "images/000001.png"), "000001.png"),
     ],
 )
-def test_a_damaged_run_is_not_judged(
-    damage: Callable[[Path], object],
-    expected: str,
-    finished_run: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_damaged_run_is_not_judged(damage, expected, finished_run, tmp_path, capsys):
     damage(finished_run)
     check_refused(arguments_of(JUDGE, {"work": tmp_path}), expected, capsys, tmp_path)
 
@@ -113,20 +100,14 @@ def test_a_damaged_run_is_not_judged(
         (DEEP + "\n", "line 1 is not JSON"),
     ],
 )
-def test_calls_of_a_comparison_that_are_none(
-    content: str,
-    expected: str,
-    tmp_path: Path,
-    _saved_tiny_pipelines: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_calls_of_a_comparison_that_are_none(content, expected, tmp_path, _saved_tiny_pipelines, capsys):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "calls.jsonl").write_text(content)
     command = arguments_of(BENCH, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]})
     check_refused(command, expected, capsys, tmp_path)
 
 
-def test_a_value_of_a_kept_call_that_is_another_one_is_seen(tmp_path: Path) -> None:
+def test_a_value_of_a_kept_call_that_is_another_one_is_seen(tmp_path):
     from vargen.base.errors import UserError
     from vargen.runs.records import Records
 
@@ -140,9 +121,7 @@ def test_a_value_of_a_kept_call_that_is_another_one_is_seen(tmp_path: Path) -> N
             Records(path, {})
 
 
-def test_a_line_whose_index_is_none_is_written_anew(
-    finished_run: Path, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path]
-) -> None:
+def test_a_line_whose_index_is_none_is_written_anew(finished_run, tmp_path, _saved_tiny_pipelines):
     path = finished_run / "result.jsonl"
     wanted = path.read_text()
     lines = [json.loads(line) for line in wanted.splitlines()]
@@ -151,9 +130,7 @@ def test_a_line_whose_index_is_none_is_written_anew(
     assert path.read_text() == wanted
 
 
-def test_a_picture_that_is_torn_is_made_again(
-    finished_run: Path, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path]
-) -> None:
+def test_a_picture_that_is_torn_is_made_again(finished_run, tmp_path, _saved_tiny_pipelines):
     whole = contents(finished_run / "images")
     picture = finished_run / "images" / "000001.png"
     picture.write_bytes(picture.read_bytes()[:50])
@@ -197,15 +174,7 @@ def _evaluated(
         ("ref/000000.png", b"no picture", "cannot be read"),
     ],
 )
-def test_a_damaged_evaluation(
-    name: str,
-    content: bytes,
-    expected: str,
-    _evaluated: Path,
-    tmp_path: Path,
-    _saved_tiny_pipelines: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_damaged_evaluation(name, content, expected, _evaluated, tmp_path, _saved_tiny_pipelines, capsys):
     work = Path(shutil.copytree(_evaluated, tmp_path / "work"))
     (work / name).write_bytes(content)
     if name.startswith("e/ar/batches"):
@@ -228,15 +197,7 @@ TUNE = "tune --method sjd --model {model} --quiet --output {work}/t"
         ("settings.json", b"{}", "holds a search with"),
     ],
 )
-def test_a_damaged_search(
-    name: str,
-    content: bytes,
-    expected: str,
-    tmp_path: Path,
-    tiny_model_folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_damaged_search(name, content, expected, tmp_path, tiny_model_folder, capsys, monkeypatch):
     import vargen.commands.tune  # noqa: F401
     from scenes.world import SceneWorld
 
@@ -283,9 +244,7 @@ class _Bomb:
         _checkpoint({"bomb": _Bomb()}),
     ],
 )
-def test_a_checkpoint_that_is_none(
-    damage: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_that_is_none(damage, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     damage(tmp_path / "run" / "checkpoint.pt")
     sizes = ["--batch_size", "2", "--steps", "1", "--evaluation_size", "2", "--image_size", "32"]
@@ -294,7 +253,7 @@ def test_a_checkpoint_that_is_none(
     assert not os.path.exists("/tmp/vargen-bomb")
 
 
-def test_a_full_disk_at_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_at_a_checkpoint(tmp_path, capsys):
     """One line, nothing half-written, and the same command goes on from the last whole one."""
     sizes = ["--batch_size", "2", "--evaluation_size", "2", "--image_size", "32", "--num_threads", "1"]
     often = ["--checkpoint_seconds", "0.001", "--sample_every", "1000", "--evaluate_every", "1000", "--log_every", "1"]
@@ -322,7 +281,7 @@ def test_a_full_disk_at_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("codes-000000.safetensors", b"", "codes-000000.safetensors cannot be read"),
     ],
 )
-def test_a_damaged_store_of_codes(name: str, content: bytes, expected: str, tmp_path: Path) -> None:
+def test_a_damaged_store_of_codes(name, content, expected, tmp_path):
     from scenes.training import code_store
     from vargen.base.errors import UserError
 
@@ -339,7 +298,7 @@ def test_a_damaged_store_of_codes(name: str, content: bytes, expected: str, tmp_
         code_store.StoredCodes(tmp_path)
 
 
-def test_a_run_says_which_of_its_figures_follow_the_clock(finished_run: Path) -> None:
+def test_a_run_says_which_of_its_figures_follow_the_clock(finished_run):
     """A window that is chosen by seconds changes passes and traces of a run that is killed and continued."""
     from vargen.methods.catalogue import resolve_method
 
@@ -348,7 +307,7 @@ def test_a_run_says_which_of_its_figures_follow_the_clock(finished_run: Path) ->
     assert resolve_method("ar").follows_the_clock == resolve_method("jacobi", {"window": 4}).follows_the_clock == []
 
 
-def test_rows_of_bench_and_evaluate_say_which_settings_follow_the_clock(_evaluated: Path) -> None:
+def test_rows_of_bench_and_evaluate_say_which_settings_follow_the_clock(_evaluated):
     from metrics.speculation import CallRecord
     from vargen.jobs.benchmark import build_rows
     from vargen.methods.catalogue import resolve_method

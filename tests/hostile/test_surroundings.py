@@ -1,11 +1,8 @@
 """Modes of torch, locales, words and videos around a call that is right in itself: bug reports of other projects, tried
 here. The same answer as in plain surroundings, or one line."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import emu3_models
@@ -55,7 +52,7 @@ def check_modes(call: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("method", sorted(methods_for("image")))
 @pytest.mark.filterwarnings("ignore")
-def test_modes_around_a_picture(method: str) -> None:
+def test_modes_around_a_picture(method):
     """Every method: each keeps caches of its own."""
     pipeline = build_drafting_pipeline()
     prompts = ["a red cube", "a blue cone"]
@@ -87,7 +84,7 @@ FAMILIES = [janus, emu3, anole, glm_image]
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore")
-def test_modes_around_a_picture_of_another_family(family: Callable[[], tuple[Any, dict[str, Any]]]) -> None:
+def test_modes_around_a_picture_of_another_family(family):
     pipeline, size = family()
     pipeline.set_progress_bar_config(disable=True)
     own = {} if family is glm_image else {"output_type": "latent"}
@@ -95,7 +92,7 @@ def test_modes_around_a_picture_of_another_family(family: Callable[[], tuple[Any
 
 
 @pytest.mark.parametrize("family", [build_drafting_pipeline, *FAMILIES])
-def test_parts_that_are_wrapped_or_train_are_named(family: Callable[[], Any]) -> None:
+def test_parts_that_are_wrapped_or_train_are_named(family):
     """Every part of every family: `DataParallel` hides its attributes, and dropout would draw another picture."""
     pipeline, size = family() if family in FAMILIES else (family(), {})
     modules = {name: each for name, each in pipeline.components.items() if isinstance(each, nn.Module)}
@@ -112,7 +109,7 @@ def test_parts_that_are_wrapped_or_train_are_named(family: Callable[[], Any]) ->
             type(pipeline)(**{**pipeline.components, name: wrapped})
 
 
-def test_models_of_a_text_or_a_video_that_are_wrapped_or_elsewhere_are_named(qwen_pair: Path) -> None:  # noqa: F811
+def test_models_of_a_text_or_a_video_that_are_wrapped_or_elsewhere_are_named(qwen_pair):  # noqa: F811
     model, prompt = language_models.make("llama"), torch.tensor([[3, 5, 3]])
     elsewhere = language_models.make("llama").to("meta")
     for given, told in (
@@ -132,7 +129,7 @@ def test_models_of_a_text_or_a_video_that_are_wrapped_or_elsewhere_are_named(qwe
             VideoAnswerer(**{"model": video, "processor": None, name: nn.DataParallel(video)})
 
 
-def test_modes_around_a_stream() -> None:
+def test_modes_around_a_stream():
     pipeline = build_drafting_pipeline()
 
     def draw() -> list[list[int]]:
@@ -143,12 +140,12 @@ def test_modes_around_a_stream() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_modes_around_an_answer(qwen_pair: Path, cases: Any, answerer_of: Callable[[Path], VideoAnswerer]) -> None:  # noqa: F811
+def test_modes_around_an_answer(qwen_pair, cases, answerer_of):  # noqa: F811
     answerer = answerer_of(qwen_pair)
     check_modes(lambda: answerer.answer(cases[0].frames, "what?", "sd", max_new_tokens=6).token_ids)
 
 
-def test_modes_around_a_text() -> None:
+def test_modes_around_a_text():
     model = language_models.make("llama")
     prompt = torch.tensor([[3, 5, 3, 5, 3]])
     check_modes(lambda: specdecode.generate(model, prompt, max_new_tokens=8).sequences.tolist())
@@ -156,21 +153,21 @@ def test_modes_around_a_text() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_video_of_one_frame_is_refused_wherever_it_comes_from(
-    qwen_pair: Path,  # noqa: F811
-    answerer_of: Callable[[Path], VideoAnswerer],  # noqa: F811
-) -> None:
+    qwen_pair,  # noqa: F811
+    answerer_of,  # noqa: F811
+):
     one = VideoFrames.from_frames(torch.zeros(1, 3, 56, 56))
     with pytest.raises(UserError, match="video: it has 1 frame, the model reads at least"):
         answerer_of(qwen_pair).answer(one, "what?", "ar", max_new_tokens=2)
 
 
-def test_a_prompt_of_utf8_under_a_locale_of_ascii(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prompt_of_utf8_under_a_locale_of_ascii(tmp_path, capsys):
     as_python_takes_it = "ein grüner Würfel".encode().decode("ascii", "surrogateescape")
     command = ["generate", as_python_takes_it, "--output", str(tmp_path / "out")]
     check_refused(command, "is UTF-8 text, but the locale is not of UTF-8; set PYTHONUTF8=1", capsys, tmp_path)
 
 
-def test_captions_that_clip_cannot_read_are_told(clip_folder: Path) -> None:
+def test_captions_that_clip_cannot_read_are_told(clip_folder):
     clip = CLIPFeatures(clip_folder)
     with pytest.warns(UserWarning, match="CLIP does not know every word of '红色的球'"):
         clip.encode_text(["红色的球", "绿色的球"])
@@ -180,7 +177,7 @@ def test_captions_that_clip_cannot_read_are_told(clip_folder: Path) -> None:
         CLIPFeatures(clip_folder).encode_text([" ".join(known[:3])])
 
 
-def test_components_draw_the_same_pictures() -> None:
+def test_components_draw_the_same_pictures():
     pipeline = build_drafting_pipeline()
     own = {"window": 3}
     usual = {"default_guidance_scale": 2.0, "default_top_k": 5, "default_temperature": 0.5}

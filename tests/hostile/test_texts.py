@@ -1,7 +1,5 @@
 """Words, names and text files: prompts, captions, YAML, options, in the wrong shape, encoding or depth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +7,6 @@ import pytest
 from hostile import Case, check_case, each
 
 from vargen.base.errors import UserError
-from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import METHODS, resolve_method
 
 FILE = "generate --prompts_file {work}/p.%s --output {work}/out --quiet"
@@ -176,7 +173,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method.weights], ids=lambda method: method.name)
-def test_weights_of_a_method_that_are_no_text(method: type[MethodConfig]) -> None:
+def test_weights_of_a_method_that_are_no_text(method):
     """Every setting of every method that names a folder."""
     for name in method.weights:
         for wrong in ([None], 7, {"a": "b"}, True):
@@ -185,7 +182,5 @@ def test_weights_of_a_method_that_are_no_text(method: type[MethodConfig]) -> Non
 
 
 @each(CASES)
-def test_it_is_refused(
-    case: Case, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_refused(case, tmp_path, _saved_tiny_pipelines, capsys):
     check_case(case, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]}, capsys)

@@ -4,8 +4,6 @@ project's own kernels and without.
 The first tokens of a picture, and the pixels of a whole one: a whole one drawn three times would take a minute.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -34,7 +32,7 @@ def _threads_afterwards() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["torch", "kernels"])
-def test_tokens_are_the_same(shipped: LlamaGenPipeline, kernels: bool, request: pytest.FixtureRequest) -> None:
+def test_tokens_are_the_same(shipped, kernels, request):
     if kernels:
         request.getfixturevalue("own_kernels")
 
@@ -55,7 +53,7 @@ def test_tokens_are_the_same(shipped: LlamaGenPipeline, kernels: bool, request: 
     assert drawn[1] == drawn[0] and drawn[2] == drawn[0]
 
 
-def test_pixels_differ_by_one_grey_level_at_most(shipped: LlamaGenPipeline) -> None:
+def test_pixels_differ_by_one_grey_level_at_most(shipped):
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(shipped.transformer.config.vocab_size, (1, 256), generator=generator)
     levels = []

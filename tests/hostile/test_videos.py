@@ -1,12 +1,9 @@
 """Videos that no model can see, and folders of Video-LLMs that are damaged: one line that names them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from hostile import Case, arguments_of, change_json, check_refused, each
 from PIL import Image
 
@@ -57,7 +54,7 @@ CASES = [
 
 
 @each(CASES)
-def test_what_cannot_be_seen_is_refused(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_seen_is_refused(case, tmp_path, capsys):
     own = shutil.ignore_patterns("drafters")
     shutil.copytree(find_video_model(None), tmp_path / "model", ignore=own)
     (tmp_path / "video").mkdir()

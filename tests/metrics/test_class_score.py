@@ -1,9 +1,5 @@
 """Scores beside those of torch-fidelity and clean-fid, on the same features and the same files."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -22,7 +18,7 @@ def features(count: int, shift: float, seed: int) -> Tensor:
     return torch.randn(count, 6, generator=torch.Generator().manual_seed(seed)) * 1.5 + shift
 
 
-def test_the_inception_score_is_that_of_torch_fidelity() -> None:
+def test_the_inception_score_is_that_of_torch_fidelity():
     theirs = pytest.importorskip("torch_fidelity.metric_isc", reason="torch-fidelity is missing")
     logits = 3 * features(47, 0.0, 0)
     told = theirs.isc_features_to_metric(logits)
@@ -30,7 +26,7 @@ def test_the_inception_score_is_that_of_torch_fidelity() -> None:
     assert told["inception_score_mean"] > 1.5
 
 
-def test_the_inception_score_of_extremes() -> None:
+def test_the_inception_score_of_extremes():
     certain = 50 * torch.eye(8).repeat(10, 1)  # every part of ten holds some classes, and each is sure
     assert inception_score(certain, parts=1)[0] == pytest.approx(8)
     assert inception_score(torch.zeros(20, 8)) == (pytest.approx(1), pytest.approx(0))
@@ -38,7 +34,7 @@ def test_the_inception_score_of_extremes() -> None:
         inception_score(torch.zeros(9, 3))
 
 
-def test_distances_are_those_of_torch_fidelity_and_clean_fid() -> None:
+def test_distances_are_those_of_torch_fidelity_and_clean_fid():
     one, two = features(40, 0.0, 1), features(50, 0.7, 2)
     ours = frechet_distance(GaussianStatistics.of(one), GaussianStatistics.of(two))
     fidelity = pytest.importorskip("torch_fidelity.metric_fid", reason="torch-fidelity is missing")
@@ -53,7 +49,7 @@ def test_distances_are_those_of_torch_fidelity_and_clean_fid() -> None:
     assert ours == pytest.approx(float(told), rel=1e-8)
 
 
-def test_precision_and_recall_are_those_of_torch_fidelity() -> None:
+def test_precision_and_recall_are_those_of_torch_fidelity():
     theirs = pytest.importorskip("torch_fidelity.metric_prc", reason="torch-fidelity is missing")
     real, made = features(60, 0.0, 3), features(50, 1.0, 4)
     told = theirs.calculate_precision_recall_full(made.double(), real.double(), 3)
@@ -61,7 +57,7 @@ def test_precision_and_recall_are_those_of_torch_fidelity() -> None:
     assert 0.1 < told[0] < 0.9
 
 
-def test_density_and_coverage_by_counting() -> None:
+def test_density_and_coverage_by_counting():
     real, made = features(30, 0.0, 5), features(20, 0.5, 6)
     apart = torch.cdist(real.double(), real.double()).sort(dim=1).values[:, 5]
     inside = torch.cdist(made.double(), real.double()) <= apart
@@ -70,7 +66,7 @@ def test_density_and_coverage_by_counting() -> None:
     assert float(coverage.double().mean()) == pytest.approx(float(inside.any(0).double().mean()))
 
 
-def test_files_are_resized_as_clean_fid_resizes_them(tmp_path: Path, pictures: Tensor) -> None:
+def test_files_are_resized_as_clean_fid_resizes_them(tmp_path, pictures):
     resizer = pytest.importorskip("cleanfid.resize", reason="clean-fid is missing")
     to_image(pictures[0]).save(tmp_path / "a.png")
     theirs = resizer.build_resizer("clean")(np.asarray(Image.open(tmp_path / "a.png")))

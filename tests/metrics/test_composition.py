@@ -1,7 +1,5 @@
 """GenEval's rule on boxes that are laid out by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from metrics.composition import Composition, CompositionRule, Found, Wanted
@@ -31,11 +29,11 @@ def holds(wanted: Composition, *objects: Found) -> bool:
         ((5, 0, 15, 10), {"right of"}),
     ],
 )
-def test_directions(box: tuple[float, float, float, float], told: set[str]) -> None:
+def test_directions(box, told):
     assert RULE.directions(box, (0, 0, 10, 10)) == told
 
 
-def test_counting_asks_for_surer_objects_and_no_more_than_asked() -> None:
+def test_counting_asks_for_surer_objects_and_no_more_than_asked():
     two = Composition((Wanted("dog", 2),), (Wanted("dog", 3),), "counting")
     assert holds(two, found("dog"), found("dog", 20))
     assert not holds(two, found("dog"), found("dog", 20, score=0.9))
@@ -45,7 +43,7 @@ def test_counting_asks_for_surer_objects_and_no_more_than_asked() -> None:
     assert not holds(Composition((Wanted("dog"),)), found("dog", score=0.3))
 
 
-def test_colours_are_those_of_the_surest_objects() -> None:
+def test_colours_are_those_of_the_surest_objects():
     red = Composition((Wanted("car", 1, "red"),))
     sure, unsure = found("car", score=0.9, colour="blue"), found("car", 30, score=0.5, colour="red")
     assert not holds(red, unsure, sure)
@@ -54,7 +52,7 @@ def test_colours_are_those_of_the_surest_objects() -> None:
     assert RULE.holds(never, [sure], lambda item: pytest.fail("no colour is asked"))
 
 
-def test_positions_are_to_the_entry_that_they_name() -> None:
+def test_positions_are_to_the_entry_that_they_name():
     left = Composition((Wanted("dog"), Wanted("cat", 1, None, ("left of", 0))))
     assert holds(left, found("dog", 50), found("cat", 0))
     assert not holds(left, found("dog", 0), found("cat", 50))
@@ -64,7 +62,7 @@ def test_positions_are_to_the_entry_that_they_name() -> None:
     assert not holds(second, found("dog", 80), found("cow", 0), found("cat", 40))
 
 
-def test_no_more_objects_of_a_class_than_the_rule_looks_at() -> None:
+def test_no_more_objects_of_a_class_than_the_rule_looks_at():
     many = [found("dog", 20 * number) for number in range(4)]
     rule = CompositionRule(most_objects=2)
     assert rule.holds(Composition((Wanted("dog", 2),), (Wanted("dog", 3),)), many, lambda item: None)

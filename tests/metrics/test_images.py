@@ -1,7 +1,5 @@
 """Reading and resizing pictures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +29,7 @@ def make_folder(folder: Path, names: list[str]) -> Path:
     return folder
 
 
-def test_files_are_in_natural_order_and_read_as_bytes(tmp_path: Path) -> None:
+def test_files_are_in_natural_order_and_read_as_bytes(tmp_path):
     folder = ImageFolder(make_folder(tmp_path / "pictures", ["image10.png", "image9.png", "Image1.png"]))
     assert [path.name for path in folder.files] == ["Image1.png", "image9.png", "image10.png"]
     pictures = folder.read([0, 2])
@@ -40,7 +38,7 @@ def test_files_are_in_natural_order_and_read_as_bytes(tmp_path: Path) -> None:
     assert natural_key("a2") < natural_key("a10") < natural_key("b1")
 
 
-def test_grey_and_transparent_pictures_become_rgb(tmp_path: Path) -> None:
+def test_grey_and_transparent_pictures_become_rgb(tmp_path):
     Image.new("L", (2, 2), 7).save(tmp_path / "grey.png")
     Image.new("RGBA", (2, 2), (1, 2, 3, 4)).save(tmp_path / "clear.png")
     assert read_image(tmp_path / "grey.png")[:, 0, 0].tolist() == [7, 7, 7]
@@ -54,14 +52,14 @@ def test_grey_and_transparent_pictures_become_rgb(tmp_path: Path) -> None:
             read_image(tmp_path / "no_white.tiff")
 
 
-def test_the_digest_follows_content_and_names(tmp_path: Path) -> None:
+def test_the_digest_follows_content_and_names(tmp_path):
     first = ImageFolder(make_folder(tmp_path / "a", ["1.png", "2.png"]))
     same = ImageFolder(make_folder(tmp_path / "b", ["1.png", "2.png"]))
     other = ImageFolder(make_folder(tmp_path / "c", ["2.png", "1.png"]))
     assert first.digest() == same.digest() != other.digest()
 
 
-def test_a_half_written_file_is_found_and_named(tmp_path: Path) -> None:
+def test_a_half_written_file_is_found_and_named(tmp_path):
     folder = make_folder(tmp_path / "pictures", ["1.png", "2.png"])
     Image.effect_noise((64, 64), 50).convert("RGB").save(folder / "3.png")
     content = (folder / "3.png").read_bytes()
@@ -71,7 +69,7 @@ def test_a_half_written_file_is_found_and_named(tmp_path: Path) -> None:
         ImageFolder(folder).read([2])
 
 
-def test_arrays_of_the_adm_suite(tmp_path: Path) -> None:
+def test_arrays_of_the_adm_suite(tmp_path):
     pictures = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3)
     np.savez(tmp_path / "batch.npz", pictures)
     opened = open_images(tmp_path / "batch.npz")
@@ -79,14 +77,14 @@ def test_arrays_of_the_adm_suite(tmp_path: Path) -> None:
     assert torch.equal(opened.read([1])[0], torch.from_numpy(pictures[1]).permute(2, 0, 1))
 
 
-def test_empty_and_missing_folders_are_refused(tmp_path: Path) -> None:
+def test_empty_and_missing_folders_are_refused(tmp_path):
     with pytest.raises(DataError, match="holds no picture"):
         ImageFolder(tmp_path)
     with pytest.raises(DataError, match="not a folder"):
         ImageFolder(tmp_path / "missing")
 
 
-def test_the_long_edge_is_cropped_in_the_middle() -> None:
+def test_the_long_edge_is_cropped_in_the_middle():
     picture = torch.zeros(3, 4, 8, dtype=torch.uint8)
     picture[:, :, 2:6] = 200  # the middle square
     assert (resize([picture], "center-crop-lanczos", 2) == 200).all()
@@ -94,7 +92,7 @@ def test_the_long_edge_is_cropped_in_the_middle() -> None:
     assert (squeezed < 50).any()  # the dark sides are still there
 
 
-def test_resizers_antialias() -> None:
+def test_resizers_antialias():
     # One black and one white column in turn: without antialiasing, halving keeps one of them.
     picture = torch.zeros(3, 16, 16, dtype=torch.uint8)
     picture[:, :, ::2] = 255
@@ -102,20 +100,20 @@ def test_resizers_antialias() -> None:
         assert 100 < float(resize([picture], name, 8)[:, :, :, 2:-2].float().mean()) < 155, name
 
 
-def test_pictures_of_another_size_are_refused_where_nothing_resizes() -> None:
+def test_pictures_of_another_size_are_refused_where_nothing_resizes():
     with pytest.raises(DataError, match="6 x 4, not 4 x 4"):
         resize([torch.zeros(3, 4, 6, dtype=torch.uint8)], "none", 4)
     with pytest.raises(DataError, match="resizer must be"):
         resize([], "nearest", 4)
 
 
-def test_bytes_survive_the_way_to_pil_and_back() -> None:
+def test_bytes_survive_the_way_to_pil_and_back():
     picture = torch.randint(0, 256, (3, 5, 7), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     assert torch.equal(resize([picture[:, :, :5]], "none", 5)[0], picture[:, :, :5])
     assert to_image(picture).size == (7, 5)
 
 
-def test_resizers_are_the_filters_of_their_names() -> None:
+def test_resizers_are_the_filters_of_their_names():
     """By Pillow's own words: another filter moves every FID of a protocol."""
     picture = torch.randint(0, 256, (3, 24, 36), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     image = to_image(picture)
@@ -129,7 +127,7 @@ def test_resizers_are_the_filters_of_their_names() -> None:
     assert set(wanted) | {"none"} == set(RESIZERS)
 
 
-def test_a_digest_tells_names_and_shapes_apart(tmp_path: Path) -> None:
+def test_a_digest_tells_names_and_shapes_apart(tmp_path):
     """A cached reference is found by it."""
     one, other = (ImageFolder(make_folder(tmp_path / name, ["1.png", f"{name}.png"])) for name in ("2", "3"))
     assert [file.read_bytes() for file in one.files] == [file.read_bytes() for file in other.files]

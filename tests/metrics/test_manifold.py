@@ -1,7 +1,5 @@
 """Precision and recall against a loop over all pairs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,7 +24,7 @@ def brute_force(reference: torch.Tensor, generated: torch.Tensor, neighbours: in
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), neighbours=st.integers(1, 4), shift=st.floats(0, 3))
-def test_agrees_with_brute_force(seed: int, neighbours: int, shift: float) -> None:
+def test_agrees_with_brute_force(seed, neighbours, shift):
     generator = torch.Generator().manual_seed(seed)
     reference = torch.randn(14, 3, generator=generator).double()
     generated = torch.randn(11, 3, generator=generator).double() + shift
@@ -36,7 +34,7 @@ def test_agrees_with_brute_force(seed: int, neighbours: int, shift: float) -> No
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), neighbours=st.integers(1, 4), shift=st.floats(0, 3))
-def test_density_and_coverage_count_neighbourhoods_of_the_reference(seed: int, neighbours: int, shift: float) -> None:
+def test_density_and_coverage_count_neighbourhoods_of_the_reference(seed, neighbours, shift):
     generator = torch.Generator().manual_seed(seed)
     reference = torch.randn(14, 3, generator=generator).double()
     generated = torch.randn(11, 3, generator=generator).double() + shift
@@ -53,7 +51,7 @@ def test_density_and_coverage_count_neighbourhoods_of_the_reference(seed: int, n
     assert covered.tolist() == [any(column) for column in zip(*inside, strict=True)]
 
 
-def test_an_outlier_of_the_reference_raises_precision_and_not_density() -> None:
+def test_an_outlier_of_the_reference_raises_precision_and_not_density():
     """The case for which density was made (figure 1 there)."""
     generator = torch.Generator().manual_seed(0)
     reference = torch.cat((torch.randn(99, 2, generator=generator), torch.full((1, 2), 30.0)))
@@ -62,13 +60,13 @@ def test_an_outlier_of_the_reference_raises_precision_and_not_density() -> None:
     assert scores.precise.all() and scores.dense.mean() < 0.4 and scores.covered.double().mean() < 0.02
 
 
-def test_a_set_lies_among_itself() -> None:
+def test_a_set_lies_among_itself():
     features = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
     scores = compare_manifolds(features, features, 3)
     assert scores.precise.all() and scores.recalled.all() and scores.covered.all()
 
 
-def test_dropping_modes_costs_recall_and_not_precision() -> None:
+def test_dropping_modes_costs_recall_and_not_precision():
     generator = torch.Generator().manual_seed(0)
     centres = torch.tensor([[0.0, 0.0], [20.0, 0.0]])
     reference = torch.cat([centre + torch.randn(60, 2, generator=generator) for centre in centres])
@@ -79,7 +77,7 @@ def test_dropping_modes_costs_recall_and_not_precision() -> None:
     assert not recalled[60:].any()
 
 
-def test_too_few_pictures_are_refused() -> None:
+def test_too_few_pictures_are_refused():
     with pytest.raises(DataError, match="with k 3 need more generated pictures than 3"):
         compare_manifolds(torch.randn(10, 2), torch.randn(3, 2), 3)
     with pytest.raises(DataError, match="precision, recall, density and coverage with k 5 need more reference"):

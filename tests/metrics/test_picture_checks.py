@@ -1,9 +1,6 @@
 """What benchmarks ask, answered by stand-ins of the networks, and figures by group counted by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,7 +63,7 @@ class Names:
         return torch.tensor([[1.0, 0.0]])
 
 
-def test_colours_are_named_by_clip_on_grey() -> None:
+def test_colours_are_named_by_clip_on_grey():
     mask = torch.zeros(32, 32, dtype=torch.bool)
     mask[4:8, 4:12] = True
     detector = Finds(Found("cube", 0.9, (4.0, 4.0, 12.0, 9.0), mask))
@@ -81,14 +78,14 @@ def test_colours_are_named_by_clip_on_grey() -> None:
     assert not len(clip.shown) > 1
 
 
-def test_a_real_clip_takes_what_was_cut_out(clip_folder: Path) -> None:
+def test_a_real_clip_takes_what_was_cut_out(clip_folder):
     check = CompositionCheck(
         Finds(Found("cube", 0.9, (3.2, 4.0, 12.0, 9.0))), CLIPFeatures(clip_folder), CompositionRule()
     )
     assert check(PICTURE, RED) in ([True], [False])
 
 
-def test_answers_are_a_table() -> None:
+def test_answers_are_a_table():
     class Answers:
         identity = "answers"
 
@@ -103,7 +100,7 @@ def test_answers_are_a_table() -> None:
     assert most_asked([RED, TWO]) == 1
 
 
-def test_a_yes_that_depends_on_a_no_is_none() -> None:
+def test_a_yes_that_depends_on_a_no_is_none():
     prompts = [BenchmarkPrompt(name, {"source": name}, None, ASKED) for name in "ab"]
     prompts.append(BenchmarkPrompt("c", {"source": "c"}))
     answers = torch.tensor([[1, 0, 1], [1, 1, 1], [-1, -1, -1]], dtype=torch.int8)
@@ -116,7 +113,7 @@ def test_a_yes_that_depends_on_a_no_is_none() -> None:
     assert "| c      | x" in markdown_groups([{"method": "x", **told}])
 
 
-def test_tasks_count_alike_and_prompts_are_right_once() -> None:
+def test_tasks_count_alike_and_prompts_are_right_once():
     prompts = [RED, RED, RED, TWO]
     told = benchmark_scores(prompts, {}, torch.tensor([[1], [0], [0], [0]]), draws=20)
     assert told["groups"]["task"]["colors"]["count"] == 3
@@ -126,14 +123,14 @@ def test_tasks_count_alike_and_prompts_are_right_once() -> None:
     assert table.count("| colors") == 2 and "mean over tasks, %" in table
 
 
-def test_few_numbers_have_no_interval() -> None:
+def test_few_numbers_have_no_interval():
     assert group_mean(torch.arange(7.0), 50) == {"value": 3.0, "interval": None}
     assert group_mean(torch.arange(8.0), 50)["interval"] is not None  # type: ignore[index]
     assert group_mean(torch.tensor([True, False]), 50)["interval"] is not None  # type: ignore[index]
     assert group_mean(torch.tensor([torch.nan]), 50) is None
 
 
-def test_a_class_that_the_detector_does_not_know() -> None:
+def test_a_class_that_the_detector_does_not_know():
     from scenes.judge.object_detector import SceneDetector
 
     with pytest.raises(DataError, match="the judge of scenes knows no 'dog'; name the folder"):

@@ -1,14 +1,11 @@
 """Detectors and answers from folders of tiny networks with random weights, as transformers saves them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from metrics.errors import DataError
 from metrics.picture_readers import Mask2FormerDetector, OwlDetector, VisualAnswers, load_detector
@@ -112,7 +109,7 @@ def blip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_mask2former_finds_its_own_classes(mask2former: Path, pictures: Tensor) -> None:
+def test_mask2former_finds_its_own_classes(mask2former, pictures):
     detector = load_detector(mask2former)
     assert isinstance(detector, Mask2FormerDetector) and detector.identity.startswith("mask2former ")
     found = detector(pictures[0], ["cube", "sphere"])
@@ -129,7 +126,7 @@ def test_mask2former_finds_its_own_classes(mask2former: Path, pictures: Tensor) 
         detector.check(["cube", "dog"])
 
 
-def test_owl_looks_for_what_it_is_told(owl: Path, pictures: Tensor) -> None:
+def test_owl_looks_for_what_it_is_told(owl, pictures):
     detector = load_detector(owl)
     assert isinstance(detector, OwlDetector)
     found = detector(pictures[0], ["cube", "sphere"])
@@ -138,14 +135,14 @@ def test_owl_looks_for_what_it_is_told(owl: Path, pictures: Tensor) -> None:
     detector.check(["anything"])
 
 
-def test_blip_answers_each_question_alone(blip: Path, pictures: Tensor) -> None:
+def test_blip_answers_each_question_alone(blip, pictures):
     answers = VisualAnswers(blip)
     together = answers(pictures[0], ["is there a cube ?", "is the sphere red ?"])
     assert together == [answers(pictures[0], [each])[0] for each in ("is there a cube ?", "is the sphere red ?")]
     assert all(isinstance(each, str) and each == each.lower().strip() for each in together)
 
 
-def test_folders_of_something_else_are_refused(clip_folder: Path, owl: Path, tmp_path: Path) -> None:
+def test_folders_of_something_else_are_refused(clip_folder, owl, tmp_path):
     for folder, said in ((tmp_path, "no config.json"), (clip_folder, "clip")):
         with pytest.raises(DataError, match=rf"holds no detector \({said}\)"):
             load_detector(folder)

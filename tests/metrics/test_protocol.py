@@ -1,9 +1,5 @@
 """Protocols: what they refuse, what they warn of, and the shipped ones."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -32,18 +28,18 @@ from metrics.tables import latex_quality, markdown_quality
         ({"judge": "false"}, "judge must be true or false"),
     ],
 )
-def test_wrong_fields_are_named(values: dict[str, Any], message: str) -> None:
+def test_wrong_fields_are_named(values, message):
     with pytest.raises(DataError, match=message):
         Protocol.from_dict({"name": "mine", **values})
 
 
-def test_a_protocol_survives_plain_values() -> None:
+def test_a_protocol_survives_plain_values():
     protocol = Protocol("mine", count=7, extractor="clip", clip_score=ClipProtocol("A photo depicts ", 1.0, False))
     assert Protocol.from_dict(protocol.to_dict()) == protocol
     assert protocol.extractors == ("clip",)
 
 
-def test_another_number_of_pictures_is_refused() -> None:
+def test_another_number_of_pictures_is_refused():
     protocol = Protocol("coco", count=5000)
     protocol.check_count(5000)
     for other in (4999, 5001):
@@ -51,7 +47,7 @@ def test_another_number_of_pictures_is_refused() -> None:
             protocol.check_count(other)
 
 
-def test_captions_that_do_not_fit_are_refused() -> None:
+def test_captions_that_do_not_fit_are_refused():
     protocol = Protocol("coco", longest_caption=True)
     protocol.check_captions(["a", "b"], ["1", "2"])
     with pytest.raises(DataError, match="number 1 is empty"):
@@ -60,13 +56,13 @@ def test_captions_that_do_not_fit_are_refused() -> None:
         protocol.check_captions(["a", "b"], ["1", "1"])
 
 
-def test_too_few_pictures_for_the_dimensions_are_warned_of() -> None:
+def test_too_few_pictures_for_the_dimensions_are_warned_of():
     assert not Protocol("mine").warnings(3000, 2048, 2049)
     warnings = Protocol("mine").warnings(2048, 2048, 100)
     assert len(warnings) == 2 and "2,048 pictures cannot fill 2,048" in warnings[0]
 
 
-def test_scores_have_every_figure_of_the_protocol() -> None:
+def test_scores_have_every_figure_of_the_protocol():
     generator = torch.Generator().manual_seed(0)
     features = torch.nn.functional.normalize(torch.randn(60, 6, generator=generator), dim=-1)
     reference = torch.nn.functional.normalize(torch.randn(80, 6, generator=generator), dim=-1)
@@ -91,7 +87,7 @@ def test_scores_have_every_figure_of_the_protocol() -> None:
         score_pictures(protocol, {"clip": features}, None)
 
 
-def test_tables_say_what_was_measured_and_dash_what_was_not() -> None:
+def test_tables_say_what_was_measured_and_dash_what_was_not():
     figure = {"value": 0.5, "interval": [0.4, 0.6]}
     row = {
         "method": "vvs_x",

@@ -1,17 +1,14 @@
 """Results say where they come from, and are written whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from metrics import provenance
 
 
-def test_commit_is_the_checkouts_and_says_when_files_differ(tmp_path: Path) -> None:
+def test_commit_is_the_checkouts_and_says_when_files_differ(tmp_path):
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
         return subprocess.run(
@@ -27,11 +24,11 @@ def test_commit_is_the_checkouts_and_says_when_files_differ(tmp_path: Path) -> N
     assert provenance.describe_commit(tmp_path) == git("rev-parse", "--short=12", "HEAD") + "-dirty"
 
 
-def test_no_commit_outside_a_checkout(tmp_path: Path) -> None:
+def test_no_commit_outside_a_checkout(tmp_path):
     assert provenance.describe_commit(tmp_path) is None
 
 
-def test_a_result_carries_its_provenance(tmp_path: Path) -> None:
+def test_a_result_carries_its_provenance(tmp_path):
     provenance.write_result(tmp_path / "a" / "result.json", {"figure": 1.5})
     written = json.loads((tmp_path / "a" / "result.json").read_text())
     assert written["figure"] == 1.5
@@ -39,7 +36,7 @@ def test_a_result_carries_its_provenance(tmp_path: Path) -> None:
     assert "torch" in written["provenance"]["libraries"]
 
 
-def test_an_unwritable_result_leaves_the_old_one(tmp_path: Path) -> None:
+def test_an_unwritable_result_leaves_the_old_one(tmp_path):
     path = tmp_path / "result.json"
     provenance.write_result(path, {"figure": 1})
     before = path.read_text()
@@ -49,7 +46,7 @@ def test_an_unwritable_result_leaves_the_old_one(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
 
 
-def test_a_gpu_that_a_run_does_not_use_is_not_what_it_was_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_a_run_does_not_use_is_not_what_it_was_measured_on(monkeypatch):
     monkeypatch.setattr(provenance.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(provenance.torch.cuda, "get_device_name", lambda: "some GPU")
     assert provenance.describe_hardware()["device"] == "cpu"

@@ -1,7 +1,5 @@
 """Scores of a set of pictures: each from the features, the settings and the side of the comparison that it says."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -24,7 +22,7 @@ def features(count: int, spread: float, seed: int) -> torch.Tensor:
     return normalize(around + torch.randn(count, 3, generator=torch.Generator().manual_seed(seed)) * spread, dim=-1)
 
 
-def test_scores_are_those_of_their_formulas() -> None:
+def test_scores_are_those_of_their_formulas():
     ours, theirs, texts = features(24, 0.4, 0), features(24, 2.0, 1), features(24, 1.0, 2)
     reference = Reference(GaussianStatistics.of(theirs), theirs)
     scores = score_pictures(PROTOCOL, {"clip": ours}, reference, texts, draws=0)
@@ -38,7 +36,7 @@ def test_scores_are_those_of_their_formulas() -> None:
     assert scores["clip_score"]["value"] == pytest.approx(float(clip_scores(ours, texts, 2.5).mean()))
 
 
-def test_distances_to_neighbours_are_computed_once_for_all_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distances_to_neighbours_are_computed_once_for_all_scores(monkeypatch):
     sizes, compute = [], manifold.neighbour_distances
 
     def counted(given: torch.Tensor, neighbours: int) -> torch.Tensor:
@@ -51,14 +49,14 @@ def test_distances_to_neighbours_are_computed_once_for_all_scores(monkeypatch: p
     assert sizes == [20, 24], "of the reference and of the pictures, once each"
 
 
-def test_no_frechet_distance_lies_below_nothing() -> None:
+def test_no_frechet_distance_lies_below_nothing():
     same = features(24, 1.0, 3)
     scores = score_pictures(PROTOCOL, {"clip": same}, Reference(GaussianStatistics.of(same), same), same, draws=20)
     low, high = scores["frechet_distance"]["interval"]
     assert low == 0 < high
 
 
-def test_a_picture_without_a_number_is_left_out_of_a_mean() -> None:
+def test_a_picture_without_a_number_is_left_out_of_a_mean():
     values = torch.tensor([1.0, float("nan"), 3.0])
     assert mean_figure(values, 0) == {"value": 2.0, "interval": None}
     low, high = mean_figure(values, 50)["interval"]

@@ -1,7 +1,5 @@
 """Figures of speculative decoding, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 
@@ -39,7 +37,7 @@ def call(seconds: float, accepted: list[list[int]], skipped: int = 0) -> CallRec
     return CallRecord.from_trace(trace, seconds)
 
 
-def test_figures_by_hand() -> None:
+def test_figures_by_hand():
     plain = [call(2.0, [[0] * 7]), call(4.0, [[0] * 7])]
     fast = [call(1.0, [[2, 0, 2]]), call(2.0, [[1, 2]], skipped=2)]
     summary = summarise(fast, plain)
@@ -57,7 +55,7 @@ def test_figures_by_hand() -> None:
     assert summary["phase_seconds"] == {"decode": 1.5}
 
 
-def test_a_batch_counts_its_passes_once_and_its_rows_each() -> None:
+def test_a_batch_counts_its_passes_once_and_its_rows_each():
     summary = summarise([call(3.0, [[1, 1], [3]])])
     assert summary["target_passes"] == 3
     assert summary["tokens_per_pass"] == pytest.approx((5 + 5) / (3 + 2))
@@ -65,25 +63,25 @@ def test_a_batch_counts_its_passes_once_and_its_rows_each() -> None:
     assert summary["speedup"] is None and summary["pass_reduction"] is None
 
 
-def test_memory_is_that_of_the_hungriest_call() -> None:
+def test_memory_is_that_of_the_hungriest_call():
     calls = [replace(call(1.0, [[1]]), peak_memory=gib and gib * 2**30) for gib in (2, 5, None, 3)]
     assert summarise(calls)["peak_memory_gib"] == 5
 
 
-def test_only_the_same_pictures_are_compared() -> None:
+def test_only_the_same_pictures_are_compared():
     with pytest.raises(ValueError, match="same pictures"):
         summarise([call(1.0, [[1]])], [call(1.0, [[0]]), call(1.0, [[0]])])
     with pytest.raises(ValueError, match="at least one"):
         summarise([])
 
 
-def test_records_survive_json() -> None:
+def test_records_survive_json():
     record = call(1.0, [[2, 0]])
     assert CallRecord(**record.to_dict()) == record
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=40))
-def test_percentiles_are_those_of_the_standard_library(values: list[float]) -> None:
+def test_percentiles_are_those_of_the_standard_library(values):
     tenths = statistics.quantiles(values, n=10, method="inclusive")
     assert percentile(values, 90) == pytest.approx(tenths[-1], abs=1e-6)
     assert percentile(values, 50) == statistics.median(values)
@@ -91,27 +89,27 @@ def test_percentiles_are_those_of_the_standard_library(values: list[float]) -> N
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8))
-def test_survival_by_place_is_what_the_accepted_lengths_say(histogram: list[int]) -> None:
+def test_survival_by_place_is_what_the_accepted_lengths_say(histogram):
     lengths = [length for length, count in enumerate(histogram) for _ in range(count)]
     survival = survival_by_place(histogram)
     assert survival == [sum(n >= k for n in lengths) / max(len(lengths), 1) for k in range(1, len(histogram))]
     assert sum(survival) == pytest.approx(sum(lengths) / max(len(lengths), 1))
 
 
-def test_passes_of_pictures_that_wait_for_nobody_are_their_mean() -> None:
+def test_passes_of_pictures_that_wait_for_nobody_are_their_mean():
     pictures = [call(1.0, [[0] * steps]) for steps in (3, 9)]
     together = CallRecord.of_pictures(pictures)
     assert (together.target_passes, together.row_passes, together.images) == (7, 14, 2)
     assert CallRecord.of_pictures(pictures, waiting=True).target_passes == 10, "the slowest one's"
 
 
-def test_what_a_pass_reads_and_a_row_multiplies() -> None:
+def test_what_a_pass_reads_and_a_row_multiplies():
     summary = summarise([call(4.0, [[1, 1], [3]])])  # three passes and three rows in two seconds
     assert achieved(summary, 2 * 10**9, 10**9, 2) == {"gb_per_second": 3.0, "gflop_per_second": 6.0}
     assert achieved({**summary, "phase_seconds": {}}, 1, 1, 1) is None
 
 
-def test_several_processes_are_told_from_the_worst_to_the_best() -> None:
+def test_several_processes_are_told_from_the_worst_to_the_best():
     def rows(plain: float, fast: float) -> list[dict[str, object]]:
         seconds = ({"p50": each, "p90": each} for each in (plain, fast))
         return [

@@ -1,9 +1,5 @@
 """Numbers of the wrong kind are named, wherever they are given."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +12,7 @@ from specdecode.loop import stop_tokens
 from specdecode.sampling import RandomStreams
 
 
-def test_truth_values_and_fractions_are_no_counts() -> None:
+def test_truth_values_and_fractions_are_no_counts():
     check_counts(3, a=3, b=np.int64(4))  # type: ignore[arg-type]
     assert is_integer(0) and is_integer(np.int32(5)) and not is_integer(True) and not is_integer(1.0)
     for wrong in (True, 2.5, 2.0, "2", None, torch.tensor(2)):
@@ -42,12 +38,12 @@ SIZER = object()
         (lambda: RandomStreams.from_generators([3]), "generators"),  # type: ignore[list-item]
     ],
 )
-def test_arguments_of_the_wrong_kind_are_named(make: Callable[[], object], name: str) -> None:
+def test_arguments_of_the_wrong_kind_are_named(make, name):
     with pytest.raises(ValueError, match=f"{name}.* must"):
         make()
 
 
-def test_what_no_machine_holds_is_refused_before_it_is_allocated() -> None:
+def test_what_no_machine_holds_is_refused_before_it_is_allocated():
     check_room("tokens", 8, {"rows": 1}, "cpu")
     with pytest.raises(MemoryError, match=r"^tokens need 1,048,576.0 GiB \(rows 7, columns 9\), cpu has"):
         check_room("tokens", 2**50, {"rows": 7, "columns": 9}, None)

@@ -1,7 +1,5 @@
 """The cache against Python lists: whatever is written, kept and rolled back, a token sees what it should."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -55,7 +53,7 @@ def random_forest_mask(num_nodes: int, generator: torch.Generator) -> Tensor:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**31), batch_size=st.integers(1, 3), num_steps=st.integers(1, 6))
-def test_any_history_is_seen_rightly(seed: int, batch_size: int, num_steps: int) -> None:
+def test_any_history_is_seen_rightly(seed, batch_size, num_steps):
     generator = torch.Generator().manual_seed(seed)
 
     def draw(low: int, high: int) -> int:
@@ -101,7 +99,7 @@ def test_any_history_is_seen_rightly(seed: int, batch_size: int, num_steps: int)
         assert cache.lengths.tolist() == list(map(len, rows))
 
 
-def test_left_padding_is_never_seen() -> None:
+def test_left_padding_is_never_seen():
     cache = make_cache(2)
     write(cache, torch.tensor([[1, 2, 3], [4, 5, 6]]))
     cache.advance(3)
@@ -114,7 +112,7 @@ def test_left_padding_is_never_seen() -> None:
     assert cache.starts is None and cache.lengths.tolist() == [0, 0]
 
 
-def test_lengths_keep_their_memory() -> None:
+def test_lengths_keep_their_memory():
     """A CUDA graph has captured the addresses."""
     cache = make_cache(2)
     address = cache.lengths.data_ptr()
@@ -125,7 +123,7 @@ def test_lengths_keep_their_memory() -> None:
     assert cache.lengths.data_ptr() == address
 
 
-def test_rows_become_those_of_another_cache() -> None:
+def test_rows_become_those_of_another_cache():
     """A smaller one here, with padding; the other row stays, and nothing is seen of who had the rows before."""
     cache, other = make_cache(3), StaticKVCache(LAYERS, 2, HEADS, 4, HEAD_DIM)
     write(cache, torch.arange(1, 16).view(3, 5))
@@ -142,7 +140,7 @@ def test_rows_become_those_of_another_cache() -> None:
         cache.replace_rows(torch.tensor([2, 0]), other, 5)
 
 
-def test_keeping_one_row_leaves_others_alone() -> None:
+def test_keeping_one_row_leaves_others_alone():
     cache = make_cache(3)
     write(cache, torch.arange(1, 13).view(3, 4))
     before = [keys.clone() for keys in cache.keys]
@@ -153,7 +151,7 @@ def test_keeping_one_row_leaves_others_alone() -> None:
         assert torch.equal(keys[2, :, 0], old[2, :, 2])
 
 
-def test_distances_are_counted_from_where_tokens_stand() -> None:
+def test_distances_are_counted_from_where_tokens_stand():
     """Siblings stand at one place; what is committed stands where it lies."""
     cache, lengths = make_cache(3), [0, 4, 9]
     cache.lengths.copy_(torch.tensor(lengths))
@@ -166,7 +164,7 @@ def test_distances_are_counted_from_where_tokens_stand() -> None:
             assert found[row, token, : length + 4].tolist() == [depth - place for place in places]
 
 
-def test_a_cache_fits_where_all_but_its_slots_is_the_same_and_those_suffice() -> None:
+def test_a_cache_fits_where_all_but_its_slots_is_the_same_and_those_suffice():
     sizes = {"num_layers": 2, "batch_size": 3, "num_heads": 2, "max_length": 8, "head_dim": 4}
     place = {"device": torch.device("cpu"), "dtype": torch.float32}
     cache = StaticKVCache(**sizes, **place)
@@ -175,11 +173,11 @@ def test_a_cache_fits_where_all_but_its_slots_is_the_same_and_those_suffice() ->
         assert not cache.fits(**{**sizes, **place, name: other}), name
 
 
-def test_what_no_memory_holds_is_refused_with_the_figure() -> None:
+def test_what_no_memory_holds_is_refused_with_the_figure():
     with pytest.raises(MemoryError, match=r"keys and values need 4,194,304\.0 GiB"):
         StaticKVCache(1, 1, 1, 1 << 49, 1)
 
 
-def test_sizes_must_be_positive() -> None:
+def test_sizes_must_be_positive():
     with pytest.raises(ValueError, match="max_length"):
         StaticKVCache(1, 1, 1, 0, 4)

@@ -1,7 +1,5 @@
 """The loop's bookkeeping: what is fed, kept, counted and reported, in plain and speculative decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -92,7 +90,7 @@ def slow_decode(
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(), SamplingConfig(0.8, 6, 0.9)], ids=str)
 @pytest.mark.parametrize("batch_size", [1, 5])
-def test_plain_decoding(sampling: SamplingConfig, batch_size: int) -> None:
+def test_plain_decoding(sampling, batch_size):
     target, seeds = make_target(batch_size, 20), list(range(batch_size))
     result = decode(target, max_new_tokens=20, sampling=sampling, streams=RandomStreams.from_seeds(seeds))
     assert result.tokens.tolist() == slow_decode(target, 20, sampling, seeds)
@@ -107,7 +105,7 @@ def test_plain_decoding(sampling: SamplingConfig, batch_size: int) -> None:
 
 @pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 5, 24])
-def test_speculative_decoding_keeps_the_books(parents: list[int], max_new_tokens: int) -> None:
+def test_speculative_decoding_keeps_the_books(parents, max_new_tokens):
     target = make_target(5, max_new_tokens)
     streams = RandomStreams.from_seeds([1, 2, 3, 4, 5])
     states: list[tuple[Tensor, Tensor]] = []
@@ -143,7 +141,7 @@ def test_speculative_decoding_keeps_the_books(parents: list[int], max_new_tokens
         assert trace.drafted > trace.tokens - sum(trace.row_passes)
 
 
-def test_rows_do_not_depend_on_the_batch() -> None:
+def test_rows_do_not_depend_on_the_batch():
     target, seeds = make_target(5, 30), [11, 12, 13, 14, 15]
     for parents in (None, CHAIN, TREE):
 
@@ -163,7 +161,7 @@ def test_rows_do_not_depend_on_the_batch() -> None:
 
 
 @pytest.mark.parametrize("parents", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
-def test_rows_may_have_their_own_numbers_of_tokens(parents: list[int] | None) -> None:
+def test_rows_may_have_their_own_numbers_of_tokens(parents):
     """The same tokens and counts as alone; nothing is kept behind the end of a row, and none waits for it."""
     target, seeds, ends = make_target(5, 30), [11, 12, 13, 14, 15], [30, 7, 1, 2, 19]
 
@@ -227,9 +225,7 @@ WRONG: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig()], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("parents", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_logits_of_another_shape_or_type_are_refused(
-    wrong: str, parents: list[int] | None, sampling: SamplingConfig
-) -> None:
+def test_logits_of_another_shape_or_type_are_refused(wrong, parents, sampling):
     """Kernels take addresses: they would read what lies behind."""
     for function in ("prefill", "forward"):
         if (function, wrong) == ("prefill", "a node less"):
@@ -268,9 +264,7 @@ def with_probabilities(wrong: str) -> Callable[[Draft], Draft]:
         ),
     ],
 )
-def test_drafts_of_another_shape_or_type_are_refused(
-    parents: list[int], change: Callable[[Draft], Draft], message: str
-) -> None:
+def test_drafts_of_another_shape_or_type_are_refused(parents, change, message):
     class Other(MarkovDrafter):
         def propose(self, state: DecodeState) -> Draft:
             return change(super().propose(state))
@@ -282,7 +276,7 @@ def test_drafts_of_another_shape_or_type_are_refused(
         decode(target, max_new_tokens=12, sampling=SamplingConfig(), streams=streams, drafter=drafter)
 
 
-def test_a_run_asks_for_no_more_tokens_than_its_target_has_room_for() -> None:
+def test_a_run_asks_for_no_more_tokens_than_its_target_has_room_for():
     target = make_target(2, 12)
     target.max_new_tokens = 11  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="max_new_tokens must be at most the target's 11, got 12"):
@@ -290,7 +284,7 @@ def test_a_run_asks_for_no_more_tokens_than_its_target_has_room_for() -> None:
 
 
 @pytest.mark.parametrize("parents", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
-def test_stop_token(parents: list[int] | None) -> None:
+def test_stop_token(parents):
     """Each row ends where plain decoding without a stop token first shows the token; nothing later is counted."""
     stop_token, seeds = 3, list(range(12))
     target = make_target(12, 40)
@@ -319,7 +313,7 @@ class GenerousVerifier(ExactVerifier):
         return replace(verdict, accepted=torch.where(state.active, verdict.accepted, draft.tree.max_depth))
 
 
-def test_what_a_verifier_says_of_finished_rows_reaches_nobody() -> None:
+def test_what_a_verifier_says_of_finished_rows_reaches_nobody():
     def run(verifier: ExactVerifier) -> DecodeResult:
         target = make_target(6, 30)
         return decode(
@@ -332,7 +326,7 @@ def test_what_a_verifier_says_of_finished_rows_reaches_nobody() -> None:
     assert generous.trace.steps == usual.trace.steps and len(set(usual.lengths.tolist())) > 2
 
 
-def test_any_of_several_stop_tokens_ends_a_row() -> None:
+def test_any_of_several_stop_tokens_ends_a_row():
     streams = RandomStreams.from_seeds(list(range(12)))
     one, other, either = (
         decode(
@@ -344,14 +338,14 @@ def test_any_of_several_stop_tokens_ends_a_row() -> None:
     assert not torch.equal(either, one) and not torch.equal(either, other)
 
 
-def test_a_stop_token_may_come_first() -> None:
+def test_a_stop_token_may_come_first():
     target = make_target(1, 10)
     first = int(target.table[target.prompts[0, 0], target.prompts[0, 1]].argmax())
     result = decode(target, max_new_tokens=10, sampling=GREEDY, streams=RandomStreams.from_seeds([0]), stop_token=first)
     assert result.lengths.tolist() == [1] and target.passes == 1
 
 
-def test_the_host_rarely_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_rarely_waits(monkeypatch):
     """Plain decoding reads a tensor once, at the end; a draft of depth d at most every time it might be finished."""
     waits: list[int] = []
     tokens_left = specdecode.loop.tokens_left
@@ -372,7 +366,7 @@ def test_the_host_rarely_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waits[-1] == 0 and len(waits) < result.trace.target_passes / 3
 
 
-def test_a_callers_trace_is_used() -> None:
+def test_a_callers_trace_is_used():
     trace = DecodeTrace(1)
     with trace.phase("encode"):
         pass
@@ -382,7 +376,7 @@ def test_a_callers_trace_is_used() -> None:
     assert result.trace is trace and list(trace.phase_seconds) == ["encode", "prefill", "decode"]
 
 
-def test_an_interrupt_leaves_the_loop() -> None:
+def test_an_interrupt_leaves_the_loop():
     def on_step(step: int, state: DecodeState) -> None:
         if step == 2:
             raise KeyboardInterrupt
@@ -402,7 +396,7 @@ def test_an_interrupt_leaves_the_loop() -> None:
         ({"trace": DecodeTrace(3)}, "^trace must be of the target's batch size 2"),
     ],
 )
-def test_bad_arguments_are_named(change: dict[str, object], message: str) -> None:
+def test_bad_arguments_are_named(change, message):
     arguments: dict[str, object] = {
         "max_new_tokens": 4,
         "sampling": GREEDY,

@@ -1,7 +1,5 @@
 """Rows of different lengths behind each other, against Python lists."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +15,7 @@ def padded(lists: list[list[int]], width: int) -> torch.Tensor:
 
 @settings(deadline=None, max_examples=60)
 @given(rows, rows, st.integers(0, 2))
-def test_a_block_behind_another(left: list[list[int]], right: list[list[int]], room: int) -> None:
+def test_a_block_behind_another(left, right, room):
     counts = [torch.tensor([len(row) for row in block]) for block in (left, right)]
     blocks = [padded(block, 5 + room) for block in (left, right)]
     joined, lengths = ragged.append(blocks[0], counts[0], blocks[1], counts[1])
@@ -32,7 +30,7 @@ def test_a_block_behind_another(left: list[list[int]], right: list[list[int]], r
 
 @settings(deadline=None, max_examples=60)
 @given(rows, st.integers(0, 3), st.integers(1, 5), st.integers(0, 3))
-def test_the_last_entries_before_an_end(lists: list[list[int]], cut: int, width: int, wanted: int) -> None:
+def test_the_last_entries_before_an_end(lists, cut, width, wanted):
     values = padded([[7, *row] for row in lists], 8)
     ends = torch.tensor([max(len(row) + 1 - cut, 1) for row in lists])
     found = ragged.newest(values, ends, torch.full((3,), wanted), width)
@@ -44,13 +42,13 @@ def test_the_last_entries_before_an_end(lists: list[list[int]], cut: int, width:
     )
 
 
-def test_how_many_columns_hold_all_that_is_true() -> None:
+def test_how_many_columns_hold_all_that_is_true():
     mask = torch.tensor([[True, False, False, False], [False, False, True, False]])
     assert ragged.columns_needed(mask) == 3 and ragged.columns_needed(mask & False) == 0
     assert ragged.surely_none(mask & False) and not ragged.surely_none(mask)
 
 
-def test_compiled_code_reads_no_number() -> None:
+def test_compiled_code_reads_no_number():
     def bounds(mask: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         nobody, everyone = ragged.surely_none(mask[:, 0]), ragged.on_host(counts)
         return (

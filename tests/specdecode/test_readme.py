@@ -1,7 +1,5 @@
 """The examples of the core's README run as they are written."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import specdecode
 README = Path(specdecode.__file__).parent / "README.md"
 
 
-def test_the_examples_run_as_written() -> None:
+def test_the_examples_run_as_written():
     blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 3
     names: dict[str, Any] = {"__name__": "readme"}
@@ -20,6 +18,6 @@ def test_the_examples_run_as_written() -> None:
     assert names["result"].trace.tokens_per_pass > 1
 
 
-def test_players_that_it_names_are_exported() -> None:
+def test_players_that_it_names_are_exported():
     named = set(re.findall(r"`(\w+(?:Drafter|Verifier|Target))`", README.read_text()))
     assert len(named) > 10 and named - {"Target", "Drafter", "Verifier"} <= {*specdecode.__all__}

@@ -1,7 +1,5 @@
 """Logits to probabilities against slow oracles, and the random streams against what random numbers must be."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from typing import Any
@@ -58,9 +56,7 @@ def slow_probabilities(logits: list[float], config: SamplingConfig) -> list[floa
     top_p=st.sampled_from([0.05, 0.37, 0.8, 0.99, 1.0]),
     ties=st.booleans(),
 )
-def test_probabilities_follow_the_definition(
-    seed: int, size: int, temperature: float, top_k: int, top_p: float, ties: bool
-) -> None:
+def test_probabilities_follow_the_definition(seed, size, temperature, top_k, top_p, ties):
     logits = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(seed)) * 2
     if ties and top_p == 1:  # with top-p, which of several equal tokens is cut is a matter of rounding
         logits = logits.round()
@@ -71,25 +67,25 @@ def test_probabilities_follow_the_definition(
     torch.testing.assert_close(actual, torch.tensor(expected), atol=1e-6, rtol=1e-5)
 
 
-def test_ties_at_the_kth_logit_are_kept() -> None:
+def test_ties_at_the_kth_logit_are_kept():
     probabilities = logits_to_probabilities(torch.tensor([3.0, 1.0, 2.0, 2.0, 2.0]), SamplingConfig(top_k=2))
     assert (probabilities > 0).tolist() == [True, False, True, True, True]
 
 
-def test_top_p_sees_what_top_k_left() -> None:
+def test_top_p_sees_what_top_k_left():
     """0.4, 0.3, 0.2, 0.1 cut to two is 0.57, 0.43: top-p 0.5 then keeps one. Top-p first would keep two."""
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     probabilities = logits_to_probabilities(logits, SamplingConfig(top_k=2, top_p=0.5))
     torch.testing.assert_close(probabilities, torch.tensor([1.0, 0.0, 0.0, 0.0]))
 
 
-def test_half_precision_logits_are_processed_in_float32() -> None:
+def test_half_precision_logits_are_processed_in_float32():
     logits = torch.randn(4, 50).bfloat16()
     config = SamplingConfig(0.7, 20, 0.9)
     torch.testing.assert_close(logits_to_probabilities(logits, config), logits_to_probabilities(logits.float(), config))
 
 
-def test_guidance() -> None:
+def test_guidance():
     conditional, unconditional = torch.randn(2, 3, 7), torch.randn(2, 3, 7)
     guided = apply_guidance(conditional, unconditional, 7.5)
     torch.testing.assert_close(guided, unconditional + 7.5 * (conditional - unconditional))
@@ -117,7 +113,7 @@ def test_guidance() -> None:
         ("top_p", None),
     ],
 )
-def test_config_errors_name_the_field(field: str, value: object) -> None:
+def test_config_errors_name_the_field(field, value):
     with pytest.raises(ValueError, match=f"^{field} must be"):
         SamplingConfig(**{field: value})  # type: ignore[arg-type]
 
@@ -142,7 +138,7 @@ def slow_uniform(key: int, tag: int, counter: int, element: int | None) -> float
     return (bits | 1) / (1 << 53)
 
 
-def test_numbers_are_those_of_splitmix64() -> None:
+def test_numbers_are_those_of_splitmix64():
     # First outputs of the reference generator seeded with 0: the scrambler itself is right.
     assert splitmix64(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF
     assert splitmix64(2 * 0x9E3779B97F4A7C15) == 0x6E789E6AA1B965F4
@@ -159,7 +155,7 @@ def test_numbers_are_those_of_splitmix64() -> None:
                 assert several[row, column, element].item() == slow_uniform(seed, Tag.ACCEPT, counter, element)
 
 
-def test_rows_do_not_depend_on_the_batch() -> None:
+def test_rows_do_not_depend_on_the_batch():
     together = RandomStreams.from_seeds([7, 8, 9])
     alone = RandomStreams.from_seeds([8])
     counters = torch.arange(6).expand(3, 6)
@@ -170,7 +166,7 @@ def test_rows_do_not_depend_on_the_batch() -> None:
     assert torch.equal(noise[..., :10], together.exponential(Tag.TARGET, counters, 10))
 
 
-def test_generators_give_keys_in_order() -> None:
+def test_generators_give_keys_in_order():
     def generator(seed: int) -> torch.Generator:
         return torch.Generator().manual_seed(seed)
 
@@ -185,7 +181,7 @@ def test_generators_give_keys_in_order() -> None:
     assert torch.equal(default, RandomStreams.from_generators([None]).keys)
 
 
-def test_bad_streams_are_refused() -> None:
+def test_bad_streams_are_refused():
     with pytest.raises(ValueError, match="generators"):
         RandomStreams.from_generators([])
     with pytest.raises(ValueError, match="seeds"):
@@ -204,7 +200,7 @@ def uniforms() -> torch.Tensor:
     return torch.stack([streams.uniform(tag, counters, 64) for tag in range(6)], dim=1)
 
 
-def test_uniform_moments_and_range(uniforms: torch.Tensor) -> None:
+def test_uniform_moments_and_range(uniforms):
     count = uniforms.numel()
     assert 0 < uniforms.min() < 1e-4 and 1 - 1e-4 < uniforms.max() < 1
     assert abs(uniforms.mean().item() - 0.5) < 4 / math.sqrt(12 * count)
@@ -216,7 +212,7 @@ def test_uniform_moments_and_range(uniforms: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, 2, 3], ids=["keys", "tags", "counters", "elements"])
 @pytest.mark.parametrize("lag", [1, 2, 3])
-def test_neighbours_are_uncorrelated(uniforms: torch.Tensor, axis: int, lag: int) -> None:
+def test_neighbours_are_uncorrelated(uniforms, axis, lag):
     centred = (uniforms - 0.5) * math.sqrt(12)
     length = uniforms.shape[axis] - lag
     first, second = centred.narrow(axis, 0, length), centred.narrow(axis, lag, length)
@@ -226,7 +222,7 @@ def test_neighbours_are_uncorrelated(uniforms: torch.Tensor, axis: int, lag: int
     assert stats.chisquare(cells.flatten().bincount(minlength=4).numpy()).pvalue > 1e-4
 
 
-def test_bits_are_balanced(uniforms: torch.Tensor) -> None:
+def test_bits_are_balanced(uniforms):
     bits = (uniforms * 2**53).long()
     shares = torch.stack([(bits >> position & 1).double().mean() for position in range(1, 53)])
     assert (shares - 0.5).abs().max() < 5 / math.sqrt(4 * bits.numel())
@@ -245,9 +241,7 @@ def test_bits_are_balanced(uniforms: torch.Tensor) -> None:
     apart=st.lists(st.integers(0, 60), min_size=1, max_size=3),
     least=st.sampled_from([1, 200, 2**18]),
 )
-def test_numbers_that_are_drawn_ahead_are_those_of_their_position(
-    seed: int, calls: list[tuple[int, int, int, Tag]], apart: list[int], least: int
-) -> None:
+def test_numbers_that_are_drawn_ahead_are_those_of_their_position(seed, calls, apart, least):
     seeds = [seed + row for row in range(len(apart))]
     streams = RandomStreams.from_seeds(seeds)
     with pytest.MonkeyPatch.context() as patch:
@@ -265,7 +259,7 @@ def test_numbers_that_are_drawn_ahead_are_those_of_their_position(
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs a C++ compiler")
-def test_compiled_code_makes_the_same_bits() -> None:
+def test_compiled_code_makes_the_same_bits():
     """But for the logarithm's last one in float64, as between devices."""
     keys, counters = torch.tensor([3, -(2**62)]), torch.tensor([[0, 1, 7], [5, 2**40, 2]])
     steps = RandomStreams(keys)._steps(17)
@@ -280,7 +274,7 @@ def test_compiled_code_makes_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_the_numbers_of_several_counters_are_all_among_those_made_ahead(batch_size: int) -> None:
+def test_the_numbers_of_several_counters_are_all_among_those_made_ahead(batch_size):
     streams = RandomStreams.from_seeds(range(batch_size))
     for counter in (0, 36, 37, 90):  # 40 are made ahead
         ahead = streams.numbers(Tag.TARGET, torch.full((batch_size,), counter), 5, count=4)
@@ -291,14 +285,14 @@ def test_the_numbers_of_several_counters_are_all_among_those_made_ahead(batch_si
             assert torch.equal(made, streams._draw(_exponential, Tag.TARGET, counters, 5)[row])
 
 
-def test_of_no_positions_there_are_no_numbers() -> None:
+def test_of_no_positions_there_are_no_numbers():
     """A chain of the root alone has nothing to be tested."""
     streams, none = RandomStreams.from_seeds([1, 2]), torch.zeros(2, 0, dtype=torch.int64)
     assert streams.uniform(Tag.ACCEPT, none).shape == (2, 0)
     assert streams.exponential(Tag.TARGET, none, 5).shape == (2, 0, 5)
 
 
-def test_exponential_noise_is_exponential() -> None:
+def test_exponential_noise_is_exponential():
     streams = RandomStreams.from_seeds(list(range(8)))
     noise = streams.exponential(Tag.DRAFT, torch.arange(50).expand(8, 50), 256)
     assert noise.dtype == torch.float32 and noise.shape == (8, 50, 256)
@@ -306,7 +300,7 @@ def test_exponential_noise_is_exponential() -> None:
     assert stats.kstest(noise.flatten().double().numpy(), "expon").pvalue > 1e-3
 
 
-def test_samples_have_the_given_distribution() -> None:
+def test_samples_have_the_given_distribution():
     probabilities = torch.tensor([0.5, 0.0, 0.25, 0.125, 0.1, 0.025])
     rows, columns = 200, 500
     streams = RandomStreams.from_seeds(list(range(rows)))
@@ -317,7 +311,7 @@ def test_samples_have_the_given_distribution() -> None:
     assert stats.chisquare(counts[kept].numpy(), (probabilities[kept] * rows * columns).double().numpy()).pvalue > 1e-3
 
 
-def test_rare_tokens_of_a_large_vocabulary_are_drawn_often_enough() -> None:
+def test_rare_tokens_of_a_large_vocabulary_are_drawn_often_enough():
     """Coarse random numbers would show first where everything hangs on the smallest of many."""
     size, draws = 16384, 400
     probabilities = torch.full((size,), 1e-3 / (size - 1))
@@ -332,7 +326,7 @@ def test_rare_tokens_of_a_large_vocabulary_are_drawn_often_enough() -> None:
     assert flat.unique().numel() >= 190  # about 200^2 / (2 * 16384) = 1.2 repetitions are expected
 
 
-def test_greedy_uses_no_random_number() -> None:
+def test_greedy_uses_no_random_number():
     logits = torch.randn(2, 3, 11)
 
     class NoStreams(RandomStreams):
@@ -344,7 +338,7 @@ def test_greedy_uses_no_random_number() -> None:
     assert torch.equal(tokens, logits.argmax(-1))
 
 
-def test_drawn_tokens_respect_the_filters() -> None:
+def test_drawn_tokens_respect_the_filters():
     logits = torch.randn(4, 8, 40, generator=torch.Generator().manual_seed(0))
     streams = RandomStreams.from_seeds([1, 2, 3, 4])
     config = SamplingConfig(temperature=3.0, top_k=3)
@@ -354,7 +348,7 @@ def test_drawn_tokens_respect_the_filters() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_draws_the_same_numbers() -> None:
+def test_cuda_draws_the_same_numbers():
     here, there = RandomStreams.from_seeds([1, 2, -3]), RandomStreams.from_seeds([1, 2, -3], device="cuda")
     counters = torch.arange(100).expand(3, 100)
     assert torch.equal(here.uniform(3, counters, 50), there.uniform(3, counters.cuda(), 50).cpu())
@@ -362,5 +356,5 @@ def test_cuda_draws_the_same_numbers() -> None:
     torch.testing.assert_close(noise, other, rtol=1.2e-7, atol=0)
 
 
-def test_every_purpose_has_numbers_of_its_own() -> None:
+def test_every_purpose_has_numbers_of_its_own():
     assert len(set(Tag)) == len(Tag.__members__)  # equal values would be one member with two names

@@ -1,7 +1,5 @@
 """The reported numbers against their definitions, counted by hand."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -18,7 +16,7 @@ def step(
     return StepRecord(*map(torch.tensor, (active, drafted, accepted, emitted, skipped)))
 
 
-def test_counts_by_hand() -> None:
+def test_counts_by_hand():
     """Row 0 takes three steps, row 1 two; row 1 ends by a stop token among its accepted ones."""
     trace = DecodeTrace(2)
     trace.record_prefill()
@@ -35,7 +33,7 @@ def test_counts_by_hand() -> None:
     assert trace.tokens_per_pass == pytest.approx(15 / 7)
 
 
-def test_origins_by_hand() -> None:
+def test_origins_by_hand():
     trace = DecodeTrace(2)
     trace.record_prefill()
     first = step([True, True], [4, 4], [2, 0], [3, 1], skipped=[0, 2])
@@ -51,7 +49,7 @@ def test_origins_by_hand() -> None:
     assert [len(row) for row in trace.token_origins] == trace.row_tokens
 
 
-def test_reading_does_not_end_the_recording() -> None:
+def test_reading_does_not_end_the_recording():
     trace = DecodeTrace(1)
     trace.record_prefill()
     trace.record_step(step([True], [0], [0], [1]))
@@ -60,14 +58,14 @@ def test_reading_does_not_end_the_recording() -> None:
     assert trace.tokens == 6 and trace.accepted_lengths == [[0, 3]]
 
 
-def test_an_empty_trace_has_numbers_too() -> None:
+def test_an_empty_trace_has_numbers_too():
     numbers = DecodeTrace(3).to_dict()
     assert numbers["target_passes"] == 0 and numbers["row_passes"] == [0, 0, 0] and numbers["tokens"] == 0
     assert numbers["tokens_per_pass"] == 0 and numbers["mean_accepted_length"] == 0
     assert numbers["accepted_lengths"] == [[], [], []]
 
 
-def test_phases_add_up_and_survive_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_add_up_and_survive_errors(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("specdecode.trace.time", SimpleNamespace(perf_counter=lambda: now[0]))
     trace = DecodeTrace(1)
@@ -80,7 +78,7 @@ def test_phases_add_up_and_survive_errors(monkeypatch: pytest.MonkeyPatch) -> No
     assert trace.phase_seconds == {"encode": 7, "decode": 0}
 
 
-def test_dictionary_is_json() -> None:
+def test_dictionary_is_json():
     trace = DecodeTrace(2)
     trace.record_prefill()
     trace.record_step(step([True, True], [4, 4], [2, 0], [3, 1]))
@@ -93,7 +91,7 @@ def test_dictionary_is_json() -> None:
     assert "other" not in trace.phase_seconds
 
 
-def test_skipped_tokens_are_tokens_of_the_row_and_of_no_pass() -> None:
+def test_skipped_tokens_are_tokens_of_the_row_and_of_no_pass():
     trace = DecodeTrace(2)
     trace.record_prefill()
     trace.record_step(step([True, True], [4, 4], [2, 0], [3, 1], [3, 0]))
@@ -106,7 +104,7 @@ def test_skipped_tokens_are_tokens_of_the_row_and_of_no_pass() -> None:
     assert trace.tokens_per_pass == 13 / 6
 
 
-def test_a_row_that_a_skip_ended_took_no_part_in_a_pass_then() -> None:
+def test_a_row_that_a_skip_ended_took_no_part_in_a_pass_then():
     trace = DecodeTrace(1)
     trace.record_prefill()
     trace.record_step(step([True], [4], [1], [2]))

@@ -1,7 +1,5 @@
 """Trees read off by tensors against trees walked node by node, on shapes that hypothesis makes up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -36,7 +34,7 @@ def slow_path(tree: TokenTree, row: int, node: int) -> list[int]:
 
 @settings(max_examples=60, deadline=None)
 @given(tree=trees())
-def test_shape_agrees_with_a_walk(tree: TokenTree) -> None:
+def test_shape_agrees_with_a_walk(tree):
     tree.check()
     paths, mask, leaves, leaf_paths = tree.paths(), tree.ancestor_mask(), tree.leaves(), tree.leaf_paths()
     for row in range(tree.batch_size):
@@ -53,7 +51,7 @@ def test_shape_agrees_with_a_walk(tree: TokenTree) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(tree=trees(), data=st.data())
-def test_clipping_keeps_exactly_the_shallow_nodes(tree: TokenTree, data: st.DataObject) -> None:
+def test_clipping_keeps_exactly_the_shallow_nodes(tree, data):
     limits = [data.draw(st.integers(-1, tree.max_depth)) for _ in range(tree.batch_size)]
     clipped = tree.clip(torch.tensor(limits))
     clipped.check()
@@ -68,7 +66,7 @@ def test_clipping_keeps_exactly_the_shallow_nodes(tree: TokenTree, data: st.Data
 
 @settings(max_examples=40, deadline=None)
 @given(trees(), st.data())
-def test_rows_of_one_tree_or_the_other(one: TokenTree, data: st.DataObject) -> None:
+def test_rows_of_one_tree_or_the_other(one, data):
     other = data.draw(trees().filter(lambda tree: tree.batch_size == one.batch_size))
     rows = torch.tensor(data.draw(st.lists(st.booleans(), min_size=one.batch_size, max_size=one.batch_size)))
     joined = TokenTree.where(rows, one, other)
@@ -82,7 +80,7 @@ def test_rows_of_one_tree_or_the_other(one: TokenTree, data: st.DataObject) -> N
     assert joined.max_children == max(one.max_children, other.max_children)
 
 
-def test_a_chain_is_a_tree_of_width_one() -> None:
+def test_a_chain_is_a_tree_of_width_one():
     tokens = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]])
     chain = TokenTree.chain(tokens)
     chain.check()
@@ -97,7 +95,7 @@ def test_a_chain_is_a_tree_of_width_one() -> None:
     assert (root.max_depth, root.num_nodes) == (0, 1)
 
 
-def test_a_padded_chain_sees_what_a_tree_of_its_shape_sees(torch_lines: None) -> None:
+def test_a_padded_chain_sees_what_a_tree_of_its_shape_sees(torch_lines):
     """A chain has lines of its own in torch, a tree has others."""
     tokens, valid = (
         torch.tensor([[5, 6, 7, 8]] * 3),
@@ -109,7 +107,7 @@ def test_a_padded_chain_sees_what_a_tree_of_its_shape_sees(torch_lines: None) ->
     assert torch.equal(chain.ancestor_mask(), tree.ancestor_mask())
 
 
-def test_a_tight_depth_bound_changes_only_the_width_of_paths() -> None:
+def test_a_tight_depth_bound_changes_only_the_width_of_paths():
     tokens, parents = torch.arange(1, 8)[None], torch.tensor([[-1, 0, 0, 1, 1, 2, 2]])
     loose, tight = TokenTree.from_parents(tokens, parents), TokenTree.from_parents(tokens, parents, max_depth=2)
     assert torch.equal(loose.depth, tight.depth)
@@ -130,14 +128,14 @@ def test_a_tight_depth_bound_changes_only_the_width_of_paths() -> None:
         ({"valid": torch.tensor([[True, True]])}, "tree.valid must have the shape"),
     ],
 )
-def test_broken_trees_are_named(change: dict[str, torch.Tensor], message: str) -> None:
+def test_broken_trees_are_named(change, message):
     tree = TokenTree.from_parents(torch.tensor([[1, 2, 3]]), torch.tensor([[-1, 0, 0]]))
     tree.check()
     with pytest.raises(ValueError, match=message):
         replace(tree, **change).check()  # type: ignore[arg-type]
 
 
-def test_children_of_padding_are_refused() -> None:
+def test_children_of_padding_are_refused():
     valid = torch.tensor([[True, False, True]])
     tree = TokenTree.from_parents(torch.tensor([[1, 2, 3]]), torch.tensor([[-1, 0, 1]]), valid)
     with pytest.raises(ValueError, match="parent must not be padding"):

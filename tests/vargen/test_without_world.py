@@ -3,8 +3,6 @@
 Commands run in a process of their own in which importing `scenes` fails, as it does where the package is not there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -91,16 +89,16 @@ def check_one_line_each(results: list[Result], reason: str) -> None:
     )
 
 
-def test_without_an_entry_point_what_needs_the_world_ends_in_one_line(tmp_path: Path) -> None:
+def test_without_an_entry_point_what_needs_the_world_ends_in_one_line(tmp_path):
     check_one_line_each(run_blocked(*needing_the_world(tmp_path), forget=True), "no world is installed")
 
 
 def test_behind_a_broken_entry_point_models_of_ones_own_work_and_the_rest_ends_in_one_line(
-    tiny_model_folder: Path,
-    clip_folder: Path,
-    qwen_pair: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+    tiny_model_folder,
+    clip_folder,
+    qwen_pair,  # noqa: F811
+    tmp_path,
+):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red cube\na blue cone\n")
     protocol = "{name: mine, captions: file, reference: none, judge: false, extractor: clip, count: 2, resolution: 8}"

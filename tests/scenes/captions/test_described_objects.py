@@ -1,7 +1,5 @@
 """Captions taken apart: words are the tokenizer's, each object's words say what is claimed of it, told places hold."""
 
-from __future__ import annotations
-
 import pytest
 
 from scenes.captions.described_objects import described_words, split_words, told_places
@@ -27,14 +25,14 @@ def claims(count: int, *relations: tuple[int, str, int]) -> Claims:
     return Claims((ObjectClaim("cube"),) * count, tuple(RelationClaim(*item) for item in relations))
 
 
-def test_words_are_the_tokens_without_the_end() -> None:
+def test_words_are_the_tokens_without_the_end():
     tokenizer = build_tokenizer()
     for _, caption in PAIRS:
         tokens = tokenizer.convert_ids_to_tokens(tokenizer(caption.text).input_ids)
         assert tokens[:-1] == split_words(caption.text)
 
 
-def test_each_objects_words_say_all_and_only_what_is_claimed_of_it() -> None:
+def test_each_objects_words_say_all_and_only_what_is_claimed_of_it():
     seen = 0
     for _, caption in PAIRS:
         described = described_words(caption)
@@ -59,11 +57,11 @@ def test_each_objects_words_say_all_and_only_what_is_claimed_of_it() -> None:
     ("text", "count"),
     [("two red cubes", 2), ("a red cube left of a blue cone. the cone is on grass", 2), ("three objects", 3)],
 )
-def test_objects_that_share_a_noun_or_come_again_are_not_told_apart(text: str, count: int) -> None:
+def test_objects_that_share_a_noun_or_come_again_are_not_told_apart(text, count):
     assert described_words(Caption(text, claims(count))) is None
 
 
-def test_told_places_are_true() -> None:
+def test_told_places_are_true():
     told = 0
     for scene, caption in PAIRS:
         if len(caption.claims.objects) != len(scene.objects):
@@ -77,7 +75,7 @@ def test_told_places_are_true() -> None:
     assert told > 200
 
 
-def test_places_follow_through_and_stay_open_where_nothing_is_said() -> None:
+def test_places_follow_through_and_stay_open_where_nothing_is_said():
     assert told_places(claims(1), "left of") == [0]
     assert told_places(claims(2), "left of") == [None, None]
     assert told_places(claims(2, (0, "right of", 1)), "left of") == [1, 0]

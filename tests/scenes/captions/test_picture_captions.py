@@ -1,7 +1,5 @@
 """Captions say only what is true, can be read back to what they claim, and consist of known words."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 
@@ -24,20 +22,20 @@ from vargen.base.prompts import unknown_words
 SEEDS = range(1500)
 
 
-def test_every_claim_holds_in_the_scene() -> None:
+def test_every_claim_holds_in_the_scene():
     for seed in SEEDS:
         scene = sample_scene(seed, "all")
         caption = compose_caption(scene, seed)
         assert judge_claims(reading_from_scene(scene), caption.claims).right, caption.text
 
 
-def test_reading_a_caption_gives_its_claims() -> None:
+def test_reading_a_caption_gives_its_claims():
     for seed in SEEDS:
         caption = compose_caption(sample_scene(seed, "all"), seed)
         assert parse_caption(caption.text) == caption.claims, caption.text
 
 
-def test_captions_to_learn_from_pass_over_nobody_and_mostly_say_everything() -> None:
+def test_captions_to_learn_from_pass_over_nobody_and_mostly_say_everything():
     complete = 0
     for seed in SEEDS:
         scene = sample_scene(seed, "all")
@@ -54,13 +52,13 @@ def test_captions_to_learn_from_pass_over_nobody_and_mostly_say_everything() -> 
     assert len({compose_training_caption(scene, seed, 1.0).text for seed in range(50)}) > 30
 
 
-def test_captions_are_reproducible_and_vary() -> None:
+def test_captions_are_reproducible_and_vary():
     scene = sample_scene(4)
     assert compose_caption(scene, 7) == compose_caption(scene, 7)
     assert len({compose_caption(scene, seed).text for seed in range(50)}) > 30
 
 
-def test_every_word_is_known_and_no_caption_is_too_long(tmp_path) -> None:
+def test_every_word_is_known_and_no_caption_is_too_long(tmp_path):
     build_tokenizer().save_pretrained(tmp_path)
     tokenizer = type(build_tokenizer()).from_pretrained(tmp_path)
     texts = [compose_caption(sample_scene(seed), seed).text for seed in SEEDS]
@@ -71,18 +69,18 @@ def test_every_word_is_known_and_no_caption_is_too_long(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a corgi", "cube red a left"])
-def test_what_cannot_be_read_is_refused(text: str) -> None:
+def test_what_cannot_be_read_is_refused(text):
     with pytest.raises(CaptionError):
         parse_caption(text)
 
 
-def test_the_splits_never_meet() -> None:
+def test_the_splits_never_meet():
     for seed in range(400):
         assert not is_heldout_combination(sample_scene(seed, "train"))
         assert is_heldout_combination(sample_scene(seed, "heldout"))
 
 
-def test_scenes_are_data_and_reproducible() -> None:
+def test_scenes_are_data_and_reproducible():
     for seed in range(100):
         scene = sample_scene(seed, "all")
         assert scene == sample_scene(seed, "all")
@@ -91,7 +89,7 @@ def test_scenes_are_data_and_reproducible() -> None:
         assert (boxes >= 0).all() and (boxes <= 128).all() and (boxes[:, 2:] - boxes[:, :2] > 8).all()
 
 
-def test_relations_have_their_opposites() -> None:
+def test_relations_have_their_opposites():
     opposite = dict(zip(RELATIONS, ("right of", "left of", "behind", "in front of"), strict=True))
     for seed in range(300):
         objects = sample_scene(seed, "all").objects

@@ -1,7 +1,5 @@
 """Captions as people write them: whatever the wording, what is read back is what is true."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import statistics
@@ -37,15 +35,13 @@ STORIES = [sample_story(seed, 32, "all") for seed in range(60)]
     wording=st.integers(0, 10**9),
     free=st.booleans(),
 )
-def test_every_wording_of_every_story_is_read_back(
-    seed: int, frames: int, split: str, wording: int, free: bool
-) -> None:
+def test_every_wording_of_every_story_is_read_back(seed, frames, split, wording, free):
     story = sample_story(seed, frames, split)
     caption = compose_written_caption(story, wording, free)
     assert read_claims(caption.text) == true_claims(story) == caption.claims
 
 
-def test_wordings_and_orders_differ_and_mean_the_same() -> None:
+def test_wordings_and_orders_differ_and_mean_the_same():
     story = STORIES[0]
     captions = [compose_written_caption(story, seed).text for seed in range(40)]
     assert len(set(captions)) == 40 and compose_written_caption(story, 3).text == captions[3]
@@ -55,7 +51,7 @@ def test_wordings_and_orders_differ_and_mean_the_same() -> None:
         assert words in text.split() or f"{words}," in text.split()
 
 
-def test_free_wording_is_known_words_and_most_of_a_caption() -> None:
+def test_free_wording_is_known_words_and_most_of_a_caption():
     known, visual = set(written_vocabulary()), visual_words()
     for story in STORIES:
         text = compose_written_caption(story, 0, free_wording=True).text
@@ -66,7 +62,7 @@ def test_free_wording_is_known_words_and_most_of_a_caption() -> None:
         assert shares[0] <= MAX_VISUAL_SHARE or length > MAX_CAPTION_TOKENS - 20
 
 
-def test_no_phrase_stands_for_two_things() -> None:
+def test_no_phrase_stands_for_two_things():
     phrases = [phrase for values in WORDINGS.values() for each in values.values() for phrase in each]
     assert len(set(phrases)) == len(phrases) and not set(phrases) & set(EMPTY)
 
@@ -82,19 +78,19 @@ def test_no_phrase_stands_for_two_things() -> None:
         ("the red cube vanishes. but before that the blue ball moves to the left.", "blue"),
     ],
 )
-def test_connectives_tell_what_comes_first(text: str, first: str) -> None:
+def test_connectives_tell_what_comes_first(text, first):
     claims = read_claims(text)
     a, b = ("red", "cube", "leaves"), ("blue", "sphere", "goes left")
     expected = ("order", *a, "then", *b) if first == "red" else ("order", *b, "then", *a)
     assert claims == {("event", *a), ("event", *b), expected}
 
 
-def test_it_is_who_was_named_last_in_the_colour_it_has_become() -> None:
+def test_it_is_who_was_named_last_in_the_colour_it_has_become():
     claims = read_claims("the red cube turns blue. then it moves away.")
     assert ("event", "blue", "cube", "goes away") in claims and ("event", "red", "cube", "turns", "blue") in claims
 
 
-def test_bad_grammar_is_read_for_what_it_says() -> None:
+def test_bad_grammar_is_read_for_what_it_says():
     text = "Small , red striped cube cube on left side the on the left far away sky . it turns turns . the the blue"
     assert read_claims(text) == {
         ("object", "red", "cube"),
@@ -104,7 +100,7 @@ def test_bad_grammar_is_read_for_what_it_says() -> None:
     assert read_claims("") == read_claims("nothing of this world") == frozenset()
 
 
-def test_wrong_captions_are_less_right_and_a_lie_costs_what_it_claims() -> None:
+def test_wrong_captions_are_less_right_and_a_lie_costs_what_it_claims():
     scores = []
     for story, other in itertools.pairwise(STORIES):
         text = compose_written_caption(story, 0).text
@@ -117,7 +113,7 @@ def test_wrong_captions_are_less_right_and_a_lie_costs_what_it_claims() -> None:
     assert statistics.mean(scores) < 0.2
 
 
-def test_who_tells_the_story_backwards_is_wrong_in_what_order_decides() -> None:
+def test_who_tells_the_story_backwards_is_wrong_in_what_order_decides():
     right = wrong = 0
     for story in STORIES:
         forwards, back = (compose_written_caption(each, 1).text for each in (story, backwards(story)))
@@ -128,13 +124,13 @@ def test_who_tells_the_story_backwards_is_wrong_in_what_order_decides() -> None:
     assert wrong > 10 * right  # who comes and goes again looks the same backwards
 
 
-def test_order_is_a_large_part_of_what_captions_claim() -> None:
+def test_order_is_a_large_part_of_what_captions_claim():
     claims = [claim[0] for story in STORIES for claim in true_claims(story)]
     needs_order = sum(claim in CLAIM_KINDS["events"] + CLAIM_KINDS["sequence"] for claim in claims)
     assert needs_order / len(claims) > 0.4
 
 
-def test_the_vocabulary_covers_everything_said_and_questions_have_answers() -> None:
+def test_the_vocabulary_covers_everything_said_and_questions_have_answers():
     known = set(written_vocabulary())
     for seed, story in enumerate(STORIES):
         questions = compose_written_questions(story)

@@ -1,9 +1,5 @@
 """The scene world's tokenizer: every caption is known, and what is not known is named."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -18,33 +14,33 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer()
 
 
-def test_special_tokens_lie_where_t5_has_them(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_special_tokens_lie_where_t5_has_them(tokenizer):
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (0, 1, 2)
     batch = tokenizer(["a red cube", "two cones on sand"], padding=True)
     assert [ids[-1] for ids in batch["input_ids"]] == [0, 1]
     assert batch["attention_mask"][0][-1] == 0 and tokenizer.model_max_length == MODEL_MAX_LENGTH
 
 
-def test_every_caption_is_known_and_short_enough(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_every_caption_is_known_and_short_enough(tokenizer):
     for seed in range(300):
         ids = tokenizer(compose_caption(sample_scene(seed), seed).text)["input_ids"]
         assert tokenizer.unk_token_id not in ids and len(ids) <= MODEL_MAX_LENGTH
     assert len({*vocabulary()}) == len(vocabulary())
 
 
-def test_case_and_marks_do_not_matter(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_case_and_marks_do_not_matter(tokenizer):
     plain = tokenizer("a red cube")["input_ids"]
     assert tokenizer("A RED cube")["input_ids"] == plain
     assert tokenizer('a "red" cube!')["input_ids"] == plain
     assert tokenizer("a red, cube.")["input_ids"] != plain  # commas and full stops are words
 
 
-def test_unknown_words_are_named_once_as_they_were_written(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_unknown_words_are_named_once_as_they_were_written(tokenizer):
     assert unknown_words(tokenizer, "a red cube") == []
     assert unknown_words(tokenizer, "A Corgi near a red corgi's cube, Paris") == ["Corgi", "near", "corgi's", "Paris"]
 
 
-def test_it_saves_and_loads(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_it_saves_and_loads(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     text = "a small shiny Red sphere, left of two cones; corgi"

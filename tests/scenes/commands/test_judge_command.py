@@ -1,7 +1,5 @@
 """`vargen judge` on renders, whose prompts are true, and on the same renders under each other's prompts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -40,7 +38,7 @@ def judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict:
 
 
 @needs_judge
-def test_true_prompts_are_found_true_and_swapped_ones_false(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_true_prompts_are_found_true_and_swapped_ones_false(tmp_path, capsys):
     true = judged(write_run(tmp_path / "true", shift=0), capsys)
     swapped = judged(write_run(tmp_path / "swapped", shift=5), capsys)
     assert true["images"] == COUNT and true["unreadable_prompts"] == []
@@ -50,7 +48,7 @@ def test_true_prompts_are_found_true_and_swapped_ones_false(tmp_path: Path, caps
 
 
 @needs_judge
-def test_company_that_nobody_asked_for_is_counted_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_company_that_nobody_asked_for_is_counted_apart(tmp_path, capsys):
     folder = write_run(tmp_path / "run", shift=0)
     lines = [json.loads(line) for line in (folder / "result.jsonl").read_text().splitlines()]
     scenes = [sample_scene(5_000_000 + index, "heldout") for index in range(COUNT)]
@@ -64,7 +62,7 @@ def test_company_that_nobody_asked_for_is_counted_apart(tmp_path: Path, capsys: 
 
 
 @needs_judge
-def test_a_prompt_it_cannot_read_is_named_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prompt_it_cannot_read_is_named_and_left_out(tmp_path, capsys):
     folder = write_run(tmp_path / "run", shift=0)
     record = {"index": COUNT, "text": "a corgi in a field", "image_path": "images/000000.png", "seed": 0}
     append_jsonl(folder / "result.jsonl", record)

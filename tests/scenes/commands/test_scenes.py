@@ -1,7 +1,5 @@
 """`vargen scenes`: what it writes is whole, reproducible, and of the split it says."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict
@@ -31,7 +29,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_it_writes_pictures_captions_truth_and_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_writes_pictures_captions_truth_and_a_sheet(tmp_path, capsys):
     folder = tmp_path / "scenes"
     arguments = ["scenes", "--num_scenes", "4", "--split", "heldout", "--image-size", "64", "--seed", "7"]
     assert main([*arguments, "--output", str(folder), "--json"]) == 0
@@ -48,7 +46,7 @@ def test_it_writes_pictures_captions_truth_and_a_sheet(tmp_path: Path, capsys: p
     assert Image.open(folder / "contact_sheet.png").width > 128
 
 
-def test_the_same_seed_gives_the_same_bytes_and_scenes_do_not_depend_on_the_count(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes_and_scenes_do_not_depend_on_the_count(tmp_path):
     for name, count in (("a", 3), ("b", 3), ("c", 2)):
         write_scenes(tmp_path / name, count, seed=5, image_size=64)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
@@ -58,7 +56,7 @@ def test_the_same_seed_gives_the_same_bytes_and_scenes_do_not_depend_on_the_coun
     assert records(tmp_path / "d")[0]["scene"] == records(tmp_path / "a")[1]["scene"]
 
 
-def test_a_shorter_run_leaves_no_pictures_of_a_longer_one_and_nothing_else_is_touched(tmp_path: Path) -> None:
+def test_a_shorter_run_leaves_no_pictures_of_a_longer_one_and_nothing_else_is_touched(tmp_path):
     write_scenes(tmp_path, 3, image_size=64)
     (tmp_path / "images" / "mine.png").write_bytes(b"mine")
     write_scenes(tmp_path, 1, image_size=64)
@@ -66,9 +64,7 @@ def test_a_shorter_run_leaves_no_pictures_of_a_longer_one_and_nothing_else_is_to
     assert len(records(tmp_path)) == 1
 
 
-def test_a_killed_run_has_no_record_of_pictures_that_are_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_has_no_record_of_pictures_that_are_not_there(tmp_path, monkeypatch):
     import scenes.dataset as dataset
 
     write_scenes(tmp_path, 2, image_size=64)
@@ -91,9 +87,7 @@ def test_a_killed_run_has_no_record_of_pictures_that_are_not_there(
 
 
 @pytest.mark.parametrize(("options", "num_frames"), [([], VIDEO_FRAMES), (["--num_frames", "8"], 8)])
-def test_it_writes_videos_with_questions_and_truth(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], num_frames: int
-) -> None:
+def test_it_writes_videos_with_questions_and_truth(tmp_path, capsys, options, num_frames):
     pytest.importorskip("av")
     folder = tmp_path / "videos"
     arguments = ["scenes", "--task", "video", "--num_scenes", "3", "--split", "heldout", "--seed", "7", *options]
@@ -119,7 +113,7 @@ def test_it_writes_videos_with_questions_and_truth(
     assert Image.open(folder / "contact_sheet.png").width > 8 * 64
 
 
-def test_videos_do_not_depend_on_the_count_and_replace_what_a_run_before_left(tmp_path: Path) -> None:
+def test_videos_do_not_depend_on_the_count_and_replace_what_a_run_before_left(tmp_path):
     pytest.importorskip("av")
     for name, count in (("a", 2), ("b", 2), ("c", 1)):
         write_videos(tmp_path / name, count, seed=5, image_size=32, num_frames=8)
@@ -134,9 +128,7 @@ def test_videos_do_not_depend_on_the_count_and_replace_what_a_run_before_left(tm
     ]
 
 
-def test_without_pyav_nothing_is_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_pyav_nothing_is_begun(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "av", None)
     assert main(["scenes", "--task", "video", "--output", str(tmp_path / "scenes"), "--quiet"]) == 2
     assert 'pip install "vargen[video]"' in capsys.readouterr().err
@@ -147,7 +139,7 @@ def test_without_pyav_nothing_is_begun(
     )
 
 
-def test_pictures_of_another_command_are_left_alone(tmp_path: Path) -> None:
+def test_pictures_of_another_command_are_left_alone(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"output: .* holds pictures of another command \(config.json\)"):
         write_scenes(tmp_path, 1)

@@ -1,7 +1,5 @@
 """Rankers on pictures whose truth is known."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -23,14 +21,14 @@ IMAGES = to_pil(SceneRenderer(128)(SCENES).images)
 PROMPTS = [compose_caption(scene, 0).text for scene in SCENES]
 
 
-def test_rankers_find_the_picture_that_a_sentence_is_about() -> None:
+def test_rankers_find_the_picture_that_a_sentence_is_about():
     for ranker in (JudgeRanker(128), ClipScorer(shipped_clip())):
         ranker.check(PROMPTS)
         chosen = [best(ranker.score(IMAGES, [prompt] * len(IMAGES))) for prompt in PROMPTS]
         assert sum(place == number for number, place in enumerate(chosen)) >= 9, (type(ranker).__name__, chosen)
 
 
-def test_larger_pictures_are_read_at_the_size_of_the_judge() -> None:
+def test_larger_pictures_are_read_at_the_size_of_the_judge():
     larger = to_pil(SceneRenderer(256)(SCENES[:4]).images)
     for prompt in PROMPTS[:4]:
         pairs = zip(
@@ -41,7 +39,7 @@ def test_larger_pictures_are_read_at_the_size_of_the_judge() -> None:
         JudgeRanker(64)
 
 
-def test_a_model_of_the_scene_world_has_a_judge_unless_its_pictures_are_too_small() -> None:
+def test_a_model_of_the_scene_world_has_a_judge_unless_its_pictures_are_too_small():
     sides = {
         side: fitting_judge(SimpleNamespace(draws_scenes=True, image_size=side), ClaimJudge) is not None  # type: ignore[arg-type]
         for side in (64, 128, 256)
@@ -49,7 +47,7 @@ def test_a_model_of_the_scene_world_has_a_judge_unless_its_pictures_are_too_smal
     assert sides == {64: False, 128: True, 256: True}
 
 
-def test_company_that_nobody_asked_for_costs_something() -> None:
+def test_company_that_nobody_asked_for_costs_something():
     alone, together = (
         next(number for number, scene in enumerate(SCENES) if len(scene.objects) == count) for count in (1, 2)
     )
@@ -62,7 +60,7 @@ def test_company_that_nobody_asked_for_costs_something() -> None:
     assert 1 - 0.5 / 3 < plain <= 1
 
 
-def test_of_pictures_that_are_right_the_plainest_comes_first() -> None:
+def test_of_pictures_that_are_right_the_plainest_comes_first():
     number = next(number for number, scene in enumerate(SCENES) if len(scene.objects) == 1)
     item = SCENES[number].objects[0]
     faint = Image.blend(IMAGES[number], IMAGES[number].filter(ImageFilter.GaussianBlur(25)), 0.4)
@@ -70,7 +68,7 @@ def test_of_pictures_that_are_right_the_plainest_comes_first() -> None:
     assert plain > doubtful > plain - 0.5 / 3
 
 
-def test_a_score_is_the_share_of_right_claims_less_half_a_claim_of_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_score_is_the_share_of_right_claims_less_half_a_claim_of_doubt(monkeypatch):
     """The least sure of the objects that were found decides, and as many objects are expected as are named."""
     seen = SimpleNamespace(objects=[SimpleNamespace(confidence=c, certainty=s) for c, s in ((1.0, 0.8), (0.5, 0.9))])
     checks = [SimpleNamespace(right=right) for right in (True, True, False, True)]

@@ -1,9 +1,5 @@
 """The judge: from maps to readings, from folder to network, and what the shipped one can read."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from scene_truth import reading_from_scene
@@ -42,7 +38,7 @@ CUBE = JudgedObject("cube", "red", "striped", "large", -0.25, 0.5)
 CONE = JudgedObject("cone", "white", "shiny", "small", 0.5, 2.5)
 
 
-def test_peaks_become_objects_from_left_to_right() -> None:
+def test_peaks_become_objects_from_left_to_right():
     output = blank_output(2)
     put(output, 0, 10, 24, 3.0, CONE)
     put(output, 0, 20, 12, 1.0, CUBE)
@@ -58,7 +54,7 @@ def test_peaks_become_objects_from_left_to_right() -> None:
     assert second.objects == () and (second.ground, second.sky) == ("grass", "clear")
 
 
-def test_a_weaker_peak_beside_a_stronger_one_is_the_same_object() -> None:
+def test_a_weaker_peak_beside_a_stronger_one_is_the_same_object():
     output = blank_output(1)
     put(output, 0, 10, 10, 3.0, CUBE)
     output.centre[0, 12, 12] = 2.0
@@ -67,7 +63,7 @@ def test_a_weaker_peak_beside_a_stronger_one_is_the_same_object() -> None:
     assert len(decode_readings(output, 0.4, 6)[0].objects) == 2
 
 
-def test_threshold_and_the_most_objects() -> None:
+def test_threshold_and_the_most_objects():
     output = blank_output(1)
     for index in range(7):
         put(output, 0, 4 * index, 16, float(index - 3), CUBE)
@@ -76,7 +72,7 @@ def test_threshold_and_the_most_objects() -> None:
     assert sorted(confidences) == pytest.approx([torch.tensor(v).sigmoid().item() for v in (2.0, 3.0)])
 
 
-def test_faultless_maps_give_the_truth() -> None:
+def test_faultless_maps_give_the_truth():
     """What the judge is trained to say is what its reading is decoded from, corners of the picture included."""
     scenes = [sample_scene(seed, "all") for seed in range(60)]
     targets = build_targets(scenes, GRID)
@@ -104,7 +100,7 @@ def test_faultless_maps_give_the_truth() -> None:
             assert read.depth == pytest.approx(true.depth, abs=1e-5)
 
 
-def test_a_reading_does_not_depend_on_the_batch_or_on_the_size() -> None:
+def test_a_reading_does_not_depend_on_the_batch_or_on_the_size():
     torch.manual_seed(0)
     judge = SceneJudge(block_out_channels=SMALL, centre_threshold=0.0)
     images = torch.rand(3, 3, 128, 128)
@@ -121,7 +117,7 @@ def test_a_reading_does_not_depend_on_the_batch_or_on_the_size() -> None:
         read_images(judge, torch.rand(3, 128, 128))
 
 
-def test_saved_and_loaded_it_reads_the_same(tmp_path: Path) -> None:
+def test_saved_and_loaded_it_reads_the_same(tmp_path):
     torch.manual_seed(0)
     judge = SceneJudge().to(torch.bfloat16)
     judge.save_pretrained(tmp_path / "judge")
@@ -137,13 +133,13 @@ def test_saved_and_loaded_it_reads_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"image_size": 100}, {"block_out_channels": (8, 8)}])
-def test_wrong_shapes_are_named(arguments: dict) -> None:
+def test_wrong_shapes_are_named(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         SceneJudge(**arguments)
 
 
 @pytest.mark.parametrize("side", [128, 256])
-def test_the_shipped_judge_reads_heldout_renders(side: int) -> None:
+def test_the_shipped_judge_reads_heldout_renders(side):
     if not (WEIGHTS / JUDGE_NAME / "config.json").is_file():
         pytest.skip("no judge among the shipped weights")
     scenes = [sample_scene(seed, "heldout") for seed in range(3_000_000_000, 3_000_000_100)]

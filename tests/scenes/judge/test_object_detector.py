@@ -1,7 +1,5 @@
 """The judge as a detector, on pictures whose truth is known."""
 
-from __future__ import annotations
-
 import torch
 
 from metrics.composition import Composition, CompositionRule, Wanted
@@ -10,7 +8,7 @@ from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import Scene, SceneObject, object_boxes
 
 
-def test_objects_are_found_where_they_stand() -> None:
+def test_objects_are_found_where_they_stand():
     red = SceneObject("cube", "red", "matte", "large", -1.3, 0.4, 0.0)
     blue = SceneObject("sphere", "blue", "matte", "large", 1.3, 0.8, 0.0)
     scene = Scene(3, (red, blue), "grass", "clear", 0.3, 0.9)

@@ -1,7 +1,5 @@
 """Pictures: reproducible, independent of their batch, where the truth says things are, lit and textured as asked."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 
@@ -46,7 +44,7 @@ def renderer() -> SceneRenderer:
     return SceneRenderer()
 
 
-def test_same_seed_same_picture_and_other_seed_another() -> None:
+def test_same_seed_same_picture_and_other_seed_another():
     first, scene = render(11)
     again, _ = render(11)
     other, _ = render(12)
@@ -55,20 +53,20 @@ def test_same_seed_same_picture_and_other_seed_another() -> None:
     assert (first - other).abs().mean() > 0.01
 
 
-def test_a_picture_does_not_depend_on_its_batch(renderer: SceneRenderer) -> None:
+def test_a_picture_does_not_depend_on_its_batch(renderer):
     scenes = [sample_scene(seed) for seed in range(20)]
     together = renderer(scenes).images
     alone = torch.cat([renderer([scene]).images for scene in scenes])
     assert torch.allclose(together, alone, atol=1e-6)
 
 
-def test_values_are_in_range_and_finite(renderer: SceneRenderer) -> None:
+def test_values_are_in_range_and_finite(renderer):
     rendered = renderer([sample_scene(seed) for seed in range(64)])
     for values in rendered:
         assert values.isfinite().all() and values.min() >= 0 and values.max() <= 1
 
 
-def test_every_combination_of_attributes_renders(renderer: SceneRenderer) -> None:
+def test_every_combination_of_attributes_renders(renderer):
     scenes = [
         one_object_scene(shape=shape, colour=colour, material=material)
         for shape in SHAPES
@@ -87,7 +85,7 @@ def test_every_combination_of_attributes_renders(renderer: SceneRenderer) -> Non
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", SIZES)
-def test_objects_stay_within_their_boxes_and_fill_them(renderer: SceneRenderer, shape: str, size: str) -> None:
+def test_objects_stay_within_their_boxes_and_fill_them(renderer, shape, size):
     for x, depth, rotation in ((0.0, 0.0, 0.0), (-1.4, 1.3, 0.7), (1.7, 2.6, 1.3)):
         scene = one_object_scene(shape=shape, size=size, x=x, depth=depth, rotation=rotation)
         mask = renderer([scene]).object_mask[0] > 0
@@ -99,12 +97,12 @@ def test_objects_stay_within_their_boxes_and_fill_them(renderer: SceneRenderer, 
         assert rows.max() + 1 - rows.min() > 0.85 * (bottom - top)
 
 
-def test_edges_are_anti_aliased(renderer: SceneRenderer) -> None:
+def test_edges_are_anti_aliased(renderer):
     mask = renderer([one_object_scene()]).object_mask[0]
     assert ((mask > 0) & (mask < 1)).sum() > 30
 
 
-def test_nearer_objects_hide_farther_ones(renderer: SceneRenderer) -> None:
+def test_nearer_objects_hide_farther_ones(renderer):
     near = SceneObject("sphere", "red", "matte", "large", 0.0, 0.0, 0.0)
     far = SceneObject("sphere", "blue", "matte", "large", 0.1, 2.6, 0.0)
     both = renderer([Scene(5, (near, far), "sand", "clear", 0.4, 0.9)]).images[0]
@@ -113,7 +111,7 @@ def test_nearer_objects_hide_farther_ones(renderer: SceneRenderer) -> None:
     assert torch.equal(both[:, covered], alone.images[0][:, covered])
 
 
-def test_shadows_fall_away_from_the_light_and_are_soft(renderer: SceneRenderer) -> None:
+def test_shadows_fall_away_from_the_light_and_are_soft(renderer):
     lit = {}
     for side in (-1.0, 1.0):
         scene = one_object_scene(light_azimuth=side, light_elevation=0.65)
@@ -128,13 +126,13 @@ def test_shadows_fall_away_from_the_light_and_are_soft(renderer: SceneRenderer) 
     assert lit[-1.0] > 2 and lit[1.0] < -2
 
 
-def test_grounds_and_noise_differ_with_the_seed(renderer: SceneRenderer) -> None:
+def test_grounds_and_noise_differ_with_the_seed(renderer):
     for ground in GROUNDS:
         pictures = renderer([one_object_scene(ground=ground), one_object_scene(ground=ground, seed=6)]).images
         assert (pictures[0] - pictures[1]).abs()[:, 96:].mean() > 0.02
 
 
-def test_other_sizes_show_the_same_scene(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_sizes_show_the_same_scene(monkeypatch):
     monkeypatch.setattr(renderer_module, "lattice_values", lambda seed: torch.zeros(NOISE_LENGTH))  # no fine detail
     scene = sample_scene(3)
     small, large = (SceneRenderer(side)([scene]).images for side in (64, 256))
@@ -142,33 +140,33 @@ def test_other_sizes_show_the_same_scene(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (small - shrunk).abs().mean() < 0.02
 
 
-def test_a_size_that_has_no_whole_tiles_is_named() -> None:
+def test_a_size_that_has_no_whole_tiles_is_named():
     with pytest.raises(ValueError, match="image_size"):
         SceneRenderer(100)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_cuda_renders_the_same_pictures(renderer: SceneRenderer) -> None:
+def test_cuda_renders_the_same_pictures(renderer):
     scenes = [sample_scene(seed) for seed in range(8)]
     # A ray that grazes an edge may fall on either side of it, so a few pixels may differ.
     difference = (SceneRenderer(device="cuda")(scenes).images.cpu() - renderer(scenes).images).abs()
     assert (difference > 0.02).float().mean() < 1e-3
 
 
-def test_what_training_never_shows_stays_what_it_is() -> None:
+def test_what_training_never_shows_stays_what_it_is():
     """Shipped weights were trained without these: another choice would test them on what they have seen."""
     combinations = list(itertools.product(SHAPES, COLOURS, MATERIALS))
     kept = [each for each in combinations if is_heldout_object(*each)]
     assert len(kept) == len(combinations) // 16 and (SHAPES[0], COLOURS[5], MATERIALS[0]) in kept
 
 
-def test_scenes_of_one_seed_differ_from_split_to_split() -> None:
+def test_scenes_of_one_seed_differ_from_split_to_split():
     pairs = [(sample_scene(seed, "all").objects, sample_scene(seed, "train").objects) for seed in range(20)]
     assert all(one != other for one, other in pairs)
 
 
-def test_noise_reads_every_point_of_a_lattice_and_wraps_around() -> None:
+def test_noise_reads_every_point_of_a_lattice_and_wraps_around():
     last = LATTICE_SIDE - 1
     points = torch.tensor([[0.0, last], [last, 0.0], [LATTICE_SIDE, LATTICE_SIDE]])
     noise = noise_matrix(points, torch.full_like(points, 1e-3), (Octave(1, (1.0, 1.0), 0.5),)).to_dense()

@@ -1,7 +1,5 @@
 """Ray meetings in closed form against a slow oracle that walks along each ray in small steps."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -33,7 +31,7 @@ def random_rays(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_meeting_agrees_with_walking_along_the_ray(shape: str) -> None:
+def test_meeting_agrees_with_walking_along_the_ray(shape):
     origin, direction = random_rays(300)
     distance, _ = intersect(shape, origin.unbind(-1), direction.unbind(-1))
     steps = torch.arange(0, 8, STEP)
@@ -48,7 +46,7 @@ def test_meeting_agrees_with_walking_along_the_ray(shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_normals_are_unit_vectors_that_leave_the_solid(shape: str) -> None:
+def test_normals_are_unit_vectors_that_leave_the_solid(shape):
     origin, direction = random_rays(300)
     distance, normal = intersect(shape, origin.unbind(-1), direction.unbind(-1))
     hit = distance != MISS
@@ -61,7 +59,7 @@ def test_normals_are_unit_vectors_that_leave_the_solid(shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_lies_behind_is_not_met(shape: str) -> None:
+def test_what_lies_behind_is_not_met(shape):
     origin, direction = random_rays(50)
     assert (intersect(shape, origin.unbind(-1), direction.unbind(-1))[0] != MISS).any()
     assert (intersect(shape, origin.unbind(-1), (-direction).unbind(-1))[0] == MISS).all()

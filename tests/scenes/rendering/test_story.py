@@ -1,7 +1,5 @@
 """Stories: what is in the frames is what the events say, at any length, and held-out objects stay held out."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -27,7 +25,7 @@ def names_at(story: Story, frame: int) -> set[tuple[str, str]]:
     return {(item.colour, item.shape) for item in story.frames[frame].objects}
 
 
-def test_the_same_seed_gives_the_same_story_and_longer_ones_say_more() -> None:
+def test_the_same_seed_gives_the_same_story_and_longer_ones_say_more():
     assert sample_story(7) == sample_story(7) != sample_story(8)
     assert {event.kind for story in stories() for event in story.events} == set(KINDS)
     lengths = [sum(len(story.events) for story in stories()[start : start + 60]) / 60 for start in (0, 60, 120)]
@@ -35,7 +33,7 @@ def test_the_same_seed_gives_the_same_story_and_longer_ones_say_more() -> None:
     assert any(len([each for each in story.events if each.subject == 0]) > 1 for story in stories())
 
 
-def test_after_each_event_the_frames_show_what_the_states_say() -> None:
+def test_after_each_event_the_frames_show_what_the_states_say():
     """The states are an account of their own: colour, column, distance and presence, event by event."""
     for story in [*stories(), *map(backwards, stories())]:
         ends = [event.first for event in story.events[1:]] + [len(story.frames) - 1]
@@ -49,7 +47,7 @@ def test_after_each_event_the_frames_show_what_the_states_say() -> None:
                 assert (item.depth < 1.2) == (state.distance == "near")
 
 
-def test_at_most_three_are_there_and_names_are_never_shared() -> None:
+def test_at_most_three_are_there_and_names_are_never_shared():
     for story in stories():
         assert all(1 <= len(scene.objects) <= MAX_OBJECTS for scene in story.frames)
         names = [(item.colour, item.shape) for item in story.objects]
@@ -59,7 +57,7 @@ def test_at_most_three_are_there_and_names_are_never_shared() -> None:
         assert len(set(told)) == len(told)
 
 
-def test_an_object_goes_by_one_column_or_to_the_other_distance() -> None:
+def test_an_object_goes_by_one_column_or_to_the_other_distance():
     item = stories()[0].objects[0]
     across = camera.screen_position(item.x, item.depth)
     for kind, columns, deeper in (
@@ -70,7 +68,7 @@ def test_an_object_goes_by_one_column_or_to_the_other_distance() -> None:
         assert camera.screen_position(there.x, there.depth) - across == pytest.approx(columns)
 
 
-def test_who_goes_is_on_the_way_in_between() -> None:
+def test_who_goes_is_on_the_way_in_between():
     seen = 0
     for story in stories():
         for turn, event in enumerate(story.events):
@@ -87,13 +85,13 @@ def test_who_goes_is_on_the_way_in_between() -> None:
     assert seen > 50
 
 
-def test_the_place_on_the_screen_is_that_of_the_camera() -> None:
+def test_the_place_on_the_screen_is_that_of_the_camera():
     for x, depth in ((1.0, 0.1), (-0.7, 2.3)):
         pixels = camera.project(torch.tensor([[x, 0.0, depth]]), 128)[0]
         assert float(pixels[0]) / 64 - 1 == pytest.approx(camera.screen_position(x, depth), abs=1e-5)
 
 
-def test_every_object_is_asked_for_in_each_colour_that_it_has() -> None:
+def test_every_object_is_asked_for_in_each_colour_that_it_has():
     story = next(story for story in stories() if any(event.kind == "turns" for event in story.events))
     turned = next(event for event in story.events if event.kind == "turns")
     looks = [(item.shape, colour) for item, colour in _looks(story)]
@@ -101,13 +99,13 @@ def test_every_object_is_asked_for_in_each_colour_that_it_has() -> None:
     assert len(looks) == len(story.objects) + sum(event.colour is not None for event in story.events)
 
 
-def test_events_follow_each_other_inside_the_video() -> None:
+def test_events_follow_each_other_inside_the_video():
     for story in stories():
         assert all(0 < event.first < event.last < len(story.frames) for event in story.events)
         assert all(one.last <= other.first for one, other in zip(story.events, story.events[1:], strict=False))
 
 
-def test_nothing_stands_in_anything() -> None:
+def test_nothing_stands_in_anything():
     for story in stories():
         for scene in story.frames:
             for one, other in itertools.combinations(scene.objects, 2):
@@ -115,7 +113,7 @@ def test_nothing_stands_in_anything() -> None:
                 assert apart >= 0.999 * (one.footprint + other.footprint)
 
 
-def test_frames_are_drawn_and_only_what_happens_changes() -> None:
+def test_frames_are_drawn_and_only_what_happens_changes():
     story = next(story for story in stories() if "goes right" in [event.kind for event in story.events])
     event = next(event for event in story.events if event.kind == "goes right")
     frames = render_video(story, 64)
@@ -126,14 +124,14 @@ def test_frames_are_drawn_and_only_what_happens_changes() -> None:
     assert torch.equal(render_video(story, 64), frames)
 
 
-def test_training_shows_no_held_out_object_in_any_colour() -> None:
+def test_training_shows_no_held_out_object_in_any_colour():
     for split, wanted in (("train", False), ("heldout", True)):
         for seed in range(60):
             seen = {item for scene in sample_story(seed, 16, split).frames for item in scene.objects}
             assert any(is_heldout_object(item.shape, item.colour, item.material) for item in seen) == wanted
 
 
-def test_backwards_and_backwards_again_is_the_same_story() -> None:
+def test_backwards_and_backwards_again_is_the_same_story():
     for story in stories():
         again = backwards(backwards(story))
         assert (again.frames, again.events) == (story.frames, story.events)
@@ -143,6 +141,6 @@ def test_backwards_and_backwards_again_is_the_same_story() -> None:
 
 
 @pytest.mark.parametrize(("options", "message"), [({"split": "test"}, "split"), ({"num_frames": 7}, "num_frames")])
-def test_stories_that_cannot_be_drawn_are_refused(options: dict[str, object], message: str) -> None:
+def test_stories_that_cannot_be_drawn_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         sample_story(0, **options)  # type: ignore[arg-type]

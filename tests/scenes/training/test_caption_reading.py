@@ -1,7 +1,5 @@
 """Teaching the text encoder what captions say: the targets are the truth, and only right captions can be read."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -24,7 +22,7 @@ SCENES = [sample_scene(seed) for seed in range(24)]
 CAPTIONS = [compose_caption(scene, scene.seed) for scene in SCENES]
 
 
-def test_scene_classes_are_the_truth_in_both_orders() -> None:
+def test_scene_classes_are_the_truth_in_both_orders():
     for scene in SCENES:
         classes = scene_classes(scene)
         assert (GROUNDS[classes[0]], SKIES[classes[1]]) == (scene.ground, scene.sky)
@@ -42,7 +40,7 @@ def test_scene_classes_are_the_truth_in_both_orders() -> None:
                 assert COLOURS[group[1] - 1] == ordered[place].colour
 
 
-def test_shape_classes_count_all_and_describe_the_only_one() -> None:
+def test_shape_classes_count_all_and_describe_the_only_one():
     scene = next(scene for scene in SCENES if len({item.shape for item in scene.objects}) == 2 < len(scene.objects))
     kinds = [item.shape for item in scene.objects]
     only = next(item for item in scene.objects if kinds.count(item.shape) == 1)
@@ -54,7 +52,7 @@ def test_shape_classes_count_all_and_describe_the_only_one() -> None:
     assert all(classes[shape] == [0, UNTOLD, UNTOLD, UNTOLD] for shape in SHAPES if shape not in kinds)
 
 
-def test_word_classes_say_whose_word_each_is() -> None:
+def test_word_classes_say_whose_word_each_is():
     text = "a shiny red sphere left of a cube with stripes"
     claims = Claims(
         (ObjectClaim("sphere", "red", "shiny"), ObjectClaim("cube", None, "striped")), (RelationClaim(0, "left of", 1),)
@@ -68,7 +66,7 @@ def test_word_classes_say_whose_word_each_is() -> None:
     assert word_classes(Caption("two cubes", Claims((ObjectClaim("cube"),) * 2)), 3) == [nothing] * 3
 
 
-def test_every_class_has_its_logit_and_no_other_is_possible() -> None:
+def test_every_class_has_its_logit_and_no_other_is_possible():
     readings = CaptionReader(DIM)(torch.randn(24, WIDTH, DIM), torch.ones(24, WIDTH, dtype=torch.bool))
     truth = caption_truth(SCENES, CAPTIONS, WIDTH)
     for name in ("scene", "shapes", "words"):
@@ -81,7 +79,7 @@ def test_every_class_has_its_logit_and_no_other_is_possible() -> None:
     assert bool((readings.scene.softmax(-1)[:, 0, len(GROUNDS) :] == 0).all())
 
 
-def test_padding_is_not_read() -> None:
+def test_padding_is_not_read():
     reader = CaptionReader(DIM)
     tokens, mask = torch.randn(1, 5, DIM), torch.tensor([[True, True, True, False, False]])
     noisy = tokens.clone()
@@ -108,7 +106,7 @@ def train_on(order: list[int]) -> dict[str, float]:
         return {name: value.item() for name, value in caption_reading_loss(reader(states, mask), other)[1].items()}
 
 
-def test_captions_of_other_scenes_are_read_worse() -> None:
+def test_captions_of_other_scenes_are_read_worse():
     same = list(range(len(SCENES)))
     own, others = train_on(same), train_on(same[1:] + same[:1])
     for name in ("scene", "shapes", "words"):
@@ -116,7 +114,7 @@ def test_captions_of_other_scenes_are_read_worse() -> None:
     assert own["words_right"] > 0.95 > 0.7 > others["words_right"]
 
 
-def test_what_is_not_told_does_not_count() -> None:
+def test_what_is_not_told_does_not_count():
     reader, mask = CaptionReader(DIM), torch.ones(4, WIDTH, dtype=torch.bool)
     readings = reader(torch.randn(4, WIDTH, DIM), mask)
     truth = caption_truth(SCENES[:4], CAPTIONS[:4], WIDTH)

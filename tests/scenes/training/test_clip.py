@@ -1,7 +1,5 @@
 """Training of the CLIP: its loss, its hard negatives, and a run from start to a folder that scores pictures."""
 
-from __future__ import annotations
-
 import functools
 import math
 import random
@@ -56,7 +54,7 @@ def slow_loss(images: Tensor, texts: Tensor, negatives: Tensor, wrong: list[bool
     return total / (2 * len(images))
 
 
-def test_the_loss_is_clips_with_one_more_column_for_every_wrong_caption() -> None:
+def test_the_loss_is_clips_with_one_more_column_for_every_wrong_caption():
     generator = torch.Generator().manual_seed(0)
     images, texts, negatives = (normalize(torch.randn(5, 6, generator=generator), dim=-1) for _ in range(3))
     wrong = [True, False, True, True, False]
@@ -64,7 +62,7 @@ def test_the_loss_is_clips_with_one_more_column_for_every_wrong_caption() -> Non
     assert float(ours) == pytest.approx(slow_loss(images, texts, negatives, wrong, 4.0), rel=1e-5)
 
 
-def test_altered_scenes_differ_in_one_thing() -> None:
+def test_altered_scenes_differ_in_one_thing():
     for seed in range(200):
         scene = sample_scene(seed, "all")
         other = altered(scene, random.Random(seed))
@@ -76,7 +74,7 @@ def test_altered_scenes_differ_in_one_thing() -> None:
         assert differences[0] in ("ground", "sky", "shape", "colour", "material", "size")
 
 
-def test_a_run_leaves_a_clip_that_scores(tmp_path: Path) -> None:
+def test_a_run_leaves_a_clip_that_scores(tmp_path):
     result = train_clip(small_config(tmp_path / "run"))
     assert result.finished and set(result.evaluation) >= {"retrieval_among_32", "preferred_to_altered"}
     assert len(read_jsonl(tmp_path / "run" / "log.jsonl")) >= 4
@@ -88,7 +86,7 @@ def test_a_run_leaves_a_clip_that_scores(tmp_path: Path) -> None:
     assert scores.shape == (3,) and torch.isfinite(scores).all()
 
 
-def test_it_learns_to_tell_captions_apart(tmp_path: Path) -> None:
+def test_it_learns_to_tell_captions_apart(tmp_path):
     """Not much, in a few seconds; but it must beat chance on scenes it has seen many times."""
 
     rendered = functools.cache(RenderedSceneSource(32, torch.device("cpu")))
@@ -101,6 +99,6 @@ def test_it_learns_to_tell_captions_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changes", "message"), [({"patch_size": 7}, "image_size"), ({"batch_size": 1}, "batch_size")])
-def test_fields_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_fields_that_do_not_fit_are_named(tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         small_config(tmp_path, **changes)

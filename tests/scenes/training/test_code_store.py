@@ -1,7 +1,5 @@
 """A store of codes: whole or absent, the same after a kill, read as if its pictures were rendered and encoded anew."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +36,7 @@ def files(folder: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
-def test_what_is_read_is_what_would_be_rendered_and_encoded(config, cheap_scenes) -> None:
+def test_what_is_read_is_what_would_be_rendered_and_encoded(config, cheap_scenes):
     assert write_codes(config, cheap_scenes).startswith("10 pictures")
     store = StoredCodes(config.output)
     assert len(store) == 10
@@ -56,7 +54,7 @@ def test_what_is_read_is_what_would_be_rendered_and_encoded(config, cheap_scenes
     assert torch.equal(store(8, 4).codes, torch.cat((store(8, 2).codes, store(0, 2).codes)))
 
 
-def test_a_killed_writer_goes_on_and_nothing_is_written_twice(tmp_path: Path, config, cheap_scenes) -> None:
+def test_a_killed_writer_goes_on_and_nothing_is_written_twice(tmp_path, config, cheap_scenes):
     write_codes(replace(config, output=str(tmp_path / "whole")), cheap_scenes)
 
     def fails(first_seed: int, count: int, split: str):
@@ -79,7 +77,7 @@ def test_a_killed_writer_goes_on_and_nothing_is_written_twice(tmp_path: Path, co
     assert load_file(Path(config.output) / "codes-000002.safetensors")["codes"].dtype == torch.uint16
 
 
-def test_a_store_is_of_one_making(tmp_path: Path, config, cheap_scenes, monkeypatch) -> None:
+def test_a_store_is_of_one_making(tmp_path, config, cheap_scenes, monkeypatch):
     write_codes(config, cheap_scenes)
     for name, value in {"object_count_weights": (1.0, 0.0, 0.0), "shard_size": 4}.items():
         with pytest.raises(UserError, match=f"^output: .* holds codes with (an)?other {name}"):
@@ -96,7 +94,7 @@ def test_a_store_is_of_one_making(tmp_path: Path, config, cheap_scenes, monkeypa
         StoredCodes(config.output)
 
 
-def test_a_store_for_training_on_begins_where_the_last_one_ended(tmp_path: Path, config, cheap_scenes) -> None:
+def test_a_store_for_training_on_begins_where_the_last_one_ended(tmp_path, config, cheap_scenes):
     write_codes(replace(config, num_images=15), cheap_scenes)
     rest = replace(config, output=str(tmp_path / "rest"), first_image=5)
     write_codes(rest, cheap_scenes)
@@ -107,7 +105,7 @@ def test_a_store_for_training_on_begins_where_the_last_one_ended(tmp_path: Path,
             write_codes(replace(config, output=output, first_image=first_image), cheap_scenes)
 
 
-def test_where_no_store_is_the_remedy_is_named(tmp_path: Path, config) -> None:
+def test_where_no_store_is_the_remedy_is_named(tmp_path, config):
     with pytest.raises(UserError, match="vargen train data"):
         StoredCodes(tmp_path)
     with pytest.raises(UserError, match=r"^object_count_weights: "):
@@ -118,7 +116,7 @@ def test_where_no_store_is_the_remedy_is_named(tmp_path: Path, config) -> None:
 
 def test_a_transformer_learns_from_the_store_and_renders_nothing_but_held_out_scenes(
     config, transformer_config, cheap_scenes, monkeypatch
-) -> None:
+):
     monkeypatch.setattr(TransformerTask, "draw_samples", lambda self, path: None)
     monkeypatch.setattr(TransformerTask, "export", lambda self, folder: None)
     write_codes(config, cheap_scenes)
@@ -132,7 +130,7 @@ def test_a_transformer_learns_from_the_store_and_renders_nothing_but_held_out_sc
         TransformerTask(stored, cheap_scenes, CPU)
 
 
-def test_drafters_get_pictures_with_captions_of_their_scenes(config, cheap_scenes) -> None:
+def test_drafters_get_pictures_with_captions_of_their_scenes(config, cheap_scenes):
     write_codes(config, cheap_scenes)
     vqvae, _ = load_vqvae(config.vqvae, config.image_size, CPU)
     prompts, codes = stored_pictures(config.output, 7, vqvae)
@@ -150,7 +148,7 @@ def test_drafters_get_pictures_with_captions_of_their_scenes(config, cheap_scene
         stored_pictures(config.output, 7, vqvae)
 
 
-def test_token_places_by_coverage() -> None:
+def test_token_places_by_coverage():
     mask = torch.zeros(1, 8, 8)
     mask[0, 4:8, 0:4] = 1
     mask[0, 0, 4] = 1

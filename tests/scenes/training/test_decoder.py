@@ -1,7 +1,5 @@
 """Training a tokenizer's decoder on drawn codes: what is drawn, what counts, what stays as it is."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -37,13 +35,13 @@ def task(config: DecoderTrainingConfig, tiny_scenes) -> DecoderTask:
     return DecoderTask(config, LlamaGenPipeline.from_pretrained(config.model), tiny_scenes, CPU)
 
 
-def test_the_pictures_are_those_of_the_pipelines_decoder(task: DecoderTask) -> None:
+def test_the_pictures_are_those_of_the_pipelines_decoder(task):
     with torch.no_grad():
         torch.testing.assert_close(task._decode(task.heldout_codes), decode_codes(task.vqvae, task.heldout_codes))
     assert torch.equal(task.heldout_codes, encode_images(task.vqvae, task.heldout.images))
 
 
-def test_codes_are_drawn_as_the_pipeline_would_draw_them(task: DecoderTask) -> None:
+def test_codes_are_drawn_as_the_pipeline_would_draw_them(task):
     """Each from the guided distribution given the true codes before it: a chi-square test at one place."""
     torch.nn.init.normal_(task.pipeline.transformer.lm_head.weight, std=0.3)
     batch, codes = task.heldout, task.heldout_codes
@@ -74,7 +72,7 @@ def test_codes_are_drawn_as_the_pipeline_would_draw_them(task: DecoderTask) -> N
     assert ((observed - uniform).square() / uniform).sum() > degrees + 5 * (2 * degrees) ** 0.5  # it could fail
 
 
-def test_a_share_of_the_pictures_gets_drawn_codes(task: DecoderTask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_of_the_pictures_gets_drawn_codes(task, monkeypatch):
     batch = task.source(0, 4, "train")
     codes = task.encode(batch.images)
     mixed, replaced = task._replaced(batch, codes, torch.Generator().manual_seed(3))
@@ -86,7 +84,7 @@ def test_a_share_of_the_pictures_gets_drawn_codes(task: DecoderTask, monkeypatch
     assert torch.equal(mixed, codes) and not replaced.any()
 
 
-def test_drawn_codes_count_on_objects_and_not_on_bare_ground(task: DecoderTask) -> None:
+def test_drawn_codes_count_on_objects_and_not_on_bare_ground(task):
     batch = task.heldout
     side, factor = 4, 2
     places = token_places(batch.object_mask, batch.ground_mask, side)
@@ -101,7 +99,7 @@ def test_drawn_codes_count_on_objects_and_not_on_bare_ground(task: DecoderTask) 
     assert (task._counts(batch, ~everything) == 1).all()
 
 
-def test_only_the_decoder_changes_and_it_gets_better(config: DecoderTrainingConfig, repeated_tiny_scenes) -> None:
+def test_only_the_decoder_changes_and_it_gets_better(config, repeated_tiny_scenes):
     config = replace(config, steps=40, evaluate_every=1000, sample_every=1000)
     before = VQModel.from_pretrained(Path(config.model) / "vqvae")
     first = DecoderTask(config, LlamaGenPipeline.from_pretrained(config.model), repeated_tiny_scenes, CPU).evaluate()
@@ -121,12 +119,12 @@ def test_only_the_decoder_changes_and_it_gets_better(config: DecoderTrainingConf
     )
 
 
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, config: DecoderTrainingConfig, tiny_scenes) -> None:
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path, config, tiny_scenes):
     config = replace(config, adversarial_weight=0.1, adversarial_start=0.3)
     assert assert_resumed_run_is_the_same(train_decoder, config, tiny_scenes, tmp_path, 4)["extra_modules"]
 
 
-def test_a_run_does_not_go_on_under_another_guidance(config: DecoderTrainingConfig, tiny_scenes) -> None:
+def test_a_run_does_not_go_on_under_another_guidance(config, tiny_scenes):
     train_decoder(replace(config, steps=1), tiny_scenes)
     index = Path(config.model) / "model_index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"default_guidance_scale": 2.0}))
@@ -134,6 +132,6 @@ def test_a_run_does_not_go_on_under_another_guidance(config: DecoderTrainingConf
         train_decoder(replace(config, steps=2), tiny_scenes)
 
 
-def test_class_conditional_models_are_refused(config: DecoderTrainingConfig, tiny_class_model_folder: Path) -> None:
+def test_class_conditional_models_are_refused(config, tiny_class_model_folder):
     with pytest.raises(UserError, match="text-conditional"):
         train_decoder(replace(config, model=str(tiny_class_model_folder)))

@@ -1,7 +1,5 @@
 """Being told which object stands at each place of a picture, and how many are to come."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -31,7 +29,7 @@ def certain(truth: dict[str, torch.Tensor], shift: int = 0) -> dict[str, torch.T
     }
 
 
-def test_every_object_in_sight_has_cells_of_its_attributes() -> None:
+def test_every_object_in_sight_has_cells_of_its_attributes():
     for seed in range(20):
         scene = sample_scene(seed, "all")
         cells = cell_attributes([scene], 16)
@@ -45,7 +43,7 @@ def test_every_object_in_sight_has_cells_of_its_attributes() -> None:
     assert not any(cell.any() for cell in cell_attributes([replace(sample_scene(0), objects=())], 4).values())
 
 
-def test_knowing_has_no_loss_and_the_neighbouring_cell_has() -> None:
+def test_knowing_has_no_loss_and_the_neighbouring_cell_has():
     truth, told = truth_of(range(6)), torch.ones(6, dtype=torch.bool)
     loss, right = grounding_loss(certain(truth), truth, told)
     assert float(loss) < 1e-6 and float(right) == 1
@@ -53,7 +51,7 @@ def test_knowing_has_no_loss_and_the_neighbouring_cell_has() -> None:
     assert float(shifted) > 0.5 and float(seen) < 1
 
 
-def test_rows_without_a_caption_do_not_count() -> None:
+def test_rows_without_a_caption_do_not_count():
     truth, told = truth_of(range(4)), torch.tensor([True, False, True, False])
     read = certain(truth)
     wrong = {name: torch.where(told[:, None, None], logits, -logits) for name, logits in read.items()}
@@ -61,7 +59,7 @@ def test_rows_without_a_caption_do_not_count() -> None:
     assert float(grounding_loss(wrong, truth, ~told)[0]) > 10
 
 
-def test_an_object_is_to_come_until_its_first_token_is_drawn() -> None:
+def test_an_object_is_to_come_until_its_first_token_is_drawn():
     scenes = [sample_scene(seed, "all") for seed in range(40)]
     owners = cell_owners(scenes, 8).flatten(1)
     owners[0] = torch.where(owners[0] == 1, 2, owners[0])  # one whom nothing is seen of
@@ -72,7 +70,7 @@ def test_an_object_is_to_come_until_its_first_token_is_drawn() -> None:
     assert not objects_to_come(torch.zeros(2, 16, dtype=torch.int64)).any()
 
 
-def test_an_object_begins_with_the_first_token_that_shows_an_edge_of_it(transformer_config, cheap_scenes) -> None:
+def test_an_object_begins_with_the_first_token_that_shows_an_edge_of_it(transformer_config, cheap_scenes):
     task = TransformerTask(transformer_config, cheap_scenes, CPU)
     task.grid_size = 16
     rendered = RenderedSceneSource(128, CPU)(0, 12, "train")
@@ -88,7 +86,7 @@ def test_an_object_begins_with_the_first_token_that_shows_an_edge_of_it(transfor
 
 @pytest.mark.parametrize("progress", [0.0, 0.4, 0.9])
 @pytest.mark.parametrize("names", [("grounding",), ("counting",), ("grounding", "counting")])
-def test_they_fade_and_reach_the_transformer(transformer_config, cheap_scenes, progress: float, names) -> None:
+def test_they_fade_and_reach_the_transformer(transformer_config, cheap_scenes, progress, names):
     weights = {"grounding": 2.0, "counting": 3.0}
     chosen = {f"{name}_weight": weights[name] for name in names}
     task = TransformerTask(replace(transformer_config, grounding_until=0.8, **chosen), cheap_scenes, CPU)
@@ -103,7 +101,7 @@ def test_they_fade_and_reach_the_transformer(transformer_config, cheap_scenes, p
         assert all(parameter.grad is not None for parameter in task.extra_modules.parameters())
 
 
-def test_a_place_is_asked_before_its_token_is_seen(transformer_config, cheap_scenes) -> None:
+def test_a_place_is_asked_before_its_token_is_seen(transformer_config, cheap_scenes):
     task = TransformerTask(transformer_config, cheap_scenes, CPU)
     captions = [compose_caption(scene, seed).text for seed, scene in enumerate(task.heldout.scenes)]
     condition, mask = task._embed_texts(captions, None)

@@ -1,7 +1,5 @@
 """Training of the judge: targets, loss, harder pictures, and a run from start to export."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -51,7 +49,7 @@ def small_config(folder: Path, **changes: object) -> JudgeTrainingConfig:
     return JudgeTrainingConfig(**(values | changes))
 
 
-def test_centres_lie_in_the_boxes_of_their_objects() -> None:
+def test_centres_lie_in_the_boxes_of_their_objects():
     scenes = [sample_scene(seed, "all") for seed in range(40)]
     targets = build_targets(scenes, 32)
     assert (targets.heat == 1).sum() == len(targets.picture) == sum(len(scene.objects) for scene in scenes)
@@ -66,7 +64,7 @@ def test_centres_lie_in_the_boxes_of_their_objects() -> None:
     ]
 
 
-def test_heat_is_a_bump_around_each_centre() -> None:
+def test_heat_is_a_bump_around_each_centre():
     scene = next(s for s in map(sample_scene, range(99)) if len(s.objects) == 2)
     targets = build_targets([scene], 32)
     for row, column in ((3, 4), (17, 12), (20, 31)):
@@ -75,7 +73,7 @@ def test_heat_is_a_bump_around_each_centre() -> None:
         assert targets.heat[0, row, column].item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_centre_loss_by_its_formula() -> None:
+def test_centre_loss_by_its_formula():
     torch.manual_seed(0)
     logits, heat = torch.randn(1, 3, 3), torch.rand(1, 3, 3)
     heat[0, 0, 0] = heat[0, 2, 1] = 1.0
@@ -105,7 +103,7 @@ def slow_loss(output: object, targets: JudgeTargets, name: str) -> float:
     return total / weights
 
 
-def test_object_losses_by_a_slow_loop() -> None:
+def test_object_losses_by_a_slow_loop():
     torch.manual_seed(0)
     scenes = [sample_scene(seed) for seed in range(4)]
     targets = build_targets(scenes, 16)
@@ -117,7 +115,7 @@ def test_object_losses_by_a_slow_loop() -> None:
     assert set(parts) == {"centre", "screen_x", "depth", *ATTRIBUTE_VALUES, *SETTING_VALUES}
 
 
-def test_blur_keeps_the_mean_and_spreads_a_point() -> None:
+def test_blur_keeps_the_mean_and_spreads_a_point():
     image = torch.zeros(1, 3, 31, 31)
     image[:, :, 15, 15] = 1.0
     blurred = gaussian_blur(image, 1.5)
@@ -126,7 +124,7 @@ def test_blur_keeps_the_mean_and_spreads_a_point() -> None:
     assert (blurred[0, 0].sum(0) * offsets.square()).sum().sqrt().item() == pytest.approx(1.5, rel=0.05)
 
 
-def test_degraded_pictures_repeat_and_keep_their_content() -> None:
+def test_degraded_pictures_repeat_and_keep_their_content():
     images = RenderedSceneSource(64, CPU)(0, 8, "train").images * 0.5 + 0.5
     first, again, other = (degrade(images, 0.5, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
@@ -147,7 +145,7 @@ class OneBatch:
         return self.source(0, count, split)
 
 
-def test_a_run_lowers_the_loss_exports_and_goes_on(tmp_path: Path) -> None:
+def test_a_run_lowers_the_loss_exports_and_goes_on(tmp_path):
     config = small_config(tmp_path, steps=80, degraded_share=0.0, evaluate_every=80, sample_every=80)
     result = train_judge(config, OneBatch(64))
     assert result.finished and result.step == 80
@@ -160,9 +158,7 @@ def test_a_run_lowers_the_loss_exports_and_goes_on(tmp_path: Path) -> None:
     assert train_judge(small_config(tmp_path, steps=81), OneBatch(64)).step == 81
 
 
-def test_batches_are_a_function_of_the_step_with_reconstructions_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_are_a_function_of_the_step_with_reconstructions_too(tmp_path, monkeypatch):
     torch.manual_seed(0)
     vqvae = VQModel(**vq_config((8, 8), layers_per_block=1, latent_channels=8, num_vq_embeddings=16, norm_num_groups=2))
     vqvae.save_pretrained(tmp_path / "vqvae")
@@ -179,7 +175,7 @@ def test_batches_are_a_function_of_the_step_with_reconstructions_too(
     assert set(task.heldout) == {"", "degraded_", "reconstructed_"}
 
 
-def test_bad_settings_are_named(tmp_path: Path) -> None:
+def test_bad_settings_are_named(tmp_path):
     for changes, name in (({"image_size": 40}, "image_size"), ({"block_out_channels": (8, 8)}, "block_out_channels")):
         with pytest.raises(UserError, match=name):
             small_config(tmp_path, **changes)

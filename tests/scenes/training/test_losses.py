@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -15,7 +13,7 @@ from scenes.training.losses import (
 )
 
 
-def test_object_weights_have_mean_one_and_cover_the_outline() -> None:
+def test_object_weights_have_mean_one_and_cover_the_outline():
     mask = torch.zeros(1, 9, 9)
     mask[0, 3:6, 3:6] = 1
     weights = object_weights(mask)[0, 0]
@@ -40,7 +38,7 @@ def slow_sharpness(error: torch.Tensor, weights: torch.Tensor) -> float:
     return total
 
 
-def test_sharpness_equals_the_written_out_sum() -> None:
+def test_sharpness_equals_the_written_out_sum():
     torch.manual_seed(0)
     error, weights = torch.randn(2, 3, 4, 6), torch.rand(2, 1, 4, 6)
     assert sharpness_loss(error, weights, 1).item() == pytest.approx(slow_sharpness(error, weights), rel=1e-4)
@@ -49,7 +47,7 @@ def test_sharpness_equals_the_written_out_sum() -> None:
     assert sharpness_loss(error, weights, 2).item() == pytest.approx(both, rel=1e-4)
 
 
-def test_psnr_of_known_errors() -> None:
+def test_psnr_of_known_errors():
     images = torch.zeros(1, 3, 4, 4)
     assert peak_signal_to_noise(images, images + 0.2).item() == pytest.approx(20.0, abs=1e-3)
     mask = torch.zeros(1, 4, 4)
@@ -60,7 +58,7 @@ def test_psnr_of_known_errors() -> None:
     assert peak_signal_to_noise(images + 1, images + 9).item() > 60  # clamped to the range of pictures
 
 
-def test_discriminator_scores_patches_and_learns_to_tell() -> None:
+def test_discriminator_scores_patches_and_learns_to_tell():
     torch.manual_seed(0)
     discriminator = PatchDiscriminator(8)
     assert discriminator(torch.zeros(2, 3, 32, 32)).shape == (2, 1, 4, 4)
@@ -75,7 +73,7 @@ def test_discriminator_scores_patches_and_learns_to_tell() -> None:
     assert loss.item() < 0.2
 
 
-def test_adaptive_weight_is_the_ratio_of_gradients() -> None:
+def test_adaptive_weight_is_the_ratio_of_gradients():
     weight = torch.tensor([1.0, 2.0], requires_grad=True)
     ratio = adaptive_weight((3 * weight).sum(), (0.5 * weight).sum(), weight)
     assert ratio.item() == pytest.approx(6.0, rel=1e-4)

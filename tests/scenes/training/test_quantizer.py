@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +10,7 @@ def make_quantizer(size: int = 16, dim: int = 4, decay: float = 0.9, threshold: 
     return SphericalQuantizer(codebook, decay, threshold)
 
 
-def test_codes_are_the_nearest_on_the_sphere() -> None:
+def test_codes_are_the_nearest_on_the_sphere():
     torch.manual_seed(0)
     quantizer = make_quantizer()
     latents = torch.randn(2, 4, 3, 5) * 7
@@ -26,7 +24,7 @@ def test_codes_are_the_nearest_on_the_sphere() -> None:
     assert torch.allclose(result.codewords, quantizer.codebook[result.codes].movedim(-1, 1), atol=1e-6)
 
 
-def test_the_gradient_passes_straight_through_the_choice() -> None:
+def test_the_gradient_passes_straight_through_the_choice():
     torch.manual_seed(0)
     quantizer = make_quantizer()
     latents = torch.randn(2, 4, 3, 3, requires_grad=True)
@@ -37,14 +35,14 @@ def test_the_gradient_passes_straight_through_the_choice() -> None:
     assert quantizer.codebook.grad is None
 
 
-def test_without_learning_nothing_changes() -> None:
+def test_without_learning_nothing_changes():
     quantizer = make_quantizer()
     before = {name: value.clone() for name, value in quantizer.state_dict().items()}
     quantizer(torch.randn(2, 4, 8, 8), learn=False, replace_dead=True)
     assert all(torch.equal(quantizer.state_dict()[name], value) for name, value in before.items())
 
 
-def test_it_finds_clusters_and_keeps_unit_codewords() -> None:
+def test_it_finds_clusters_and_keeps_unit_codewords():
     torch.manual_seed(0)
     centres = F.normalize(torch.randn(8, 4), dim=1)
     quantizer = make_quantizer(size=32)
@@ -58,7 +56,7 @@ def test_it_finds_clusters_and_keeps_unit_codewords() -> None:
     assert quantizer.perplexity().item() >= 7
 
 
-def test_dead_codes_move_to_latents_only_while_allowed() -> None:
+def test_dead_codes_move_to_latents_only_while_allowed():
     torch.manual_seed(0)
     quantizer = make_quantizer(size=64, decay=0.5)
     latents = torch.tensor([1.0, 0.0, 0.0, 0.0]).reshape(1, 4, 1, 1).expand(1, 4, 8, 8)
@@ -72,7 +70,7 @@ def test_dead_codes_move_to_latents_only_while_allowed() -> None:
 
 
 @pytest.mark.parametrize("used", [1, 5, 16])
-def test_perplexity_counts_codes_in_equal_use(used: int) -> None:
+def test_perplexity_counts_codes_in_equal_use(used):
     quantizer = make_quantizer()
     quantizer.usage[:used] = 3.0
     assert quantizer.perplexity().item() == pytest.approx(used)

@@ -1,7 +1,5 @@
 """Training of the text encoder: resumable, exported for a transformer, and able to learn whose colour is whose."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,7 +39,7 @@ def config(tmp_path: Path) -> TextEncoderTrainingConfig:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_resumed_run_ends_with_the_same_weights(config, tmp_path: Path, optimizer: str) -> None:
+def test_a_resumed_run_ends_with_the_same_weights(config, tmp_path, optimizer):
     config = replace(config, optimizer=optimizer)
     train_text_encoder(config)
     whole = load_text_encoder(str(tmp_path / "text_encoder" / "export")).state_dict()
@@ -63,7 +61,7 @@ def test_a_resumed_run_ends_with_the_same_weights(config, tmp_path: Path, optimi
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_length_groups_only_save_padding(config) -> None:
+def test_length_groups_only_save_padding(config):
     prepare(config)
     task = TextEncoderTask(config, CPU)
     grouped, _ = task.loss(0, 0.0)
@@ -91,7 +89,7 @@ def test_length_groups_only_save_padding(config) -> None:
     torch.testing.assert_close(whole_scene, task.loss(0, 0.0)[1]["scene"])
 
 
-def test_the_export_is_what_a_transformer_trains_on(config, tmp_path: Path) -> None:
+def test_the_export_is_what_a_transformer_trains_on(config, tmp_path):
     result = train_text_encoder(config)
     assert {"loss", "scene", "shapes", "words", "words_right"} == result.evaluation.keys()
     folder = tmp_path / "text_encoder" / "export"
@@ -101,7 +99,7 @@ def test_the_export_is_what_a_transformer_trains_on(config, tmp_path: Path) -> N
     assert all(name.startswith("text_encoder.") for name in saved["module"]), "the reader must not be part of the model"
 
 
-def test_it_learns_whose_colour_is_whose(config) -> None:
+def test_it_learns_whose_colour_is_whose(config):
     """One batch for ever: the words' classes can be learned, and reach the mean of the states."""
     config = replace(config, steps=150, learning_rate=1e-2, shape=TextEncoderConfig(32, 16, 64, 2, 2))
     original = TextEncoderTask.loss
@@ -113,7 +111,7 @@ def test_it_learns_whose_colour_is_whose(config) -> None:
     assert entries[-1]["shapes"] < 0.5 * entries[0]["shapes"]
 
 
-def test_bad_values_are_named(config, tmp_path: Path) -> None:
+def test_bad_values_are_named(config, tmp_path):
     with pytest.raises(UserError, match="batch_size"):
         replace(config, batch_size=6)
     with pytest.raises(UserError, match=r"frozen_text_encoder: .* holds no text_encoder"):

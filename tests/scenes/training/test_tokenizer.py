@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,20 +7,14 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from PIL import Image
 from resumed import assert_resumed_run_is_the_same
 
-from scenes.training.tokenizer import (
-    TokenizerTask,
-    TokenizerTrainingConfig,
-    build_tokenizer_model,
-    exported_copy,
-    train_tokenizer,
-)
+from scenes.training.tokenizer import TokenizerTask, build_tokenizer_model, exported_copy, train_tokenizer
 from vargen.models.llamagen.vq import decode_codes, encode_images
 from vargen.runs.files import read_jsonl
 
 CPU = torch.device("cpu")
 
 
-def test_the_exported_model_gives_the_codes_and_pictures_of_training(tokenizer_config, cheap_scenes) -> None:
+def test_the_exported_model_gives_the_codes_and_pictures_of_training(tokenizer_config, cheap_scenes):
     train_tokenizer(tokenizer_config, cheap_scenes)
     exported = VQModel.from_pretrained(Path(tokenizer_config.output) / "export")
     codebook = exported.quantize.embedding.weight
@@ -41,7 +33,7 @@ def test_the_exported_model_gives_the_codes_and_pictures_of_training(tokenizer_c
         torch.testing.assert_close(exported.decode(latents).sample, pictures, atol=1e-4, rtol=0)
 
 
-def test_weights_are_stored_in_bfloat16_and_the_codebook_exactly(tokenizer_config, cheap_scenes) -> None:
+def test_weights_are_stored_in_bfloat16_and_the_codebook_exactly(tokenizer_config, cheap_scenes):
     from safetensors.torch import load_file
 
     train_tokenizer(replace(tokenizer_config, steps=1), cheap_scenes)
@@ -51,22 +43,20 @@ def test_weights_are_stored_in_bfloat16_and_the_codebook_exactly(tokenizer_confi
 
 
 @pytest.mark.parametrize("adversarial_weight", [0.0, 0.1])
-def test_a_resumed_run_ends_with_the_same_weights(
-    tmp_path: Path, tokenizer_config: TokenizerTrainingConfig, cheap_scenes, adversarial_weight: float
-) -> None:
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path, tokenizer_config, cheap_scenes, adversarial_weight):
     config = replace(tokenizer_config, adversarial_weight=adversarial_weight, adversarial_start=0.3)
     kept = assert_resumed_run_is_the_same(train_tokenizer, config, cheap_scenes, tmp_path, 4)
     assert (len(kept["extra_modules"]) > 0) == (adversarial_weight > 0)
 
 
-def test_it_learns_one_batch(tokenizer_config, repeated_scenes) -> None:
+def test_it_learns_one_batch(tokenizer_config, repeated_scenes):
     config = replace(tokenizer_config, steps=40, log_every=5, evaluate_every=1000, sample_every=1000)
     train_tokenizer(config, repeated_scenes)
     losses = [entry["loss"] for entry in read_jsonl(Path(config.output) / "log.jsonl") if "event" not in entry]
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_evaluation_and_sample_sheet(tokenizer_config, cheap_scenes) -> None:
+def test_evaluation_and_sample_sheet(tokenizer_config, cheap_scenes):
     result = train_tokenizer(tokenizer_config, cheap_scenes)
     assert result.evaluation.keys() == {"psnr", "psnr_objects", "perplexity", "used_codes"}
     assert 1 <= result.evaluation["used_codes"] <= 32
@@ -75,7 +65,7 @@ def test_evaluation_and_sample_sheet(tokenizer_config, cheap_scenes) -> None:
     assert Image.open(sheets[0]).size == (4 * 16, 2 * 16)
 
 
-def test_neither_adversarial_loss_reaches_the_other_side(tokenizer_config, cheap_scenes) -> None:
+def test_neither_adversarial_loss_reaches_the_other_side(tokenizer_config, cheap_scenes):
     config = replace(tokenizer_config, adversarial_weight=0.5, adversarial_start=0.0)
     task = TokenizerTask(config, cheap_scenes, CPU)
     images = task.heldout.images
@@ -92,7 +82,7 @@ def test_neither_adversarial_loss_reaches_the_other_side(tokenizer_config, cheap
     assert all(parameter.requires_grad for parameter in discriminator_weights)
 
 
-def test_an_export_does_not_say_where_its_tokenizer_was_loaded_from(tmp_path: Path, tokenizer_config) -> None:
+def test_an_export_does_not_say_where_its_tokenizer_was_loaded_from(tmp_path, tokenizer_config):
     build_tokenizer_model(tokenizer_config).save_pretrained(tmp_path / "first")
     exported_copy(VQModel.from_pretrained(tmp_path / "first")).save_pretrained(tmp_path / "second")
     assert str(tmp_path) not in (tmp_path / "second" / "config.json").read_text()

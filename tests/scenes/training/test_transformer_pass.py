@@ -1,7 +1,5 @@
 """The training pass of a transformer: the same function as its forward, with faster gradients on a CPU."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -27,7 +25,7 @@ def gradients(model: LlamaGenTransformer, loss: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("kv_heads", "condition_rotary"), [(4, "zero"), (2, "zero"), (2, "identity")])
-def test_training_pass_equals_the_plain_one_with_gradients(kv_heads: int, condition_rotary: str) -> None:
+def test_training_pass_equals_the_plain_one_with_gradients(kv_heads, condition_rotary):
     """The CPU's training attention and norms against `forward`, whose attention is PyTorch's."""
     model = make_model(num_key_value_heads=kv_heads, condition_rotary=condition_rotary)
     train_on_cpu(model)
@@ -49,7 +47,7 @@ def test_training_pass_equals_the_plain_one_with_gradients(kv_heads: int, condit
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 7, 50])
-def test_chunked_attention(chunk_size: int) -> None:
+def test_chunked_attention(chunk_size):
     query, key, value = (torch.randn(2, heads, 7, 4) for heads in (4, 2, 2))
     mask = condition_attention_mask(valid_mask([1, 3], 3), 4)
     bias = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
@@ -58,7 +56,7 @@ def test_chunked_attention(chunk_size: int) -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
-def test_what_is_compiled_lays_out_channels_as_it_likes(kv_heads: int) -> None:
+def test_what_is_compiled_lays_out_channels_as_it_likes(kv_heads):
     """Queries and keys by halves instead of pairs: the same logits, states and gradients, but other queries."""
     model = make_model(num_key_value_heads=kv_heads, token_dropout=0.0, residual_dropout=0.0, ffn_dropout=0.0).train()
     torch.nn.init.normal_(model.lm_head.weight)
@@ -79,7 +77,7 @@ def test_what_is_compiled_lays_out_channels_as_it_likes(kv_heads: int) -> None:
     assert not torch.allclose(by_pairs, by_halves)
 
 
-def test_a_model_trained_on_a_cpu_decodes_as_every_other() -> None:
+def test_a_model_trained_on_a_cpu_decodes_as_every_other():
     """Without gradients its attention is PyTorch's, bit for bit; a copy of it is saved with it."""
     model, tokens, positions = make_model(), torch.randint(0, 29, (2, 6)), torch.arange(6)[None]
     with torch.no_grad():
@@ -89,7 +87,7 @@ def test_a_model_trained_on_a_cpu_decodes_as_every_other() -> None:
             assert torch.equal(each(input_ids=tokens, positions=positions).logits, before)
 
 
-def test_training_in_bf16_learns_and_leaves_the_null_caption_alone() -> None:
+def test_training_in_bf16_learns_and_leaves_the_null_caption_alone():
     model = make_model(token_dropout=0.0, residual_dropout=0.0, ffn_dropout=0.0).train()
     torch.nn.init.zeros_(model.lm_head.weight)
     captions, mask = torch.randn(4, CONDITION_LENGTH, 12), valid_mask([1, 2, 3, 5])
@@ -112,7 +110,7 @@ def test_training_in_bf16_learns_and_leaves_the_null_caption_alone() -> None:
     assert torch.equal(model.null_caption_embeds, null_caption)
 
 
-def test_the_pass_compiles_whole_and_once() -> None:
+def test_the_pass_compiles_whole_and_once():
     model = make_model(token_dropout=0.0, residual_dropout=0.0, ffn_dropout=0.0).train()
     train_on_cpu(model, compiled=True)
     compiled = torch.compile(training_run, backend="eager", fullgraph=True)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,15 +29,13 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.usefixtures("without_pictures")
-def test_a_resumed_run_ends_with_the_same_weights(
-    tmp_path: Path, transformer_config, cheap_scenes, optimizer: str
-) -> None:
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path, transformer_config, cheap_scenes, optimizer):
     config = replace(transformer_config, optimizer=optimizer)
     assert_resumed_run_is_the_same(train_transformer, config, cheap_scenes, tmp_path, 3)
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_it_learns_one_batch_and_leaves_the_null_caption_alone(transformer_config, repeated_scenes) -> None:
+def test_it_learns_one_batch_and_leaves_the_null_caption_alone(transformer_config, repeated_scenes):
     config = replace(transformer_config, steps=30, log_every=5)
     prepare(config)
     initial = TransformerTask(config, repeated_scenes, CPU).module.state_dict()
@@ -52,7 +48,7 @@ def test_it_learns_one_batch_and_leaves_the_null_caption_alone(transformer_confi
     assert frozen and unchanged == {"transformer.null_caption_embeds", *frozen}
 
 
-def test_dropped_rows_do_not_see_their_captions(transformer_config, cheap_scenes) -> None:
+def test_dropped_rows_do_not_see_their_captions(transformer_config, cheap_scenes):
     task = TransformerTask(transformer_config, cheap_scenes, CPU)
     torch.nn.init.normal_(task.transformer.lm_head.weight)  # it starts at zero, which would hide everything
     batch = task.heldout
@@ -67,14 +63,14 @@ def test_dropped_rows_do_not_see_their_captions(transformer_config, cheap_scenes
     torch.testing.assert_close(logits[~drop], plain[~drop])
 
 
-def test_the_share_of_null_captions_is_as_asked(transformer_config, cheap_scenes) -> None:
+def test_the_share_of_null_captions_is_as_asked(transformer_config, cheap_scenes):
     task = TransformerTask(replace(transformer_config, batch_size=8), cheap_scenes, CPU)
     rows = [task._null_rows(step) for step in range(500)]
     assert 0.08 < torch.cat(rows).float().mean().item() < 0.12
     assert torch.equal(task._null_rows(7), rows[7])  # a function of the step, so a resumed run drops the same ones
 
 
-def test_replaced_tokens_are_seen_as_others_and_predicted_as_themselves(transformer_config, cheap_scenes) -> None:
+def test_replaced_tokens_are_seen_as_others_and_predicted_as_themselves(transformer_config, cheap_scenes):
     config = replace(transformer_config, replaced_rows=0.5, replaced_tokens=0.6, batch_size=6)
     task = TransformerTask(config, cheap_scenes, CPU)
     codes = task.codes(0, 6).codes
@@ -95,7 +91,7 @@ def test_replaced_tokens_are_seen_as_others_and_predicted_as_themselves(transfor
     assert torch.equal(losses[:, :6], others[:, :6]) and not torch.equal(losses[:, 6:], others[:, 6:])
 
 
-def test_mistaken_objects_are_of_their_colour_and_nothing_else_changes(transformer_config, cheap_scenes) -> None:
+def test_mistaken_objects_are_of_their_colour_and_nothing_else_changes(transformer_config, cheap_scenes):
     config = replace(transformer_config, mistaken_objects=0.5, batch_size=48)
     task = TransformerTask(config, cheap_scenes, CPU)
     batch = task.codes(0, 48)
@@ -120,7 +116,7 @@ def test_mistaken_objects_are_of_their_colour_and_nothing_else_changes(transform
     assert TransformerTask(transformer_config, cheap_scenes, CPU)._mistaken(batch, owners, 3) is batch.codes
 
 
-def test_evaluation_starts_from_uniform_distributions(transformer_config, cheap_scenes) -> None:
+def test_evaluation_starts_from_uniform_distributions(transformer_config, cheap_scenes):
     task = TransformerTask(transformer_config, cheap_scenes, CPU)
     task.module.eval()
     figures = task.evaluate()
@@ -130,7 +126,7 @@ def test_evaluation_starts_from_uniform_distributions(transformer_config, cheap_
     assert all(value == pytest.approx(uniform, abs=1e-4) for value in figures.values())
 
 
-def test_object_tokens_weigh_more_at_first_only(transformer_config, cheap_scenes) -> None:
+def test_object_tokens_weigh_more_at_first_only(transformer_config, cheap_scenes):
     config = replace(transformer_config, object_loss_weight=5.0, object_loss_until=0.5)
     task = TransformerTask(config, cheap_scenes, CPU)
     on_objects = task.heldout.places <= PLACES.index("edge")
@@ -141,7 +137,7 @@ def test_object_tokens_weigh_more_at_first_only(transformer_config, cheap_scenes
         assert weights[~on_objects].unique().tolist() == [1.0]
 
 
-def test_the_first_token_can_weigh_more(transformer_config, cheap_scenes) -> None:
+def test_the_first_token_can_weigh_more(transformer_config, cheap_scenes):
     task = TransformerTask(replace(transformer_config, first_token_weight=16.0), cheap_scenes, CPU)
     weights = task._token_weights(task.heldout.places, 0.5)
     assert weights[:, 0].unique().tolist() == [16.0] and weights[:, 1:].unique().tolist() == [1.0]
@@ -152,7 +148,7 @@ def test_the_first_token_can_weigh_more(transformer_config, cheap_scenes) -> Non
     assert parts["tokens"] == plain_parts["tokens"] and loss != plain
 
 
-def test_evaluation_equals_training_forward_in_the_mean(transformer_config, cheap_scenes) -> None:
+def test_evaluation_equals_training_forward_in_the_mean(transformer_config, cheap_scenes):
     task = TransformerTask(transformer_config, cheap_scenes, CPU)
     torch.nn.init.normal_(task.transformer.lm_head.weight)
     task.module.eval()
@@ -168,7 +164,7 @@ def test_evaluation_equals_training_forward_in_the_mean(transformer_config, chea
     assert figures["entropy"] == pytest.approx(weighted, rel=1e-4)
 
 
-def test_another_tokenizer_cannot_resume_the_run(transformer_config, cheap_scenes, without_pictures, tmp_path) -> None:
+def test_another_tokenizer_cannot_resume_the_run(transformer_config, cheap_scenes, without_pictures, tmp_path):
     from diffusers.models.autoencoders.vq_model import VQModel
 
     train_transformer(replace(transformer_config, steps=1), cheap_scenes)
@@ -179,7 +175,7 @@ def test_another_tokenizer_cannot_resume_the_run(transformer_config, cheap_scene
         train_transformer(transformer_config, cheap_scenes)
 
 
-def test_export_is_a_pipeline_that_loads(transformer_config, cheap_scenes) -> None:
+def test_export_is_a_pipeline_that_loads(transformer_config, cheap_scenes):
     from vargen.pipelines.llamagen import LlamaGenPipeline
 
     result = train_transformer(replace(transformer_config, steps=2), cheap_scenes)
@@ -194,7 +190,7 @@ def test_export_is_a_pipeline_that_loads(transformer_config, cheap_scenes) -> No
     assert images.shape == (1, 3, transformer_config.image_size, transformer_config.image_size)
 
 
-def test_a_run_starts_from_the_weights_of_a_pipeline(transformer_config, cheap_scenes, tmp_path: Path) -> None:
+def test_a_run_starts_from_the_weights_of_a_pipeline(transformer_config, cheap_scenes, tmp_path):
     first = replace(transformer_config, steps=2)
     train_transformer(first, cheap_scenes)
     folder = Path(first.output) / "export"
@@ -230,7 +226,7 @@ def test_a_run_starts_from_the_weights_of_a_pipeline(transformer_config, cheap_s
         train_transformer(larger, cheap_scenes)
 
 
-def test_a_run_starts_from_the_weights_of_a_smaller_grid(transformer_config, cheap_scenes, tmp_path: Path) -> None:
+def test_a_run_starts_from_the_weights_of_a_smaller_grid(transformer_config, cheap_scenes, tmp_path):
     train_transformer(replace(transformer_config, steps=2), cheap_scenes)
     folder = Path(transformer_config.output) / "export"
     before = LlamaGenTransformer.from_pretrained(folder / "transformer")
@@ -258,8 +254,8 @@ def test_a_run_starts_from_the_weights_of_a_smaller_grid(transformer_config, che
 
 @pytest.mark.usefixtures("without_pictures")
 def test_a_smaller_transformer_can_learn_to_read_another_ones_features(
-    transformer_config, cheap_scenes, tiny_model_folder: Path
-) -> None:
+    transformer_config, cheap_scenes, tiny_model_folder
+):
     config = replace(transformer_config, frozen_text_encoder=str(tiny_model_folder))
     task = TransformerTask(config, cheap_scenes, CPU)
     before = {name: value.clone() for name, value in task.text_encoder.state_dict().items()}

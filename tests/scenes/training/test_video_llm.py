@@ -1,7 +1,5 @@
 """Training of Video-LLMs: what the model is shown and told is what it will be shown and asked when it is used."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace
@@ -71,7 +69,7 @@ def batch():
     return RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))(0, 3, "train")
 
 
-def test_patches_are_the_processors(batch) -> None:
+def test_patches_are_the_processors(batch):
     processor = build_processor(SIZE, 8)
     bytes_of = (batch.frames * 255).round().to(torch.uint8)
     patches, grid = qwen_patches(bytes_of.float() / 255, 8)
@@ -82,7 +80,7 @@ def test_patches_are_the_processors(batch) -> None:
         assert torch.equal(grid[number : number + 1], inputs["video_grid_thw"])
 
 
-def test_training_sees_what_the_model_will_see(batch, tmp_path: Path) -> None:
+def test_training_sees_what_the_model_will_see(batch, tmp_path):
     """Logits of the trainer's own forward equal those of the unmodified model on the processor's own inputs."""
     source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
     task = VideoLLMTask(training_config(tmp_path), source, torch.device("cpu"))
@@ -97,7 +95,7 @@ def test_training_sees_what_the_model_will_see(batch, tmp_path: Path) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_captions_are_what_transformers_generates(batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captions_are_what_transformers_generates(batch, tmp_path, monkeypatch):
     source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
     task = VideoLLMTask(training_config(tmp_path), source, torch.device("cpu"))
     monkeypatch.setattr(video_llm, "MAX_CAPTION_TOKENS", FEW_TOKENS)
@@ -112,9 +110,7 @@ def test_captions_are_what_transformers_generates(batch, tmp_path: Path, monkeyp
         assert text
 
 
-def test_stories_are_learned_from_parts_of_them_at_several_lengths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stories_are_learned_from_parts_of_them_at_several_lengths(tmp_path, monkeypatch):
     """Everything that makes long videos affordable at once: lengths, parts, early readers, states like the question."""
     monkeypatch.setattr(video_llm, "MAX_CAPTION_TOKENS", FEW_TOKENS)
     config = training_config(
@@ -139,7 +135,7 @@ def test_stories_are_learned_from_parts_of_them_at_several_lengths(
     assert processor.tokenizer.unk_token_id not in processor.tokenizer("it seems that the ball drifts left").input_ids
 
 
-def test_what_is_asked_about_grows_like_the_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_asked_about_grows_like_the_question(tmp_path, monkeypatch):
     """The alignment loss is told the tokens of the object that a question names, and of all where it names none."""
     source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
     config = training_config(tmp_path, batch_size=6, question_share=1.0, alignment_weight=0.5)
@@ -160,7 +156,7 @@ def test_what_is_asked_about_grows_like_the_question(tmp_path: Path, monkeypatch
     assert kinds == {True, False}
 
 
-def test_windows_keep_what_they_see_to_themselves(batch, tmp_path: Path) -> None:
+def test_windows_keep_what_they_see_to_themselves(batch, tmp_path):
     """Another picture in one window changes no token of the others, unless a layer sees whole frames."""
     frames = batch.frames[:1].clone()
     frames[..., :32, :32] = 1 - frames[..., :32, :32]
@@ -174,7 +170,7 @@ def test_windows_keep_what_they_see_to_themselves(batch, tmp_path: Path) -> None
         assert changed[:2, :2].all() and int(changed.sum()) == (16 if layers else 4)
 
 
-def test_only_answers_are_learned() -> None:
+def test_only_answers_are_learned():
     tokenizer = build_processor(SIZE, 8).tokenizer
     conversations = Conversations(tokenizer, 8)
     turns = [("what does the red cube do?", "it appears"), ("how many objects are there in the video?", "two")]
@@ -187,7 +183,7 @@ def test_only_answers_are_learned() -> None:
     assert padded_ids[1, 5:].eq(0).all() and padded_labels[1, 5:].eq(IGNORED).all()
 
 
-def test_captions_and_questions_come_in_their_shares() -> None:
+def test_captions_and_questions_come_in_their_shares():
     conversations = Conversations(build_processor(SIZE, 8).tokenizer, 8)
     video = sample_story(3, 8)
     caption = compose_written_caption(video, 5).text
@@ -199,7 +195,7 @@ def test_captions_and_questions_come_in_their_shares() -> None:
     assert 15 < sum(shares) < 45
 
 
-def test_visual_tokens_are_told_what_they_show() -> None:
+def test_visual_tokens_are_told_what_they_show():
     """The cell in which an object's middle lies is told its name, unless a nearer object's box is in front of it."""
     videos = [sample_story(seed, 8) for seed in range(30)]
     grid, checked = 6, 0
@@ -225,7 +221,7 @@ def test_visual_tokens_are_told_what_they_show() -> None:
     assert checked > 25
 
 
-def test_visual_tokens_are_told_the_setting_and_what_happens() -> None:
+def test_visual_tokens_are_told_the_setting_and_what_happens():
     """Where nothing stands: the sky above the horizon, the ground below it, as the renderer draws them; everywhere the
     light; and of an object what happens to it, while it does."""
     videos, grid = [sample_story(seed, 16) for seed in range(24)], 8
@@ -256,7 +252,7 @@ def test_visual_tokens_are_told_the_setting_and_what_happens() -> None:
     assert len(seen) > 2
 
 
-def test_a_run_learns_resumes_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_learns_resumes_and_exports(tmp_path, monkeypatch):
     monkeypatch.setattr(video_llm, "MAX_CAPTION_TOKENS", FEW_TOKENS)
     config = training_config(tmp_path, steps=12, learning_rate=3e-3)
     half = training_config(tmp_path / "half", steps=12, learning_rate=3e-3)
@@ -286,7 +282,7 @@ def test_a_run_learns_resumes_and_exports(tmp_path: Path, monkeypatch: pytest.Mo
     assert model.generate(**inputs, max_new_tokens=3).shape[1] == inputs["input_ids"].shape[1] + 3
 
 
-def test_a_drafter_starts_from_layers_of_its_target(tmp_path: Path) -> None:
+def test_a_drafter_starts_from_layers_of_its_target(tmp_path):
     """One model run through the picked layers alone is what the drafter begins as."""
     source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
     target = training_config(tmp_path / "target", shape=model_config(text=DEEP))
@@ -308,7 +304,7 @@ def test_a_drafter_starts_from_layers_of_its_target(tmp_path: Path) -> None:
         VideoLLMTask(replace(config, initial_weights="nowhere"), source, torch.device("cpu"))
 
 
-def test_the_last_layers_learn_to_say_what_they_show(tmp_path: Path) -> None:
+def test_the_last_layers_learn_to_say_what_they_show(tmp_path):
     """The words for it are predicted ever better, from the frozen layers below; nothing else is trained."""
     torch.manual_seed(0)
     source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
@@ -330,7 +326,7 @@ def test_the_last_layers_learn_to_say_what_they_show(tmp_path: Path) -> None:
     assert all(each.grad is None for name, each in task.module.named_parameters() if name not in trained)
 
 
-def test_the_words_for_what_is_shown_are_those_of_captions(tmp_path: Path) -> None:
+def test_the_words_for_what_is_shown_are_those_of_captions(tmp_path):
     source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
     task = VideoLLMTask(training_config(tmp_path), source, torch.device("cpu"))
 
@@ -357,7 +353,7 @@ def test_the_words_for_what_is_shown_are_those_of_captions(tmp_path: Path) -> No
         ({"initial_weights": "x", "initial_layers": (0,)}, "initial_layers.*as many"),
     ],
 )
-def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:
+def test_bad_settings_are_named(changes, named):
     with pytest.raises(UserError, match=named):
         VideoLLMTrainingConfig("x", **changes)
 
@@ -372,6 +368,6 @@ def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:
         ({"text": TextModelConfig(30, 64, 2, 4, 2)}, "text.hidden_size"),
     ],
 )
-def test_bad_sizes_are_named(changes: dict[str, Any], named: str) -> None:
+def test_bad_sizes_are_named(changes, named):
     with pytest.raises(ValueError, match=named):
         model_config(**changes)

@@ -1,7 +1,5 @@
 """Parts of videos in training: what is shown keeps its place, and what is taken away is seen until then only."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -41,7 +39,7 @@ def view_of(request) -> video_views.View:
     return video_views.View(request.inputs_embeds, request.position_ids, slice(int(places[0]), int(places[-1]) + 1))
 
 
-def test_a_part_is_what_a_drafter_is_shown(model, request_of) -> None:
+def test_a_part_is_what_a_drafter_is_shown(model, request_of):
     kept = keep_uniform(request_of.num_visual, 9)
     expected, actual = keep_visual(request_of, kept), view_of(request_of).with_kept(kept[None])
     assert torch.equal(actual.embeds, expected.inputs_embeds)
@@ -49,7 +47,7 @@ def test_a_part_is_what_a_drafter_is_shown(model, request_of) -> None:
     assert actual.visual.stop - actual.visual.start == 9
 
 
-def test_a_repeated_token_counts_as_so_many(model) -> None:
+def test_a_repeated_token_counts_as_so_many(model):
     """Copies that see nothing but each other are all alike, so text behind them sees one value so many times."""
     language_model = model.model.language_model
     generator = torch.Generator().manual_seed(3)
@@ -66,12 +64,12 @@ def test_a_repeated_token_counts_as_so_many(model) -> None:
     assert not torch.allclose(answered(1, 1), answered(6, 1), atol=1e-2)
 
 
-def test_views_of_views_keep_their_repeats(model, request_of) -> None:
+def test_views_of_views_keep_their_repeats(model, request_of):
     view = replace(view_of(request_of), repeats=4)
     assert view.with_kept(torch.tensor([[0, 2]])).stretched(2).repeats == 4
 
 
-def test_visual_tokens_taken_away_are_seen_before_and_not_after(model, request_of) -> None:
+def test_visual_tokens_taken_away_are_seen_before_and_not_after(model, request_of):
     """An oracle by masks: all rows stay, and text may no longer look at visual ones from that layer on."""
     view, language_model = view_of(request_of), model.model.language_model
     layer = 2
@@ -94,7 +92,7 @@ def test_visual_tokens_taken_away_are_seen_before_and_not_after(model, request_o
     )  # nothing is left
 
 
-def test_greedy_goes_on_as_a_pass_over_everything_says(model, request_of) -> None:
+def test_greedy_goes_on_as_a_pass_over_everything_says(model, request_of):
     view = view_of(request_of).with_kept(keep_uniform(request_of.num_visual, 5)[None])
     (answer,) = video_views.greedy(model, view, 12, [10**6])
     assert len(answer) == 12
@@ -108,7 +106,7 @@ def test_greedy_goes_on_as_a_pass_over_everything_says(model, request_of) -> Non
     assert stopped == answer[: answer.index(answer[4])]
 
 
-def test_stretching_moves_time_and_nothing_else(request_of) -> None:
+def test_stretching_moves_time_and_nothing_else(request_of):
     view = view_of(request_of)
     far = view.stretched(3)
     time, before = far.positions[0, 0, view.visual], view.positions[0, 0, view.visual]
@@ -118,7 +116,7 @@ def test_stretching_moves_time_and_nothing_else(request_of) -> None:
 
 
 @pytest.mark.parametrize("how", video_views.CHOICES)
-def test_choices_have_their_budget_in_order_and_objects_are_preferred_where_asked(how: str) -> None:
+def test_choices_have_their_budget_in_order_and_objects_are_preferred_where_asked(how):
     shows_object = torch.rand(4, 1000, generator=torch.Generator().manual_seed(1)) < 0.11
     kept = video_views.choose_visual(how, 0.1, shows_object, torch.Generator().manual_seed(0))
     assert kept.shape == (4, 100) and bool((kept.diff() > 0).all())
@@ -126,7 +124,7 @@ def test_choices_have_their_budget_in_order_and_objects_are_preferred_where_aske
     assert 0.45 < share < 0.75 if how == "objects" else share < 0.2
 
 
-def test_alignment_makes_uv_prune_prefer_objects() -> None:
+def test_alignment_makes_uv_prune_prefer_objects():
     """States that follow the loss: what UV-Prune then keeps shows objects, of which it kept none at first."""
     torch.manual_seed(0)
     embeds, shown = torch.randn(2, 60, 16), torch.rand(2, 40) < 0.2

@@ -1,7 +1,5 @@
 """How many tokens a head guesses, beside what a copy would give."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -26,7 +24,7 @@ def taught(accepted: list[int], steps: int = 40) -> GuessDraftSize:
     return sizer
 
 
-def test_rates_are_learned_level_by_level() -> None:
+def test_rates_are_learned_level_by_level():
     sizer = taught([2])
     rates = [sizer.rate(level) for level in range(4)]
     assert min(rates[:2]) > 0.9 and rates[2] < 0.2 and rates[3] == GuessDraftSize(4).rate(3), "never came to level 3"
@@ -37,7 +35,7 @@ def test_rates_are_learned_level_by_level() -> None:
     assert [sizer.rate(level) for level in range(4)] == rates, "a row that is over teaches nothing"
 
 
-def test_the_length_is_the_best_of_all() -> None:
+def test_the_length_is_the_best_of_all():
     for row_cost in (0.02, 0.1, 0.5):
         sizer = taught([4, 1, 3, 2])
         values = []
@@ -48,7 +46,7 @@ def test_the_length_is_the_best_of_all() -> None:
         assert found[1] == pytest.approx(max(values)) and values[found[0]] == pytest.approx(max(values))
 
 
-def test_what_is_not_tried_is_tried_again() -> None:
+def test_what_is_not_tried_is_tried_again():
     sizer = taught([0])
     assert sizer.best(1, 0.05, None)[0] == 0
     for _ in range(600):
@@ -61,7 +59,7 @@ def test_what_is_not_tried_is_tried_again() -> None:
     assert [sizer.rate(level) for level in range(4)] == pytest.approx([before.rate(level) for level in range(4)])
 
 
-def test_costs_follow_the_clock() -> None:
+def test_costs_follow_the_clock():
     sizer = GuessDraftSize(4)
     for _ in range(60):
         sizer.took(0.02, 4)
@@ -70,7 +68,7 @@ def test_costs_follow_the_clock() -> None:
     assert sizer.best(1, 0.08, 0.01)[0] < sizer.best(1, 0.08, 1.0)[0]
 
 
-def test_the_first_guess_reads_the_prompt_and_is_not_learned_from() -> None:
+def test_the_first_guess_reads_the_prompt_and_is_not_learned_from():
     now, took = [0.0], iter((9.0, 0.002))
     lookup = PromptLookupDrafter(torch.tensor([[1, 2, 3]]), LookupDraftLength(4, clock=lambda: now[0]))
     tokens, streams = torch.tensor([[5, 0, 0, 0, 0, 0]]), RandomStreams.from_seeds([0])
@@ -91,7 +89,7 @@ def test_the_first_guess_reads_the_prompt_and_is_not_learned_from() -> None:
     assert sizer.guess_cost(0.03) != before and next(took, None) is None
 
 
-def test_time_that_a_head_took_is_left_out() -> None:
+def test_time_that_a_head_took_is_left_out():
     now = [0.0]
     sizer = LookupDraftLength(clock=lambda: now[0])
     for _ in range(20):

@@ -1,7 +1,5 @@
 """Choosing draft sizes: against brute force, on simulated machines and acceptance."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -38,7 +36,7 @@ def brute_force(costs: StepCosts, rate: float) -> DraftSize:
 @pytest.mark.parametrize(
     ("costs", "rate"), itertools.product([FLAT, LINEAR, DEAR], [0.05, 0.3, 0.6, 0.9]), ids=lambda value: str(value)[:20]
 )
-def test_it_settles_on_the_size_that_brute_force_finds(costs: StepCosts, rate: float) -> None:
+def test_it_settles_on_the_size_that_brute_force_finds(costs, rate):
     sizer = AdaptiveDraftSize(ANY, costs, clock=None)
     late = simulate(sizer, rate)[-200:]
     best = brute_force(costs, rate)
@@ -50,7 +48,7 @@ def test_it_settles_on_the_size_that_brute_force_finds(costs: StepCosts, rate: f
     assert mean > 0.93 * achieved(best), (best, late[-1])
 
 
-def test_nothing_is_drafted_where_drafting_cannot_pay_and_it_recovers_when_it_can() -> None:
+def test_nothing_is_drafted_where_drafting_cannot_pay_and_it_recovers_when_it_can():
     sizer = AdaptiveDraftSize(ANY, LINEAR, clock=None)
     chosen = simulate(sizer, 0.0, steps=400)
     assert sum(size == NO_DRAFT for size in chosen[100:]) > 0.8 * 300
@@ -59,11 +57,11 @@ def test_nothing_is_drafted_where_drafting_cannot_pay_and_it_recovers_when_it_ca
     assert chosen[-1].depth >= 3
 
 
-def test_something_is_always_drafted_unless_nothing_is_among_the_choices() -> None:
+def test_something_is_always_drafted_unless_nothing_is_among_the_choices():
     assert NO_DRAFT not in simulate(AdaptiveDraftSize(CHAINS, DEAR, clock=None), 0.0, steps=100)
 
 
-def test_confidence_is_scaled_to_what_was_accepted() -> None:
+def test_confidence_is_scaled_to_what_was_accepted():
     """A drafter that promises twice what is accepted, for trees whose levels say nothing by themselves."""
     sizes = [DraftSize(8, 2), DraftSize(16, 3), DraftSize(32, 4)]
     truth = {NO_DRAFT: 0.0, sizes[0]: 0.8, sizes[1]: 1.4, sizes[2]: 1.6}
@@ -83,7 +81,7 @@ def test_confidence_is_scaled_to_what_was_accepted() -> None:
     st.lists(st.tuples(st.integers(1, 100), st.floats(0.1, 10)), min_size=2, max_size=6, unique_by=lambda p: p[0]),
     st.integers(1, 200),
 )
-def test_costs_are_linear_between_measured_points(points: list[tuple[int, float]], nodes: int) -> None:
+def test_costs_are_linear_between_measured_points(points, nodes):
     points.sort()
     costs = StepCosts(tuple(n for n, _ in points), tuple(s for _, s in points))
     for n, seconds in points:
@@ -97,7 +95,7 @@ def test_costs_are_linear_between_measured_points(points: list[tuple[int, float]
         assert costs.target(nodes) == points[0][1]
 
 
-def test_finished_rows_teach_nothing() -> None:
+def test_finished_rows_teach_nothing():
     active = torch.tensor([True, False])
     with_finished, alone = (AdaptiveDraftSize(ANY, LINEAR, clock=None) for _ in range(2))
     for _ in range(40):
@@ -108,7 +106,7 @@ def test_finished_rows_teach_nothing() -> None:
 
 
 @pytest.mark.parametrize(("dearer", "drafts"), [(1.0, True), (3.0, False)])
-def test_drafts_that_take_longer_than_reckoned_are_given_up(dearer: float, drafts: bool) -> None:
+def test_drafts_that_take_longer_than_reckoned_are_given_up(dearer, drafts):
     """Everything is accepted, so a chain of four is worth five steps, but not if its step takes three times as long."""
     now = [0.0]
     sizer = AdaptiveDraftSize(ANY, LINEAR, clock=lambda: now[0])
@@ -121,7 +119,7 @@ def test_drafts_that_take_longer_than_reckoned_are_given_up(dearer: float, draft
     assert (sum(size.depth > 0 for size in chosen[100:]) > 150) == drafts
 
 
-def test_a_new_batch_keeps_what_was_learned_and_drops_what_was_not() -> None:
+def test_a_new_batch_keeps_what_was_learned_and_drops_what_was_not():
     sizer = AdaptiveDraftSize(ANY, DEAR, clock=None)
     simulate(sizer, 0.0, rows=4)
     assert sizer.choose() == NO_DRAFT
@@ -131,13 +129,13 @@ def test_a_new_batch_keeps_what_was_learned_and_drops_what_was_not() -> None:
     simulate(sizer, 0.0, rows=2)  # rows of another number would not stack with those left over
 
 
-def test_a_step_costs_its_pass_its_levels_and_what_comes_with_drafting() -> None:
+def test_a_step_costs_its_pass_its_levels_and_what_comes_with_drafting():
     costs = StepCosts((1, 10), (1.0, 10.0), drafting_step_seconds=0.5, overhead_seconds=0.25)
     assert costs.step(NO_DRAFT) == 1.0
     assert costs.step(DraftSize(6, 3)) == pytest.approx(6 + 3 * 0.5 + 0.25)
 
 
-def test_before_anything_is_known_wider_levels_are_expected_to_survive_more_often() -> None:
+def test_before_anything_is_known_wider_levels_are_expected_to_survive_more_often():
     sizer = AdaptiveDraftSize(CHAINS, FLAT, prior_rate=0.4, clock=None)
     assert sizer.expected_accepted(NO_DRAFT) == 0
     assert sizer.expected_accepted(DraftSize(3, 2)) == pytest.approx(0.4 + 0.4**2)
@@ -145,7 +143,7 @@ def test_before_anything_is_known_wider_levels_are_expected_to_survive_more_ofte
     assert sizer.expected_accepted(DraftSize(9, 2)) == pytest.approx(wide + wide**2)
 
 
-def test_it_learns_every_so_many_steps() -> None:
+def test_it_learns_every_so_many_steps():
     sizer = AdaptiveDraftSize(CHAINS, LINEAR, interval=5, clock=None)
     before = sizer.expected_accepted(CHAINS[2])
     for step in range(1, 11):
@@ -155,7 +153,7 @@ def test_it_learns_every_so_many_steps() -> None:
         before = after
 
 
-def test_the_first_prediction_counts_whole_and_later_ones_are_smoothed() -> None:
+def test_the_first_prediction_counts_whole_and_later_ones_are_smoothed():
     sizer = AdaptiveDraftSize((NO_DRAFT, *CHAINS[:2]), FLAT, interval=1, clock=None)
     ones, size = torch.ones(1, dtype=torch.bool), CHAINS[1]
 
@@ -167,7 +165,7 @@ def test_the_first_prediction_counts_whole_and_later_ones_are_smoothed() -> None
     assert see(1, 1.0) == pytest.approx(0.95 * 2 + 0.05 * 1)
 
 
-def test_measured_lengths_are_believed_at_once_and_scaled_by_what_happens() -> None:
+def test_measured_lengths_are_believed_at_once_and_scaled_by_what_happens():
     sizes, lengths = (NO_DRAFT, CHAINS[3], CHAINS[7]), (0.0, 1.2, 3.0)
     sizer = AdaptiveDraftSize(sizes, LINEAR, expected_lengths=lengths, clock=None)
     assert [sizer.expected_accepted(size) for size in sizes] == list(lengths)
@@ -178,12 +176,12 @@ def test_measured_lengths_are_believed_at_once_and_scaled_by_what_happens() -> N
     assert sizer.expected_accepted(CHAINS[7]) == pytest.approx(3.0 * 0.5 / 1.2, rel=0.05)
 
 
-def test_drafts_that_are_known_not_to_pay_are_tried_later() -> None:
+def test_drafts_that_are_known_not_to_pay_are_tried_later():
     sizer = AdaptiveDraftSize((NO_DRAFT, *CHAINS), DEAR, expected_lengths=[0.0] * 9, clock=None)
     assert gaps(sizer, 600, accepts=False)[:3] == [63, 127, 255]
 
 
-def test_steps_without_a_prediction_among_others_are_learned_from_by_level() -> None:
+def test_steps_without_a_prediction_among_others_are_learned_from_by_level():
     sizer = AdaptiveDraftSize(CHAINS[:2], FLAT, interval=2, clock=None)
     before, ones = sizer.expected_accepted(CHAINS[1]), torch.ones(1, dtype=torch.bool)
     sizer.observe(CHAINS[1], torch.tensor([2]), ones, torch.tensor([0.0, 0.5, 0.9]))
@@ -206,7 +204,7 @@ def gaps(sizer: AdaptiveDraftSize, steps: int, accepts: bool) -> list[int]:
     return found
 
 
-def test_it_tries_again_ever_more_rarely_up_to_a_bound_and_starts_over_once_drafts_have_paid() -> None:
+def test_it_tries_again_ever_more_rarely_up_to_a_bound_and_starts_over_once_drafts_have_paid():
     sizer = AdaptiveDraftSize((NO_DRAFT, *CHAINS), DEAR, clock=None)
     assert sizer.choose() == NO_DRAFT
     sizer = AdaptiveDraftSize((NO_DRAFT, *CHAINS), LINEAR, clock=None)
@@ -237,7 +235,7 @@ class Clocked:
         return self.sizer.tokens_per_second(CHAINS[2]) / expected
 
 
-def test_one_hiccup_is_not_the_price_of_drafting() -> None:
+def test_one_hiccup_is_not_the_price_of_drafting():
     clocked = Clocked()
     clocked.steps(40)
     assert clocked.value == pytest.approx(1.0)
@@ -247,7 +245,7 @@ def test_one_hiccup_is_not_the_price_of_drafting() -> None:
     assert clocked.value == pytest.approx(1.0, rel=0.05)
 
 
-def test_time_between_batches_and_without_drafts_is_not_the_price_of_drafting() -> None:
+def test_time_between_batches_and_without_drafts_is_not_the_price_of_drafting():
     clocked = Clocked()
     clocked.steps(40)
     clocked.now += 1e6
@@ -261,12 +259,12 @@ def test_time_between_batches_and_without_drafts_is_not_the_price_of_drafting() 
     assert clocked.value == pytest.approx(1.0)
 
 
-def test_fixed_sizes_stay() -> None:
+def test_fixed_sizes_stay():
     sizer = FixedDraftSize(DraftSize(5, 2))
     assert sizer.choose() == sizer.largest == DraftSize(5, 2)
 
 
-def test_the_largest_has_room_for_every_candidate() -> None:
+def test_the_largest_has_room_for_every_candidate():
     sizer = AdaptiveDraftSize([DraftSize(30, 2), DraftSize(8, 6)], FLAT)
     assert sizer.largest == DraftSize(30, 6)
 
@@ -283,6 +281,6 @@ def test_the_largest_has_room_for_every_candidate() -> None:
         (lambda: StepCosts((1,), ()), "nodes"),
     ],
 )
-def test_what_cannot_be_used_is_named(make, message: str) -> None:
+def test_what_cannot_be_used_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()

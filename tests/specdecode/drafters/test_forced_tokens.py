@@ -1,7 +1,5 @@
 """Forced tokens: drafted where they stand and nowhere else, and nothing is lost by it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -80,26 +78,26 @@ def probabilities() -> Tensor:
 
 @pytest.mark.parametrize("guess", INITIAL_GUESSES)
 @pytest.mark.parametrize("coupling", COUPLINGS)
-def test_sequences_come_as_often_as_they_should(probabilities: Tensor, coupling: str, guess: str) -> None:
+def test_sequences_come_as_often_as_they_should(probabilities, coupling, guess):
     result = run(ForcedTokensDrafter(window(3, coupling, guess), FORCED, VOCAB))
     assert chi_square_p_value(result.tokens, probabilities, VOCAB) > 1e-3
 
 
 @pytest.mark.parametrize("guess", INITIAL_GUESSES)
 @pytest.mark.parametrize("coupling", COUPLINGS)
-def test_branches_change_nothing_about_that(probabilities: Tensor, coupling: str, guess: str) -> None:
+def test_branches_change_nothing_about_that(probabilities, coupling, guess):
     size = DraftSize(4 + branch_nodes(3, 3, 2), 3)
     branching = BranchingJacobiDrafter(VOCAB, FixedDraftSize(size), 3, 2, initial_guess=guess, coupling=coupling)
     result = run(ForcedTokensDrafter(branching, FORCED, VOCAB))
     assert chi_square_p_value(result.tokens, probabilities, VOCAB) > 1e-3
 
 
-def test_a_draft_of_the_targets_own_noise_gives_plain_decodings_tokens() -> None:
+def test_a_draft_of_the_targets_own_noise_gives_plain_decodings_tokens():
     assert torch.equal(run(ForcedTokensDrafter(window(3, "target"), FORCED, VOCAB), 500).tokens, run(None, 500).tokens)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
-def test_marks_are_drafted_where_they_stand_and_nowhere_else(length: int) -> None:
+def test_marks_are_drafted_where_they_stand_and_nowhere_else(length):
     drafter = Watched(window(length), FORCED, VOCAB)
     run(drafter, 50)
     for draft, places in drafter.drafts:
@@ -112,7 +110,7 @@ def test_marks_are_drafted_where_they_stand_and_nowhere_else(length: int) -> Non
         assert torch.equal(claimed[:, ROW_END] == 1, is_forced[drafted]) and bool((claimed[:, ROW_END] % 1 == 0).all())
 
 
-def test_fewer_passes_than_without() -> None:
+def test_fewer_passes_than_without():
     without, forced = run(window(4)), run(ForcedTokensDrafter(window(4), FORCED, VOCAB))
     assert sum(forced.trace.row_passes) < sum(without.trace.row_passes)
 
@@ -125,17 +123,17 @@ class _ClaimsWhatItDrewBefore(ForcedTokensDrafter):
         return replace(draft, tree=replace(draft.tree, tokens=draft.tree.tokens.where(draft.tree.tokens != ROW_END, 0)))
 
 
-def test_a_claim_that_is_not_corrected_is_noticed(probabilities: Tensor) -> None:
+def test_a_claim_that_is_not_corrected_is_noticed(probabilities):
     result = run(_ClaimsWhatItDrewBefore(window(3), FORCED, VOCAB))
     assert chi_square_p_value(result.tokens, probabilities, VOCAB) < 1e-6
 
 
-def test_some_token_must_be_left() -> None:
+def test_some_token_must_be_left():
     with pytest.raises(ValueError, match="forced_tokens must leave some token that is forced nowhere"):
         ForcedTokensDrafter(window(1), torch.tensor([0, 1]), 2)
 
 
-def test_a_row_that_joins_brings_its_own_known_tokens() -> None:
+def test_a_row_that_joins_brings_its_own_known_tokens():
     """Into memory of the drafter's own: a target that shares it would hide that it was not written."""
     drafters = []
     for forced, rows in ((FORCED, 3), (FORCED.flip(0), 1)):
@@ -147,7 +145,7 @@ def test_a_row_that_joins_brings_its_own_known_tokens() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 4])
-def test_known_tokens_count_neither_as_drafted_nor_as_accepted(length: int) -> None:
+def test_known_tokens_count_neither_as_drafted_nor_as_accepted(length):
     """By a count over the drafts as they were fed, and over the tokens that came of them."""
     drafter = Watched(window(length), FORCED, VOCAB)
     result = run(drafter, 50)

@@ -1,7 +1,5 @@
 """Jacobi windows: exact for every coupling, and coupled guesses survive more often."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -70,13 +68,13 @@ def decode_rows(
 @pytest.mark.parametrize("initial_guess", INITIAL_GUESSES)
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_the_distribution_is_the_targets(p_value: PValue, length: int, coupling: str, initial_guess: str) -> None:
+def test_the_distribution_is_the_targets(p_value, length, coupling, initial_guess):
     tokens = decode_rows(JacobiDrafter(VOCAB, window(length), initial_guess, coupling)).tokens
     assert p_value(tokens, TABLE, PROMPT, SAMPLING) > 1e-3
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
-def test_filters_and_changing_windows_stay_exact(p_value: PValue, coupling: str) -> None:
+def test_filters_and_changing_windows_stay_exact(p_value, coupling):
     sampling = SamplingConfig(1.3, 4, 0.8)
     tokens = decode_rows(JacobiDrafter(VOCAB, Changing(), "repeat", coupling), sampling=sampling).tokens
     assert p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
@@ -130,7 +128,7 @@ class _KeepsTokensItIsSureOf(JacobiDrafter):
 
 @pytest.mark.parametrize("coupling", ["independent", "gumbel", "maximal"])
 @pytest.mark.parametrize("least", [0.0, 0.7])
-def test_survivors_with_their_draws_are_exact(p_value: PValue, coupling: str, least: float) -> None:
+def test_survivors_with_their_draws_are_exact(p_value, coupling, least):
     tokens = decode_rows(JacobiDrafter(VOCAB, window(3), "repeat", coupling, least)).tokens
     assert p_value(tokens, TABLE, PROMPT, SAMPLING) > 1e-3
     resized = decode_rows(JacobiDrafter(VOCAB, Changing(), "random", coupling, least)).tokens
@@ -138,7 +136,7 @@ def test_survivors_with_their_draws_are_exact(p_value: PValue, coupling: str, le
 
 
 @pytest.mark.parametrize(("fault", "least"), [(_SurvivesWithoutItsDraw, 0.0), (_KeepsTokensItIsSureOf, 0.3)])
-def test_faulty_survivors_are_noticed(p_value: PValue, fault: type[JacobiDrafter], least: float) -> None:
+def test_faulty_survivors_are_noticed(p_value, fault, least):
     tokens = decode_rows(fault(VOCAB, window(3), "repeat", "independent", least)).tokens
     assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
 
@@ -154,7 +152,7 @@ class _ForgetsThatItWasResized(JacobiDrafter):
 
 
 @pytest.mark.usefixtures("torch_lines")
-def test_a_window_resized_in_the_middle_is_noticed(p_value: PValue) -> None:
+def test_a_window_resized_in_the_middle_is_noticed(p_value):
     """(3, 2): what is right by accident with a constant window is wrong with this one."""
     tokens = decode_rows(_ForgetsThatItWasResized(VOCAB, window(3), "repeat", "maximal")).tokens
     assert p_value(tokens, TABLE, PROMPT, SAMPLING) > 1e-3
@@ -164,14 +162,14 @@ def test_a_window_resized_in_the_middle_is_noticed(p_value: PValue) -> None:
 
 @pytest.mark.usefixtures("torch_lines")
 @pytest.mark.parametrize("fault", [_ClaimsTheNewest, _UsesTheTargetsNumbers, _KeepsTheOldGuess])
-def test_faults_are_noticed(p_value: PValue, fault: type[JacobiDrafter]) -> None:
+def test_faults_are_noticed(p_value, fault):
     tokens = decode_rows(fault(VOCAB, window(3))).tokens
     assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
 
 
 @pytest.mark.parametrize("initial_guess", INITIAL_GUESSES)
 @pytest.mark.parametrize("coupling", COUPLINGS)
-def test_greedy_tokens_equal_plain_decoding(coupling: str, initial_guess: str) -> None:
+def test_greedy_tokens_equal_plain_decoding(coupling, initial_guess):
     table = random_table(30, seed=7, scale=2.0)
     prompts = torch.randint(0, 30, (7, 2), generator=torch.Generator().manual_seed(1))
     same: dict[str, Any] = {
@@ -182,7 +180,7 @@ def test_greedy_tokens_equal_plain_decoding(coupling: str, initial_guess: str) -
 
 
 @pytest.mark.parametrize("initial_guess", INITIAL_GUESSES)
-def test_with_the_targets_numbers_a_seed_draws_what_plain_decoding_draws(initial_guess: str) -> None:
+def test_with_the_targets_numbers_a_seed_draws_what_plain_decoding_draws(initial_guess):
     table = random_table(30, seed=7, scale=2.0)
     prompts = torch.randint(0, 30, (7, 2), generator=torch.Generator().manual_seed(1))
     same: dict[str, Any] = {
@@ -193,7 +191,7 @@ def test_with_the_targets_numbers_a_seed_draws_what_plain_decoding_draws(initial
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
-def test_a_row_does_not_depend_on_the_others(coupling: str) -> None:
+def test_a_row_does_not_depend_on_the_others(coupling):
     table = random_table(30, seed=7, scale=2.0)
     prompts = torch.randint(0, 30, (4, 2), generator=torch.Generator().manual_seed(1))
     together = decode_rows(
@@ -208,7 +206,7 @@ def test_a_row_does_not_depend_on_the_others(coupling: str) -> None:
         assert alone.trace.accepted_lengths[0] == together.trace.accepted_lengths[row]
 
 
-def test_coupled_guesses_are_accepted_more_often() -> None:
+def test_coupled_guesses_are_accepted_more_often():
     """Where what stands far before matters little, opinions settle, and coupled guesses with them."""
     base = torch.randn(20, generator=torch.Generator().manual_seed(3)) * 1.5
     table = base + random_table(20, seed=4, scale=0.4)
@@ -224,7 +222,7 @@ def test_coupled_guesses_are_accepted_more_often() -> None:
     assert accepted["independent"] > 0.5 and accepted["target"] > 0.5
 
 
-def test_what_cannot_be_used_is_named() -> None:
+def test_what_cannot_be_used_is_named():
     with pytest.raises(ValueError, match="initial_guess"):
         JacobiDrafter(5, window(2), "zero")
     with pytest.raises(ValueError, match="coupling"):
@@ -258,7 +256,7 @@ def _alone(drafter: JacobiDrafter, lengths: list[int], opinions: Tensor, accepte
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.parametrize("confident", [False, True])
-def test_the_last_opinion_is_used_before_anything_is_guessed(coupling: str, confident: bool) -> None:
+def test_the_last_opinion_is_used_before_anything_is_guessed(coupling, confident):
     """Certain opinions leave no choice, and the place behind them is guessed at random."""
     if confident and coupling == "target":
         return
@@ -270,7 +268,7 @@ def test_the_last_opinion_is_used_before_anything_is_guessed(coupling: str, conf
 
 
 @pytest.mark.parametrize("coupling", ["independent", "maximal"])
-def test_no_pass_draws_with_numbers_that_another_place_had_before(coupling: str) -> None:
+def test_no_pass_draws_with_numbers_that_another_place_had_before(coupling):
     """Else a guess would hang together with a verdict that was passed on its neighbour."""
     drafter = JacobiDrafter(VOCAB, window(3), coupling=coupling)
     state = DecodeState(

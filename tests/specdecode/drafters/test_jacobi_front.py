@@ -1,7 +1,5 @@
 """Branches at a window's front: exact, drawn or compared, and a pass adds more."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -64,7 +62,7 @@ def decode_rows(
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.parametrize(("branches", "depth"), [(2, 1), (3, 2), (5, 8)])
-def test_the_distribution_is_the_targets(p_value: PValue, branches: int, depth: int, coupling: str) -> None:
+def test_the_distribution_is_the_targets(p_value, branches, depth, coupling):
     sizer = FixedDraftSize(sized(3, branches, depth))
     drafter = BranchingJacobiDrafter(VOCAB, sizer, branches, depth, initial_guess="repeat", coupling=coupling)
     assert p_value(decode_rows(drafter).tokens, TABLE, PROMPT, SAMPLING) > 1e-3
@@ -73,7 +71,7 @@ def test_the_distribution_is_the_targets(p_value: PValue, branches: int, depth: 
 @pytest.mark.parametrize(
     "options", [{}, {"keep_overlap": 0.5}, {"coupling": "maximal"}, {"coupling": "target"}], ids=str
 )
-def test_filters_survivors_and_changing_windows_stay_exact(p_value: PValue, options: dict[str, Any]) -> None:
+def test_filters_survivors_and_changing_windows_stay_exact(p_value, options):
     """Of five tokens the filters leave fewer than there are branches: the others are claimed to be choices."""
     sampling = SamplingConfig(1.3, 3, 0.8)
     drafter = BranchingJacobiDrafter(VOCAB, Changing(4, 2), 4, 2, **options)
@@ -81,7 +79,7 @@ def test_filters_survivors_and_changing_windows_stay_exact(p_value: PValue, opti
 
 
 @pytest.mark.parametrize(("scale", "temperature"), [(30.0, 1.0), (1.0, 0.03), (2.0, 0.2)])
-def test_branches_of_a_very_sure_target_stay_exact(p_value: PValue, scale: float, temperature: float) -> None:
+def test_branches_of_a_very_sure_target_stay_exact(p_value, scale, temperature):
     """Most sequences have no probability at all; what a first guess leaves may be 1e-40."""
     sampling = SamplingConfig(temperature)
     drafter = BranchingJacobiDrafter(VOCAB, FixedDraftSize(sized(3, 3, 2)), 3, 2, initial_guess="repeat")
@@ -111,7 +109,7 @@ class _ReadsTheMainChain(BranchingJacobiDrafter):
 
 
 @pytest.mark.parametrize(("fault", "options"), [(_ForgetsSiblings, {}), (_ReadsTheMainChain, {"keep_overlap": 0.0})])
-def test_faults_are_noticed(p_value: PValue, fault: type[BranchingJacobiDrafter], options: dict[str, Any]) -> None:
+def test_faults_are_noticed(p_value, fault, options):
     drafter = fault(VOCAB, FixedDraftSize(sized(3, 3, 2)), 3, 2, initial_guess="repeat", **options)
     assert p_value(decode_rows(drafter).tokens, TABLE, PROMPT, SAMPLING) < 1e-6
 
@@ -125,7 +123,7 @@ def test_faults_are_noticed(p_value: PValue, fault: type[BranchingJacobiDrafter]
     ],
     ids=str,
 )
-def test_tokens_are_plain_decodings(coupling: str, sampling: SamplingConfig) -> None:
+def test_tokens_are_plain_decodings(coupling, sampling):
     table = random_table(30, seed=7, scale=2.0)
     prompts = torch.randint(0, 30, (7, 2), generator=torch.Generator().manual_seed(1))
     same: dict[str, Any] = {"sampling": sampling, "table": table, "length": 50, "prompts": prompts, "draws": 7}
@@ -134,7 +132,7 @@ def test_tokens_are_plain_decodings(coupling: str, sampling: SamplingConfig) -> 
 
 
 @pytest.mark.parametrize("coupling", ["independent", "gumbel", "target"])
-def test_branches_save_passes(coupling: str) -> None:
+def test_branches_save_passes(coupling):
     base = torch.randn(20, generator=torch.Generator().manual_seed(3)) * 1.5
     table = base + random_table(20, seed=4, scale=0.8)
     same: dict[str, Any] = {"draws": 64, "sampling": SamplingConfig(), "table": table, "length": 60}
@@ -146,7 +144,7 @@ def test_branches_save_passes(coupling: str) -> None:
     assert with_branches > 1.1 * without
 
 
-def test_what_cannot_be_used_is_named() -> None:
+def test_what_cannot_be_used_is_named():
     sizer = FixedDraftSize(sized(3, 2, 2))
     with pytest.raises(ValueError, match="branches must lie between 2 and the vocabulary's 5, got 1"):
         BranchingJacobiDrafter(VOCAB, sizer, 1, 2)

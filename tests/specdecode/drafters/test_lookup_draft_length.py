@@ -1,7 +1,5 @@
 """Lengths of copies: by matching tokens, by what was accepted, and by what columns cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import language_models
@@ -17,19 +15,19 @@ def settled(row_cost: float = 0.08, longest: int = 16) -> LookupDraftLength:
     return LookupDraftLength(longest, row_cost, clock=None)
 
 
-def test_more_matching_tokens_make_longer_copies() -> None:
+def test_more_matching_tokens_make_longer_copies():
     sizer = settled()
     lengths = [sizer.choose([matched]) for matched in range(1, 10)]
     assert lengths == sorted(lengths) and lengths[0] <= 2 and lengths[-1] == 16 and len(set(lengths)) > 3
     assert sizer.choose([]) == sizer.choose([0]) == sizer.choose([0, 0]) == 0
 
 
-def test_dearer_columns_make_shorter_copies() -> None:
+def test_dearer_columns_make_shorter_copies():
     lengths = [settled(cost).choose([3]) for cost in (0.001, 0.05, 0.2, 0.9)]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] == 16 and lengths[-1] == 0
 
 
-def test_the_length_is_the_best_of_all() -> None:
+def test_the_length_is_the_best_of_all():
     """Against the sum, level by level."""
     for cost in (0.03, 0.08, 0.3):
         sizer = settled(cost)
@@ -44,7 +42,7 @@ def test_the_length_is_the_best_of_all() -> None:
             assert worth(sizer.choose(matched)) == pytest.approx(best)
 
 
-def test_rates_follow_what_is_accepted() -> None:
+def test_rates_follow_what_is_accepted():
     sizer, one = settled(), torch.ones(1, dtype=torch.int64)
     for _ in range(30):
         sizer.observe(3 * one, 8 * one, 0 * one)
@@ -63,7 +61,7 @@ def seconds(*steps: float) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("cost", [0.01, 0.05, 0.25])
-def test_costs_follow_the_clock(cost: float) -> None:
+def test_costs_follow_the_clock(cost):
     columns = [0, 4, 8, 0, 16, 2, 8, 1] * 12
     steps = [0.02 * (1 + cost * count) for count in columns]
     steps[17] = 9.0  # the process was suspended
@@ -79,7 +77,7 @@ def test_costs_follow_the_clock(cost: float) -> None:
     assert LookupDraftLength().row_cost() == 0.05 and LookupDraftLength(3).choose([8]) == 3
 
 
-def test_tokens_do_not_depend_on_lengths() -> None:
+def test_tokens_do_not_depend_on_lengths():
     model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(2)
     options = {"attention_mask": prompts[1], "max_new_tokens": 40}
     wanted = specdecode.generate(model, prompts[0], method="ar", **options)  # type: ignore[arg-type]

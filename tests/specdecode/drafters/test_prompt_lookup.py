@@ -1,7 +1,5 @@
 """Prompt lookup: the drafts are those of a slow search, and change no token and no distribution."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -52,9 +50,7 @@ rows = st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=9), st.lists(st.i
 @example([([1, 1, 2, 2, 2, 2, 2, 2, 2], [0, 1])], 3, 3)  # behind a row's end lie zeros, and nothing before its start
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows.filter(len), st.integers(1, 6), st.integers(1, 4))
-def test_drafts_are_those_of_a_slow_search(
-    searches: None, texts: list[tuple[list[int], list[int]]], depth: int, max_ngram_size: int
-) -> None:
+def test_drafts_are_those_of_a_slow_search(searches, texts, depth, max_ngram_size):
     prompt = torch.tensor([[9] * (9 - len(before)) + before for before, _ in texts])
     mask = torch.tensor([[0] * (9 - len(before)) + [1] * len(before) for before, _ in texts])
     tokens = torch.tensor([after + [0] * (8 - len(after)) for _, after in texts])
@@ -83,7 +79,7 @@ def run(sampling: SamplingConfig, prompts: Tensor, drafting: bool = True, **chan
 
 
 @pytest.mark.parametrize("sampling", [SamplingConfig(temperature=0), SamplingConfig(0.8, 9, 0.9)], ids=str)
-def test_no_token_changes(sampling: SamplingConfig) -> None:
+def test_no_token_changes(sampling):
     prompts = torch.randint(0, 12, (5, 2), generator=torch.Generator().manual_seed(0))
     same: dict[str, Any] = {"table": random_table(12, 3, 3.0), "length": 60}
     fast, plain = run(sampling, prompts, **same), run(sampling, prompts, drafting=False, **same)
@@ -93,7 +89,7 @@ def test_no_token_changes(sampling: SamplingConfig) -> None:
 
 
 @pytest.mark.parametrize("sampling", [SamplingConfig(0.9), SamplingConfig(1.3, 3, 0.8)], ids=str)
-def test_the_distribution_is_the_targets(p_value: PValue, sampling: SamplingConfig) -> None:
+def test_the_distribution_is_the_targets(p_value, sampling):
     result = run(sampling, PROMPT.expand(DRAWS, 2))
     assert result.trace.mean_accepted_length > 0.1
     assert p_value(result.tokens, TABLE, PROMPT, sampling) > 1e-3
@@ -107,12 +103,12 @@ class _SaysTheyWereDrawn(PromptLookupDrafter):
         return Draft(tree, torch.full((*tree.tokens.shape, VOCAB), 1 / VOCAB))
 
 
-def test_a_copy_that_claims_to_be_a_draw_is_noticed(p_value: PValue) -> None:
+def test_a_copy_that_claims_to_be_a_draw_is_noticed(p_value):
     tokens = run(SamplingConfig(0.9), PROMPT.expand(DRAWS, 2), drafter=_SaysTheyWereDrawn).tokens
     assert p_value(tokens, TABLE, PROMPT, SamplingConfig(0.9)) < 1e-6
 
 
-def test_nothing_is_drafted_where_nothing_repeats_or_a_row_is_finished() -> None:
+def test_nothing_is_drafted_where_nothing_repeats_or_a_row_is_finished():
     tokens = torch.tensor([[5, 0], [1, 0]])
     state = DecodeState(
         tokens, torch.tensor([1, 1]), torch.tensor([True, False]), 2, SamplingConfig(), RandomStreams.from_seeds([0, 1])
@@ -121,7 +117,7 @@ def test_nothing_is_drafted_where_nothing_repeats_or_a_row_is_finished() -> None
     assert tree.num_nodes == 1, "on a CPU nobody computes what nobody drafted"
 
 
-def test_arguments_that_cannot_be_used_are_named() -> None:
+def test_arguments_that_cannot_be_used_are_named():
     with pytest.raises(ValueError, match="max_ngram_size must be at least 1"):
         PromptLookupDrafter(PROMPT[None], sizer(2), max_ngram_size=0)
     with pytest.raises(ValueError, match=r"attention_mask must have the prompt's shape \[1, 2\]"):

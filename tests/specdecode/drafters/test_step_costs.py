@@ -1,15 +1,12 @@
 """Timing any target: what comes out has the shape that the choice of sizes wants, and the target stays as it was."""
 
-from __future__ import annotations
-
-import pytest
 import torch
 from synthetic import MarkovTarget, random_table
 
 from specdecode.drafters import draft_size
 
 
-def test_passes_and_drafting_steps_are_timed_and_nothing_is_kept() -> None:
+def test_passes_and_drafting_steps_are_timed_and_nothing_is_kept():
     target = MarkovTarget(random_table(6, 0), torch.tensor([[1, 2], [3, 4]]), 8)
     target.prefill()
     calls: list[int] = []
@@ -21,7 +18,7 @@ def test_passes_and_drafting_steps_are_timed_and_nothing_is_kept() -> None:
     assert draft_size.measure_step_costs(target, (1,)).drafting_step_seconds == 0
 
 
-def test_the_least_of_many_times_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_of_many_times_counts(monkeypatch):
     """A clock that is disturbed in every round but one."""
     target = MarkovTarget(random_table(6, 0), torch.tensor([[1, 2]]), 8)
     target.prefill()
@@ -39,7 +36,7 @@ def test_the_least_of_many_times_counts(monkeypatch: pytest.MonkeyPatch) -> None
     assert draft_size.measure_step_costs(target, (1,)).target_seconds == (2.0,)
 
 
-def test_slow_passes_are_timed_once_behind_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_passes_are_timed_once_behind_a_warm_up(monkeypatch):
     target = MarkovTarget(random_table(6, 0), torch.tensor([[1, 2]]), 8)
     target.prefill()
     calls: list[int] = []

@@ -1,7 +1,5 @@
 """Fixed tree shapes: the published counts, a user's list, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +17,7 @@ PUBLISHED_COUNTS = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED_TREES)
-def test_published_trees_have_the_published_counts(name: str) -> None:
+def test_published_trees_have_the_published_counts(name):
     tree = StaticTree.published(name)
     levels, leaves = PUBLISHED_COUNTS[name]
     assert [len(tree.level(depth)) for depth in range(1, tree.max_depth + 1)] == levels
@@ -43,7 +41,7 @@ def paths(draw: st.DrawFn) -> list[tuple[int, ...]]:
 
 
 @given(paths())
-def test_a_list_of_nodes_is_read_in_any_order(nodes: list[tuple[int, ...]]) -> None:
+def test_a_list_of_nodes_is_read_in_any_order(nodes):
     tree = StaticTree.from_paths(nodes)
     found = []
     for node in range(1, tree.num_nodes):
@@ -58,7 +56,7 @@ def test_a_list_of_nodes_is_read_in_any_order(nodes: list[tuple[int, ...]]) -> N
     assert inner == set(tree.parents) - {-1}
 
 
-def test_a_chain_is_a_tree_of_width_one() -> None:
+def test_a_chain_is_a_tree_of_width_one():
     assert StaticTree.chain(3) == StaticTree.from_paths([[0], [0, 0], [0, 0, 0]])
     assert StaticTree.chain(3).max_children == 1
 
@@ -74,12 +72,12 @@ def test_a_chain_is_a_tree_of_width_one() -> None:
         ([[0], [-1]], "ranks count from 0"),
     ],
 )
-def test_lists_that_are_no_tree_are_refused(nodes: list[list[int]], message: str) -> None:
+def test_lists_that_are_no_tree_are_refused(nodes, message):
     with pytest.raises(ValueError, match=message):
         StaticTree.from_paths(nodes)
 
 
-def test_unknown_names_and_empty_chains_are_refused() -> None:
+def test_unknown_names_and_empty_chains_are_refused():
     with pytest.raises(ValueError, match="naive_extend_57"):
         StaticTree.published("naive_extend_58")
     with pytest.raises(ValueError, match="draft_length"):
@@ -87,6 +85,6 @@ def test_unknown_names_and_empty_chains_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("count", "length"), [(1, 3), (2, 1), (2, 4), (3, 2)])
-def test_branches_are_chains_below_the_root(count: int, length: int) -> None:
+def test_branches_are_chains_below_the_root(count, length):
     paths = [[rank, *[0] * depth] for rank in range(count) for depth in range(length)]
     assert StaticTree.branches(count, length) == StaticTree.from_paths(paths)

@@ -4,8 +4,6 @@ Graphs run as they are, see `counted_graphs`, and are captured on tapes, see `ta
 tried once.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from itertools import pairwise
@@ -100,7 +98,7 @@ DRAFTERS: dict[str, Callable[[Any], Drafter | None]] = {
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_one_graph_draws_the_tokens_of_eager_steps(model: Any, drafter: str) -> None:
+def test_one_graph_draws_the_tokens_of_eager_steps(model, drafter):
     """It is captured once, and serves other prompts, of another length, seeds and temperatures, and rows that end. A
     smaller model has another cache each time, so there it is captured again."""
     compiler, captures = TapingCompiler(64), 4 if drafter == "smaller model's trees" else 1
@@ -123,26 +121,26 @@ def test_one_graph_draws_the_tokens_of_eager_steps(model: Any, drafter: str) -> 
     [(window(), GREEDY), (window("gumbel"), SAMPLED), (window("maximal", keep_overlap=0.2), SAMPLED)],
     ids=["greedy", "gumbel", "maximal"],
 )
-def test_windows_of_every_coupling(drafter: JacobiDrafter, sampling: SamplingConfig) -> None:
+def test_windows_of_every_coupling(drafter, sampling):
     compiler = TapingCompiler(64)
     for seed in (0, 5):  # the second batch goes on with the graphs of the first
         same(*(run(chains(seed), each, copy.copy(drafter), sampling) for each in (None, compiler)))
     assert len(compiler.tapes) == compiler.counted.graphs == 1 and not compiler.counted.faults
 
 
-def test_attention_reads_whole_buckets(model: Any) -> None:
+def test_attention_reads_whole_buckets(model):
     compiler = TapingCompiler(8)
     same(*(run(target_of(model), each) for each in (None, compiler)))
     assert 1 < len(compiler.tapes) <= 4 and not compiler.counted.faults
 
 
-def test_layers_with_windows_and_two_kinds_of_masks() -> None:
+def test_layers_with_windows_and_two_kinds_of_masks():
     model, compiler = language_models.make("gemma3", num_hidden_layers=2), TapingCompiler(64)
     same(*(run(target_of(model), each, window("target", VOCAB_SIZE)) for each in (None, compiler)))
     assert len(compiler.tapes) == 1 and not compiler.counted.faults
 
 
-def test_ends_by_stop_tokens_are_seen_late_and_change_nothing() -> None:
+def test_ends_by_stop_tokens_are_seen_late_and_change_nothing():
     compiler = TapingCompiler(64)
     drawn = run(chains(), None, window()).tokens
     stops = [int(drawn[0, 8]), int(drawn[1, 5]), int(drawn[2, 6])]
@@ -160,7 +158,7 @@ def test_ends_by_stop_tokens_are_seen_late_and_change_nothing() -> None:
     assert most == 3, "a replay, a copy of how far rows are, and a look at an earlier copy"
 
 
-def test_what_the_host_reads_is_some_calls_old() -> None:
+def test_what_the_host_reads_is_some_calls_old():
     read, number = DelayedRead(2), torch.tensor(0)
     seen = [None if (found := read(number.add_(1))) is None else int(found) for _ in range(4)]
     assert seen == [None, None, 1, 2]
@@ -171,7 +169,7 @@ def test_what_the_host_reads_is_some_calls_old() -> None:
 @pytest.mark.parametrize(
     ("coupling", "stop_token", "cached"), [("target", 3, False), ("maximal", None, False), ("gumbel", None, True)]
 )
-def test_rows_are_replaced_where_they_lie(model: Any, coupling: str, stop_token: int | None, cached: bool) -> None:
+def test_rows_are_replaced_where_they_lie(model, coupling, stop_token, cached):
     """Seven requests through three rows."""
     vocab_size = VOCAB_SIZE if cached else len(TABLE)
     prompts = torch.randint(1, vocab_size, (7, 2), generator=torch.Generator().manual_seed(0))
@@ -211,7 +209,7 @@ class _Walks(AdaptiveDraftSize):
         self.told = [*getattr(self, "told", []), (size, accepted.tolist(), active.tolist())]
 
 
-def test_the_host_chooses_widths_by_counts_that_are_one_step_old() -> None:
+def test_the_host_chooses_widths_by_counts_that_are_one_step_old():
     """One graph a width, for both batches; a step behind another width is eager."""
     compiler, sizes = TapingCompiler(64), [DraftSize(1 + depth, depth) for depth in (2, 4)]
     for seed in (0, 5):
@@ -226,7 +224,7 @@ def test_the_host_chooses_widths_by_counts_that_are_one_step_old() -> None:
     assert len(compiler.tapes) == compiler.counted.graphs == 2 and not compiler.counted.faults
 
 
-def test_graphs_of_another_form_or_cache_are_not_taken(model: Any) -> None:
+def test_graphs_of_another_form_or_cache_are_not_taken(model):
     compiler = TapingCompiler(64)
     for number, sampling in enumerate((GREEDY, SAMPLED, SAMPLED), 1):
         same(*(run(target_of(model, number), each, None, sampling) for each in (None, compiler)))
@@ -235,7 +233,7 @@ def test_graphs_of_another_form_or_cache_are_not_taken(model: Any) -> None:
             compiler.cache = None  # type: ignore[attr-defined]
 
 
-def test_graphs_are_of_tensors_of_one_shape(model: Any) -> None:
+def test_graphs_are_of_tensors_of_one_shape(model):
     """The same cache, and the same numbers on the host: one more token ends a row."""
     compiler, target = StepCompiler("eager"), target_of(model)
     target.compile(compiler)
@@ -261,7 +259,7 @@ class NotingDrafter(JacobiDrafter):
         return super().propose(state)
 
 
-def test_a_known_step_that_is_compiled_again_has_the_limit_of_a_new_one() -> None:
+def test_a_known_step_that_is_compiled_again_has_the_limit_of_a_new_one():
     compiler = StepCompiler(CountedGraphs(), 64)
     with torch._dynamo.config.patch(recompile_limit=1):
         for number in range(3):
@@ -271,7 +269,7 @@ def test_a_known_step_that_is_compiled_again_has_the_limit_of_a_new_one() -> Non
             assert compiler.num_compiled == number + 1
 
 
-def test_what_is_decoded_stays_when_the_next_batch_takes_the_graphs(model: Any) -> None:
+def test_what_is_decoded_stays_when_the_next_batch_takes_the_graphs(model):
     """Its tokens, and the trace, which is read only then."""
     compiler, expected = TapingCompiler(64), run(target_of(model), None)
     first = run(target_of(model), compiler)
@@ -317,7 +315,7 @@ class _Names(_Forgets):
     graph_state = (*_Forgets.graph_state, "rounds")
 
 
-def test_planted_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_faults_are_seen(monkeypatch):
     def decoded(drafter: type[JacobiDrafter], compiled: bool = True) -> DecodeResult:
         compiler = TapingCompiler(64) if compiled else None
         return run(chains(), compiler, drafter(len(TABLE), FixedDraftSize(DraftSize(4, 3))))
@@ -331,7 +329,7 @@ def test_planted_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
             decoded(drafter)
 
 
-def test_what_is_no_graph_is_refused_by_name() -> None:
+def test_what_is_no_graph_is_refused_by_name():
     compiler = StepCompiler("eager", 64)
     with pytest.raises(ValueError, match="bucket must be at least 2 slots, got 1"):
         StepCompiler("eager", 1)
@@ -346,7 +344,7 @@ def test_what_is_no_graph_is_refused_by_name() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("drafter", ["plain", "target"])
-def test_captured_steps_draw_the_tokens_of_eager_steps(model: Any, drafter: str, backend: str) -> None:
+def test_captured_steps_draw_the_tokens_of_eager_steps(model, drafter, backend):
     """Two batches, and several buckets of attention; rows of the second end by a stop token."""
     model, captured = copy.deepcopy(model).cuda(), []
     compiler = StepCompiler(backend, 16)

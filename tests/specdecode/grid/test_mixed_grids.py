@@ -1,7 +1,5 @@
 """Lines of several sizes: where cells lie among places, row by row, and what does not fit together."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from placed_pictures import COUNT, LINES, make_placed_model, run_of
@@ -25,7 +23,7 @@ def cells_of(rows: list[Lines], height: int, stride: int) -> list[dict[int, tupl
 
 
 @pytest.mark.parametrize("rows", [MARKED, PLAIN], ids=["end-of-row tokens", "no end-of-row tokens"])
-def test_each_row_has_its_own_cells(rows: list[Lines]) -> None:
+def test_each_row_has_its_own_cells(rows):
     lines = MixedGrids(rows)
     layout, height, stride = GridLayout(lines, CPU), lines.num_lines, lines.stride
     assert (height, stride, lines.num_places) == ((3, 5, 9) if lines.has_row_ends else (3, 4, 8))
@@ -49,7 +47,7 @@ def test_each_row_has_its_own_cells(rows: list[Lines]) -> None:
     assert torch.equal(layout.by_place(by_line), values * there)
 
 
-def test_a_row_takes_the_lines_of_another() -> None:
+def test_a_row_takes_the_lines_of_another():
     mine, theirs = GridLayout(MixedGrids(PLAIN), CPU), GridLayout(MixedGrids([PLAIN[2], PLAIN[0]], PLAIN), CPU)
     mine.replace_rows(torch.tensor([0, 2]), theirs)
     now = GridLayout(MixedGrids([PLAIN[2], PLAIN[1], PLAIN[0]]), CPU)
@@ -60,14 +58,14 @@ def test_a_row_takes_the_lines_of_another() -> None:
         assert torch.equal(getattr(mine, name), getattr(now, name)), name
 
 
-def test_lines_of_one_size_need_no_map() -> None:
+def test_lines_of_one_size_need_no_map():
     one, several = GridLayout(LINES, CPU), GridLayout(MixedGrids([LINES] * 2), CPU)
     values = torch.arange(COUNT + 1).expand(2, -1)
     assert torch.equal(one.by_line(values), several.by_line(values))
     assert torch.equal(one.by_place(one.by_line(values)), values[:, :COUNT])
 
 
-def test_what_does_not_fit_together_is_named() -> None:
+def test_what_does_not_fit_together_is_named():
     with pytest.raises(ValueError, match="rows must be at least one"):
         MixedGrids([])
     with pytest.raises(ValueError, match="rows must have the same end-of-row token between lines"):
@@ -79,7 +77,7 @@ def test_what_does_not_fit_together_is_named() -> None:
         run_of(make_placed_model(), range(2), rule)
 
 
-def test_windows_and_guesses_fit_each_rows_lines() -> None:
+def test_windows_and_guesses_fit_each_rows_lines():
     narrow, wide = Lines(6, 2), Lines(8, 4)
     given = RowWindows(MixedGrids([narrow, wide]), (3, 4), guessed_columns=3)
     assert given.windows(narrow) == (0, 2, 2) and given.windows(wide) == (0, 4)
@@ -90,7 +88,7 @@ def test_windows_and_guesses_fit_each_rows_lines() -> None:
     assert part.passes_between_lines == 1 and given.passes_between_lines == 2
 
 
-def test_the_shortest_lines_bound_what_a_pass_gains() -> None:
+def test_the_shortest_lines_bound_what_a_pass_gains():
     rule = RowWindows(MixedGrids(PLAIN[:2]), 4)
     assert rule.passes_between_lines == 2 and rule.least_passes == 2
     assert MixedGrids(PLAIN).forced_tokens is None

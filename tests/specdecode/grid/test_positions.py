@@ -1,7 +1,5 @@
 """Places: every token equals that of a slow, obvious form of the rule, in every batch; planted faults are seen."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -58,9 +56,7 @@ def expected_of(model: Any, request: int, window: Window, sampling: SamplingConf
 
 @pytest.mark.parametrize("sampling", [DRAWN, GREEDY], ids=["drawn", "greedy"])
 @pytest.mark.parametrize(("window", "all_of_them"), WINDOWS)
-def test_every_token_is_that_of_full_forward_passes(
-    model: Any, window: Window, all_of_them: int, sampling: SamplingConfig
-) -> None:
+def test_every_token_is_that_of_full_forward_passes(model, window, all_of_them, sampling):
     expected = [expected_of(model, request, window, sampling) for request in range(3)]
     together = run_with(model, range(3), window, sampling).finish()
     assert together.tokens.tolist() == [each["tokens"] for each in expected]
@@ -79,12 +75,12 @@ def check_against_plain(model: Any) -> None:
     assert placed.trace.rows_fed == plain.trace.rows_fed == [COUNT - 1] * 3
 
 
-def test_a_window_of_a_whole_line_is_plain_decoding(model: Any) -> None:
+def test_a_window_of_a_whole_line_is_plain_decoding(model):
     check_against_plain(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_kernels_take_places_with_the_bits_of_plain_decoding(own_kernels: None, dtype: torch.dtype) -> None:
+def test_the_kernels_take_places_with_the_bits_of_plain_decoding(own_kernels, dtype):
     model = make_placed_model().to(dtype)
     check_against_plain(model)
     if dtype == torch.float32:
@@ -132,14 +128,14 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("name", "fault"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
-def test_faults_change_tokens(model: Any, monkeypatch: pytest.MonkeyPatch, name: str, fault: Any) -> None:
+def test_faults_change_tokens(model, monkeypatch, name, fault):
     assert not differs(model, 2)
     monkeypatch.setattr(StaggeredLines, name, fault)
     assert differs(model, 2)
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_other_requests_take_all_rows_together(model: Any, graphs: bool) -> None:
+def test_other_requests_take_all_rows_together(model, graphs):
     torch._dynamo.reset()
     compiler = StepCompiler(counted := CountedGraphs(), 64) if graphs else None
 
@@ -156,7 +152,7 @@ def test_other_requests_take_all_rows_together(model: Any, graphs: bool) -> None
         assert counted.graphs == 1 and not counted.faults
 
 
-def test_rows_do_not_change_half_way(model: Any) -> None:
+def test_rows_do_not_change_half_way(model):
     run, other = run_with(model, range(2), 2), run_with(model, range(2, 3), 2)
     run.start()
     run.step()
@@ -165,7 +161,7 @@ def test_rows_do_not_change_half_way(model: Any) -> None:
         run.replace_rows(torch.tensor([0]), other)
 
 
-def test_lengths_count_the_places_without_a_gap(model: Any) -> None:
+def test_lengths_count_the_places_without_a_gap(model):
     run, order = run_with(model, range(1), 2), StaggeredLines(LINES, 2)
     run.start()
     for number in range(1, order.num_passes):
@@ -188,13 +184,13 @@ def test_lengths_count_the_places_without_a_gap(model: Any) -> None:
         ((25, 5, 3, 1), r"whole lines of line_length \(5\) with an end-of-row token between two, got 25"),
     ],
 )
-def test_orders_that_do_not_fit_are_named(arguments: tuple[int, int, int | None, Window], message: str) -> None:
+def test_orders_that_do_not_fit_are_named(arguments, message):
     *lines, window = arguments
     with pytest.raises(ValueError, match=message):
         StaggeredLines(Lines(*lines), window)
 
 
-def test_settings_that_do_not_go_with_places_are_named(model: Any) -> None:
+def test_settings_that_do_not_go_with_places_are_named(model):
     target = LlamaGenTarget(model, *condition(model, range(1)))
     settings: dict[str, Any] = {
         "order": StaggeredLines(LINES, 2),

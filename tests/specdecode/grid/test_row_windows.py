@@ -1,7 +1,5 @@
 """Lines in flight: every token equals that of a slow, obvious form of the rule, in every batch; faults are seen."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -18,12 +16,11 @@ from torch import Tensor
 
 from specdecode.graphs.static_step import StepCompiler
 from specdecode.grid.mixed_grids import GridLayout
-from specdecode.grid.positions import Lines, StaggeredLines, Window
+from specdecode.grid.positions import Lines, StaggeredLines
 from specdecode.grid.row_windows import RowWindowRun, RowWindows, _Pass
 from specdecode.loop import DecodeRun
 from specdecode.roles import Positions, TargetOutput
 from specdecode.runs.continuous import decode_queue
-from specdecode.sampling import SamplingConfig
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 
 RULES = {
@@ -53,7 +50,7 @@ def model() -> Any:
 
 @pytest.mark.parametrize("sampling", [DRAWN, GREEDY], ids=["drawn", "greedy"])
 @pytest.mark.parametrize("name", RULES)
-def test_every_token_is_that_of_full_forward_passes(model: Any, name: str, sampling: SamplingConfig) -> None:
+def test_every_token_is_that_of_full_forward_passes(model, name, sampling):
     rule = RULES[name]
     expected = [in_flight(LlamaGenPasses(model, request, sampling), rule) for request in range(3)]
     together = run_of(model, range(3), rule, sampling).finish()
@@ -72,7 +69,7 @@ def test_every_token_is_that_of_full_forward_passes(model: Any, name: str, sampl
 
 
 @pytest.mark.parametrize("window", [*range(1, SIDE + 1), (2, 4), (4, 1, 5, 2, 3)])
-def test_without_guesses_it_is_the_order_known_beforehand(model: Any, window: Window) -> None:
+def test_without_guesses_it_is_the_order_known_beforehand(model, window):
     known, flying = (
         run_of(model, range(3), order).finish() for order in (StaggeredLines(LINES, window), RowWindows(LINES, window))
     )
@@ -89,12 +86,12 @@ WHOLE = RowWindows(LINES, SIDE, guesses=3)
 
 
 @pytest.mark.parametrize("rule", [WHOLE, replace(WHOLE, guesses=0), replace(WHOLE, confirm_first=True)])
-def test_a_window_of_a_whole_line_is_plain_decoding(model: Any, rule: RowWindows) -> None:
+def test_a_window_of_a_whole_line_is_plain_decoding(model, rule):
     check_against_plain(model, rule)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_kernels_take_guesses_with_the_bits_of_plain_decoding(own_kernels: None, dtype: torch.dtype) -> None:
+def test_the_kernels_take_guesses_with_the_bits_of_plain_decoding(own_kernels, dtype):
     model = make_placed_model().to(dtype)
     check_against_plain(model, WHOLE)
     if dtype == torch.float32:
@@ -121,9 +118,7 @@ FORWARD = LlamaGenTarget.forward_places
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["an order known beforehand", "both", "two visits of copies"])
-def test_in_the_kernels_bits_do_not_depend_on_how_tokens_are_fed(
-    own_kernels: None, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
-) -> None:
+def test_in_the_kernels_bits_do_not_depend_on_how_tokens_are_fed(own_kernels, monkeypatch, name, dtype):
     """In a batch, alone, and one token after another."""
     model, order = make_placed_model().to(dtype), RULES.get(name, StaggeredLines(LINES, 2))
     together = run_of(model, range(3), order).finish().tokens
@@ -142,15 +137,7 @@ def test_in_the_kernels_bits_do_not_depend_on_how_tokens_are_fed(
     start_from_row_above=st.booleans(),
     request=st.integers(0, len(LENGTHS) - 1),
 )
-def test_lines_keep_their_order(
-    model: Any,
-    window: int,
-    guesses: int,
-    confirm_first: bool,
-    max_visits: int | None,
-    start_from_row_above: bool,
-    request: int,
-) -> None:
+def test_lines_keep_their_order(model, window, guesses, confirm_first, max_visits, start_from_row_above, request):
     rule = RowWindows(LINES, window, guesses, confirm_first, max_visits, start_from_row_above and not confirm_first)
     run = run_of(model, range(request, request + 1), rule)
     run.start()
@@ -177,7 +164,7 @@ def test_lines_keep_their_order(
     assert number >= (SIDE - 1) * rule.passes_between_lines
 
 
-def test_an_end_of_row_token_is_decided_with_the_first_token_behind_it() -> None:
+def test_an_end_of_row_token_is_decided_with_the_first_token_behind_it():
     rule = RowWindows(Lines(3 * 4 - 1, 3, row_end=9), 2)
     counts = torch.tensor([[3, 2, 0], [3, 0, 0], [3, 3, 1]])
     layout = GridLayout(rule.lines, torch.device("cpu"))
@@ -245,7 +232,7 @@ def overtaking(run: RowWindowRun) -> _Pass:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_faults_change_tokens(model: Any, monkeypatch: pytest.MonkeyPatch, name: str, fault: Any) -> None:
+def test_faults_change_tokens(model, monkeypatch, name, fault):
     rule = RULES["guesses"]
     assert not differs(model, rule)
     monkeypatch.setattr(RowWindowRun, name, fault)
@@ -256,7 +243,7 @@ def test_faults_change_tokens(model: Any, monkeypatch: pytest.MonkeyPatch, name:
     ("name", "graphs"),
     [("an adaptive start", False), ("both", False), ("two visits", False), ("an adaptive start", True)],
 )
-def test_other_requests_take_rows_half_way(model: Any, name: str, graphs: bool) -> None:
+def test_other_requests_take_rows_half_way(model, name, graphs):
     rule = RULES[name]
     torch._dynamo.reset()
     compiler = StepCompiler(counted := CountedGraphs(), 64) if graphs else None
@@ -290,13 +277,13 @@ def test_other_requests_take_rows_half_way(model: Any, name: str, graphs: bool) 
         ),
     ],
 )
-def test_rules_that_do_not_fit_are_named(changes: dict[str, Any], message: str) -> None:
+def test_rules_that_do_not_fit_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(WHOLE, **changes)
 
 
 @pytest.mark.parametrize("name", ["both", "two visits of copies", "an order known beforehand"])
-def test_steps_are_one_graph(model: Any, name: str) -> None:
+def test_steps_are_one_graph(model, name):
     """Of the tokens, passes and origins of eager steps; and again in the next batch, which needs no other graph."""
     torch._dynamo.reset()
     compiler = StepCompiler(counted := CountedGraphs(), 64)

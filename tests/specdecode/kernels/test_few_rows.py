@@ -1,7 +1,5 @@
 """The kernels against sums in double precision, and the promise that a row depends on no other."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -29,7 +27,7 @@ def example(rows: int, columns: int, outputs: int, dtype: torch.dtype) -> tuple[
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_product_is_the_product(own_kernels: None, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+def test_a_product_is_the_product(own_kernels, shape, dtype):
     x, weight, bias = example(*shape, dtype)
     exact = x.double() @ weight.double().T + bias.double()
     largest = x.double().abs() @ weight.double().abs().T + bias.double().abs()  # what rounding is measured by
@@ -39,7 +37,7 @@ def test_a_product_is_the_product(own_kernels: None, shape: tuple[int, int, int]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_all_blocks_but_the_last_come_on_one_scale(own_kernels: None, dtype: torch.dtype) -> None:
+def test_all_blocks_but_the_last_come_on_one_scale(own_kernels, dtype):
     x, weight, _ = example(7, 3 * 37, 33, dtype)
     blocks = (x * 1e-3).double().view(7, 3, 37)
     blocks[:, :2] = (blocks[:, :2] / (blocks[:, :2].square().mean(-1, keepdim=True) + 1e-6).sqrt()).to(dtype).double()
@@ -50,7 +48,7 @@ def test_all_blocks_but_the_last_come_on_one_scale(own_kernels: None, dtype: tor
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bytes_with_a_scale_are_weights(own_kernels: None, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+def test_bytes_with_a_scale_are_weights(own_kernels, shape, dtype):
     x, weight, bias = example(*shape, dtype)
     scale = weight.float().abs().amax(1) / 127
     quantized = (weight / scale[:, None]).round().to(torch.int8)
@@ -62,9 +60,7 @@ def test_bytes_with_a_scale_are_weights(own_kernels: None, shape: tuple[int, int
 @pytest.mark.parametrize(("in_bytes", "dynamic"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_has_the_same_bits_alone(
-    own_kernels: None, shape: tuple[int, int, int], dtype: torch.dtype, in_bytes: bool, dynamic: bool
-) -> None:
+def test_a_row_has_the_same_bits_alone(own_kernels, shape, dtype, in_bytes, dynamic):
     x, weight, _ = example(*shape, dtype)
     scale = None
     if in_bytes:
@@ -79,15 +75,13 @@ def test_a_row_has_the_same_bits_alone(
         torch.set_num_threads(threads)
 
 
-def test_compiled_graphs_hold_the_product(own_kernels: None) -> None:
+def test_compiled_graphs_hold_the_product(own_kernels):
     x, weight, bias = example(2, 192, 5, torch.float32)
     torch.library.opcheck(linear, (x, weight, None, bias), test_utils=("test_schema", "test_faketensor"))
     assert torch.equal(torch.ops.specdecode.few_row_linear(x, weight, None, bias), linear_now(x, weight, None, bias))
 
 
-def test_a_processor_without_wide_vectors_gets_the_same_sums(
-    own_kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_without_wide_vectors_gets_the_same_sums(own_kernels, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_FLAGS", ("-O0", "-std=c++17", "-fPIC", "-fopenmp", "-w"))
     x, weight, bias = example(7, 100, 33, torch.float32)
     small, small_weight, _ = example(2, 192, 5, torch.bfloat16)
@@ -101,7 +95,7 @@ def test_a_processor_without_wide_vectors_gets_the_same_sums(
     torch.testing.assert_close(linear_now(x, steps, scale, bias, True), in_bytes)
 
 
-def test_without_a_compiler_torch_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_torch_computes(tmp_path, monkeypatch):
     monkeypatch.setenv("VARGEN_KERNELS", "auto")
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -112,9 +106,7 @@ def test_without_a_compiler_torch_computes(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("ends", ["exit 1", "exec sleep 60"])
-def test_a_compiler_that_fails_or_takes_too_long_is_quoted(
-    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_that_fails_or_takes_too_long_is_quoted(ends, tmp_path, monkeypatch):
     compiler = tmp_path / "compiler"
     compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "out of luck" >&2\n{ends}\n')
     compiler.chmod(0o755)
@@ -128,7 +120,7 @@ def test_a_compiler_that_fails_or_takes_too_long_is_quoted(
     assert not list((tmp_path / "cache" / "kernels").iterdir())
 
 
-def test_installing_builds_them_with_the_standard_library_alone(tmp_path: Path) -> None:
+def test_installing_builds_them_with_the_standard_library_alone(tmp_path):
     compiler = tmp_path / "compiler"
     compiler.write_text(
         '#!/bin/sh\n[ "$1" = --version ] && exit 0\nwhile [ "$1" != -o ]; do shift; done\necho done > "$2"\n'
@@ -146,7 +138,7 @@ def test_installing_builds_them_with_the_standard_library_alone(tmp_path: Path) 
     assert [path.read_text() for path in tmp_path.glob("cache/kernels/*.so")] == ["done\n"]
 
 
-def test_a_choice_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_that_is_none_is_refused(monkeypatch):
     monkeypatch.setenv("VARGEN_KERNELS", "fastest")
     with pytest.raises(ValueError, match="VARGEN_KERNELS must be one of auto, plain, got 'fastest'"):
         build.library()

@@ -3,8 +3,6 @@
 A case makes random inputs of one or several operations and returns what to call. Row windows are in `test_lines.py`.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable
@@ -287,9 +285,7 @@ def by_choice(monkeypatch: pytest.MonkeyPatch, choice: str, call: Callable[[], A
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**31))
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_plain_and_fused_agree(
-    own_kernels: None, monkeypatch: pytest.MonkeyPatch, case: Callable[[Inputs], Callable[[], Any]], seed: int
-) -> None:
+def test_plain_and_fused_agree(own_kernels, monkeypatch, case, seed):
     call = case(Inputs(seed))
     plain, fused = (by_choice(monkeypatch, each, call) for each in ("plain", "auto"))
     for one, other in zip(plain, fused, strict=True):
@@ -297,7 +293,7 @@ def test_plain_and_fused_agree(
         assert torch.equal(one, other) and one.dtype == other.dtype if isinstance(one, Tensor) else one == other
 
 
-def test_every_kernel_is_tried(own_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kernel_is_tried(own_kernels, monkeypatch):
     """But for what other files try: row windows, and features that VVS stores and takes."""
     names: set[str] = set()
     call = fused_ops._call
@@ -309,13 +305,13 @@ def test_every_kernel_is_tried(own_kernels: None, monkeypatch: pytest.MonkeyPatc
     assert set(re.findall(r"\bjudging_(\w+)\(", source)) - names == {"store", "taken"}
 
 
-def test_what_they_do_not_take_is_left_to_torch(own_kernels: None) -> None:
+def test_what_they_do_not_take_is_left_to_torch(own_kernels):
     rows = torch.zeros(4, 4)
     assert fused_ops.serves(rows) and fused_ops.serves(rows[:, None].expand(4, 3, 4))
     assert not fused_ops.serves(rows.t()) and not fused_ops.serves(rows.double())
 
 
-def test_tokens_that_are_none_are_refused(own_kernels: None) -> None:
+def test_tokens_that_are_none_are_refused(own_kernels):
     draft, output, lengths = random_chain(1, 6, 5, 16)
     beyond = replace(draft, tree=replace(draft.tree, tokens=draft.tree.tokens + 16))
     state = state_for(lengths, SAMPLED)

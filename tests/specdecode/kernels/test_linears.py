@@ -1,9 +1,6 @@
 """Linear layers that take the kernels where these serve, and are torch's own everywhere else."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -42,7 +39,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_few_rows_are_multiplied_by_the_kernels(own_kernels: None, calls: list[int], dtype: torch.dtype) -> None:
+def test_few_rows_are_multiplied_by_the_kernels(own_kernels, calls, dtype):
     model = example().to(dtype)
     x = torch.randn(2, 3, 48).to(dtype)
     expected = model.double()(x.double())
@@ -54,7 +51,7 @@ def test_few_rows_are_multiplied_by_the_kernels(own_kernels: None, calls: list[i
 
 
 @torch.no_grad()
-def test_everything_else_is_torchs(own_kernels: None, calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_else_is_torchs(own_kernels, calls, monkeypatch):
     model = example()
     served = copy.deepcopy(model)
     serve_linears(served)
@@ -75,7 +72,7 @@ def test_everything_else_is_torchs(own_kernels: None, calls: list[int], monkeypa
 
 
 @torch.no_grad()
-def test_a_model_stays_what_it_was(own_kernels: None, calls: list[int]) -> None:
+def test_a_model_stays_what_it_was(own_kernels, calls):
     model = example()
     names = list(model.state_dict())
     serve_linears(model)
@@ -91,7 +88,7 @@ def test_a_model_stays_what_it_was(own_kernels: None, calls: list[int]) -> None:
 
 
 @torch.no_grad()
-def test_compiled_code_holds_the_product(own_kernels: None) -> None:
+def test_compiled_code_holds_the_product(own_kernels):
     model = example()
     serve_linears(model)
     x = torch.randn(2, 48)
@@ -133,9 +130,7 @@ def _elsewhere(layer: nn.Linear) -> None:
 
 @pytest.mark.parametrize("change", [_shorter, _mixed_bias, _spread_bias, _short_bias, _bytes, _elsewhere])
 @torch.no_grad()
-def test_what_the_kernels_cannot_read_is_torchs(
-    own_kernels: None, calls: list[int], change: Callable[[nn.Linear], None]
-) -> None:
+def test_what_the_kernels_cannot_read_is_torchs(own_kernels, calls, change):
     """They see addresses alone, so they would read other numbers, or past the end."""
     torch.manual_seed(0)
     served, plain = nn.Linear(48, 33), nn.Linear(48, 33)

@@ -105,23 +105,19 @@ def check_alike(rule: RowWindows, batch_size: int, sampling: SamplingConfig) -> 
 
 @pytest.mark.parametrize("max_visits", [2, 3])
 @pytest.mark.parametrize("guesses", [3, 4, 7])
-def test_tokens_that_were_taken_by_visits_are_fed_again(own_kernels: None, max_visits: int, guesses: int) -> None:
+def test_tokens_that_were_taken_by_visits_are_fed_again(own_kernels, max_visits, guesses):
     """A right guess behind a wrong one may be a line's newest token."""
     check_alike(RowWindows(Lines(64, 8), 8, guesses=guesses, max_visits=max_visits), 40, DRAWN)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rule_for=rules(), sampling=st.sampled_from((DRAWN, GREEDY)))
-def test_the_kernels_feed_and_decide_what_the_lines_of_torch_do(
-    own_kernels: None, rule_for: tuple[RowWindows, int], sampling: SamplingConfig
-) -> None:
+def test_the_kernels_feed_and_decide_what_the_lines_of_torch_do(own_kernels, rule_for, sampling):
     check_alike(*rule_for, sampling)
 
 
 @pytest.mark.parametrize("max_visits", [None, 2])
-def test_the_kernels_serve_eager_steps(
-    own_kernels: None, monkeypatch: pytest.MonkeyPatch, max_visits: int | None
-) -> None:
+def test_the_kernels_serve_eager_steps(own_kernels, monkeypatch, max_visits):
     """Also where other requests take rows half way."""
     model, rule = make_placed_model(), RowWindows(Lines(COUNT, SIDE), 3, guesses=2, max_visits=max_visits)
     monkeypatch.setattr(RowWindowRun, "_perform_in_lines", None)
@@ -135,9 +131,7 @@ def test_the_kernels_serve_eager_steps(
 
 
 @pytest.mark.parametrize("by_kernels", [False, True])
-def test_a_row_that_takes_a_place_has_windows_and_guesses_of_its_own(
-    own_kernels: None, monkeypatch: pytest.MonkeyPatch, by_kernels: bool
-) -> None:
+def test_a_row_that_takes_a_place_has_windows_and_guesses_of_its_own(own_kernels, monkeypatch, by_kernels):
     """The first request is over soon, and its place goes to one with longer lines."""
     sizes = [Lines(4, 2), Lines(32, 4), Lines(18, 6)]
     if not by_kernels:
@@ -162,7 +156,7 @@ def test_a_row_that_takes_a_place_has_windows_and_guesses_of_its_own(
         assert each.trace.rows_fed == alone.trace.rows_fed and each.trace.drafted == alone.trace.drafted
 
 
-def test_a_pass_that_feeds_more_than_there_is_room_for_is_seen(own_kernels: None) -> None:
+def test_a_pass_that_feeds_more_than_there_is_room_for_is_seen(own_kernels):
     run = run_of(make_placed_model(), range(1), RowWindows(Lines(COUNT, SIDE), 1, guesses=2))
     run.step()
     assert fused_ops.serves(run.state.tokens)

@@ -1,7 +1,5 @@
 """Layers of rounded weights: their numbers, in the kernels and without them."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -56,9 +54,7 @@ def rounded(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kernels", ["auto", "plain"])
 @torch.no_grad()
-def test_it_is_the_rounded_model(
-    own_kernels: None, monkeypatch: pytest.MonkeyPatch, kernels: str, dtype: torch.dtype, dynamic: bool
-) -> None:
+def test_it_is_the_rounded_model(own_kernels, monkeypatch, kernels, dtype, dynamic):
     monkeypatch.setenv("VARGEN_KERNELS", kernels)
     model = example()
     quantized, exact = copy.deepcopy(model).to(dtype), rounded(copy.deepcopy(model).to(dtype).float())
@@ -80,7 +76,7 @@ def test_it_is_the_rounded_model(
 
 
 @torch.no_grad()
-def test_another_precision_is_that_of_what_it_is_fed(own_kernels: None) -> None:
+def test_another_precision_is_that_of_what_it_is_fed(own_kernels):
     layer = Int8Linear.of(nn.Linear(64, 21))
     x, weight, scale = torch.randn(3, 64), layer.weight.clone(), layer.scale.clone()
     expected = layer(x)
@@ -92,7 +88,7 @@ def test_another_precision_is_that_of_what_it_is_fed(own_kernels: None) -> None:
 
 
 @torch.no_grad()
-def test_an_output_without_weights_stays_zero(own_kernels: None) -> None:
+def test_an_output_without_weights_stays_zero(own_kernels):
     layer = nn.Linear(32, 3)
     layer.weight[1] = 0
     quantized = Int8Linear.of(layer)
@@ -100,7 +96,7 @@ def test_an_output_without_weights_stays_zero(own_kernels: None) -> None:
 
 
 @torch.no_grad()
-def test_layers_that_use_the_kernels_already_are_quantized_too(own_kernels: None) -> None:
+def test_layers_that_use_the_kernels_already_are_quantized_too(own_kernels):
     model, served = example(), example()
     serve_linears(served)
     quantize_linears(model, "int8")
@@ -111,9 +107,7 @@ def test_layers_that_use_the_kernels_already_are_quantized_too(own_kernels: None
 
 
 @torch.no_grad()
-def test_many_rows_are_torchs_and_compiled_code_holds_the_product(
-    own_kernels: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_rows_are_torchs_and_compiled_code_holds_the_product(own_kernels, monkeypatch):
     model = example()
     quantize_linears(model, "int8")
     graphs: list[torch.fx.GraphModule] = []
@@ -136,7 +130,7 @@ def test_many_rows_are_torchs_and_compiled_code_holds_the_product(
 
 
 @torch.no_grad()
-def test_a_row_of_nothing_and_one_that_holds_no_number(own_kernels: None) -> None:
+def test_a_row_of_nothing_and_one_that_holds_no_number(own_kernels):
     layer = Int8Linear.of(nn.Linear(70, 5), dynamic=True)
     rows = torch.randn(4, 70)
     rows[1], rows[2, 3], rows[3, 69] = 0, torch.nan, torch.inf
@@ -145,7 +139,7 @@ def test_a_row_of_nothing_and_one_that_holds_no_number(own_kernels: None) -> Non
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_it_cannot_be_saved_as_what_it_is_not(quantization: str) -> None:
+def test_it_cannot_be_saved_as_what_it_is_not(quantization):
     model = example()
     quantize_linears(model, quantization)
     with pytest.raises(
@@ -172,7 +166,7 @@ def four_bits(weight: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("columns", [64, 192, 640])
 @torch.no_grad()
-def test_four_bits_are_the_nearest_steps_and_never_far(columns: int) -> None:
+def test_four_bits_are_the_nearest_steps_and_never_far(columns):
     torch.manual_seed(columns)
     layer = nn.Linear(columns, 7)
     layer.weight[2, :64] = 0
@@ -188,7 +182,7 @@ def test_four_bits_are_the_nearest_steps_and_never_far(columns: int) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 24, 31, 60])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_kernels_multiply_what_four_bits_stand_for(own_kernels: None, dtype: torch.dtype, rows: int) -> None:
+def test_kernels_multiply_what_four_bits_stand_for(own_kernels, dtype, rows):
     torch.manual_seed(rows)
     for columns, outputs in ((64, 1), (192, 21), (2816, 70)):
         layer = Int4Linear.of(nn.Linear(columns, outputs)).to(dtype)
@@ -204,7 +198,7 @@ def test_kernels_multiply_what_four_bits_stand_for(own_kernels: None, dtype: tor
 
 
 @torch.no_grad()
-def test_int4_takes_what_fits_and_says_where_nothing_does() -> None:
+def test_int4_takes_what_fits_and_says_where_nothing_does():
     model = example()
     quantize_linears(model, "int4")
     assert [type(each) for each in (model[0], model[1][1])] == [Int4Linear, nn.Linear]
@@ -213,7 +207,7 @@ def test_int4_takes_what_fits_and_says_where_nothing_does() -> None:
         quantize_linears(model[1], "int4")
 
 
-def test_every_name_is_one_that_options_take() -> None:
+def test_every_name_is_one_that_options_take():
     assert tuple(module._LAYERS) == OWN_QUANTIZATION
     for name in OWN_QUANTIZATION:
         layers = example()

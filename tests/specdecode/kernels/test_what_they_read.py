@@ -1,7 +1,5 @@
 """Kernels see addresses: what is of another shape, type or range than they take it for is refused, or left to torch."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os
@@ -86,7 +84,7 @@ class Proposed(Drafter):
         """Nothing to learn."""
 
 
-def test_the_path_of_a_tree_may_be_accepted_to_its_end() -> None:
+def test_the_path_of_a_tree_may_be_accepted_to_its_end():
     """The token behind it has no node."""
     path = torch.tensor([[0, 1], [0, 1], [0, 2]])
     tokens, active = torch.arange(9).view(3, 3), torch.ones(3, dtype=torch.bool)
@@ -109,7 +107,7 @@ def test_the_path_of_a_tree_may_be_accepted_to_its_end() -> None:
         ("valid", lambda each: each.long(), "propose valid bool of shape [3, 4], got int64"),
     ],
 )
-def test_trees_of_other_types_are_refused(name: str, change: Callable[[Tensor], Tensor], message: str) -> None:
+def test_trees_of_other_types_are_refused(name, change, message):
     def make(tokens: Tensor) -> Draft:
         tree = TokenTree.chain(tokens)
         return Draft(replace(tree, **{name: change(getattr(tree, name))}))
@@ -120,13 +118,13 @@ def test_trees_of_other_types_are_refused(name: str, change: Callable[[Tensor], 
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.bool])
-def test_drafts_of_one_hot_integers_are_refused(kind: torch.dtype) -> None:
+def test_drafts_of_one_hot_integers_are_refused(kind):
     make = lambda tokens: Draft(TokenTree.chain(tokens), F.one_hot(tokens, 6).to(kind))  # noqa: E731
     with pytest.raises(ValueError, match=r"must give probabilities float32 of shape \[3, 4, 6\], got (int64|bool) of"):
         decoded(Proposed(make))
 
 
-def test_verifiers_leave_one_hot_integers_to_torch() -> None:
+def test_verifiers_leave_one_hot_integers_to_torch():
     draft, output, lengths = random_chain(1, 6, 5, 16)
     certain = F.one_hot(draft.tree.tokens, 16)
     one, other = (
@@ -147,7 +145,7 @@ def test_verifiers_leave_one_hot_integers_to_torch() -> None:
         ("path", lambda each: each[:2], "give path int64 of shape [3, k], got int64 of shape [2, "),
     ],
 )
-def test_verdicts_of_other_types_are_refused(name: str, change: Callable[[Tensor], Tensor], message: str) -> None:
+def test_verdicts_of_other_types_are_refused(name, change, message):
     class Odd(ExactVerifier):
         def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
             verdict = super().accept(draft, output, state)
@@ -158,7 +156,7 @@ def test_verdicts_of_other_types_are_refused(name: str, change: Callable[[Tensor
     assert f"Odd must {message}" in str(refused.value)
 
 
-def test_more_accepted_tokens_than_a_path_has_are_refused() -> None:
+def test_more_accepted_tokens_than_a_path_has_are_refused():
     class Generous(ExactVerifier):
         def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
             verdict = super().accept(draft, output, state)
@@ -175,7 +173,7 @@ def test_more_accepted_tokens_than_a_path_has_are_refused() -> None:
         (Selection(torch.zeros(3, 2, dtype=torch.int64), NO_TOKENS[:1]), "give counts int64 of shape [3], got int64"),
     ],
 )  # fmt: skip
-def test_selections_of_other_types_are_refused(selection: Selection, message: str) -> None:
+def test_selections_of_other_types_are_refused(selection, message):
     class Odd:
         def start(self, state: DecodeState) -> None: ...
 
@@ -193,7 +191,7 @@ def test_selections_of_other_types_are_refused(selection: Selection, message: st
     assert f"Odd must {message}" in str(refused.value)
 
 
-def test_parents_stand_before_their_children() -> None:
+def test_parents_stand_before_their_children():
     """A parent beyond the tree was read there; one behind its child led in a circle."""
     tree = TokenTree.from_parents(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([[-1, 0, 1, 2]]))
     for parents in ([-1, 0, 4000000, 2], [-1, 0, 2, 2], [-1, 0, 3, 2]):
@@ -208,7 +206,7 @@ def test_parents_stand_before_their_children() -> None:
         tree.path_to(torch.tensor([4]))
 
 
-def test_the_weight_behind_the_last_token_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_weight_behind_the_last_token_is_that_of_torch(monkeypatch):
     """Also where a chain's parents say that something was rejected there: there are as many weights as draft tokens."""
     parents = torch.tensor([-1, 0, 2]).expand(4, -1)
     tree = replace(TokenTree.chain(torch.zeros(4, 3, dtype=torch.int64)), parents=parents)
@@ -226,7 +224,7 @@ def test_the_weight_behind_the_last_token_is_that_of_torch(monkeypatch: pytest.M
     assert torch.equal(judged().next_tokens, by_kernels.next_tokens)
 
 
-def test_counters_belong_to_the_rows_of_their_streams() -> None:
+def test_counters_belong_to_the_rows_of_their_streams():
     streams = RandomStreams.from_seeds([1, 2])
     for wrong in (torch.zeros(2, 3, dtype=torch.int32), torch.zeros(1, 4, dtype=torch.int64), torch.tensor(3)):
         for tag in (Tag.TARGET, Tag.DRAFT):
@@ -239,7 +237,7 @@ def test_counters_belong_to_the_rows_of_their_streams() -> None:
                     draw()
 
 
-def test_no_numbers_and_no_rows() -> None:
+def test_no_numbers_and_no_rows():
     streams, counters = RandomStreams.from_seeds([1, 2]), torch.tensor([[1, 2, 7], [3, 4, 7]])
     assert streams.uniform(Tag.DRAFT, counters, 0).shape == (2, 3, 0)
     nobody = RandomStreams(torch.empty(0, dtype=torch.int64))
@@ -249,7 +247,7 @@ def test_no_numbers_and_no_rows() -> None:
         largest(torch.empty(2, 0))
 
 
-def test_races_of_other_shapes_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_races_of_other_shapes_are_left_to_torch(monkeypatch):
     counters = torch.arange(24).view(2, 3, 4)
     wide, one = torch.rand(2, 3, 4, 50), torch.rand(2, 1, 50)
     drawn = []
@@ -261,7 +259,7 @@ def test_races_of_other_shapes_are_left_to_torch(monkeypatch: pytest.MonkeyPatch
         assert torch.equal(plain, kernels)
 
 
-def test_forced_tokens_of_another_vocabulary_are_refused() -> None:
+def test_forced_tokens_of_another_vocabulary_are_refused():
     """They were looked for, and written, behind the probabilities of the last token."""
     nothing = torch.full((17,), -1)
     for known, marks in ((nothing, [900]), (nothing.index_fill(0, torch.tensor([5]), 900), [])):
@@ -270,7 +268,7 @@ def test_forced_tokens_of_another_vocabulary_are_refused() -> None:
             decoded(ForcedTokensDrafter(window, known, 1000, marks))
 
 
-def test_forced_tokens_are_of_tokens_type_and_shape() -> None:
+def test_forced_tokens_are_of_tokens_type_and_shape():
     for wrong in (torch.full((17,), -1, dtype=torch.int32), torch.full((3, 1, 17), -1)):
         with pytest.raises(ValueError, match="forced_tokens must be int64 of shape "):
             ForcedTokensDrafter(PromptLookupDrafter(PROMPTS, FixedDraftSize(DraftSize(4, 3))), wrong, 6)
@@ -285,19 +283,19 @@ def test_forced_tokens_are_of_tokens_type_and_shape() -> None:
         lambda tokens: Draft(replace(TokenTree.chain(tokens), depth=tokens[:, :1], max_children=2)),
     ],
 )
-def test_forced_tokens_are_not_written_into_other_drafts(make: Callable[[Tensor], Draft]) -> None:
+def test_forced_tokens_are_not_written_into_other_drafts(make):
     with pytest.raises((ValueError, RuntimeError)):
         decoded(ForcedTokensDrafter(Proposed(make), KNOWN, 6))
 
 
-def test_forced_tokens_are_not_written_into_narrower_ones() -> None:
+def test_forced_tokens_are_not_written_into_narrower_ones():
     def drafted(kind: torch.dtype) -> Tensor:
         return decoded(ForcedTokensDrafter(Proposed(lambda tokens: Draft(TokenTree.chain(tokens.to(kind)))), KNOWN, 6))
 
     assert torch.equal(drafted(torch.int64), drafted(torch.int32))
 
 
-def test_prompts_are_tokens() -> None:
+def test_prompts_are_tokens():
     for wrong in (PROMPTS.float(), PROMPTS[0]):
         with pytest.raises(ValueError, match=r"prompt must be tokens int64 of shape \[batch, length\], got "):
             PromptLookupDrafter(wrong, FixedDraftSize(DraftSize(4, 3)))
@@ -331,7 +329,7 @@ class Short:
         (StaggeredLines, lambda each: each[..., :2]),
     ],
 )
-def test_logits_of_places_are_of_all_that_was_fed(kind: Any, change: Callable[[Tensor], Tensor]) -> None:
+def test_logits_of_places_are_of_all_that_was_fed(kind, change):
     run = kind(Lines(16, 4), 2).run(
         Short(change), max_new_tokens=16, sampling=GREEDY, streams=RandomStreams.from_seeds([0, 1])
     )
@@ -339,7 +337,7 @@ def test_logits_of_places_are_of_all_that_was_fed(kind: Any, change: Callable[[T
         run.finish()
 
 
-def test_the_first_rows_of_a_cache_keep_their_own_entries() -> None:
+def test_the_first_rows_of_a_cache_keep_their_own_entries():
     """Where rows lie does not depend on how many there are."""
     caches = []
     for _ in range(2):
@@ -352,7 +350,7 @@ def test_the_first_rows_of_a_cache_keep_their_own_entries() -> None:
     assert torch.equal(whole._rows, caches[1]._rows) and torch.equal(whole.lengths, caches[1].lengths)
 
 
-def test_what_a_cache_has_no_room_for_is_refused() -> None:
+def test_what_a_cache_has_no_room_for_is_refused():
     cache = StaticKVCache(1, 2, 1, 4, 2)
     cache.lengths.fill_(3)
     with pytest.raises(IndexError, match="outside"):
@@ -370,7 +368,7 @@ def test_what_a_cache_has_no_room_for_is_refused() -> None:
 
 @pytest.mark.parametrize("width", [0, 2])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_rows_of_another_precision_are_appended_by_torch(width: int, kind: torch.dtype) -> None:
+def test_rows_of_another_precision_are_appended_by_torch(width, kind):
     left, right, counts = torch.rand(2, 3, 4), torch.rand(2, width, 4).to(kind), torch.tensor([1, 3])
     both, _ = append(left, counts, right, torch.tensor([width, width]))
     for row, count in enumerate(counts.tolist()):
@@ -378,7 +376,7 @@ def test_rows_of_another_precision_are_appended_by_torch(width: int, kind: torch
 
 
 @pytest.mark.parametrize("scale", [0, 60])
-def test_grown_trees_hold_every_parent(scale: int) -> None:
+def test_grown_trees_hold_every_parent(scale):
     """Also where float32 cannot tell scores apart: only one token is possible, or logits are divided by 0.01."""
     for seed in range(40):
         generator = torch.Generator().manual_seed(seed)
@@ -397,7 +395,7 @@ def test_grown_trees_hold_every_parent(scale: int) -> None:
         tree.check()
 
 
-def test_a_library_built_with_other_flags_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_built_with_other_flags_is_another(monkeypatch):
     compiler = build._compiler()
     assert compiler is not None
     before = build._identity(compiler)

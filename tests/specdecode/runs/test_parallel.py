@@ -74,7 +74,7 @@ def parallel(channel: DraftChannel, sampling: SamplingConfig = GREEDY, **options
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "filtered"])
 @pytest.mark.parametrize("table", [TABLE, CLOSE_TABLE, random_table(VOCAB, 9)], ids=["same", "close", "strange"])
 @pytest.mark.parametrize("draft_length", [1, 3, 8, 60])
-def test_tokens_are_those_of_plain_decoding(sampling: SamplingConfig, table: Tensor, draft_length: int) -> None:
+def test_tokens_are_those_of_plain_decoding(sampling, table, draft_length):
     result = parallel(InTurnChannel(source_of(table)), sampling, draft_length=draft_length)
     assert torch.equal(result.tokens, plain(sampling))
     if table is TABLE:  # all guesses are right: windows come one behind the other
@@ -84,7 +84,7 @@ def test_tokens_are_those_of_plain_decoding(sampling: SamplingConfig, table: Ten
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 6, 7, 13])
 @pytest.mark.parametrize("table", [TABLE, CLOSE_TABLE], ids=["same", "close"])
-def test_rows_have_exactly_as_many_tokens_as_asked(length: int, table: Tensor) -> None:
+def test_rows_have_exactly_as_many_tokens_as_asked(length, table):
     for draft_length in range(1, 8):
         channel = InTurnChannel(source_of(table, length))
         result = parallel(channel, SAMPLED, max_new_tokens=length, draft_length=draft_length)
@@ -93,7 +93,7 @@ def test_rows_have_exactly_as_many_tokens_as_asked(length: int, table: Tensor) -
 
 @pytest.mark.parametrize("table", [TABLE, CLOSE_TABLE], ids=["same", "close"])
 @pytest.mark.parametrize("draft_length", [1, 3, 4])
-def test_rows_end_at_the_stop_token_wherever_in_a_window_it_is(table: Tensor, draft_length: int) -> None:
+def test_rows_end_at_the_stop_token_wherever_in_a_window_it_is(table, draft_length):
     whole = plain(SAMPLED)[0].tolist()
     for offset in range(15):
         stop = whole[offset]
@@ -111,7 +111,7 @@ def test_rows_end_at_the_stop_token_wherever_in_a_window_it_is(table: Tensor, dr
         assert sum(each.emitted for each in result.account.settled) == int(result.lengths[0])
 
 
-def test_any_of_several_stop_tokens_ends_a_row_and_steps_are_told() -> None:
+def test_any_of_several_stop_tokens_ends_a_row_and_steps_are_told():
     whole = plain(SAMPLED)[0].tolist()
     stops = [whole[20], whole[11]]
     told: list[tuple[int, list[int], bool]] = []
@@ -143,7 +143,7 @@ def right_guesses(sampling: SamplingConfig) -> list[bool]:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("draft_length", [1, 3, 5])
-def test_rounds_are_those_that_right_and_wrong_guesses_make(sampling: SamplingConfig, draft_length: int) -> None:
+def test_rounds_are_those_that_right_and_wrong_guesses_make(sampling, draft_length):
     result = parallel(InTurnChannel(source_of()), sampling, draft_length=draft_length)
     assert result.account.settled == reckoned_rounds(right_guesses(sampling), draft_length)
     matches = right_guesses(sampling)
@@ -195,7 +195,7 @@ class Watched:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("draft_length", [1, 2, 5])
-def test_windows_follow_what_stands_and_never_pass_the_end(sampling: SamplingConfig, draft_length: int) -> None:
+def test_windows_follow_what_stands_and_never_pass_the_end(sampling, draft_length):
     watched = Watched(InTurnChannel(source_of()), CLOSE_TABLE, sampling)
     result = parallel(watched, sampling, draft_length=draft_length)
     assert torch.equal(result.tokens, plain(sampling))
@@ -223,7 +223,7 @@ class _ForgetsOneLess(MarkovTarget):
 
 
 @pytest.mark.parametrize("faulty", [_NeverForgets, _ForgetsOneLess])
-def test_a_drafter_that_is_not_cropped_is_noticed(faulty: type[MarkovTarget]) -> None:
+def test_a_drafter_that_is_not_cropped_is_noticed(faulty):
     def source(prompt: Any, hint: Any) -> MarkovTarget:
         return faulty(CLOSE_TABLE, PROMPT, 10 * LENGTH)
 
@@ -252,7 +252,7 @@ class _CountsABonus(Rounds):
 
 
 @pytest.mark.parametrize("fault", [_KeepsTheWindow, _CountsABonus])
-def test_faults_of_the_targets_side_are_noticed(monkeypatch: pytest.MonkeyPatch, fault: type[Rounds]) -> None:
+def test_faults_of_the_targets_side_are_noticed(monkeypatch, fault):
     wanted = reckoned_rounds(right_guesses(GREEDY), 4)
     assert parallel(InTurnChannel(source_of())).account.settled == wanted
     monkeypatch.setattr(specdecode.runs.parallel.loop, "Rounds", fault)
@@ -312,7 +312,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_hundred_timings_give_one_result() -> None:
+def test_a_hundred_timings_give_one_result():
     length = 12
     wanted = parallel(InTurnChannel(source_of(length=length)), SAMPLED, max_new_tokens=length, draft_length=3)
     assert torch.equal(wanted.tokens, plain(SAMPLED, length))
@@ -331,7 +331,7 @@ def test_a_hundred_timings_give_one_result() -> None:
             assert result.account.settled == wanted.account.settled
 
 
-def test_the_draft_length_is_the_ratio_of_measured_times(clock: Clock) -> None:
+def test_the_draft_length_is_the_ratio_of_measured_times(clock):
     assert [draft_length_of(*each) for each in ((0.420, 0.078), (0.420, 0.0466), (5.9, 1.0), (1.0, 3.0))] == [
         5,
         9,
@@ -370,7 +370,7 @@ class Early(MarkovTarget):
         return super().prefill()
 
 
-def test_the_hint_reaches_the_drafter_of_its_row() -> None:
+def test_the_hint_reaches_the_drafter_of_its_row():
     seen: list[Any] = []
 
     def source(prompt: Any, hint: Callable[[], Tensor | None]) -> MarkovTarget:
@@ -385,7 +385,7 @@ def test_the_hint_reaches_the_drafter_of_its_row() -> None:
     assert seen[-1] == ("another", None), "no hint was given"
 
 
-def test_waiting_for_the_hint_is_not_the_drafters_work(clock: Clock) -> None:
+def test_waiting_for_the_hint_is_not_the_drafters_work(clock):
     drafter = WindowDrafter(lambda prompt, hint: Slow(CLOSE_TABLE, lambda: clock.work(2 + 0 * bool(hint()))))
     assert drafter.begin(DraftRequest(None, VOCAB, GREEDY, 0), 1, lambda: clock.work(20)).seconds == 2
 
@@ -395,7 +395,7 @@ class _Breaks(MarkovTarget):
         raise ArithmeticError("this model is broken")
 
 
-def test_what_fails_on_either_side_is_raised_and_the_next_row_is_not_harmed() -> None:
+def test_what_fails_on_either_side_is_raised_and_the_next_row_is_not_harmed():
     def source(prompt: Any, hint: Callable[[], Tensor | None]) -> MarkovTarget:
         if prompt == "waits":
             hint()
@@ -417,7 +417,7 @@ def test_what_fails_on_either_side_is_raised_and_the_next_row_is_not_harmed() ->
             parallel(channel, target=Early(refuse), prompt="waits")
 
 
-def test_guesses_with_the_targets_numbers_agree_as_often_as_they_must() -> None:
+def test_guesses_with_the_targets_numbers_agree_as_often_as_they_must():
     rows = 20_000
     streams = RandomStreams.from_seeds(range(rows))
     zeros = torch.zeros(rows, 1, dtype=torch.int64)
@@ -442,19 +442,19 @@ def test_guesses_with_the_targets_numbers_agree_as_often_as_they_must() -> None:
         ({"trace": DecodeTrace(2)}, "trace must be of batch size 1"),
     ],
 )
-def test_what_cannot_be_used_is_named(options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_used_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         parallel(InTurnChannel(source_of()), **options)
 
 
-def test_drafters_that_do_not_fit_are_named() -> None:
+def test_drafters_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="vocabulary of 30 tokens, it has 31"):
         parallel(InTurnChannel(source_of(random_table(31, 0))))
     with pytest.raises(ValueError, match="must have one row, it has 2"):
         parallel(InTurnChannel(lambda prompt, hint: MarkovTarget(TABLE, PROMPT.expand(2, 2), 9)))
 
 
-def test_a_drafter_feeds_its_newest_token_again_when_nothing_else_waits() -> None:
+def test_a_drafter_feeds_its_newest_token_again_when_nothing_else_waits():
     drafter = WindowDrafter(source_of())
     first = drafter.begin(DraftRequest(None, VOCAB, GREEDY, 0), 5, lambda: None).tokens
     for kept in (4, 2, 2):

@@ -3,8 +3,6 @@
 The worker's loop is mostly tested in a thread at the other end of a pipe; what only a process can do, with one.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -89,13 +87,13 @@ def check(result: ParallelResult, sampling: SamplingConfig = SAMPLINGS[0], seed:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
-def test_rows_follow_one_another_over_a_link(sampling: SamplingConfig) -> None:
+def test_rows_follow_one_another_over_a_link(sampling):
     with served(players.build) as channel:
         for seed in (0, 5, 0):
             check(parallel(channel, sampling, seed=seed), sampling, seed)
 
 
-def test_the_hint_travels() -> None:
+def test_the_hint_travels():
     with served(players.build) as channel:
         for prompt in ("needs a hint", "needs none"):
             check(parallel(channel, target=target_of(channel.hint), prompt=prompt))
@@ -103,7 +101,7 @@ def test_the_hint_travels() -> None:
             parallel(channel, prompt="needs a hint")
 
 
-def test_the_drafters_errors_are_told_and_the_worker_lives_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_drafters_errors_are_told_and_the_worker_lives_on(capfd):
     with served(players.build) as channel:
         with pytest.raises(DrafterError, match=r"^the drafter failed: FileNotFoundError: no such video: missing\.mp4$"):
             parallel(channel, prompt="missing")
@@ -120,14 +118,14 @@ class _Breaks(Hinting):
         raise ArithmeticError("the target broke")
 
 
-def test_answers_nobody_waits_for_any_more_are_not_mistaken_for_others() -> None:
+def test_answers_nobody_waits_for_any_more_are_not_mistaken_for_others():
     with served(players.build) as channel:
         with pytest.raises(ArithmeticError):  # the window ordered in this round is never collected
             parallel(channel, target=_Breaks(players.target_table(), players.PROMPT, players.LENGTH))
         check(parallel(channel, seed=2), seed=2)
 
 
-def test_a_drafter_that_does_not_answer_is_given_up() -> None:
+def test_a_drafter_that_does_not_answer_is_given_up():
     ours, theirs = multiprocessing.Pipe()
     with RemoteDrafter(PipeLink(ours, timeout=0.05)) as channel:
         with pytest.raises(DrafterError, match=r"cannot be reached: no answer within 0\.05 seconds"):
@@ -145,7 +143,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_a_process_serves_rows_and_its_death_is_told() -> None:
+def test_a_process_serves_rows_and_its_death_is_told():
     with DraftProcess(players.build, timeout=600) as channel:
         pid = channel.pid
         for sampling in SAMPLINGS:
@@ -157,7 +155,7 @@ def test_a_process_serves_rows_and_its_death_is_told() -> None:
     assert not is_alive(pid) and not multiprocessing.active_children()
 
 
-def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
+def test_a_script_without_a_guard_is_told_of_it(tmp_path):
     """The new process runs the script again, which starts another one there."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -173,7 +171,7 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
     )
 
 
-def test_a_process_that_does_not_listen_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_listen_is_ended(monkeypatch):
     monkeypatch.setattr("specdecode.runs.parallel.two_processes._SECONDS_TO_STOP", 0.2)
     with DraftProcess(players.build) as channel:
         pid = channel.pid

@@ -1,7 +1,5 @@
 """The bookkeeping of parallel decoding against the state machine as the papers tell it, window by window."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -88,7 +86,7 @@ ROWS = st.lists(st.booleans(), min_size=1, max_size=40)
 
 @settings(max_examples=150, deadline=None)
 @given(ROWS, st.integers(1, 9), st.integers(0, 1000))
-def test_tokens_rounds_and_modes_are_the_papers(matches: list[bool], gamma: int, seed: int) -> None:
+def test_tokens_rounds_and_modes_are_the_papers(matches, gamma, seed):
     truth = [(seed * (i + 3)) % 7 for i in range(len(matches))]
     guess = guesses(truth, matches)
     rounds = Rounds(len(truth), gamma)
@@ -105,9 +103,7 @@ def test_tokens_rounds_and_modes_are_the_papers(matches: list[bool], gamma: int,
 
 @settings(max_examples=100, deadline=None)
 @given(ROWS, st.integers(1, 7), st.sets(st.integers(0, 12), max_size=2), st.integers(2, 13))
-def test_a_row_ends_at_its_first_stop_token_or_is_complete(
-    matches: list[bool], gamma: int, stops: set[int], period: int
-) -> None:
+def test_a_row_ends_at_its_first_stop_token_or_is_complete(matches, gamma, stops, period):
     truth = [i % period for i in range(len(matches))]
     rounds = Rounds(len(truth), gamma, stops)
     for _, _, each in run(rounds, truth, guesses(truth, matches)):
@@ -117,7 +113,7 @@ def test_a_row_ends_at_its_first_stop_token_or_is_complete(
     assert sum(rounds.run_lengths) + sum(each.rejected for each in rounds.settled) == len(rounds.tokens)
 
 
-def test_tokens_accepted_past_a_stop_token_are_not_counted() -> None:
+def test_tokens_accepted_past_a_stop_token_are_not_counted():
     """All five guesses are right, the second ends the row."""
     rounds = Rounds(9, 5, {7})
     rounds.settle([1], [1, 2, 7, 4, 5])
@@ -129,7 +125,7 @@ def test_tokens_accepted_past_a_stop_token_are_not_counted() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(ROWS, st.integers(1, 7))
-def test_runs_between_rejections_do_not_depend_on_the_window(matches: list[bool], gamma: int) -> None:
+def test_runs_between_rejections_do_not_depend_on_the_window(matches, gamma):
     truth = [1] * len(matches)
     rounds = Rounds(len(truth), gamma)
     ordered = sum(order.count for _, order, _ in run(rounds, truth, guesses(truth, matches)))
@@ -184,7 +180,7 @@ class _TellsNothing(Rounds):
 
 
 @pytest.mark.parametrize("fault", [_KeepsTheWindow, _CountsABonus, _JudgesTheFirstTwice, _TellsNothing])
-def test_faults_are_noticed(fault: type[Rounds]) -> None:
+def test_faults_are_noticed(fault):
     truth, gamma = [i % 5 for i in range(40)], 4
     matches = [i % 9 != 4 for i in range(40)]
     guess = guesses(truth, matches)

@@ -109,9 +109,7 @@ skips = st.one_of(st.none(), st.lists(st.integers(0, 3), min_size=3, max_size=3)
 @given(st.lists(skips, min_size=1, max_size=12), st.sampled_from((TREE, CHAIN)))
 @example([[3, 1, 0], None], CHAIN)
 @example([[2, 2, 2], None], CHAIN)
-def test_every_token_is_taken_unverified_or_is_the_targets_own(
-    steps: list[list[int] | None], parents: list[int]
-) -> None:
+def test_every_token_is_taken_unverified_or_is_the_targets_own(steps, parents):
     pattern = Pattern(steps)
     result, target, prompts = run(pattern, parents=parents)
     unverified = set(pattern.unverified)
@@ -132,7 +130,7 @@ def test_every_token_is_taken_unverified_or_is_the_targets_own(
     assert all(position < LENGTH - 1 for _, position in unverified), "a skip must not complete a row"
 
 
-def test_a_schedule_that_never_skips_changes_nothing() -> None:
+def test_a_schedule_that_never_skips_changes_nothing():
     plain = run(None)[0]
     for steps in ([None], [[0, 0, 0]]):
         result = run(Pattern(steps))[0]
@@ -141,24 +139,24 @@ def test_a_schedule_that_never_skips_changes_nothing() -> None:
         assert result.trace.target_passes == plain.trace.target_passes
 
 
-def test_a_schedule_used_twice_skips_the_same() -> None:
+def test_a_schedule_used_twice_skips_the_same():
     pattern = Pattern([[2, 0, 1], None, [0, 3, 2], None, None])
     first, second = run(pattern)[0], run(pattern)[0]
     assert torch.equal(first.tokens, second.tokens)
     assert first.trace.steps == second.trace.steps
 
 
-def test_what_no_row_took_is_not_fed() -> None:
+def test_what_no_row_took_is_not_fed():
     assert [run(Pattern([[0, most, 1]]))[1].most_fed for most in (1, 2, 3)] == [len(TREE) + most for most in (1, 2, 3)]
 
 
-def test_skipping_saves_passes() -> None:
+def test_skipping_saves_passes():
     plain, skipping = run(None)[0].trace, run(Pattern([[2, 2, 2], None]))[0].trace
     assert skipping.target_passes < plain.target_passes
     assert skipping.skipped_steps > 0 and plain.skipped_steps == 0
 
 
-def test_a_stop_token_inside_a_skip_ends_the_row() -> None:
+def test_a_stop_token_inside_a_skip_ends_the_row():
     everything = run(Pattern([[3, 3, 3]]))[0].tokens
     stop = int(everything[0, 4])
     result = run(Pattern([[3, 3, 3]]), stop_token=stop)[0]
@@ -171,9 +169,7 @@ def test_a_stop_token_inside_a_skip_ends_the_row() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(skips, min_size=1, max_size=6), st.integers(0, VOCAB - 1))
-def test_books_are_right_where_stop_tokens_end_rows_inside_and_outside_skips(
-    steps: list[list[int] | None], stop: int
-) -> None:
+def test_books_are_right_where_stop_tokens_end_rows_inside_and_outside_skips(steps, stop):
     result, target, _ = run(Pattern(steps), stop_token=stop)
     trace = result.trace
     assert trace.row_tokens == result.lengths.tolist() == [len(origins) for origins in trace.token_origins]
@@ -187,7 +183,7 @@ def test_books_are_right_where_stop_tokens_end_rows_inside_and_outside_skips(
             assert active or drafted == 0, "a row that has ended is asked about nothing"
 
 
-def test_rows_that_a_skip_ends_are_booked_with_and_without_rows_that_go_on() -> None:
+def test_rows_that_a_skip_ends_are_booked_with_and_without_rows_that_go_on():
     """Only row 0 skips, three tokens a step; a token in the middle of its second skip is made its stop token."""
     everything = run(Pattern([[3, 0, 0]]))[0]
     stop = int(everything.tokens[0, 1 + everything.trace.steps[0]["emitted"][0] + 3 + 1])
@@ -262,7 +258,7 @@ def skip_in_every_second_row(
 
 
 @pytest.mark.parametrize("children", ["sampled", "without replacement"])
-def test_what_is_verified_beside_and_behind_a_skip_has_the_targets_distribution(children: str) -> None:
+def test_what_is_verified_beside_and_behind_a_skip_has_the_targets_distribution(children):
     """The unverified token has the drafter's distribution, all others the target's."""
     tokens = skip_in_every_second_row(children)[0].tokens
     sampling = SamplingConfig(0.9)
@@ -285,7 +281,7 @@ def test_what_is_verified_beside_and_behind_a_skip_has_the_targets_distribution(
 
 
 @pytest.mark.parametrize("looks", [False, True])
-def test_a_schedule_that_looks_at_drawn_tokens_biases_those_it_leaves(looks: bool) -> None:
+def test_a_schedule_that_looks_at_drawn_tokens_biases_those_it_leaves(looks):
     """A token that is skipped where it is this one, or anywhere: of the rest, only the latter is the target's."""
     result, _ = skip_in_every_second_row(
         "sampled", skips=lambda draft: (draft.tree.tokens[:, 1] == 0).long() if looks else torch.arange(DRAWS) % 2
@@ -300,7 +296,7 @@ def test_a_schedule_that_looks_at_drawn_tokens_biases_those_it_leaves(looks: boo
     assert chance < 1e-9 if looks else chance > 1e-3
 
 
-def test_a_row_that_does_not_skip_is_judged_on_its_first_draft() -> None:
+def test_a_row_that_does_not_skip_is_judged_on_its_first_draft():
     _, drafter = skip_in_every_second_row("sampled", 50)
     draft, skipped = drafter.judged[0]
     before, behind = drafter.proposed[:2]
@@ -314,7 +310,7 @@ def test_a_row_that_does_not_skip_is_judged_on_its_first_draft() -> None:
         assert torch.equal(draft.probabilities[rows][there], mine.probabilities[rows][there])
 
 
-def test_a_drafter_that_cannot_skip_is_refused() -> None:
+def test_a_drafter_that_cannot_skip_is_refused():
     prompts = torch.zeros(1, 2, dtype=torch.long)
     with pytest.raises(ValueError, match="schedule"):
         new_run(
@@ -328,7 +324,7 @@ def test_a_drafter_that_cannot_skip_is_refused() -> None:
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(1, 4))
-def test_the_joint_forward_shows_each_token_its_own_past(counts: list[int], length: int) -> None:
+def test_the_joint_forward_shows_each_token_its_own_past(counts, length):
     batch_size = len(counts)
     count = torch.tensor(counts).clamp(max=length)
     chain = PendingChain(torch.arange(batch_size * length).view(batch_size, length) + 1, count)

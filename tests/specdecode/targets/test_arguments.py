@@ -1,7 +1,5 @@
 """The cache goes by either name that transformers has for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -21,7 +19,7 @@ class Newer(nn.Module):
 
 
 @pytest.mark.parametrize(("kind", "name"), [(Older, "past_key_values"), (Newer, "cache")])
-def test_a_module_is_given_the_cache_under_its_own_name(kind: type[nn.Module], name: str) -> None:
+def test_a_module_is_given_the_cache_under_its_own_name(kind, name):
     seen: list[Any] = []
     module = kind()
     module.register_forward_hook(lambda _, args, inputs, output: seen.append(cache_among(inputs)), with_kwargs=True)
@@ -30,5 +28,5 @@ def test_a_module_is_given_the_cache_under_its_own_name(kind: type[nn.Module], n
     assert seen == ["keys and values"]
 
 
-def test_nothing_is_among_arguments_without_one() -> None:
+def test_nothing_is_among_arguments_without_one():
     assert cache_among({"hidden_states": 1}) is None

@@ -1,7 +1,5 @@
 """Attention without repeated heads says what transformers' own says, and copies no key or value."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -48,7 +46,7 @@ def tensors(count: int, groups: int) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("groups", [1, 2, 7])
 @pytest.mark.parametrize("count", [1, 6, 30])
-def test_it_is_the_librarys_own(groups: int, count: int) -> None:
+def test_it_is_the_librarys_own(groups, count):
     query, keys, values, mask = tensors(count, groups)
     ours, _ = grouped_attention(Module(groups), query, keys, values, mask, scaling=0.3)
     theirs, _ = sdpa_attention_forward(Module(groups), query, keys, values, mask, scaling=0.3)
@@ -58,7 +56,7 @@ def test_it_is_the_librarys_own(groups: int, count: int) -> None:
     assert torch.equal(bare, wanted)
 
 
-def test_keys_are_not_repeated() -> None:
+def test_keys_are_not_repeated():
     query, keys, values, mask = tensors(2, 7)
     whole = keys.untyped_storage().nbytes()
     for function, repeats in ((grouped_attention, False), (sdpa_attention_forward, True)):

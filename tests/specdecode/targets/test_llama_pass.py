@@ -1,7 +1,5 @@
 """Whole passes in the kernels are those of transformers' modules, and the modules are called where these differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -67,12 +65,12 @@ def compare(model: PreTrainedModel, change: Callable[[LlamaPass], None] = lambda
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_trees_are_judged_as_by_the_modules(own_kernels: None, family: str) -> None:
+def test_trees_are_judged_as_by_the_modules(own_kernels, family):
     assert compare(make(family)) < 1e-4
     assert compare(make(family, torch.bfloat16)) < 1.0  # logits of up to 20 in eight bits
 
 
-def test_a_wrong_rotation_is_seen(own_kernels: None) -> None:
+def test_a_wrong_rotation_is_seen(own_kernels):
     def off_by_one(fast: LlamaPass) -> None:
         fast._weights.rotary.copy_(fast._weights.rotary.roll(1, 0))
 
@@ -123,14 +121,14 @@ def _pruned(model: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [_replaced, _patched, _hooked, _prepared, _quantized, _mixed, _pruned])
-def test_modules_that_are_not_transformers_own_are_called(own_kernels: None, change: Callable[[Any], None]) -> None:
+def test_modules_that_are_not_transformers_own_are_called(own_kernels, change):
     model = make("Llama")
     assert llama_pass(model, 40) is not None
     change(model)
     assert llama_pass(model, 40) is None
 
 
-def test_a_model_whose_hidden_states_were_asked_for_is_served(own_kernels: None) -> None:
+def test_a_model_whose_hidden_states_were_asked_for_is_served(own_kernels):
     """transformers leaves hooks on it, which look at outputs alone; a draft head asks for them."""
     model = make("Llama")
     model(torch.ones(1, 3, dtype=torch.int64), output_hidden_states=True)
@@ -150,9 +148,7 @@ def test_a_model_whose_hidden_states_were_asked_for_is_served(own_kernels: None)
         ("Qwen3", {"use_sliding_window": True, "sliding_window": 39, "max_window_layers": 1}),
     ],
 )
-def test_what_the_kernels_cannot_do_is_left_to_the_modules(
-    own_kernels: None, family: str, sizes: dict[str, Any]
-) -> None:
+def test_what_the_kernels_cannot_do_is_left_to_the_modules(own_kernels, family, sizes):
     assert llama_pass(make(family, **sizes), 40) is None
     assert llama_pass(language_models.make("gemma3"), 40) is None
     assert llama_pass(make("Llama").train(), 40) is None
@@ -181,9 +177,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
-def test_generate_uses_them_and_leaves_the_model_as_it_was(
-    own_kernels: None, monkeypatch: pytest.MonkeyPatch, architecture: str
-) -> None:
+def test_generate_uses_them_and_leaves_the_model_as_it_was(own_kernels, monkeypatch, architecture):
     model, prompts = language_models.make(architecture, dtype=torch.float32), ragged_prompts(2)
     classes = [type(module) for module in model.modules()]
     wanted = language_models.by_generate(model, prompts, 12, [])
@@ -201,7 +195,7 @@ def test_generate_uses_them_and_leaves_the_model_as_it_was(
         assert torch.equal(plain.sequences, wanted) and watched.products == products
 
 
-def test_a_model_is_as_before_after_an_error_too(own_kernels: None) -> None:
+def test_a_model_is_as_before_after_an_error_too(own_kernels):
     model = make("Llama")
     with pytest.raises(RuntimeError), served_linears(model):
         assert type(model.lm_head) is FewRowLinear
@@ -212,7 +206,7 @@ def test_a_model_is_as_before_after_an_error_too(own_kernels: None) -> None:
     assert type(model.lm_head) is nn.Linear and not hasattr(model.lm_head, "in_kernels")
 
 
-def test_a_layer_that_was_served_for_good_stays_so(own_kernels: None) -> None:
+def test_a_layer_that_was_served_for_good_stays_so(own_kernels):
     from specdecode.kernels.linears import serve_linears
 
     model = make("Llama")
@@ -226,7 +220,7 @@ class Elsewhere(torch.Tensor):
     """A weight of a class of its own, as those that torchao quantizes."""
 
 
-def test_weights_of_another_class_training_and_compiled_models_are_left_alone(own_kernels: None) -> None:
+def test_weights_of_another_class_training_and_compiled_models_are_left_alone(own_kernels):
     model = make("Llama")
     weight = model.lm_head.weight.detach().as_subclass(Elsewhere)
     model.lm_head.weight = nn.Parameter(weight)
@@ -243,6 +237,6 @@ def test_weights_of_another_class_training_and_compiled_models_are_left_alone(ow
     assert llama_pass(compiled, 40) is None
 
 
-def test_the_argument_is_checked() -> None:
+def test_the_argument_is_checked():
     with pytest.raises(ValueError, match="kernels must be one of auto, plain, got 'fast'"):
         specdecode.generate(make("Llama"), ragged_prompts()[0], kernels="fast")  # type: ignore[arg-type]

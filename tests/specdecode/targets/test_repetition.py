@@ -1,7 +1,5 @@
 """The repetition penalty along a tree is transformers' own along each of its paths."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
@@ -10,7 +8,7 @@ from specdecode.targets.repetition import RepetitionPenalty
 from specdecode.tree import TokenTree
 
 
-def test_every_node_has_the_penalty_of_its_own_path() -> None:
+def test_every_node_has_the_penalty_of_its_own_path():
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.tensor([3, 4, 4, 30]), torch.tensor([7])]
     tree = TokenTree.from_parents(
@@ -37,6 +35,6 @@ def test_every_node_has_the_penalty_of_its_own_path() -> None:
             torch.testing.assert_close(ours[row, node][None], theirs(said, logits[row, node][None]))
 
 
-def test_a_penalty_of_nothing_is_refused() -> None:
+def test_a_penalty_of_nothing_is_refused():
     with pytest.raises(ValueError, match="repetition_penalty"):
         RepetitionPenalty(0.0, [torch.tensor([1])], 5, 5)

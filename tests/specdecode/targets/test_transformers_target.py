@@ -1,7 +1,5 @@
 """Unmodified models of transformers judge trees in ragged batches as they judge plain sequences without a cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import language_models
@@ -72,7 +70,7 @@ def check_trees(model: Any, target_type: type[TransformersTarget] = Transformers
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_node_is_judged_as_without_a_cache(architecture: str, kernel: str) -> None:
+def test_every_node_is_judged_as_without_a_cache(architecture, kernel):
     # In float64 transformers' eager attention makes NaN of prompts with padding: it masks by the least float64, which
     # its float32 softmax takes for minus infinity.
     model = language_models.make(architecture, dtype=torch.float64 if kernel == "sdpa" else torch.float32)
@@ -105,7 +103,7 @@ class _PaddingIsSeen(TransformersTarget):
 
 
 @pytest.mark.parametrize("fault", [_PositionsOffByOne, _SiblingsSeeEachOther, _KeepsAWrongNode, _PaddingIsSeen])
-def test_planted_faults_are_caught(fault: type[TransformersTarget]) -> None:
+def test_planted_faults_are_caught(fault):
     model = language_models.make("llama")
     check_trees(model)
     with pytest.raises(AssertionError):
@@ -114,9 +112,7 @@ def test_planted_faults_are_caught(fault: type[TransformersTarget]) -> None:
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "mistral"])
 @pytest.mark.parametrize("fault", ["one too wide", "by slots", "from the start", "forgotten"])
-def test_a_window_that_is_counted_wrongly_is_caught(
-    architecture: str, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_window_that_is_counted_wrongly_is_caught(architecture, fault, monkeypatch):
     right = StaticKVCache.distances
 
     def wrong(self: StaticKVCache, depths: Tensor, kv_length: int | None = None) -> Tensor:
@@ -142,7 +138,7 @@ def run(target: TransformersTarget, drafter: Drafter | None = None, count: int =
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
-def test_a_tree_with_wrong_siblings_changes_no_token(architecture: str) -> None:
+def test_a_tree_with_wrong_siblings_changes_no_token(architecture):
     model, prompts = language_models.make(architecture), ragged_prompts(3)
     small = language_models.disturbed(model, 0.02)
     shape = StaticTree.from_child_counts("3 / 2 1 / 2")
@@ -153,7 +149,7 @@ def test_a_tree_with_wrong_siblings_changes_no_token(architecture: str) -> None:
     assert result.trace.target_passes < 20 and result.trace.mean_accepted_length > 0
 
 
-def test_rewinding_forgets() -> None:
+def test_rewinding_forgets():
     model, (input_ids, mask) = language_models.make("qwen3"), ragged_prompts()
     target = TransformersTarget(model, input_ids, mask, max_new_tokens=8, max_draft_nodes=4)
     target.prefill()
@@ -168,7 +164,7 @@ def test_rewinding_forgets() -> None:
         torch.testing.assert_close(logits[row, 0], fresh_logits(model, tokens), rtol=1e-4, atol=1e-4)
 
 
-def test_a_cache_serves_again_and_must_fit() -> None:
+def test_a_cache_serves_again_and_must_fit():
     model = language_models.make("llama")
     first = TransformersTarget(model, *ragged_prompts(1), max_new_tokens=20)
     run(first)
@@ -196,7 +192,7 @@ def in_parts(model: Any, input_ids: Tensor, mask: Tensor, **options: Any) -> Tra
     return TransformersTarget(model, attention_mask=mask, inputs_embeds=embeds, max_new_tokens=16, **parts, **options)
 
 
-def test_a_decoder_and_a_head_say_what_the_model_says_and_give_hidden_states() -> None:
+def test_a_decoder_and_a_head_say_what_the_model_says_and_give_hidden_states():
     model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
     parts = in_parts(model, input_ids, mask)
     assert torch.equal(
@@ -211,7 +207,7 @@ def test_a_decoder_and_a_head_say_what_the_model_says_and_give_hidden_states() -
     torch.testing.assert_close(model.lm_head(output.hidden_states).float(), output.logits)
 
 
-def test_states_of_given_tokens_are_those_of_decoding() -> None:
+def test_states_of_given_tokens_are_those_of_decoding():
     """In two passes as one by one; and the clock gets a target that stands where costs are typical."""
     model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
     parts = in_parts(model, input_ids, mask, max_draft_nodes=3)
@@ -232,7 +228,7 @@ def test_states_of_given_tokens_are_those_of_decoding() -> None:
     assert (clock.kv_cache.lengths - parts.kv_cache.lengths).tolist() == [4] * 3  # 7 of 15, and 3 were fed
 
 
-def test_positions_may_have_several_axes_and_jump() -> None:
+def test_positions_may_have_several_axes_and_jump():
     from transformers import Qwen2_5_VLTextConfig
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
@@ -277,7 +273,7 @@ class _Guided(TransformersTarget):
         return TargetOutput(apply_guidance(conditional, null, 3.0))
 
 
-def test_a_sequence_may_be_several_rows() -> None:
+def test_a_sequence_may_be_several_rows():
     model, (input_ids, mask) = language_models.make("qwen3"), ragged_prompts()
     nulls = torch.cat([torch.full_like(input_ids[:, :-1], 5), input_ids[:, -1:]], 1).masked_fill(mask == 0, 0)
     both = torch.cat([input_ids, nulls]), torch.cat([mask, mask])
@@ -299,7 +295,7 @@ def test_a_sequence_may_be_several_rows() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 6, VOCAB_SIZE + 6])
-def test_a_draft_model_may_have_a_few_tokens_more_or_fewer(vocab_size: int) -> None:
+def test_a_draft_model_may_have_a_few_tokens_more_or_fewer(vocab_size):
     model, prompts = language_models.make("llama"), ragged_prompts()
     prompts[0][0, -2] = VOCAB_SIZE - 1  # which the smaller one lacks
     small = language_models.make("llama", 0, vocab_size=vocab_size)
@@ -368,14 +364,14 @@ def _refusals() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("reason", _refusals())
-def test_architectures_that_cannot_be_served_are_refused_by_name(reason: str) -> None:
+def test_architectures_that_cannot_be_served_are_refused_by_name(reason):
     model = _refusals()[reason]().eval()
     with pytest.raises(ValueError, match=reason) as error:
         TransformersTarget(model, ragged_prompts()[0], max_new_tokens=8)
     assert str(error.value).startswith(type(model).__name__)
 
 
-def test_arguments_that_cannot_be_used_are_named() -> None:
+def test_arguments_that_cannot_be_used_are_named():
     model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
     sizes: dict[str, Any] = {"max_new_tokens": 4}
     with pytest.raises(ValueError, match="one of them"):
@@ -403,7 +399,7 @@ def test_arguments_that_cannot_be_used_are_named() -> None:
         target.forward(chain.tokens, chain.ancestor_mask(), chain.depth)
 
 
-def test_attention_that_views_all_heads_of_all_rows_is_served() -> None:
+def test_attention_that_views_all_heads_of_all_rows_is_served():
     import transformers as library
 
     config = library.GPTNeoXJapaneseConfig(
@@ -417,7 +413,7 @@ def test_attention_that_views_all_heads_of_all_rows_is_served() -> None:
     check_trees(model)
 
 
-def test_windows_are_shorter_than_prompts() -> None:
+def test_windows_are_shorter_than_prompts():
     """Else no test here would say anything about them."""
     assert int(ragged_prompts()[1].sum(1).min()) > WINDOW
 
@@ -431,7 +427,7 @@ class _NobodyWaits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_nobody_waits_for_the_device(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_the_device(architecture, monkeypatch):
     """As on a GPU: a CPU may look, where looking is free."""
     target = TransformersTarget(
         language_models.make(architecture), *ragged_prompts(), max_new_tokens=12, max_draft_nodes=len(PARENTS)

@@ -4,8 +4,6 @@ The cases were read in transformers' own tests of assisted decoding and prompt l
 `test_candidate_generator.py`), as far as these need no downloads. The tests are this project's.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -43,7 +41,7 @@ def one(prompts: tuple[Tensor, Tensor], row: int = 0) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("draft_length", [None, 1, 7])
 @pytest.mark.parametrize("drafter", ["itself", "another", "of fewer layers"])
-def test_any_draft_model_leaves_the_greedy_tokens(drafter: str, draft_length: int | None) -> None:
+def test_any_draft_model_leaves_the_greedy_tokens(drafter, draft_length):
     model, prompts = language_models.make("llama"), ragged_prompts(2)
     others = {
         "itself": model,
@@ -64,7 +62,7 @@ def test_any_draft_model_leaves_the_greedy_tokens(drafter: str, draft_length: in
         assert result.trace.target_passes == 1 + -(-(COUNT - 1) // (length + 1)), "everything is accepted"
 
 
-def test_a_draft_model_of_another_architecture_and_vocabulary() -> None:
+def test_a_draft_model_of_another_architecture_and_vocabulary():
     """With more tokens, which are never drafted, and with fewer, whose prompts have tokens that it lacks."""
     model, prompts = language_models.make("qwen3"), ragged_prompts(2)
     prompts[0][0, 3] = VOCAB_SIZE - 1
@@ -76,7 +74,7 @@ def test_a_draft_model_of_another_architecture_and_vocabulary() -> None:
         assert int(sampled.max()) < VOCAB_SIZE
 
 
-def test_a_draft_models_own_end_and_settings_do_not_count() -> None:
+def test_a_draft_models_own_end_and_settings_do_not_count():
     model, prompts = language_models.make("llama"), ragged_prompts(2)
     small = language_models.disturbed(model, 0.02)
     wanted = language_models.by_generate(model, prompts, COUNT, [])
@@ -91,7 +89,7 @@ def test_a_draft_models_own_end_and_settings_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("method", ["prompt-lookup", "jacobi", "itself"])
-def test_nothing_follows_a_stop_token_that_was_drafted(method: str) -> None:
+def test_nothing_follows_a_stop_token_that_was_drafted(method):
     """A prompt in which the newest tokens were followed by a stop token, and more."""
     model = language_models.make("llama")
     players: dict[str, Any] = {"draft_model": model} if method == "itself" else {"method": method}
@@ -109,7 +107,7 @@ def test_nothing_follows_a_stop_token_that_was_drafted(method: str) -> None:
             assert int(wanted[0, -1]) == end
 
 
-def test_a_stop_token_that_pads_too_ends_rows_once() -> None:
+def test_a_stop_token_that_pads_too_ends_rows_once():
     """Many models pad by the token that ends a row."""
     model, prompts = language_models.make("llama"), ragged_prompts(1)
     end = int(language_models.by_generate(model, prompts, 14, [])[0, 9 + 3])
@@ -121,7 +119,7 @@ def test_a_stop_token_that_pads_too_ends_rows_once() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_drafts_do_not_pass_the_greatest_length(count: int) -> None:
+def test_drafts_do_not_pass_the_greatest_length(count):
     model, prompts = language_models.make("llama"), ragged_prompts(2)
     wanted = language_models.by_generate(model, prompts, count, [])
     for players in ({}, {"draft_model": model, "draft_length": 9}, {"prompt_lookup_num_tokens": 30}):
@@ -132,7 +130,7 @@ def test_drafts_do_not_pass_the_greatest_length(count: int) -> None:
 # Prompts and caches
 
 
-def test_prompts_of_one_token_and_of_one_row() -> None:
+def test_prompts_of_one_token_and_of_one_row():
     model = language_models.make("llama")
     for ids in (torch.tensor([[5]]), torch.tensor([[5], [9]]), torch.tensor([[1, 1, 1, 1]])):
         prompts = ids, torch.ones_like(ids)
@@ -141,7 +139,7 @@ def test_prompts_of_one_token_and_of_one_row() -> None:
             assert torch.equal(by_custom(model, prompts, **players), wanted)
 
 
-def test_left_padding_changes_no_row() -> None:
+def test_left_padding_changes_no_row():
     """transformers refuses batches here; each row is as if it were alone, however much it is padded."""
     model, prompts = language_models.make("qwen3"), ragged_prompts(2)
     wider = torch.cat([torch.full((3, 8), PAD), prompts[0]], 1), torch.cat([torch.zeros(3, 8).long(), prompts[1]], 1)
@@ -156,7 +154,7 @@ def test_left_padding_changes_no_row() -> None:
 
 @pytest.mark.parametrize("cache", [None, "static", "dynamic"])
 @pytest.mark.parametrize("architecture", ["mistral", "gemma3", "qwen3"])
-def test_windows_and_static_caches(architecture: str, cache: str | None) -> None:
+def test_windows_and_static_caches(architecture, cache):
     """Prompts longer than the window, and texts that grow far past it. Assisted decoding refuses static caches."""
     model, prompts = language_models.make(architecture), ragged_prompts(3, length=4 * WINDOW)
     wanted = language_models.by_generate(model, prompts, 4 * WINDOW, [])
@@ -165,7 +163,7 @@ def test_windows_and_static_caches(architecture: str, cache: str | None) -> None
         assert torch.equal(by_custom(model, prompts, 4 * WINDOW, cache_implementation=cache, **players), wanted)
 
 
-def test_the_models_own_configuration_is_not_written_to() -> None:
+def test_the_models_own_configuration_is_not_written_to():
     model, prompts = language_models.make("llama"), ragged_prompts(2)
     model.generation_config.repetition_penalty = 1.3
     before = copy.deepcopy((model.generation_config.to_dict(), model.config.to_dict()))
@@ -220,7 +218,7 @@ def make(kind: str, more: dict[str, Any]) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_greedy_tokens_of_many_architectures(kind: str) -> None:
+def test_greedy_tokens_of_many_architectures(kind):
     model, prompts = make(kind, ARCHITECTURES[kind]), ragged_prompts(2)
     wanted = language_models.by_generate(model, prompts, 16, [])
     assert len(set(wanted[0, 9:].tolist())) > 3
@@ -229,7 +227,7 @@ def test_greedy_tokens_of_many_architectures(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_states_that_are_no_plain_cache_are_refused_by_name(kind: str) -> None:
+def test_states_that_are_no_plain_cache_are_refused_by_name(kind):
     model, prompts = make(kind, REFUSED[kind]), ragged_prompts(2)
     with pytest.raises(ValueError, match=f"^{kind}ForCausalLM cannot be served: its"):
         specdecode.generate(model, prompts[0], max_new_tokens=4)

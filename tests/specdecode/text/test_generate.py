@@ -1,8 +1,6 @@
 """`specdecode.generate` gives what transformers' own `generate` gives, in fewer passes. Arguments that it refuses are
 rows of `tests/hostile/test_calls.py`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any
@@ -32,7 +30,7 @@ def speculate(model: PreTrainedModel, method: str, prompts: tuple[Tensor, Tensor
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_greedy_tokens_are_those_of_transformers(architecture: str, method: str) -> None:
+def test_greedy_tokens_are_those_of_transformers(architecture, method):
     model, prompts = language_models.make(architecture), ragged_prompts(2)
     # Else prompt lookup chooses by the clock.
     length = {"draft_length": 8} if method == "prompt-lookup" else {}
@@ -44,7 +42,7 @@ def test_greedy_tokens_are_those_of_transformers(architecture: str, method: str)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rows_end_where_those_of_transformers_end(method: str) -> None:
+def test_rows_end_where_those_of_transformers_end(method):
     model, prompts = language_models.make("qwen3"), ragged_prompts(1)
     whole = language_models.by_generate(model, prompts, 14, [])[:, 9:]
     ends = {(int(whole[row, offset]),) for row, offset in ((0, 0), (0, 3), (1, 4), (1, 13), (2, 1), (2, 7))}
@@ -60,7 +58,7 @@ def test_rows_end_where_those_of_transformers_end(method: str) -> None:
 
 @pytest.mark.parametrize("draft_length", [1, 3, 11])
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_rows_have_exactly_as_many_tokens_as_asked(count: int, draft_length: int) -> None:
+def test_rows_have_exactly_as_many_tokens_as_asked(count, draft_length):
     model, prompts = language_models.make("llama"), ragged_prompts(2)
     wanted = language_models.by_generate(model, prompts, count, [])
     for method in METHODS[1:]:
@@ -68,7 +66,7 @@ def test_rows_have_exactly_as_many_tokens_as_asked(count: int, draft_length: int
         assert torch.equal(result.sequences, wanted)
 
 
-def test_the_models_own_tokens_end_and_pad_rows() -> None:
+def test_the_models_own_tokens_end_and_pad_rows():
     model, prompts = language_models.make("llama"), ragged_prompts(1)
     end = int(language_models.by_generate(model, prompts, 8, [])[0, 9 + 3])
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = end, 3
@@ -83,7 +81,7 @@ VOCAB, LENGTH, DRAWS = 5, 4, 8_000
 
 @pytest.mark.parametrize("sampling", [SamplingConfig(1.5), SamplingConfig(2.0, 4, 0.9)], ids=str)
 @pytest.mark.parametrize("method", METHODS[1:])
-def test_sampled_tokens_are_distributed_as_the_model_says(method: str, sampling: SamplingConfig) -> None:
+def test_sampled_tokens_are_distributed_as_the_model_says(method, sampling):
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "num_hidden_layers": 1, "dtype": torch.float32}
     model, prompt = language_models.make("gemma3", **sizes), torch.tensor([1, 3, 2, 1, 3, 4, 1])
     prompts = prompt.expand(DRAWS, -1), torch.ones(DRAWS, len(prompt), dtype=torch.int64)
@@ -106,7 +104,7 @@ def test_sampled_tokens_are_distributed_as_the_model_says(method: str, sampling:
     assert chi_square_p_value(tokens, other, VOCAB) < 1e-6
 
 
-def test_a_row_of_its_own_generator_does_not_depend_on_its_batch() -> None:
+def test_a_row_of_its_own_generator_does_not_depend_on_its_batch():
     model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
     options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 12, "method": "prompt-lookup"}
 
@@ -120,7 +118,7 @@ def test_a_row_of_its_own_generator_does_not_depend_on_its_batch() -> None:
     assert other.sequences.tolist() != alone.sequences.tolist()
 
 
-def test_learned_positions_end_and_are_used_to_the_last() -> None:
+def test_learned_positions_end_and_are_used_to_the_last():
     """The last token that is drawn needs no position, as it is never fed; drafts beyond it have none."""
     model, prompts = language_models.make("gpt2"), ragged_prompts()
     vectors = model.transformer.wpe.weight.data
@@ -134,7 +132,7 @@ def test_learned_positions_end_and_are_used_to_the_last() -> None:
     assert torch.equal(drafted.sequences, wanted)
 
 
-def test_prompt_lookup_may_be_called_as_in_transformers() -> None:
+def test_prompt_lookup_may_be_called_as_in_transformers():
     model, prompts = language_models.make("llama"), ragged_prompts()
     named = specdecode.generate(model, prompts[0], max_new_tokens=20, prompt_lookup_num_tokens=3)
     ours = specdecode.generate(model, prompts[0], max_new_tokens=20, draft_length=3)
@@ -142,7 +140,7 @@ def test_prompt_lookup_may_be_called_as_in_transformers() -> None:
     assert named.trace.accepted_lengths == ours.trace.accepted_lengths
 
 
-def test_tokens_that_end_rows_may_be_a_tensor() -> None:
+def test_tokens_that_end_rows_may_be_a_tensor():
     model, prompts = language_models.make("llama"), ragged_prompts(1)
     ends = [int(language_models.by_generate(model, prompts, 8, [])[0, 9 + 3]), 5]
     results = [
@@ -153,7 +151,7 @@ def test_tokens_that_end_rows_may_be_a_tensor() -> None:
     assert int(results[0].lengths[0]) <= 4
 
 
-def test_the_core_is_light_and_exports_what_it_says() -> None:
+def test_the_core_is_light_and_exports_what_it_says():
     code = (
         "import sys, specdecode; heavy = {'transformers', 'diffusers', 'vargen', 'metrics', 'scipy'} & {*sys.modules};"
         "assert not heavy, heavy"

@@ -1,7 +1,5 @@
 """The arguments of transformers' `generate` do here what they do there, whatever was drafted."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable
@@ -63,7 +61,7 @@ def theirs(model: PreTrainedModel, prompts: tuple[Tensor, Tensor], count: int = 
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_greedy_tokens_under_every_setting_are_those_of_transformers(name: str) -> None:
+def test_greedy_tokens_under_every_setting_are_those_of_transformers(name):
     model, prompts, settings = language_models.make("llama"), ragged_prompts(2), SETTINGS[name]
     wanted = theirs(model, prompts, **settings)
     assert not torch.equal(wanted, theirs(model, prompts)), "the setting must matter here"
@@ -75,7 +73,7 @@ def test_greedy_tokens_under_every_setting_are_those_of_transformers(name: str) 
     assert passes["draft-model"] <= passes["ar"]
 
 
-def test_a_setting_counts_wherever_it_stands() -> None:
+def test_a_setting_counts_wherever_it_stands():
     model, prompts = language_models.make("qwen3"), ragged_prompts(2)
     wanted = theirs(model, prompts, repetition_penalty=1.7)
     options: dict[str, Any] = {"attention_mask": prompts[1], "max_new_tokens": 16, "pad_token_id": PAD}
@@ -91,7 +89,7 @@ def test_a_setting_counts_wherever_it_stands() -> None:
     assert torch.equal(given.sequences, theirs(model, prompts, repetition_penalty=1.0))
 
 
-def test_lengths_come_from_the_call_then_the_model() -> None:
+def test_lengths_come_from_the_call_then_the_model():
     model, prompts = language_models.make("llama"), ragged_prompts(2)
     count = lambda **options: specdecode.generate(model, prompts[0], **options).lengths.tolist()  # noqa: E731
     assert count(max_length=14) == [5] * 3 and count(max_length=14, max_new_tokens=3) == [3] * 3
@@ -115,7 +113,7 @@ def test_lengths_come_from_the_call_then_the_model() -> None:
         ("stop_strings", 5, "text or a list of texts, got 5"),
     ],
 )
-def test_a_setting_of_another_kind_is_named(name: str, value: Any, wanted: str) -> None:
+def test_a_setting_of_another_kind_is_named(name, value, wanted):
     """transformers would end in the middle, by a TypeError that names a line of its own."""
     model, (ids, mask) = language_models.make("llama"), ragged_prompts(2)
     for given in ({name: value}, {"generation_config": GenerationConfig(**{name: value})}):
@@ -136,7 +134,7 @@ class Recorded(LogitsProcessor):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_processor_sees_each_text_of_plain_decoding_once_and_no_other(method: str) -> None:
+def test_a_processor_sees_each_text_of_plain_decoding_once_and_no_other(method):
     model = language_models.make("gemma3")
     for row in range(3):
         ids, mask = (part[row : row + 1] for part in ragged_prompts(2))
@@ -151,7 +149,7 @@ def test_a_processor_sees_each_text_of_plain_decoding_once_and_no_other(method: 
     )
 
 
-def test_a_processor_may_depend_on_the_row_and_refuse_impossible_texts() -> None:
+def test_a_processor_may_depend_on_the_row_and_refuse_impossible_texts():
     """A grammar of each row's own, which knows no way on from a text that it forbids."""
     model, prompts = language_models.make("llama"), ragged_prompts(2)
 
@@ -186,7 +184,7 @@ class _OneTooFew(Texts):
 
 
 @pytest.mark.parametrize("fault", [_AllAtOnce, _OneTooFew])
-def test_texts_that_are_wrong_are_noticed(fault: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_are_wrong_are_noticed(fault, monkeypatch):
     model, prompts = language_models.make("llama"), ragged_prompts(2)
     monkeypatch.setitem(specdecode.generate.__globals__, fault.__mro__[1].__name__, fault)
     result = speculate(model, "prompt-lookup", prompts, max_new_tokens=16, no_repeat_ngram_size=2)
@@ -198,7 +196,7 @@ def test_texts_that_are_wrong_are_noticed(fault: type, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_without_processors_the_verifier_is_the_exact_one(method: str) -> None:
+def test_without_processors_the_verifier_is_the_exact_one(method):
     """Draw for draw, where scores are wanted and nothing else."""
     model, prompts = language_models.make("qwen3"), ragged_prompts(2)
 
@@ -231,7 +229,7 @@ def true_distribution(model: PreTrainedModel, prompt: Tensor, processors: Callab
 
 
 @pytest.mark.parametrize("method", METHODS[1:])
-def test_sampled_tokens_have_the_processed_distribution(method: str) -> None:
+def test_sampled_tokens_have_the_processed_distribution(method):
     from transformers.generation.logits_process import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
     from transformers.generation.logits_process import TemperatureLogitsWarper as Temperature
 
@@ -260,7 +258,7 @@ def test_sampled_tokens_have_the_processed_distribution(method: str) -> None:
     assert chi_square_p_value(tokens, expected(1.0), SMALL) < 1e-6, "the test would notice"
 
 
-def test_sampling_is_as_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_is_as_the_configuration_says(monkeypatch):
     model, prompts, seen = language_models.make("llama"), ragged_prompts(2), []
     decode = specdecode.generate.__globals__["_continue"]
 
@@ -308,7 +306,7 @@ class Sums(StoppingCriteria):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_criterion_ends_a_row_in_the_middle_of_a_draft(method: str) -> None:
+def test_a_criterion_ends_a_row_in_the_middle_of_a_draft(method):
     model, prompts = language_models.make("llama"), ragged_prompts(2)
     ended = set()
     for multiple in (3, 6, 11, 1):
@@ -329,7 +327,7 @@ def test_a_criterion_ends_a_row_in_the_middle_of_a_draft(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_criterion_is_shown_nothing_behind_a_stop_token(method: str) -> None:
+def test_a_criterion_is_shown_nothing_behind_a_stop_token(method):
     model, (ids, mask) = language_models.make("llama"), ragged_prompts(2)
     for row in range(3):
         one, mine, their = (ids[row : row + 1], mask[row : row + 1]), Sums(999), Sums(999)
@@ -339,7 +337,7 @@ def test_a_criterion_is_shown_nothing_behind_a_stop_token(method: str) -> None:
         assert mine.texts == their.texts
 
 
-def test_a_criterion_may_read_scores_and_answer_for_all_rows() -> None:
+def test_a_criterion_may_read_scores_and_answer_for_all_rows():
     model, prompts = language_models.make("llama"), ragged_prompts(2)
 
     class Sure(StoppingCriteria):
@@ -373,7 +371,7 @@ def letters() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-def test_stop_strings_end_rows() -> None:
+def test_stop_strings_end_rows():
     model, prompts, tokenizer = language_models.make("llama"), ragged_prompts(2), letters()
     text = theirs(model, prompts)[:, 9:].tolist()
     strings = [
@@ -408,7 +406,7 @@ class Puts:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_streamer_is_given_what_plain_decoding_gives_it(method: str) -> None:
+def test_a_streamer_is_given_what_plain_decoding_gives_it(method):
     model, prompts = language_models.make("llama"), ragged_prompts(1)
     ends = [int(language_models.by_generate(model, prompts, 14, [])[0, 9 + 3]), END]
     for batch in (prompts, tuple(part[:1] for part in prompts)):
@@ -424,7 +422,7 @@ def test_a_streamer_is_given_what_plain_decoding_gives_it(method: str) -> None:
 
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_scores_are_those_of_transformers(method: str, sampled: bool) -> None:
+def test_scores_are_those_of_transformers(method, sampled):
     model, prompts = language_models.make("llama"), ragged_prompts(2)
     settings: dict[str, Any] = {"repetition_penalty": 1.3, "output_scores": True, "output_logits": True}
     drawn = {"temperature": 0.8, "top_k": 9, "top_p": 0.9} if sampled else {}
@@ -469,7 +467,7 @@ def test_scores_are_those_of_transformers(method: str, sampled: bool) -> None:
                 assert result.scores[place][row].softmax(0)[PAD] == 1, "a row that ended says the pad token"
 
 
-def test_without_a_wish_there_are_no_scores() -> None:
+def test_without_a_wish_there_are_no_scores():
     result = specdecode.generate(language_models.make("llama"), ragged_prompts()[0], max_new_tokens=2)
     assert result.scores is None and result.logits is None
 
@@ -491,7 +489,7 @@ def test_without_a_wish_there_are_no_scores() -> None:
     ],
     ids=lambda settings: ",".join(settings) or "none",
 )
-def test_a_user_of_transformers_changes_one_argument(settings: dict[str, Any]) -> None:
+def test_a_user_of_transformers_changes_one_argument(settings):
     model, prompts = language_models.make("qwen3"), ragged_prompts(2)
     wanted = theirs(model, prompts, **settings)
     for players in (
@@ -503,7 +501,7 @@ def test_a_user_of_transformers_changes_one_argument(settings: dict[str, Any]) -
         assert torch.equal(mine, wanted)
 
 
-def test_custom_generate_returns_what_generate_returns() -> None:
+def test_custom_generate_returns_what_generate_returns():
     model, prompts = language_models.make("llama"), ragged_prompts(2)
     options: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     wanted = theirs(model, prompts, **options)
@@ -542,7 +540,7 @@ def test_custom_generate_returns_what_generate_returns() -> None:
         ({"frobnicate": 3}, "frobnicate"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_honoured_is_refused_by_name(settings, message):
     model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
     with pytest.raises(ValueError, match=re.escape(message)):
         specdecode.generate(model, input_ids, attention_mask=mask, max_new_tokens=3, **settings)
@@ -576,7 +574,7 @@ OF_DRAFTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", OF_DRAFTS)
-def test_how_transformers_drafts_is_refused_by_name(name: str, modules_cache: None) -> None:
+def test_how_transformers_drafts_is_refused_by_name(name, modules_cache):
     model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
     given: dict[str, Any] = {name: OF_DRAFTS[name]}
     calls: list[dict[str, Any]] = [given]
@@ -589,7 +587,7 @@ def test_how_transformers_drafts_is_refused_by_name(name: str, modules_cache: No
         from_folder(model, (input_ids, mask), 3, **given)
 
 
-def test_machines_that_must_step_together_are_refused(modules_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_that_must_step_together_are_refused(modules_cache, monkeypatch):
     """Shards are faked: what counts is that transformers' own rule is asked where the call says nothing."""
     from transformers.integrations import deepspeed
 
@@ -612,7 +610,7 @@ def test_machines_that_must_step_together_are_refused(modules_cache: None, monke
     specdecode.generate(model, input_ids, attention_mask=mask, max_new_tokens=3, synced_gpus=False)
 
 
-def test_no_cache_of_transformers_is_made() -> None:
+def test_no_cache_of_transformers_is_made():
     """One kind of it would decode by itself and return another type."""
     model, prompts = language_models.make("llama"), ragged_prompts()
     wanted = speculate(model, "prompt-lookup", prompts, max_new_tokens=4).sequences
@@ -623,7 +621,7 @@ def test_no_cache_of_transformers_is_made() -> None:
             assert torch.equal(found.sequences, wanted)
 
 
-def test_prompt_lookup_is_asked_for_wherever_it_stands() -> None:
+def test_prompt_lookup_is_asked_for_wherever_it_stands():
     model, lookup = language_models.make("llama"), "prompt_lookup_num_tokens"
     prompts = torch.tensor([[5, 6, 7, 8] * 4]), torch.ones(1, 16, dtype=torch.int64)
     goes_on = LogitsProcessorList([lambda texts, logits: logits.scatter(1, (texts[:, -1:] - 4) % 4 + 5, 1e4)])
@@ -651,7 +649,7 @@ def test_prompt_lookup_is_asked_for_wherever_it_stands() -> None:
     )
 
 
-def test_a_call_that_says_do_sample_means_what_transformers_means() -> None:
+def test_a_call_that_says_do_sample_means_what_transformers_means():
     """Its own `top_k` of 50 counts then, and a temperature beside `do_sample=False` does not."""
     model, prompts = language_models.make("llama", vocab_size=96), ragged_prompts()
 
@@ -672,7 +670,7 @@ def test_a_call_that_says_do_sample_means_what_transformers_means() -> None:
         assert torch.equal(found.sequences, greedy)
 
 
-def test_a_model_that_also_reads_pictures_continues_text() -> None:
+def test_a_model_that_also_reads_pictures_continues_text():
     """Gemma 3 as transformers' own mapping of causal language models loads it."""
     from transformers import AutoModelForCausalLM, Gemma3Config
 
@@ -695,7 +693,7 @@ def test_a_model_that_also_reads_pictures_continues_text() -> None:
         assert torch.equal(speculate(model, method, prompts, max_new_tokens=16, eos_token_id=[]).sequences, wanted)
 
 
-def test_other_arguments_that_mean_nothing_here_are_named() -> None:
+def test_other_arguments_that_mean_nothing_here_are_named():
     model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
     with pytest.raises(ValueError, match=r"input_ids must be given.*inputs_embeds cannot be"):
         specdecode.generate(model, inputs_embeds=model.get_input_embeddings()(input_ids))
@@ -715,7 +713,7 @@ def test_other_arguments_that_mean_nothing_here_are_named() -> None:
         ProcessedVerifier(lambda texts, logits: logits, Texts(input_ids, 0)).accept(draft, None, None)  # type: ignore[arg-type]
 
 
-def test_guidance_works_for_one_row() -> None:
+def test_guidance_works_for_one_row():
     model, prompts = language_models.make("llama"), tuple(part[:1] for part in ragged_prompts(2))
     wanted = theirs(model, prompts, guidance_scale=1.5)
     assert not torch.equal(wanted, theirs(model, prompts))
@@ -724,7 +722,7 @@ def test_guidance_works_for_one_row() -> None:
     )
 
 
-def test_texts_of_rows_of_several_lengths() -> None:
+def test_texts_of_rows_of_several_lengths():
     texts = Texts(torch.tensor([[1], [2], [3]]), PAD)
     tokens = torch.tensor([[4, 5, 6], [7, 8, 9], [10, 11, 12]])
     given = [(found.tolist(), rows) for found, rows in texts.of(tokens, [2, 1, 2], [0, 1, 2])]
@@ -732,7 +730,7 @@ def test_texts_of_rows_of_several_lengths() -> None:
     assert processed.Scores(PAD, SamplingConfig(0)).scores == []
 
 
-def test_a_processor_may_write_in_place() -> None:
+def test_a_processor_may_write_in_place():
     """Rows of two lengths are two calls; neither sees what the other wrote, and the model's logits stay."""
     verifier = ProcessedVerifier(lambda _texts, logits: logits.add_(1), Texts(torch.tensor([[1], [2]]), PAD))
     logits = torch.zeros(2, VOCAB_SIZE)
@@ -744,7 +742,7 @@ def test_a_processor_may_write_in_place() -> None:
 # The folder for the hub
 
 
-def test_a_folder_does_the_same(modules_cache: None) -> None:
+def test_a_folder_does_the_same(modules_cache):
     model, prompts, tokenizer = language_models.make("llama"), ragged_prompts(2), letters()
     assert torch.equal(from_folder(model, prompts), theirs(model, prompts))
     small = language_models.disturbed(model, 0.02)
@@ -765,7 +763,7 @@ def test_a_folder_does_the_same(modules_cache: None) -> None:
     assert torch.equal(mine, wanted)
 
 
-def test_a_folder_runs_only_where_it_is_trusted(modules_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_runs_only_where_it_is_trusted(modules_cache, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda prompt: "n")
     with pytest.raises(ValueError, match="trust_remote_code"):
         theirs(language_models.make("llama"), ragged_prompts(), custom_generate=str(FOLDER))

@@ -1,7 +1,5 @@
 """Cool-SD: its weights, the exact rule at its zero, and the distributions its formulas imply."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -31,7 +29,7 @@ FILTERED = SamplingConfig(temperature=1.2, top_k=4, top_p=0.9)
 @pytest.mark.parametrize("delta", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("decay", [0.0, 0.7, 50.0])
 @pytest.mark.parametrize("length", [1, 2, 9])
-def test_weights_have_mean_delta_and_fall(delta: float, decay: float, length: int) -> None:
+def test_weights_have_mean_delta_and_fall(delta, decay, length):
     weights = AnnealedVerifier(delta, decay).weights(length)
     assert len(weights) == length and sum(weights) / length == pytest.approx(delta)
     assert weights == sorted(weights, reverse=True)
@@ -41,7 +39,7 @@ def test_weights_have_mean_delta_and_fall(delta: float, decay: float, length: in
         assert weights[1] / weights[0] == pytest.approx(torch.tensor(-decay, dtype=torch.float64).exp().item())
 
 
-def test_it_says_whether_it_is_exact() -> None:
+def test_it_says_whether_it_is_exact():
     assert AnnealedVerifier(1, decay=0).exact and AnnealedVerifier(0.5, decay=0).exact
     assert not AnnealedVerifier(1, decay=0.7).exact and not AnnealedVerifier(1.1, decay=0).exact
 
@@ -51,7 +49,7 @@ def test_it_says_whether_it_is_exact() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 6), st.sampled_from([SAMPLING, FILTERED, SamplingConfig(0)]))
-def test_weight_one_has_the_tokens_of_exact_verification(seed: int, length: int, sampling: SamplingConfig) -> None:
+def test_weight_one_has_the_tokens_of_exact_verification(seed, length, sampling):
     draft, output, lengths = random_chain(seed, 10, length, VOCAB_SIZE)
     state, verifier = state_for(lengths, sampling), AnnealedVerifier(1, decay=0)
     assert_same(verifier.accept(draft, output, state), ExactVerifier().accept(draft, output, state))
@@ -59,7 +57,7 @@ def test_weight_one_has_the_tokens_of_exact_verification(seed: int, length: int,
     assert_same(verifier.accept(likely, output, state), ExactVerifier().accept(likely, output, state))
 
 
-def test_certain_tokens_break_nothing() -> None:
+def test_certain_tokens_break_nothing():
     """p(x) = 1, where the odds are infinite, and p(x) = 0, at any weight."""
     tree = TokenTree.chain(torch.tensor([[0, 2, 1]] * 5))
     logits = torch.full((5, 3, VOCAB_SIZE), -200.0)
@@ -74,7 +72,7 @@ def test_certain_tokens_break_nothing() -> None:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_nothing_is_relaxed_behind_the_end_of_a_chain(given: bool) -> None:
+def test_nothing_is_relaxed_behind_the_end_of_a_chain(given):
     """Clipped nodes hold token 0, which must not be favoured."""
     draft, output, lengths = random_chain(3, 200, 3, VOCAB_SIZE)
     tree = draft.tree.clip(torch.zeros(200, dtype=torch.int64))
@@ -84,7 +82,7 @@ def test_nothing_is_relaxed_behind_the_end_of_a_chain(given: bool) -> None:
     assert_same(verdict, ExactVerifier().accept(draft, output, state))
 
 
-def test_prompts_decode_to_plain_tokens_at_weight_one() -> None:
+def test_prompts_decode_to_plain_tokens_at_weight_one():
     prompts = torch.randint(0, 20, (30, 2), generator=torch.Generator().manual_seed(4))
     table = random_table(20, seed=2, scale=2.0)
     target, streams = MarkovTarget(table, prompts, 31), RandomStreams.from_seeds(range(30))
@@ -166,21 +164,21 @@ def p_values(verifier: AnnealedVerifier, expected: list[Tensor], drafted: Tensor
 
 
 @pytest.mark.parametrize(("delta", "decay"), [(1.0, 0.0), (0.6, 0.0), (1.1, 0.7), (2.0, 0.7)])
-def test_drawn_drafts_emit_the_distribution_of_the_formula(delta: float, decay: float) -> None:
+def test_drawn_drafts_emit_the_distribution_of_the_formula(delta, decay):
     verifier = AnnealedVerifier(delta, decay)
     expected = [emitted_distribution(P[i], Q[i], weight) for i, weight in enumerate(verifier.weights(2))]
     assert min(p_values(verifier, expected)) > 1e-3
 
 
 @pytest.mark.parametrize(("delta", "decay"), [(1.0, 0.0), (0.6, 0.0), (1.1, 0.7), (2.0, 0.7)])
-def test_given_drafts_emit_the_distribution_of_the_formula(delta: float, decay: float) -> None:
+def test_given_drafts_emit_the_distribution_of_the_formula(delta, decay):
     verifier, drafted = AnnealedVerifier(delta, decay), torch.tensor([1, 4])
     weights = verifier.weights(2)
     expected = [emitted_for_a_given_token(P[i], int(drafted[i]), weights[i]) for i in range(2)]
     assert min(p_values(verifier, expected, drafted)) > 1e-3
 
 
-def test_weights_below_one_are_exact_and_above_are_not() -> None:
+def test_weights_below_one_are_exact_and_above_are_not():
     for weight in (0.1, 0.6, 1.0):
         assert total_variation(emitted_distribution(P[0], Q[0], weight), P[0]) < 1e-6
     assert total_variation(emitted_distribution(P[0], Q[0], 1.5), P[0]) > 0.02
@@ -188,7 +186,7 @@ def test_weights_below_one_are_exact_and_above_are_not() -> None:
     assert p_values(AnnealedVerifier(1.5, 0), [P[0]])[0] < 1e-9
 
 
-def test_above_weight_one_the_residual_is_that_of_the_exact_rule() -> None:
+def test_above_weight_one_the_residual_is_that_of_the_exact_rule():
     """The paper's proposition: then p - q f is positive exactly where p - q is, and equal to it."""
     last, drawn_from = P[:2], Q
     for weight in (1.0, 1.3, 4.0):
@@ -199,13 +197,13 @@ def test_above_weight_one_the_residual_is_that_of_the_exact_rule() -> None:
 # ---- planted faults ----
 
 
-def test_fault_the_exact_residual_below_weight_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_the_exact_residual_below_weight_one(monkeypatch):
     judge = annealed.judge_chain
     monkeypatch.setattr(annealed, "judge_chain", lambda *arguments: judge(*arguments[:-1]))
     assert min(p_values(AnnealedVerifier(0.6, 0), [P[0], P[1]])) < 1e-9
 
 
-def test_fault_weights_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_weights_in_the_wrong_order(monkeypatch):
     verifier = AnnealedVerifier(1.1, 0.7)
     weights = verifier.weights(2)
     expected = [emitted_distribution(P[i], Q[i], weight) for i, weight in enumerate(weights)]
@@ -226,12 +224,12 @@ def test_fault_weights_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> No
         (1, "fast", "decay must be"),
     ],
 )
-def test_bad_arguments(delta: float, decay: float, message: str) -> None:
+def test_bad_arguments(delta, decay, message):
     with pytest.raises(ValueError, match=message):
         AnnealedVerifier(delta, decay)
 
 
-def test_trees_are_refused_and_bare_roots_taken() -> None:
+def test_trees_are_refused_and_bare_roots_taken():
     tree = TokenTree.from_parents(torch.tensor([[0, 1, 2]]), torch.tensor([[-1, 0, 0]]), max_depth=1)
     state, output = state_for(torch.tensor([1]), SAMPLING), TargetOutput(torch.zeros(1, 3, VOCAB_SIZE))
     with pytest.raises(ValueError, match=r"AnnealedVerifier judges chains only, but .* up to 2 children"):

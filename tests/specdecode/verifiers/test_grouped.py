@@ -1,7 +1,5 @@
 """GSD: its test against a slow form that sorts lists, the exact rule at its zero, and its distance from the target."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -75,9 +73,7 @@ def slow_accepted(
     st.sampled_from([0.2, 0.5, 100.0]),
     st.sampled_from([SAMPLING, FILTERED]),
 )
-def test_accepts_what_the_slow_form_accepts(
-    seed: int, length: int, size: int, max_difference: float, max_distance: float, sampling: SamplingConfig
-) -> None:
+def test_accepts_what_the_slow_form_accepts(seed, length, size, max_difference, max_distance, sampling):
     draft, output, lengths = random_chain(seed, 10, length, VOCAB_SIZE)
     state = state_for(lengths, sampling)
     verdict = GroupedVerifier(VECTORS, size, max_difference, max_distance).accept(draft, output, state)
@@ -98,7 +94,7 @@ NO_RELAXATION = [
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 5), st.sampled_from([SAMPLING, FILTERED, SamplingConfig(0)]))
-def test_groups_of_one_have_the_tokens_of_exact_verification(seed: int, length: int, sampling: SamplingConfig) -> None:
+def test_groups_of_one_have_the_tokens_of_exact_verification(seed, length, sampling):
     draft, output, lengths = random_chain(seed, 10, length, VOCAB_SIZE)
     state = state_for(lengths, sampling)
     expected = ExactVerifier().accept(draft, output, state)
@@ -108,7 +104,7 @@ def test_groups_of_one_have_the_tokens_of_exact_verification(seed: int, length: 
         assert_same(verifier.accept(draft, output, state), expected)
 
 
-def test_greedy_is_exact() -> None:
+def test_greedy_is_exact():
     """The relaxed rule would accept the same: no group unites the one token of probability 1 with another."""
     one_hot = [0.0, 1.0, 0.0]
     assert slow_group(one_hot, 1, 15, 0.15, 100.0) == [1] and 1 not in slow_group(one_hot, 0, 15, 0.15, 100.0)
@@ -118,7 +114,7 @@ def test_greedy_is_exact() -> None:
     assert_same(verdict, ExactVerifier().accept(Draft(draft.tree), output, state))
 
 
-def test_it_says_whether_it_is_exact() -> None:
+def test_it_says_whether_it_is_exact():
     assert all(verifier.exact for verifier in NO_RELAXATION)
     assert not GroupedVerifier(VECTORS, 15).exact
 
@@ -151,7 +147,7 @@ def target_and_draft(seed: int) -> tuple[Tensor, Tensor]:
     return torch.randn(2, VOCAB_SIZE, generator=generator).softmax(-1).unbind(0)
 
 
-def test_emits_the_distribution_its_rule_implies() -> None:
+def test_emits_the_distribution_its_rule_implies():
     p, q = target_and_draft(3)
     expected = emitted_distribution(p, q, 7, 1.0, 1.0)
     assert goodness_of_fit(GroupedVerifier(VECTORS, 7, 1.0, 1.0), p, q, expected) > 1e-3
@@ -160,7 +156,7 @@ def test_emits_the_distribution_its_rule_implies() -> None:
     assert goodness_of_fit(GroupedVerifier(VECTORS, 7, 1.0, 1.0), p, q, p) < 1e-9
 
 
-def test_large_groups_accept_more() -> None:
+def test_large_groups_accept_more():
     prompts = torch.randint(0, VOCAB_SIZE, (60, 2), generator=torch.Generator().manual_seed(4))
     table = random_table(VOCAB_SIZE, 5)
     target, streams = MarkovTarget(table, prompts, 31), RandomStreams.from_seeds(range(60))
@@ -181,7 +177,7 @@ def test_large_groups_accept_more() -> None:
     assert accepted(2 * VOCAB_SIZE, 1e9) > 2.7
 
 
-def test_fault_neighbours_on_one_side_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_neighbours_on_one_side_only(monkeypatch):
     draft, output, lengths = random_chain(7, 200, 4, VOCAB_SIZE)
     state = state_for(lengths, SAMPLING)
     verifier = GroupedVerifier(VECTORS, 7, 1.0, 1.0)
@@ -205,12 +201,12 @@ def test_fault_neighbours_on_one_side_only(monkeypatch: pytest.MonkeyPatch) -> N
         ((VECTORS, 3, 0.1, -1.0), "max_distance must be a finite number >= 0"),
     ],
 )
-def test_bad_arguments(arguments: tuple, message: str) -> None:
+def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         GroupedVerifier(*arguments)
 
 
-def test_drafts_it_does_not_take() -> None:
+def test_drafts_it_does_not_take():
     draft, output, _ = random_chain(1, 2, 2, VOCAB_SIZE)
     state, verifier = state_for(torch.tensor([1, 1]), SAMPLING), GroupedVerifier(VECTORS, 5)
     with pytest.raises(ValueError, match="has no probabilities"):

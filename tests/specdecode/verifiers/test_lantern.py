@@ -3,8 +3,6 @@
 Distributions are enumerated, not sampled: the verifier runs once for every token the target could draw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -94,9 +92,7 @@ HARDLY_ANY: list[Callable[[], LanternVerifier]] = [
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 10), st.sampled_from([SAMPLING, FILTERED, None]))
-def test_zero_relaxation_has_the_tokens_of_exact_verification(
-    seed: int, batch_size: int, num_nodes: int, sampling: SamplingConfig | None
-) -> None:
+def test_zero_relaxation_has_the_tokens_of_exact_verification(seed, batch_size, num_nodes, sampling):
     tree = random_tree(seed, batch_size, num_nodes, distinct=seed % 2 == 0)
     output = random_logits(seed, tree)
     state = state_for(torch.arange(batch_size) + 1, sampling or SamplingConfig(0, 7, 0.9))
@@ -109,13 +105,13 @@ def test_zero_relaxation_has_the_tokens_of_exact_verification(
         assert_same(make().accept(Draft(tree, probabilities), output, state), expected)
 
 
-def test_it_says_whether_it_is_exact() -> None:
+def test_it_says_whether_it_is_exact():
     assert all(make().exact for make in NO_RELAXATION)
     assert not any(make().exact for make in HARDLY_ANY)
     assert not LanternVerifier(NEIGHBOURS, delta=0, mode="release").exact
 
 
-def test_pictures_do_not_change_at_zero_and_drafts_go_further_above() -> None:
+def test_pictures_do_not_change_at_zero_and_drafts_go_further_above():
     prompts = torch.randint(0, VOCAB_SIZE, (40, 2), generator=torch.Generator().manual_seed(4))
     target, streams = MarkovTarget(TABLE, prompts, 31), RandomStreams.from_seeds(range(40))
     plain = decode(target, max_new_tokens=32, sampling=SAMPLING, streams=streams)
@@ -136,7 +132,7 @@ def test_pictures_do_not_change_at_zero_and_drafts_go_further_above() -> None:
 
 @pytest.mark.parametrize("temperature", [0.9, 0.0])
 @pytest.mark.parametrize("mode", ["exact_at_zero", "release"])
-def test_relaxed_tokens_are_those_the_target_would_not_have_drawn(mode: str, temperature: float) -> None:
+def test_relaxed_tokens_are_those_the_target_would_not_have_drawn(mode, temperature):
     """What plain decoding draws after the same two tokens, with the same number, tells which tokens were relaxed."""
     batch_size, length = 40, 32
     sampling = replace(SAMPLING, temperature=temperature)
@@ -237,9 +233,7 @@ def slow_takers(
     st.booleans(),
     st.sampled_from([SAMPLING, FILTERED]),
 )
-def test_moves_what_the_slow_rule_moves(
-    seed: int, children: list[int], relaxation: float, additive: bool, sampling: SamplingConfig
-) -> None:
+def test_moves_what_the_slow_rule_moves(seed, children, relaxation, additive, sampling):
     logits = 2 * torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
     how = {"delta": relaxation} if additive else {"multiplier": 1 + 4 * relaxation}
     target = logits_to_probabilities(logits, sampling).tolist()
@@ -252,7 +246,7 @@ def test_moves_what_the_slow_rule_moves(
 
 @pytest.mark.parametrize("sampling", [SAMPLING, FILTERED], ids=["all tokens", "filtered"])
 @pytest.mark.parametrize("delta", [0.05, 0.2, 0.6, 1.0])
-def test_total_variation_stays_within_delta(delta: float, sampling: SamplingConfig) -> None:
+def test_total_variation_stays_within_delta(delta, sampling):
     """At every node of the synthetic target, for likely children and for random ones."""
     verifier, distances, generator = LanternVerifier(NEIGHBOURS, delta=delta), [], torch.Generator().manual_seed(0)
     for logits in TABLE.view(-1, VOCAB_SIZE)[::3]:
@@ -262,7 +256,7 @@ def test_total_variation_stays_within_delta(delta: float, sampling: SamplingConf
     assert max(distances) > 0.5 * delta if delta < 1 else max(distances) > 0.3
 
 
-def test_the_bound_holds_for_the_mixture_over_random_children() -> None:
+def test_the_bound_holds_for_the_mixture_over_random_children():
     """Two children drawn from a drafter's distribution: every pair, weighted by its probability."""
     delta, logits = 0.25, TABLE[2, 7]
     verifier, drawn_from = LanternVerifier(NEIGHBOURS, delta=delta), TABLE[3, 7].softmax(0)
@@ -275,7 +269,7 @@ def test_the_bound_holds_for_the_mixture_over_random_children() -> None:
 
 
 @pytest.mark.parametrize("multiplier", [1.5, 3.0, 20.0])
-def test_no_child_becomes_more_than_the_multiplier_times_as_probable(multiplier: float) -> None:
+def test_no_child_becomes_more_than_the_multiplier_times_as_probable(multiplier):
     verifier, largest = LanternVerifier(NEIGHBOURS, multiplier=multiplier), 0.0
     for logits in TABLE.view(-1, VOCAB_SIZE)[::5]:
         emitted, target = emitted_distribution(verifier, logits, logits.topk(5).indices[::2].tolist(), SAMPLING)
@@ -292,9 +286,7 @@ def test_no_child_becomes_more_than_the_multiplier_times_as_probable(multiplier:
     st.booleans(),
     st.booleans(),
 )
-def test_greedy_takes_the_most_probable_after_moving(
-    seed: int, children: list[int], relaxation: float, additive: bool, filtered: bool
-) -> None:
+def test_greedy_takes_the_most_probable_after_moving(seed, children, relaxation, additive, filtered):
     logits = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
     how = {"delta": relaxation} if additive else {"multiplier": 1 + 4 * relaxation}
     sampling = SamplingConfig(0, *(7, 0.9) if filtered else (0, 1.0))
@@ -308,7 +300,7 @@ def test_greedy_takes_the_most_probable_after_moving(
     assert emitted.tolist() == [moved.index(max(moved))] * VOCAB_SIZE
 
 
-def test_greedy_gives_a_shared_neighbour_to_the_first_child_that_reaches_it() -> None:
+def test_greedy_gives_a_shared_neighbour_to_the_first_child_that_reaches_it():
     """Tokens 0 and 1 are children, 2 is near both; whoever gets it beats token 3."""
     near = torch.tensor([[2, 3], [2, 3], [0, 1], [0, 1]])
     logits = torch.tensor([0.2, 0.25, 0.25, 0.3]).log()
@@ -318,7 +310,7 @@ def test_greedy_gives_a_shared_neighbour_to_the_first_child_that_reaches_it() ->
             assert emitted.tolist() == [children[0]] * 4
 
 
-def test_greedy_takes_from_a_neighbour_what_a_child_without_mass_of_its_own_gets() -> None:
+def test_greedy_takes_from_a_neighbour_what_a_child_without_mass_of_its_own_gets():
     """The filter leaves tokens 0 and 1. Token 3 takes all that 0 has, which must not be there twice."""
     near = torch.tensor([[1], [0], [0], [0]])
     logits = torch.tensor([0.6, 0.2, 0.15, 0.05]).log()
@@ -364,9 +356,7 @@ def slow_walk(
     st.booleans(),
     st.sampled_from([SAMPLING, FILTERED, SamplingConfig(0), SamplingConfig(0, 7, 0.9)]),
 )
-def test_walks_like_the_slow_form(
-    seed: int, num_nodes: int, relaxation: float, additive: bool, distinct: bool, sampling: SamplingConfig
-) -> None:
+def test_walks_like_the_slow_form(seed, num_nodes, relaxation, additive, distinct, sampling):
     """Whole trees, with nodes of many children, few and none, clipped rows and finished ones."""
     tree = random_tree(seed, 12, num_nodes, distinct)
     output, state = random_logits(seed, tree), state_for(torch.arange(12) + 1, sampling)
@@ -386,13 +376,13 @@ def largest_excess(delta: float) -> float:
     )
 
 
-def test_fault_a_budget_for_every_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_a_budget_for_every_child(monkeypatch):
     assert largest_excess(0.2) <= 1e-6
     monkeypatch.setattr(lantern, "_additive_bounds", lambda reach, delta: torch.full_like(reach[..., 0], delta))
     assert largest_excess(0.2) > 0.05
 
 
-def test_fault_one_neighbour_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_one_neighbour_beyond_the_budget(monkeypatch):
     bounds = lantern._additive_bounds
 
     def faulty(reach: Tensor, delta: float) -> Tensor:
@@ -460,7 +450,7 @@ def release_case(
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.11, 0.3, 0.77]), st.sampled_from([SAMPLING, FILTERED]))
-def test_release_equals_its_slow_form(seed: int, delta: float, sampling: SamplingConfig) -> None:
+def test_release_equals_its_slow_form(seed, delta, sampling):
     verifier, tree, output, state = release_case(seed, delta, sampling)
     slow = slow_release(tree, output.logits, NEIGHBOURS.tolist(), delta, state)
     assert outcomes_of(verifier.accept(Draft(tree), output, state)) == slow
@@ -468,7 +458,7 @@ def test_release_equals_its_slow_form(seed: int, delta: float, sampling: Samplin
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.11, 0.3, 0.77]))
-def test_greedy_release_equals_its_slow_form(seed: int, delta: float) -> None:
+def test_greedy_release_equals_its_slow_form(seed, delta):
     greedy = SamplingConfig(0, 5)  # the released greedy rule reads unfiltered logits
     verifier, tree, output, state = release_case(seed, delta, greedy)
     table, expected = NEIGHBOURS.tolist(), []
@@ -513,14 +503,14 @@ def release_distance(delta: float, sampling: SamplingConfig, draws: int = 20_000
     return total_variation(emitted, logits_to_probabilities(logits, sampling))
 
 
-def test_release_is_not_exact_at_zero() -> None:
+def test_release_is_not_exact_at_zero():
     """With top-k, look-alikes of probability 0 count as merged, and a rejection takes real ones away with them."""
     assert release_distance(0.0, SamplingConfig(top_k=4)) > 0.1
     # Without a filter nothing has probability 0, nothing is merged, and the sequential rule is exact.
     assert release_distance(0.0, SamplingConfig()) < 0.02
 
 
-def test_fault_release_that_zeroes_the_child_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_release_that_zeroes_the_child_alone(monkeypatch):
     """The slow form notices when the neighbours of a rejected child are spared."""
     import specdecode.verifiers.lantern_release as release
 
@@ -537,7 +527,7 @@ def test_fault_release_that_zeroes_the_child_alone(monkeypatch: pytest.MonkeyPat
     assert outcomes_of(verifier.accept(Draft(tree), output, state)) != slow
 
 
-def test_release_judges_no_children_that_were_drawn() -> None:
+def test_release_judges_no_children_that_were_drawn():
     verifier, tree, output, state = release_case(4, 0.3, SAMPLING)
     with pytest.raises(ValueError, match='mode "release" judges children that are a deterministic choice'):
         verifier.accept(Draft(tree, torch.full_like(output.logits, 1 / VOCAB_SIZE)), output, state)
@@ -563,12 +553,12 @@ def test_release_judges_no_children_that_were_drawn() -> None:
         (NEIGHBOURS, {"multiplier": 2.0, "mode": "release"}, 'mode "release" needs delta'),
     ],
 )
-def test_bad_arguments(neighbours: Tensor, arguments: dict, message: str) -> None:
+def test_bad_arguments(neighbours, arguments, message):
     with pytest.raises(ValueError, match=message):
         LanternVerifier(neighbours, **arguments)
 
 
-def test_a_table_for_another_vocabulary() -> None:
+def test_a_table_for_another_vocabulary():
     draft, state = Draft(TokenTree.chain(torch.tensor([[0, 1]]))), state_for(torch.tensor([1]), SAMPLING)
     with pytest.raises(ValueError, match="neighbours must have a row for each of the target's 9 tokens, got 12"):
         LanternVerifier(NEIGHBOURS, delta=0.1).accept(draft, TargetOutput(torch.zeros(1, 2, 9)), state)

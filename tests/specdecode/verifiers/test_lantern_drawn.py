@@ -1,7 +1,5 @@
 """LANTERN on drawn children: what moves, that this is what is emitted, and how much more is accepted for it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 
@@ -74,7 +72,7 @@ def slow_relaxed(p: list[float], q: list[float], delta: float | None, multiplier
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.0, 1.0), st.booleans(), st.booleans())
-def test_moves_what_the_slow_form_moves(seed: int, relaxation: float, additive: bool, zeros: bool) -> None:
+def test_moves_what_the_slow_form_moves(seed, relaxation, additive, zeros):
     p, q = distributions(seed, zeros=zeros)
     how = {"delta": relaxation} if additive else {"multiplier": 1 + 4 * relaxation}
     relaxed = relaxed_target(p, q, SUMS, **how)
@@ -85,7 +83,7 @@ def test_moves_what_the_slow_form_moves(seed: int, relaxation: float, additive: 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.booleans())
-def test_it_lies_between_p_and_q_and_moves_as_much_as_delta_says(seed: int, zeros: bool) -> None:
+def test_it_lies_between_p_and_q_and_moves_as_much_as_delta_says(seed, zeros):
     p, q = distributions(seed, zeros=zeros)
     most = total_variation(relaxed_target(p, q, SUMS, delta=1.0), p)
     before = total_variation(p, q)
@@ -104,14 +102,14 @@ def test_it_lies_between_p_and_q_and_moves_as_much_as_delta_says(seed: int, zero
         assert bool((relaxed_target(p, q, SUMS, multiplier=multiplier) <= multiplier * p + 1e-6).all())
 
 
-def test_only_look_alikes_give() -> None:
+def test_only_look_alikes_give():
     """Tokens 0 and 1 are alike, 2 and 3 are alike; 0 lacks .3, and what 2 has to spare is none of its business."""
     pairs = NeighbourSums(torch.tensor([[1], [0], [3], [2]]))
     p, q = torch.tensor([[0.1, 0.3, 0.5, 0.1]]), torch.tensor([[0.4, 0.2, 0.3, 0.1]])
     assert relaxed_target(p, q, pairs, delta=1.0).tolist()[0] == pytest.approx([0.2, 0.2, 0.5, 0.1])
 
 
-def test_the_nearest_give_first() -> None:
+def test_the_nearest_give_first():
     """Token 0 lacks .4; its nearest neighbour can spare .3, two others .05 each."""
     table = torch.tensor([[1, 2, 3, 4], [0, 2, 3, 4], [3, 4, 5, 0], [2, 4, 5, 0], [2, 3, 5, 0], [2, 3, 4, 0]])
     p, q = torch.tensor([[0.0, 0.4, 0.2, 0.2, 0.1, 0.1]]), torch.tensor([[0.4, 0.1, 0.15, 0.15, 0.1, 0.1]])
@@ -120,7 +118,7 @@ def test_the_nearest_give_first() -> None:
     assert relaxed_target(p, q, NeighbourSums(table), delta=0.4).tolist()[0] == pytest.approx(q[0].tolist())
 
 
-def test_sums_over_neighbours_and_over_admirers() -> None:
+def test_sums_over_neighbours_and_over_admirers():
     values = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
     assert SUMS.widths == (1, 5) and NeighbourSums(NEIGHBOURS[:, :4]).widths == (1, 4)
     for width in SUMS.widths:
@@ -175,7 +173,7 @@ CASES: list[tuple[str, str]] = [("chain", "sampled"), ("siblings", "sampled"), (
 
 @pytest.mark.parametrize(("shape", "children"), CASES)
 @pytest.mark.parametrize("how", [{"delta": 0.0}, {"delta": 0.15}, {"delta": 1.0}, {"multiplier": 1.5}], ids=str)
-def test_the_relaxed_target_is_what_is_emitted(shape: str, children: str, how: dict[str, float]) -> None:
+def test_the_relaxed_target_is_what_is_emitted(shape, children, how):
     tokens, drafted = one_node(shape, how, P, Q, children)
     relaxed = relaxed_target(P[None], Q[None], SUMS, **how)[0]
     assert fits(tokens, relaxed) > 1e-3
@@ -188,7 +186,7 @@ def test_the_relaxed_target_is_what_is_emitted(shape: str, children: str, how: d
     assert float(total_variation(tokens.bincount(minlength=VOCAB) / DRAWS, P)) <= how.get("delta", 1.0) + 0.01
 
 
-def test_acceptance_rises_with_delta_and_by_no_more_than_delta() -> None:
+def test_acceptance_rises_with_delta_and_by_no_more_than_delta():
     deltas = (0.0, 0.02, 0.06, 0.1)
     rates = [float(one_node("chain", {"delta": delta}, P, Q)[1].double().mean()) for delta in deltas]
     for (low, before), (high, after) in itertools.pairwise(zip(deltas, rates, strict=True)):
@@ -212,7 +210,7 @@ def aggregated(p: Tensor, q: Tensor, delta: float) -> Tensor:
     return emitted
 
 
-def test_a_relaxed_target_of_each_childs_own_would_break_the_budget() -> None:
+def test_a_relaxed_target_of_each_childs_own_would_break_the_budget():
     """Why p' must not depend on what was drawn."""
     delta = 0.05
     theirs, ours = [], []
@@ -262,7 +260,7 @@ def outcomes(verdict: Verdict) -> list[tuple[list[int], int]]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6))
-def test_zero_relaxation_decides_like_the_exact_rule_and_next_to_none_almost_always(seed: int) -> None:
+def test_zero_relaxation_decides_like_the_exact_rule_and_next_to_none_almost_always(seed):
     draft, output, state = random_draft(seed)
     exact = outcomes(ExactVerifier().accept(draft, output, state))
     for how in ({"delta": 0.0}, {"multiplier": 1.0}, {"delta": 1e-30}, {"multiplier": 1 + 1e-12}):
@@ -303,7 +301,7 @@ def slow_walk(draft: Draft, output: TargetOutput, state: DecodeState, how: dict[
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([{"delta": 0.1}, {"delta": 0.6}, {"multiplier": 2.0}]))
-def test_walks_like_the_slow_form(seed: int, how: dict[str, float]) -> None:
+def test_walks_like_the_slow_form(seed, how):
     draft, output, state = random_draft(seed)
     verdict = LanternVerifier(NEIGHBOURS, **how).accept(draft, output, state)
     slow = slow_walk(draft, output, state, how)
@@ -313,7 +311,7 @@ def test_walks_like_the_slow_form(seed: int, how: dict[str, float]) -> None:
         assert flags == lent
 
 
-def test_a_row_does_not_depend_on_the_others() -> None:
+def test_a_row_does_not_depend_on_the_others():
     draft, output, state = random_draft(7)
     verifier = LanternVerifier(NEIGHBOURS, delta=0.2)
     together = outcomes(verifier.accept(draft, output, state))
@@ -333,7 +331,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 
 
 @pytest.mark.parametrize("parents", [[-1, 0, 1], [-1, 0, 0, 1]], ids=["chain", "tree"])
-def test_zero_delta_keeps_the_distribution_of_sequences(p_value: PValue, parents: list[int]) -> None:
+def test_zero_delta_keeps_the_distribution_of_sequences(p_value, parents):
     small, draws = random_table(5, seed=5, scale=1.2), 40_000
     near, prompt = nearest_neighbours(torch.randn(5, 2, generator=torch.Generator().manual_seed(0)), 3), (1, 3)
 
@@ -353,7 +351,7 @@ def test_zero_delta_keeps_the_distribution_of_sequences(p_value: PValue, parents
     assert run({"delta": 0.2}) < 1e-6
 
 
-def test_there_is_no_cliff_behind_zero() -> None:
+def test_there_is_no_cliff_behind_zero():
     """The rule for any children lost half of a good drafter's tokens as soon as delta was not 0."""
     prompts = torch.randint(0, VOCAB, (80, 2), generator=torch.Generator().manual_seed(4))
     drafter = MarkovDrafter(TABLE + random_table(VOCAB, 77, scale=0.7), prompts, [-1, 0, 1, 2], "sampled")
@@ -375,7 +373,7 @@ def test_there_is_no_cliff_behind_zero() -> None:
 # ---- planted faults ----
 
 
-def test_fault_the_rest_is_taken_from_the_targets_own_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_the_rest_is_taken_from_the_targets_own_distribution(monkeypatch):
     """A rejected child replaced from max(p - q, 0) instead of max(p' - q, 0)."""
     residual, relaxed = exact.residual, relaxed_target(P[None], Q[None], SUMS, delta=0.15)[0]
     monkeypatch.setattr(exact, "residual", lambda target, drawn_from: residual(P.expand_as(target), drawn_from))

@@ -1,10 +1,7 @@
 """LVSpec's rule against a loop over its definition, and its limits."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -92,9 +89,7 @@ def slow_rule(
     st.sampled_from(["token", "prediction"]),
     st.booleans(),
 )
-def test_the_rule_against_its_definition(
-    window: tuple[Draft, TargetOutput, Tensor], ratio: float, nearest: int, shift: bool, source: str, centred: bool
-) -> None:
+def test_the_rule_against_its_definition(window, ratio, nearest, shift, source, centred):
     draft, output, reference = window
     # Where every cosine counts, what is centred is nothing, and rounding would choose.
     nearest = min(nearest, max(1, len(reference) - 1)) if centred else nearest
@@ -112,7 +107,7 @@ def test_the_rule_against_its_definition(
     assert torch.equal(relaxed, draft.tree.tokens[0, 1 : count + 1] != wanted[:count])
 
 
-def test_padding_is_not_elsewhere() -> None:
+def test_padding_is_not_elsewhere():
     """Token 0 is wanted, and padding behind the end of the row has token 0."""
     tokens, wanted = [4, 3, 0, 0], [0, 1, 1, 1]
     chain = TokenTree.chain(torch.tensor([tokens]))
@@ -133,9 +128,7 @@ def test_padding_is_not_elsewhere() -> None:
     st.sampled_from([0.03, 0.4, 0.9, 1.0]),
     st.booleans(),
 )
-def test_the_least_sure_tokens_are_loosened_where_they_are_plausible(
-    window: tuple[Draft, TargetOutput, Tensor], ratio: float, min_p: float, relevant_min_p: float, cut: bool
-) -> None:
+def test_the_least_sure_tokens_are_loosened_where_they_are_plausible(window, ratio, min_p, relevant_min_p, cut):
     """Against a loop, with a floor for the loosened share and one for the others. A word that cannot be said, with a
     logit of minus infinity, has no part in the entropy and is never plausible. With floors of 1 the walk is exact."""
     draft, output, _ = window
@@ -163,7 +156,7 @@ def test_the_least_sure_tokens_are_loosened_where_they_are_plausible(
         assert accepted == int(ExactVerifier().accept(draft, TargetOutput(logits), state_of()).accepted[0])
 
 
-def test_a_token_is_compared_with_the_likeliest_in_its_place() -> None:
+def test_a_token_is_compared_with_the_likeliest_in_its_place():
     """The second token is nearly as likely as the likeliest there, and far less likely than the first one's."""
     logits = torch.tensor([[[0.0, 9.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.9], [5.0, 0.0, 0.0, 0.0]]])
     draft = Draft(TokenTree.chain(torch.tensor([[2, 1, 3]])))
@@ -174,12 +167,12 @@ def test_a_token_is_compared_with_the_likeliest_in_its_place() -> None:
 
 
 @pytest.mark.parametrize("floor", ["min_p", "relevant_min_p"])
-def test_a_floor_is_a_share(floor: str) -> None:
+def test_a_floor_is_a_share(floor):
     with pytest.raises(ValueError, match=f"^{floor}"):
         LooseVerifier(lambda: [], **{floor: 1.5})
 
 
-def test_without_a_floor_a_relevant_token_is_the_one_that_was_drawn() -> None:
+def test_without_a_floor_a_relevant_token_is_the_one_that_was_drawn():
     """The draft is the likeliest token, and at a high temperature the target draws another."""
     logits = torch.tensor([[[2.0, 1.9, 1.9, 1.9, 1.9, 1.9], [0.0] * 6]])
     draft = Draft(TokenTree.chain(torch.tensor([[1, 0]])))
@@ -191,7 +184,7 @@ def test_without_a_floor_a_relevant_token_is_the_one_that_was_drawn() -> None:
         assert verifier.accept(draft, TargetOutput(logits), hot).accepted.tolist() == [accepted]
 
 
-def test_a_high_mean_is_no_sharp_profile() -> None:
+def test_a_high_mean_is_no_sharp_profile():
     """A filler is a little like the whole video; a word about one thing is like that alone (figure 4)."""
     generator = torch.Generator().manual_seed(0)
     common = torch.randn(32, generator=generator)
@@ -208,7 +201,7 @@ def test_a_high_mean_is_no_sharp_profile() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(windows())
-def test_lambda_zero_is_the_exact_walk(window: tuple[Draft, TargetOutput, Tensor]) -> None:
+def test_lambda_zero_is_the_exact_walk(window):
     draft, output, reference = window
     verifier = LooseVerifier(lambda: [reference], 0.0, position_shift=True)
     assert verifier.exact
@@ -218,9 +211,7 @@ def test_lambda_zero_is_the_exact_walk(window: tuple[Draft, TargetOutput, Tensor
 
 @settings(max_examples=60, deadline=None)
 @given(windows())
-def test_lambda_one_accepts_all_but_protected_tokens_and_more_lambda_never_accepts_less(
-    window: tuple[Draft, TargetOutput, Tensor],
-) -> None:
+def test_lambda_one_accepts_all_but_protected_tokens_and_more_lambda_never_accepts_less(window):
     draft, output, reference = window
     counts = [
         int(LooseVerifier(lambda: [reference], ratio, 3, False).accept(draft, output, state_of()).accepted[0])
@@ -232,7 +223,7 @@ def test_lambda_one_accepts_all_but_protected_tokens_and_more_lambda_never_accep
     assert torch.equal(protected.accept(draft, output, state_of()).accepted, exact.accepted)
 
 
-def test_relevance_tells_words_of_the_reference_from_fillers() -> None:
+def test_relevance_tells_words_of_the_reference_from_fillers():
     generator = torch.Generator().manual_seed(0)
     reference = torch.randn(50, 32, generator=generator)
     words = reference[torch.randint(50, (30,), generator=generator)] + 0.8 * torch.randn(30, 32, generator=generator)
@@ -242,7 +233,7 @@ def test_relevance_tells_words_of_the_reference_from_fillers() -> None:
     assert area > 0.95
 
 
-def test_drafts_it_cannot_judge_are_refused() -> None:
+def test_drafts_it_cannot_judge_are_refused():
     reference = torch.randn(3, DIM)
     chain = TokenTree.chain(torch.tensor([[1, 2]]))
     output = TargetOutput(torch.zeros(1, 2, VOCAB), torch.zeros(1, 2, DIM))
@@ -313,15 +304,13 @@ def judged(draft: Draft, output: TargetOutput, reference: Tensor, ratio: float, 
 
 @settings(max_examples=100, deadline=None)
 @given(trees(), st.sampled_from([0.0, 0.3, 0.7, 1.0]), st.sampled_from(["token", "prediction"]))
-def test_of_a_tree_the_longest_branch_stays(
-    window: tuple[Draft, TargetOutput, Tensor], ratio: float, source: str
-) -> None:
+def test_of_a_tree_the_longest_branch_stays(window, ratio, source):
     expected = slow_branches(*window, ratio, 1 if source == "token" else 0)
     assert judged(*window, ratio, source) == expected
 
 
 @pytest.mark.parametrize("fault", ["only the first branch", "the last of the longest", "another branch's relevance"])
-def test_a_fault_in_the_bookkeeping_of_branches_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_the_bookkeeping_of_branches_is_noticed(fault, monkeypatch):
     branches, at = loose._branches, loose._at
     if fault == "only the first branch":
         monkeypatch.setattr(loose, "_branches", lambda tree: branches(tree)[:, : tree.num_nodes - 1])
@@ -345,9 +334,7 @@ def test_a_fault_in_the_bookkeeping_of_branches_is_noticed(fault: str, monkeypat
 
 @settings(max_examples=60, deadline=None)
 @given(trees(), st.sampled_from([0.0, 1.0]))
-def test_lambda_zero_is_the_exact_walk_of_a_tree(
-    window: tuple[Draft, TargetOutput, Tensor], temperature: float
-) -> None:
+def test_lambda_zero_is_the_exact_walk_of_a_tree(window, temperature):
     draft, output, reference = window
     output = replace(output, logits=output.logits / 9)  # so that draws differ from the likeliest
     state = replace(state_of(), sampling=SamplingConfig(temperature=temperature))
@@ -368,12 +355,12 @@ def test_lambda_zero_is_the_exact_walk_of_a_tree(
         ({"loosened_by": "chance"}, "loosened_by"),
     ],
 )
-def test_settings_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
+def test_settings_out_of_range_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         LooseVerifier(lambda: [torch.zeros(1, 1)], **options)
 
 
-def test_a_reference_that_changes_is_read_anew() -> None:
+def test_a_reference_that_changes_is_read_anew():
     """It is normalised once for as long as it stays; another prompt has another."""
     generator = torch.Generator().manual_seed(0)
     first, second = torch.randn(2, 1, DIM, generator=generator)
@@ -386,7 +373,7 @@ def test_a_reference_that_changes_is_read_anew() -> None:
     assert accepted == [0, 0, 1], "the second token has least to do with the first reference, the first with the other"
 
 
-def test_where_every_cosine_counts_nothing_centred_is_left_not_even_rounding() -> None:
+def test_where_every_cosine_counts_nothing_centred_is_left_not_even_rounding():
     states, reference = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
     assert relevance_to(states, reference, 6, centred=True).tolist() == [0.0] * 6
     assert relevance_to(states, reference, 5, centred=True).min() > 0

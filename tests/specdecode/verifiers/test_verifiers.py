@@ -1,7 +1,5 @@
 """Exactness, proven on a target whose distribution is known; and proof that the proof would notice a fault."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -65,7 +63,7 @@ def markov_drafter(parents: list[int], children: str, tag: int = Tag.DRAFT) -> C
 @pytest.mark.parametrize("children", ["top", "sampled", "without replacement"])
 @pytest.mark.parametrize("parents", [CHAIN, DEEP_TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("batch_size", [1, 5, 200])
-def test_greedy_tokens_equal_plain_decoding(children: str, parents: list[int], batch_size: int) -> None:
+def test_greedy_tokens_equal_plain_decoding(children, parents, batch_size):
     table = random_table(40, seed=batch_size)
     prompts = torch.randint(0, 40, (batch_size, 2), generator=torch.Generator().manual_seed(3))
     streams, greedy = RandomStreams.from_seeds(range(batch_size)), SamplingConfig(temperature=0)
@@ -81,9 +79,7 @@ def test_greedy_tokens_equal_plain_decoding(children: str, parents: list[int], b
 
 @pytest.mark.parametrize("parents", [CHAIN, DEEP_TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.8, 10, 0.95)], ids=str)
-def test_deterministic_drafts_reproduce_plain_sampling_draw_for_draw(
-    parents: list[int], sampling: SamplingConfig
-) -> None:
+def test_deterministic_drafts_reproduce_plain_sampling_draw_for_draw(parents, sampling):
     """One number per output position decides its token, so no draft can change a picture."""
     table = random_table(40, seed=2, scale=3.0)
     prompts = torch.randint(0, 40, (50, 2), generator=torch.Generator().manual_seed(4))
@@ -107,7 +103,7 @@ def slow_one_by_one(probabilities: list[float], children: list[int], thresholds:
     return None
 
 
-def test_one_draw_accepts_as_often_as_the_sequential_rule() -> None:
+def test_one_draw_accepts_as_often_as_the_sequential_rule():
     probabilities, children, draws = [0.4, 0.3, 0.2, 0.1], [1, 3, 0], 40_000
     thresholds = torch.rand(draws, 3, generator=torch.Generator().manual_seed(0)).tolist()
     slow = [slow_one_by_one(probabilities, children, row) for row in thresholds]
@@ -146,9 +142,7 @@ def test_one_draw_accepts_as_often_as_the_sequential_rule() -> None:
         (TREE, "without replacement", FILTERED),
     ],
 )
-def test_sequences_have_the_targets_distribution(
-    parents: list[int] | None, children: str, sampling: SamplingConfig
-) -> None:
+def test_sequences_have_the_targets_distribution(parents, children, sampling):
     make_drafter = None if parents is None else markov_drafter(parents, children)
     assert chi_square_p_value(make_drafter, sampling=sampling) > 1e-3
 
@@ -168,7 +162,7 @@ class HiddenProbabilities:
 
 
 @pytest.mark.parametrize("tag", [Tag.DRAFT, Tag.TARGET])
-def test_the_one_draw_walk_is_exact_for_any_draft(tag: int) -> None:
+def test_the_one_draw_walk_is_exact_for_any_draft(tag):
     """Even for guesses drawn with the very numbers the target will use, which is what coupled drafting does."""
     assert (
         chi_square_p_value(
@@ -178,7 +172,7 @@ def test_the_one_draw_walk_is_exact_for_any_draft(tag: int) -> None:
     )
 
 
-def test_residual_rounds_accept_more_than_one_draw() -> None:
+def test_residual_rounds_accept_more_than_one_draw():
     """The reason to keep the drawn-from distributions: overlap sum(min(p, q)) is at least sum(p q)."""
 
     def accepted(make_drafter: Callable[[Tensor], Drafter]) -> float:
@@ -193,7 +187,7 @@ def test_residual_rounds_accept_more_than_one_draw() -> None:
     assert rounds > one_draw + 0.1
 
 
-def test_a_perfect_drafter_is_always_believed() -> None:
+def test_a_perfect_drafter_is_always_believed():
     """Children drawn from the target's own distribution: every one is accepted."""
     prompts = PROMPT.expand(500, 2)
     drafter = MarkovDrafter(TABLE, prompts, [-1, 0, 1, 2], "sampled")
@@ -202,7 +196,7 @@ def test_a_perfect_drafter_is_always_believed() -> None:
     assert result.trace.accepted_lengths == [[3, 3, 3]] * 500
 
 
-def test_the_verifier_says_that_it_is_exact() -> None:
+def test_the_verifier_says_that_it_is_exact():
     assert ExactVerifier().exact is True
 
 
@@ -211,9 +205,7 @@ def test_the_verifier_says_that_it_is_exact() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 20), st.integers(0, 6), st.integers(2, 30), st.booleans())
-def test_chain_walk_has_the_tokens_of_the_walk(
-    seed: int, batch_size: int, length: int, vocab_size: int, filtered: bool
-) -> None:
+def test_chain_walk_has_the_tokens_of_the_walk(seed, batch_size, length, vocab_size, filtered):
     draft, output, lengths = random_chain(seed, batch_size, length, vocab_size)
     state = state_for(lengths, SamplingConfig(0.9, 4, 0.8) if filtered else SamplingConfig(1.1))
     assert draft.probabilities is not None
@@ -223,9 +215,7 @@ def test_chain_walk_has_the_tokens_of_the_walk(
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 20), st.integers(0, 6), st.integers(2, 30), st.booleans())
-def test_chains_of_one_draw_have_the_tokens_of_the_walk(
-    seed: int, batch_size: int, length: int, vocab_size: int, greedy: bool
-) -> None:
+def test_chains_of_one_draw_have_the_tokens_of_the_walk(seed, batch_size, length, vocab_size, greedy):
     draft, output, lengths = random_chain(seed, batch_size, length, vocab_size)
     state = state_for(lengths, SamplingConfig(0 if greedy else 0.7))
     wide = replace(draft.tree, max_children=2)  # the same chain, but nobody knows
@@ -233,14 +223,14 @@ def test_chains_of_one_draw_have_the_tokens_of_the_walk(
     assert_same(fast, ExactVerifier().accept(Draft(wide), output, state))
 
 
-def test_chain_walk_accepts_and_rejects() -> None:
+def test_chain_walk_accepts_and_rejects():
     """The equality above is no comparison of empty paths."""
     draft, output, lengths = random_chain(1, 300, 5, 12)
     accepted = ExactVerifier().accept(draft, output, state_for(lengths, SamplingConfig())).accepted
     assert set(accepted.tolist()) == {0, 1, 2, 3, 4, 5}
 
 
-def test_a_chain_with_a_gap_ends_at_it() -> None:
+def test_a_chain_with_a_gap_ends_at_it():
     tokens = torch.tensor([[1, 0, 2]])
     parents, valid = torch.tensor([[-1, -1, 0]]), torch.tensor([[True, False, True]])
     tree = TokenTree.from_parents(tokens, parents, valid, max_depth=1, max_children=1)
@@ -292,7 +282,7 @@ class BonusFromWrongNode:
         return replace(verdict, next_tokens=torch.where(verdict.accepted > 0, wrong, verdict.next_tokens))
 
 
-def test_fault_confidences_used_as_probabilities() -> None:
+def test_fault_confidences_used_as_probabilities():
     for parents in (CHAIN, TREE):
 
         def make(prompts: Tensor, parents: list[int] = parents) -> Drafter:
@@ -302,18 +292,18 @@ def test_fault_confidences_used_as_probabilities() -> None:
 
 
 @pytest.mark.usefixtures("torch_lines")
-def test_fault_residual_replaced_by_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_residual_replaced_by_the_target(monkeypatch):
     monkeypatch.setattr(exact, "residual", lambda target, drawn_from: target)
     assert chi_square_p_value(markov_drafter(CHAIN, "sampled"), draws=DRAWS_FOR_FAULTS) < 1e-9
 
 
 @pytest.mark.parametrize("children", ["top", "sampled"])
-def test_fault_bonus_from_the_wrong_node(children: str) -> None:
+def test_fault_bonus_from_the_wrong_node(children):
     make_drafter = markov_drafter(TREE, children)
     assert chi_square_p_value(make_drafter, BonusFromWrongNode(), draws=DRAWS_FOR_FAULTS) < 1e-9
 
 
-def test_fault_the_end_of_a_chain_taken_for_a_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_the_end_of_a_chain_taken_for_a_rejection(monkeypatch):
     """The last token is drawn from a residual although every drafted token was accepted."""
     judge = exact.judge_chain
 
@@ -331,7 +321,7 @@ def test_fault_the_end_of_a_chain_taken_for_a_rejection(monkeypatch: pytest.Monk
     assert chi_square_p_value(markov_drafter(CHAIN, "sampled"), draws=DRAWS_FOR_FAULTS) < 1e-9
 
 
-def test_fault_top_p_before_top_k(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_top_p_before_top_k(monkeypatch):
     def wrong_order(logits: Tensor, config: SamplingConfig) -> Tensor:
         after_top_p = logits_to_probabilities(logits, replace(config, top_k=0))
         return logits_to_probabilities(after_top_p.log(), SamplingConfig(top_k=config.top_k))
@@ -344,7 +334,7 @@ def test_fault_top_p_before_top_k(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("shared", [Tag.ACCEPT, Tag.TARGET])
-def test_fault_numbers_shared_by_draft_and_verifier(shared: int) -> None:
+def test_fault_numbers_shared_by_draft_and_verifier(shared):
     """The drafts are drawn with the numbers of the acceptance tests, or of the residual's draw."""
 
     @dataclass

@@ -1,7 +1,5 @@
 """Every option of every dataclass, found by its declaration: both bounds, every choice, and values of other kinds."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator
@@ -75,7 +73,7 @@ def refused(settings: type[Any], name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda each: each.__name__)
-def test_both_bounds_of_every_number(settings: type[Any]) -> None:
+def test_both_bounds_of_every_number(settings):
     hints = get_type_hints(settings)
     for name, declared in options_of(settings).items():
         for kind, in_list in numbers(hints[name]):
@@ -91,7 +89,7 @@ def test_both_bounds_of_every_number(settings: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda each: each.__name__)
-def test_every_choice_and_no_other(settings: type[Any]) -> None:
+def test_every_choice_and_no_other(settings):
     hints = get_type_hints(settings)
     for name, declared in options_of(settings).items():
         in_list = any(
@@ -106,7 +104,7 @@ def test_every_choice_and_no_other(settings: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda each: each.__name__)
-def test_defaults_are_allowed_and_described(settings: type[Any]) -> None:
+def test_defaults_are_allowed_and_described(settings):
     hints, texts = get_type_hints(settings), texts_of(settings)
     for each in fields(settings):
         assert texts.get(each.name), f"{each.name} has no text below it"
@@ -116,7 +114,7 @@ def test_defaults_are_allowed_and_described(settings: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_the_command_line_reads_the_declarations(command: Any) -> None:
+def test_the_command_line_reads_the_declarations(command):
     """A number that its bounds refuse, of every option that has some, and a word that is no number."""
     parser = build_parser(command.words, "", command.settings)
     required = [word for name, value in command.required().items() for word in (f"--{name}", value)]
@@ -161,18 +159,18 @@ class Other(Example):
         ({"word": "c"}, "word must be one of a, b, got 'c'"),
     ],
 )
-def test_messages(changes: dict[str, Any], message: str) -> None:
+def test_messages(changes, message):
     for settings in (Example, Other):
         with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
             settings(**changes)
 
 
-def test_a_subclass_with_another_default_keeps_the_rest() -> None:
+def test_a_subclass_with_another_default_keeps_the_rest():
     assert Other().count == 5 and options_of(Other)["count"] == options_of(Example)["count"]
     assert texts_of(Other)["count"] == "How many others." and texts_of(Other)["word"] == "A word."
 
 
-def test_lists_become_tuples_where_the_type_says_so() -> None:
+def test_lists_become_tuples_where_the_type_says_so():
     example = Example(sizes=[1, 2])  # type: ignore[arg-type]
     assert example.sizes == (1, 2)
     example.sizes = [3]  # type: ignore[assignment]

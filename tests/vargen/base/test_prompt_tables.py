@@ -1,7 +1,5 @@
 """Prompts as data sets keep them, written by the libraries that people write them with."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile
@@ -33,7 +31,7 @@ def shard(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def test_captions_of_coco_and_lists(tmp_path: Path) -> None:
+def test_captions_of_coco_and_lists(tmp_path):
     path = tmp_path / "captions_val2014.json"
     path.write_text(json.dumps(COCO))
     assert read_prompts(str(path)) == WANTED and read_column(str(path), ("image_id",)) == ["7", "9"]
@@ -42,7 +40,7 @@ def test_captions_of_coco_and_lists(tmp_path: Path) -> None:
         assert read_prompts(str(path)) == WANTED
 
 
-def test_parquet_and_its_pictures_are_not_decoded(tmp_path: Path) -> None:
+def test_parquet_and_its_pictures_are_not_decoded(tmp_path):
     pyarrow = pytest.importorskip("pyarrow", reason="parquet needs the extra data")
     from pyarrow import parquet
 
@@ -55,7 +53,7 @@ def test_parquet_and_its_pictures_are_not_decoded(tmp_path: Path) -> None:
         read_prompts(str(path))
 
 
-def test_data_sets_on_disk(tmp_path: Path) -> None:
+def test_data_sets_on_disk(tmp_path):
     datasets = pytest.importorskip("datasets", reason="data sets need the extra data")
     table = datasets.Dataset.from_dict({"text": WANTED, "category": ["one", "two"], "rest": [0, 0]})
     table.save_to_disk(tmp_path / "one")
@@ -68,7 +66,7 @@ def test_data_sets_on_disk(tmp_path: Path) -> None:
         read_prompts(str(tmp_path / "splits"))
 
 
-def test_a_name_on_the_hub_is_read_by_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_on_the_hub_is_read_by_datasets(monkeypatch):
     datasets = pytest.importorskip("datasets", reason="data sets need the extra data")
     asked: list[Any] = []
 
@@ -81,7 +79,7 @@ def test_a_name_on_the_hub_is_read_by_datasets(monkeypatch: pytest.MonkeyPatch) 
     assert asked == [("nateraw/parti-prompts", "validation"), ("a/b", "train")]
 
 
-def test_shards_of_webdataset(tmp_path: Path) -> None:
+def test_shards_of_webdataset(tmp_path):
     pytest.importorskip("datasets", reason="shards need the extra data")
     samples = {
         "0001.jpg": b"no picture", "0001.txt": b"a red cube", "0001.json": b'{"id": 5, "caption": "not this"}',
@@ -96,7 +94,7 @@ def test_shards_of_webdataset(tmp_path: Path) -> None:
     assert read_prompts(str(tmp_path)) == [*WANTED, "a cone", "a sphere"]
 
 
-def test_a_folder_of_texts_is_a_prompt_a_file(tmp_path: Path) -> None:
+def test_a_folder_of_texts_is_a_prompt_a_file(tmp_path):
     for name, text in zip("ab", ["a red\n cube", "two cones"], strict=True):
         (tmp_path / f"{name}.txt").write_text(text)
     assert read_prompts(str(tmp_path)) == WANTED and read_column(str(tmp_path), ("id",)) == ["a", "b"]
@@ -117,14 +115,14 @@ def test_a_folder_of_texts_is_a_prompt_a_file(tmp_path: Path) -> None:
     ],
     ids=["broken", "object", "number", "caption", "empty", "nothing", "deep", "parquet", "tar"],
 )
-def test_what_holds_no_prompts_is_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_what_holds_no_prompts_is_one_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=r"^prompts_file: ") as caught:
         read_prompts(str(tmp_path / name))
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_hostile_shards_and_folders(tmp_path: Path) -> None:
+def test_hostile_shards_and_folders(tmp_path):
     with pytest.raises(UserError, match="holds neither a data set"):
         read_prompts(str(tmp_path))
     with pytest.raises(UserError, match="cannot be read"):

@@ -1,11 +1,8 @@
 """Prompts from files and standard input: what is read, and one line that names the place where nothing can be."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -25,17 +22,17 @@ GOOD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_every_kind_of_file_gives_the_prompts(tmp_path: Path, name: str) -> None:
+def test_every_kind_of_file_gives_the_prompts(tmp_path, name):
     (tmp_path / name).write_text(GOOD[name], encoding="utf-8")
     assert read_prompts(str(tmp_path / name)) == ["a red cube", "two cones"]
 
 
-def test_commas_need_no_quotes_in_a_table_of_one_column(tmp_path: Path) -> None:
+def test_commas_need_no_quotes_in_a_table_of_one_column(tmp_path):
     (tmp_path / "a.csv").write_text("prompt\na red cube, on grass, at sunset\n")
     assert read_prompts(str(tmp_path / "a.csv")) == ["a red cube, on grass, at sunset"]
 
 
-def test_arguments_come_before_the_file_and_repetitions_stay(tmp_path: Path) -> None:
+def test_arguments_come_before_the_file_and_repetitions_stay(tmp_path):
     (tmp_path / "a.txt").write_text("two cones\n")
     assert gather_prompts([" a red cube ", "two cones"], str(tmp_path / "a.txt")) == [
         "a red cube",
@@ -44,7 +41,7 @@ def test_arguments_come_before_the_file_and_repetitions_stay(tmp_path: Path) -> 
     ]
 
 
-def test_standard_input_is_read_as_utf8_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_read_as_utf8_lines(monkeypatch):
     stdin = SimpleNamespace(buffer=io.BytesIO("a red cube\n\nein grüner Kegel\n".encode()))
     monkeypatch.setattr(sys, "stdin", stdin)
     assert gather_prompts([], "-") == ["a red cube", "ein grüner Kegel"]
@@ -65,14 +62,14 @@ def test_standard_input_is_read_as_utf8_lines(monkeypatch: pytest.MonkeyPatch) -
         ("a.jsonl", b"{", "line 1: not JSON"),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_what_cannot_be_read_is_named(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as error:
         read_prompts(str(tmp_path / name))
     assert message in str(error.value) and name in str(error.value)
 
 
-def test_missing_files_folders_and_empty_arguments(tmp_path: Path) -> None:
+def test_missing_files_folders_and_empty_arguments(tmp_path):
     with pytest.raises(UserError, match=r"prompts_file: cannot read .*nowhere\.txt"):
         read_prompts(str(tmp_path / "nowhere.txt"))
     with pytest.raises(UserError, match="holds neither a data set that save_to_disk wrote, nor"):
@@ -81,13 +78,13 @@ def test_missing_files_folders_and_empty_arguments(tmp_path: Path) -> None:
         gather_prompts(["a red cube", "  "])
 
 
-def test_json_lines_written_by_json_are_read_back(tmp_path: Path) -> None:
+def test_json_lines_written_by_json_are_read_back(tmp_path):
     prompts = ['a "red" cube', "schwarz\u2028weiß", "tab\there"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     assert read_prompts(str(tmp_path / "a.jsonl")) == prompts
 
 
-def test_a_separator_within_a_line_ends_none(tmp_path: Path) -> None:
+def test_a_separator_within_a_line_ends_none(tmp_path):
     odd = "a cube\u2028on \x0c grass\x85"
     (tmp_path / "a.txt").write_text(f"{odd}\r\na cone\r", newline="", encoding="utf-8")
     assert read_prompts(str(tmp_path / "a.txt")) == [odd.strip(), "a cone"]
@@ -95,7 +92,7 @@ def test_a_separator_within_a_line_ends_none(tmp_path: Path) -> None:
     assert read_prompts(str(tmp_path / "a.jsonl")) == [odd.strip().replace("\x0c", "")]
 
 
-def test_errors_name_the_argument_and_columns_come_in_any_case(tmp_path: Path) -> None:
+def test_errors_name_the_argument_and_columns_come_in_any_case(tmp_path):
     with pytest.raises(UserError, match=r"^questions: cannot read"):
         read_prompts(str(tmp_path / "none.txt"), "questions")
     (tmp_path / "a.csv").write_text("Image_ID,prompt\n7,a cube\n8,a cone\n")

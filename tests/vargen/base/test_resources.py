@@ -1,9 +1,5 @@
 """Shipped files are found in a checkout and in an installed wheel, and what is not there is named."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from vargen.base import resources
@@ -13,7 +9,7 @@ from vargen.commands.arguments import build_parser, parse
 from vargen.jobs.training import load_trainer, recipes
 
 
-def test_the_default_model_is_shipped_whole() -> None:
+def test_the_default_model_is_shipped_whole():
     folder = find_model()
     assert folder == find_model(folder.name) and folder.name in shipped_models()
     for component in ("transformer", "vqvae"):
@@ -21,13 +17,13 @@ def test_the_default_model_is_shipped_whole() -> None:
     assert (folder / "README.md").is_file()
 
 
-def test_configs_are_found_by_name_with_and_without_ending() -> None:
+def test_configs_are_found_by_name_with_and_without_ending():
     assert find_config("train/tokenizer") == find_config("train/tokenizer.yaml")
     with pytest.raises(UserError, match=r"config 'train/nothing' is not shipped; known: .*train/tokenizer"):
         find_config("train/nothing")
 
 
-def test_an_installed_wheel_has_its_configs_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_wheel_has_its_configs_inside(tmp_path, monkeypatch):
     package = tmp_path / "site-packages" / "vargen"
     (package / "configs").mkdir(parents=True)
     (package / "configs" / "a.yaml").touch()
@@ -35,9 +31,7 @@ def test_an_installed_wheel_has_its_configs_inside(tmp_path: Path, monkeypatch: 
     assert find_config("a") == package / "configs" / "a.yaml"
 
 
-def test_anybodys_configs_beside_an_installed_package_are_not_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_anybodys_configs_beside_an_installed_package_are_not_ours(tmp_path, monkeypatch):
     (tmp_path / "configs").mkdir()
     monkeypatch.setattr(resources, "_PACKAGE", tmp_path / "vargen")
     with pytest.raises(UserError, match="reinstall"):
@@ -46,7 +40,7 @@ def test_anybodys_configs_beside_an_installed_package_are_not_ours(
     assert configs_folder() == tmp_path / "configs"
 
 
-def test_models_that_are_none_are_named(tmp_path: Path) -> None:
+def test_models_that_are_none_are_named(tmp_path):
     with pytest.raises(UserError, match=r"model: .*nowhere does not exist; .*scenes-128"):
         find_model(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"has no model_index\.json"):
@@ -54,13 +48,13 @@ def test_models_that_are_none_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", recipes())
-def test_training_configs_fill_their_dataclass(name: str) -> None:
+def test_training_configs_fill_their_dataclass(name):
     parser = build_parser("train", "", load_trainer(recipes()[name])[0])
     values = parser.instantiate_classes(parse(parser, ["--config", str(find_config(f"train/{name}"))]))
     assert values.output.startswith("runs/")
 
 
-def test_a_fingerprint_is_of_what_decides_and_drafters_come_with_a_model(tmp_path: Path) -> None:
+def test_a_fingerprint_is_of_what_decides_and_drafters_come_with_a_model(tmp_path):
     from vargen.base.resources import find_trained_drafters
     from vargen.checkpoints.model_folder import weights_fingerprint
 

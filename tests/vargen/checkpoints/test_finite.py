@@ -1,11 +1,5 @@
 """Weights, logits and pixels that are no numbers end a run in one line that says where they were found."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from types import ModuleType
-from typing import Any
-
 import emu3_models
 import glm_image_models
 import pytest
@@ -27,7 +21,7 @@ from vargen.pipelines.llamagen import LlamaGenPipeline
         ("text_encoder/model.safetensors", -torch.inf),
     ],
 )
-def test_the_file_and_the_tensor_are_named(tiny_model_folder: Path, file: str, value: float) -> None:
+def test_the_file_and_the_tensor_are_named(tiny_model_folder, file, value):
     path = tiny_model_folder / file
     weights = load_file(path)
     name = sorted(weights)[3]
@@ -47,7 +41,7 @@ class _Quantized(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def test_quantized_weights_are_not_looked_into() -> None:
+def test_quantized_weights_are_not_looked_into():
     model = torch.nn.Linear(2, 2)
     model.weight = torch.nn.Parameter(torch.ones(2, 2).as_subclass(_Quantized))
     check_weights(model, "somewhere")
@@ -57,7 +51,7 @@ def test_quantized_weights_are_not_looked_into() -> None:
         check_weights(model, "somewhere")
 
 
-def test_what_overflows_in_another_precision_is_said_to(tiny_model_folder: Path) -> None:
+def test_what_overflows_in_another_precision_is_said_to(tiny_model_folder):
     path = tiny_model_folder / "transformer" / "diffusion_pytorch_model.safetensors"
     weights = load_file(path)
     weights[sorted(weights)[0]].view(-1)[0] = 1e6
@@ -68,7 +62,7 @@ def test_what_overflows_in_another_precision_is_said_to(tiny_model_folder: Path)
 
 
 @pytest.mark.parametrize("method", ["ar", "sjd"])
-def test_logits_that_overflow_name_the_picture_and_the_step(tiny_model_folder: Path, method: str) -> None:
+def test_logits_that_overflow_name_the_picture_and_the_step(tiny_model_folder, method):
     pipeline = LlamaGenPipeline.from_pretrained(tiny_model_folder)
     pipeline.set_progress_bar_config(disable=True)
     with torch.no_grad():
@@ -77,7 +71,7 @@ def test_logits_that_overflow_name_the_picture_and_the_step(tiny_model_folder: P
         pipeline(["a red cube", "a blue sphere"], method=method)
 
 
-def test_pixels_that_are_none_name_the_picture() -> None:
+def test_pixels_that_are_none_name_the_picture():
     pictures = torch.zeros(3, 3, 4, 4)
     check_pixels(pictures)
     pictures[1, 2, 3, 3] = torch.nan
@@ -94,7 +88,7 @@ def test_pixels_that_are_none_name_the_picture() -> None:
     ],
     ids=["emu3", "glm_image", "glm_image, its transformer"],
 )
-def test_other_families_are_looked_at_too(models: ModuleType, kind: Any, file: str, tmp_path: Path) -> None:
+def test_other_families_are_looked_at_too(models, kind, file, tmp_path):
     models.save(tmp_path)
     weights = load_file(tmp_path / file)
     name = sorted(weights)[2]
@@ -104,7 +98,7 @@ def test_other_families_are_looked_at_too(models: ModuleType, kind: Any, file: s
         kind.from_pretrained(tmp_path)
 
 
-def test_pixels_of_emu3_that_are_none_name_the_picture() -> None:
+def test_pixels_of_emu3_that_are_none_name_the_picture():
     pipeline = Emu3Pipeline(emu3_models.make())
     with torch.no_grad():
         pipeline.model.model.vqmodel.decoder.conv_out.bias.fill_(torch.nan)
@@ -112,7 +106,7 @@ def test_pixels_of_emu3_that_are_none_name_the_picture() -> None:
         pipeline.decode_tokens(torch.zeros(2, 3, 4, dtype=torch.int64))
 
 
-def test_pixels_of_glm_image_that_are_none_name_the_picture() -> None:
+def test_pixels_of_glm_image_that_are_none_name_the_picture():
     pipeline = GlmImagePriorPipeline.from_pipe(glm_image_models.make())
     pipeline.set_progress_bar_config(disable=True)
     with torch.no_grad():

@@ -1,7 +1,5 @@
 """Model folders from strangers: what they name is from a closed list, and what is damaged ends in one line."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import sys
@@ -47,9 +45,7 @@ def change_index(folder: Path, **changes: Any) -> None:
         ["transformers", "Trainer"],
     ],
 )
-def test_a_folder_names_no_classes_but_those_of_models(
-    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[Any]
-) -> None:
+def test_a_folder_names_no_classes_but_those_of_models(tiny_model_folder, tmp_path, monkeypatch, named):
     planted = tmp_path / "planted.py"
     planted.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\nclass Model: pass\n")
     monkeypatch.chdir(tmp_path)
@@ -71,7 +67,7 @@ def test_a_folder_names_no_classes_but_those_of_models(
         ({"../outside": ["diffusers", "VQModel"]}, "for '../outside'"),
     ],
 )
-def test_components_that_are_none_are_named(tiny_model_folder: Path, changes: dict[str, Any], named: str) -> None:
+def test_components_that_are_none_are_named(tiny_model_folder, changes, named):
     change_index(tiny_model_folder, **changes)
     assert named in refusal(tiny_model_folder)
 
@@ -85,7 +81,7 @@ class Harm:
 
 
 @pytest.mark.parametrize("name", ["diffusion_pytorch_model.bin", "pytorch_model.bin", "weights.pt", "model.ckpt"])
-def test_pickled_weights_are_refused_by_name(tiny_model_folder: Path, tmp_path: Path, name: str) -> None:
+def test_pickled_weights_are_refused_by_name(tiny_model_folder, tmp_path, name):
     weights = tiny_model_folder / "transformer" / "diffusion_pytorch_model.safetensors"
     weights.unlink()
     weights.with_name(name).write_bytes(pickle.dumps(Harm(tmp_path / "executed")))
@@ -94,19 +90,19 @@ def test_pickled_weights_are_refused_by_name(tiny_model_folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("shard", ["../vqvae/diffusion_pytorch_model.safetensors", "/etc/passwd", 3, None])
-def test_shards_lie_beside_their_index(tiny_model_folder: Path, shard: Any) -> None:
+def test_shards_lie_beside_their_index(tiny_model_folder, shard):
     index = tiny_model_folder / "transformer" / "diffusion_pytorch_model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": shard}}))
     assert "must name files beside it" in refusal(tiny_model_folder)
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "{", "[]", "\ud800"])
-def test_an_index_that_is_none_is_named(tiny_model_folder: Path, content: str) -> None:
+def test_an_index_that_is_none_is_named(tiny_model_folder, content):
     (tiny_model_folder / "model_index.json").write_bytes(content.encode("utf-8", "surrogatepass"))
     assert "model_index.json" in refusal(tiny_model_folder)
 
 
-def test_headers_are_read_and_every_damage_to_them_is_refused(tmp_path: Path) -> None:
+def test_headers_are_read_and_every_damage_to_them_is_refused(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.zeros(3, 2, dtype=torch.bfloat16), "b": torch.zeros(()), "c": torch.zeros(0, 4)}, path)
     assert read_tensor_shapes(path) == {"a": (3, 2), "b": (), "c": (0, 4)}

@@ -1,7 +1,5 @@
 """Weights that come to their device when a model is called are asked for before the model is asked other things."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,16 +29,14 @@ def draw(pipeline: Any, method: str) -> Any:
 @pytest.mark.parametrize(
     ("component", "method"), [("transformer", "ar"), ("drafter", "eagle"), ("draft_model", "draft-model")]
 )
-def test_a_part_that_is_used_before_it_is_called_is_moved(
-    drafting_pipeline: Any, component: str, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_is_used_before_it_is_called_is_moved(drafting_pipeline, component, method, monkeypatch):
     hook = Hook()
     monkeypatch.setattr(getattr(drafting_pipeline, component), "_hf_hook", hook, raising=False)
     draw(drafting_pipeline, method)
     assert hook.asked == 1
 
 
-def test_text_features_and_their_mask_lie_together(tiny_pipeline: Any) -> None:
+def test_text_features_and_their_mask_lie_together(tiny_pipeline):
     """An offloaded encoder is on the CPU when it is given tokens, and its states are not."""
 
     class Moved:
@@ -53,7 +49,7 @@ def test_text_features_and_their_mask_lie_together(tiny_pipeline: Any) -> None:
     assert embeds.device == mask.device == torch.device("meta")
 
 
-def test_what_is_moved_as_it_is_called_is_not_compiled(tiny_pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_moved_as_it_is_called_is_not_compiled(tiny_pipeline, monkeypatch):
     monkeypatch.setattr(tiny_pipeline.transformer.transformer_blocks[0], "_hf_hook", Hook(), raising=False)
     tiny_pipeline.compile("eager", 32)
     try:

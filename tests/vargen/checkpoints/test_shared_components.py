@@ -1,7 +1,5 @@
 """A model folder that shares components with another one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -47,7 +45,7 @@ def draw(folder: Path, **loading: Any) -> Any:
     return pipeline("a red cube", generator=torch.Generator().manual_seed(0), output_type="pt").images
 
 
-def test_it_draws_what_the_whole_model_draws(folder: Path, tmp_path: Path) -> None:
+def test_it_draws_what_the_whole_model_draws(folder, tmp_path):
     assert torch.equal(draw(folder), draw(tmp_path / "whole"))
     pipeline = LlamaGenPipeline.from_pretrained(folder, dtype=torch.bfloat16)
     assert pipeline.text_encoder.dtype == torch.bfloat16 and pipeline.vqvae.dtype == torch.float32
@@ -57,20 +55,20 @@ def test_it_draws_what_the_whole_model_draws(folder: Path, tmp_path: Path) -> No
     assert all(getattr(whole, name) is not None for name in SHARED)
 
 
-def test_components_lie_where_they_are_read_from(folder: Path, tmp_path: Path) -> None:
+def test_components_lie_where_they_are_read_from(folder, tmp_path):
     assert component_folder(folder, "vqvae") == tmp_path / "whole" / "vqvae"
     assert component_folder(folder, "transformer") == folder / "transformer"
     assert component_folder(tmp_path / "whole", "vqvae") == tmp_path / "whole" / "vqvae"
 
 
-def test_components_that_are_given_are_not_read(folder: Path, tmp_path: Path) -> None:
+def test_components_that_are_given_are_not_read(folder, tmp_path):
     (tmp_path / "whole" / "text_encoder" / "model.safetensors").unlink()
     with pytest.raises(UserError, match="text_encoder"):
         LlamaGenPipeline.from_pretrained(folder)
     assert LlamaGenPipeline.from_pretrained(folder, text_encoder=None, tokenizer=None).text_encoder is None
 
 
-def test_shared_weights_are_part_of_the_fingerprint(folder: Path, tmp_path: Path) -> None:
+def test_shared_weights_are_part_of_the_fingerprint(folder, tmp_path):
     before = weights_fingerprint(folder)
     config = tmp_path / "whole" / "vqvae" / "config.json"
     config.write_text(config.read_text() + " ")
@@ -80,7 +78,7 @@ def test_shared_weights_are_part_of_the_fingerprint(folder: Path, tmp_path: Path
     assert weights_fingerprint(folder) == after
 
 
-def test_own_weights_stand_in_place_of_shared_ones(folder: Path, tmp_path: Path) -> None:
+def test_own_weights_stand_in_place_of_shared_ones(folder, tmp_path):
     whole = LlamaGenPipeline.from_pretrained(tmp_path / "whole").vqvae
     before, brighter = weights_fingerprint(folder), whole.decoder.conv_out.bias.detach() + 0.25
     shared = component_fingerprint(folder, "vqvae")
@@ -107,9 +105,7 @@ def test_own_weights_stand_in_place_of_shared_ones(folder: Path, tmp_path: Path)
     ],
     ids=["size", "name", "nan", "truncated"],
 )
-def test_own_weights_that_do_not_fit_are_named(
-    folder: Path, weights: dict[str, torch.Tensor] | None, message: str
-) -> None:
+def test_own_weights_that_do_not_fit_are_named(folder, weights, message):
     path = folder / "vqvae.safetensors"
     if weights is None:
         path.write_bytes(b"\0" * 16)
@@ -133,13 +129,13 @@ def test_own_weights_that_do_not_fit_are_named(
     ],
     ids=str,
 )
-def test_what_cannot_be_shared_is_named(folder: Path, told: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_shared_is_named(folder, told, message):
     share(folder, **told)
     with pytest.raises(UserError, match=message):
         LlamaGenPipeline.from_pretrained(folder)
 
 
-def test_a_component_that_both_have_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_component_that_both_have_is_refused(folder, tmp_path):
     shutil.copytree(tmp_path / "whole" / "vqvae", folder / "vqvae")
     with pytest.raises(UserError, match="vqvae is in both"):
         LlamaGenPipeline.from_pretrained(folder)

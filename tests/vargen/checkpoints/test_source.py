@@ -1,7 +1,5 @@
 """Where a model's files come from: the hub's own cache, and one line for whatever goes wrong with the hub."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,11 +49,11 @@ def put(cache: Path, commit: str, content: str, *references: str) -> Path:
         (None, False),
     ],
 )
-def test_a_hub_name_has_an_owner_and_is_no_path(model: str | None, wanted: bool) -> None:
+def test_a_hub_name_has_an_owner_and_is_no_path(model, wanted):
     assert is_hub_name(model) is wanted
 
 
-def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
     (tmp_path / NAME).mkdir(parents=True)
     (tmp_path / NAME / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
@@ -64,15 +62,13 @@ def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.M
         find_files(NAME, "main")
 
 
-def test_what_was_fetched_needs_no_network(offline_cache: Path) -> None:
+def test_what_was_fetched_needs_no_network(offline_cache):
     first, second = put(offline_cache, "1" * 40, "{}", "main"), put(offline_cache, "2" * 40, "{}", "v2")
     assert find_files(NAME).samefile(first) and find_files(NAME, "v2").samefile(second)
     assert find_files(NAME, "1" * 40).samefile(first)
 
 
-def test_another_cache_is_looked_into_and_a_token_shown(
-    offline_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_cache_is_looked_into_and_a_token_shown(offline_cache, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     snapshot = put(tmp_path / "mine", "1" * 40, "{}", "main")
     assert find_files(NAME, cache_dir=tmp_path / "mine", local_files_only=True).samefile(snapshot)
@@ -89,7 +85,7 @@ def test_another_cache_is_looked_into_and_a_token_shown(
     assert asked[0]["token"] == "hf_mine"
 
 
-def test_without_network_and_cache_there_is_one_line(offline_cache: Path) -> None:
+def test_without_network_and_cache_there_is_one_line(offline_cache):
     with pytest.raises(
         UserError, match=f"model: {NAME} is not a folder, and the hub cannot be reached to fetch it; conn"
     ):
@@ -123,9 +119,7 @@ class CarrierError(errors.HfHubHTTPError.__bases__[0]):  # type: ignore[misc, va
         (errors.HFValidationError("x"), "is neither a folder nor a name that the hub allows"),
     ],
 )
-def test_what_goes_wrong_with_the_hub_is_one_line(
-    raised: Exception, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_goes_wrong_with_the_hub_is_one_line(raised, message, monkeypatch):
     def download(name: str, **arguments: Any) -> str:
         assert name == NAME and arguments["revision"] == "v3"
         raise raised
@@ -136,7 +130,7 @@ def test_what_goes_wrong_with_the_hub_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_full_disk_and_an_interrupt_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_and_an_interrupt_stay_what_they_are(monkeypatch):
     raised: list[BaseException] = [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: raise_(raised.pop(0)))
     with pytest.raises(OSError, match="No space left"):
@@ -162,15 +156,13 @@ def raise_(error: BaseException) -> None:
         ({"quantization": "bitsandbytes-4bit"}, "quantization needs bitsandbytes, which is not installed; run pip"),
     ],
 )
-def test_options_that_cannot_be_used_are_named(
-    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_that_cannot_be_used_are_named(options, message, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=message):
         ModelOptions(**options)
 
 
-def test_quantization_is_that_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_is_that_of_transformers(monkeypatch):
     """Fields arrive in the library's own configurations; that of torchao is only there with its package."""
     from vargen.checkpoints.quantization import quantization_config
 

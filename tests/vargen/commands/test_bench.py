@@ -1,7 +1,5 @@
 """`vargen bench`: rows that agree with what the model did, interleaving, going on after a kill, and bad input."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +22,6 @@ from vargen.jobs.benchmark import BenchConfig, build_rows, run_benchmark
 from vargen.jobs.cases import BenchmarkCase
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import describe_model
-from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import read_jsonl
 from vargen.runs.records import Records, own_calls
 
@@ -44,9 +41,7 @@ def contenders(*names: str) -> dict[str, Any]:
     return {name: resolve_method(name, options.get(name)) for name in names}
 
 
-def test_who_names_no_methods_compares_those_that_pay(
-    drafting_pipeline: LlamaGenPipeline, tiny_pipeline: LlamaGenPipeline, tmp_path: Path
-) -> None:
+def test_who_names_no_methods_compares_those_that_pay(drafting_pipeline, tiny_pipeline, tmp_path):
     for name, pipeline in (("with", drafting_pipeline), ("without", tiny_pipeline)):
         pipeline.save_pretrained(tmp_path / name)
     without, with_drafter = (describe_model(tmp_path / name).usual_methods.split(",") for name in ("without", "with"))
@@ -56,7 +51,7 @@ def test_who_names_no_methods_compares_those_that_pay(
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_passes_are_those_a_hook_counts(drafting_pipeline: LlamaGenPipeline, batch_size: int) -> None:
+def test_passes_are_those_a_hook_counts(drafting_pipeline, batch_size):
     counts: list[int] = []
     handle = drafting_pipeline.transformer.register_forward_hook(lambda *_: counts.append(1))
     try:
@@ -80,7 +75,7 @@ class Counting:
         return {"frechet_distance": sum(map(int, encoded)), "extractor": "efficientnet-lite0"}
 
 
-def test_rows_compare_with_plain_decoding(drafting_pipeline: LlamaGenPipeline) -> None:
+def test_rows_compare_with_plain_decoding(drafting_pipeline):
     players = contenders("ar", "eagle", "vvs")
     rows = run_benchmark(drafting_pipeline, players, CASES, seed=3, distance=Counting())  # type: ignore[arg-type]
     assert [row["frechet_distance"] for row in rows] == [len(CASES)] * 3
@@ -97,9 +92,7 @@ def test_rows_compare_with_plain_decoding(drafting_pipeline: LlamaGenPipeline) -
     json.dumps(rows)
 
 
-def test_in_continuous_batches_pictures_are_the_same_and_none_waits_for_another(
-    drafting_pipeline: LlamaGenPipeline, tmp_path: Path
-) -> None:
+def test_in_continuous_batches_pictures_are_the_same_and_none_waits_for_another(drafting_pipeline, tmp_path):
     cases, players = CASES * 2, contenders("ar", "eagle", "vvs-rows", "zipar")  # calls of eight and of two
     fixed, flowing = (
         run_benchmark(
@@ -124,7 +117,7 @@ def test_in_continuous_batches_pictures_are_the_same_and_none_waits_for_another(
     assert flowing[1]["target_passes"] / 2 <= own < 16
 
 
-def test_methods_take_turns(drafting_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_take_turns(drafting_pipeline, monkeypatch):
     made: list[tuple[str, str | None]] = []
     call = calls.call_pipeline
 
@@ -138,9 +131,7 @@ def test_methods_take_turns(drafting_pipeline: LlamaGenPipeline, monkeypatch: py
     assert [prompt for _, prompt in made[2:]] == [case.prompt for case in CASES[:3] for _ in range(2)]
 
 
-def test_a_killed_run_goes_on_with_the_calls_it_had(
-    drafting_pipeline: LlamaGenPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_goes_on_with_the_calls_it_had(drafting_pipeline, tmp_path, monkeypatch):
     path, settings = tmp_path / "calls.jsonl", {"seed": 0}
     players = contenders("ar", "eagle")
     call, left = calls.call_pipeline, [7]
@@ -167,9 +158,7 @@ def test_a_killed_run_goes_on_with_the_calls_it_had(
         Records(path, {"seed": 1})
 
 
-def test_pictures_are_judged_and_kept(
-    drafting_pipeline: LlamaGenPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_are_judged_and_kept(drafting_pipeline, tmp_path, monkeypatch):
     claims = Claims((ObjectClaim("cube", "red", None, None),), (), None, "grass", None)
     cases = [BenchmarkCase("a red cube on grass", claims=claims), BenchmarkCase("something else")]
     # A reading stands in: no recogniser was trained for 8 x 8 pixels.
@@ -185,9 +174,7 @@ def test_pictures_are_judged_and_kept(
     assert sorted(path.name for path in (tmp_path / "pictures" / "ar").iterdir()) == ["000000.png", "000001.png"]
 
 
-def test_pictures_asked_for_later_are_made_and_others_stay_apart(
-    drafting_pipeline: LlamaGenPipeline, tmp_path: Path
-) -> None:
+def test_pictures_asked_for_later_are_made_and_others_stay_apart(drafting_pipeline, tmp_path):
     cases = [BenchmarkCase("a red cube"), BenchmarkCase("something else")]
     kept = Records(tmp_path / "calls.jsonl", {})
     run_benchmark(drafting_pipeline, contenders("ar"), cases, records=kept)
@@ -200,9 +187,7 @@ def test_pictures_asked_for_later_are_made_and_others_stay_apart(
         run_benchmark(drafting_pipeline, contenders("ar"), cases[:1], images=pictures)
 
 
-def test_the_command_prints_a_table_and_writes_a_list(
-    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_prints_a_table_and_writes_a_list(tiny_model_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
     pytest.importorskip("matplotlib", reason="plots need the eval extra")
     arguments = ["bench", "--methods", "sjd,scd", "--method_options.sjd.window", "3", "--num_prompts", "2"]
@@ -220,9 +205,7 @@ def test_the_command_prints_a_table_and_writes_a_list(
     assert [row["method"] for row in json.loads(capsys.readouterr().out)] == ["ar", "sjd", "scd"]
 
 
-def test_every_process_is_asked_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_process_is_asked_once(tmp_path, capsys, monkeypatch):
     """A stopped run asks those that are missing; other arguments do not mix with them; a failure is told."""
     asked: list[list[str]] = []
     judged = {"judge_accuracy": None, "clip_score": None}
@@ -260,12 +243,12 @@ def test_every_process_is_asked_once(
         ({"processes": 2, "save_images": True, "output": "x"}, "save_images needs processes 1"),
     ],
 )
-def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_named(options, message):
     with pytest.raises(UserError, match=message):
         BenchConfig(**options)
 
 
-def test_several_options_of_one_method_all_count() -> None:
+def test_several_options_of_one_method_all_count():
     """jsonargparse alone keeps only the last of them."""
     flags = ["--method_options.eagle.total_tokens", "9", "--method-options.eagle.depth=2", "--seed", "3"]
     flags += ["--method_options.likeness-fast.threshold", "0.4"]
@@ -281,9 +264,7 @@ def test_several_options_of_one_method_all_count() -> None:
         parse(build_parser("bench", "", BenchConfig), ["--nothing.eagle.depth", "3"])
 
 
-def test_one_run_at_a_time_writes_to_a_folder_and_a_failed_one_leaves_nothing(
-    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_run_at_a_time_writes_to_a_folder_and_a_failed_one_leaves_nothing(tiny_model_folder, tmp_path, capsys):
     output = str(tmp_path / "out")
     arguments = ["bench", "--methods", "ar", "--model", str(tiny_model_folder), "--output", output, "--quiet"]
     with own_calls(output):

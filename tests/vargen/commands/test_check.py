@@ -1,7 +1,5 @@
 """`vargen check`: passes and tokens, which file of weights changed, and an exit code that tells a difference."""
 
-from __future__ import annotations
-
 import json
 from hashlib import sha256
 from importlib.metadata import version
@@ -9,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import janus_models
-import pytest
 from safetensors.torch import load_file, save_file
 
 from vargen.base.resources import find_model
@@ -22,7 +19,7 @@ def checked(folder: Path, output: Path, *arguments: str) -> tuple[int, dict[str,
     return code, json.loads(output.read_text())
 
 
-def test_the_shipped_model_draws_alike_in_fewer_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shipped_model_draws_alike_in_fewer_passes(tmp_path, capsys):
     assert main(["check", "--output", str(tmp_path / "check.json")]) == 0
     report, told = json.loads((tmp_path / "check.json").read_text()), capsys.readouterr().out
     assert report["differs"] == [None, None] and report["family"] == "llamagen" and report["dtype"] == "float32"
@@ -36,9 +33,7 @@ def test_the_shipped_model_draws_alike_in_fewer_passes(tmp_path: Path, capsys: p
     assert {name.split("/")[0] for name in report["files"]} >= {"transformer", "vqvae", "drafter"}
 
 
-def test_a_changed_file_of_weights_is_found_by_its_digest(
-    tiny_model_folder: Path, tiny_class_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_file_of_weights_is_found_by_its_digest(tiny_model_folder, tiny_class_model_folder, tmp_path, capsys):
     _, before = checked(tiny_model_folder, tmp_path / "before.json")
     path = next((tiny_model_folder / "transformer").glob("*.safetensors"))
     weights = load_file(path)
@@ -55,9 +50,7 @@ def test_a_changed_file_of_weights_is_found_by_its_digest(
     assert checked(tiny_class_model_folder, tmp_path / "class.json")[1]["cases"] == [0, 1]
 
 
-def test_a_difference_in_float32_is_told_by_the_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_difference_in_float32_is_told_by_the_exit_code(tmp_path, monkeypatch, capsys):
     folder = janus_models.save(tmp_path / "janus")
     code, report = checked(folder, tmp_path / "equal.json", "--seed", "3")
     assert code == 0 and report["differs"] == [None, None] and report["family"] == "janus"

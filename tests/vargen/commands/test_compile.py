@@ -1,7 +1,5 @@
 """`--compile` from the outside: the same pictures, a line about compiling, another identity, refusals in one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -40,9 +38,7 @@ def generate(model: Path, output: Path, *arguments: str) -> int:
 
 
 @pytest.mark.usefixtures("only_captured")
-def test_the_same_picture_and_a_line_about_it(
-    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_picture_and_a_line_about_it(tiny_model_folder, tmp_path, capsys):
     assert generate(tiny_model_folder, tmp_path / "eager", "--quiet") == 0
     capsys.readouterr()
     assert generate(tiny_model_folder, tmp_path / "compiled", "--json", "--compile") == 0
@@ -66,7 +62,7 @@ def test_the_same_picture_and_a_line_about_it(
         (["--compile=true", "--", "--compile"], True, ["--compile"]),
     ],
 )
-def test_a_switch_needs_no_value(arguments: list[str], compiled: bool, prompts: list[str]) -> None:
+def test_a_switch_needs_no_value(arguments, compiled, prompts):
     parser = build_parser("generate", "", GenerateConfig)
     parser.add_argument("prompts", nargs="*", type=str)
     parser.add_argument("--quiet", action="store_true")
@@ -74,13 +70,13 @@ def test_a_switch_needs_no_value(arguments: list[str], compiled: bool, prompts: 
     assert fill(GenerateConfig, values).compile is compiled and values.prompts == prompts
 
 
-def test_what_is_compiled_is_told_in_the_identity() -> None:
+def test_what_is_compiled_is_told_in_the_identity():
     assert ModelOptions().identity == {} and ModelOptions(compile_bucket=64).identity == {}
     assert ModelOptions(compile=True, compile_bucket=64).identity == {"compile_bucket": 64}
 
 
 @pytest.mark.parametrize("value", ["off", "1", "ON"])
-def test_what_looks_like_a_switchs_value_is_no_prompt(value: str) -> None:
+def test_what_looks_like_a_switchs_value_is_no_prompt(value):
     parser = build_parser("generate", "", GenerateConfig)
     parser.add_argument("prompts", nargs="*", type=str)
     with pytest.raises(UserError, match=f"compile must be true or false, got '{value}'"):

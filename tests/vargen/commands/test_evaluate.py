@@ -1,7 +1,5 @@
 """`vargen evaluate` end to end on a tiny model, a random CLIP and a few pictures."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -23,7 +21,6 @@ from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.jobs import evaluated_pictures, measuring
 from vargen.jobs.evaluation import load_protocol
-from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.batches import Share
 
 CAPTIONS = ["a red cube", "a blue sphere", "a green sphere left of a red cube"]
@@ -77,9 +74,7 @@ def lasting(output: Path) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     return rows, pictures
 
 
-def test_every_figure_of_every_method_is_written(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_figure_of_every_method_is_written(arguments, tmp_path, capsys):
     assert main([*arguments, "--json"]) == 0
     captured = capsys.readouterr()
     rows = json.loads(captured.out)
@@ -104,9 +99,7 @@ def test_every_figure_of_every_method_is_written(
     assert len(list((tmp_path / "out").rglob("images/*.png"))) == 2 * COUNT
 
 
-def test_a_finished_run_makes_nothing_again(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_run_makes_nothing_again(arguments, tmp_path, monkeypatch):
     assert main(arguments) == 0
     before = lasting(tmp_path / "out")
 
@@ -119,7 +112,7 @@ def test_a_finished_run_makes_nothing_again(
     assert lasting(tmp_path / "out") == before
 
 
-def test_lost_and_half_written_pictures_come_back_the_same(arguments: list[str], tmp_path: Path) -> None:
+def test_lost_and_half_written_pictures_come_back_the_same(arguments, tmp_path):
     assert main(arguments) == 0
     before = lasting(tmp_path / "out")
     lost, torn = tmp_path / "out/ar/images/000003.png", tmp_path / "out/sjd/images/000006.png"
@@ -131,9 +124,7 @@ def test_lost_and_half_written_pictures_come_back_the_same(arguments: list[str],
     assert lasting(tmp_path / "out") == before
 
 
-def test_one_more_method_leaves_the_others_alone(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_more_method_leaves_the_others_alone(arguments, tmp_path, monkeypatch, capsys):
     only_ar = [*arguments]
     only_ar[only_ar.index("ar,sjd")] = "ar"
     at = only_ar.index("--method_options.sjd.window")
@@ -154,7 +145,7 @@ def test_one_more_method_leaves_the_others_alone(
     assert "had sjd too; --methods sjd,ar gives one table of all" in capsys.readouterr().err
 
 
-def test_a_folder_of_other_pictures_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_other_pictures_is_refused(arguments, capsys):
     assert main(arguments) == 0
     for changed, messages in (
         (["--seed", "1"], ["another seed"]),
@@ -169,7 +160,7 @@ def test_a_folder_of_other_pictures_is_refused(arguments: list[str], capsys: pyt
         assert any(message in error for message in messages), error
 
 
-def test_pictures_of_a_folder_score_as_they_did_when_made(arguments: list[str], tmp_path: Path) -> None:
+def test_pictures_of_a_folder_score_as_they_did_when_made(arguments, tmp_path):
     assert main(arguments) == 0
     made = lasting(tmp_path / "out")[0][0]
     given = [*arguments, "--given_images", str(tmp_path / "out/ar/images"), "--output", str(tmp_path / "given")]
@@ -180,9 +171,7 @@ def test_pictures_of_a_folder_score_as_they_did_when_made(arguments: list[str], 
         assert row[name] == made[name]
 
 
-def test_class_conditional_models_draw_random_labels(
-    arguments: list[str], tmp_path: Path, tiny_class_model_folder: Path
-) -> None:
+def test_class_conditional_models_draw_random_labels(arguments, tmp_path, tiny_class_model_folder):
     (tmp_path / "mine.yaml").write_text(
         PRESET.replace("captions: file", "captions: class_labels") + "clip_score: null\n"
     )
@@ -196,16 +185,12 @@ def test_class_conditional_models_draw_random_labels(
     assert len(labels) == COUNT and len(set(labels)) > 3 and all(0 <= label < 10 for label in labels)
 
 
-def test_a_protocol_of_the_other_condition_is_refused(
-    arguments: list[str], tiny_class_model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_protocol_of_the_other_condition_is_refused(arguments, tiny_class_model_folder, capsys):
     assert main([*arguments, "--model", str(tiny_class_model_folder)]) == 2
     assert "conditioned on class labels" in capsys.readouterr().err
 
 
-def test_given_pictures_that_do_not_fit(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_given_pictures_that_do_not_fit(arguments, tmp_path, capsys):
     folder = tmp_path / "pictures"
     write_reference(folder, COUNT)
     given = [*arguments, "--given_images", str(folder)]
@@ -219,7 +204,7 @@ def test_given_pictures_that_do_not_fit(
     assert "holds 12 pictures, but there are 14 captions" in capsys.readouterr().err
 
 
-def test_a_reference_changed_behind_the_cache_is_another_one(arguments: list[str], tmp_path: Path) -> None:
+def test_a_reference_changed_behind_the_cache_is_another_one(arguments, tmp_path):
     assert main(arguments) == 0
     before = lasting(tmp_path / "out")[0][0]["frechet_distance"]["value"]
     Image.new("RGB", (24, 24), (255, 0, 0)).save(tmp_path / "reference" / "3.png")
@@ -228,9 +213,7 @@ def test_a_reference_changed_behind_the_cache_is_another_one(arguments: list[str
     assert len(list((tmp_path / "cache" / "references").iterdir())) == 2
 
 
-def test_a_file_of_pictures_and_statistics_gives_all_scores(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_pictures_and_statistics_gives_all_scores(arguments, tmp_path, capsys):
     """As ADM's files do: the distance by the statistics, precision and recall by the pictures."""
     assert main(arguments) == 0
     from_pictures = lasting(tmp_path / "out")[0][0]
@@ -245,9 +228,7 @@ def test_a_file_of_pictures_and_statistics_gives_all_scores(
     assert f"use the {len(reference)} pictures beside the statistics" in capsys.readouterr().err
 
 
-def test_statistics_made_with_another_resizer_are_refused(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_statistics_made_with_another_resizer_are_refused(arguments, tmp_path, capsys):
     assert main(arguments) == 0
     (tmp_path / "mine.yaml").write_text(PRESET.replace("resizer: bicubic", "resizer: center-crop-lanczos"))
     stored = [*arguments, "--reference", str(tmp_path / "out" / "reference.npz")]
@@ -255,9 +236,7 @@ def test_statistics_made_with_another_resizer_are_refused(
     assert 'made with another resizer ("bicubic", now "center-crop-lanczos")' in capsys.readouterr().err
 
 
-def test_foreign_statistics_are_taken_on_trust_and_said_so(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_foreign_statistics_are_taken_on_trust_and_said_so(arguments, tmp_path, capsys):
     np.savez(tmp_path / "foreign.npz", mu=np.zeros(12), sigma=np.eye(12))
     assert main([*arguments, "--reference", str(tmp_path / "foreign.npz")]) == 0
     assert "does not say how it was made" in capsys.readouterr().err
@@ -275,7 +254,7 @@ def test_foreign_statistics_are_taken_on_trust_and_said_so(
         assert np.array_equal(written["arr_0"][0], first)
 
 
-def test_too_few_pictures_are_warned_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_pictures_are_warned_of(arguments, capsys):
     assert main([*arguments, "--num_prompts", "6"]) == 0
     assert "6 pictures cannot fill 12 feature dimensions" in capsys.readouterr().err
 
@@ -295,9 +274,7 @@ def test_too_few_pictures_are_warned_of(arguments: list[str], capsys: pytest.Cap
         (["--protocol", "scenes"], "composes its own captions"),
     ],
 )
-def test_bad_input_is_one_line_and_nothing_is_written(
-    arguments: list[str], changed: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line_and_nothing_is_written(arguments, changed, message, tmp_path, capsys):
     if changed == ["--device", "cuda"] and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert main([*arguments, *changed]) == 2
@@ -307,7 +284,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("name", ["nope", "", "../train/clip", "bench"])
-def test_a_protocol_that_is_none_is_told_beside_those_there_are(name: str) -> None:
+def test_a_protocol_that_is_none_is_told_beside_those_there_are(name):
     with pytest.raises(UserError) as caught:
         load_protocol(name)
     known = "coco2014-30k, coco2017-5k-longest, imagenet-50k, prompts, scene-prompts, scenes, scenes-efficientnet"
@@ -315,13 +292,13 @@ def test_a_protocol_that_is_none_is_told_beside_those_there_are(name: str) -> No
 
 
 @pytest.mark.parametrize("content", ["captions: 3\n", "- list\n", "{", "resizer: nearest\n"])
-def test_protocols_with_a_mistake_are_refused(tmp_path: Path, content: str) -> None:
+def test_protocols_with_a_mistake_are_refused(tmp_path, content):
     (tmp_path / "mine.yaml").write_text(content)
     with pytest.raises(UserError, match="protocol:"):
         load_protocol(str(tmp_path / "mine.yaml"))
 
 
-def test_shares_cover_every_batch_once() -> None:
+def test_shares_cover_every_batch_once():
     for processes in (1, 2, 5, 9):
         taken = [batch for rank in range(processes) for batch in Share(rank, processes).of(range(7))]
         assert sorted(taken) == list(range(7))
@@ -330,7 +307,7 @@ def test_shares_cover_every_batch_once() -> None:
 # Several processes, and kills.
 
 
-def test_two_processes_and_kills_at_random_moments_change_nothing(arguments: list[str], tmp_path: Path) -> None:
+def test_two_processes_and_kills_at_random_moments_change_nothing(arguments, tmp_path):
     """Pictures and scores are those of one process; kills are of one process and of two that share the work."""
     arguments = [*arguments, "--bootstrap", "60"]
     alone, together, killed = tmp_path / "alone", tmp_path / "together", tmp_path / "killed"
@@ -356,9 +333,7 @@ def test_two_processes_and_kills_at_random_moments_change_nothing(arguments: lis
     assert lasting(killed) == lasting(alone)
 
 
-def test_a_new_drafter_leaves_the_pictures_of_methods_without_one(
-    arguments: list[str], drafting_pipeline: LlamaGenPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_new_drafter_leaves_the_pictures_of_methods_without_one(arguments, drafting_pipeline, tmp_path, capsys):
     drafting_pipeline.save_pretrained(tmp_path / "model")
     few = [*arguments, "--model", str(tmp_path / "model"), "--num_prompts", "4", "--methods"]
     assert main([*few, "sjd,eagle"]) == 0
@@ -383,9 +358,7 @@ def benchmark(arguments: list[str], tmp_path: Path, name: str, content: str, pro
     return [*kept, *given, "--given_images", str(tmp_path / "reference")]
 
 
-def test_parti_prompts_are_scored_by_category_and_challenge(
-    arguments: list[str], tmp_path: Path, clip_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parti_prompts_are_scored_by_category_and_challenge(arguments, tmp_path, clip_folder, capsys):
     rows = [f"{text}\t{kind}\t{hard}" for text in CAPTIONS for kind, hard in (("A", "Basic"), ("B", "Basic"))]
     table = "\n".join(["Prompt\tCategory\tChallenge", *rows[:4], "two cones\tA\tQuantity"])
     run = benchmark(arguments, tmp_path, "p.tsv", table, "parti")
@@ -407,9 +380,7 @@ def test_parti_prompts_are_scored_by_category_and_challenge(
 GENEVAL = {"tag": "single_object", "include": [{"class": "cube", "count": 1}], "prompt": "a cube"}
 
 
-def test_geneval_is_checked_by_a_detector_or_refused(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_geneval_is_checked_by_a_detector_or_refused(arguments, tmp_path, monkeypatch, capsys):
     lines = [GENEVAL, {**GENEVAL, "tag": "two_object", "include": [{"class": "cone", "count": 1}]}]
     run = benchmark(arguments, tmp_path, "g.jsonl", "\n".join(map(json.dumps, lines)), "geneval")
     folder = tmp_path / "detector"
@@ -438,9 +409,7 @@ def test_geneval_is_checked_by_a_detector_or_refused(
     )
 
 
-def test_dpg_is_answered_and_told_by_source(
-    arguments: list[str], tmp_path: Path, clip_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dpg_is_answered_and_told_by_source(arguments, tmp_path, clip_folder, monkeypatch):
     head = "item_id,text,proposition_id,dependency,category_broad,question_natural_language\n"
     asked = "\n".join(f"{name},{name},1,0,entity,Is there a {name}?" for name in ("cube", "cone"))
 
@@ -458,9 +427,7 @@ def test_dpg_is_answered_and_told_by_source(
     assert row["dpg"]["score"]["value"] == 0.5 and sources["cube"]["count"] == sources["cone"]["count"] == 8
 
 
-def test_sfid_and_the_inception_score_of_a_file_with_pictures_and_statistics(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sfid_and_the_inception_score_of_a_file_with_pictures_and_statistics(arguments, tmp_path, monkeypatch, capsys):
     class Small(InceptionFeatures):
         """Means of pictures' squares stand for what Inception sees."""
 

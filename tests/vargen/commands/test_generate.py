@@ -1,12 +1,8 @@
 """`vargen generate` from the outside: files, resuming, refusals, and what is left behind when things go wrong."""
 
-from __future__ import annotations
-
 import errno
 import json
 from pathlib import Path
-
-import pytest
 
 import vargen.runs.files
 import vargen.runs.records
@@ -29,7 +25,7 @@ def pictures(output: Path) -> dict[str, bytes]:
     return {path.name: Image.open(path).tobytes() for path in sorted((output / "images").glob("*"))}
 
 
-def test_it_writes_pictures_results_and_settings(tiny_model_folder: Path, tmp_path: Path) -> None:
+def test_it_writes_pictures_results_and_settings(tiny_model_folder, tmp_path):
     assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS, "--num-images-per-prompt", "2") == 0
     written = records(tmp_path / "out")
     assert [record["index"] for record in written] == list(range(6))
@@ -40,9 +36,7 @@ def test_it_writes_pictures_results_and_settings(tiny_model_folder: Path, tmp_pa
     assert json.loads((tmp_path / "out" / "config.json").read_text())["settings"]["prompts"] == PROMPTS
 
 
-def test_without_a_method_plain_decodings_pictures_come_in_fewer_passes(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
+def test_without_a_method_plain_decodings_pictures_come_in_fewer_passes(tiny_model_folder, tmp_path):
     assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS) == 0
     assert generate(tiny_model_folder, tmp_path / "plain", *PROMPTS, "--method", "ar") == 0
     assert pictures(tmp_path / "out") == pictures(tmp_path / "plain")
@@ -50,9 +44,7 @@ def test_without_a_method_plain_decodings_pictures_come_in_fewer_passes(
     assert passes[0] < passes[1] == 16 * len(PROMPTS)
 
 
-def test_several_processes_cannot_share_standard_input(
-    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_processes_cannot_share_standard_input(tiny_model_folder, tmp_path, capsys, monkeypatch):
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     assert generate(tiny_model_folder, tmp_path / "out", "--prompts_file", "-") == 2
@@ -60,9 +52,7 @@ def test_several_processes_cannot_share_standard_input(
     assert "prompts_file: standard input" in said and said.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
-def test_a_second_run_makes_only_what_is_missing(
-    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_run_makes_only_what_is_missing(tiny_model_folder, tmp_path, capsys):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     for folder in (whole, broken):
         assert generate(tiny_model_folder, folder, *PROMPTS) == 0
@@ -78,7 +68,7 @@ def test_a_second_run_makes_only_what_is_missing(
     assert [record["index"] for record in records(broken)] == [0, 1, 2]
 
 
-def test_traces_asked_for_later_are_made_beside_the_same_pictures(tiny_model_folder: Path, tmp_path: Path) -> None:
+def test_traces_asked_for_later_are_made_beside_the_same_pictures(tiny_model_folder, tmp_path):
     assert generate(tiny_model_folder, tmp_path, "a red cube", "a blue ball") == 0
     before = pictures(tmp_path)
     assert generate(tiny_model_folder, tmp_path, "a red cube", "a blue ball", "--trace_image", "true") == 0
@@ -90,9 +80,7 @@ def test_traces_asked_for_later_are_made_beside_the_same_pictures(tiny_model_fol
     assert len(records(tmp_path)) == 2
 
 
-def test_a_run_with_other_settings_is_refused_and_the_difference_named(
-    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_other_settings_is_refused_and_the_difference_named(tiny_model_folder, tmp_path, capsys):
     assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS) == 0
     before = (tmp_path / "out" / "result.jsonl").read_bytes()
     assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS, "--temperature", "0.5") == 2
@@ -101,8 +89,8 @@ def test_a_run_with_other_settings_is_refused_and_the_difference_named(
 
 
 def test_without_an_output_another_run_gets_a_folder_beside_and_the_same_command_goes_on(
-    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tiny_model_folder, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out-3").write_text("a file of somebody")
     away = ["--negative_prompt", "a blue ball"]
@@ -117,9 +105,7 @@ def test_without_an_output_another_run_gets_a_folder_beside_and_the_same_command
     assert pictures(tmp_path / "out") != pictures(tmp_path / "out-4"), "a negative prompt leads elsewhere"
 
 
-def test_an_interrupt_keeps_what_is_finished(
-    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_keeps_what_is_finished(tiny_model_folder, tmp_path, monkeypatch, capsys):
     add = vargen.runs.records.PictureFolder.add
 
     def interrupted(self, request, *arguments):
@@ -136,9 +122,7 @@ def test_an_interrupt_keeps_what_is_finished(
     assert [record["index"] for record in records(tmp_path / "out")] == [0, 1, 2]
 
 
-def test_a_full_disk_is_said_in_one_line_and_leaves_no_half_picture(
-    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_said_in_one_line_and_leaves_no_half_picture(tiny_model_folder, tmp_path, monkeypatch, capsys):
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "000000.png")
 
@@ -149,31 +133,25 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_no_half_picture(
     assert not list((tmp_path / "out").rglob("*.png*"))
 
 
-def test_class_labels(tiny_class_model_folder: Path, tmp_path: Path) -> None:
+def test_class_labels(tiny_class_model_folder, tmp_path):
     assert generate(tiny_class_model_folder, tmp_path / "out", "--class_labels", "[3, 7]") == 0
     assert [record["class_label"] for record in records(tmp_path / "out")] == [3, 7]
 
 
-def test_an_output_that_is_a_file_is_refused(
-    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_that_is_a_file_is_refused(tiny_model_folder, tmp_path, capsys):
     (tmp_path / "out").write_text("mine")
     assert generate(tiny_model_folder, tmp_path / "out", "a red cube") == 2
     assert "is a file" in capsys.readouterr().err
     assert (tmp_path / "out").read_text() == "mine"
 
 
-def test_unknown_words_and_long_prompts_are_warned_about(
-    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_words_and_long_prompts_are_warned_about(tiny_model_folder, tmp_path, capsys):
     assert generate(tiny_model_folder, tmp_path / "out", "a red zeppelin", "a red cube " * 60) == 0
     warning = capsys.readouterr().err
     assert "zeppelin" in warning and "120" in warning
 
 
-def test_the_best_candidate_is_kept_and_can_be_made_again(
-    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_best_candidate_is_kept_and_can_be_made_again(tiny_model_folder, tmp_path, monkeypatch):
     """By darkness, whose best is known: a reader of scenes finds nothing in pictures of a tiny model."""
     import numpy as np
 
@@ -208,9 +186,7 @@ def test_the_best_candidate_is_kept_and_can_be_made_again(
         assert list(pictures(alone).values()) == [pictures(tmp_path / "4")[f"{record['index']:06d}.png"]]
 
 
-def test_candidates_that_nobody_can_rank_are_refused(
-    tiny_model_folder: Path, tiny_class_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_candidates_that_nobody_can_rank_are_refused(tiny_model_folder, tiny_class_model_folder, tmp_path, capsys):
     several = ("--num_candidates", "2")
     (tmp_path / "no_clip").mkdir()
     no_clip = str(tmp_path / "no_clip")
@@ -224,7 +200,7 @@ def test_candidates_that_nobody_can_rank_are_refused(
         assert not (tmp_path / "out").exists()
 
 
-def test_clip_ranks_whatever_the_words_are(tiny_model_folder: Path, tmp_path: Path, clip_folder: Path) -> None:
+def test_clip_ranks_whatever_the_words_are(tiny_model_folder, tmp_path, clip_folder):
     arguments = ("--num_candidates", "3", "--ranker", "clip", "--clip", str(clip_folder))
     assert generate(tiny_model_folder, tmp_path / "out", "a red cube", *arguments) == 0
     (record,) = records(tmp_path / "out")

@@ -1,7 +1,5 @@
 """`vargen generate` with a folder of another family: the same pictures as its pipeline makes, and the same refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -27,7 +25,7 @@ def generate(model: Path, output: Path, *arguments: str) -> int:
     return main(["generate", *arguments, "--model", str(model), "--output", str(output), "--quiet"])
 
 
-def test_a_folder_tells_what_the_pipeline_knows(folder: Path, tiny_model_folder: Path) -> None:
+def test_a_folder_tells_what_the_pipeline_knows(folder, tiny_model_folder):
     pipeline, told = JanusPipeline.from_pretrained(folder), describe_model(folder)
     assert (told.family, told.grid_size, told.image_size) == ("janus", pipeline.grid_size, pipeline.image_size)
     assert (told.guidance_scale, told.top_k, told.num_classes) == (5.0, 50, None)
@@ -35,9 +33,7 @@ def test_a_folder_tells_what_the_pipeline_knows(folder: Path, tiny_model_folder:
     assert describe_model(tiny_model_folder).family == "llamagen"
 
 
-def test_pictures_are_those_of_the_pipeline_and_a_run_goes_on(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pictures_are_those_of_the_pipeline_and_a_run_goes_on(folder, tmp_path, capsys):
     arguments = (*PROMPTS, "--method", "scd", "--seed", "5", "--trace_image", "true", "--batch_size", "2")
     assert generate(folder, tmp_path / "out", *arguments) == 0
     pipeline = JanusPipeline.from_pretrained(folder)
@@ -54,9 +50,7 @@ def test_pictures_are_those_of_the_pipeline_and_a_run_goes_on(
     assert json.loads(capsys.readouterr().out)["new_images"] == 1
 
 
-def test_what_cannot_be_drawn_is_refused_before_anything_is_written(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_drawn_is_refused_before_anything_is_written(folder, tmp_path, capsys):
     def refused(model: Path, message: str, *arguments: str) -> None:
         assert generate(model, tmp_path / "out", *arguments) == 2
         error = capsys.readouterr().err

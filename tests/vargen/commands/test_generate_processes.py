@@ -1,7 +1,5 @@
 """`vargen generate` shared by several processes: the folder of one process, also when they are killed on the way."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -45,7 +43,7 @@ def alone(
     return made(output)
 
 
-def test_more_processes_than_pictures(tiny_model_folder: Path, tmp_path: Path) -> None:
+def test_more_processes_than_pictures(tiny_model_folder, tmp_path):
     few = ["generate", "a red cube", "--quiet", "--model", str(tiny_model_folder), "--output", str(tmp_path / "few")]
     assert ProcessJob(few, 3).wait() == [0, 0, 0]
     lines, images, _ = made(tmp_path / "few")
@@ -54,9 +52,7 @@ def test_more_processes_than_pictures(tiny_model_folder: Path, tmp_path: Path) -
     assert made(tmp_path / "few")[:2] == (lines, images)
 
 
-def test_several_processes_fill_the_folder_that_one_would_and_kills_lose_nothing(
-    arguments: list[str], tmp_path: Path, alone: tuple[Any, ...]
-) -> None:
+def test_several_processes_fill_the_folder_that_one_would_and_kills_lose_nothing(arguments, tmp_path, alone):
     assert [line["index"] for line in alone[0]] == list(range(len(PROMPTS) * PICTURES))
     killed = tmp_path / "killed"
     for processes, pictures in ((2, 1), (1, 7)):  # goes on with another number, too

@@ -1,8 +1,6 @@
 """`vargen generate` interrupted in the middle: what is there is whole, and nothing is lost. Kills are tried in
 `test_generate_processes.py`."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -53,9 +51,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, _saved_tiny_pipelines: dict[
     return pixels(output)
 
 
-def test_an_interrupted_run_goes_on_with_nothing_lost(
-    whole: dict[str, bytes], tiny_model_folder: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_goes_on_with_nothing_lost(whole, tiny_model_folder, tmp_path):
     stopped = tmp_path / "stopped"
     process = interrupt_in_the_middle(arguments(tiny_model_folder, stopped), stopped)
     error = process.communicate(timeout=600)[1]

@@ -1,9 +1,6 @@
 """`vargen generate` with a family that is described: SimpleAR as published, with the file that makes its pixels."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import token_image_models
@@ -25,7 +22,7 @@ class Blocks(torch.nn.Module):
         return (grown.float() / 32_000 - 1)[:, None].expand(-1, 3, -1, -1, -1)
 
 
-def test_pictures_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pictures_by_the_command_line(tmp_path, capsys):
     folder, decoder = tmp_path / "model", tmp_path / "decoder.jit"
     tokenizer = token_image_models.tiny_tokenizer(SIMPLEAR)
     torch.manual_seed(0)

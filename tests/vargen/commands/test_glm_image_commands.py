@@ -1,7 +1,5 @@
 """`vargen evaluate` with GLM-Image, whose pixels are denoised, and how its folder is loaded."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path
@@ -41,9 +39,7 @@ def short_denoising(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_denoising")
-def test_evaluate_scores_pictures_and_goes_on(
-    folder: Path, clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_scores_pictures_and_goes_on(folder, clip_folder, tmp_path, capsys):
     assert describe_model(folder).image_size == 64
     (tmp_path / "prompts.txt").write_text("\n".join(glm_image_models.PROMPTS))
     output = tmp_path / "out"
@@ -64,7 +60,7 @@ def test_evaluate_scores_pictures_and_goes_on(
     assert [path.stat().st_mtime_ns == stamp for path, stamp in zip(pictures, stamps, strict=True)][:2] == [True] * 2
 
 
-def test_quantization_and_a_device_map_arrive_at_diffusers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_and_a_device_map_arrive_at_diffusers(folder, monkeypatch):
     asked: dict[str, Any] = {}
 
     def from_pretrained(place: Path, **arguments: Any) -> Any:
@@ -85,7 +81,7 @@ def test_quantization_and_a_device_map_arrive_at_diffusers(folder: Path, monkeyp
     assert pipeline.vision_language_encoder.dtype is torch.bfloat16
 
 
-def test_a_device_map_that_diffusers_does_not_know_is_refused_by_name(folder: Path) -> None:
+def test_a_device_map_that_diffusers_does_not_know_is_refused_by_name(folder):
     options = ModelOptions(str(folder), device_map="auto")
     with pytest.raises(UserError, match="device_map of a pipeline of diffusers must be one of balanced, "):
         loading.load_pipeline(open_model(options), options)

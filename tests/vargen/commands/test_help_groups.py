@@ -1,7 +1,5 @@
 """Help texts: options of the task first, of loading last, and none that does nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from vargen.cli import main
@@ -22,7 +20,7 @@ def places(text: str, *parts: str) -> list[int]:
 
 
 @pytest.mark.parametrize("recipe", ["drafter", "transformer", "video-drafter"])
-def test_help_of_training_begins_with_the_task(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_training_begins_with_the_task(recipe, capsys):
     heads = ["\nTraining:", "\nOutput:", "\nComputing:", "\nAbout these options:"]
     if recipe != "transformer":  # it loads no model
         heads.insert(2, "\nLoading the model:")
@@ -30,16 +28,14 @@ def test_help_of_training_begins_with_the_task(recipe: str, capsys: pytest.Captu
     assert told == sorted(told)
 
 
-def test_shapes_have_a_group_of_their_own_with_the_defaults_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shapes_have_a_group_of_their_own_with_the_defaults_of_the_recipe(capsys):
     text = help_of("train clip", capsys)
     assert "Number of blocks (default: 5)" in text and "Number of blocks (default: 3)" in text
     assert "--shape.condition_length" in help_of("train transformer", capsys)
 
 
 @pytest.mark.parametrize("words", ["caption", "bench --task video"])
-def test_commands_about_videos_show_no_options_of_picture_models(
-    words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_about_videos_show_no_options_of_picture_models(words, capsys):
     text = help_of(words, capsys)
     assert "--quantization" in text and not [option for option in PICTURE_MODELS if option in text]
     assert all(option in help_of("generate", capsys) for option in PICTURE_MODELS)

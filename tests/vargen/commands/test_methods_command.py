@@ -3,8 +3,6 @@
 How long the list takes is recorded by `benchmarks/token_hashes.py`; a clock would say how busy this machine is.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -25,7 +23,7 @@ for command in {commands!r}:
 """
 
 
-def test_lists_of_methods_and_help_texts_import_nothing_slow() -> None:
+def test_lists_of_methods_and_help_texts_import_nothing_slow():
     """One after the other in one process, which begins with nothing imported."""
     program = PROGRAM.format(slow={*SLOW}, commands=COMMANDS)
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

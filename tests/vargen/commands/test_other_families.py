@@ -1,7 +1,5 @@
 """Every command with a model that is not the project's own: what it measures, what it cannot, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -38,9 +36,7 @@ def prompts(tmp_path: Path) -> str:
     return str(tmp_path / "prompts.txt")
 
 
-def test_bench_reports_what_needs_no_judge(
-    folder: Path, prompts: str, clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_reports_what_needs_no_judge(folder, prompts, clip_folder, tmp_path, capsys):
     command = ["bench", "--model", str(folder), "--prompts_file", prompts, "--warm_up", "0", "--quiet"]
     assert main([*command, "--clip", str(clip_folder), "--output", str(tmp_path / "rows")]) == 0
     rows = json.loads((tmp_path / "rows" / "results.json").read_text())
@@ -55,9 +51,7 @@ def test_bench_reports_what_needs_no_judge(
     assert "prompts_file must name prompts: composed ones describe the scenes" in capsys.readouterr().err
 
 
-def test_evaluate_scores_the_prompts_of_a_file(
-    folder: Path, prompts: str, clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_scores_the_prompts_of_a_file(folder, prompts, clip_folder, tmp_path, capsys):
     command = ["evaluate", "--model", str(folder), "--output", str(tmp_path / "out"), "--methods", "ar,scd", "--quiet"]
     command += ["--prompts_file", prompts, "--bootstrap", "5", "--batch_size", "2"]
     assert main(command) == 2
@@ -73,9 +67,7 @@ def test_evaluate_scores_the_prompts_of_a_file(
     assert "prompts_file: scenes composes its own captions" in capsys.readouterr().err
 
 
-def test_tune_holds_clip_score(
-    folder: Path, prompts: str, clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tune_holds_clip_score(folder, prompts, clip_folder, tmp_path, capsys):
     pytest.importorskip("optuna", reason="tuning needs the tune extra")
     command = ["tune", "--model", str(folder), "--method", "gsd", "--prompts_file", prompts, "--num_prompts", "2"]
     command += ["--speed", "pass_reduction", "--output", str(tmp_path / "out"), "--quiet"]
@@ -90,9 +82,7 @@ def test_tune_holds_clip_score(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_an_option_that_a_family_cannot_use_is_refused_by_name(
-    command: str, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_that_a_family_cannot_use_is_refused_by_name(command, tiny_model_folder, tmp_path, capsys):
     prompts = ["a red cube"] if command == "generate" else []
     place = [] if command == "bench" else ["--output", str(tmp_path / "out")]
     method = ["--method", "sjd"] if command == "tune" else []
@@ -103,7 +93,7 @@ def test_an_option_that_a_family_cannot_use_is_refused_by_name(
     assert not (tmp_path / "out").exists()
 
 
-def test_options_of_loading_arrive_at_from_pretrained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_loading_arrive_at_from_pretrained(folder, monkeypatch):
     asked: dict[str, Any] = {}
 
     def from_pretrained(place: Path, **arguments: Any) -> Any:
@@ -123,15 +113,13 @@ def test_options_of_loading_arrive_at_from_pretrained(folder: Path, monkeypatch:
     assert options.identity == {"quantization": "bitsandbytes-8bit", "attn_implementation": "eager"}
 
 
-def test_attention_and_a_device_map_are_those_asked_for(folder: Path) -> None:
+def test_attention_and_a_device_map_are_those_asked_for(folder):
     options = ModelOptions(str(folder), device_map="cpu", attn_implementation="eager")
     pipeline, device, _ = loading.load_pipeline(open_model(options), options)
     assert pipeline.model.config.get_text_config()._attn_implementation == "eager" and device == "cpu"
 
 
-def test_a_name_on_the_hub_becomes_pictures_on_disk(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_on_the_hub_becomes_pictures_on_disk(folder, tmp_path, monkeypatch, capsys):
     """From the hub's own cache, without a network."""
     name, commit = "somebody/tiny-janus", "c" * 40
     repository = tmp_path / "hub" / "models--somebody--tiny-janus"

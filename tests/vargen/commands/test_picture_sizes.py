@@ -1,7 +1,5 @@
 """`vargen generate` at other sizes than a family's usual one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -27,7 +25,7 @@ def glm_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return glm_image_models.save(tmp_path_factory.mktemp("glm_image"))
 
 
-def test_emu3_draws_what_its_pipeline_draws(emu3: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_emu3_draws_what_its_pipeline_draws(emu3, tmp_path, capsys):
     command = ["generate", emu3_models.PROMPTS[0], "--model", str(emu3), "--output", str(tmp_path / "out"), "--quiet"]
     size, method = ["--height", "24", "--width", "32"], ["--method", "scd", "--method_options.window", "4"]
     assert main([*command, *size, *method, "--trace_image", "true"]) == 0
@@ -53,9 +51,7 @@ def test_emu3_draws_what_its_pipeline_draws(emu3: Path, tmp_path: Path, capsys: 
     assert "holds a run with another height (24, now 832)" in capsys.readouterr().err
 
 
-def test_glm_image_draws_its_preview_and_a_picture_of_that_size(
-    glm_image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_glm_image_draws_its_preview_and_a_picture_of_that_size(glm_image, tmp_path, capsys):
     output = tmp_path / "out"
     command = ["generate", glm_image_models.PROMPTS[0], "--model", str(glm_image), "--output", str(output)]
     assert main([*command, "--height", "64", "--width", "96", "--method", "jacobi", "--json", "--quiet"]) == 0
@@ -64,9 +60,7 @@ def test_glm_image_draws_its_preview_and_a_picture_of_that_size(
     assert json.loads(capsys.readouterr().out)["tokens"] == told.num_tokens == 6 + 13 * 19
 
 
-def test_other_sizes_than_the_only_one_are_refused(
-    tiny_model_folder: Path, emu3: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_sizes_than_the_only_one_are_refused(tiny_model_folder, emu3, tmp_path, capsys):
     place = ["a red cube", "--quiet", "--output", str(tmp_path / "out"), "--model"]
     for option, value in (("height", "640"), ("ratio", "16:9")):
         assert main(["generate", *place, str(tiny_model_folder), f"--{option}", value]) == 2

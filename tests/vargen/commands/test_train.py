@@ -1,7 +1,5 @@
 """`vargen train` from the outside: a minimal run, the same command again, and bad input in one line."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
@@ -13,7 +11,7 @@ from vargen.jobs.training import recipes
 from vargen.runs.files import read_jsonl
 
 
-def test_it_says_what_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_what_can_be_trained(capsys):
     assert main(["train"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in recipes())
@@ -26,9 +24,7 @@ def judge_arguments(output: Path) -> list[str]:
     return arguments
 
 
-def test_a_run_leaves_an_export_and_a_log_and_is_over_the_second_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_leaves_an_export_and_a_log_and_is_over_the_second_time(tmp_path, capsys):
     output = tmp_path / "judge"
     arguments = judge_arguments(output)
     assert main(arguments) == 0
@@ -42,13 +38,7 @@ def test_a_run_leaves_an_export_and_a_log_and_is_over_the_second_time(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_that_was_stopped_says_so_by_its_exit_code(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    number: signal.Signals,
-    code: int,
-) -> None:
+def test_a_run_that_was_stopped_says_so_by_its_exit_code(tmp_path, capsys, monkeypatch, number, code):
     from scenes.training.judge import JudgeTask
 
     loss = JudgeTask.loss
@@ -77,7 +67,7 @@ def test_a_run_that_was_stopped_says_so_by_its_exit_code(
         (["judge", "--config", "/nowhere.yaml"], "nowhere"),
     ],
 )
-def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+def test_bad_input_is_one_line(capsys, arguments, message):
     assert main(["train", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.startswith("vargen: error: ") and error.count("\n") == 1

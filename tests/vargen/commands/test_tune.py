@@ -1,7 +1,5 @@
 """`vargen tune`: the front and the choice against slow loops, a search that goes on, and bad input."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +32,6 @@ from vargen.jobs.study import (  # noqa: E402
 from vargen.jobs.tuning import TuneConfig  # noqa: E402
 from vargen.methods.base import ImageMethodConfig, SearchSpace  # noqa: E402
 from vargen.methods.catalogue import methods_for, resolve_method  # noqa: E402
-from vargen.pipelines.llamagen import LlamaGenPipeline  # noqa: E402
 
 TUNABLE = [config.name for config in methods_for("image").values() if config.name != "ar"]
 
@@ -49,7 +46,7 @@ points = st.lists(st.tuples(numbers, numbers).map(lambda pair: Point({}, *pair))
 
 
 @given(points)
-def test_the_front_is_what_nothing_beats(measured: list[Point]) -> None:
+def test_the_front_is_what_nothing_beats(measured):
     def beaten(point: Point) -> bool:
         return any(
             other.speed >= point.speed
@@ -65,7 +62,7 @@ def test_the_front_is_what_nothing_beats(measured: list[Point]) -> None:
 
 
 @given(points, numbers)
-def test_the_choice_is_the_fastest_within_the_budget(measured: list[Point], least: float) -> None:
+def test_the_choice_is_the_fastest_within_the_budget(measured, least):
     best = fastest_within(measured, least)
     good = [point for point in measured if point.quality >= least - 1e-9]
     if not good:
@@ -75,14 +72,14 @@ def test_the_choice_is_the_fastest_within_the_budget(measured: list[Point], leas
         assert best.speed == max(point.speed for point in good)
 
 
-def test_a_loss_of_just_the_budget_is_within_it() -> None:
+def test_a_loss_of_just_the_budget_is_within_it():
     measured = [Point({}, 2.0, 0.3), Point({}, 3.0, 0.299)]
     assert 0.4 - 0.1 > 0.3  # in binary
     assert fastest_within(measured, 0.4 - 0.1) == measured[0]
 
 
 @pytest.mark.parametrize("name", TUNABLE)
-def test_search_spaces_name_settings_of_their_method(name: str) -> None:
+def test_search_spaces_name_settings_of_their_method(name):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     config = next(method for method in methods_for("image").values() if method.name == name)
     for _ in range(30):
@@ -95,7 +92,7 @@ def test_search_spaces_name_settings_of_their_method(name: str) -> None:
             assert any(reason in str(error) for reason in reasons), error
 
 
-def test_what_is_fixed_is_not_searched() -> None:
+def test_what_is_fixed_is_not_searched():
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     trial = study.ask()
     settings = resolve_method("vvs").search(SearchSpace(trial, {"schedule": "likeness", "threshold": 0.5}))
@@ -104,14 +101,12 @@ def test_what_is_fixed_is_not_searched() -> None:
 
 
 @pytest.mark.parametrize("name", TUNABLE)
-def test_a_search_begins_with_the_defaults(name: str) -> None:
+def test_a_search_begins_with_the_defaults(name):
     start = starting_points(name, {}, resolve)[0]
     assert {"method": name, **start} == settings_of(resolve(name))
 
 
-def test_presets_come_next_and_are_learned_from_as_far_as_the_space_holds_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_presets_come_next_and_are_learned_from_as_far_as_the_space_holds_them(tmp_path, monkeypatch):
     presets = {
         "inside": {"schedule": "likeness", "threshold": 0.5, "depth": 4, "total_tokens": 30, "num_neighbours": 128},
         "again": {},  # the defaults
@@ -141,7 +136,7 @@ def test_presets_come_next_and_are_learned_from_as_far_as_the_space_holds_them(
     assert trial.params["total_tokens"] == 12 and not {"depth", "delta", "num_neighbours"} & trial.params.keys()
 
 
-def test_chains_of_drawn_tokens_are_in_the_space_and_presets_of_them_are_learned_from(tmp_path: Path) -> None:
+def test_chains_of_drawn_tokens_are_in_the_space_and_presets_of_them_are_learned_from(tmp_path):
     for name in ("eagle", "vvs"):
         chains = [start for start in starting_points(name, {}, resolve) if start["children"] == "sampled"]
         assert chains, f"no shipped preset of {name} drafts a chain"
@@ -153,7 +148,7 @@ def test_chains_of_drawn_tokens_are_in_the_space_and_presets_of_them_are_learned
             assert drawn["depth"] == len(drawn["tree"]) == trial.params["depth"]
 
 
-def test_windows_of_every_order_are_measured_before_any_is_drawn() -> None:
+def test_windows_of_every_order_are_measured_before_any_is_drawn():
     def windows(name: str, fixed: dict[str, Any]) -> list[int]:
         return [start.get("window") for start in starting_points(name, fixed, resolve)]
 
@@ -163,7 +158,7 @@ def test_windows_of_every_order_are_measured_before_any_is_drawn() -> None:
         assert set(windows(name, {"window": 5, "initial_guess": "random"})) == {None}
 
 
-def test_a_fixed_shape_is_not_replaced_by_a_chain() -> None:
+def test_a_fixed_shape_is_not_replaced_by_a_chain():
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for _ in range(10):
         trial = study.ask()
@@ -180,7 +175,7 @@ def measure(search: optuna.Study, trial: optuna.Trial, figure: float) -> None:
     tell(search, trial, Point(dict(trial.params) or {"window": 1}, figure, figure))
 
 
-def test_a_search_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> None:
+def test_a_search_that_goes_on_does_not_draw_the_same_again(tmp_path):
     draws = []
     for _ in range(3):
         search = reopen(tmp_path, "gsd")
@@ -191,7 +186,7 @@ def test_a_search_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> N
     assert len(set(draws)) == 3
 
 
-def test_a_starting_point_whose_process_was_killed_is_measured_again(tmp_path: Path) -> None:
+def test_a_starting_point_whose_process_was_killed_is_measured_again(tmp_path):
     starts = starting_points("coolsd", {}, resolve)
     for _ in range(2):  # asked for, never told
         search = reopen(tmp_path, "coolsd")
@@ -203,7 +198,7 @@ def test_a_starting_point_whose_process_was_killed_is_measured_again(tmp_path: P
     assert "start" not in reopen(tmp_path, "coolsd").ask().user_attrs
 
 
-def test_a_search_that_goes_on_knows_what_the_last_one_knew(tmp_path: Path) -> None:
+def test_a_search_that_goes_on_knows_what_the_last_one_knew(tmp_path):
     search = reopen(tmp_path, "gsd")
     for number in range(12):
         trial = search.ask()
@@ -226,7 +221,7 @@ def test_a_search_that_goes_on_knows_what_the_last_one_knew(tmp_path: Path) -> N
     assert len(seen(again)) == 12 and seen(again) == seen(search)
 
 
-def test_a_kill_in_the_middle_of_a_write_does_no_harm(tmp_path: Path) -> None:
+def test_a_kill_in_the_middle_of_a_write_does_no_harm(tmp_path):
     folder = tmp_path / "a strange ?name #1 {of} 100%"
     folder.mkdir()
     for figure in (1.0, 2.0):
@@ -238,7 +233,7 @@ def test_a_kill_in_the_middle_of_a_write_does_no_harm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"junk\n", b"[1]\n", b"{}\n", b'{"op_code": 4}\n', "link"])
-def test_a_journal_that_is_none_is_one_line(tmp_path: Path, content: bytes | str) -> None:
+def test_a_journal_that_is_none_is_one_line(tmp_path, content):
     path = tmp_path / "trials.log"
     if isinstance(content, bytes):
         path.write_bytes(content + b"{}\n")
@@ -284,9 +279,7 @@ def limit_trials(monkeypatch: pytest.MonkeyPatch, count: int, end: type[BaseExce
     return measured
 
 
-def test_a_search_writes_the_front_and_settings_that_generate_reads(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_writes_the_front_and_settings_that_generate_reads(arguments, tmp_path, monkeypatch, capsys):
     measured = limit_trials(monkeypatch, 3)
     assert main(arguments) == 0
     out = capsys.readouterr().out
@@ -307,9 +300,7 @@ def test_a_search_writes_the_front_and_settings_that_generate_reads(
 
 
 @pytest.mark.parametrize("name", ["zipar", "vvs-rows"])
-def test_windows_that_do_not_fit_the_grid_are_left_out(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_windows_that_do_not_fit_the_grid_are_left_out(arguments, tmp_path, monkeypatch, name):
     """Searches of rows side by side draw windows of up to 16 tokens; this grid has four. Presets fit in proportion."""
     measured = limit_trials(monkeypatch, 3)
     assert main([*arguments, "--method", name]) == 0
@@ -319,9 +310,7 @@ def test_windows_that_do_not_fit_the_grid_are_left_out(
     assert all(max(each) <= 4 for each in openings)
 
 
-def test_a_front_says_what_nobody_verified(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_front_says_what_nobody_verified(arguments, tmp_path, monkeypatch, capsys):
     """Every second step takes a token unseen, and the other one at least one that was seen."""
     limit_trials(monkeypatch, 1)
     window = ("--method", "vvs-jacobi", "--fixed.schedule", "uniform", "--fixed.interval", "2")
@@ -340,9 +329,7 @@ def test_a_front_says_what_nobody_verified(
     assert f"{point['speed']:.2f} times as fast as plain decoding" in told
 
 
-def test_a_stopped_search_goes_on_and_measures_plain_decoding_once(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stopped_search_goes_on_and_measures_plain_decoding_once(arguments, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         limit_trials(patch, 2, KeyboardInterrupt)
         assert main(arguments) == 130
@@ -359,9 +346,7 @@ def test_a_stopped_search_goes_on_and_measures_plain_decoding_once(
     assert "search with another seed" in capsys.readouterr().err
 
 
-def test_settings_that_exclude_each_other_are_left_out(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_that_exclude_each_other_are_left_out(arguments, tmp_path, monkeypatch):
     measure, calls = tuning.Measurement.measure, []
 
     def refusing(self: tuning.Measurement, method: Any) -> Point:
@@ -377,8 +362,8 @@ def test_settings_that_exclude_each_other_are_left_out(
 
 
 def test_time_that_was_spent_counts_and_plain_decoding_is_best_where_nothing_gains(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    arguments, tmp_path, monkeypatch, capsys
+):
     folder = tmp_path / "tuning"
     with monkeypatch.context() as patch:
         limit_trials(patch, 1)
@@ -397,8 +382,8 @@ def test_time_that_was_spent_counts_and_plain_decoding_is_best_where_nothing_gai
 
 
 def test_a_space_that_is_used_up_ends_the_search_and_the_model_may_keep_what_was_found(
-    arguments: list[str], tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    arguments, tiny_model_folder, tmp_path, capsys
+):
     fixed = ("--fixed.window", "3", "--fixed.branches", "1")
     assert main([*arguments, *fixed, "--save_to_model", "true"]) == 0
     out, err = capsys.readouterr()
@@ -410,9 +395,7 @@ def test_a_space_that_is_used_up_ends_the_search_and_the_model_may_keep_what_was
     assert resolve_method(str(tmp_path / "tuning" / "best.yaml")) == resolve_method("sjd", {"window": 3})
 
 
-def test_a_stop_while_plain_decoding_is_measured_keeps_its_calls(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stop_while_plain_decoding_is_measured_keeps_its_calls(arguments, tmp_path, monkeypatch, capsys):
     call = pipeline_calls.call_pipeline
 
     def stopped(pipeline: Any, method: Any, cases: Any, seed: int, **generation: Any) -> Any:
@@ -426,21 +409,15 @@ def test_a_stop_while_plain_decoding_is_measured_keeps_its_calls(
     assert len((tmp_path / "tuning" / "plain.jsonl").read_text().splitlines()) == 1 + 1
 
 
-def test_a_model_that_the_method_does_not_fit_is_refused_at_once(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_the_method_does_not_fit_is_refused_at_once(arguments, tmp_path, capsys):
     assert main([*arguments, "--method", "eagle"]) == 2
     assert "method 'eagle' cannot be tuned with this model: drafter: " in capsys.readouterr().err
     assert not (tmp_path / "tuning").exists()
 
 
 def test_models_whose_pictures_cannot_be_judged_are_refused(
-    tiny_model_folder: Path,
-    tiny_class_model_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tiny_model_folder, tiny_class_model_folder, tmp_path, monkeypatch, capsys
+):
     arguments = ["tune", "--method", "sjd", "--output", str(tmp_path / "tuning"), "--model"]
     assert main([*arguments, str(tiny_class_model_folder)]) == 2
     assert "model: a class-conditional one has no prompts to judge" in capsys.readouterr().err
@@ -451,9 +428,7 @@ def test_models_whose_pictures_cannot_be_judged_are_refused(
     assert not (tmp_path / "tuning").exists()
 
 
-def test_without_optuna_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tuning.importlib.util, "find_spec", lambda name: None)
     assert main(["tune", "--output", str(tmp_path / "tuning")]) == 2
     assert 'pip install "vargen[tune]"' in capsys.readouterr().err
@@ -470,14 +445,12 @@ def test_without_optuna_the_extra_is_named(
         ({"quality": "judge_accuracy", "max_quality_loss": 2.0}, "max_quality_loss must be at most 1, got 2"),
     ],
 )
-def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_named(options, message):
     with pytest.raises(UserError, match=message):
         TuneConfig(**options)
 
 
-def test_skipping_methods_are_tuned_within_what_is_fixed(
-    arguments: list[str], drafting_pipeline: LlamaGenPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skipping_methods_are_tuned_within_what_is_fixed(arguments, drafting_pipeline, tmp_path, monkeypatch):
     folder = tmp_path / "drafting"
     drafting_pipeline.save_pretrained(folder)
     measured = limit_trials(monkeypatch, 4)

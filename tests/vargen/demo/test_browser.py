@@ -4,8 +4,6 @@ The tiny model would be too quick to stop, so its steps are slowed down. Needs t
 Chromium; skips with a reason where one is missing.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil
@@ -124,7 +122,7 @@ def slow_down(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-def test_a_prompt_is_drawn_and_the_same_picture_needs_no_slider(page: Any, models: Models) -> None:
+def test_a_prompt_is_drawn_and_the_same_picture_needs_no_slider(page, models):
     write_prompt(page, "a red cube", 7)
     page.click("#draw")
     page.wait_for_selector("#stage .verdict")
@@ -134,7 +132,7 @@ def test_a_prompt_is_drawn_and_the_same_picture_needs_no_slider(page: Any, model
     assert not page.locator("#slider").is_visible()
 
 
-def test_two_visitors_get_each_the_picture_of_their_seed(browser: Any, served: Any, models: Models) -> None:
+def test_two_visitors_get_each_the_picture_of_their_seed(browser, served, models):
     pages = [open_page(browser, served) for _ in range(2)]
     for seed, page in enumerate(pages):
         write_prompt(page, "a blue cone", seed)
@@ -146,7 +144,7 @@ def test_two_visitors_get_each_the_picture_of_their_seed(browser: Any, served: A
         page.context.close()
 
 
-def test_what_is_wrong_stands_in_its_place_and_the_page_lives_on(page: Any) -> None:
+def test_what_is_wrong_stands_in_its_place_and_the_page_lives_on(page):
     write_prompt(page, "   ")
     page.click("#draw")
     page.wait_for_selector("#stage .error")
@@ -160,7 +158,7 @@ def test_what_is_wrong_stands_in_its_place_and_the_page_lives_on(page: Any) -> N
     page.wait_for_selector("#stage .verdict")
 
 
-def test_a_stop_works_at_once(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_works_at_once(page, monkeypatch):
     steps = slow_down(monkeypatch)
     write_prompt(page, "a red cube")
     page.click("#draw")
@@ -171,9 +169,7 @@ def test_a_stop_works_at_once(page: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     page.wait_for_selector("#draw:not([disabled])")
 
 
-def test_a_reload_ends_what_was_asked_for_and_the_page_is_new(
-    page: Any, served: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reload_ends_what_was_asked_for_and_the_page_is_new(page, served, monkeypatch):
     steps = slow_down(monkeypatch)
     write_prompt(page, "a red cube")
     page.click("#draw")
@@ -191,7 +187,7 @@ def test_a_reload_ends_what_was_asked_for_and_the_page_is_new(
     assert len(steps) == counted
 
 
-def test_a_question_is_answered_and_a_broken_file_is_refused(page: Any, tmp_path: Path) -> None:
+def test_a_question_is_answered_and_a_broken_file_is_refused(page, tmp_path):
     page.get_by_role("tab", name="Videos").click()
     page.wait_for_selector("#clip img")
     page.click("#ask")
@@ -208,7 +204,7 @@ def test_a_question_is_answered_and_a_broken_file_is_refused(page: Any, tmp_path
     page.wait_for_selector("#clip img")
 
 
-def test_methods_are_compared_and_downloaded(page: Any) -> None:
+def test_methods_are_compared_and_downloaded(page):
     page.get_by_role("tab", name="Compare").click()
     page.fill("#comparison-prompts textarea", "a red cube")
     page.click("#compare")
@@ -222,7 +218,7 @@ def test_methods_are_compared_and_downloaded(page: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_is_wider_than_the_screen(browser: Any, served: Any, width: int) -> None:
+def test_nothing_is_wider_than_the_screen(browser, served, width):
     page = browser.new_context(viewport={"width": width, "height": 844}).new_page()
     page.goto(served.local_url)
     for tab in ("Pictures", "Videos", "Compare"):

@@ -1,7 +1,5 @@
 """The page from the command line. What it lets in once it is served: `tests/hostile/test_page.py`."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -14,14 +12,14 @@ from vargen.demo.app import DemoConfig
 from vargen.video.models.architectures.catalogue import ARCHITECTURES
 
 
-def test_nobody_else_is_let_in_by_default() -> None:
+def test_nobody_else_is_let_in_by_default():
     assert (DemoConfig().host, DemoConfig().share) == ("127.0.0.1", False)
     parser = build_parser("demo", "", DemoConfig)
     assert fill(DemoConfig, parse(parser, ["--share", "--port", "1"])) == DemoConfig(share=True, port=1)
     assert not fill(DemoConfig, parse(parser, ["--share", "false"])).share
 
 
-def test_help_has_every_architecture_of_video_llms() -> None:
+def test_help_has_every_architecture_of_video_llms():
     """The docs have a table of them, and `vargen.models` a list."""
     said = " ".join(build_parser("demo", "", DemoConfig).format_help().split())
     table = (ROOT / "docs" / "models" / "video_llms.md").read_text()
@@ -39,17 +37,13 @@ def test_help_has_every_architecture_of_video_llms() -> None:
         (["--wings", "2"], "wings"),
     ],
 )
-def test_wrong_arguments_end_with_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_arguments_end_with_one_line(arguments, said, capsys, monkeypatch):
     monkeypatch.setattr(app, "check_gradio", lambda: None)
     assert main(["demo", *arguments]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_without_gradio_it_says_what_to_install(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_gradio_it_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["demo"]) == 2
     assert 'pip install "vargen[demo]"' in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """Pictures drawn side by side are those that each method draws of the seed alone."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 
@@ -28,7 +26,7 @@ def last(looks):
     return lanes
 
 
-def test_every_lane_draws_the_picture_of_its_seed(tiny_pipeline) -> None:
+def test_every_lane_draws_the_picture_of_its_seed(tiny_pipeline):
     plain, drafted = lanes = last(race(tiny_pipeline, METHODS, "a red cube", (4, 5), 2.0))
     for lane in lanes:
         expected = torch.cat([alone(tiny_pipeline, lane.method, seed).tokens for seed in (4, 5)])
@@ -38,7 +36,7 @@ def test_every_lane_draws_the_picture_of_its_seed(tiny_pipeline) -> None:
 
 
 @pytest.mark.parametrize("name", ["jacobi", "vvs-jacobi"])
-def test_a_picture_of_the_page_takes_the_passes_of_a_call(tiny_pipeline, name: str) -> None:
+def test_a_picture_of_the_page_takes_the_passes_of_a_call(tiny_pipeline, name):
     """A method that the page offers first, and one with several pictures to draw from."""
     method = tiny_pipeline.resolve_method(name)
     called = alone(tiny_pipeline, method, 1)
@@ -46,7 +44,7 @@ def test_a_picture_of_the_page_takes_the_passes_of_a_call(tiny_pipeline, name: s
     assert torch.equal(lane.tokens, called.tokens) and lane.passes == called.trace.target_passes < 16
 
 
-def test_two_requests_at_once_give_each_the_picture_of_its_seed(tiny_pipeline) -> None:
+def test_two_requests_at_once_give_each_the_picture_of_its_seed(tiny_pipeline):
     drawn = {}
 
     def draw(seed: int) -> None:
@@ -62,7 +60,7 @@ def test_two_requests_at_once_give_each_the_picture_of_its_seed(tiny_pipeline) -
             assert torch.equal(lane.tokens, alone(tiny_pipeline, lane.method, seed).tokens)
 
 
-def test_another_family_is_drawn_and_shown_alike() -> None:
+def test_another_family_is_drawn_and_shown_alike():
     janus = JanusPipeline(janus_models.make(), janus_models.processor())
     janus.set_progress_bar_config(disable=True)
     for lane in last(race(janus, METHODS, janus_models.PROMPTS[0], (3,))):
@@ -72,7 +70,7 @@ def test_another_family_is_drawn_and_shown_alike() -> None:
         assert lane.images[0].tobytes() == expected.images[0].tobytes()
 
 
-def test_pipelines_side_by_side_share_weights_and_no_cache(tiny_pipeline) -> None:
+def test_pipelines_side_by_side_share_weights_and_no_cache(tiny_pipeline):
     alone(tiny_pipeline, METHODS["plain"], 0)
     other = beside(tiny_pipeline)
     assert other.transformer is tiny_pipeline.transformer
@@ -89,7 +87,7 @@ def previews(pipeline, method) -> list:
     return shown
 
 
-def test_rows_appear_as_they_are_decided(tiny_pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_appear_as_they_are_decided(tiny_pipeline, monkeypatch):
     monkeypatch.setattr("vargen.demo.race.BETWEEN_LOOKS", 0.0)
     shown = previews(tiny_pipeline, METHODS["plain"])
     assert 4 <= len(shown) <= 8
@@ -99,7 +97,7 @@ def test_rows_appear_as_they_are_decided(tiny_pipeline, monkeypatch: pytest.Monk
         assert alpha.getpixel((0, 0)) == 255 and alpha.getpixel((7, 7)) == 0
 
 
-def test_rows_that_are_drawn_side_by_side_appear_together(tiny_pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_drawn_side_by_side_appear_together(tiny_pipeline, monkeypatch):
     monkeypatch.setattr("vargen.demo.race.BETWEEN_LOOKS", 0.0)
     begun = []
     for image in previews(tiny_pipeline, resolve_method("zipar", {"window": 2}))[:-1]:
@@ -118,7 +116,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def test_turns_go_to_whoever_has_worked_least(tiny_pipeline, clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_go_to_whoever_has_worked_least(tiny_pipeline, clock, monkeypatch):
     """A step of the one costs three times that of the other. The cheap one ends first, as it would alone."""
     costs, order = iter((2, 6)), []
 
@@ -135,7 +133,7 @@ def test_turns_go_to_whoever_has_worked_least(tiny_pipeline, clock, monkeypatch:
     assert order[:4] == [2, 6, 2, 2] and order[-8:] == [6] * 8
 
 
-def test_previews_and_the_page_cost_no_lane_its_seconds(tiny_pipeline, clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_previews_and_the_page_cost_no_lane_its_seconds(tiny_pipeline, clock, monkeypatch):
     def look(*_):
         clock.now += 1
 
@@ -144,7 +142,7 @@ def test_previews_and_the_page_cost_no_lane_its_seconds(tiny_pipeline, clock, mo
     assert clock.now > 20 and all(lane.finished and lane.seconds == 0 for lane in lanes)
 
 
-def test_a_stop_ends_both_before_their_end(tiny_pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_ends_both_before_their_end(tiny_pipeline, monkeypatch):
     monkeypatch.setattr("vargen.demo.race.BETWEEN_LOOKS", 0.0)
     looks = race(tiny_pipeline, METHODS, "a red cube", (0,), turn=0.0)
     lanes = next(looks)
@@ -152,7 +150,7 @@ def test_a_stop_ends_both_before_their_end(tiny_pipeline, monkeypatch: pytest.Mo
     assert not any(lane.finished or lane.error for lane in lanes) and sum(lane.passes for lane in lanes) <= 2
 
 
-def test_a_failure_stands_in_its_lane_and_the_other_goes_on(tiny_pipeline) -> None:
+def test_a_failure_stands_in_its_lane_and_the_other_goes_on(tiny_pipeline):
     methods = {"plain": METHODS["plain"], "eagle": resolve_method("eagle", {"total_tokens": 3, "depth": 2})}
     plain, failed = last(race(tiny_pipeline, methods, "a red cube", (0,)))
     assert plain.finished

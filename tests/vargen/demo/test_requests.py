@@ -1,7 +1,5 @@
 """Requests in Gradio's queue, sent as a browser sends them: one at a time, and ended by a stop or by leaving."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -107,7 +105,7 @@ def browser(page: Any, computation: Computation) -> Browser:
     return Browser(page)
 
 
-def test_a_stop_ends_what_runs_and_what_waits(browser: Browser, computation: Computation) -> None:
+def test_a_stop_ends_what_runs_and_what_waits(browser, computation):
     running = browser.press("first", "a")
     until(lambda: computation.begun)
     waiting = browser.press("second", "b")
@@ -120,20 +118,20 @@ def test_a_stop_ends_what_runs_and_what_waits(browser: Browser, computation: Com
     until(lambda: computation.ended == ["first", "short"])
 
 
-def test_who_leaves_ends_the_request(browser: Browser, computation: Computation) -> None:
+def test_who_leaves_ends_the_request(browser, computation):
     browser.press("first", "leaver")
     with closing(browser.messages("leaver")) as messages:
         until(lambda: next(messages)["msg"] == "process_generating")
     until(lambda: computation.ended)
 
 
-def test_what_is_wrong_is_said_in_place(browser: Browser) -> None:
+def test_what_is_wrong_is_said_in_place(browser):
     browser.press("wrong", "d")
     last = [message for message in browser.messages("d") if message["msg"] == "process_completed"][-1]
     assert last["success"] and "&lt;b&gt;: write another name" in json.dumps(last["output"])
 
 
-def test_the_page_goes_back_to_its_start_however_a_request_ends(page: Any, browser: Browser) -> None:
+def test_the_page_goes_back_to_its_start_however_a_request_ends(page, browser):
     """By its end, by a stop, and where too many wait: Gradio fails such a request."""
     after = [fn for fn in page.fns.values() if fn.trigger_after == browser.number]
     assert {(fn.trigger_only_on_success, fn.trigger_only_on_failure) for fn in after} == {(True, False), (False, True)}

@@ -1,7 +1,5 @@
 """A method's settings as text and back."""
 
-from __future__ import annotations
-
 import pytest
 
 from vargen.base.errors import UserError
@@ -12,13 +10,13 @@ EVERY = [*(method() for method in METHODS), *map(resolve_method, find_presets())
 
 
 @pytest.mark.parametrize("config", EVERY, ids=lambda config: config.name)
-def test_what_is_written_is_read_back(config) -> None:
+def test_what_is_written_is_read_back(config):
     text = write_settings(config)
     assert read_settings(config, text) == config
     assert not any(f"{name}:" in text.splitlines() for name in config.weights)
 
 
-def test_what_is_changed_is_all_that_changes() -> None:
+def test_what_is_changed_is_all_that_changes():
     config = resolve_method("scd", {"initial_guess": "repeat", "window": 8})
     assert read_settings(config, "window: 32") == resolve_method("scd", {"initial_guess": "repeat", "window": 32})
 
@@ -33,12 +31,12 @@ def test_what_is_changed_is_all_that_changes() -> None:
         ("!!python/object/apply:os.system ['true']", "one `name: value` a line"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, named: str) -> None:
+def test_what_is_wrong_is_named(text, named):
     with pytest.raises(UserError, match=named):
         read_settings(resolve_method("scd"), text)
 
 
-def test_no_folder_of_the_machine_can_be_named() -> None:
+def test_no_folder_of_the_machine_can_be_named():
     for config in EVERY:
         for name in config.weights:
             with pytest.raises(UserError, match=f"{name} names a folder"):

@@ -1,7 +1,5 @@
 """What happens on the tabs, without a page: tiny models draw, answer and are compared."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -32,7 +30,7 @@ def draw(models: Models, *asked: Any, method: str = "scd", settings: str = "wind
     return last(pictures.draw(models, models.default, method, settings, *asked))
 
 
-def test_both_pictures_their_counts_and_what_was_saved(models: Models) -> None:
+def test_both_pictures_their_counts_and_what_was_saved(models):
     page, kept = draw(models, "a red cube", 3, 2.0, 2)
     pipeline = models.pipeline(models.default)
     for images, method in ((kept.plain, "ar"), (kept.chosen, resolve_method("scd", {"window": 3}))):
@@ -45,12 +43,12 @@ def test_both_pictures_their_counts_and_what_was_saved(models: Models) -> None:
     assert "exactly the same distribution" in page and kept.alike == [False, False]
 
 
-def test_the_default_draws_the_same_picture_which_no_slider_has_to_show(models: Models) -> None:
+def test_the_default_draws_the_same_picture_which_no_slider_has_to_show(models):
     page, kept = draw(models, "a red cube", 3, 2.0, 1, method=next(iter(models.methods(models.default))), settings="")
     assert "Token for token the same picture" in page and kept.alike == [False]
 
 
-def test_lists_mark_methods_and_cards_hold_no_markdown(models: Models, tmp_path: Path) -> None:
+def test_lists_mark_methods_and_cards_hold_no_markdown(models, tmp_path):
     pytest.importorskip("gradio", reason='the page needs the extra "demo"')
     from vargen.demo.app import build_page
 
@@ -59,7 +57,7 @@ def test_lists_mark_methods_and_cards_hold_no_markdown(models: Models, tmp_path:
     assert "of the world" not in page
 
 
-def test_a_model_without_a_drafter_offers_no_method_that_needs_one(models: Models) -> None:
+def test_a_model_without_a_drafter_offers_no_method_that_needs_one(models):
     assert {"scd", "sjd", "gsd"} <= models.methods(models.default).keys()
     assert not any(config.weights for config in models.methods(models.default).values())
     assert {"scd", "eagle-chain", "likeness-fast", "draft-model"} < set(models.methods("scenes-128"))
@@ -79,25 +77,23 @@ def test_a_model_without_a_drafter_offers_no_method_that_needs_one(models: Model
         (("a cube", 0, None, 1), "scd", "window: none", "scd.window"),
     ],
 )
-def test_what_is_wrong_is_named_and_nothing_is_drawn(
-    models: Models, asked: tuple[Any, ...], method: str, settings: str, said: str
-) -> None:
+def test_what_is_wrong_is_named_and_nothing_is_drawn(models, asked, method, settings, said):
     with pytest.raises(UserError, match=said):
         draw(models, *asked, method=method, settings=settings)
 
 
-def test_words_that_the_model_does_not_know_are_named(models: Models) -> None:
+def test_words_that_the_model_does_not_know_are_named(models):
     assert "zebra" in draw(models, "a red zebra", 0, None, 1)[0]
 
 
-def test_a_class_conditional_model_is_asked_for_classes(tiny_class_model_folder: Path) -> None:
+def test_a_class_conditional_model_is_asked_for_classes(tiny_class_model_folder):
     models = Models(ModelOptions(str(tiny_class_model_folder)))
     with pytest.raises(UserError, match="between 0 and 9"):
         draw(models, "a cube", 0, None, 1)
     assert draw(models, "7", 0, None, 1)[1] is not None
 
 
-def test_a_relaxed_method_says_what_it_took(drafting_pipeline) -> None:
+def test_a_relaxed_method_says_what_it_took(drafting_pipeline):
     from vargen.demo.race import race
 
     methods = {name: drafting_pipeline.resolve_method(name) for name in ("ar", "likeness-fast")}
@@ -113,7 +109,7 @@ def compare_all(models: Models, names: list[str], *asked: Any) -> Any:
     return last(compare.compare(models, models.default, names, *asked))
 
 
-def test_rows_are_those_of_the_benchmark(models: Models, tmp_path: Path) -> None:
+def test_rows_are_those_of_the_benchmark(models, tmp_path):
     from metrics.tables import format_table
 
     page, rows = compare_all(models, ["scd"], "a red cube\n\na blue cone", 9, 0)
@@ -124,7 +120,7 @@ def test_rows_are_those_of_the_benchmark(models: Models, tmp_path: Path) -> None
     assert json.loads(Path(path).read_text()) == json.loads(json.dumps(rows))
 
 
-def test_a_plot_needs_a_judge(models: Models) -> None:
+def test_a_plot_needs_a_judge(models):
     pytest.importorskip("matplotlib", reason='plots need the extra "eval"')
     row = {"method": "ar", "model": "m", "batch_size": 1, "images": 1, "speedup": 1.0, "exact": True}
     assert compare.plot([{**row, "judge_accuracy": None}]) is None
@@ -141,12 +137,12 @@ def test_a_plot_needs_a_judge(models: Models) -> None:
         (["scd"], ("a cube", 1, None), "seed"),
     ],
 )
-def test_a_comparison_that_cannot_be_made_says_why(models: Models, names: list[str], asked: Any, said: str) -> None:
+def test_a_comparison_that_cannot_be_made_says_why(models, names, asked, said):
     with pytest.raises(UserError, match=said):
         compare_all(models, names, *asked)
 
 
-def test_the_time_left_falls_to_nothing() -> None:
+def test_the_time_left_falls_to_nothing():
     count = compare.Count(2)
     assert count.seconds_left is None
     count.update()
@@ -155,7 +151,7 @@ def test_the_time_left_falls_to_nothing() -> None:
     assert count.seconds_left == 0
 
 
-def test_a_comparison_is_stopped_between_two_steps(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_is_stopped_between_two_steps(models, monkeypatch):
     from vargen.demo import work
 
     monkeypatch.setattr(work, "BETWEEN_LOOKS", 0.0)
@@ -176,9 +172,7 @@ def video_models(qwen_pair: Path) -> Models:
     ("folder", "paired", "first"),
     [("target", True, "flash"), ("target", False, "flash"), ("draft", True, "sd"), ("draft", False, "ar")],
 )
-def test_methods_for_videos_are_those_whose_drafter_is_there(
-    qwen_pair: Path, tmp_path: Path, folder: str, paired: bool, first: str
-) -> None:
+def test_methods_for_videos_are_those_whose_drafter_is_there(qwen_pair, tmp_path, folder, paired, first):
     """The target came with draft heads, and the draft model with none."""
     models = Models(None, str(qwen_pair / folder), str(qwen_pair / "draft") if paired else None)
     offered = models.video_methods().keys()
@@ -198,7 +192,7 @@ def ask(models: Models, *asked: Any, clip: videos.Clip | None = None, method: st
     return list(videos.ask(models, clip or videos.Clip(1), method, settings, *asked))
 
 
-def test_the_answer_grows_word_by_word_and_its_account_is_true(video_models: Models) -> None:
+def test_the_answer_grows_word_by_word_and_its_account_is_true(video_models):
     pages = ask(video_models, videos.DESCRIBE, 4, 24, 0.0, 0)
     answer = video_models.answerer().answer(videos.world_case(1).frames, videos.DESCRIBE, "sd", max_new_tokens=24)
     lengths = [page.count("border-bottom") for page, _ in pages]
@@ -218,12 +212,12 @@ def test_the_answer_grows_word_by_word_and_its_account_is_true(video_models: Mod
         (("why?", 4, 24, 0.0, 0), "eagle-tree", "does not fit"),
     ],
 )
-def test_a_question_that_cannot_be_answered_says_why(video_models: Models, asked: Any, method: str, said: str) -> None:
+def test_a_question_that_cannot_be_answered_says_why(video_models, asked, method, said):
     with pytest.raises(UserError, match=said):
         ask(video_models, *asked, method=method)
 
 
-def test_a_broken_upload_is_refused_in_place(video_models: Models, tmp_path: Path) -> None:
+def test_a_broken_upload_is_refused_in_place(video_models, tmp_path):
     path = tmp_path / "mine.mp4"
     path.write_bytes(b"\x00\x00\x00\x18ftypmp42 and nothing")
     clip = videos.Clip(-1, str(path))
@@ -234,9 +228,7 @@ def test_a_broken_upload_is_refused_in_place(video_models: Models, tmp_path: Pat
 
 
 @pytest.mark.parametrize("method", ["sd", "flash", "parallelvlm"])
-def test_a_stop_ends_an_answer_between_two_passes(
-    video_models: Models, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_a_stop_ends_an_answer_between_two_passes(video_models, monkeypatch, method):
     settings = "workers: in_turn" if method == "parallelvlm" else ""
     passes = []
 
@@ -256,7 +248,7 @@ def test_a_stop_ends_an_answer_between_two_passes(
     assert len(passes) == 1
 
 
-def test_a_family_that_cannot_be_shown_row_by_row_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_family_that_cannot_be_shown_row_by_row_is_refused_by_name(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "emu3"}')
     with pytest.raises(UserError, match="emu3"):
         Models(ModelOptions(str(tmp_path)))
@@ -272,9 +264,7 @@ def test_a_family_that_cannot_be_shown_row_by_row_is_refused_by_name(tmp_path: P
     ],
 )
 @pytest.mark.parametrize("argument", ["video_model", "video_draft_model"])
-def test_a_video_model_that_is_none_is_refused_by_its_own_name(
-    tmp_path: Path, config: str | None, said: str, argument: str
-) -> None:
+def test_a_video_model_that_is_none_is_refused_by_its_own_name(tmp_path, config, said, argument):
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     with pytest.raises(UserError, match=rf"^{argument}: \S*{tmp_path.name}.*{said}") as refused:
@@ -282,6 +272,6 @@ def test_a_video_model_that_is_none_is_refused_by_its_own_name(
     assert " model: " not in str(refused.value)
 
 
-def test_no_model_is_an_error_before_anything_is_loaded() -> None:
+def test_no_model_is_an_error_before_anything_is_loaded():
     with pytest.raises(UserError, match="model"):
         Models(ModelOptions("no/such/folder"))

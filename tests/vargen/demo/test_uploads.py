@@ -1,7 +1,5 @@
 """Uploads: taken within limits, refused in one line that names the file as its owner knows it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,13 +25,13 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_frames_are_spread_over_the_video(video: Path) -> None:
+def test_frames_are_spread_over_the_video(video):
     read = uploads.read_upload(str(video), 6, PROCESSOR)
     assert read.frames_indices == (0, 2, 4, 6, 8, 10) and read.frames.shape == (6, 3, 16, 24)
     assert len(uploads.read_upload(str(video), 32, PROCESSOR).frames_indices) == 12  # all there are
 
 
-def test_a_video_is_measured_before_it_is_decoded(video: Path) -> None:
+def test_a_video_is_measured_before_it_is_decoded(video):
     measures = measure_video(video)
     assert (measures.num_packets, measures.width, measures.height) == (12, 24, 16)
     assert measures.seconds == pytest.approx(5.5)
@@ -48,9 +46,7 @@ def test_a_video_is_measured_before_it_is_decoded(video: Path) -> None:
         ("MAX_PIXELS", 100, "24 x 16"),
     ],
 )
-def test_what_is_too_much_is_refused_undecoded(
-    video: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, said: str
-) -> None:
+def test_what_is_too_much_is_refused_undecoded(video, monkeypatch, limit, value, said):
     monkeypatch.setattr(uploads, limit, value)
     monkeypatch.setattr(frames, "read_video", lambda *_, **__: pytest.fail("was decoded"))
     with pytest.raises(UserError, match=said) as refused:
@@ -69,7 +65,7 @@ def test_what_is_too_much_is_refused_undecoded(
         b"\x1aE\xdf\xa3" + b"\xff" * 200,
     ],
 )
-def test_a_file_that_is_no_video_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_video_is_refused(tmp_path, content):
     path = tmp_path / "broken.mp4"
     path.write_bytes(content)
     with pytest.raises(UserError, match="broken") as refused:
@@ -77,7 +73,7 @@ def test_a_file_that_is_no_video_is_refused(tmp_path: Path, content: bytes) -> N
     assert str(tmp_path) not in str(refused.value)
 
 
-def test_a_play_list_never_reaches_the_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_play_list_never_reaches_the_decoder(tmp_path, monkeypatch):
     path = tmp_path / "list.mp4"
     path.write_bytes(b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n")
     monkeypatch.setattr(frames, "measure_video", lambda _: pytest.fail("was opened"))
@@ -85,7 +81,7 @@ def test_a_play_list_never_reaches_the_decoder(tmp_path: Path, monkeypatch: pyte
         uploads.read_upload(str(path), 6, PROCESSOR)
 
 
-def test_half_a_video_is_refused_or_its_frames_are_whole(video: Path, tmp_path: Path) -> None:
+def test_half_a_video_is_refused_or_its_frames_are_whole(video, tmp_path):
     path = tmp_path / "half.mp4"
     path.write_bytes(video.read_bytes()[: video.stat().st_size // 2])
     with pytest.raises(UserError, match="half"):

@@ -1,7 +1,5 @@
 """A call that is followed: seen while it works, stopped between two steps, still while nobody asks."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any
@@ -29,7 +27,7 @@ def counting(steps: list[Any], most: int = 10**6) -> Any:
 
 
 @pytest.mark.parametrize("pauses", [False, True])
-def test_who_follows_sees_news_the_end_and_the_result(pauses: bool) -> None:
+def test_who_follows_sees_news_the_end_and_the_result(pauses):
     steps: list[Any] = []
     seen, results = [], []
 
@@ -42,7 +40,7 @@ def test_who_follows_sees_news_the_end_and_the_result(pauses: bool) -> None:
 
 
 @pytest.mark.parametrize("pauses", [False, True])
-def test_who_stops_following_stops_the_call(pauses: bool) -> None:
+def test_who_stops_following_stops_the_call(pauses):
     steps: list[Any] = []
     following = follow(counting(steps), lambda: None, 0.001, pauses)
     next(following)
@@ -50,7 +48,7 @@ def test_who_stops_following_stops_the_call(pauses: bool) -> None:
     assert steps[-1] == "ended" and threading.active_count() < 50
 
 
-def test_a_call_that_pauses_stands_still_until_it_is_asked() -> None:
+def test_a_call_that_pauses_stands_still_until_it_is_asked():
     """So the seconds of two that take turns are each its own."""
     steps: list[Any] = []
     following = follow(counting(steps), lambda: None, 0.0, pauses=True)
@@ -62,7 +60,7 @@ def test_a_call_that_pauses_stands_still_until_it_is_asked() -> None:
 
 
 @pytest.mark.parametrize("pauses", [False, True])
-def test_an_error_reaches_who_follows(pauses: bool) -> None:
+def test_an_error_reaches_who_follows(pauses):
     def call(check: Check) -> None:
         check()
         raise UserError("mend it")

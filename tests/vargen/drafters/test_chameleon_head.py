@@ -1,7 +1,5 @@
 """LANTERN's drafters for Chameleons: published names against a forward in the published form, and trees of the loop."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -110,7 +108,7 @@ def published_forward(weights: dict[str, Tensor], tokens: list[int], features: T
 
 @pytest.mark.parametrize("shards", [1, 2])
 @torch.no_grad()
-def test_published_names(tmp_path, capsys, shards: int) -> None:
+def test_published_names(tmp_path, capsys, shards):
     weights = published_weights(shards)
     source, output = write_published(tmp_path / "published", weights), tmp_path / "out"
     assert main(["convert", "lantern-drafter", "--drafter", str(source), "--output", str(output)]) == 0
@@ -135,7 +133,7 @@ def test_published_names(tmp_path, capsys, shards: int) -> None:
         ({}, {"layers.1.mlp.up_proj.weight": torch.zeros(1)}, "does not have, such as layers.1"),
     ],
 )
-def test_other_drafters_are_refused(tmp_path, config: dict[str, Any], change: dict[str, Tensor], message: str) -> None:
+def test_other_drafters_are_refused(tmp_path, config, change, message):
     source = write_published(tmp_path / "published", published_weights() | change, **config)
     with pytest.raises(UserError, match=message):
         convert_lantern_drafter(source, tmp_path / "out")
@@ -185,7 +183,7 @@ class CodesTarget(GuidedTarget):
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
 @torch.no_grad()
-def test_first_children_are_those_of_the_published_form(tmp_path, guidance_scale: float) -> None:
+def test_first_children_are_those_of_the_published_form(tmp_path, guidance_scale):
     weights = published_weights()
     drafter = convert_lantern_drafter(write_published(tmp_path / "published", weights), tmp_path / "out")
     model, size = tiny_model(), DraftSize(7, 3)
@@ -220,7 +218,7 @@ def test_first_children_are_those_of_the_published_form(tmp_path, guidance_scale
     assert checked > 5
 
 
-def test_a_drafter_of_another_model_is_refused() -> None:
+def test_a_drafter_of_another_model_is_refused():
     target = CodesTarget(tiny_model(), 1.0, 1)
     sizes: dict[str, Any] = {"dim": DIM, "num_attention_heads": HEADS, "intermediate_size": WIDTH, "vocab_size": VOCAB}
     for change, message in (

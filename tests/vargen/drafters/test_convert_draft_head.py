@@ -1,7 +1,5 @@
 """Published LANTERN drafters: names and layout against an independent forward in the published form."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -102,7 +100,7 @@ def published_forward(weights: dict[str, Tensor], tokens: list[int], features: T
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
 @torch.no_grad()
-def test_a_converted_drafter_computes_what_the_published_one_does(tmp_path: Path, file: str) -> None:
+def test_a_converted_drafter_computes_what_the_published_one_does(tmp_path, file):
     weights = published_weights()
     source = write_published(tmp_path / "published", weights, CONFIG, file)
     assert main(["convert", "lantern-drafter", "--drafter", str(source), "--output", str(tmp_path / "out")]) == 0
@@ -116,7 +114,7 @@ def test_a_converted_drafter_computes_what_the_published_one_does(tmp_path: Path
     torch.testing.assert_close(ours, published_forward(weights, tokens, features), rtol=1e-4, atol=1e-5)
 
 
-def test_every_name_must_be_known_and_there(tmp_path: Path) -> None:
+def test_every_name_must_be_known_and_there(tmp_path):
     for index, (change, message) in enumerate(
         [
             (lambda w: w.pop("fc.bias"), "lacks 1 weights .* such as fc.bias"),
@@ -142,13 +140,13 @@ def test_every_name_must_be_known_and_there(tmp_path: Path) -> None:
         ({"hidden_size": None}, "lacks 'hidden_size'"),
     ],
 )
-def test_configs_of_other_drafters_are_refused(change: dict[str, object], message: str) -> None:
+def test_configs_of_other_drafters_are_refused(change, message):
     config = {name: value for name, value in {**CONFIG, **change}.items() if value is not None}
     with pytest.raises(UserError, match=message):
         infer_drafter_config(config, Path("config.json"))
 
 
-def test_missing_and_truncated_files_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_and_truncated_files_are_one_line(tmp_path, capsys):
     source = write_published(tmp_path / "published", published_weights(), CONFIG, "pytorch_model.bin")
     data = (source / "pytorch_model.bin").read_bytes()
     (source / "pytorch_model.bin").write_bytes(data[: len(data) // 2])

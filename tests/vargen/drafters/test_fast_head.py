@@ -1,7 +1,5 @@
 """The EAGLE head by the project's own kernels: the modules' numbers, and the same bits however pairs are fed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -101,13 +99,7 @@ class Fed:
 @pytest.mark.parametrize("feature_layers", DEPTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.no_grad()
-def test_the_numbers_are_the_modules(
-    served: Callable[[], int],
-    monkeypatch: pytest.MonkeyPatch,
-    dtype: torch.dtype,
-    feature_layers: list[int] | None,
-    guidance_scale: float,
-) -> None:
+def test_the_numbers_are_the_modules(served, monkeypatch, dtype, feature_layers, guidance_scale):
     parts = networks(feature_layers, dtype)
     fast = Fed(parts, guidance_scale=guidance_scale).chain(2)
     assert served() == 2 + 1 + 2  # target: prompt, tokens; head: prompt, two passes
@@ -124,9 +116,7 @@ def test_the_numbers_are_the_modules(
 @pytest.mark.parametrize("feature_layers", DEPTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.no_grad()
-def test_a_pair_has_the_same_bits_however_it_is_fed(
-    served: Callable[[], int], dtype: torch.dtype, feature_layers: list[int] | None
-) -> None:
+def test_a_pair_has_the_same_bits_however_it_is_fed(served, dtype, feature_layers):
     parts = networks(feature_layers, dtype)
     together = Fed(parts).chain(PAIRS)
     for step in (1, 2):
@@ -145,7 +135,7 @@ def test_a_pair_has_the_same_bits_however_it_is_fed(
 
 @pytest.mark.parametrize("name", ["fc", "ff.down_proj", "token_embedding", "lm_head"])
 @torch.no_grad()
-def test_whatever_stands_in_a_modules_place_is_obeyed(served: Callable[[], int], name: str) -> None:
+def test_whatever_stands_in_a_modules_place_is_obeyed(served, name):
     model, drafter = networks(None, torch.float32)
     fast = Fed((model, drafter)).chain(1)[0]
     owner = model if name == "lm_head" else drafter
@@ -160,7 +150,7 @@ def test_whatever_stands_in_a_modules_place_is_obeyed(served: Callable[[], int],
 
 
 @torch.no_grad()
-def test_a_token_that_does_not_exist_is_an_error(own_kernels: None) -> None:
+def test_a_token_that_does_not_exist_is_an_error(own_kernels):
     fed = Fed(networks(None, torch.float32))
     fed.tokens[1, 0] = 29
     with pytest.raises(IndexError, match="vocabulary"):

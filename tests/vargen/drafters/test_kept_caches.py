@@ -1,13 +1,11 @@
 """Caches that one batch takes over from the batch before it."""
 
-from __future__ import annotations
-
 from vargen.drafters.kept_caches import KeptCaches
 
 SIZES = {"num_layers": 1, "batch_size": 2, "num_heads": 1, "head_dim": 4}
 
 
-def test_a_cache_is_kept_while_it_has_room_for_the_longest_prompt() -> None:
+def test_a_cache_is_kept_while_it_has_room_for_the_longest_prompt():
     """Also where this batch needs less: the next one would lose its graphs with the cache."""
     caches = KeptCaches()
     kept = caches.get("target", 8, max_length=4, **SIZES)

@@ -1,7 +1,5 @@
 """The picture of an answer: every token where a reader expects it, in the colours of what is said about it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -31,7 +29,7 @@ def text_top(image: Image.Image, tokens: list[str]) -> int:
 
 
 @pytest.mark.parametrize("tokens", [PIECES, WORDS])
-def test_every_token_has_the_colours_of_its_origin_and_relevance(tokens: list[str]) -> None:
+def test_every_token_has_the_colours_of_its_origin_and_relevance(tokens):
     origins = [TokenOrigin(number % 4) for number in range(len(tokens))]
     relevance = [5.0 + number * number for number in range(len(tokens))]
     relevance[4] = math.nan
@@ -45,7 +43,7 @@ def test_every_token_has_the_colours_of_its_origin_and_relevance(tokens: list[st
     assert relevance_colour(0.0) == (255, 255, 255) != relevance_colour(1.0)
 
 
-def test_without_relevance_there_are_bars_only() -> None:
+def test_without_relevance_there_are_bars_only():
     plain = draw_answer(FRAMES, WORDS, [TARGET] * len(WORDS), None, "a title")
     coloured = draw_answer(FRAMES, WORDS, [TARGET] * len(WORDS), [1.0] * len(WORDS), "a title")
     assert plain.height < coloured.height  # one line of the legend less
@@ -54,7 +52,7 @@ def test_without_relevance_there_are_bars_only() -> None:
         assert image.getpixel((module._MARGIN, top + module._WORD_HEIGHT)) == (255, 255, 255)
 
 
-def test_words_are_put_together_as_they_were_written() -> None:
+def test_words_are_put_together_as_they_were_written():
     boxes = flow(PIECES)
     assert [box.text for box in boxes] == ["The", "red", "cyl", "inder", "rolls", ".", "\\n", "It", "stops", "."]
     assert [box.line for box in boxes] == [0] * 7 + [1] * 3
@@ -72,7 +70,7 @@ def test_words_are_put_together_as_they_were_written() -> None:
     assert [box.left for box in flow(["\u0120a", "b", "\u0120c"])] == [box.left for box in flow([" a", "b", " c"])]
 
 
-def test_everything_stays_inside() -> None:
+def test_everything_stays_inside():
     for tokens in (WORDS * 40, [" extraordinarily", "long"] * 30, ["nospace"] + [" x"] + ["glued"] * 200, [" "] * 3):
         boxes = flow(tokens)
         assert all(box.left + box.width <= module._WIDTH - 2 * module._MARGIN for box in boxes)
@@ -84,7 +82,7 @@ def test_everything_stays_inside() -> None:
         assert all(margin.getextrema() == ((255, 255),) * 3 for margin in margins)
 
 
-def test_the_frames_are_on_top_in_order() -> None:
+def test_the_frames_are_on_top_in_order():
     image = draw_answer(FRAMES, WORDS, [TARGET] * len(WORDS), None, "")
     width = (module._WIDTH - 2 * module._MARGIN) // 4
     for number, value in enumerate((0, 128, 255)):
@@ -101,11 +99,11 @@ def test_the_frames_are_on_top_in_order() -> None:
     assert shown[0] == 0 and shown[-1] > 230
 
 
-def test_an_empty_answer_is_a_picture_too() -> None:
+def test_an_empty_answer_is_a_picture_too():
     assert draw_answer(FRAMES, [], [], [], "nothing was said").width == module._WIDTH
 
 
-def test_numbers_must_match() -> None:
+def test_numbers_must_match():
     with pytest.raises(ValueError, match="origins: 1 given for 2 tokens; give one each"):
         draw_answer(FRAMES, ["a", "b"], [TARGET], None, "")
     with pytest.raises(ValueError, match="relevance: 3 given for 2 tokens"):

@@ -1,9 +1,5 @@
 """The trace image: colours where tokens came from what it says, one bar per pass, and `--trace-image`."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from PIL import Image
@@ -25,7 +21,7 @@ def build_trace() -> DecodeTrace:
     return trace
 
 
-def test_every_cell_has_the_colour_of_its_origin() -> None:
+def test_every_cell_has_the_colour_of_its_origin():
     trace = build_trace()
     sheet = draw_trace(Image.new("RGB", (8, 8), (255, 255, 255)), trace, 0, (4, 4))
     for position, origin in enumerate(trace.token_origins[0]):
@@ -42,7 +38,7 @@ def test_every_cell_has_the_colour_of_its_origin() -> None:
         )
 
 
-def test_tokens_beside_the_grid_stand_in_the_timeline_alone() -> None:
+def test_tokens_beside_the_grid_stand_in_the_timeline_alone():
     """Of 16 tokens seven are none of the grid's."""
     trace = build_trace()
     sheet = draw_trace(Image.new("RGB", (9, 9), (255, 255, 255)), trace, 0, (3, 3), beside_grid=range(1, 8))
@@ -54,14 +50,14 @@ def test_tokens_beside_the_grid_stand_in_the_timeline_alone() -> None:
         assert all(abs(a - b) <= 2 for a, b in zip(pixel, blended, strict=True)), (position, origin)
 
 
-def test_a_pass_of_more_tokens_than_its_bar_has_pixels_is_drawn() -> None:
+def test_a_pass_of_more_tokens_than_its_bar_has_pixels_is_drawn():
     trace = DecodeTrace(1, torch.device("cpu"))
     trace.record_prefill()
     trace.record_step(StepRecord(*(torch.tensor([value]) for value in (True, 143, 142, 143, 0))))
     draw_trace(Image.new("RGB", (12, 12)), trace, 0, (12, 12))
 
 
-def test_one_bar_per_pass_holds_the_tokens_it_added() -> None:
+def test_one_bar_per_pass_holds_the_tokens_it_added():
     trace = build_trace()
     bars = _bars(trace.token_passes[0], trace.token_origins[0])
     assert [len(bar) for bar in bars] == [1, 3, 4, 2, *[1] * 6]
@@ -69,7 +65,7 @@ def test_one_bar_per_pass_holds_the_tokens_it_added() -> None:
     assert len(bars) == trace.target_passes
 
 
-def test_rows_in_flight_have_lines_of_their_own() -> None:
+def test_rows_in_flight_have_lines_of_their_own():
     """Of a grid of two rows of three, the second begins when the first has one token."""
     trace = DecodeTrace(1)
     trace.record_prefill()
@@ -88,14 +84,12 @@ def test_rows_in_flight_have_lines_of_their_own() -> None:
         assert shown == [number in passes for number in range(4)]
 
 
-def test_a_grid_of_another_size_is_refused() -> None:
+def test_a_grid_of_another_size_is_refused():
     with pytest.raises(ValueError, match="one of 3 x 3 has 9 tokens, but row 0 has 16"):
         draw_trace(Image.new("RGB", (8, 8)), build_trace(), 0, (3, 3))
 
 
-def test_the_command_writes_one_beside_each_picture(
-    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_writes_one_beside_each_picture(tiny_model_folder, tmp_path, monkeypatch):
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
     output = tmp_path / "out"
     arguments = ["generate", "a red cube", "two cones", "--model", str(tiny_model_folder), "--quiet"]

@@ -1,7 +1,5 @@
 """Official files become a folder that the pipeline loads, and what does not belong together is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ def convert(**settings: Any) -> dict[str, Any]:
     return convert_llamagen(ConvertConfig(**given))
 
 
-def test_class_conditional_folder(official_files, tmp_path, small_class_weights) -> None:
+def test_class_conditional_folder(official_files, tmp_path, small_class_weights):
     output = tmp_path / "converted"
     parts = {"transformer": official_files["class"], "vqvae": official_files["vq"], "output": output}
     result = convert(**parts, image_size=16, num_attention_heads=4, dtype="bfloat16")
@@ -52,7 +50,7 @@ def make_text_encoder(folder: Path, d_model: int) -> Path:
     return folder
 
 
-def test_text_conditional_folder(official_files, tmp_path) -> None:
+def test_text_conditional_folder(official_files, tmp_path):
     output = tmp_path / "converted"
     encoder = make_text_encoder(tmp_path / "t5", 16)
     parts = {"transformer": official_files["text"], "vqvae": official_files["vq"], "text_encoder": encoder}
@@ -80,9 +78,7 @@ def test_text_conditional_folder(official_files, tmp_path) -> None:
         ({"vqvae": "other_vq.pt"}, "41 codes, the transformer 40"),
     ],
 )
-def test_refusals_leave_nothing_behind(
-    official_files, tmp_path, fill_by_rule, official_vq_shapes, changes: dict[str, Any], message: str
-) -> None:
+def test_refusals_leave_nothing_behind(official_files, tmp_path, fill_by_rule, official_vq_shapes, changes, message):
     if changes.get("text_encoder") == "t5":
         make_text_encoder(tmp_path / "t5", 24)
     if changes.get("text_encoder") == "broken":

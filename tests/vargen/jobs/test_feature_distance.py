@@ -1,7 +1,5 @@
 """A Frechet distance in comparisons, by a stand-in of the network: over calls, by the formula, and cached."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +48,7 @@ class Reference:
         return "these"
 
 
-def test_the_distance_of_calls_is_that_of_their_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distance_of_calls_is_that_of_their_pictures(tmp_path, monkeypatch):
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
     monkeypatch.setitem(EXTRACTORS, "efficientnet-lite0", ExtractorKind(Means))
     drawn, reference = pictures(20, 2), Reference()
@@ -64,7 +62,7 @@ def test_the_distance_of_calls_is_that_of_their_pictures(tmp_path: Path, monkeyp
     assert quality_heading("frechet_distance", "FID", row["extractor"]).startswith("Frechet distance (efficientnet")
 
 
-def test_what_cannot_be_compared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_compared_is_refused(monkeypatch):
     assert PACKAGED == ("efficientnet-lite0",) and BenchConfig().extractor is None
     with pytest.raises(UserError, match="extractor must be one of efficientnet-lite0, or null, got 'clip'"):
         FeatureDistance("clip", Reference())

@@ -1,7 +1,5 @@
 """Shares of claims, and differences between methods over the same captions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +31,7 @@ def verdicts(rows: list[dict[int, tuple[int, int]]]) -> torch.Tensor:
     return table.reshape(len(rows), -1)
 
 
-def test_shares_are_of_claims_and_nobody_claims_the_number_of_objects() -> None:
+def test_shares_are_of_claims_and_nobody_claims_the_number_of_objects():
     table = verdicts(
         [
             {COLOUR: (1, 3), PROMPT: (0, 1), COUNT: (0, 1)},
@@ -50,7 +48,7 @@ def test_shares_are_of_claims_and_nobody_claims_the_number_of_objects() -> None:
     assert judge_scores(table, KINDS, draws=0)["judge_accuracy"] == {"value": 0.5, "interval": None}
 
 
-def test_pairs_cancel_what_captions_differ_in() -> None:
+def test_pairs_cancel_what_captions_differ_in():
     """Half of the captions are hard; the method loses one claim in twenty pictures."""
     plain = verdicts([{COLOUR: (number % 2, 1)} for number in range(400)])
     ours = plain.clone().reshape(400, len(KINDS), 2)
@@ -64,7 +62,7 @@ def test_pairs_cancel_what_captions_differ_in() -> None:
     assert high < 0 and high - low < 0.6 * (alone[1] - alone[0])
 
 
-def test_where_all_claims_are_right_the_interval_still_has_a_width() -> None:
+def test_where_all_claims_are_right_the_interval_still_has_a_width():
     for right in (0, 1):
         table = verdicts([{COLOUR: (2 * right, 2)} for _ in range(8)] + [{}])
         low, high = judge_scores(table, KINDS, draws=20)["judge_accuracy"]["interval"]
@@ -72,7 +70,7 @@ def test_where_all_claims_are_right_the_interval_still_has_a_width() -> None:
         assert (low, high) == pytest.approx((0.676, 1.0) if right else (0.0, 0.324), abs=0.01)  # Wilson, 8 of 8
 
 
-def test_pairs_cancel_what_clip_scores_of_captions_differ_in() -> None:
+def test_pairs_cancel_what_clip_scores_of_captions_differ_in():
     """Every second caption is hard for both; the method loses a hundredth of the cosine."""
     text = torch.tensor([[1.0, 0.0]]).expand(40, -1)
     cosines = torch.tensor([0.3, 0.1]).repeat(20)
@@ -101,7 +99,7 @@ OWN = Protocol("own", extractor="clip", resolution=8, clip_score=ClipProtocol(pr
 CASES = [BenchmarkCase(prompt=text) for text in ("a cube", "a cone")]
 
 
-def test_texts_are_encoded_behind_the_protocols_words() -> None:
+def test_texts_are_encoded_behind_the_protocols_words():
     """And for HPS as they are."""
     readers: Any = {"clip": Reader(), "hps": Reader()}
     measure([torch.zeros(3, 8, 8, dtype=torch.uint8)] * 2, CASES, OWN, Networks(readers, None))
@@ -109,7 +107,7 @@ def test_texts_are_encoded_behind_the_protocols_words() -> None:
     assert readers["hps"].told == [["a cube", "a cone"]]
 
 
-def test_features_are_kept_apart_by_all_that_they_depend_on(tmp_path: Path) -> None:
+def test_features_are_kept_apart_by_all_that_they_depend_on(tmp_path):
     """The protocol, the network, and the texts."""
     keys: list[str] = []
 
@@ -135,7 +133,7 @@ def test_features_are_kept_apart_by_all_that_they_depend_on(tmp_path: Path) -> N
     assert keys[0] == keys[1] and len(set(keys)) == 5
 
 
-def test_a_run_is_known_by_its_weights_and_settings_whatever_their_order() -> None:
+def test_a_run_is_known_by_its_weights_and_settings_whatever_their_order():
     methods = {"ar": resolve_method("ar")}
     assert describe_run(methods, "one") != describe_run(methods, "two")
     assert describe_run(methods, "one", seed=1) != describe_run(methods, "one", seed=2)

@@ -1,7 +1,5 @@
 """Runs of `vargen generate`: which pictures they are made of, and what is told of their cost."""
 
-from __future__ import annotations
-
 import pytest
 
 from vargen.base.bounds import MAX_SEED
@@ -9,7 +7,7 @@ from vargen.base.errors import UserError
 from vargen.jobs.generation import GenerateConfig, RunTotals, _build_requests
 
 
-def test_pictures_of_a_prompt_stand_together_and_each_has_the_next_seed() -> None:
+def test_pictures_of_a_prompt_stand_together_and_each_has_the_next_seed():
     requests = _build_requests(GenerateConfig(num_images_per_prompt=2, seed=5), ["a", "b"], 64)
     told = [(each.index, each.seed, each.text, each.class_label) for each in requests]
     assert told == [(0, 5, "a", None), (1, 6, "a", None), (2, 7, "b", None), (3, 8, "b", None)]
@@ -20,7 +18,7 @@ def test_pictures_of_a_prompt_stand_together_and_each_has_the_next_seed() -> Non
         _build_requests(GenerateConfig(seed=MAX_SEED - 1), ["a", "b"], 64)
 
 
-def test_processes_add_up_and_their_slowest_phase_counts() -> None:
+def test_processes_add_up_and_their_slowest_phase_counts():
     shares = [
         RunTotals(0, 2, 20, 5, {"load": 1.0, "prefill": 1.0, "decode": 2.0}),
         RunTotals(0, 3, 30, 7, {"load": 4.0, "decode": 1.5}),

@@ -1,7 +1,5 @@
 """Pictures that were made elsewhere belong to the captions of their names, and what has no partner is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -26,7 +24,7 @@ def order(folder: Path, files: list[str], captions: CaptionNames) -> list[int]:
     return [int(picture[0, 0, 0]) for picture in given.read(range(len(files)))]
 
 
-def test_captions_beside_their_pictures_are_theirs(tmp_path: Path) -> None:
+def test_captions_beside_their_pictures_are_theirs(tmp_path):
     """Numbers without zeros: names in the order of letters are 0, 1, 10, 11, ..., 2."""
     for number in range(14):
         (tmp_path / f"{number}.txt").write_text(f"caption {number}")
@@ -48,7 +46,7 @@ def test_captions_beside_their_pictures_are_theirs(tmp_path: Path) -> None:
          None, [2, 1, 0, 3]),
     ],
 )  # fmt: skip
-def test_pairs_are_made_by_name(files: list[str], names: list[str] | None, expected: list[int], tmp_path: Path) -> None:
+def test_pairs_are_made_by_name(files, names, expected, tmp_path):
     assert order(tmp_path, files, CaptionNames(names)) == expected
 
 
@@ -61,6 +59,6 @@ def test_pairs_are_made_by_name(files: list[str], names: list[str] | None, expec
         (["a.png", "x/a.png"], CaptionNames(["a", "b"]), "without a picture: b"),
     ],
 )
-def test_what_has_no_partner_is_told(files: list[str], captions: CaptionNames, told: str, tmp_path: Path) -> None:
+def test_what_has_no_partner_is_told(files, captions, told, tmp_path):
     with pytest.raises(UserError, match=f"given_images: pictures and captions are paired by name; .*{told}"):
         order(tmp_path, files, captions)

@@ -1,9 +1,6 @@
 """Files of the public benchmarks in their published forms, and one line where they are of another."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,14 +34,14 @@ POSITION = {
 }
 
 
-def test_parti_prompts(tmp_path: Path) -> None:
+def test_parti_prompts(tmp_path):
     (tmp_path / "PartiPrompts.tsv").write_text(PARTI)
     one, two = read_benchmark(str(tmp_path / "PartiPrompts.tsv"), "parti")
     assert one.prompt == 'a sign, "so' and one.groups == {"category": "Artifacts", "challenge": "Writing & Symbols"}
     assert two.groups["category"] == "Animals" and two.composition is None and two.questions == ()
 
 
-def test_geneval_as_lines_and_as_a_data_set(tmp_path: Path) -> None:
+def test_geneval_as_lines_and_as_a_data_set(tmp_path):
     datasets = pytest.importorskip("datasets", reason="data sets need the extra data")
     path = tmp_path / "evaluation_metadata.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in (COUNTING, POSITION)))
@@ -65,7 +62,7 @@ def test_geneval_as_lines_and_as_a_data_set(tmp_path: Path) -> None:
     assert read_benchmark(str(tmp_path / "set"), "geneval") == [counting, position]
 
 
-def test_dpg_as_a_table_and_as_a_folder(tmp_path: Path) -> None:
+def test_dpg_as_a_table_and_as_a_folder(tmp_path):
     (tmp_path / "dpg_bench.csv").write_text(DPG)
     one, two = read_benchmark(str(tmp_path / "dpg_bench.csv"), "dpg")
     assert (one.prompt, one.groups, two.groups) == ("a cube, red", {"source": "whoops"}, {"source": "vrd"})
@@ -84,7 +81,7 @@ def test_dpg_as_a_table_and_as_a_folder(tmp_path: Path) -> None:
     ]
 
 
-def test_hpsv2_is_a_folder_of_styles(tmp_path: Path) -> None:
+def test_hpsv2_is_a_folder_of_styles(tmp_path):
     for style, prompts in (("photo", ["a cat"]), ("anime", ["a fox", "a dog"])):
         (tmp_path / f"{style}.json").write_text(json.dumps(prompts))
     told = read_benchmark(str(tmp_path), "hpsv2")
@@ -139,21 +136,21 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "file", "content", "message"), BAD, ids=range(len(BAD)))
-def test_another_form_is_one_line(tmp_path: Path, name: str, file: str, content: bytes, message: str) -> None:
+def test_another_form_is_one_line(tmp_path, name, file, content, message):
     (tmp_path / file).write_bytes(content)
     with pytest.raises(UserError, match=r"^prompts_file: ") as caught:
         read_benchmark(str(tmp_path / file), name)
     assert message in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
-def test_a_format_has_a_file_and_a_known_name() -> None:
+def test_a_format_has_a_file_and_a_known_name():
     with pytest.raises(UserError, match=r"prompts_format must be one of parti, geneval, dpg, hpsv2, got 'coco'"):
         GenerateConfig(prompts_file="a.json", prompts_format="coco")
     with pytest.raises(UserError, match="prompts_format needs prompts_file"):
         EvaluateConfig(prompts_format="parti")
 
 
-def test_shipped_prompts_are_read_by_their_formats_and_by_the_judge() -> None:
+def test_shipped_prompts_are_read_by_their_formats_and_by_the_judge():
     from vargen.base.world import find_world
 
     world = find_world()

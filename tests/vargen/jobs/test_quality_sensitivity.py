@@ -1,7 +1,5 @@
 """With the shipped CLIP, each way of spoiling pictures moves the figure that should notice it, the right way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -52,12 +50,12 @@ def world() -> World:
     return World()
 
 
-def test_renders_are_close_to_renders(world: World) -> None:
+def test_renders_are_close_to_renders(world):
     assert world.clean["precision"] > 0.75 and world.clean["recall"] > 0.75
 
 
 @pytest.mark.parametrize("strength", [0.2, 0.4])
-def test_noise_is_noticed(world: World, strength: float) -> None:
+def test_noise_is_noticed(world, strength):
     noise = torch.randn(world.images.shape, generator=torch.Generator().manual_seed(0))
     noisy = world.score(world.images + strength * noise)
     assert noisy["frechet_distance"] > 1.3 * world.clean["frechet_distance"]
@@ -65,14 +63,14 @@ def test_noise_is_noticed(world: World, strength: float) -> None:
     assert noisy["precision"] < world.clean["precision"]
 
 
-def test_blur_is_noticed_and_more_of_it_more(world: World) -> None:
+def test_blur_is_noticed_and_more_of_it_more(world):
     little, much = (world.score(gaussian_blur(world.images, sigma)) for sigma in (1.5, 4.0))
     distances = [each["frechet_distance"] for each in (world.clean, little, much)]
     assert distances == sorted(distances) and distances[2] > 2 * distances[0]
     assert much["clip_score"] < world.clean["clip_score"]
 
 
-def test_dropped_modes_cost_recall_and_diversity(world: World) -> None:
+def test_dropped_modes_cost_recall_and_diversity(world):
     few = world.images[: COUNT // 8].repeat(8, 1, 1, 1)
     dropped = world.score(few)
     assert dropped["recall"] < 0.5 * world.clean["recall"]
@@ -80,14 +78,14 @@ def test_dropped_modes_cost_recall_and_diversity(world: World) -> None:
     assert dropped["diversity"] < world.clean["diversity"]
 
 
-def test_swapped_captions_are_noticed_by_the_clip_score_alone(world: World) -> None:
+def test_swapped_captions_are_noticed_by_the_clip_score_alone(world):
     swapped = world.score(world.images, world.texts[1:] + world.texts[:1])
     assert swapped["clip_score"] < 0.7 * world.clean["clip_score"]
     for name in ("frechet_distance", "precision", "recall", "diversity"):
         assert swapped[name] == world.clean[name]
 
 
-def test_one_wrong_attribute_is_noticed_by_the_clip_score(world: World) -> None:
+def test_one_wrong_attribute_is_noticed_by_the_clip_score(world):
     """What a generator gets wrong. In captions that name one colour, another in its place must score lower."""
     colours = ("red", "orange", "yellow", "green", "cyan", "blue", "purple", "white")
     images, right, wrong = [], [], []

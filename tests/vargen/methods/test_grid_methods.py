@@ -1,7 +1,5 @@
 """Methods that draw rows of the grid side by side: pictures, passes, batches, streams, and what they refuse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import janus_models
@@ -37,7 +35,7 @@ def arguments(rows: list[int], method: ImageMethodConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("window", range(1, GRID + 1))
-def test_zipar_takes_the_passes_of_the_formula_whatever_the_batch(tiny_pipeline: LlamaGenPipeline, window: int) -> None:
+def test_zipar_takes_the_passes_of_the_formula_whatever_the_batch(tiny_pipeline, window):
     method = resolve_method("zipar", {"window": window})
     together = tiny_pipeline(**arguments([0, 1, 2], method))
     assert together.trace.target_passes == GRID + (GRID - 1) * window
@@ -58,14 +56,12 @@ def test_zipar_takes_the_passes_of_the_formula_whatever_the_batch(tiny_pipeline:
     ],
     ids=str,
 )
-def test_a_row_that_waits_for_the_whole_row_above_is_plain_decoding(
-    tiny_pipeline: LlamaGenPipeline, name: str, options: dict[str, Any]
-) -> None:
+def test_a_row_that_waits_for_the_whole_row_above_is_plain_decoding(tiny_pipeline, name, options):
     plain = tiny_pipeline(**arguments([0, 1, 2], resolve_method("ar")))
     assert torch.equal(tiny_pipeline(**arguments([0, 1, 2], resolve_method(name, options))).tokens, plain.tokens)
 
 
-def test_settings_for_rows_of_so_many_columns_grow_and_shrink_with_the_grid(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_settings_for_rows_of_so_many_columns_grow_and_shrink_with_the_grid(tiny_pipeline):
     """The grid has 4 columns, so a quarter of 16 is one token."""
     for name, given, as_if in (
         ("zipar", {"columns": 16, "window": 9}, {"window": 3}),
@@ -84,7 +80,7 @@ def test_settings_for_rows_of_so_many_columns_grow_and_shrink_with_the_grid(tiny
 
 @pytest.mark.parametrize("continuous", [True, False])
 @pytest.mark.parametrize("name", METHODS)
-def test_a_stream_draws_the_same_pictures(tiny_pipeline: LlamaGenPipeline, name: str, continuous: bool) -> None:
+def test_a_stream_draws_the_same_pictures(tiny_pipeline, name, continuous):
     together = tiny_pipeline(**arguments([0, 1, 2], METHODS[name]))
     stream = tiny_pipeline.stream(**arguments([0, 1, 2], METHODS[name]), batch_size=2, continuous=continuous)
     drawn = {picture.index: picture for picture in stream}
@@ -97,7 +93,7 @@ def test_a_stream_draws_the_same_pictures(tiny_pipeline: LlamaGenPipeline, name:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_janus_draws_the_same_pictures_in_any_batch_and_stream(name: str) -> None:
+def test_janus_draws_the_same_pictures_in_any_batch_and_stream(name):
     pipeline = JanusPipeline(janus_models.make(), janus_models.processor())
     pipeline.set_progress_bar_config(disable=True)
 
@@ -142,22 +138,20 @@ def test_janus_draws_the_same_pictures_in_any_batch_and_stream(name: str) -> Non
     ],
     ids=str,
 )
-def test_settings_that_do_not_fit_are_one_line(
-    tiny_pipeline: LlamaGenPipeline, name: str, options: dict[str, Any], message: str
-) -> None:
+def test_settings_that_do_not_fit_are_one_line(tiny_pipeline, name, options, message):
     with pytest.raises(UserError) as caught:
         tiny_pipeline(**arguments([0], resolve_method(name, options)))
     assert str(caught.value) == message
 
 
-def test_a_model_that_offers_no_grid_is_refused_by_name() -> None:
+def test_a_model_that_offers_no_grid_is_refused_by_name():
     components = GlmImageComponents.__new__(GlmImageComponents)  # its weights do not matter
     for method in METHODS.values():
         with pytest.raises(UserError, match="because GLM-Image offers no grid"):
             method.build(components)
 
 
-def test_steps_over_places_may_be_graphs(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_steps_over_places_may_be_graphs(tiny_pipeline):
     torch._dynamo.reset()
     eager = [tiny_pipeline(**arguments([0, 1], METHODS[name])) for name in ("zipar", "pjd")]
     try:
@@ -170,7 +164,7 @@ def test_steps_over_places_may_be_graphs(tiny_pipeline: LlamaGenPipeline) -> Non
     assert counted.graphs == 2 and not counted.faults
 
 
-def test_the_shipped_model_takes_the_passes_of_the_published_rule() -> None:
+def test_the_shipped_model_takes_the_passes_of_the_published_rule():
     pipeline = LlamaGenPipeline.from_pretrained(find_model())
     pipeline.set_progress_bar_config(disable=True)
     for window, passes in ((1, 31), (2, 46), (4, 76)):

@@ -1,8 +1,5 @@
 """`jacobi` without a window takes those that pay on this machine, and draws plain decoding's pictures by any."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +11,13 @@ from vargen.checkpoints.model_folder import write_own_settings
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.jacobi import FixedNoiseJacobiConfig
 from vargen.models.description import describe_model
-from vargen.pipelines.llamagen import LlamaGenPipeline
 
 
 def windows(method: Any, num_tokens: int = 256) -> list[int]:
     return [size.depth for size in method.sizes(num_tokens)]
 
 
-def test_which_windows_there_are() -> None:
+def test_which_windows_there_are():
     method = resolve_method("jacobi")
     assert windows(method) == [2, 4, 8, 16, 32] and windows(method, 16) == [2, 4, 8]
     assert windows(method, 2) == [1], "as many as a picture has room for"
@@ -51,9 +47,7 @@ def sizer_after_drawing(prompts: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("dear", [True, False])
-def test_what_passes_cost_chooses_and_the_picture_stays(
-    dear: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_passes_cost_chooses_and_the_picture_stays(dear, tmp_path, monkeypatch):
     """Of several pictures at once nothing is guessed where that is fastest; of one something always is."""
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
     costs = StepCosts((1, 2, 9), (1.0, 2.0, 9.0) if dear else (1.0, 1.0, 1.0))
@@ -63,9 +57,7 @@ def test_what_passes_cost_chooses_and_the_picture_stays(
     assert several._best().depth == (0 if dear else 8)
 
 
-def test_a_model_keeps_no_window_that_was_fastest_on_one_machine(
-    drafting_pipeline: LlamaGenPipeline, tmp_path: Path
-) -> None:
+def test_a_model_keeps_no_window_that_was_fastest_on_one_machine(drafting_pipeline, tmp_path):
     found = resolve_method("jacobi", {"window": 4})
     assert isinstance(found, FixedNoiseJacobiConfig)
     kept = found.kept_with_model()

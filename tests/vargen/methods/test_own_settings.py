@@ -1,7 +1,5 @@
 """What a model prefers: the `methods` part of its configuration, what overrides it, and how it is refused."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path
@@ -34,7 +32,7 @@ def own_folder(drafting_pipeline: LlamaGenPipeline, tmp_path_factory: pytest.Tem
     return folder
 
 
-def test_a_name_stands_for_what_the_model_prefers(own_folder: Path, drafting_pipeline: LlamaGenPipeline) -> None:
+def test_a_name_stands_for_what_the_model_prefers(own_folder, drafting_pipeline):
     pipeline = LlamaGenPipeline.from_pretrained(own_folder)
     pipeline.set_progress_bar_config(disable=True)
     for name, settings in OWN.items():
@@ -46,7 +44,7 @@ def test_a_name_stands_for_what_the_model_prefers(own_folder: Path, drafting_pip
         assert torch.equal(tokens[0], tokens[1]) and torch.equal(tokens[1], tokens[2])
 
 
-def test_options_come_on_top_and_another_draft_replaces_the_models_own() -> None:
+def test_options_come_on_top_and_another_draft_replaces_the_models_own():
     def resolve(name: str, **options: Any) -> Any:
         return resolve_method(name, options, OWN)
 
@@ -61,7 +59,7 @@ def test_options_come_on_top_and_another_draft_replaces_the_models_own() -> None
         resolve("eagle", dept=3)
 
 
-def test_a_model_without_an_entry_gets_the_papers_settings_and_one_line_says_so() -> None:
+def test_a_model_without_an_entry_gets_the_papers_settings_and_one_line_says_so():
     paper = resolve_method("vvs-paper-uniform")
     with pytest.warns(UserWarning, match="^vvs: this model brings no settings of its own") as warned:
         assert resolve_method("vvs", {}, {}) == paper
@@ -74,7 +72,7 @@ def test_a_model_without_an_entry_gets_the_papers_settings_and_one_line_says_so(
         assert resolve_method("eagle", {}, {}) == resolve_method("eagle"), "only methods of a paper have such settings"
 
 
-def test_commands_resolve_as_the_pipeline_does(own_folder: Path) -> None:
+def test_commands_resolve_as_the_pipeline_does(own_folder):
     pipeline, resolve = LlamaGenPipeline.from_pretrained(own_folder), describe_model(own_folder).resolve_method
     for name, options in (
         ("eagle", None),
@@ -87,9 +85,7 @@ def test_commands_resolve_as_the_pipeline_does(own_folder: Path) -> None:
     assert resolve("sjd", None).to_dict()["window"] == 15, "sixteen do not fit a picture of sixteen tokens"
 
 
-def test_records_hold_the_sizes_and_other_sizes_are_another_run(
-    own_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_records_hold_the_sizes_and_other_sizes_are_another_run(own_folder, tmp_path, capsys):
     command = ["generate", "two cones", "--model", str(own_folder), "--quiet", "--output", str(tmp_path / "out")]
     assert main([*command, "--method", "scd"]) == 0
     settings = json.loads((tmp_path / "out" / "config.json").read_text())["settings"]
@@ -99,9 +95,7 @@ def test_records_hold_the_sizes_and_other_sizes_are_another_run(
     assert "method" in capsys.readouterr().err
 
 
-def test_preferred_settings_are_written_beside_others_and_are_no_other_weights(
-    own_folder: Path, drafting_pipeline: LlamaGenPipeline, tmp_path: Path
-) -> None:
+def test_preferred_settings_are_written_beside_others_and_are_no_other_weights(own_folder, drafting_pipeline, tmp_path):
     copy = tmp_path / "model"
     LlamaGenPipeline.from_pretrained(own_folder).save_pretrained(copy)
     before = weights_fingerprint(copy)
@@ -119,7 +113,7 @@ def test_preferred_settings_are_written_beside_others_and_are_no_other_weights(
     assert weights_fingerprint(copy) != before
 
 
-def test_a_model_draws_at_its_own_temperature(own_folder: Path, tmp_path: Path) -> None:
+def test_a_model_draws_at_its_own_temperature(own_folder, tmp_path):
     cooler = tmp_path / "model"
     pipeline = LlamaGenPipeline.from_pretrained(own_folder)
     LlamaGenPipeline(**pipeline.components, default_temperature=0.5).save_pretrained(cooler)

@@ -1,7 +1,5 @@
 """Measured draft sizes: costs are kept in memory and in a file that can do no harm, and what was learned is used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,12 +40,12 @@ def ask(tiny_pipeline: LlamaGenPipeline, tmp_path: Path, monkeypatch: pytest.Mon
     return asked
 
 
-def test_one_size_is_fixed_and_nothing_is_measured(ask: Ask) -> None:
+def test_one_size_is_fixed_and_nothing_is_measured(ask):
     assert ask(MeasuredDraftSizes(), SIZES[:1]) == FixedDraftSize(SIZES[0])
     assert not ask.probed and not cache_folder().exists()
 
 
-def test_costs_are_measured_once_and_kept_in_a_file(ask: Ask) -> None:
+def test_costs_are_measured_once_and_kept_in_a_file(ask):
     memory = MeasuredDraftSizes()
     sizer = ask(memory, rows=2)
     assert isinstance(sizer, AdaptiveDraftSize) and sizer.costs.nodes == (1, 3, 12)
@@ -61,7 +59,7 @@ def test_costs_are_measured_once_and_kept_in_a_file(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"nodes": [2, 1], "target_seconds": [1, 1]}', b"\xff", b"[1]"])
-def test_a_damaged_file_is_measured_anew(ask: Ask, content: bytes) -> None:
+def test_a_damaged_file_is_measured_anew(ask, content):
     ask(MeasuredDraftSizes())
     (path,) = (cache_folder() / "step_costs").glob("*.json")
     good = path.read_bytes()
@@ -70,24 +68,24 @@ def test_a_damaged_file_is_measured_anew(ask: Ask, content: bytes) -> None:
     assert path.read_bytes() != content and path.read_bytes()[:20] == good[:20]
 
 
-def test_graphs_have_few_widths(ask: Ask) -> None:
+def test_graphs_have_few_widths(ask):
     assert ask(MeasuredDraftSizes(), most_sizes=1) == FixedDraftSize(SIZES[1]) and not ask.probed
     many = [DraftSize(1 + depth, depth) for depth in range(1, 8)]
     assert ask(MeasuredDraftSizes(), many, most_sizes=3).candidates == (many[0], many[3], many[6])
 
 
-def test_of_many_sizes_powers_of_two_are_timed(ask: Ask) -> None:
+def test_of_many_sizes_powers_of_two_are_timed(ask):
     many = [DraftSize(nodes, 2) for nodes in range(3, 11)]
     assert ask(MeasuredDraftSizes(), many).costs.nodes == (1, 2, 4, 8, 10)
 
 
-def test_an_unwritable_place_does_no_harm(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_place_does_no_harm(ask, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "file" / "below"))
     assert ask(MeasuredDraftSizes()).costs.nodes == (1, 3, 12)
 
 
-def test_the_place_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_place_follows_the_environment(monkeypatch):
     monkeypatch.delenv("VARGEN_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert cache_folder() == Path("/somewhere/vargen")
@@ -95,7 +93,7 @@ def test_the_place_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert cache_folder() == Path.home() / ".cache" / "vargen"
 
 
-def test_without_a_home_costs_are_measured_and_torch_does_the_work(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_costs_are_measured_and_torch_does_the_work(ask, monkeypatch):
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 

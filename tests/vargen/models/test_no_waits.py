@@ -3,8 +3,6 @@
 LlamaGen's is `llamagen/test_no_waits.py`, which also shows that a wait is seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +77,7 @@ def _no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("family", "name"), [("janus", "ar"), ("janus", "scd"), *((family, "jacobi") for family in FAMILIES)]
 )
-def test_nothing_waits(family: str, name: str) -> None:
+def test_nothing_waits(family, name):
     """Prompts of several lengths."""
     method = resolve_method(name, {} if name == "ar" else {"window": 4}).resolved(16)
     file = written(FAMILIES[family](method.max_draft_nodes(16)))
@@ -90,7 +88,7 @@ def test_nothing_waits(family: str, name: str) -> None:
         take_steps(target, target.max_new_tokens, drafter=players.drafter, verifier=players.verifier)
 
 
-def test_nothing_waits_for_a_head_beside_a_model_of_transformers(tmp_path: Any) -> None:
+def test_nothing_waits_for_a_head_beside_a_model_of_transformers(tmp_path):
     target = _janus(8)
     dim = target.model.config.get_text_config().hidden_size
     folder = save_random_head(tmp_path, target.vocab_size, grid_size=4, dim=dim)

@@ -1,7 +1,5 @@
 """Sizes of pictures as users ask for them."""
 
-from __future__ import annotations
-
 import pytest
 from emu3_models import processor as emu3_processor
 from hypothesis import given
@@ -12,12 +10,12 @@ from vargen.models.picture_size import asked_grid, grid_of_ratio
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.sampled_from([512 * 512, 720 * 720, 1024 * 1024]))
-def test_a_ratio_is_rounded_as_the_processor_of_emu3_rounds(across: int, down: int, area: int) -> None:
+def test_a_ratio_is_rounded_as_the_processor_of_emu3_rounds(across, down, area):
     expected = emu3_processor().calculate_generate_size(f"{across}:{down}", area, 8)
     assert grid_of_ratio(f"{across}:{down}", area, 8) == tuple(map(int, expected))
 
 
-def test_both_sides_or_a_ratio_or_neither() -> None:
+def test_both_sides_or_a_ratio_or_neither():
     assert asked_grid(480, 640, None, 720 * 720, 8) == (60, 80)
     assert asked_grid(None, None, "16:9", 1024 * 1024, 32) == (24, 43)
     assert asked_grid(None, None, None, 1024 * 1024, 32) == (32, 32)
@@ -35,6 +33,6 @@ def test_both_sides_or_a_ratio_or_neither() -> None:
         ((None, None, "100000:1"), "ratio must leave a line and a column"),
     ],
 )
-def test_a_size_that_cannot_be_drawn_is_refused_by_name(asked: tuple, line: str) -> None:
+def test_a_size_that_cannot_be_drawn_is_refused_by_name(asked, line):
     with pytest.raises(UserError, match=line):
         asked_grid(*asked, 720 * 720, 8)

@@ -4,13 +4,10 @@ Graphs run as they are and are captured on tapes, as a GPU would (`taped_graphs`
 code is tried in `tests/specdecode/graphs/test_static_step.py`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import emu3_models
@@ -74,7 +71,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_draws_what_eager_steps_draw(shallow_pipeline: Any, name: str) -> None:
+def test_every_method_draws_what_eager_steps_draw(shallow_pipeline, name):
     """One graph, or two where skips are due at some steps alone. It is captured once, also for prompts of another
     length, other seeds and scales in the next batch. A step costs the host a replay, now and then a look at how far
     rows are, and where skips are due at some steps a copy of which rows."""
@@ -108,7 +105,7 @@ def test_every_method_draws_what_eager_steps_draw(shallow_pipeline: Any, name: s
     assert not compiler.freed(), "what a captured graph reads stays when its run has ended"
 
 
-def test_a_stream_replaces_rows(shallow_pipeline: Any) -> None:
+def test_a_stream_replaces_rows(shallow_pipeline):
     method, compiler = resolve_method("scd", {"window": 4}), TapingCompiler(64)
     arguments = {"method": method, "batch_size": 2, "output_type": "latent"}
 
@@ -126,7 +123,7 @@ def test_a_stream_replaces_rows(shallow_pipeline: Any) -> None:
 
 
 @pytest.mark.usefixtures("own_kernels")
-def test_what_our_own_kernels_serve_is_not_compiled(tiny_pipeline: Any) -> None:
+def test_what_our_own_kernels_serve_is_not_compiled(tiny_pipeline):
     told: list[Any] = []
     eager = draw(tiny_pipeline, "ar").tokens
     tiny_pipeline.compile("eager", BUCKET, lambda *what: told.append(what))
@@ -137,7 +134,7 @@ def test_what_our_own_kernels_serve_is_not_compiled(tiny_pipeline: Any) -> None:
 
 
 @pytest.mark.usefixtures("own_kernels")
-def test_what_is_not_compiled_drafts_what_seconds_say(tiny_pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_compiled_drafts_what_seconds_say(tiny_pipeline, monkeypatch):
     sizes: list[int | None] = []
 
     def noted(*arguments: Any) -> Any:
@@ -191,7 +188,7 @@ FAMILIES: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_models_of_transformers(family: str) -> None:
+def test_models_of_transformers(family):
     """Prompts of different lengths; the second batch has others, and takes over the cache of the first."""
     pipeline, arguments = FAMILIES[family]()
     pipeline.set_progress_bar_config(disable=True)
@@ -212,9 +209,7 @@ def test_models_of_transformers(family: str) -> None:
     assert compiler.counted.graphs == len(compiler.tapes) == 1 and not compiler.counted.faults
 
 
-def test_what_cannot_be_compiled_is_refused(
-    tiny_pipeline: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_cannot_be_compiled_is_refused(tiny_pipeline, monkeypatch, tmp_path):
     with pytest.raises(UserError, match=r"compile: backend must be one of .*eager.*, got 'fast'"):
         tiny_pipeline.compile("fast")
     with pytest.raises(UserError, match="compile_bucket must be at least 2 slots, got 1"):
@@ -233,7 +228,7 @@ def _no_compiler() -> str:
     raise RuntimeError("No working C++ compiler found")  # as torch's own
 
 
-def test_compiled_code_is_kept_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiled_code_is_kept_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     check_compiler(torch.device("cpu"))

@@ -1,7 +1,5 @@
 """GLM-Image from text and pictures to priors and pixels: those of diffusers, and one line for what cannot be done."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -57,7 +55,7 @@ def codes(pipeline: GlmImagePriorPipeline, prompt: str | list[str], seeds: list[
     return pipeline(prompt, generator=seeded(*seeds), output_type="latent", **SIZE, **arguments).tokens
 
 
-def test_a_head_drafts_and_the_priors_stay(pipeline: GlmImagePriorPipeline, tmp_path: Path) -> None:
+def test_a_head_drafts_and_the_priors_stay(pipeline, tmp_path):
     """A random one, in float64; and a teacher sees what decoding sees."""
     torch.manual_seed(0)
     drafter = EagleHead(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES, grid_size=4)
@@ -68,9 +66,7 @@ def test_a_head_drafts_and_the_priors_stay(pipeline: GlmImagePriorPipeline, tmp_
 
 
 @METHODS
-def test_text_becomes_the_priors_of_diffusers(
-    pipeline: GlmImagePriorPipeline, by_diffusers: dict[bool, tuple[Tensor, Any, Any]], method: str
-) -> None:
+def test_text_becomes_the_priors_of_diffusers(pipeline, by_diffusers, method):
     priors = pipeline.generate_priors(PROMPTS, temperature=0, method=method, **SIZE)
     assert torch.equal(priors.prior_token_ids, by_diffusers[False][0])
     assert (priors.prior_token_image_ids, priors.source_image_grid_thw) == (None, None)
@@ -78,9 +74,7 @@ def test_text_becomes_the_priors_of_diffusers(
 
 
 @METHODS
-def test_pictures_and_text_become_the_priors_of_diffusers(
-    pipeline: GlmImagePriorPipeline, by_diffusers: dict[bool, tuple[Tensor, Any, Any]], method: str
-) -> None:
+def test_pictures_and_text_become_the_priors_of_diffusers(pipeline, by_diffusers, method):
     ids, image_ids, grids = by_diffusers[True]
     priors = pipeline.generate_priors(PROMPTS, PICTURES, temperature=0, method=method, **SIZE)
     assert torch.equal(priors.prior_token_ids, ids) and priors.tokens.shape == (3, 6)
@@ -88,7 +82,7 @@ def test_pictures_and_text_become_the_priors_of_diffusers(
     assert all(map(torch.equal, priors.source_image_grid_thw, grids))
 
 
-def test_the_published_preview_and_size() -> None:
+def test_the_published_preview_and_size():
     """With diffusers' and the processor's own numbers: 256 codes of a preview, then 32 x 32 of 1024 pixels a side."""
     pipe = glm_image_models.make(kind=GlmImageProcessor)
     pipe.vision_language_encoder.config.text_config.max_position_embeddings = 2000
@@ -97,9 +91,7 @@ def test_the_published_preview_and_size() -> None:
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["text", "pictures"])
-def test_pixels_are_made_by_diffusers_of_these_priors(
-    pipe: GlmImagePipeline, pipeline: GlmImagePriorPipeline, given: bool
-) -> None:
+def test_pixels_are_made_by_diffusers_of_these_priors(pipe, pipeline, given):
     image = PICTURES if given else None
     output = pipeline(PROMPTS, image, generator=seeded(1, 2, 3), num_inference_steps=2, output_type="np", **SIZE)
     generators = seeded(1, 2, 3)
@@ -111,7 +103,7 @@ def test_pixels_are_made_by_diffusers_of_these_priors(
     assert {"encode_prompt", "prefill", "decode", "decode_images"} <= set(output.trace.phase_seconds)
 
 
-def test_every_picture_of_a_prompt_has_a_prior_of_its_own(pipeline: GlmImagePriorPipeline) -> None:
+def test_every_picture_of_a_prompt_has_a_prior_of_its_own(pipeline):
     settings = {"num_inference_steps": 1, "num_images_per_prompt": 2, "output_type": "np"}
     output = pipeline(PROMPTS[:2], generator=seeded(1, 2, 3, 4), **SIZE, **settings)
     assert len({tuple(row) for row in output.tokens.tolist()}) == len(output.images) == 4
@@ -121,14 +113,14 @@ def test_every_picture_of_a_prompt_has_a_prior_of_its_own(pipeline: GlmImagePrio
     assert len(images) == 4
 
 
-def test_a_seed_gives_the_same_prior_beside_other_pictures(pipeline: GlmImagePriorPipeline) -> None:
+def test_a_seed_gives_the_same_prior_beside_other_pictures(pipeline):
     together = codes(pipeline, PROMPTS, [1, 2, 3], image=PICTURES)
     for row, (prompt, seed) in enumerate(zip(PROMPTS, (1, 2, 3), strict=True)):
         assert torch.equal(codes(pipeline, prompt, [seed], image=PICTURES[row])[0], together[row])
     assert not torch.equal(codes(pipeline, PROMPTS, [9, 8, 7], image=PICTURES), together)
 
 
-def test_what_a_call_does_not_say_is_the_models_own_and_then_generates() -> None:
+def test_what_a_call_does_not_say_is_the_models_own_and_then_generates():
     pipeline = GlmImagePriorPipeline.from_pipe(glm_image_models.make())
     usual = codes(pipeline, PROMPTS, [1, 2, 3])
     assert torch.equal(codes(pipeline, PROMPTS, [1, 2, 3], temperature=0.9, top_p=0.75, top_k=50), usual)
@@ -138,7 +130,7 @@ def test_what_a_call_does_not_say_is_the_models_own_and_then_generates() -> None
         codes(pipeline, PROMPTS, [1, 2, 3])
 
 
-def test_from_pipe_shares_components_and_settings(pipe: GlmImagePipeline, pipeline: GlmImagePriorPipeline) -> None:
+def test_from_pipe_shares_components_and_settings(pipe, pipeline):
     assert all(pipeline.components[name] is component for name, component in pipe.components.items())
     assert pipeline.vision_language_encoder.dtype == torch.float64 and pipeline._progress_bar_config == {
         "disable": True
@@ -161,7 +153,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_folder_is_loaded_and_saved_in_the_layout_of_diffusers(saved: Path, tmp_path: Path) -> None:
+def test_a_folder_is_loaded_and_saved_in_the_layout_of_diffusers(saved, tmp_path):
     loaded = GlmImagePriorPipeline.from_pretrained(saved, dtype=torch.float32)
     loaded.save_pretrained(tmp_path)
     again = GlmImagePipeline.from_pretrained(tmp_path, dtype=torch.float32)
@@ -173,7 +165,7 @@ def test_a_folder_is_loaded_and_saved_in_the_layout_of_diffusers(saved: Path, tm
         )
 
 
-def test_priors_alone_need_no_diffusion(saved: Path) -> None:
+def test_priors_alone_need_no_diffusion(saved):
     nothing = dict.fromkeys(("transformer", "vae", "text_encoder", "tokenizer", "scheduler"))
     bare = GlmImagePriorPipeline.from_pretrained(saved, **nothing)
     bare.set_progress_bar_config(disable=True)
@@ -210,12 +202,12 @@ class TestGlmImage(PipelineContract):
     def decoder(self, pipeline: Any) -> Any:
         return pipeline.vision_language_encoder.model.language_model
 
-    def test_codes_of_the_picture_follow_the_preview(self, pipeline: Any) -> None:
+    def test_codes_of_the_picture_follow_the_preview(self, pipeline):
         output = self.draw(pipeline, method="scd")
         assert torch.equal(output.images, output.tokens[:, 4:].view(3, 2, 3)) and int(output.tokens.max()) < CODES
 
 
-def test_a_model_that_cannot_be_served_is_refused() -> None:
+def test_a_model_that_cannot_be_served_is_refused():
     broken = GlmImagePriorPipeline.from_pipe(glm_image_models.make())
     broken.processor.chat_template = None
     with pytest.raises(UserError, match="prompt needs a processor with a chat template"):

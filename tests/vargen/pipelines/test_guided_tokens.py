@@ -1,7 +1,5 @@
 """Guidance of the first tokens alone: what is drawn, what is fed, in every batch, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -31,7 +29,7 @@ def pipeline(request: pytest.FixtureRequest, tiny_pipeline: LlamaGenPipeline) ->
     return tiny_pipeline
 
 
-def test_later_tokens_are_drawn_without_guidance(pipeline: LlamaGenPipeline) -> None:
+def test_later_tokens_are_drawn_without_guidance(pipeline):
     """As if a callback had turned guidance off behind the last guided token, which feeds both rows to the end."""
 
     def turn_off(pipe: Any, step: int, lengths: Any, tensors: Any) -> None:
@@ -46,9 +44,7 @@ def test_later_tokens_are_drawn_without_guidance(pipeline: LlamaGenPipeline) -> 
 
 
 @pytest.mark.parametrize(("name", "settings"), [("jacobi", {}), ("scd", {"temperature": 0.0})], ids=str)
-def test_exact_methods_draw_from_the_same_distributions(
-    pipeline: LlamaGenPipeline, name: str, settings: dict[str, Any]
-) -> None:
+def test_exact_methods_draw_from_the_same_distributions(pipeline, name, settings):
     method = resolve_method(name, {"window": 4})
     plain = draw(pipeline, guided_tokens=GUIDED, **settings)
     assert torch.equal(draw(pipeline, method, guided_tokens=GUIDED, **settings), plain)
@@ -65,7 +61,7 @@ ROWS = [
 WHOLE_ROWS = [resolve_method("zipar", {"window": GRID}), resolve_method("pjd", {"opens_after": GRID})]
 
 
-def test_a_draft_across_the_last_guided_token_is_judged_by_place(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_a_draft_across_the_last_guided_token_is_judged_by_place(tiny_pipeline):
     method = resolve_method("jacobi", {"window": 4})
     for guided in range(3, 12):  # two likely tokens, so that drafts are long
         settings: dict[str, Any] = {"guided_tokens": guided, "top_k": 2}
@@ -73,14 +69,12 @@ def test_a_draft_across_the_last_guided_token_is_judged_by_place(tiny_pipeline: 
 
 
 @pytest.mark.parametrize("method", WHOLE_ROWS, ids=lambda method: method.name)
-def test_rows_that_open_behind_whole_ones_are_plain_decoding(pipeline: LlamaGenPipeline, method: Any) -> None:
+def test_rows_that_open_behind_whole_ones_are_plain_decoding(pipeline, method):
     assert torch.equal(draw(pipeline, method, guided_tokens=GUIDED), draw(pipeline, guided_tokens=GUIDED))
 
 
 @pytest.mark.parametrize("method", ROWS)
-def test_rows_side_by_side_draw_as_if_both_rows_were_fed(
-    pipeline: LlamaGenPipeline, method: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_side_by_side_draw_as_if_both_rows_were_fed(pipeline, method, monkeypatch):
     drawn = draw(pipeline, method, guided_tokens=GUIDED)
     for row in range(3):
         assert torch.equal(draw(pipeline, method, [row], guided_tokens=GUIDED)[0], drawn[row])
@@ -90,7 +84,7 @@ def test_rows_side_by_side_draw_as_if_both_rows_were_fed(
 
 
 @pytest.mark.parametrize("method", ["ar", "jacobi", ROWS[0], ROWS[3]])
-def test_a_stream_draws_the_same(pipeline: LlamaGenPipeline, method: Any) -> None:
+def test_a_stream_draws_the_same(pipeline, method):
     """A row that joins has guidance again, while others are behind their last guided token."""
     generators = [torch.Generator().manual_seed(row) for row in range(3)]
     settings = {"guidance_scale": 4.0, "top_k": 0, "output_type": "latent", "guided_tokens": GUIDED, "method": method}
@@ -100,7 +94,7 @@ def test_a_stream_draws_the_same(pipeline: LlamaGenPipeline, method: Any) -> Non
     assert all(torch.equal(drawn[row], alone[row]) for row in range(3))
 
 
-def test_the_second_row_is_left_out(tiny_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_row_is_left_out(tiny_pipeline, monkeypatch):
     monkeypatch.setenv("VARGEN_KERNELS", "plain")
     fed: list[int] = []
     with tiny_pipeline.transformer.register_forward_hook(lambda *given: fed.append(len(given[2].logits))):
@@ -115,14 +109,12 @@ def test_the_second_row_is_left_out(tiny_pipeline: LlamaGenPipeline, monkeypatch
         ("eagle", 4, "guided_tokens leaves out a row that the drafter of eagle reads; use jacobi, scd or rows-fast"),
     ],
 )
-def test_what_needs_both_rows_is_refused(
-    tiny_pipeline: LlamaGenPipeline, method: str, guided: int, message: str
-) -> None:
+def test_what_needs_both_rows_is_refused(tiny_pipeline, method, guided, message):
     with pytest.raises(UserError, match=message):
         draw(tiny_pipeline, method, guided_tokens=guided)
 
 
-def test_graphs_are_refused(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_graphs_are_refused(tiny_pipeline):
     tiny_pipeline.compile(CountedGraphs(), 64)
     try:
         with pytest.raises(UserError, match="compile: guided_tokens decides between steps"):

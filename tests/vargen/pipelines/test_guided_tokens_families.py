@@ -1,7 +1,5 @@
 """Guidance of the first tokens alone with models of transformers: as in `test_guided_tokens`, for every form of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import family_pipelines
@@ -53,9 +51,7 @@ def draw(pipeline: Any, family: str, method: Any = "ar", rows: Any = (0, 1, 2), 
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_pictures_are_drawn_as_if_every_row_were_fed(
-    pipeline: Any, family: str, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_are_drawn_as_if_every_row_were_fed(pipeline, family, method, monkeypatch):
     drawn = draw(pipeline, family, METHODS[method], guided_tokens=GUIDED)
     for row in range(3):
         assert torch.equal(draw(pipeline, family, METHODS[method], [row], guided_tokens=GUIDED)[0], drawn[row])
@@ -63,7 +59,7 @@ def test_pictures_are_drawn_as_if_every_row_were_fed(
     assert torch.equal(draw(pipeline, family, METHODS[method], guided_tokens=GUIDED), drawn)
 
 
-def test_later_tokens_are_drawn_without_guidance(pipeline: Any, family: str) -> None:
+def test_later_tokens_are_drawn_without_guidance(pipeline, family):
     drawn, guided = draw(pipeline, family, guided_tokens=GUIDED), draw(pipeline, family)
     assert torch.equal(drawn[:, :GUIDED], guided[:, :GUIDED]) and not torch.equal(drawn, guided)
     assert torch.equal(draw(pipeline, family, guided_tokens=drawn.shape[1]), guided)
@@ -78,14 +74,14 @@ def test_later_tokens_are_drawn_without_guidance(pipeline: Any, family: str) -> 
 
 
 @pytest.mark.parametrize("method", ["zipar", "pjd"])
-def test_rows_that_open_behind_whole_ones_are_plain_decoding(pipeline: Any, family: str, method: str) -> None:
+def test_rows_that_open_behind_whole_ones_are_plain_decoding(pipeline, family, method):
     whole = resolve_method(method, {"window" if method == "zipar" else "opens_after": 4})
     for guided in (3, GUIDED):
         plain = draw(pipeline, family, guided_tokens=guided)
         assert torch.equal(draw(pipeline, family, whole, guided_tokens=guided), plain)
 
 
-def test_other_rows_are_left_out(pipeline: Any, family: str) -> None:
+def test_other_rows_are_left_out(pipeline, family):
     fed: list[int] = []
     layer = pipeline._decoder_layers[0]
     with layer.register_forward_hook(lambda *given: fed.append(len(given[1][0] if given[1] else given[2]))):
@@ -93,7 +89,7 @@ def test_other_rows_are_left_out(pipeline: Any, family: str) -> None:
     assert fed[1:] == [6] * (GUIDED - 1) + [3] * (drawn.shape[1] - GUIDED)
 
 
-def test_the_rows_of_a_picture_in_the_prompt_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_of_a_picture_in_the_prompt_are_left_out(monkeypatch):
     """Anole has three rows where a prompt holds a picture."""
     tokenizer = token_image_models.tiny_tokenizer(token_image_models.tiny_family("anole"))
     pipeline = family_pipelines.build("anole")
@@ -115,7 +111,7 @@ def test_the_rows_of_a_picture_in_the_prompt_are_left_out(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("method", ["jacobi", "zipar"])
-def test_a_stream_draws_the_same(pipeline: Any, family: str, method: str) -> None:
+def test_a_stream_draws_the_same(pipeline, family, method):
     """A row that joins has guidance again, while others are behind their last guided token."""
     generators = [torch.Generator().manual_seed(row) for row in range(3)]
     settings = {**settings_of(family), "guided_tokens": GUIDED, "method": METHODS[method]}

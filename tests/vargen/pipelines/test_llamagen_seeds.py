@@ -1,8 +1,5 @@
 """What a seed promises, what the trace counts, and that a saved pipeline is the same pipeline."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,9 +47,7 @@ class TestLlamaGen(PipelineContract):
 
 @pytest.mark.usefixtures("own_kernels")
 @pytest.mark.parametrize("batch", [[0, 1, 2], [2, 0, 1, 2]])
-def test_no_neighbour_rounds_a_picture_where_our_own_kernels_compute(
-    tiny_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch, batch: list[int]
-) -> None:
+def test_no_neighbour_rounds_a_picture_where_our_own_kernels_compute(tiny_pipeline, monkeypatch, batch):
     """The very logits of every step, so that no near tie is needed to see a difference."""
     said: list[torch.Tensor] = []
     for name in ("prefill", "forward"):
@@ -73,7 +68,7 @@ def test_no_neighbour_rounds_a_picture_where_our_own_kernels_compute(
 
 
 @pytest.mark.parametrize("trim", [True, False])
-def test_no_neighbour_rounds_the_features_of_a_prompt(tiny_pipeline: LlamaGenPipeline, trim: bool) -> None:
+def test_no_neighbour_rounds_the_features_of_a_prompt(tiny_pipeline, trim):
     prompts = [*PROMPTS, PROMPTS[0]]
     together, mask = tiny_pipeline.encode_prompt(prompts, trim=trim)
     for row, prompt in enumerate(prompts):
@@ -82,7 +77,7 @@ def test_no_neighbour_rounds_the_features_of_a_prompt(tiny_pipeline: LlamaGenPip
         assert not together[row][~mask[row]].any() and (mask.shape[1] < 120) == trim
 
 
-def test_greedy_decoding_is_the_argmax_of_one_teacher_forced_pass(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_greedy_decoding_is_the_argmax_of_one_teacher_forced_pass(tiny_pipeline):
     tokens = tiny_pipeline(PROMPTS[1], temperature=0, guidance_scale=3.0, output_type="latent").images.flatten(1)
     transformer = tiny_pipeline.transformer
     embeds, mask = tiny_pipeline.encode_prompt(PROMPTS[1])
@@ -93,7 +88,7 @@ def test_greedy_decoding_is_the_argmax_of_one_teacher_forced_pass(tiny_pipeline:
     assert torch.equal((null + 3.0 * (conditional - null)).argmax(-1), tokens)
 
 
-def test_a_place_may_be_a_path_or_a_string(tiny_model_folder: Path, tmp_path: Path) -> None:
+def test_a_place_may_be_a_path_or_a_string(tiny_model_folder, tmp_path):
     for place in (tiny_model_folder, str(tiny_model_folder)):
         assert LlamaGenPipeline.from_pretrained(place).image_size == 8
     for place in (tmp_path / "nowhere", str(tmp_path / "nowhere")):
@@ -101,7 +96,7 @@ def test_a_place_may_be_a_path_or_a_string(tiny_model_folder: Path, tmp_path: Pa
             LlamaGenPipeline.from_pretrained(place)
 
 
-def test_pixels_can_be_decoded_in_bfloat16(tiny_pipeline, monkeypatch) -> None:
+def test_pixels_can_be_decoded_in_bfloat16(tiny_pipeline, monkeypatch):
     codes = torch.arange(32).view(2, 16) % 24
     weights = {name: value.clone() for name, value in tiny_pipeline.vqvae.state_dict().items()}
     exact = tiny_pipeline.decode_tokens(codes, "pt")

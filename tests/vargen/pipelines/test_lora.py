@@ -1,7 +1,5 @@
 """Adapters made by PEFT itself, on every family: they change pictures, and exact methods stay exact."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path
@@ -78,7 +76,7 @@ def drawn(pipeline: Any, arguments: dict[str, Any], method: str = "ar") -> Tenso
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_adapter_changes_pictures_and_leaves_without_a_trace(family: str, tmp_path: Path) -> None:
+def test_an_adapter_changes_pictures_and_leaves_without_a_trace(family, tmp_path):
     make, targets, arguments = FAMILIES[family]
     pipeline = make()
     plain = drawn(pipeline, arguments)
@@ -107,7 +105,7 @@ def test_an_adapter_changes_pictures_and_leaves_without_a_trace(family: str, tmp
     assert not torch.equal(drawn(pipeline, arguments), plain), "what was fused stays"
 
 
-def test_what_is_loaded_computes_what_peft_computes(tmp_path: Path) -> None:
+def test_what_is_loaded_computes_what_peft_computes(tmp_path):
     """The oracle is PEFT's own model of the same adapter."""
     pipeline = llamagen()
     folder = adapter(pipeline, ["to_qkv", "to_out", "lm_head"], tmp_path)
@@ -142,9 +140,7 @@ def two_adapters(tmp_path_factory: pytest.TempPathFactory) -> Any:
     scale=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
 )
 @settings(max_examples=25, deadline=None)
-def test_fusing_adds_what_is_named_by_its_scale_and_unfusing_takes_it_out(
-    two_adapters: Any, active: list[str], weights: tuple[float, float], fused: Any, scale: float
-) -> None:
+def test_fusing_adds_what_is_named_by_its_scale_and_unfusing_takes_it_out(two_adapters, active, weights, fused, scale):
     """The oracle are the adapters' own matrices; afterwards weights and scales are those of before."""
     pipeline, deltas = two_adapters
     pipeline.enable_lora()
@@ -169,7 +165,7 @@ def test_fusing_adds_what_is_named_by_its_scale_and_unfusing_takes_it_out(
     pipeline._adapted.load_state_dict(pipeline.exactly)  # rounding does not add up over examples
 
 
-def test_arguments_of_adapters_are_named(tmp_path: Path) -> None:
+def test_arguments_of_adapters_are_named(tmp_path):
     pipeline = llamagen()
     folder = adapter(pipeline, ["to_qkv"], tmp_path)
     pipeline.load_lora_weights(folder, "a")
@@ -215,7 +211,7 @@ LORA: dict[str, Any] = {"r": 2, "target_modules": ["to_qkv"]}
         (lambda: peft.LoraConfig(**LORA, init_lora_weights="pissa"), "init_lora_weights 'pissa', which replaces"),
     ],
 )
-def test_adapters_that_could_not_be_taken_out_are_refused(config: Any, message: str, tmp_path: Path) -> None:
+def test_adapters_that_could_not_be_taken_out_are_refused(config, message, tmp_path):
     pipeline = llamagen()
     before, plain = own_weights(pipeline), drawn(pipeline, {"prompt": "a red cube"})
     peft.get_peft_model(copy.deepcopy(pipeline.transformer), config()).save_pretrained(tmp_path / "other")
@@ -226,7 +222,7 @@ def test_adapters_that_could_not_be_taken_out_are_refused(config: Any, message: 
     torch.testing.assert_close(own_weights(pipeline), before, rtol=0, atol=0)
 
 
-def test_a_failed_load_leaves_the_adapters_that_are_there(tmp_path: Path) -> None:
+def test_a_failed_load_leaves_the_adapters_that_are_there(tmp_path):
     """The second one also names layers that the first one leaves alone; these are the network's own again."""
     pipeline = llamagen()
     pipeline.load_lora_weights(adapter(pipeline, ["to_qkv"], tmp_path / "a"), "a")
@@ -242,7 +238,7 @@ def test_a_failed_load_leaves_the_adapters_that_are_there(tmp_path: Path) -> Non
     assert torch.equal(drawn(pipeline, {"prompt": "a red cube"}), before)
 
 
-def test_an_adapter_of_the_classes_changes_the_null_class_too(tiny_class_model_folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_the_classes_changes_the_null_class_too(tiny_class_model_folder, tmp_path):
     """The oracle is what the network makes of labels that are all dropped, as in training."""
     pipeline = LlamaGenPipeline.from_pretrained(tiny_class_model_folder)
     plain = pipeline.transformer.null_condition(2)
@@ -256,7 +252,7 @@ def test_an_adapter_of_the_classes_changes_the_null_class_too(tiny_class_model_f
     assert torch.equal(drawn(pipeline, asked, "jacobi"), drawn(pipeline, asked))
 
 
-def test_adapters_and_rounded_weights_exclude_each_other(own_kernels: None, tmp_path: Path) -> None:
+def test_adapters_and_rounded_weights_exclude_each_other(own_kernels, tmp_path):
     pipeline = llamagen()
     folder = adapter(pipeline, ["to_qkv"], tmp_path)
     pipeline.load_lora_weights(folder)
@@ -278,7 +274,7 @@ def test_adapters_and_rounded_weights_exclude_each_other(own_kernels: None, tmp_
     assert is_clean(pipeline) and torch.equal(drawn(pipeline, {"prompt": "a red cube"}), plain)
 
 
-def test_adapters_that_do_not_fit_are_one_line_and_leave_the_model(tmp_path: Path) -> None:
+def test_adapters_that_do_not_fit_are_one_line_and_leave_the_model(tmp_path):
     pipeline = llamagen()
     plain = drawn(pipeline, {"prompt": "a red cube"})
     good = adapter(pipeline, ["to_qkv"], tmp_path / "good")
@@ -306,7 +302,7 @@ def test_adapters_that_do_not_fit_are_one_line_and_leave_the_model(tmp_path: Pat
         assert torch.equal(drawn(pipeline, {"prompt": "a red cube"}), plain)
 
 
-def test_glm_image_draws_priors_with_an_adapter(tmp_path: Path) -> None:
+def test_glm_image_draws_priors_with_an_adapter(tmp_path):
     pipeline = GlmImagePriorPipeline.from_pipe(glm_image_models.make())
     pipeline.set_progress_bar_config(disable=True)
     asked: dict[str, Any] = {"prompt": glm_image_models.PROMPTS[0], "temperature": 0}

@@ -1,10 +1,6 @@
 """`pipeline.quantize()`: every family draws in int8, exact methods draw what plain decoding draws."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import emu3_models
@@ -67,9 +63,7 @@ def draw(pipeline: LlamaGenPipeline, method: str, temperature: float, **options:
 @pytest.mark.parametrize("quantization", ["int8", "int8-dynamic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_exact_methods_draw_the_tokens_of_plain_decoding(
-    copied: LlamaGenPipeline, served: list[bool], dtype: torch.dtype, temperature: float, quantization: str
-) -> None:
+def test_exact_methods_draw_the_tokens_of_plain_decoding(copied, served, dtype, temperature, quantization):
     for part in (copied.transformer, copied.drafter, copied.draft_model):
         nn.Module.to(part, dtype)
     copied.quantize(quantization)
@@ -83,9 +77,7 @@ def test_exact_methods_draw_the_tokens_of_plain_decoding(
 
 @pytest.mark.parametrize("quantization", ["int8", "int8-dynamic"])
 @torch.no_grad()
-def test_the_kernels_compute_what_the_modules_do(
-    copied: LlamaGenPipeline, drafting_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch, quantization: str
-) -> None:
+def test_the_kernels_compute_what_the_modules_do(copied, drafting_pipeline, monkeypatch, quantization):
     quantized = copied.quantize(quantization)
     fast = draw(quantized, "ar", 0.0)
     monkeypatch.setenv("VARGEN_KERNELS", "plain")
@@ -102,8 +94,8 @@ def test_the_kernels_compute_what_the_modules_do(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @torch.no_grad()
 def test_in_four_bits_kernels_and_modules_draw_alike_and_exact_methods_too(
-    own_kernels: None, served: list[bool], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, temperature: float
-) -> None:
+    own_kernels, served, monkeypatch, dtype, temperature
+):
     pipeline = build_tiny_pipeline(dim=64, intermediate_size=128)
     as_it_was = draw(pipeline, "ar", temperature)
     nn.Module.to(pipeline.transformer, dtype)
@@ -122,7 +114,7 @@ def test_in_four_bits_kernels_and_modules_draw_alike_and_exact_methods_too(
     assert not torch.equal(draw(pipeline, "ar", temperature), plain)
 
 
-def test_int4_is_refused_where_no_layer_takes_it(copied: LlamaGenPipeline) -> None:
+def test_int4_is_refused_where_no_layer_takes_it(copied):
     with pytest.raises(
         UserError, match="quantization int4 needs layers whose number of inputs is a multiple of 64; there"
     ):
@@ -130,7 +122,7 @@ def test_int4_is_refused_where_no_layer_takes_it(copied: LlamaGenPipeline) -> No
 
 
 @pytest.mark.parametrize("parts", [["decoder"], ["drafts"]])
-def test_what_is_rounded_is_not_rounded_otherwise(copied: LlamaGenPipeline, parts: list[str]) -> None:
+def test_what_is_rounded_is_not_rounded_otherwise(copied, parts):
     copied.quantize("int8", parts)
     before = copied.reuse.computed_by(copied._decoder_layers)
     for other in ("int4", "int8-dynamic"):
@@ -140,9 +132,7 @@ def test_what_is_rounded_is_not_rounded_otherwise(copied: LlamaGenPipeline, part
     assert copied.reuse.computed_by(copied._decoder_layers) == before
 
 
-def test_drafts_in_int8_leave_pictures_as_they_are(
-    copied: LlamaGenPipeline, drafting_pipeline: LlamaGenPipeline, tmp_path: Path
-) -> None:
+def test_drafts_in_int8_leave_pictures_as_they_are(copied, drafting_pipeline, tmp_path):
     copied.quantize(parts=["drafts"])
     for dtype in (torch.float32, torch.bfloat16):
         for pipeline in (copied, drafting_pipeline):
@@ -163,7 +153,7 @@ def test_drafts_in_int8_leave_pictures_as_they_are(
     assert type(copied.reuse.models[str(tmp_path / "drafter")].attn.to_out) is Int8Linear
 
 
-def test_measured_costs_are_of_the_precision_that_draws(copied: LlamaGenPipeline) -> None:
+def test_measured_costs_are_of_the_precision_that_draws(copied):
     layers, kept = copied.transformer.transformer_blocks, copied.reuse
     assert kept.computed_by(layers) == {}
     assert copied.quantize(parts=["drafts"]).reuse.computed_by(layers) == {"draft_quantization": "int8"}
@@ -172,7 +162,7 @@ def test_measured_costs_are_of_the_precision_that_draws(copied: LlamaGenPipeline
 
 
 @pytest.mark.parametrize("save", [janus_models.save, emu3_models.save, glm_image_models.save])
-def test_every_family_is_loaded_in_int8(own_kernels: None, save: Callable[..., Path], tmp_path: Path) -> None:
+def test_every_family_is_loaded_in_int8(own_kernels, save, tmp_path):
     folder = str(save(tmp_path / "model"))
     options = ModelOptions(folder, quantization="int8", draft_quantization="int8", device="cpu")
     assert options.special == {} and options.identity == {"quantization": "int8", "draft_quantization": "int8"}
@@ -183,9 +173,7 @@ def test_every_family_is_loaded_in_int8(own_kernels: None, save: Callable[..., P
     assert linears and all(type(each) is Int8Linear for each in linears)
 
 
-def test_where_nothing_is_gained_it_is_refused(
-    drafting_pipeline: LlamaGenPipeline, own_kernels: None, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_is_gained_it_is_refused(drafting_pipeline, own_kernels, tiny_model_folder, monkeypatch):
     with pytest.raises(UserError, match="runs in vargen's own kernels, which need a CPU, not cuda:0; models of"):
         check_quantization("int8", torch.device("cuda:0"), "bfloat16")
     with pytest.raises(UserError, match="quantization int8 goes with dtype float32 or bfloat16, got float16"):

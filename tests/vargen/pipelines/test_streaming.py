@@ -1,7 +1,5 @@
 """Streams of pictures: every method's picture is that of its seed alone, whoever had its row before."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any
@@ -92,9 +90,7 @@ def check(
     [(*case, 1.0) for case in CASES] + [(name, {}, 0.0) for name in ("ar", "eagle", "jacobi", "vvs", "vvs-jacobi")],
     ids=str,
 )
-def test_a_picture_of_a_stream_is_that_of_its_seed(
-    pipeline: LlamaGenPipeline, name: str, options: dict[str, Any], temperature: float
-) -> None:
+def test_a_picture_of_a_stream_is_that_of_its_seed(pipeline, name, options, temperature):
     check(pipeline, resolve_method(name, options), SEEDS, 2, temperature=temperature)
 
 
@@ -105,13 +101,11 @@ def test_a_picture_of_a_stream_is_that_of_its_seed(
     method=st.sampled_from(["jacobi", "vvs", "draft-model"]),
     scale=st.sampled_from([1.0, 3.0]),
 )
-def test_no_order_of_the_queue_changes_a_picture(
-    pipeline: LlamaGenPipeline, seeds: list[int], batch_size: int, method: str, scale: float
-) -> None:
+def test_no_order_of_the_queue_changes_a_picture(pipeline, seeds, batch_size, method, scale):
     check(pipeline, method, seeds, batch_size, guidance_scale=scale)
 
 
-def test_fixed_batches_give_the_same_pictures_in_more_passes(pipeline: LlamaGenPipeline) -> None:
+def test_fixed_batches_give_the_same_pictures_in_more_passes(pipeline):
     passes = {}
     for continuous in (True, False):
         stream = pipeline.stream(
@@ -127,7 +121,7 @@ def test_fixed_batches_give_the_same_pictures_in_more_passes(pipeline: LlamaGenP
     ("name", "continuous"),
     [(name, True) for name in ("ar", "sjd", "eagle", "draft-model", "vvs", "vvs-jacobi")] + [("sjd", False)],
 )
-def test_a_stream_beside_another_changes_no_picture(pipeline: LlamaGenPipeline, name: str, continuous: bool) -> None:
+def test_a_stream_beside_another_changes_no_picture(pipeline, name, continuous):
     caches = pipeline.reuse.memory.caches
     expected = [picture.tokens for picture in draw(pipeline, name, SEEDS, 2)]
     assert pipeline.reuse.memory.caches is caches, "what a batch leaves is used again"
@@ -152,7 +146,7 @@ def test_a_stream_beside_another_changes_no_picture(pipeline: LlamaGenPipeline, 
 
 
 @pytest.mark.parametrize("continuous", [True, False])
-def test_who_looks_on_sees_which_picture_a_row_is_of(pipeline: LlamaGenPipeline, continuous: bool) -> None:
+def test_who_looks_on_sees_which_picture_a_row_is_of(pipeline, continuous):
     seen: list[tuple[int, list[int | None]]] = []
 
     def look(pipeline: Any, step: int, lengths: torch.Tensor, tensors: dict[str, Any]) -> None:
@@ -172,7 +166,7 @@ def test_who_looks_on_sees_which_picture_a_row_is_of(pipeline: LlamaGenPipeline,
     assert [step for step, _ in seen].count(0) == 3, "every batch begins anew"
 
 
-def test_bad_numbers_and_bad_arguments_are_told(pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_numbers_and_bad_arguments_are_told(pipeline, monkeypatch):
     with pytest.raises(UserError, match="batch_size must"):
         draw(pipeline, "ar", [0], 0)
     with pytest.raises(UserError, match="generator must be one per picture, 2 here"):
@@ -219,9 +213,7 @@ _REPLACE_CACHE = StaticKVCache.replace_rows
         (RandomStreams, None, "jacobi"),
     ],
 )
-def test_what_stays_of_the_picture_before_is_noticed(
-    pipeline: LlamaGenPipeline, player: type, planted: Any, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stays_of_the_picture_before_is_noticed(pipeline, player, planted, method, monkeypatch):
     options: dict[str, Any] = {"total_tokens": 10, "depth": 3} if method == "eagle" else {}
     if method == "vvs":
         options = {**SKIPPING, "schedule": "uniform", "interval": 3}

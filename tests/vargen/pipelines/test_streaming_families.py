@@ -1,7 +1,5 @@
 """Streams of pictures by models of transformers: each is that of its seed alone, whoever had its row before."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import emu3_models
@@ -55,9 +53,7 @@ def draw(pipeline: Any, **arguments: Any) -> list[Any]:
 
 @pytest.mark.parametrize(("name", "options"), METHODS, ids=[name for name, _ in METHODS])
 @pytest.mark.parametrize("scale", [4.0, 1.0], ids=["guided", "unguided"])
-def test_a_picture_of_a_stream_is_that_of_its_seed(
-    family: str, pipeline: Any, head: str, name: str, options: dict[str, Any], scale: float
-) -> None:
+def test_a_picture_of_a_stream_is_that_of_its_seed(family, pipeline, head, name, options, scale):
     own = {"drafter": head} if name == "eagle" else {}
     arguments = {"method": resolve_method(name, {**options, **own}), "guidance_scale": scale, **FAMILIES[family]}
     pictures, arrived = (draw(pipeline, batch_size=2, arrive=arrive, **arguments) for arrive in (False, True))
@@ -76,7 +72,7 @@ def test_a_picture_of_a_stream_is_that_of_its_seed(
                 assert getattr(each.trace, figure) == getattr(together.trace.of_row(row), figure), figure
 
 
-def test_places_are_taken_at_once_and_fixed_batches_wait(family: str, pipeline: Any) -> None:
+def test_places_are_taken_at_once_and_fixed_batches_wait(family, pipeline):
     passes = {}
     for continuous in (True, False):
         seen: list[list[int | None]] = []
@@ -95,7 +91,7 @@ def test_places_are_taken_at_once_and_fixed_batches_wait(family: str, pipeline: 
     assert passes[True] == passes[False]
 
 
-def test_a_negative_prompt_stays_with_its_picture() -> None:
+def test_a_negative_prompt_stays_with_its_picture():
     pipeline = Emu3Pipeline(emu3_models.make(), emu3_models.processor())
     pipeline.set_progress_bar_config(disable=True)
     away = ["the rain", "", "a red cat runs on sand", "a dog", ""]

@@ -1,7 +1,5 @@
 """Who draws when on one pipeline: threads never share a cache, and no drawing changes another that it came between."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading
@@ -64,9 +62,7 @@ def is_each_its_own(pictures: dict[int, Tensor], pipeline: Any, scale: float = S
 # Threads
 
 
-def test_a_call_waits_for_that_of_another_thread(
-    pipeline: LlamaGenPipeline, elsewhere: Callable[..., Future[Any]]
-) -> None:
+def test_a_call_waits_for_that_of_another_thread(pipeline, elsewhere):
     expected, order, begun = [call(pipeline, number) for number in (0, 1)], list[int](), threading.Event()
 
     def other() -> Tensor:
@@ -85,7 +81,7 @@ def test_a_call_waits_for_that_of_another_thread(
     assert order == [0] * 16 + [1] * 16
 
 
-def test_threads_at_once_draw_what_each_draws_alone(pipeline: LlamaGenPipeline) -> None:
+def test_threads_at_once_draw_what_each_draws_alone(pipeline):
     numbers, meet = range(len(PROMPTS)), threading.Barrier(len(PROMPTS))
     expected = [call(pipeline, number) for number in numbers]
 
@@ -99,9 +95,7 @@ def test_threads_at_once_draw_what_each_draws_alone(pipeline: LlamaGenPipeline) 
 
 
 @pytest.mark.parametrize("others", [call, lambda pipeline: next(stream(pipeline))], ids=["call", "stream"])
-def test_everyone_else_is_refused_while_a_stream_is_open(
-    pipeline: LlamaGenPipeline, others: Callable[[Any], Any], elsewhere: Callable[..., Future[Any]]
-) -> None:
+def test_everyone_else_is_refused_while_a_stream_is_open(pipeline, others, elsewhere):
     opened = stream(pipeline)
     first = next(opened)
 
@@ -120,9 +114,7 @@ def test_everyone_else_is_refused_while_a_stream_is_open(
     elsewhere(others, pipeline).result(PATIENCE)
 
 
-def test_a_stream_that_is_let_go_is_open_no_more(
-    pipeline: LlamaGenPipeline, elsewhere: Callable[..., Future[Any]]
-) -> None:
+def test_a_stream_that_is_let_go_is_open_no_more(pipeline, elsewhere):
     caches = pipeline.reuse.memory.caches
     for _ in stream(pipeline):
         break
@@ -133,9 +125,7 @@ def test_a_stream_that_is_let_go_is_open_no_more(
     assert pipeline.reuse.memory.caches is caches
 
 
-def test_a_stream_may_go_on_in_another_thread(
-    pipeline: LlamaGenPipeline, elsewhere: Callable[..., Future[Any]]
-) -> None:
+def test_a_stream_may_go_on_in_another_thread(pipeline, elsewhere):
     """As where a server asks for each picture in any thread of a pool."""
     opened = stream(pipeline)
     pictures = [next(opened), elsewhere(next, opened).result(PATIENCE)]
@@ -146,9 +136,7 @@ def test_a_stream_may_go_on_in_another_thread(
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda pipeline: pickle.loads(pickle.dumps(pipeline))])
-def test_a_copy_of_a_pipeline_that_draws_is_free(
-    pipeline: LlamaGenPipeline, copied: Callable[[Any], Any], elsewhere: Callable[..., Future[Any]]
-) -> None:
+def test_a_copy_of_a_pipeline_that_draws_is_free(pipeline, copied, elsewhere):
     copies: list[Any] = []
     expected = call(pipeline, callback_on_step_end=lambda *_: copies.append(copied(pipeline)) if not copies else None)
     assert torch.equal(elsewhere(call, copies[0]).result(PATIENCE), expected)
@@ -189,7 +177,7 @@ INNER: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("inner", [call, lambda pipeline: next(stream(pipeline))], ids=["call", "stream"])
-def test_nothing_is_drawn_within_a_callback(pipeline: LlamaGenPipeline, inner: Callable[[Any], Any]) -> None:
+def test_nothing_is_drawn_within_a_callback(pipeline, inner):
     with pytest.raises(UserError, match=r"^pipeline is drawing already \(in this callback\); draw with `beside"):
         call(pipeline, callback_on_step_end=lambda *_: inner(pipeline))
     with pytest.raises(UserError, match=r"^pipeline is drawing already \(a stream of it is open"):
@@ -198,9 +186,7 @@ def test_nothing_is_drawn_within_a_callback(pipeline: LlamaGenPipeline, inner: C
 
 
 @pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
-def test_what_is_drawn_beside_a_pipeline_changes_no_picture(
-    pipeline: LlamaGenPipeline, inner: Callable[[Any], Any]
-) -> None:
+def test_what_is_drawn_beside_a_pipeline_changes_no_picture(pipeline, inner):
     """Between two pictures of a stream and in a callback: each pipeline has a memory and a guidance of its own."""
     other = beside(pipeline)
 
@@ -220,9 +206,7 @@ def test_what_is_drawn_beside_a_pipeline_changes_no_picture(
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=st.lists(st.sampled_from([0, 1, 2]), max_size=12))
-def test_streams_of_pipelines_beside_each_other_keep_their_own_guidance(
-    pipeline: LlamaGenPipeline, turns: list[int]
-) -> None:
+def test_streams_of_pipelines_beside_each_other_keep_their_own_guidance(pipeline, turns):
     scales = (1.0, 3.0, 6.0)
     pipelines = [beside(pipeline) for _ in scales]
     streams = [stream(each, scale) for each, scale in zip(pipelines, scales, strict=True)]
@@ -238,7 +222,7 @@ def test_streams_of_pipelines_beside_each_other_keep_their_own_guidance(
 # The end that nobody's callback asked for
 
 
-def test_a_call_without_a_callback_is_interrupted(pipeline: LlamaGenPipeline) -> None:
+def test_a_call_without_a_callback_is_interrupted(pipeline):
     whole, passes = call(pipeline), []
 
     def count(*_: Any) -> None:
@@ -256,9 +240,7 @@ def test_a_call_without_a_callback_is_interrupted(pipeline: LlamaGenPipeline) ->
 
 
 @pytest.mark.parametrize("continuous", [True, False])
-def test_a_stream_without_a_callback_is_interrupted_between_pictures(
-    pipeline: LlamaGenPipeline, continuous: bool
-) -> None:
+def test_a_stream_without_a_callback_is_interrupted_between_pictures(pipeline, continuous):
     given = []
     for picture in stream(pipeline, method="ar", continuous=continuous):
         given.append(picture.index)

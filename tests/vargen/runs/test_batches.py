@@ -1,9 +1,6 @@
 """Work in batches: cut by number, each kept whole, in shares of processes; pictures made again from tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +27,7 @@ def squares(indices: Sequence[int]) -> tuple[dict[str, np.ndarray], dict[str, An
     return {"squares": np.array([index**2 for index in indices])}, {"first": indices[0]}
 
 
-def test_batches_are_cut_by_number_and_each_process_makes_its_share(tmp_path: Path) -> None:
+def test_batches_are_cut_by_number_and_each_process_makes_its_share(tmp_path):
     store, made = BatchStore(tmp_path, 7, 2), []
 
     def make(indices: range) -> Any:
@@ -53,7 +50,7 @@ def test_batches_are_cut_by_number_and_each_process_makes_its_share(tmp_path: Pa
         assert arrays["squares"].tolist() == squared and record == {"first": first}
 
 
-def test_items_in_any_order_are_kept_in_theirs(tmp_path: Path) -> None:
+def test_items_in_any_order_are_kept_in_theirs(tmp_path):
     """The second batch is whole before the first, and what a kill interrupts is made again as a batch."""
     store, asked = BatchStore(tmp_path, 5, 2), []
 
@@ -81,14 +78,14 @@ def killed(items: Iterator[Any]) -> Iterator[Any]:
     raise KeyboardInterrupt
 
 
-def test_a_batch_of_another_size_is_refused(tmp_path: Path) -> None:
+def test_a_batch_of_another_size_is_refused(tmp_path):
     for count in (1, 3):
         BatchStore(tmp_path, 3, 3).write(0, {"squares": np.zeros(count)})
         with pytest.raises(UserError, match=r"000000\.npz holds another number of pictures; delete it and run"):
             BatchStore(tmp_path, 2, 2).read(0)
 
 
-def test_pictures_are_made_again_from_their_own_tokens(tmp_path: Path) -> None:
+def test_pictures_are_made_again_from_their_own_tokens(tmp_path):
     job = PictureBatches(tmp_path, {"seed": 1}, 4, 2)
     for batch in (0, 1):
         job.tokens.write(batch, {"tokens": np.array([[2 * batch], [2 * batch + 1]])})
@@ -112,7 +109,7 @@ def test_pictures_are_made_again_from_their_own_tokens(tmp_path: Path) -> None:
     assert job.tokens.missing() == [1]
 
 
-def test_a_folder_is_of_as_many_pictures_as_it_says(tmp_path: Path) -> None:
+def test_a_folder_is_of_as_many_pictures_as_it_says(tmp_path):
     PictureBatches(tmp_path, {"seed": 1}, 4, 2).tokens.write(0, {"tokens": np.zeros((2, 1))})
     PictureBatches(tmp_path, {"seed": 1}, 4, 2).check_identity()
     for settings, count, size in (({"seed": 2}, 4, 2), ({"seed": 1}, 5, 2), ({"seed": 1}, 4, 4)):

@@ -81,7 +81,7 @@ def another_process(hold: Callable[[], contextlib.AbstractContextManager[object]
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_kill_at_the_rename_of_a_file_leaves_the_old_or_the_new(tmp_path: Path, after: bool) -> None:
+def test_a_kill_at_the_rename_of_a_file_leaves_the_old_or_the_new(tmp_path, after):
     write_atomic(tmp_path / "a", "old")
     assert killed_at_rename(lambda: write_atomic(tmp_path / "a", "new"), 0, after)
     assert (tmp_path / "a").read_text() == ("new" if after else "old")
@@ -97,9 +97,7 @@ def replace_folder(path: Path, content: str) -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_kill_at_either_rename_of_a_folder_leaves_the_old_or_the_new(
-    tmp_path: Path, number: int, after: bool
-) -> None:
+def test_a_kill_at_either_rename_of_a_folder_leaves_the_old_or_the_new(tmp_path, number, after):
     path = tmp_path / "some.folder"
     replace_folder(path, "old")
     assert killed_at_rename(lambda: replace_folder(path, "new"), number, after)
@@ -109,7 +107,7 @@ def test_a_kill_at_either_rename_of_a_folder_leaves_the_old_or_the_new(
     assert {name: (path / name).read_text() for name in os.listdir(path)} == {"one": whole, "two": whole}
 
 
-def test_a_folder_that_a_kill_took_away_is_there_again_for_the_next_run(tmp_path: Path) -> None:
+def test_a_folder_that_a_kill_took_away_is_there_again_for_the_next_run(tmp_path):
     replace_folder(tmp_path / "out", "old")
     assert killed_at_rename(lambda: replace_folder(tmp_path / "out", "new"), 0, after=True)
     assert not (tmp_path / "out").exists()
@@ -118,7 +116,7 @@ def test_a_folder_that_a_kill_took_away_is_there_again_for_the_next_run(tmp_path
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_an_exception_leaves_what_was_there(tmp_path: Path) -> None:
+def test_an_exception_leaves_what_was_there(tmp_path):
     replace_folder(tmp_path / "folder", "old")
     write_atomic(tmp_path / "file", "old")
     for context in (atomic_path(tmp_path / "file"), atomic_folder(tmp_path / "folder")):
@@ -128,9 +126,7 @@ def test_an_exception_leaves_what_was_there(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
 
 
-def test_a_folder_that_cannot_be_put_in_its_place_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_put_in_its_place_leaves_the_old_one(tmp_path, monkeypatch):
     """Of three renames (away, into its place, back) the second fails."""
     replace_folder(tmp_path / "folder", "old")
     replace, calls = os.replace, []
@@ -147,7 +143,7 @@ def test_a_folder_that_cannot_be_put_in_its_place_leaves_the_old_one(
     assert (tmp_path / "folder" / "one").read_text() == "old" and os.listdir(tmp_path) == ["folder"]
 
 
-def test_names_in_a_record_lead_to_its_folder_alone(tmp_path: Path) -> None:
+def test_names_in_a_record_lead_to_its_folder_alone(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "out").symlink_to(tmp_path)
@@ -158,7 +154,7 @@ def test_names_in_a_record_lead_to_its_folder_alone(tmp_path: Path) -> None:
             files.inside(folder, name)
 
 
-def test_temporary_names_cannot_be_guessed_and_files_are_readable_as_others_are(tmp_path: Path) -> None:
+def test_temporary_names_cannot_be_guessed_and_files_are_readable_as_others_are(tmp_path):
     seen = set()
     for _ in range(3):
         with atomic_path(tmp_path / "a") as temporary:
@@ -169,7 +165,7 @@ def test_temporary_names_cannot_be_guessed_and_files_are_readable_as_others_are(
     assert modes[0] == modes[1]
 
 
-def test_files_of_a_folder_are_for_whom_the_umask_says(tmp_path: Path) -> None:
+def test_files_of_a_folder_are_for_whom_the_umask_says(tmp_path):
     with atomic_folder(tmp_path / "model") as temporary:
         (temporary / "part").mkdir()
         (temporary / "part" / "weights").touch(mode=0o600)  # as safetensors does
@@ -177,7 +173,7 @@ def test_files_of_a_folder_are_for_whom_the_umask_says(tmp_path: Path) -> None:
     assert (tmp_path / "model" / "part" / "weights").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-def test_what_a_living_process_writes_is_not_cleared_away(tmp_path: Path) -> None:
+def test_what_a_living_process_writes_is_not_cleared_away(tmp_path):
     with another_process(lambda: atomic_path(tmp_path / "a")), another_process(lambda: atomic_folder(tmp_path / "b")):
         assert len(hidden(tmp_path)) == 2
         remove_leftovers(tmp_path)
@@ -202,7 +198,7 @@ def obstacle(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_no_file_is_neither_replaced_nor_written_to(obstacle: Path, tmp_path: Path) -> None:
+def test_what_is_no_file_is_neither_replaced_nor_written_to(obstacle, tmp_path):
     before = os.lstat(obstacle)
     writers: list[Callable[[], Any]] = [lambda: write_atomic(obstacle, "new"), lambda: append_jsonl(obstacle, {})]
     for write in writers:
@@ -215,7 +211,7 @@ def test_what_is_no_file_is_neither_replaced_nor_written_to(obstacle: Path, tmp_
     assert not hidden(obstacle.parent) if obstacle.parent != Path("/dev") else True
 
 
-def test_planted_leftovers_harm_nobody(tmp_path: Path) -> None:
+def test_planted_leftovers_harm_nobody(tmp_path):
     """A link, a pipe and a name that leads out of the folder, called as a killed writer's would be."""
     (tmp_path / "mine").write_text("mine")
     inside = tmp_path / "inside"
@@ -227,7 +223,7 @@ def test_planted_leftovers_harm_nobody(tmp_path: Path) -> None:
     assert os.listdir(inside) == [".0123456789abcdef.vargen-tmp"]
 
 
-def test_one_run_at_a_time_in_a_folder(tmp_path: Path) -> None:
+def test_one_run_at_a_time_in_a_folder(tmp_path):
     folder = tmp_path / "new" / "out"
     with another_process(lambda: own_folder(folder)):
         with pytest.raises(UserError, match="another run is writing to"), own_folder(folder):
@@ -239,7 +235,7 @@ def test_one_run_at_a_time_in_a_folder(tmp_path: Path) -> None:
         assert (folder / "kept").exists()
 
 
-def test_a_folder_in_which_nothing_was_kept_is_gone_again(tmp_path: Path) -> None:
+def test_a_folder_in_which_nothing_was_kept_is_gone_again(tmp_path):
     with pytest.raises(ValueError), own_folder(tmp_path / "new" / "out"):
         raise ValueError
     assert os.listdir(tmp_path) == []
@@ -249,7 +245,7 @@ def test_a_folder_in_which_nothing_was_kept_is_gone_again(tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == ["was there"]
 
 
-def test_a_killed_runs_leftovers_are_cleared_where_the_next_one_writes(tmp_path: Path) -> None:
+def test_a_killed_runs_leftovers_are_cleared_where_the_next_one_writes(tmp_path):
     for place in (tmp_path, tmp_path / "a" / "images", tmp_path / "other"):
         place.mkdir(parents=True, exist_ok=True)
         (place / ".0123456789abcdef.vargen-tmp").write_bytes(b"torn")
@@ -259,7 +255,7 @@ def test_a_killed_runs_leftovers_are_cleared_where_the_next_one_writes(tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
-def test_a_link_or_a_file_where_a_folder_inside_should_be_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_link_or_a_file_where_a_folder_inside_should_be_is_refused(tmp_path, kind):
     (tmp_path / "out" / "a").mkdir(parents=True)
     (tmp_path / "outside").mkdir()
     images = tmp_path / "out" / "a" / "images"
@@ -271,7 +267,7 @@ def test_a_link_or_a_file_where_a_folder_inside_should_be_is_refused(tmp_path: P
         pass
 
 
-def test_files_in_the_way_of_a_folder_are_refused(tmp_path: Path) -> None:
+def test_files_in_the_way_of_a_folder_are_refused(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "link to no file").symlink_to(tmp_path / "nowhere")
     for path in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "link to no file"):
@@ -281,7 +277,7 @@ def test_files_in_the_way_of_a_folder_are_refused(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=60), st.binary(max_size=20))
-def test_whatever_was_torn_off_a_file_of_records_the_next_one_is_whole(before: bytes, torn: bytes) -> None:
+def test_whatever_was_torn_off_a_file_of_records_the_next_one_is_whole(before, torn):
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -293,13 +289,13 @@ def test_whatever_was_torn_off_a_file_of_records_the_next_one_is_whole(before: b
 
 
 @pytest.mark.parametrize("line", ["3", "[]", "null", '{"a"', '"text"'])
-def test_lines_that_are_no_records_are_named(tmp_path: Path, line: str) -> None:
+def test_lines_that_are_no_records_are_named(tmp_path, line):
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n' + line + "\n")
     with pytest.raises(UserError, match=r"a\.jsonl: line 2 is (no record|not JSON)"):
         read_jsonl(tmp_path / "a.jsonl")
 
 
-def test_a_failed_write_leaves_the_lines_that_were_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_lines_that_were_there(tmp_path, monkeypatch):
     """A disk that fills up after half of a line."""
     import builtins
 
@@ -333,7 +329,7 @@ def test_a_failed_write_leaves_the_lines_that_were_there(tmp_path: Path, monkeyp
     assert path.read_bytes() == whole
 
 
-def test_a_record_that_comes_twice_is_named(tmp_path: Path) -> None:
+def test_a_record_that_comes_twice_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1, "b": 2}\n{"a": 1, "b": 3}\n{"a": 1, "b": 2}\n')
     assert len(read_jsonl(path)) == 3

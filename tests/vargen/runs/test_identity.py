@@ -1,7 +1,5 @@
 """Identities: what differs is named first by first, whatever plain values there are, and equal ones pass."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -28,16 +26,14 @@ def difference(earlier: Any, now: Any) -> str:
 
 
 @given(identities)
-def test_what_json_gives_back_is_the_same_run(identity: dict[str, Any]) -> None:
+def test_what_json_gives_back_is_the_same_run(identity):
     back = json.loads(json.dumps(identity))
     check_identity(Path("there"), back, identity, holds="pictures")
     assert digest(back) == digest(dict(reversed(list(identity.items()))))
 
 
 @given(identities, identities)
-def test_two_identities_pass_exactly_when_every_name_has_the_same_value(
-    earlier: dict[str, Any], now: dict[str, Any]
-) -> None:
+def test_two_identities_pass_exactly_when_every_name_has_the_same_value(earlier, now):
     names = earlier.keys() | now.keys()
     if all(earlier.get(name) == now.get(name) for name in names):
         check_identity(Path("there"), earlier, now, holds="pictures")
@@ -45,7 +41,7 @@ def test_two_identities_pass_exactly_when_every_name_has_the_same_value(
         assert len(difference(earlier, now).encode("utf-8", "surrogatepass")) < 2000
 
 
-def test_the_first_difference_is_named_with_both_values() -> None:
+def test_the_first_difference_is_named_with_both_values():
     assert difference({"a": 1, "seed": 0, "z": 0}, {"a": 1, "seed": 5, "z": 1}) == "another seed (0, now 5)"
     assert difference({}, {"top_k": 3}) == "another top_k (null, now 3)"
     assert difference({"gone": 1}, {}) == "another gone (1, now null)"
@@ -59,5 +55,5 @@ def test_the_first_difference_is_named_with_both_values() -> None:
     assert text == f'another prompt ("{"x" * 56}..., now "{"y" * 56}...)'
 
 
-def test_tuples_are_the_lists_that_json_makes_of_them() -> None:
+def test_tuples_are_the_lists_that_json_makes_of_them():
     check_identity(Path("there"), {"tree": [[0], [1]]}, {"tree": ((0,), (1,))}, holds="pictures")

@@ -1,13 +1,9 @@
 """Progress: silence when asked, lines in a log, nothing counted that nobody sees."""
 
-from __future__ import annotations
-
-import pytest
-
 from vargen.runs.progress import progress
 
 
-def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_says_nothing(capsys):
     with progress(3, "calls", quiet=True) as shown:
         shown.mininterval = shown.delay = 0.0
         shown.update(3)
@@ -15,7 +11,7 @@ def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_gets_a_line_now_and_then(capsys):
     with progress(1000, "calls") as shown:
         shown.update()
         assert not shown.disable
@@ -26,18 +22,14 @@ def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> N
     assert error.startswith("500 of 1,000 calls, about ") and error.count("\n") == 1
 
 
-def test_a_log_says_what_is_waited_for_before_anything_is_counted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_says_what_is_waited_for_before_anything_is_counted(monkeypatch, capsys):
     monkeypatch.setattr("vargen.runs.progress.SECONDS_TO_FIRST_LINE", 0.0)
     with progress(3, "calls") as shown:
         shown._first_line.join()
     assert capsys.readouterr().err == "0 of 3 calls, about ? left\n"
 
 
-def test_what_an_earlier_run_has_left_makes_nothing_faster(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_an_earlier_run_has_left_makes_nothing_faster(monkeypatch, capsys):
     now = 0.0
     monkeypatch.setattr("tqdm.std.time", lambda: now)
     with progress(1000, "calls") as shown:

@@ -1,7 +1,5 @@
 """Records of finished work: whose pictures count, the order of lines, and calls of another run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -27,7 +25,7 @@ def lines(path: Path) -> list[int]:
     return [json.loads(line)["index"] for line in (path / "result.jsonl").read_text().splitlines()]
 
 
-def test_lines_stand_in_order_whenever_pictures_are_finished(tmp_path: Path) -> None:
+def test_lines_stand_in_order_whenever_pictures_are_finished(tmp_path):
     folder = opened(tmp_path)
     for number, expected in ((0, [0]), (2, [0]), (1, [0, 1, 2])):
         folder.add(REQUESTS[number], PICTURE, {})
@@ -40,7 +38,7 @@ def test_lines_stand_in_order_whenever_pictures_are_finished(tmp_path: Path) -> 
     assert lines(tmp_path) == [0, 1, 2]
 
 
-def test_a_picture_counts_for_its_own_request_alone(tmp_path: Path) -> None:
+def test_a_picture_counts_for_its_own_request_alone(tmp_path):
     folder = opened(tmp_path)
     for request in REQUESTS:
         folder.add(request, PICTURE, {"seconds": 1.5})
@@ -55,7 +53,7 @@ def test_a_picture_counts_for_its_own_request_alone(tmp_path: Path) -> None:
     assert other.missing, "of another seed"
 
 
-def test_a_picture_without_the_trace_that_is_asked_for_is_missing(tmp_path: Path) -> None:
+def test_a_picture_without_the_trace_that_is_asked_for_is_missing(tmp_path):
     folder = opened(tmp_path, traced=True)
     folder.add(REQUESTS[0], PICTURE, {}, PICTURE)
     folder.add(REQUESTS[1], PICTURE, {}, PICTURE)
@@ -65,13 +63,13 @@ def test_a_picture_without_the_trace_that_is_asked_for_is_missing(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["images", "result.jsonl"])
-def test_what_another_program_left_is_not_continued(tmp_path: Path, name: str) -> None:
+def test_what_another_program_left_is_not_continued(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(UserError, match=f"{name} is not of a `vargen generate` run"):
         PictureFolder(tmp_path, REQUESTS).earlier_settings()
 
 
-def test_calls_are_kept_until_the_results_are_written_and_belong_to_one_run(tmp_path: Path) -> None:
+def test_calls_are_kept_until_the_results_are_written_and_belong_to_one_run(tmp_path):
     call = {"method": "ar", "batch": 0, "call": CallRecord(1.0, 1, 4, 4, 4, 0, [0]).to_dict()}
     with pytest.raises(KeyboardInterrupt), own_calls(str(tmp_path / "out")) as path:
         Records(path, {"seed": 1}).add(call)

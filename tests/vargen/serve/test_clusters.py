@@ -1,7 +1,5 @@
 """The recipes for clusters: Ray Data and Ray Serve on a local Ray, and the Slurm script with two tasks here."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
@@ -55,9 +53,7 @@ def cluster() -> Iterator[str]:
             ray.shutdown()
 
 
-def test_ray_data_goes_on_after_a_kill(
-    cluster: str, _saved_tiny_pipelines: dict[str, Path], drawn: Callable[[str, int], Any], tmp_path: Path
-) -> None:
+def test_ray_data_goes_on_after_a_kill(cluster, _saved_tiny_pipelines, drawn, tmp_path):
     import ray
 
     log, output = tmp_path / "log", tmp_path / "pictures"
@@ -86,7 +82,7 @@ def test_ray_data_goes_on_after_a_kill(
     assert not [*output.glob("*.partial*")]
 
 
-def test_the_recipe_for_ray_data_refuses_a_folder_of_other_prompts(tmp_path: Path) -> None:
+def test_the_recipe_for_ray_data_refuses_a_folder_of_other_prompts(tmp_path):
     """Before it looks for a Ray."""
     (tmp_path / "prompts.txt").write_text("a red cube")
     (tmp_path / "pictures").mkdir()
@@ -96,9 +92,7 @@ def test_the_recipe_for_ray_data_refuses_a_folder_of_other_prompts(tmp_path: Pat
     assert refused.returncode == 1 and refused.stderr.startswith("error: ") and "choose another" in refused.stderr
 
 
-def test_ray_serve_answers(
-    cluster: str, _saved_tiny_pipelines: dict[str, Path], drawn: Callable[[str, int], Any], tmp_path: Path
-) -> None:
+def test_ray_serve_answers(cluster, _saved_tiny_pipelines, drawn, tmp_path):
     """The shipped file with a tiny model, a key and a free port, run as it says."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -141,9 +135,7 @@ def test_ray_serve_answers(
         assert answer("/v1/models", key="other")[0] == 401
 
 
-def test_the_slurm_script_shares_pictures_among_two_tasks(
-    _saved_tiny_pipelines: dict[str, Path], drawn: Callable[[str, int], Any], tmp_path: Path
-) -> None:
+def test_the_slurm_script_shares_pictures_among_two_tasks(_saved_tiny_pipelines, drawn, tmp_path):
     """Its body by bash: `srun` starts two tasks of one machine each, here, with the variables that Slurm would set."""
     (tmp_path / "bin").mkdir()
     task = "SLURM_PROCID=$rank SLURM_LOCALID=0 PATH=$PYTHON_FIRST:$PATH"

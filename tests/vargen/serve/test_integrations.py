@@ -5,14 +5,10 @@ of `custom_nodes`: it imports `__init__.py` under a name of its own, takes class
 INPUT_TYPES for widgets and their defaults, and calls the method that FUNCTION names.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import tomllib
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +18,7 @@ from comfy_nodes import INTEGRATIONS, execute, model, nodes  # noqa: F401  # the
 from vargen import LlamaGenPipeline
 
 
-def test_the_registry_finds_what_it_asks_for() -> None:
+def test_the_registry_finds_what_it_asks_for():
     project = tomllib.loads((INTEGRATIONS / "comfyui" / "pyproject.toml").read_text())
     assert "comfyui" not in project["project"]["name"] and project["project"]["version"].count(".") == 2
     assert {"PublisherId", "DisplayName", "Icon"} == {*project["tool"]["comfy"]}
@@ -30,10 +26,10 @@ def test_the_registry_finds_what_it_asks_for() -> None:
 
 
 def test_nodes_load_draw_trace_and_compare(
-    nodes: dict[str, Any],  # noqa: F811
-    model: Any,  # noqa: F811
-    _saved_tiny_pipelines: dict[str, Path],
-) -> None:
+    nodes,  # noqa: F811
+    model,  # noqa: F811
+    _saved_tiny_pipelines,
+):
     prompt = "a red cube"
     images, drawn, passes = execute(nodes["VargenDraw"], model=model, prompt=prompt, seed=7, count=2)
     assert images.dtype == torch.float32 and images.shape == (2, 8, 8, 3) and 0 <= images.min() <= images.max() <= 1
@@ -51,10 +47,10 @@ def test_nodes_load_draw_trace_and_compare(
 
 
 def test_a_node_moves_the_progress_bar_and_obeys_stop(
-    nodes: dict[str, Any],  # noqa: F811
-    model: Any,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    nodes,  # noqa: F811
+    model,  # noqa: F811
+    monkeypatch,
+):
     """ComfyUI's own modules are played by two that have the functions which the node calls."""
     shown: list[int] = []
 

@@ -1,7 +1,5 @@
 """What a target made is kept, and taken again only for the prompts that it was made for."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path
@@ -35,7 +33,7 @@ def drawn(prompts: list[str], folder: Path, made: list[int] | None = None) -> li
 
 @settings(deadline=None, max_examples=50)
 @given(before=lists, after=lists)
-def test_kept_tokens_are_those_of_the_prompts_asked_for_or_are_refused(before: list[str], after: list[str]) -> None:
+def test_kept_tokens_are_those_of_the_prompts_asked_for_or_are_refused(before, after):
     with tempfile.TemporaryDirectory() as folder:
         assert drawn(before, Path(folder)) == before
         both = min(len(before), len(after))
@@ -47,14 +45,14 @@ def test_kept_tokens_are_those_of_the_prompts_asked_for_or_are_refused(before: l
                 drawn(after, Path(folder))
 
 
-def test_a_longer_list_of_prompts_draws_only_what_is_new(tmp_path: Path) -> None:
+def test_a_longer_list_of_prompts_draws_only_what_is_new(tmp_path):
     made: list[int] = []
     drawn(WORDS * 2, tmp_path)
     drawn(WORDS * 3, tmp_path, made)
     assert made == [4, 5, 6, 7, 8]  # with the rest of the batch that was not full
 
 
-def test_pictures_of_an_earlier_version_that_noted_the_file_alone_are_taken(tmp_path: Path) -> None:
+def test_pictures_of_an_earlier_version_that_noted_the_file_alone_are_taken(tmp_path):
     tokens = torch.tensor([[1], [2]], dtype=torch.int32)
     noted = {"seed": 0, "prompts_file": "somewhere/prompts.txt"}
     save_file({"tokens": tokens}, tmp_path / "drawn-0000000.safetensors", metadata={"settings": json.dumps(noted)})

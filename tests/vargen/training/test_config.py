@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,12 +21,12 @@ def read_flags(config_type: type[Any], arguments: list[str]) -> Any:
     return config_type(**{field.name: getattr(values, field.name) for field in fields(config_type)})
 
 
-def test_a_run_needs_a_folder() -> None:
+def test_a_run_needs_a_folder():
     with pytest.raises(UserError, match=r"^output: '' must name a folder"):
         RunConfig("")
 
 
-def test_nested_fields_are_named_with_their_path() -> None:
+def test_nested_fields_are_named_with_their_path():
     with pytest.raises(UserError, match=r"^shape\.norm_num_groups: "):
         VQModelConfig(norm_num_groups=5)
     with pytest.raises(UserError, match=r"^shape\.num_attention_heads: "):
@@ -42,7 +40,7 @@ def test_nested_fields_are_named_with_their_path() -> None:
 @pytest.mark.parametrize(
     ("config_type", "name"), [(TokenizerTrainingConfig, "tokenizer"), (TransformerTrainingConfig, "transformer")]
 )
-def test_the_shipped_file_is_read_and_flags_override_it(config_type: type[RunConfig], name: str) -> None:
+def test_the_shipped_file_is_read_and_flags_override_it(config_type, name):
     file = REPOSITORY / "configs" / "train" / f"{name}.yaml"
     config = read_flags(config_type, ["--config", str(file), "--batch_size", "3", "--max_seconds", "null"])
     assert type(config) is config_type
@@ -50,7 +48,7 @@ def test_the_shipped_file_is_read_and_flags_override_it(config_type: type[RunCon
     assert config.output == f"runs/{name}" and config.evaluation_size == 64
 
 
-def test_a_dotted_flag_reaches_a_nested_field() -> None:
+def test_a_dotted_flag_reaches_a_nested_field():
     flags = ["--output", "x", "--shape.norm_num_groups", "8", "--shape.block_out_channels", "[8,16]"]
     assert read_flags(TokenizerTrainingConfig, flags).shape == VQModelConfig(
         block_out_channels=(8, 16), norm_num_groups=8
@@ -60,9 +58,7 @@ def test_a_dotted_flag_reaches_a_nested_field() -> None:
 @pytest.mark.parametrize(
     ("found", "pays"), [({"avx512_bf16": True}, True), ({"avx512_f": True, "amx_bf16": False}, False)]
 )
-def test_bfloat16_is_computed_in_where_it_pays(
-    monkeypatch: pytest.MonkeyPatch, found: dict[str, bool], pays: bool
-) -> None:
+def test_bfloat16_is_computed_in_where_it_pays(monkeypatch, found, pays):
     """A processor without instructions for it takes several times as long as in float32."""
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: found)
     assert RunConfig("runs/x").autocast is pays and RunConfig("runs/x", device="cuda").autocast

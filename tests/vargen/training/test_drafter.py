@@ -1,7 +1,5 @@
 """Training a drafter on a tiny model's own pictures: what it learns, and that nothing is lost by a kill."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +41,7 @@ def config(tmp_path: Path, tiny_model_folder: Path) -> DrafterTrainingConfig:
     )
 
 
-def test_it_learns_and_its_export_drafts_for_the_model(config: DrafterTrainingConfig, tiny_model_folder: Path) -> None:
+def test_it_learns_and_its_export_drafts_for_the_model(config, tiny_model_folder):
     result = train_drafter(replace(config, steps=1), scene_prompts)
     untrained = result.evaluation
     result = train_drafter(replace(config, output=config.output + "-longer"), scene_prompts)
@@ -65,9 +63,7 @@ def test_it_learns_and_its_export_drafts_for_the_model(config: DrafterTrainingCo
     assert fast.trace.target_passes < plain.trace.target_passes
 
 
-def test_generated_pictures_are_kept_and_continue_where_they_stopped(
-    config: DrafterTrainingConfig, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generated_pictures_are_kept_and_continue_where_they_stopped(config, tiny_model_folder, monkeypatch):
     pipeline = LlamaGenPipeline.from_pretrained(tiny_model_folder)
     pipeline.set_progress_bar_config(disable=True)
     prompts = scene_prompts(5, 20)
@@ -95,7 +91,7 @@ def test_generated_pictures_are_kept_and_continue_where_they_stopped(
     assert torch.equal(generate_codes(pipeline, prompts, folder, settings={"weights": "a"}, batch_size=8), whole)
 
 
-def test_old_pictures_are_not_learned_with_new_prompts(config: DrafterTrainingConfig, tmp_path: Path) -> None:
+def test_old_pictures_are_not_learned_with_new_prompts(config, tmp_path):
     """An edited file is refused. One that has grown at its end goes on, from any place."""
     file, moved, prompts = tmp_path / "prompts.txt", tmp_path / "moved.txt", scene_prompts(5, 24)
     file.write_text("\n".join(prompts[:20]))
@@ -109,7 +105,7 @@ def test_old_pictures_are_not_learned_with_new_prompts(config: DrafterTrainingCo
         train_drafter(replace(asked, steps=3), scene_prompts)
 
 
-def test_a_run_does_not_go_on_under_another_guidance(config: DrafterTrainingConfig, tiny_model_folder: Path) -> None:
+def test_a_run_does_not_go_on_under_another_guidance(config, tiny_model_folder):
     train_drafter(replace(config, steps=1), scene_prompts)
     index = tiny_model_folder / "model_index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"default_guidance_scale": 2.0}))
@@ -117,7 +113,7 @@ def test_a_run_does_not_go_on_under_another_guidance(config: DrafterTrainingConf
         train_drafter(replace(config, steps=2), scene_prompts)
 
 
-def test_a_resumed_run_ends_with_the_same_weights(config: DrafterTrainingConfig, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_the_same_weights(config, tmp_path):
     config = replace(config, steps=6)
     train_drafter(replace(config, output=str(tmp_path / "a")), scene_prompts)
     loss = PictureDrafterTask.loss
@@ -139,7 +135,7 @@ def test_a_resumed_run_ends_with_the_same_weights(config: DrafterTrainingConfig,
 
 @pytest.mark.parametrize("name", ["tiny_pipeline", "identity_pipeline"])
 @torch.no_grad()
-def test_features_are_those_that_decoding_sees(request: pytest.FixtureRequest, name: str) -> None:
+def test_features_are_those_that_decoding_sees(request, name):
     """Hidden states of one teacher-forced pass against those of decoding with a cache, both halves."""
     tiny_pipeline: LlamaGenPipeline = request.getfixturevalue(name)
     prompts = ["a red cube", "a small shiny blue sphere left of a large green cone"]
@@ -178,7 +174,7 @@ def test_features_are_those_that_decoding_sees(request: pytest.FixtureRequest, n
         torch.testing.assert_close(features[rows][valid], decoded[valid], rtol=1e-4, atol=1e-4)
 
 
-def test_soft_cross_entropy_is_the_mean_surprise() -> None:
+def test_soft_cross_entropy_is_the_mean_surprise():
     torch.manual_seed(0)
     logits, teacher = torch.randn(3, 4), torch.randn(3, 4)
     expected = 0.0
@@ -197,17 +193,17 @@ def test_soft_cross_entropy_is_the_mean_surprise() -> None:
         ({"feature_layers": []}, "feature_layers"),
     ],
 )
-def test_wrong_fields_are_named(config: DrafterTrainingConfig, change: dict[str, Any], message: str) -> None:
+def test_wrong_fields_are_named(config, change, message):
     with pytest.raises(UserError, match=message):
         replace(config, **change)
 
 
-def test_class_conditional_models_are_refused(config: DrafterTrainingConfig, tiny_class_model_folder: Path) -> None:
+def test_class_conditional_models_are_refused(config, tiny_class_model_folder):
     with pytest.raises(UserError, match="not text-conditional"):
         train_drafter(replace(config, model=str(tiny_class_model_folder)), scene_prompts)
 
 
-def test_the_family_of_the_target_can_be_named(config: DrafterTrainingConfig, tmp_path: Path) -> None:
+def test_the_family_of_the_target_can_be_named(config, tmp_path):
     (tmp_path / "config.json").write_text(
         '{"model_type": "chameleon", "vocab_size": 65536, "architectures": ["ChameleonForConditionalGeneration"]}'
     )
@@ -220,9 +216,7 @@ def test_the_family_of_the_target_can_be_named(config: DrafterTrainingConfig, tm
         train_drafter(replace(asked, family="anole"), scene_prompts)
 
 
-def test_a_drafter_has_the_rotary_rows_of_its_target(
-    config: DrafterTrainingConfig, tiny_pipeline: LlamaGenPipeline, identity_pipeline: LlamaGenPipeline
-) -> None:
+def test_a_drafter_has_the_rotary_rows_of_its_target(config, tiny_pipeline, identity_pipeline):
     for pipeline, condition_rotary in ((tiny_pipeline, "zero"), (identity_pipeline, "identity")):
         drafter = build_task(config, pipeline).drafter
         assert drafter.config.condition_rotary == condition_rotary
@@ -237,16 +231,14 @@ def build_task(config: DrafterTrainingConfig, pipeline: LlamaGenPipeline) -> Pic
     return PictureDrafterTask(replace(config, evaluation_size=4, batch_size=4), lessons)
 
 
-def test_what_is_missed_is_one_minus_the_overlap() -> None:
+def test_what_is_missed_is_one_minus_the_overlap():
     logits = torch.tensor([[0.5, 0.25, 0.25], [1.0, 1e-9, 1e-9]]).log()
     teacher = torch.tensor([[0.25, 0.25, 0.5], [1e-9, 1.0, 1e-9]]).log()
     assert total_variation(logits, teacher).item() == pytest.approx((0.25 + 1.0) / 2, abs=1e-6)
 
 
 @pytest.mark.parametrize("layers", [None, [2]], ids=["three depths", "the last alone"])
-def test_a_new_drafter_starts_from_the_last_state(
-    config: DrafterTrainingConfig, tiny_pipeline: LlamaGenPipeline, layers: list[int] | None
-) -> None:
+def test_a_new_drafter_starts_from_the_last_state(config, tiny_pipeline, layers):
     """The other depths have no say before training, and have one afterwards."""
     task = build_task(replace(config, feature_layers=layers), tiny_pipeline)
     prompts, codes = list(task.lessons.prompts[:2]), task.lessons.codes[:2]
@@ -259,9 +251,7 @@ def test_a_new_drafter_starts_from_the_last_state(
 
 
 @torch.no_grad()
-def test_the_accepted_length_is_what_chains_of_drawn_tokens_get(
-    config: DrafterTrainingConfig, tiny_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_accepted_length_is_what_chains_of_drawn_tokens_get(config, tiny_pipeline, monkeypatch):
     """Chain by chain and level by level, from guesses that are anything."""
     task = build_task(replace(config, autocast=False), tiny_pipeline)
     torch.manual_seed(1)
@@ -291,7 +281,7 @@ def test_the_accepted_length_is_what_chains_of_drawn_tokens_get(
     assert task.evaluate()["accepted_length"] == pytest.approx(4, rel=1e-4), "a perfect drafter"
 
 
-def test_pictures_of_a_store_are_learned_from_too(config: DrafterTrainingConfig) -> None:
+def test_pictures_of_a_store_are_learned_from_too(config):
     prompts, codes = ["a red cube", "a cone"], torch.full((2, 16), 7)
 
     def stored(folder: str, count: int, vqvae: Any) -> tuple[list[str], torch.Tensor]:
@@ -305,12 +295,12 @@ def test_pictures_of_a_store_are_learned_from_too(config: DrafterTrainingConfig)
     assert torch.equal(lessons.heldout_codes, without.heldout_codes), "what is kept apart are the target's own"
 
 
-def test_layers_that_are_not_there_are_refused(config: DrafterTrainingConfig, tiny_pipeline: LlamaGenPipeline) -> None:
+def test_layers_that_are_not_there_are_refused(config, tiny_pipeline):
     with pytest.raises(UserError, match="which is 2"):
         build_task(replace(config, feature_layers=[1, 3]), tiny_pipeline)
 
 
-def test_an_export_says_how_often_its_likeliest_token_is_accepted(config: DrafterTrainingConfig) -> None:
+def test_an_export_says_how_often_its_likeliest_token_is_accepted(config):
     result = train_drafter(replace(config, steps=3), scene_prompts)
     exported = EagleHead.from_pretrained(Path(config.output) / "export")
 
@@ -322,7 +312,7 @@ def test_an_export_says_how_often_its_likeliest_token_is_accepted(config: Drafte
     assert 0 <= exported.config.acceptance_rate <= 1
 
 
-def test_a_run_starts_from_another_drafter(config: DrafterTrainingConfig, tmp_path: Path) -> None:
+def test_a_run_starts_from_another_drafter(config, tmp_path):
     first = train_drafter(replace(config, steps=10), scene_prompts)
     folder = str(Path(config.output) / "export")
     again = replace(config, output=str(tmp_path / "again"), initial_weights=folder, steps=1, learning_rate=1e-9)

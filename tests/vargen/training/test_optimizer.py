@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import math
 
@@ -13,7 +11,7 @@ from vargen.training.config import RunConfig
 from vargen.training.optimizer import AveragedWeights, OptimizerGroup, learning_rate_factor, schedule_progress
 
 
-def test_progress_follows_whichever_limit_is_nearer() -> None:
+def test_progress_follows_whichever_limit_is_nearer():
     assert schedule_progress(25, 100, 1e9, None) == 0.25
     assert schedule_progress(25, 100, 10.0, 100.0) == 0.25
     assert schedule_progress(25, 100, 60.0, 100.0) == 0.6
@@ -21,24 +19,24 @@ def test_progress_follows_whichever_limit_is_nearer() -> None:
 
 
 @given(st.floats(0, 1), st.integers(0, 50))
-def test_factor_stays_in_range_and_falls_after_the_warm_up(progress: float, warmup: int) -> None:
+def test_factor_stays_in_range_and_falls_after_the_warm_up(progress, warmup):
     factor = learning_rate_factor(10**6, warmup, progress)
     assert -1e-9 <= factor <= 1 + 1e-9
     assert factor >= learning_rate_factor(10**6, warmup, min(1.0, progress + 0.1)) - 1e-9
 
 
-def test_warm_up_is_linear_and_the_end_is_reached() -> None:
+def test_warm_up_is_linear_and_the_end_is_reached():
     assert [learning_rate_factor(step, 4, 0.0) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert learning_rate_factor(10, 4, 1.0) == pytest.approx(0.0)
     assert learning_rate_factor(10, 4, 0.5) == pytest.approx(0.5)
 
 
-def test_the_rate_may_stay_before_it_falls() -> None:
+def test_the_rate_may_stay_before_it_falls():
     factors = [learning_rate_factor(10, 4, progress, decay_start=0.6) for progress in (0.0, 0.3, 0.6, 0.8, 1.0)]
     assert factors == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.0])
 
 
-def test_average_equals_the_written_out_recursion() -> None:
+def test_average_equals_the_written_out_recursion():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     frozen = module[0].bias.requires_grad_(False)
@@ -57,7 +55,7 @@ def test_average_equals_the_written_out_recursion() -> None:
     assert torch.equal(average.values["1.running_mean"], module[1].running_mean)
 
 
-def test_swapping_twice_restores_everything() -> None:
+def test_swapping_twice_restores_everything():
     module = nn.Linear(2, 2)
     average = AveragedWeights(module, decay=0.5)
     with torch.no_grad():
@@ -71,7 +69,7 @@ def test_swapping_twice_restores_everything() -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_every_parameter_has_one_optimizer_and_vectors_no_decay(kind: str) -> None:
+def test_every_parameter_has_one_optimizer_and_vectors_no_decay(kind):
     module = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     config = RunConfig(output="x", optimizer=kind, weight_decay=0.1, learning_rate=0.01, muon_learning_rate=0.02)
     group = OptimizerGroup(config, module.parameters(), [module[0].weight])
@@ -85,7 +83,7 @@ def test_every_parameter_has_one_optimizer_and_vectors_no_decay(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_it_minimises(kind: str) -> None:
+def test_it_minimises(kind):
     torch.manual_seed(0)
     module = nn.Linear(8, 8)
     config = RunConfig(output="x", optimizer=kind, learning_rate=0.02, muon_learning_rate=0.05, weight_decay=0.0)
@@ -101,7 +99,7 @@ def test_it_minimises(kind: str) -> None:
     assert losses[-1] < 0.05 * losses[0]
 
 
-def test_clipping_bounds_the_norm_and_zero_leaves_it() -> None:
+def test_clipping_bounds_the_norm_and_zero_leaves_it():
     module = nn.Linear(4, 4)
     group = OptimizerGroup(RunConfig(output="x"), module.parameters(), [])
     for parameter in module.parameters():

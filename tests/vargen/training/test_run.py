@@ -1,7 +1,5 @@
 """The loop, on a task that trains a line in microseconds."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json
@@ -81,7 +79,7 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("killed_at", [1, 17, 39])
-def test_a_killed_run_ends_with_the_very_weights_of_an_undisturbed_one(tmp_path: Path, killed_at: int) -> None:
+def test_a_killed_run_ends_with_the_very_weights_of_an_undisturbed_one(tmp_path, killed_at):
     undisturbed = LineTask()
     train(make_config(tmp_path / "a"), undisturbed)
 
@@ -100,7 +98,7 @@ def test_a_killed_run_ends_with_the_very_weights_of_an_undisturbed_one(tmp_path:
     assert same(exported(tmp_path / "a"), exported(tmp_path / "b"))
 
 
-def test_without_recent_checkpoint_the_run_repeats_from_the_last_one(tmp_path: Path) -> None:
+def test_without_recent_checkpoint_the_run_repeats_from_the_last_one(tmp_path):
     def kill(step: int) -> None:
         if step == 9:
             raise Killed
@@ -113,7 +111,7 @@ def test_without_recent_checkpoint_the_run_repeats_from_the_last_one(tmp_path: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_stops_after_the_step(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_saves_and_stops_after_the_step(tmp_path, number):
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
 
     def interrupt(step: int) -> None:
@@ -133,7 +131,7 @@ def test_a_signal_saves_and_stops_after_the_step(tmp_path: Path, number: signal.
     assert same(undisturbed.module.state_dict(), resumed.module.state_dict())
 
 
-def test_evaluations_and_samples_do_not_disturb_training(tmp_path: Path) -> None:
+def test_evaluations_and_samples_do_not_disturb_training(tmp_path):
     often = LineTask()
     train(make_config(tmp_path / "a", evaluate_every=1, sample_every=1), often)
     seldom = LineTask()
@@ -142,7 +140,7 @@ def test_evaluations_and_samples_do_not_disturb_training(tmp_path: Path) -> None
     assert len(often.samples) == 40 and seldom.samples == ["0000040.png"]
 
 
-def test_the_averaged_weights_are_exported_and_the_last_ones_stay(tmp_path: Path) -> None:
+def test_the_averaged_weights_are_exported_and_the_last_ones_stay(tmp_path):
     averaged = LineTask()
     train(make_config(tmp_path / "a"), averaged)
     plain = LineTask()
@@ -152,7 +150,7 @@ def test_the_averaged_weights_are_exported_and_the_last_ones_stay(tmp_path: Path
     assert not same(exported(tmp_path / "a"), plain.module.state_dict())
 
 
-def test_the_log_tells_the_run(tmp_path: Path) -> None:
+def test_the_log_tells_the_run(tmp_path):
     result = train(make_config(tmp_path), LineTask())
     records = read_jsonl(tmp_path / "log.jsonl")
     assert records[0]["event"] == "start" and records[0]["learning_rate"] == 0.15
@@ -167,7 +165,7 @@ def test_the_log_tells_the_run(tmp_path: Path) -> None:
     assert evaluations[-1]["error"] == result.evaluation["error"] < 0.4
 
 
-def test_a_time_limit_ends_the_run_and_counts_time_before_a_resume(tmp_path: Path) -> None:
+def test_a_time_limit_ends_the_run_and_counts_time_before_a_resume(tmp_path):
     def stop(step: int) -> None:
         if step == 5:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -182,13 +180,13 @@ def test_a_time_limit_ends_the_run_and_counts_time_before_a_resume(tmp_path: Pat
     assert third.finished and third.step > second.step
 
 
-def test_a_run_of_another_shape_names_the_field(tmp_path: Path) -> None:
+def test_a_run_of_another_shape_names_the_field(tmp_path):
     train(make_config(tmp_path, steps=1), LineTask(), {"model.dim": 3})
     with pytest.raises(UserError, match=r"checkpoint\.pt holds a run with another model\.dim \(3, now 4\)"):
         train(make_config(tmp_path, steps=2), LineTask(), {"model.dim": 4})
 
 
-def test_another_optimizer_is_named_and_the_run_is_kept(tmp_path: Path) -> None:
+def test_another_optimizer_is_named_and_the_run_is_kept(tmp_path):
     train(make_config(tmp_path, steps=1), LineTask())
     with pytest.raises(UserError, match=r'another optimizer \("adamw", now "muon"\); change it back or choose another'):
         train(make_config(tmp_path, steps=2, optimizer="muon"), LineTask())
@@ -201,7 +199,7 @@ class StartedConfig(RunConfig):
     initial_weights: str = ""
 
 
-def test_a_run_goes_on_only_with_the_weights_that_it_began_with(tmp_path: Path) -> None:
+def test_a_run_goes_on_only_with_the_weights_that_it_began_with(tmp_path):
     weights = tmp_path / "weights"
     weights.mkdir()
     (weights / "config.json").write_text("{}")
@@ -227,7 +225,7 @@ def test_a_run_goes_on_only_with_the_weights_that_it_began_with(tmp_path: Path) 
         assert (tmp_path / name / CHECKPOINT_NAME).read_bytes() == before
 
 
-def test_a_checkpoint_written_before_these_were_noted_goes_on(tmp_path: Path) -> None:
+def test_a_checkpoint_written_before_these_were_noted_goes_on(tmp_path):
     plain = make_config(tmp_path, steps=2).to_dict()
     train(StartedConfig(**plain), LineTask())
     saved = torch.load(tmp_path / CHECKPOINT_NAME, weights_only=True)
@@ -259,9 +257,7 @@ class DivergingTask(LineTask):
     [((math.nan, 1.0), "loss nan"), ((math.inf, 1.0), "loss inf"), ((1.0, math.inf), "gradient_norm (inf|nan)")],
 )
 @pytest.mark.parametrize("saved_often", [True, False])
-def test_a_run_whose_loss_is_not_finite_ends_and_its_checkpoint_stays(
-    tmp_path: Path, factors: tuple[float, float], named: str, saved_often: bool
-) -> None:
+def test_a_run_whose_loss_is_not_finite_ends_and_its_checkpoint_stays(tmp_path, factors, named, saved_often):
     often = {"checkpoint_seconds": 1e-9, "log_every": 1} if saved_often else {}
     kept = "the checkpoint is of step 5" if saved_often else "there is no checkpoint yet"
     with pytest.raises(UserError, match=rf"^{named} is not finite at step 6; lower learning_rate \({kept}\)$"):
@@ -287,7 +283,7 @@ class Harm:
         return Path.touch, (self.path,)
 
 
-def test_a_damaged_checkpoint_and_a_file_for_a_folder_are_reported(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_and_a_file_for_a_folder_are_reported(tmp_path):
     from vargen.training.run import prepare
 
     train(make_config(tmp_path / "run", steps=1), LineTask())
@@ -308,6 +304,6 @@ def test_a_damaged_checkpoint_and_a_file_for_a_folder_are_reported(tmp_path: Pat
         prepare(make_config(checkpoint))
 
 
-def test_nothing_temporary_is_left(tmp_path: Path) -> None:
+def test_nothing_temporary_is_left(tmp_path):
     train(make_config(tmp_path), LineTask())
     assert sorted(path.name for path in tmp_path.iterdir()) == [CHECKPOINT_NAME, "export", "log.jsonl"]

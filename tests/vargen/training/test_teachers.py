@@ -1,8 +1,5 @@
 """What a drafter learns from, for families of transformers: states of decoding, numbers, a drafter that fits."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import emu3_models
@@ -44,7 +41,7 @@ def draw(pipeline: Any, method: Any = "ar") -> Any:
 
 
 @pytest.mark.parametrize("layers", [(), (1, 3)], ids=["last", "two depths"])
-def test_a_teacher_says_what_decoding_sees(pipeline: Any, layers: tuple[int, ...]) -> None:
+def test_a_teacher_says_what_decoding_sees(pipeline, layers):
     """Prompts of different lengths, both halves of guidance, several depths, and guided logits."""
     seen: list[TargetOutput] = []
     teacher = teacher_of(pipeline)
@@ -72,7 +69,7 @@ def test_a_teacher_says_what_decoding_sees(pipeline: Any, layers: tuple[int, ...
     torch.testing.assert_close(guided.argmax(-1)[codes], logits.argmax(-1)[codes])
 
 
-def test_a_drafter_learns_numbers_and_changes_no_picture(pipeline: Any, tmp_path: Path) -> None:
+def test_a_drafter_learns_numbers_and_changes_no_picture(pipeline, tmp_path):
     plain = draw(pipeline)
     config = DrafterTrainingConfig(str(tmp_path), num_images=3, evaluation_size=1, batch_size=2, autocast=False)
     prompts, tokens = janus_models.PROMPTS, plain.tokens

@@ -1,7 +1,5 @@
 """Training a head for a language model: it learns from the model's own answers, and nothing is lost by a kill."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,9 +52,7 @@ def config(tmp_path: Path, folder: Path) -> TextDrafterTrainingConfig:
     )
 
 
-def test_a_learned_head_is_accepted_more_often_and_changes_no_token(
-    config: TextDrafterTrainingConfig, folder: Path
-) -> None:
+def test_a_learned_head_is_accepted_more_often_and_changes_no_token(config, folder):
     untrained = train_text_drafter(replace(config, steps=1, learning_rate=1e-9)).evaluation
     result = train_text_drafter(replace(config, output=config.output + "-longer"))
     learned = result.evaluation
@@ -76,7 +72,7 @@ def test_a_learned_head_is_accepted_more_often_and_changes_no_token(
     assert fast.trace.target_passes < plain.trace.target_passes - 4
 
 
-def test_a_resumed_run_ends_with_the_same_weights(config: TextDrafterTrainingConfig, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_the_same_weights(config, tmp_path):
     config = replace(config, steps=4, answers=str(tmp_path / "answers"))
     train_text_drafter(replace(config, output=str(tmp_path / "a")))
     loss = TextDrafterTask.loss
@@ -98,9 +94,7 @@ def test_a_resumed_run_ends_with_the_same_weights(config: TextDrafterTrainingCon
         train_text_drafter(replace(stopping, draft_vocab_size=20))
 
 
-def test_answers_go_on_where_they_stopped(
-    config: TextDrafterTrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_go_on_where_they_stopped(config, tmp_path, monkeypatch):
     asked: list[int] = []
     answer = TextAnswers.__call__
 
@@ -123,7 +117,7 @@ def test_answers_go_on_where_they_stopped(
         train_text_drafter(replace(config, output=config.output + "2", temperatures=[0.5]))
 
 
-def test_greedy_answers_are_those_of_generate_and_drawn_ones_are_a_prompts_own(folder: Path) -> None:
+def test_greedy_answers_are_those_of_generate_and_drawn_ones_are_a_prompts_own(folder):
     from transformers import AutoTokenizer
 
     model, tokenizer = text_models.load(folder), AutoTokenizer.from_pretrained(folder)
@@ -143,7 +137,7 @@ def test_greedy_answers_are_those_of_generate_and_drawn_ones_are_a_prompts_own(f
 
 
 @torch.no_grad()
-def test_guesses_in_training_are_those_of_drafting(config: TextDrafterTrainingConfig, folder: Path) -> None:
+def test_guesses_in_training_are_those_of_drafting(config, folder):
     """A padded batch of texts against a chain drafted at one place of each, level by level."""
     model = text_models.load(folder)
     head = config.new_head(model)
@@ -199,13 +193,13 @@ def _drafted(head: Any, model: Any, text: Answered, pair: int) -> list[torch.Ten
     return states
 
 
-def test_frequent_tokens_are_drafted_and_no_other() -> None:
+def test_frequent_tokens_are_drafted_and_no_other():
     texts = [Answered(torch.tensor([5, 5, 7, 9]), 2), Answered(torch.tensor([9, 9, 2]), 1)]
     assert frequent_tokens(texts, 12, 4).tolist() == [9, 5, 2, 7]
     assert frequent_tokens(texts, 12, 6).tolist() == [9, 5, 2, 7, 0, 1]
 
 
-def test_composed_prompts_are_a_function_of_the_seed_and_none_of_the_benchmarks() -> None:
+def test_composed_prompts_are_a_function_of_the_seed_and_none_of_the_benchmarks():
     import json
 
     prompts = compose_prompts("train", 3, 90)
@@ -229,15 +223,13 @@ def test_composed_prompts_are_a_function_of_the_seed_and_none_of_the_benchmarks(
         ({"num_decoded_prompts": 9}, "num_decoded_prompts: 9 must be at most evaluation_size"),
     ],
 )
-def test_settings_that_do_not_fit_are_named(
-    config: TextDrafterTrainingConfig, changes: dict[str, Any], message: str
-) -> None:
+def test_settings_that_do_not_fit_are_named(config, changes, message):
     with pytest.raises(UserError, match=message):
         train_text_drafter(replace(config, **changes))
     assert not Path(config.output, "export").exists()
 
 
-def test_the_command_trains_for_text(config: TextDrafterTrainingConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_trains_for_text(config, capsys):
     arguments = ["train", "drafter", "--task", "text", "--model", config.model, "--prompts_file", config.prompts_file]
     small = {"steps": 1, "evaluation_size": 4, "num_decoded_prompts": 1, "max_new_tokens": 8, "num_threads": 1}
     for name, value in small.items():

@@ -1,7 +1,5 @@
 """A training is watched in TensorBoard, through a kill, and in Weights & Biases: both show the numbers of its log."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import struct
@@ -46,7 +44,7 @@ def config_of(folder: Path, **changes: Any) -> RunConfig:
     return RunConfig(output=str(folder), autocast=False, **{**settings, **changes})
 
 
-def test_tensorboard_shows_the_numbers_of_the_log(tmp_path: Path) -> None:
+def test_tensorboard_shows_the_numbers_of_the_log(tmp_path):
     pytest.importorskip("tensorboard", reason="needs the extra track")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -65,7 +63,7 @@ def test_tensorboard_shows_the_numbers_of_the_log(tmp_path: Path) -> None:
     assert seen == pytest.approx({entry["step"]: entry["weight"] for entry in evaluations}) and len(seen) == 2
 
 
-def test_trackers_that_are_none_or_not_there_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_that_are_none_or_not_there_are_one_line(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="log_with must be one of tensorboard, wandb, got 'comet'"):
         config_of(tmp_path, log_with="comet")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -102,7 +100,7 @@ def finished_records(path: Path) -> list[Any]:
         time.sleep(0.1)
 
 
-def test_wandb_keeps_the_numbers_of_the_log_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_keeps_the_numbers_of_the_log_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="needs wandb, an account of which the training would use")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -1,7 +1,5 @@
 """All levels of a draft at once, against drafting: pair by pair, with a cache, beside a target that decodes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -69,7 +67,7 @@ def all_at_once(pipeline: LlamaGenPipeline, drafter: EagleHead, codes: Tensor, l
 
 
 @torch.no_grad()
-def test_every_level_is_that_of_drafting(tiny_pipeline: LlamaGenPipeline, drafter: EagleHead) -> None:
+def test_every_level_is_that_of_drafting(tiny_pipeline, drafter):
     codes = torch.randint(24, (2, 16), generator=torch.Generator().manual_seed(0))
     levels = all_at_once(tiny_pipeline, drafter, codes, 4)
     for root in (0, 1, 5, 11):
@@ -78,9 +76,7 @@ def test_every_level_is_that_of_drafting(tiny_pipeline: LlamaGenPipeline, drafte
 
 
 @torch.no_grad()
-def test_an_ancestor_one_place_off_is_seen(
-    tiny_pipeline: LlamaGenPipeline, drafter: EagleHead, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ancestor_one_place_off_is_seen(tiny_pipeline, drafter, monkeypatch):
     """The planted fault: keys of ancestors that stand one place further back than they should."""
     codes = torch.randint(24, (2, 16), generator=torch.Generator().manual_seed(0))
     moved = unrolled._moved

@@ -1,7 +1,5 @@
 """VVS on trees of drawn tokens: what a skip takes is drawn as the drafter would, and the rest is judged exactly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +45,16 @@ def shares_taken(choice: Any) -> Tensor:
     return draft.tree.tokens.gather(1, selection.path[:, 1:])[:, 0].bincount(minlength=4) / ROWS
 
 
-def test_the_drafters_choice_takes_what_the_drafter_would_draw() -> None:
+def test_the_drafters_choice_takes_what_the_drafter_would_draw():
     assert (shares_taken("drafter") - CHANCES).abs().max() < 0.02
 
 
-def test_a_sibling_taken_as_if_it_were_drawn_alone_is_noticed() -> None:
+def test_a_sibling_taken_as_if_it_were_drawn_alone_is_noticed():
     """The planted fault: any of the siblings, though the second one was drawn from what the first had left."""
     assert (shares_taken("sample") - CHANCES).abs().max() > 0.05
 
 
-def test_the_likeness_of_a_first_child_is_its_own_probability_where_codes_are_nothing_alike() -> None:
+def test_the_likeness_of_a_first_child_is_its_own_probability_where_codes_are_nothing_alike():
     draft, state = drawn_siblings()
     schedule = LikenessSchedule(0.4, PathSelector("drafter", truncate=False), CODES, min_count=1)
     selection = schedule.select(draft, state)
@@ -71,7 +69,7 @@ def make(pipeline: LlamaGenPipeline, method: str, options: dict[str, Any]) -> An
     return pipeline(prompts, generator=generators, method=resolve_method(method, options), output_type="latent")
 
 
-def test_a_likeness_that_nothing_reaches_leaves_the_exact_method(drafting_pipeline: LlamaGenPipeline) -> None:
+def test_a_likeness_that_nothing_reaches_leaves_the_exact_method(drafting_pipeline):
     """Token for token: nothing of skipping is left in what is judged."""
     exact = make(drafting_pipeline, "eagle", {"tree": BUSH, "depth": 3, "children": "sampled"})
     never = make(drafting_pipeline, "vvs", {**LIKENESS, "choice": "drafter", "threshold": 1.0})
@@ -81,7 +79,7 @@ def test_a_likeness_that_nothing_reaches_leaves_the_exact_method(drafting_pipeli
 
 
 @pytest.mark.parametrize("nodes", [9, 25, 57])
-def test_studied_trees_are_those_of_the_exact_method(nodes: int) -> None:
+def test_studied_trees_are_those_of_the_exact_method(nodes):
     folder = Path(__file__).parents[4] / "benchmarks" / "methods"
     drawn, exact = (resolve_method(str(folder / f"{kind}-sampled-{nodes}.yaml")) for kind in ("likeness", "eagle"))
     assert (drawn.tree, drawn.depth, drawn.children) == (exact.tree, exact.depth, exact.children)  # type: ignore[attr-defined]

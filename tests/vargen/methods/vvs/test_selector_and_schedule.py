@@ -1,7 +1,5 @@
 """Which path is taken, how much of it, and when: against slow loops over paths."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable
@@ -74,7 +72,7 @@ def leaf_paths(draft: Draft, row: int) -> list[list[int]]:
 
 @settings(deadline=None)
 @given(drafts(), st.sampled_from(["sample", "confidence", "central", "drafter"]), st.booleans())
-def test_selected_tokens_are_the_start_of_a_leaf_path(draft: Draft, choice: str, truncate: bool) -> None:
+def test_selected_tokens_are_the_start_of_a_leaf_path(draft, choice, truncate):
     selection = PathSelector(choice, truncate, CODEBOOK)(draft, state_of([7, 8]))  # type: ignore[arg-type]
     for row in range(2):
         paths = leaf_paths(draft, row)
@@ -93,7 +91,7 @@ def test_selected_tokens_are_the_start_of_a_leaf_path(draft: Draft, choice: str,
             assert chosen == best[:count]
 
 
-def test_paths_are_drawn_uniformly_over_leaves_not_nodes() -> None:
+def test_paths_are_drawn_uniformly_over_leaves_not_nodes():
     """Three leaves: one bare child, and two below another child."""
     rows = 6000
     parents = torch.tensor([[-1, 0, 0, 2, 2]]).expand(rows, -1)
@@ -106,7 +104,7 @@ def test_paths_are_drawn_uniformly_over_leaves_not_nodes() -> None:
     assert all(abs(float(share) - 1 / 3) < 0.03 for share in shares[[1, 3, 4]])
 
 
-def test_the_drafters_choice_follows_its_probabilities() -> None:
+def test_the_drafters_choice_follows_its_probabilities():
     """Below the root 0.6 and 0.2; below the second 0.3 and 0.1 of it: only shares among siblings count."""
     rows = 6000
     parents = torch.tensor([[-1, 0, 0, 2, 2]]).expand(rows, -1)
@@ -120,7 +118,7 @@ def test_the_drafters_choice_follows_its_probabilities() -> None:
 
 
 @pytest.mark.parametrize("choice", ["sample", "drafter"])
-def test_paths_are_drawn_with_numbers_of_their_own(choice: str) -> None:
+def test_paths_are_drawn_with_numbers_of_their_own(choice):
     """The same numbers as the drafter's or the target's would tie which path is taken to what was drafted."""
     draft, used = simple_draft([[0, 1, 2]] * 2), set()
     draft.confidence = torch.tensor([[1.0, 0.5, 0.4]] * 2).log()
@@ -154,7 +152,7 @@ def slow_likeness(draft: Draft, row: int, path: list[int]) -> list[float]:
 
 @settings(deadline=None)
 @given(drafts(), st.sampled_from([0.0, 0.4, 0.8]), st.integers(1, 3))
-def test_likeness_schedules_take_a_path_as_far_as_it_is_like(draft: Draft, threshold: float, min_count: int) -> None:
+def test_likeness_schedules_take_a_path_as_far_as_it_is_like(draft, threshold, min_count):
     selector = PathSelector("confidence", truncate=False)
     whole = selector(draft, state_of([20, 20]))
     fast = path_likeness(draft, whole.path, CODEBOOK)
@@ -172,7 +170,7 @@ def test_likeness_schedules_take_a_path_as_far_as_it_is_like(draft: Draft, thres
 
 @settings(deadline=None)
 @given(drafts(), st.integers(0, 99))
-def test_likeness_of_sampled_tokens_is_a_mean_under_what_they_were_drawn_from(draft: Draft, seed: int) -> None:
+def test_likeness_of_sampled_tokens_is_a_mean_under_what_they_were_drawn_from(draft, seed):
     draft.probabilities = torch.rand(2, draft.tree.num_nodes, VOCAB, generator=torch.Generator().manual_seed(seed))
     selection = PathSelector("drafter", truncate=False)(draft, state_of([20, 20]))
     fast = path_likeness(draft, selection.path, CODEBOOK)
@@ -193,8 +191,8 @@ def test_likeness_of_sampled_tokens_is_a_mean_under_what_they_were_drawn_from(dr
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**31), st.integers(2, 6), st.sampled_from([0.3, 0.5, 0.6]), st.integers(1, 3), st.integers(5, 8))
 def test_kernels_take_what_torch_takes_of_chains_and_other_trees(
-    own_kernels: None, monkeypatch: pytest.MonkeyPatch, seed: int, nodes: int, threshold: float, least: int, early: int
-) -> None:
+    own_kernels, monkeypatch, seed, nodes, threshold, least, early
+):
     generator = torch.Generator().manual_seed(seed)
     chain = TokenTree.chain(torch.randint(0, VOCAB, (5, nodes), generator=generator))
     chain = chain.clip(torch.randint(0, nodes, (5,), generator=generator))
@@ -210,7 +208,7 @@ def test_kernels_take_what_torch_takes_of_chains_and_other_trees(
     assert found == [found[0]] * 4 and found[0] != [0] * 5
 
 
-def test_likeness_schedules_stop_at_the_first_token_that_is_unlike() -> None:
+def test_likeness_schedules_stop_at_the_first_token_that_is_unlike():
     """Whatever comes behind it."""
     given = torch.tensor([[1.0, 0.2, 0.9, 0.9, 0.9], [1.0, 0.9, 0.9, 0.2, 0.9], [1.0, 0.9, 0.2, 0.9, 0.9]])
     draft = Draft(TokenTree.chain(torch.arange(5).expand(3, -1)), confidence=given.cumprod(1).log())
@@ -219,7 +217,7 @@ def test_likeness_schedules_stop_at_the_first_token_that_is_unlike() -> None:
     assert selection is not None and selection.counts.tolist() == [0, 2, 0]
 
 
-def test_likeness_schedules_wait_for_the_first_tokens() -> None:
+def test_likeness_schedules_wait_for_the_first_tokens():
     draft = simple_draft([[0, 3, 3]] * 2)
     draft.confidence = torch.tensor([[0.0, math.log(0.5), math.log(0.5)]] * 2)
     schedule = LikenessSchedule(0.9, PathSelector("drafter"), CODEBOOK, min_tokens=5, min_count=1)
@@ -247,7 +245,7 @@ def slow_similarity(draft: Draft, row: int, alpha: float, stride: int) -> float:
 
 @settings(deadline=None)
 @given(drafts(), st.floats(0.3, 1.0), st.integers(1, 3))
-def test_similarity_is_the_weighted_mean_cosine_over_pairs(draft: Draft, alpha: float, stride: int) -> None:
+def test_similarity_is_the_weighted_mean_cosine_over_pairs(draft, alpha, stride):
     fast = tree_similarity(draft, CODEBOOK, alpha, stride)
     for row in range(2):
         assert float(fast[row]) == pytest.approx(slow_similarity(draft, row, alpha, stride), abs=1e-5)
@@ -270,7 +268,7 @@ def skipped_before(schedule: UniformSchedule, steps: int, length: int = 20) -> l
     return [selection is not None and bool(selection.counts[0] > 0) for selection in selections]
 
 
-def test_uniform_schedules_skip_one_iteration_of_i() -> None:
+def test_uniform_schedules_skip_one_iteration_of_i():
     selector = PathSelector()
     assert skipped_before(UniformSchedule(2, selector), 5) == [False, True, True, True, True]
     assert skipped_before(UniformSchedule(3, selector), 6) == [False, False, True, False, True, False]
@@ -281,7 +279,7 @@ def test_uniform_schedules_skip_one_iteration_of_i() -> None:
     assert skipped_before(schedule, 3) == first, "a new batch begins anew"
 
 
-def test_rows_that_begin_later_skip_later() -> None:
+def test_rows_that_begin_later_skip_later():
     schedule, joining = UniformSchedule(3, PathSelector()), UniformSchedule(3, PathSelector())
     schedule.start(state_of([20, 20]))
     assert asked(schedule, simple_draft([[0, 1, 2]] * 2), [20, 20]) is None
@@ -295,7 +293,7 @@ def test_rows_that_begin_later_skip_later() -> None:
     assert [row[1] for row in skipped] == skipped_before(UniformSchedule(3, PathSelector()), 6)
 
 
-def test_dynamic_schedules_skip_rows_whose_paths_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamic_schedules_skip_rows_whose_paths_are_alike(monkeypatch):
     monkeypatch.setattr("vargen.methods.vvs.schedule._PATH_STRIDE", 1)
     schedule = DynamicSchedule(0.9, PathSelector(), CODEBOOK)
     unlike = int((CODEBOOK @ CODEBOOK[3]).argmin())
@@ -306,7 +304,7 @@ def test_dynamic_schedules_skip_rows_whose_paths_are_alike(monkeypatch: pytest.M
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(1, 4))
-def test_stand_ins_are_the_newest_known_features_in_order(writes: list[int], count: int) -> None:
+def test_stand_ins_are_the_newest_known_features_in_order(writes, count):
     cache = FeatureCache(20)
     cache.start(torch.full((1, 1, 1), -1.0))
     position, known = 0, [-1]
@@ -322,7 +320,7 @@ def test_stand_ins_are_the_newest_known_features_in_order(writes: list[int], cou
     assert cache.at(torch.arange(position)[None])[0, :, 0].tolist() == known[1:]
 
 
-def test_rows_write_only_what_they_have() -> None:
+def test_rows_write_only_what_they_have():
     cache = FeatureCache(4)
     cache.start(torch.zeros(2, 1, 1))
     cache.write(torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]]), torch.tensor([0, 0]), torch.tensor([2, 0]))
@@ -344,7 +342,7 @@ def test_rows_write_only_what_they_have() -> None:
         (lambda: PathSelector("confidence")(simple_draft([[0, 1, 2]]), state_of([4])), "how sure it is"),
     ],
 )
-def test_what_cannot_be_used_is_named(make, message: str) -> None:
+def test_what_cannot_be_used_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -355,7 +353,7 @@ def chain_of_certainty(tokens: list[int]) -> Draft:
     return Draft(tree, torch.nn.functional.one_hot(tree.tokens, 4).float())
 
 
-def test_a_likeness_that_is_just_enough_is_taken_and_a_similarity_that_is_just_the_threshold_is_not() -> None:
+def test_a_likeness_that_is_just_enough_is_taken_and_a_similarity_that_is_just_the_threshold_is_not():
     class Takes:
         def __call__(self, draft: Draft, state: DecodeState) -> Selection:
             return Selection(torch.arange(3)[None], torch.tensor([2]))
@@ -376,7 +374,7 @@ def test_a_likeness_that_is_just_enough_is_taken_and_a_similarity_that_is_just_t
         assert (schedule.select(draft, state_of([9])) is not None) is takes
 
 
-def test_padding_is_no_sibling_of_the_token_that_is_taken() -> None:
+def test_padding_is_no_sibling_of_the_token_that_is_taken():
     """Two children of the root, the second of which is padding; padding has the token 0, as the first child has."""
     tree = TokenTree.from_parents(
         torch.tensor([[1, 0, 0]]), torch.tensor([[-1, 0, 0]]), torch.tensor([[True, True, False]])
@@ -386,7 +384,7 @@ def test_padding_is_no_sibling_of_the_token_that_is_taken() -> None:
     assert torch.allclose(likeness, torch.tensor([[math.exp(-1)]]))
 
 
-def test_the_central_path_is_the_likest_per_token_and_not_the_longest() -> None:
+def test_the_central_path_is_the_likest_per_token_and_not_the_longest():
     """A long path that is half like the others, and short ones that are wholly like each other."""
     codebook = torch.eye(6)
     tokens = torch.tensor([[0, 1, 1, 1, 2, 3]])  # two short paths of token 1; one of tokens 1, 2, 3

@@ -1,7 +1,5 @@
 """Skipping with a real transformer: after post verification nothing tells that a token was ever skipped."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest
@@ -112,9 +110,7 @@ patterns = st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1,
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(patterns, st.sampled_from(sorted(SHAPES)), st.booleans(), st.sampled_from([None, 1, 2]))
 @torch.no_grad()
-def test_keys_values_and_features_are_those_of_teacher_forcing(
-    drafting_pipeline: LlamaGenPipeline, steps: list[list[bool]], shape: str, refresh: bool, behind: int | None
-) -> None:
+def test_keys_values_and_features_are_those_of_teacher_forcing(drafting_pipeline, steps, shape, refresh, behind):
     done = run(drafting_pipeline, Pattern(steps), shape, refresh, depth_behind_skip=behind)
     tokens, target = done.result.tokens, done.target
     transformer = drafting_pipeline.transformer
@@ -142,9 +138,7 @@ def test_keys_values_and_features_are_those_of_teacher_forcing(
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(patterns)
 @torch.no_grad()
-def test_a_refreshed_drafter_has_read_true_features_only(
-    drafting_pipeline: LlamaGenPipeline, steps: list[list[bool]]
-) -> None:
+def test_a_refreshed_drafter_has_read_true_features_only(drafting_pipeline, steps):
     """Its cache is that of a drafter fed once with every pair; without refreshing it is not, where rows skipped."""
     for refresh in (True, False):
         done = run(drafting_pipeline, Pattern(steps), refresh=refresh)
@@ -166,7 +160,7 @@ def test_a_refreshed_drafter_has_read_true_features_only(
 
 
 @torch.no_grad()
-def test_without_refreshing_the_drafter_keeps_what_it_made_of_stand_ins(drafting_pipeline: LlamaGenPipeline) -> None:
+def test_without_refreshing_the_drafter_keeps_what_it_made_of_stand_ins(drafting_pipeline):
     caches = []
     for refresh in (True, False):
         head = run(drafting_pipeline, Pattern([[True] * 3]), refresh=refresh).drafter.head
@@ -176,7 +170,7 @@ def test_without_refreshing_the_drafter_keeps_what_it_made_of_stand_ins(drafting
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
-def test_a_schedule_that_never_skips_is_plain_speculation(drafting_pipeline: LlamaGenPipeline, shape: str) -> None:
+def test_a_schedule_that_never_skips_is_plain_speculation(drafting_pipeline, shape):
     plain = run(drafting_pipeline, None, shape).result
     for schedule in (Pattern([[False] * 3]), UniformSchedule(2, PathSelector(), min_tokens=16)):
         result = run(drafting_pipeline, schedule, shape).result
@@ -185,7 +179,7 @@ def test_a_schedule_that_never_skips_is_plain_speculation(drafting_pipeline: Lla
         assert result.trace.target_passes == plain.trace.target_passes
 
 
-def test_passes_are_those_a_hook_counts(drafting_pipeline: LlamaGenPipeline) -> None:
+def test_passes_are_those_a_hook_counts(drafting_pipeline):
     calls: list[int] = []
     handle = drafting_pipeline.transformer.register_forward_hook(lambda *_: calls.append(1))
     try:
@@ -197,9 +191,7 @@ def test_passes_are_those_a_hook_counts(drafting_pipeline: LlamaGenPipeline) -> 
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
-def test_what_is_drafted_behind_a_skip_is_as_shallow_as_asked(
-    drafting_pipeline: LlamaGenPipeline, shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_drafted_behind_a_skip_is_as_shallow_as_asked(drafting_pipeline, shape, monkeypatch):
     propose = EagleDrafter.propose
     depths: list[tuple[bool, int]] = []
 
@@ -215,7 +207,7 @@ def test_what_is_drafted_behind_a_skip_is_as_shallow_as_asked(
     assert {depth for behind, depth in depths if not behind} == {SIZE.depth}
 
 
-def test_nobody_drafts_again_where_nobody_skipped(drafting_pipeline: LlamaGenPipeline) -> None:
+def test_nobody_drafts_again_where_nobody_skipped(drafting_pipeline):
     """A schedule may look at a draft and take nothing of it; then that draft is the one to be judged."""
     plain = run(drafting_pipeline, None)
 
@@ -244,12 +236,12 @@ def test_nobody_drafts_again_where_nobody_skipped(drafting_pipeline: LlamaGenPip
     assert counts[0] == counts[1]
 
 
-def test_nothing_behind_a_skip_is_refused(drafting_pipeline: LlamaGenPipeline) -> None:
+def test_nothing_behind_a_skip_is_refused(drafting_pipeline):
     with pytest.raises(ValueError, match="depth_behind_skip must be at least 1"):
         run(drafting_pipeline, None, depth_behind_skip=0)
 
 
-def test_skipping_without_stand_ins_is_refused(drafting_pipeline: LlamaGenPipeline) -> None:
+def test_skipping_without_stand_ins_is_refused(drafting_pipeline):
     done = run(drafting_pipeline, None)
     drafter = EagleDrafter(done.drafter.head, SHAPES["dynamic"], FixedDraftSize(SIZE))
     with pytest.raises(ValueError, match=r"schedule needs .* but `skipping` of EagleDrafter is None"):

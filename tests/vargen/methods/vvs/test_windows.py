@@ -1,7 +1,5 @@
 """Skipping on Jacobi windows: what is taken, what stands behind it, and that everything else is the target's own."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any
@@ -60,9 +58,7 @@ patterns = st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_siz
 @given(patterns, st.sampled_from(COUPLINGS), st.sampled_from([1.0, 3.0]))
 @example(steps=[[1, 0, 0], [1, 0, 0], [0, 0, 1]], coupling="gumbel", guidance_scale=1.0)  # nearly as likely tokens
 @torch.no_grad()
-def test_what_is_not_skipped_is_what_the_target_says(
-    drafting_pipeline: LlamaGenPipeline, steps: list[list[int]], coupling: str, guidance_scale: float
-) -> None:
+def test_what_is_not_skipped_is_what_the_target_says(drafting_pipeline, steps, coupling, guidance_scale):
     """Greedily, every token but the skipped ones is the likeliest after those before it, skipped ones among them.
 
     In float64: one forward pass over all places rounds otherwise than steps of a few, and float32 has come upon two
@@ -98,7 +94,7 @@ def test_what_is_not_skipped_is_what_the_target_says(
 
 @pytest.mark.parametrize("coupling", ["gumbel", "maximal"])
 @pytest.mark.parametrize("never", [{"threshold": 1.0}, {"survival": 1.0}])
-def test_skipping_nothing_is_scd(drafting_pipeline: LlamaGenPipeline, coupling: str, never: dict[str, Any]) -> None:
+def test_skipping_nothing_is_scd(drafting_pipeline, coupling, never):
     window = {"window": WINDOW, "coupling": coupling}
     plain = make(drafting_pipeline, "scd", window)
     skipping = make(drafting_pipeline, "vvs-jacobi", {**window, **never})
@@ -116,7 +112,7 @@ def test_skipping_nothing_is_scd(drafting_pipeline: LlamaGenPipeline, coupling: 
     ],
     ids=str,
 )
-def test_skipping_saves_passes_and_is_counted(drafting_pipeline: LlamaGenPipeline, options: dict[str, Any]) -> None:
+def test_skipping_saves_passes_and_is_counted(drafting_pipeline, options):
     window = {"window": WINDOW}
     output = make(drafting_pipeline, "vvs-jacobi", {**window, **options})
     trace = output.trace
@@ -160,7 +156,7 @@ def watched(coupling: str) -> tuple[JacobiDrafter, DecodeState, list[Tensor]]:
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
-def test_behind_a_skip_the_rest_of_the_window_stands(coupling: str) -> None:
+def test_behind_a_skip_the_rest_of_the_window_stands(coupling):
     drafter, state, _ = watched(coupling)
     before = drafter.propose(state)
     counts = torch.tensor([3, 0])
@@ -173,7 +169,7 @@ def test_behind_a_skip_the_rest_of_the_window_stands(coupling: str) -> None:
         assert torch.equal(behind.probabilities[0, 1 : WINDOW - 2], before.probabilities[0, 4:])
 
 
-def test_confidence_is_what_two_passes_have_in_common() -> None:
+def test_confidence_is_what_two_passes_have_in_common():
     drafter, state, (first, second) = watched("gumbel")
     confidence = drafter.propose(state).confidence
     assert confidence is not None
@@ -201,9 +197,7 @@ def chain(tokens: Tensor, valid: Tensor, probabilities: Tensor, confidence: Tens
     survival=st.sampled_from([0.0, 0.2, 0.6, 1.0]),
     kept=st.integers(1, 5),
 )
-def test_the_selector_and_the_dynamic_schedule_equal_slow_loops(
-    seed: int, most: int, survival: float, kept: int
-) -> None:
+def test_the_selector_and_the_dynamic_schedule_equal_slow_loops(seed, most, survival, kept):
     generator = torch.Generator().manual_seed(seed)
     codebook = torch.nn.functional.normalize(torch.randn(VOCAB, 3, generator=generator), dim=1)
     tokens = torch.randint(VOCAB, (1, 5), generator=generator)
@@ -226,16 +220,14 @@ def test_the_selector_and_the_dynamic_schedule_equal_slow_loops(
         assert (0 if selection is None else int(selection.counts)) == (looked if mean > threshold else 0)
 
 
-def test_nothing_is_taken_behind_a_guess_that_has_not_settled() -> None:
+def test_nothing_is_taken_behind_a_guess_that_has_not_settled():
     """However sure a drafter is of what comes then."""
     sure = torch.tensor([[1.0, 0.9, 0.1, 0.9, 0.9], [1.0, 0.1, 0.9, 0.9, 0.9]]).log()
     draft = chain(torch.zeros(2, 5, dtype=torch.long), torch.ones(2, 5, dtype=torch.bool), torch.zeros(2, 5, 2), sure)
     assert WindowSelector(4, 0.5)(draft, state_of([9, 9])).counts.tolist() == [1, 0]
 
 
-def test_uniform_skipping_needs_no_codebook(
-    drafting_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uniform_skipping_needs_no_codebook(drafting_pipeline, monkeypatch):
     monkeypatch.setattr(drafting_pipeline, "vqvae", None)
     assert make(drafting_pipeline, "vvs-jacobi", {"schedule": "uniform"}).trace.skipped_tokens > 0
     with pytest.raises(UserError, match="compares the codes of the image tokenizer"):

@@ -1,7 +1,5 @@
 """GLM-Image's autoregressive part in the loop draws what transformers draws with it, and nothing but codes."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 
@@ -66,9 +64,7 @@ class TestGlmImageTarget(TargetContract):
 
 
 @WITH_PICTURES
-def test_positions_are_those_of_the_model_which_keeps_none_of_them(
-    model: GlmImageForConditionalGeneration, pictures: bool
-) -> None:
+def test_positions_are_those_of_the_model_which_keeps_none_of_them(model, pictures):
     inputs = glm_image_models.inputs(pictures)
     request = read_request(model, inputs)
     run(GlmImageTarget(model, request))
@@ -82,7 +78,7 @@ def test_positions_are_those_of_the_model_which_keeps_none_of_them(
     assert torch.equal(request.drawn_positions, drawn[..., :-1])
 
 
-def test_copies_of_a_row_stand_side_by_side(model: GlmImageForConditionalGeneration) -> None:
+def test_copies_of_a_row_stand_side_by_side(model):
     request = read_request(model, glm_image_models.inputs(True))
     twice = request.repeated(2)
     assert request.sources is not None and twice.sources is not None
@@ -94,16 +90,14 @@ def test_copies_of_a_row_stand_side_by_side(model: GlmImageForConditionalGenerat
             assert twice.sources[copied] is request.sources[row]
 
 
-def test_text_goes_on_behind_the_longer_side_of_a_picture() -> None:
+def test_text_goes_on_behind_the_longer_side_of_a_picture():
     positions, following = prompt_positions([7, 1, 5, 5, 5, 2, 8, 1], [(1, 3)], beginning=1, end=2)
     assert positions.tolist() == [[0, 1, 2, 2, 2, 5, 6, 7], [0, 1, 2, 2, 2, 5, 6, 7], [0, 1, 2, 3, 4, 5, 6, 7]]
     assert following == 8
     assert drawn_positions(8, [(1, 1), (2, 1)]).tolist() == [[8, 9, 9], [8, 9, 10], [8, 9, 9]]
 
 
-def test_two_batches_at_a_time_do_not_touch_each_other(
-    model: GlmImageForConditionalGeneration, by_generate: dict[bool, Tensor]
-) -> None:
+def test_two_batches_at_a_time_do_not_touch_each_other(model, by_generate):
     """The other batch is prefilled and fed between two passes of the first one."""
     first, second = (
         GlmImageTarget(model, read_request(model, glm_image_models.inputs(pictures))) for pictures in (False, True)
@@ -121,7 +115,7 @@ def test_two_batches_at_a_time_do_not_touch_each_other(
         first.commit(None, torch.ones(3).long())
 
 
-def test_codes_become_squares_as_diffusers_makes_them() -> None:
+def test_codes_become_squares_as_diffusers_makes_them():
     from diffusers import GlmImagePipeline
 
     codes = torch.randint(0, 99, (2, 3, 4))
@@ -183,9 +177,7 @@ def probabilities(case: _Case) -> Tensor:
 
 
 @pytest.mark.parametrize(("method", "options"), METHODS)
-def test_priors_come_as_often_as_they_should(
-    case: _Case, probabilities: Tensor, method: str, options: dict[str, object]
-) -> None:
+def test_priors_come_as_often_as_they_should(case, probabilities, method, options):
     target = GlmImageTarget(case.model, case.request, max_draft_nodes=6)
     assert case.p_value(method, options, probabilities, target) > 1e-3
 
@@ -199,7 +191,7 @@ class _OnALine(GlmImageTarget):
         self._positions = lambda places: (start + places).expand(3, -1, -1)
 
 
-def test_positions_on_a_line_are_noticed(case: _Case, probabilities: Tensor) -> None:
+def test_positions_on_a_line_are_noticed(case, probabilities):
     assert case.p_value("ar", {}, probabilities, _OnALine(case.model, case.request)) < 1e-6
 
 
@@ -209,7 +201,7 @@ def test_positions_on_a_line_are_noticed(case: _Case, probabilities: Tensor) -> 
 
 @pytest.mark.parametrize("window", [1, 2, 5, 9])
 @pytest.mark.parametrize("method", ["sjd", "scd", "jacobi", "gsd"])
-def test_an_end_that_is_most_probable_everywhere_is_never_drawn(method: str, window: int) -> None:
+def test_an_end_that_is_most_probable_everywhere_is_never_drawn(method, window):
     model = glm_image_models.make_model()
     with torch.no_grad():
         model.lm_head.weight[END] = 50 * model.lm_head.weight[:CODES].mean(0)
@@ -222,7 +214,7 @@ def test_an_end_that_is_most_probable_everywhere_is_never_drawn(method: str, win
     assert result.lengths.tolist() == [10] * 3 and int(result.tokens.max()) < CODES
 
 
-def test_what_there_is_none_of_is_refused_in_one_line(model: GlmImageForConditionalGeneration) -> None:
+def test_what_there_is_none_of_is_refused_in_one_line(model):
     target = GlmImageTarget(model, read_request(model, glm_image_models.inputs()))
     components = GlmImageComponents(model, target, Reuse())
     with pytest.raises(UserError, match="drafter: GLM-Image came without one; train one with `vargen train drafter`"):
@@ -232,7 +224,7 @@ def test_what_there_is_none_of_is_refused_in_one_line(model: GlmImageForConditio
     assert components.num_tokens == 10 and components.neighbours(3).shape == (CODES, 3)
 
 
-def test_codes_are_compared_as_the_model_compares_pictures_with_them(model: GlmImageForConditionalGeneration) -> None:
+def test_codes_are_compared_as_the_model_compares_pictures_with_them(model):
     target = GlmImageTarget(model, read_request(model, glm_image_models.inputs()))
     codebook = GlmImageComponents(model, target, Reuse()).codebook()
     features = torch.randn(1, 8, 5, 7, dtype=torch.float64)

@@ -1,7 +1,5 @@
 """Drafting for Janus with trained heads and smaller models: plain decoding's tokens, training, refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -60,15 +58,8 @@ def draw(pipeline: JanusPipeline, method: Any, **arguments: Any) -> Any:
     [("eagle", TREE), ("eagle", CHAIN), ("draft-model", {"draft_length": 3}), ("draft-model", {"children": "top"})],
 )
 def test_greedy_tokens_are_those_of_plain_decoding(
-    pipeline: JanusPipeline,
-    head: str,
-    smaller: str,
-    guidance_scale: float,
-    name: str,
-    options: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    pipeline, head, smaller, guidance_scale, name, options, tmp_path, monkeypatch
+):
     """In float64, prompts of different lengths; sizes by the clock where nothing is said."""
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
     weights = {"drafter": head} if name == "eagle" else {"draft_model": smaller}
@@ -80,7 +71,7 @@ def test_greedy_tokens_are_those_of_plain_decoding(
         assert sum(sum(row) for row in drafted.trace.accepted_lengths) > 0
 
 
-def test_a_drafter_that_is_the_model_itself_is_always_right(pipeline: JanusPipeline, tmp_path: Path) -> None:
+def test_a_drafter_that_is_the_model_itself_is_always_right(pipeline, tmp_path):
     pipeline.model.save_pretrained(tmp_path)
     method = resolve_method("draft-model", {"draft_model": str(tmp_path), "draft_length": 5})
     assert draw(pipeline, method).trace.target_passes == 1 + -(-15 // 6)
@@ -88,7 +79,7 @@ def test_a_drafter_that_is_the_model_itself_is_always_right(pipeline: JanusPipel
     assert sampled.trace.target_passes == 1 + -(-15 // 6)
 
 
-def test_compiled_both_models_take_over_the_caches_of_the_last_batch(tmp_path: Path) -> None:
+def test_compiled_both_models_take_over_the_caches_of_the_last_batch(tmp_path):
     """Captured graphs write to fixed addresses."""
     model = janus_models.make(num_layers=1)  # every layer is captured for every width
     janus_models.disturbed(model, 0.02).save_pretrained(tmp_path)
@@ -107,7 +98,7 @@ def test_compiled_both_models_take_over_the_caches_of_the_last_batch(tmp_path: P
         torch._dynamo.reset()
 
 
-def test_what_does_not_fit_is_refused_by_name(pipeline: JanusPipeline, head: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused_by_name(pipeline, head, tmp_path):
     for method, message in (
         ("eagle", "drafter: Janus came without one; train one with `vargen train drafter`"),
         ("draft-model", "draft_model: Janus came without one; name a smaller Janus"),
@@ -128,9 +119,7 @@ def test_what_does_not_fit_is_refused_by_name(pipeline: JanusPipeline, head: str
             draw(pipeline, resolve_method("draft-model", {"draft_model": str(tmp_path / folder)}))
 
 
-def test_a_head_is_trained_on_prompts_of_a_file_and_drafts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_head_is_trained_on_prompts_of_a_file_and_drafts(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "cache"))
     model = janus_models.save(tmp_path / "model")
     words = ["dog", "cat", "red", "rain", "sand", "runs"]

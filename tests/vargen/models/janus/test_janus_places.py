@@ -1,7 +1,5 @@
 """Janus by places: the tokens of full forward passes with a mask, whatever the batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import janus_models
@@ -66,7 +64,7 @@ ORDERS: list[Order] = [
 
 @pytest.mark.parametrize("guidance_scale", [5.0, 1.0], ids=["guided", "unguided"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_token_is_that_of_full_forward_passes(model: Any, order: Any, guidance_scale: float) -> None:
+def test_every_token_is_that_of_full_forward_passes(model, order, guidance_scale):
     ids, mask = janus_models.prompts()
 
     def tokens_of(requests: list[int]) -> list[list[int]]:

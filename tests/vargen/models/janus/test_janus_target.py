@@ -1,9 +1,6 @@
 """Janus in the loop draws what transformers draws with it: greedy token for token, sampled in distribution."""
 
-from __future__ import annotations
-
 import itertools
-from pathlib import Path
 
 import janus_models
 import pytest
@@ -55,7 +52,7 @@ class TestJanusTarget(TargetContract):
         return JanusTarget(model, *janus_models.prompts(), guidance_scale=setting, max_draft_nodes=nodes)
 
 
-def test_features_of_the_prompt_stand_before_those_of_the_null_prompt(model: JanusForConditionalGeneration) -> None:
+def test_features_of_the_prompt_stand_before_those_of_the_null_prompt(model):
     prompts = janus_models.prompts()
     guided, plain = (JanusTarget(model, *prompts, guidance_scale=each).prefill().hidden_states for each in (5.0, 1.0))
     read = prompts[1].bool()
@@ -63,13 +60,13 @@ def test_features_of_the_prompt_stand_before_those_of_the_null_prompt(model: Jan
     assert not torch.allclose(guided[..., 32:][read], plain[read], atol=1e-3)
 
 
-def test_the_null_prompt_keeps_the_beginnings_of_text_and_image() -> None:
+def test_the_null_prompt_keeps_the_beginnings_of_text_and_image():
     special = SpecialTokens(BOS, BOI, PAD)
     input_ids = torch.tensor([[PAD, BOS, 9, 8, BOI], [BOS, 7, 7, 7, BOI]])
     assert special.null_prompt(input_ids).tolist() == [[PAD, BOS, PAD, PAD, BOI], [BOS, PAD, PAD, PAD, BOI]]
 
 
-def test_guidance_needs_every_token_of_a_null_prompt() -> None:
+def test_guidance_needs_every_token_of_a_null_prompt():
     model = janus_models.make()
     model.generation_config.generation_kwargs = {}
     with pytest.raises(UserError, match=r"guidance_scale must be at most 1 .* lacks generation_kwargs.boi_token_id"):
@@ -116,16 +113,12 @@ METHODS = [("ar", {}), ("sjd", {"window": 3}), ("scd", {"window": 3}), ("scd", {
 
 
 @pytest.mark.parametrize(("method", "options"), METHODS)
-def test_pictures_come_as_often_as_they_should(
-    small_model: JanusForConditionalGeneration, probabilities: Tensor, method: str, options: dict[str, object]
-) -> None:
+def test_pictures_come_as_often_as_they_should(small_model, probabilities, method, options):
     assert p_value(many(small_model), method, options, SAMPLING, probabilities) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["eagle", "draft-model"])
-def test_drafted_pictures_come_as_often_as_they_should(
-    small_model: JanusForConditionalGeneration, probabilities: Tensor, tmp_path: Path, name: str
-) -> None:
+def test_drafted_pictures_come_as_often_as_they_should(small_model, probabilities, tmp_path, name):
     """Drawn children, of a random head and of a model much like this one."""
     torch.manual_seed(0)
     if name == "eagle":
@@ -138,7 +131,7 @@ def test_drafted_pictures_come_as_often_as_they_should(
     assert p_value(many(small_model), name, options, SAMPLING, probabilities) > 1e-3
 
 
-def test_another_guidance_is_noticed(small_model: JanusForConditionalGeneration, probabilities: Tensor) -> None:
+def test_another_guidance_is_noticed(small_model, probabilities):
     assert p_value(many(small_model, 3.0), "ar", {}, SAMPLING, probabilities) < 1e-6
 
 
@@ -171,14 +164,12 @@ class _NullMissesThePadding(JanusTarget):
 
 
 @pytest.mark.parametrize("fault", [_GuidesTheOtherWay, _ReadsTheWordsTable, _NullMissesThePadding])
-def test_planted_faults_change_tokens(model: JanusForConditionalGeneration, fault: type[JanusTarget]) -> None:
+def test_planted_faults_change_tokens(model, fault):
     wanted = janus_models.by_generate(model, *janus_models.prompts(), 5.0)
     assert not torch.equal(run(fault(model, *janus_models.prompts(), guidance_scale=5.0)).tokens, wanted)
 
 
-def test_words_that_are_left_in_the_null_prompt_are_noticed(
-    model: JanusForConditionalGeneration, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_words_that_are_left_in_the_null_prompt_are_noticed(model, monkeypatch):
     wanted = janus_models.by_generate(model, *janus_models.prompts(), 5.0)
     monkeypatch.setattr(SpecialTokens, "null_prompt", lambda self, ids: torch.full_like(ids, self.padding))
     assert not torch.equal(run(JanusTarget(model, *janus_models.prompts(), guidance_scale=5.0)).tokens, wanted)
@@ -188,7 +179,7 @@ def test_words_that_are_left_in_the_null_prompt_are_noticed(
 # What Janus offers methods
 
 
-def test_what_there_is_none_of_is_refused_in_one_line(model: JanusForConditionalGeneration) -> None:
+def test_what_there_is_none_of_is_refused_in_one_line(model):
     components = JanusComponents(model, JanusTarget(model, *janus_models.prompts()), Reuse())
     assert components.num_tokens == 16 and len(PROMPTS) == components.target.batch_size
     with pytest.raises(UserError, match="drafter: Janus came without one; train one with `vargen train drafter`"):
@@ -197,13 +188,13 @@ def test_what_there_is_none_of_is_refused_in_one_line(model: JanusForConditional
         resolve_method("draft-model").build(components)
 
 
-def test_codes_are_compared_as_the_decoder_looks_them_up(model: JanusForConditionalGeneration) -> None:
+def test_codes_are_compared_as_the_decoder_looks_them_up(model):
     components = JanusComponents(model, JanusTarget(model, *janus_models.prompts()), Reuse())
     grid = model.model.vqmodel.quantize.get_codebook_entry(torch.arange(16)[None])  # [1, d, 4, 4]
     torch.testing.assert_close(components.codebook()[:16], grid.flatten(2)[0].T.float())
     assert components.neighbours(3).shape == (40, 3) and components.neighbours(3) is components.neighbours(3)
 
 
-def test_intensities_stay_between_black_and_white() -> None:
+def test_intensities_stay_between_black_and_white():
     pictures = torch.tensor([-9.0, -1.0, 0.0, 1.0, 9.0])[:, None].expand(1, 1, 5, 3)
     assert intensities(pictures, [0.5] * 3, [0.5] * 3)[0, 0, :, 1].tolist() == pytest.approx([0, 0, 127.5, 255, 255])

@@ -1,7 +1,5 @@
 """Conversion of official official_files: containers, inference from shapes, strictness, and what is refused."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 
@@ -42,7 +40,7 @@ def on_meta(shapes: dict[str, list[int]]) -> dict[str, Tensor]:
     ids=["model", "module", "state_dict", "bare"],
 )
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
-def test_containers(tmp_path, small_class_weights, wrap, zipped: bool) -> None:
+def test_containers(tmp_path, small_class_weights, wrap, zipped):
     path = tmp_path / "weights.pt"
     torch.save(wrap(small_class_weights), path, _use_new_zipfile_serialization=zipped)
     read = read_checkpoint(path, "transformer")
@@ -55,7 +53,7 @@ def test_containers(tmp_path, small_class_weights, wrap, zipped: bool) -> None:
 
 @pytest.mark.parametrize("size", LLAMAGEN_SIZES)
 @pytest.mark.parametrize("condition_type", ["class", "text"])
-def test_published_sizes_are_recognised(official_transformer_shapes, size: str, condition_type: str) -> None:
+def test_published_sizes_are_recognised(official_transformer_shapes, size, condition_type):
     geometry = LLAMAGEN_SIZES[size]
     dim = geometry["dim"]
     condition: dict[str, Any] = {"num_classes": 1000} if condition_type == "class" else {"caption": (120, 2048)}
@@ -74,13 +72,13 @@ def test_published_sizes_are_recognised(official_transformer_shapes, size: str, 
     }
 
 
-def test_grouped_heads_are_recognised(official_transformer_shapes) -> None:
+def test_grouped_heads_are_recognised(official_transformer_shapes):
     shapes = official_transformer_shapes(32, 1, 48, 40, key_value_rows=2 * 2 * 8)
     config = infer_transformer_config(on_meta(shapes), num_attention_heads=4)
     assert config["num_key_value_heads"] == 2
 
 
-def test_unpublished_geometry_needs_the_number_of_heads(small_class_weights) -> None:
+def test_unpublished_geometry_needs_the_number_of_heads(small_class_weights):
     with pytest.raises(UserError, match="num_attention_heads must be given"):
         infer_transformer_config(small_class_weights)
     with pytest.raises(UserError, match="num_attention_heads must divide"):
@@ -88,24 +86,24 @@ def test_unpublished_geometry_needs_the_number_of_heads(small_class_weights) -> 
 
 
 @pytest.mark.parametrize("heads", [0, 5, 16, 32])
-def test_heads_without_rotary_pairs_are_refused(small_class_weights, heads: int) -> None:
+def test_heads_without_rotary_pairs_are_refused(small_class_weights, heads):
     with pytest.raises(UserError, match=rf"num_attention_heads must divide the width 32 .* got {heads}\.$"):
         infer_transformer_config(small_class_weights, heads)
 
 
 @pytest.mark.parametrize("rows", [16, 32, 40, 32 + 2 * 3 * 8, 32 + 2 * 8 * 8])
-def test_rows_that_are_no_heads_are_refused(small_class_weights, rows: int) -> None:
+def test_rows_that_are_no_heads_are_refused(small_class_weights, rows):
     key = "layers.0.attention.wqkv.weight"
     with pytest.raises(UserError, match=rf"{key} of {rows} rows, .* 4 heads of 8; give another num_attention_heads"):
         infer_transformer_config(small_class_weights | {key: torch.zeros(rows, 32)}, 4)
 
 
-def test_a_layer_that_nobody_has_is_refused(small_class_weights) -> None:
+def test_a_layer_that_nobody_has_is_refused(small_class_weights):
     with pytest.raises(UserError, match="transformer has a layer 99999999"):
         infer_transformer_config(small_class_weights | {"layers.99999999.ffn_norm.weight": torch.zeros(32)}, 4)
 
 
-def test_fused_matrices_keep_their_order(small_class_weights) -> None:
+def test_fused_matrices_keep_their_order(small_class_weights):
     renamed = convert_transformer_state_dict(small_class_weights)
     gate, up = renamed["transformer_blocks.1.ff.gate_up_proj.weight"].chunk(2)
     assert torch.equal(gate, small_class_weights["layers.1.feed_forward.w1.weight"])
@@ -115,7 +113,7 @@ def test_fused_matrices_keep_their_order(small_class_weights) -> None:
     )
 
 
-def test_only_the_rotary_table_may_be_surplus(small_text_weights) -> None:
+def test_only_the_rotary_table_may_be_surplus(small_text_weights):
     config = infer_transformer_config(small_text_weights, 4) | {"grid_size": 4}
     model = load_transformer(small_text_weights | {"freqs_cis": torch.zeros(25, 4, 2)}, config)
     assert not model.training and not any(tensor.is_meta for tensor in model.state_dict().values())
@@ -130,7 +128,7 @@ def test_only_the_rotary_table_may_be_surplus(small_text_weights) -> None:
         load_transformer(small_text_weights | {"output.weight": torch.zeros(41, 32)}, config)
 
 
-def test_unconditional_files_are_refused(small_class_weights) -> None:
+def test_unconditional_files_are_refused(small_class_weights):
     del small_class_weights["cls_embedding.embedding_table.weight"]
     with pytest.raises(UserError, match="neither class nor caption"):
         infer_transformer_config(small_class_weights, 4)
@@ -143,7 +141,7 @@ def test_unconditional_files_are_refused(small_class_weights) -> None:
     ("kind", "channels", "entries", "parameters"),
     [("VQ-16", [128, 128, 256, 256, 512], 344, 71_883_403), ("VQ-8", [128, 256, 256, 512], 300, 70_109_835)],
 )
-def test_official_tokenizers(official_vq_shapes, golden, kind, channels, entries: int, parameters: int) -> None:
+def test_official_tokenizers(official_vq_shapes, golden, kind, channels, entries, parameters):
     shapes = official_vq_shapes(channels)
     assert len(shapes) == entries
     if kind == "VQ-16":
@@ -159,7 +157,7 @@ def test_official_tokenizers(official_vq_shapes, golden, kind, channels, entries
     assert downsampling_factor(model) == int(kind.removeprefix("VQ-"))
 
 
-def test_codebook_becomes_unit_vectors(small_vq_weights) -> None:
+def test_codebook_becomes_unit_vectors(small_vq_weights):
     small_vq_weights["quantize.embedding.weight"] *= torch.linspace(0.1, 9, 40)[:, None]
     model = load_vq_model(small_vq_weights)
     assert torch.allclose(model.quantize.embedding.weight.norm(dim=-1), torch.ones(40))
@@ -167,7 +165,7 @@ def test_codebook_becomes_unit_vectors(small_vq_weights) -> None:
 
 
 @torch.no_grad()
-def test_codes_and_images(small_vq_weights) -> None:
+def test_codes_and_images(small_vq_weights):
     model = load_vq_model(small_vq_weights)
     images = torch.rand(2, 3, 12, 16) * 2 - 1
     codes = encode_images(model, images)
@@ -191,7 +189,7 @@ def test_codes_and_images(small_vq_weights) -> None:
         decode_codes(model, codes, (3, 4))
 
 
-def test_incomplete_tokenizers_are_refused(small_vq_weights) -> None:
+def test_incomplete_tokenizers_are_refused(small_vq_weights):
     for key in ("decoder.mid.1.q.weight", "encoder.conv_out.weight"):
         incomplete = {name: value for name, value in small_vq_weights.items() if name != key}
         with pytest.raises(UserError, match="lacks"):

@@ -1,7 +1,5 @@
 """LlamaGen by the project's own kernels: the modules' numbers, and the same bits however tokens are fed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +12,6 @@ from specdecode.roles import TargetOutput
 from vargen.methods.catalogue import resolve_method
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.pipelines.llamagen import LlamaGenPipeline
 
 LENGTHS = [5, 3, 1]
 NUM_STEPS, STEP = 3, 3
@@ -69,9 +66,7 @@ MODELS = [{}, {"num_key_value_heads": 2}, {"dim": 80}, {"condition_rotary": "ide
 
 @pytest.mark.parametrize("changes", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_numbers_are_nearer_to_exact_ones_than_the_modules(
-    served: Callable[[], int], monkeypatch: pytest.MonkeyPatch, changes: dict, dtype: torch.dtype
-) -> None:
+def test_the_numbers_are_nearer_to_exact_ones_than_the_modules(served, monkeypatch, changes, dtype):
     model = nn.Module.to(make_model(**changes), dtype)
     fast = logits_by(make_target(model), tokens_of(model), STEP)
     assert served() == 1 + NUM_STEPS
@@ -85,9 +80,7 @@ def test_the_numbers_are_nearer_to_exact_ones_than_the_modules(
 
 @pytest.mark.parametrize("changes", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_have_the_same_bits_however_tokens_are_fed(
-    served: Callable[[], int], changes: dict, dtype: torch.dtype
-) -> None:
+def test_logits_have_the_same_bits_however_tokens_are_fed(served, changes, dtype):
     model = nn.Module.to(make_model(**changes), dtype)
     tokens = tokens_of(model)
     one_by_one = logits_by(make_target(model), tokens, 1)
@@ -101,7 +94,7 @@ def test_logits_have_the_same_bits_however_tokens_are_fed(
 
 
 @pytest.mark.parametrize("threads", [2, 5])
-def test_logits_have_the_same_bits_with_any_number_of_threads(own_kernels: None, threads: int) -> None:
+def test_logits_have_the_same_bits_with_any_number_of_threads(own_kernels, threads):
     model = make_model(num_layers=5)
     before = torch.get_num_threads()
     try:
@@ -115,7 +108,7 @@ def test_logits_have_the_same_bits_with_any_number_of_threads(own_kernels: None,
 
 
 @torch.no_grad()
-def test_a_branch_of_a_tree_has_the_bits_of_a_chain(own_kernels: None) -> None:
+def test_a_branch_of_a_tree_has_the_bits_of_a_chain(own_kernels):
     model = nn.Module.to(make_model(), torch.bfloat16)
     tokens = tokens_of(model)
     target = make_target(model)
@@ -135,9 +128,7 @@ def test_a_branch_of_a_tree_has_the_bits_of_a_chain(own_kernels: None) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_exact_methods_draw_the_tokens_of_plain_decoding_in_half_precision(
-    drafting_pipeline: LlamaGenPipeline, served: Callable[[], int], temperature: float
-) -> None:
+def test_exact_methods_draw_the_tokens_of_plain_decoding_in_half_precision(drafting_pipeline, served, temperature):
     prompts = ["a red cube", "a small shiny blue sphere left of a large green cone on sand"]
 
     def draw(method: str, **options: object) -> Tensor:
@@ -160,7 +151,7 @@ def test_exact_methods_draw_the_tokens_of_plain_decoding_in_half_precision(
     assert served() > 0
 
 
-def test_whatever_stands_in_a_modules_place_is_obeyed(served: Callable[[], int]) -> None:
+def test_whatever_stands_in_a_modules_place_is_obeyed(served):
     model = make_model()
     tokens = tokens_of(model)
     fast = logits_by(make_target(model), tokens, STEP)
@@ -223,9 +214,7 @@ def check_like_the_modules(
 @pytest.mark.parametrize("name", ["norm_out", "blocks.0.norm1", "blocks.1.norm2", "blocks.1.attn.to_out"])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_part_of_another_precision_is_left_to_the_modules(
-    served: Callable[[], int], monkeypatch: pytest.MonkeyPatch, name: str, kind: torch.dtype, dtype: torch.dtype
-) -> None:
+def test_a_part_of_another_precision_is_left_to_the_modules(served, monkeypatch, name, kind, dtype):
     """Kernels would read a norm's numbers as others, and past the end of shorter ones."""
     model = nn.Module.to(make_model(), dtype)
     part = model.get_submodule(name.replace("blocks", "transformer_blocks"))
@@ -238,7 +227,7 @@ def test_a_part_of_another_precision_is_left_to_the_modules(
 
 
 @torch.no_grad()
-def test_a_part_that_is_converted_between_two_passes_is_left_to_the_modules(served: Callable[[], int]) -> None:
+def test_a_part_that_is_converted_between_two_passes_is_left_to_the_modules(served):
     model = make_model()
     target = make_target(model)
     target.prefill()
@@ -254,9 +243,7 @@ PARTS = ("token_embedding", "norm_out", "lm_head", "norm1", "norm2", "to_qkv", "
 
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("change", ["shorter", "transposed"])
-def test_weights_of_another_size_or_order_are_left_to_the_modules(
-    served: Callable[[], int], monkeypatch: pytest.MonkeyPatch, name: str, change: str
-) -> None:
+def test_weights_of_another_size_or_order_are_left_to_the_modules(served, monkeypatch, name, change):
     model = make_model()
     part = next(module for path, module in reversed([*model.named_modules()]) if path.endswith(name))
     weight = part.weight.data
@@ -282,9 +269,7 @@ class Halved(nn.Module):
 
 
 @pytest.mark.parametrize("change", ["ff", "norm1", "attn", "fewer", "norm_out", "layer norm"])
-def test_whole_layers_that_were_replaced_are_left_to_the_modules(
-    served: Callable[[], int], monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_whole_layers_that_were_replaced_are_left_to_the_modules(served, monkeypatch, change):
     model = make_model()
     block = model.transformer_blocks[1]
     if change == "fewer":
@@ -300,9 +285,7 @@ def test_whole_layers_that_were_replaced_are_left_to_the_modules(
 
 
 @torch.no_grad()
-def test_tokens_and_places_of_another_type_are_what_the_modules_make_of_them(
-    served: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_and_places_of_another_type_are_what_the_modules_make_of_them(served, monkeypatch):
     model = make_model()
 
     def logits(positions: Tensor, logits_to_keep: int = 0) -> Tensor:
@@ -325,7 +308,7 @@ def test_tokens_and_places_of_another_type_are_what_the_modules_make_of_them(
     assert served() == 2
 
 
-def test_a_head_of_another_precision_is_left_to_the_modules(served: Callable[[], int]) -> None:
+def test_a_head_of_another_precision_is_left_to_the_modules(served):
     """Which refuse it, where kernels would read its numbers as others."""
     model = make_model()
     model.lm_head.double()
@@ -335,9 +318,7 @@ def test_a_head_of_another_precision_is_left_to_the_modules(served: Callable[[],
 
 
 @torch.no_grad()
-def test_states_of_several_layers_are_those_of_the_modules(
-    served: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_of_several_layers_are_those_of_the_modules(served, monkeypatch):
     model = make_model()
 
     def features() -> Tensor:
@@ -357,7 +338,7 @@ def test_states_of_several_layers_are_those_of_the_modules(
     torch.testing.assert_close(fast, features(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_slot_that_does_not_exist_is_an_error(own_kernels: None) -> None:
+def test_a_slot_that_does_not_exist_is_an_error(own_kernels):
     model = make_model()
     target = make_target(model)
     with torch.no_grad():

@@ -1,7 +1,5 @@
 """The public reference implementation's outputs, reproduced through the key renames of `convert`."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -40,7 +38,7 @@ def condition_of(model: LlamaGenTransformer, tensors: dict[str, Tensor]) -> tupl
 
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
-def test_logits_under_teacher_forcing(golden, fill_by_rule, name: str) -> None:
+def test_logits_under_teacher_forcing(golden, fill_by_rule, name):
     model, _, tensors = load_case(golden, fill_by_rule, name)
     embeds, mask = condition_of(model, tensors)
     logits = training_forward(model, embeds, mask, tensors["greedy_tokens"].repeat(2, 1))
@@ -48,7 +46,7 @@ def test_logits_under_teacher_forcing(golden, fill_by_rule, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_on_the_training_path(golden, fill_by_rule, name: str) -> None:
+def test_logits_on_the_training_path(golden, fill_by_rule, name):
     """With gradients the CPU takes its own attention and norms; they are the same function."""
     model, _, tensors = load_case(golden, fill_by_rule, name)
     train_on_cpu(model)
@@ -61,7 +59,7 @@ def test_logits_on_the_training_path(golden, fill_by_rule, name: str) -> None:
 @pytest.mark.parametrize("trimmed", [False, True], ids=["full", "trimmed"])
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
-def test_greedy_tokens_through_the_cache(golden, fill_by_rule, name: str, trimmed: bool) -> None:
+def test_greedy_tokens_through_the_cache(golden, fill_by_rule, name, trimmed):
     """Plain guided decoding, one token at a time. Trimming the text's padding changes nothing."""
     model, description, tensors = load_case(golden, fill_by_rule, name)
     embeds, mask = condition_of(model, tensors)
@@ -104,7 +102,7 @@ def test_greedy_tokens_through_the_cache(golden, fill_by_rule, name: str, trimme
 
 
 @torch.no_grad()
-def test_tokenizer(golden, fill_by_rule) -> None:
+def test_tokenizer(golden, fill_by_rule):
     description, tensors = golden("vq16")
     vqvae = load_vq_model(fill_by_rule(description["state_dict"], description["salt"]))
     decoded = decode_codes(vqvae, tensors["codes"])

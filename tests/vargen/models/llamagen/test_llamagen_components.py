@@ -1,9 +1,5 @@
 """What LlamaGen offers methods: for whom it loads what, and what is kept between batches."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -26,7 +22,7 @@ def components_of(
 
 
 @torch.no_grad()
-def test_the_cache_of_the_last_batch_is_used_again_where_it_fits(drafting_pipeline: LlamaGenPipeline) -> None:
+def test_the_cache_of_the_last_batch_is_used_again_where_it_fits(drafting_pipeline):
     kept = Reuse()
     first = components_of(drafting_pipeline, kept)
     assert components_of(drafting_pipeline, kept).target.kv_cache is first.target.kv_cache
@@ -37,9 +33,7 @@ def test_the_cache_of_the_last_batch_is_used_again_where_it_fits(drafting_pipeli
 
 @torch.no_grad()
 @pytest.mark.parametrize("draft", ["draft_head", "draft_model"])
-def test_so_is_that_of_what_drafts_unless_its_rows_join_a_batch_that_uses_it(
-    drafting_pipeline: LlamaGenPipeline, draft: str
-) -> None:
+def test_so_is_that_of_what_drafts_unless_its_rows_join_a_batch_that_uses_it(drafting_pipeline, draft):
     kept, arguments = Reuse(), (None, 4) if draft == "draft_head" else (None,)
     first, second, joining = (
         getattr(components_of(drafting_pipeline, kept, place=place), f"load_{draft}")(*arguments).network.kv_cache
@@ -49,7 +43,7 @@ def test_so_is_that_of_what_drafts_unless_its_rows_join_a_batch_that_uses_it(
 
 
 @torch.no_grad()
-def test_what_is_found_or_loaded_once_is_kept(drafting_pipeline: LlamaGenPipeline, tmp_path: Path) -> None:
+def test_what_is_found_or_loaded_once_is_kept(drafting_pipeline, tmp_path):
     drafting_pipeline.drafter.save_pretrained(tmp_path / "drafter")
     drafting_pipeline.draft_model.save_pretrained(tmp_path / "smaller" / "transformer")
     kept = Reuse()
@@ -65,7 +59,7 @@ def test_what_is_found_or_loaded_once_is_kept(drafting_pipeline: LlamaGenPipelin
 
 
 @torch.no_grad()
-def test_what_is_timed_leaves_target_and_drafters_as_they_are(drafting_pipeline: LlamaGenPipeline) -> None:
+def test_what_is_timed_leaves_target_and_drafters_as_they_are(drafting_pipeline):
     components = components_of(drafting_pipeline, Reuse(), rows=2)
     target, head, smaller = components.target, components.load_draft_head(None, 8), components.load_draft_model(None)
     for draft in (head, smaller):
@@ -78,7 +72,7 @@ def test_what_is_timed_leaves_target_and_drafters_as_they_are(drafting_pipeline:
     assert int(probe.kv_cache.lengths.min()) == target.condition_length + 8, "in the middle of 16 tokens"
 
 
-def test_only_a_drafter_asks_for_prompts_in_full_length(drafting_pipeline: LlamaGenPipeline) -> None:
+def test_only_a_drafter_asks_for_prompts_in_full_length(drafting_pipeline):
     components = components_of(drafting_pipeline, Reuse())
     assert not components.wants_full_prompt(resolve_method("eagle"))
     components.drafter = type(drafting_pipeline.drafter)(

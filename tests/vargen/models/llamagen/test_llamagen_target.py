@@ -1,7 +1,5 @@
 """LlamaGenTarget as the loop sees it: trees, rows of different length, rollback, guidance."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -54,9 +52,7 @@ def feed_one_by_one(target: LlamaGenTarget, tokens: list[int]) -> Tensor:
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=5, max_size=5), st.lists(st.integers(1, 4), min_size=3, max_size=3))
 @torch.no_grad()
-def test_one_pass_over_a_tree_is_many_passes_over_one_token(
-    tiny_pipeline: LlamaGenPipeline, draws: list[int], lengths: list[int]
-) -> None:
+def test_one_pass_over_a_tree_is_many_passes_over_one_token(tiny_pipeline, draws, lengths):
     """Rows have committed 1 to 4 tokens, some of them after a rollback; the tree is random, the same for all rows."""
     transformer = tiny_pipeline.transformer
     generator = torch.Generator().manual_seed(sum(draws))
@@ -106,7 +102,7 @@ def to_the_end(target: LlamaGenTarget, tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def test_a_picture_to_its_end_is_one_pass_without_a_cache(transformer: LlamaGenTransformer) -> None:
+def test_a_picture_to_its_end_is_one_pass_without_a_cache(transformer):
     """Places in the picture, padding that nobody sees, and room for a whole draft behind the last token that is fed."""
     target, size = build(transformer), transformer.num_image_tokens
     tokens = torch.randint(0, 24, (3, size + 7), generator=torch.Generator().manual_seed(2))
@@ -117,7 +113,7 @@ def test_a_picture_to_its_end_is_one_pass_without_a_cache(transformer: LlamaGenT
 
 
 @torch.no_grad()
-def test_a_longer_condition_in_the_place_of_a_shorter_one_has_room_to_the_end(transformer: LlamaGenTransformer) -> None:
+def test_a_longer_condition_in_the_place_of_a_shorter_one_has_room_to_the_end(transformer):
     """Its neighbours, which are of the shorter one, are as they would be without it."""
     size, short = transformer.num_image_tokens, CONDITION[[0, 0, 0], 2:]
     tokens = torch.randint(0, 24, (3, size + 7), generator=torch.Generator().manual_seed(2))
@@ -135,7 +131,7 @@ def test_a_longer_condition_in_the_place_of_a_shorter_one_has_room_to_the_end(tr
 
 
 @torch.no_grad()
-def test_what_is_kept_of_a_tree_is_all_that_comes_before_later_tokens(transformer: LlamaGenTransformer) -> None:
+def test_what_is_kept_of_a_tree_is_all_that_comes_before_later_tokens(transformer):
     parents = torch.tensor([-1, 0, 0, 1, 2]).expand(3, -1)
     tree = TokenTree.from_parents(torch.arange(15).view(3, 5), parents)
     paths = [[0, 2, 4], [0, 1, 3], [0]]
@@ -152,7 +148,7 @@ def test_what_is_kept_of_a_tree_is_all_that_comes_before_later_tokens(transforme
 
 
 @torch.no_grad()
-def test_guidance_is_that_of_two_models(transformer: LlamaGenTransformer) -> None:
+def test_guidance_is_that_of_two_models(transformer):
     guided, tokens = build(transformer, guidance_scale=2.5), torch.tensor([[3], [4], [5]])
     null = transformer.null_condition(3, 5)
     halves = [LlamaGenTarget(transformer, embeds, MASK, guidance_scale=1.0) for embeds in (CONDITION, null)]
@@ -168,7 +164,7 @@ def test_guidance_is_that_of_two_models(transformer: LlamaGenTransformer) -> Non
 
 
 @torch.no_grad()
-def test_what_does_not_fit_is_refused(transformer: LlamaGenTransformer) -> None:
+def test_what_does_not_fit_is_refused(transformer):
     with pytest.raises(ValueError, match=r"condition_embeds must be \[batch, length, dim\]"):
         LlamaGenTarget(transformer, CONDITION[0])
     with pytest.raises(ValueError, match=r"condition_mask must be \[3, 5\]"):

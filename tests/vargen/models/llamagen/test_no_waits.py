@@ -1,7 +1,5 @@
 """A step of the loop on a GPU never waits for it: shown without one (`fake_device`)."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,11 +51,11 @@ def play(name: str, **options: Any) -> None:
         ("sjd", {"window": 4, "branches": 2}),
     ],
 )
-def test_nothing_waits(name: str, options: dict[str, Any]) -> None:
+def test_nothing_waits(name, options):
     play(name, **options)
 
 
-def test_nothing_waits_for_a_tree_that_a_head_draws() -> None:
+def test_nothing_waits_for_a_tree_that_a_head_draws():
     with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
         target = target_of(8)
         config = target.transformer.config
@@ -69,6 +67,6 @@ def test_nothing_waits_for_a_tree_that_a_head_draws() -> None:
         take_steps(target, TOKENS, drafter=eagle, verifier=ExactVerifier())
 
 
-def test_a_schedule_that_asks_the_device_is_seen_to_wait() -> None:
+def test_a_schedule_that_asks_the_device_is_seen_to_wait():
     with pytest.raises(DataDependentOutputException):
         play("vvs-jacobi", window=4)

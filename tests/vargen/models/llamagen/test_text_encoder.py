@@ -1,7 +1,5 @@
 """Text features: alignment against LlamaGen's own loop, trimming, cleaning."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -34,7 +32,7 @@ def text_encoder() -> T5EncoderModel:
 
 @settings(max_examples=30, deadline=None)
 @given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4))
-def test_right_align_equals_the_loop_of_the_reference(lengths: list[int]) -> None:
+def test_right_align_equals_the_loop_of_the_reference(lengths):
     embeds = torch.randn(len(lengths), 6, 3)
     mask = (torch.arange(6) < torch.tensor(lengths)[:, None]).long()
     aligned, aligned_mask = right_align(embeds, mask)
@@ -47,7 +45,7 @@ def test_right_align_equals_the_loop_of_the_reference(lengths: list[int]) -> Non
 
 
 @torch.no_grad()
-def test_features_end_at_the_end(tokenizer, text_encoder) -> None:
+def test_features_end_at_the_end(tokenizer, text_encoder):
     prompts = ["a red cube", "a blue sphere left of a red cube", "sphere"]
     embeds, mask = encode_text(tokenizer, text_encoder, prompts, 12, trim=False)
     assert embeds.shape == (3, 12, 16) and mask.shape == (3, 12)
@@ -65,20 +63,20 @@ def test_features_end_at_the_end(tokenizer, text_encoder) -> None:
 
 
 @torch.no_grad()
-def test_long_prompts_are_cut_before_the_end_token(tokenizer, text_encoder) -> None:
+def test_long_prompts_are_cut_before_the_end_token(tokenizer, text_encoder):
     embeds, mask = encode_text(tokenizer, text_encoder, ["a red cube left of a blue sphere", "cube"], 5)
     assert embeds.shape == (2, 5, 16) and mask[0].all()
     expected = text_encoder(input_ids=torch.tensor([[3, 4, 6, 8, 1]])).last_hidden_state
     torch.testing.assert_close(embeds[:1], expected, atol=1e-5, rtol=0)
 
 
-def test_gradients_reach_the_encoder(tokenizer, text_encoder) -> None:
+def test_gradients_reach_the_encoder(tokenizer, text_encoder):
     encode_text(tokenizer, text_encoder, ["a cube"], 8)[0].sum().backward()
     assert text_encoder.shared.weight.grad is not None
 
 
 @torch.no_grad()
-def test_cleaning_is_decided_by_argument_or_config(tokenizer, text_encoder) -> None:
+def test_cleaning_is_decided_by_argument_or_config(tokenizer, text_encoder):
     untidy, tidy = "A <b>RED</b> cube, visit www.cubes.com", "a red cube, visit"
     assert clean_captions([untidy]) == [tidy]
     plain = encode_text(tokenizer, text_encoder, [untidy], 20)[0]
@@ -90,18 +88,18 @@ def test_cleaning_is_decided_by_argument_or_config(tokenizer, text_encoder) -> N
     assert torch.equal(encode_text(tokenizer, text_encoder, [untidy], 20, clean_caption=False)[0], plain)
 
 
-def test_the_cleaning_flag_is_saved_with_the_encoder(text_encoder, tmp_path) -> None:
+def test_the_cleaning_flag_is_saved_with_the_encoder(text_encoder, tmp_path):
     text_encoder.config.clean_caption = True
     text_encoder.save_pretrained(tmp_path)
     assert T5EncoderModel.from_pretrained(tmp_path).config.clean_caption is True
 
 
-def test_cleaning_is_applied_twice() -> None:
+def test_cleaning_is_applied_twice():
     """One pass takes one mark off the front."""
     assert clean_captions(["_,a cube"]) == ["a cube"]
 
 
-def test_cleaning_refuses_to_do_half(monkeypatch) -> None:
+def test_cleaning_refuses_to_do_half(monkeypatch):
     monkeypatch.setattr("diffusers.utils.is_ftfy_available", lambda: False)
     with pytest.raises(ValueError, match="ftfy"):
         clean_captions(["a cube"])

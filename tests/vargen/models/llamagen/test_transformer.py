@@ -1,11 +1,8 @@
 """The LlamaGen transformer: geometry, rotary table, conditioning, and one pass against many."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -51,7 +48,7 @@ def make_cache(model: LlamaGenTransformer, batch_size: int, max_length: int) -> 
         ("3B", "text", 3_110_249_600),
     ],
 )
-def test_published_sizes(size: str, condition_type: str, parameters: int) -> None:
+def test_published_sizes(size, condition_type, parameters):
     with torch.device("meta"):
         model = LlamaGenTransformer(**LLAMAGEN_SIZES[size], condition_type=condition_type, grid_size=24)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
@@ -59,7 +56,7 @@ def test_published_sizes(size: str, condition_type: str, parameters: int) -> Non
     assert model.config.condition_length == (1 if condition_type == "class" else 120)
 
 
-def test_default_width_of_the_feed_forward_layer() -> None:
+def test_default_width_of_the_feed_forward_layer():
     assert [default_intermediate_size(dim) for dim in (768, 1024, 1280, 1536, 3200)] == [2048, 2816, 3584, 4096, 8704]
 
 
@@ -73,7 +70,7 @@ def test_default_width_of_the_feed_forward_layer() -> None:
         ({"grid_size": -1}, "grid_size"),
     ],
 )
-def test_impossible_geometry_is_refused(arguments: dict[str, Any], named: str) -> None:
+def test_impossible_geometry_is_refused(arguments, named):
     with pytest.raises(ValueError, match=named):
         make_model(**arguments)
 
@@ -81,7 +78,7 @@ def test_impossible_geometry_is_refused(arguments: dict[str, Any], named: str) -
 # Saving ---------------------------------------------------------------------------------------------------------------
 
 
-def test_save_and_load(tmp_path) -> None:
+def test_save_and_load(tmp_path):
     model = make_model(num_key_value_heads=2)
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -98,14 +95,14 @@ def test_save_and_load(tmp_path) -> None:
     assert "null_caption_embeds" not in dict(loaded.named_parameters())
 
 
-def test_defaults_are_written_resolved() -> None:
+def test_defaults_are_written_resolved():
     config = make_model(intermediate_size=None, multiple_of=16).config
     assert config.num_key_value_heads == 4
     assert config.intermediate_size == 96
 
 
 @pytest.mark.parametrize("argument", ["torch_dtype", "dtype"])
-def test_rotary_table_stays_exact_in_bf16(tmp_path, argument: str) -> None:
+def test_rotary_table_stays_exact_in_bf16(tmp_path, argument):
     make_model().save_pretrained(tmp_path)
     loaded = LlamaGenTransformer.from_pretrained(tmp_path, **{argument: torch.bfloat16})
     exact = build_rotary_table(4, 8)
@@ -118,7 +115,7 @@ def test_rotary_table_stays_exact_in_bf16(tmp_path, argument: str) -> None:
         assert torch.equal(model.rotary_rows(torch.arange(16)[None])[0, :, 0], exact[:-1])
 
 
-def test_rotary_table_under_a_bf16_default() -> None:
+def test_rotary_table_under_a_bf16_default():
     exact = build_rotary_table(4, 8)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
@@ -128,7 +125,7 @@ def test_rotary_table_under_a_bf16_default() -> None:
         torch.set_default_dtype(before)
 
 
-def test_rotary_table_follows_the_device_and_serves_training_after_inference() -> None:
+def test_rotary_table_follows_the_device_and_serves_training_after_inference():
     model = make_model()
     with torch.inference_mode():
         model.rotary_rows(torch.zeros(1, 1, dtype=torch.long))
@@ -138,7 +135,7 @@ def test_rotary_table_follows_the_device_and_serves_training_after_inference() -
     assert torch.equal(copy.deepcopy(model).rotary_rows(torch.tensor([[3]])), model.rotary_rows(torch.tensor([[3]])))
 
 
-def test_scaled_positions_lie_between_those_of_a_smaller_grid() -> None:
+def test_scaled_positions_lie_between_those_of_a_smaller_grid():
     plain, scaled = make_model(grid_size=4), make_model(grid_size=8, position_scale=0.5)
     rows = scaled.rotary_rows.table(torch.device("cpu"))
     places = torch.arange(64).view(8, 8)[::2, ::2].flatten()
@@ -166,7 +163,7 @@ def rotate_slowly(states: Tensor, row: int, column: int, base: float = 10000.0) 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 100])
 @pytest.mark.parametrize("compiling", [False, True])
-def test_rotary_against_the_definition(monkeypatch, head_dim: int, compiling: bool) -> None:
+def test_rotary_against_the_definition(monkeypatch, head_dim, compiling):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     grid = 3
     states = torch.randn(1, grid**2, 2, head_dim, generator=torch.Generator().manual_seed(1))
@@ -178,7 +175,7 @@ def test_rotary_against_the_definition(monkeypatch, head_dim: int, compiling: bo
             torch.testing.assert_close(turned[0, place, head].double(), expected, atol=1e-5, rtol=0)
 
 
-def test_halves_of_the_table() -> None:
+def test_halves_of_the_table():
     table = build_rotary_table(16, 64)
     identity = torch.tensor([1.0, 0.0]).expand(32, 2)
     assert torch.equal(table[0], identity)
@@ -187,7 +184,7 @@ def test_halves_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("compiling", [False, True])
-def test_condition_queries_and_keys_vanish(monkeypatch, compiling: bool) -> None:
+def test_condition_queries_and_keys_vanish(monkeypatch, compiling):
     """Zero rows, not identity: cosine and sine are both 0."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     model = make_model()
@@ -199,7 +196,7 @@ def test_condition_queries_and_keys_vanish(monkeypatch, compiling: bool) -> None
     assert torch.equal(turned[:, 1], states[:, 1])
 
 
-def test_keys_of_the_condition_are_cached_as_zero() -> None:
+def test_keys_of_the_condition_are_cached_as_zero():
     model = make_model()
     cache = make_cache(model, 1, CONDITION_LENGTH)
     with torch.no_grad():
@@ -214,7 +211,7 @@ def test_keys_of_the_condition_are_cached_as_zero() -> None:
 
 
 @torch.no_grad()
-def test_identity_rows_let_image_tokens_choose_among_condition_tokens() -> None:
+def test_identity_rows_let_image_tokens_choose_among_condition_tokens():
     """With zero rows the weights of condition tokens are equal, whatever they say; with identity rows they are not."""
     for condition_rotary, vanish in (("zero", True), ("identity", False)):
         model = make_model(condition_rotary=condition_rotary, num_layers=1)
@@ -241,7 +238,7 @@ def test_identity_rows_let_image_tokens_choose_among_condition_tokens() -> None:
 # Conditioning ---------------------------------------------------------------------------------------------------------
 
 
-def test_class_condition() -> None:
+def test_class_condition():
     model = make_model(condition_type="class")
     labels = torch.tensor([3, 0])
     embeds = model.embed_condition(class_labels=labels)
@@ -254,14 +251,14 @@ def test_class_condition() -> None:
         model.embed_condition(caption_embeds=torch.zeros(1, 1, 12))
 
 
-def test_class_condition_without_dropout_has_no_null_class() -> None:
+def test_class_condition_without_dropout_has_no_null_class():
     model = make_model(condition_type="class", class_dropout_prob=0.0)
     assert model.class_embedding.num_embeddings == 7
     with pytest.raises(ValueError, match="class_dropout_prob"):
         model.null_condition(1)
 
 
-def test_null_caption_is_the_end_of_the_buffer_through_the_projection() -> None:
+def test_null_caption_is_the_end_of_the_buffer_through_the_projection():
     model = make_model()
     null = model.null_condition(3, 2)
     assert null.shape == (3, 2, 32)
@@ -275,7 +272,7 @@ def test_null_caption_is_the_end_of_the_buffer_through_the_projection() -> None:
 
 
 @pytest.mark.parametrize("length", [0, CONDITION_LENGTH + 1])
-def test_captions_of_impossible_length(length: int) -> None:
+def test_captions_of_impossible_length(length):
     model = make_model()
     with pytest.raises(ValueError, match="caption_embeds must have 1 to 5 tokens"):
         model.embed_condition(caption_embeds=torch.zeros(1, length, 12))
@@ -283,7 +280,7 @@ def test_captions_of_impossible_length(length: int) -> None:
         model.null_condition(1, length)
 
 
-def test_condition_mask_by_definition() -> None:
+def test_condition_mask_by_definition():
     valid = valid_mask([2, 0, 5])
     mask = condition_attention_mask(valid, 3)
     assert mask.shape == (3, 1, 8, 8)
@@ -296,7 +293,7 @@ def test_condition_mask_by_definition() -> None:
 
 @pytest.mark.parametrize("condition_rotary", ["zero", "identity"])
 @torch.no_grad()
-def test_padding_of_the_text_is_neither_seen_nor_needed(condition_rotary: str) -> None:
+def test_padding_of_the_text_is_neither_seen_nor_needed(condition_rotary):
     model = make_model(condition_rotary=condition_rotary)
     captions, mask = torch.randn(2, CONDITION_LENGTH, 12), valid_mask([2, 3])
     tokens = torch.randint(0, 29, (2, 16))
@@ -326,7 +323,7 @@ def decode_naively(model: LlamaGenTransformer, condition: Tensor, path: list[int
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**31), kv_heads=st.sampled_from([4, 2, 1]), bounded=st.booleans(), identity=st.booleans())
 @torch.no_grad()
-def test_one_pass_over_a_tree_equals_its_paths(seed: int, kv_heads: int, bounded: bool, identity: bool) -> None:
+def test_one_pass_over_a_tree_equals_its_paths(seed, kv_heads, bounded, identity):
     """Any trees, rows of different lengths, rubbish in the cache, after keeping nodes and after rolling back."""
     model = make_model(num_key_value_heads=kv_heads, condition_rotary="identity" if identity else "zero")
     generator = torch.Generator().manual_seed(seed)
@@ -391,7 +388,7 @@ def test_one_pass_over_a_tree_equals_its_paths(seed: int, kv_heads: int, bounded
 
 @pytest.mark.parametrize("dim", [32, 200])  # 200 with two heads: the head dimension 100 of the 3B model
 @torch.no_grad()
-def test_token_by_token_equals_teacher_forcing(dim: int) -> None:
+def test_token_by_token_equals_teacher_forcing(dim):
     model = make_model(dim=dim, num_attention_heads=2, condition_type="class")
     tokens = torch.randint(0, 29, (2, 16))
     condition = model.embed_condition(class_labels=torch.tensor([1, 6]))
@@ -413,7 +410,7 @@ def test_token_by_token_equals_teacher_forcing(dim: int) -> None:
 
 
 @torch.no_grad()
-def test_logits_to_keep_and_types() -> None:
+def test_logits_to_keep_and_types():
     model = make_model().to(torch.bfloat16)
     tokens, positions = torch.randint(0, 29, (2, 6)), torch.arange(6)[None]
     whole = model(input_ids=tokens, positions=positions)
@@ -423,7 +420,7 @@ def test_logits_to_keep_and_types() -> None:
     torch.testing.assert_close(last.logits[:, 0], whole.logits[:, -1], atol=0.05, rtol=0.05)
 
 
-def test_missing_arguments_are_named() -> None:
+def test_missing_arguments_are_named():
     model = make_model()
     tokens, positions = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long)
     with pytest.raises(ValueError, match="input_ids"):
@@ -436,7 +433,7 @@ def test_missing_arguments_are_named() -> None:
         model(input_ids=tokens, positions=positions + 99)
 
 
-def test_hot_path_compiles_into_one_graph() -> None:
+def test_hot_path_compiles_into_one_graph():
     model = make_model()
     cache = make_cache(model, 2, 12)
 
@@ -461,7 +458,7 @@ def test_hot_path_compiles_into_one_graph() -> None:
             torch.testing.assert_close(compiled(*arguments), logits, atol=1e-5, rtol=0)
 
 
-def test_dropout_is_for_training_only() -> None:
+def test_dropout_is_for_training_only():
     model = make_model(token_dropout=0.5, residual_dropout=0.5, ffn_dropout=0.5)
     tokens, positions = torch.randint(0, 29, (1, 6)), torch.arange(6)[None]
     with torch.no_grad():

@@ -1,7 +1,5 @@
 """Published files of these families: Meta's layout against an independent forward, norms per shard, VQGANs."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -151,7 +149,7 @@ def anole(tmp_path, vqgan_weights) -> Callable[..., Path]:
 
 @pytest.mark.parametrize(("fused", "swin_norm"), [(False, False), (True, False), (True, True)])
 @torch.no_grad()
-def test_metas_layout_gives_the_same_logits(anole, tmp_path, vqgan_weights, fused: bool, swin_norm: bool) -> None:
+def test_metas_layout_gives_the_same_logits(anole, tmp_path, vqgan_weights, fused, swin_norm):
     source, output = anole(fused, swin_norm=swin_norm), tmp_path / "out"
     assert main(["convert", "anole", "--checkpoint", str(source), "--output", str(output)]) == 0
     model, report = ChameleonForConditionalGeneration.from_pretrained(output, output_loading_info=True)
@@ -173,19 +171,19 @@ def test_metas_layout_gives_the_same_logits(anole, tmp_path, vqgan_weights, fuse
     assert torch.equal(pixels.quantize.embedding.weight, vqgan_weights["quantize.embedding.weight"])
 
 
-def test_settings_of_metas_files_reach_the_configuration(anole) -> None:
+def test_settings_of_metas_files_reach_the_configuration(anole):
     config = read_meta_chameleon(anole(norm_eps=1e-3, rope_theta=5000.0, swin_norm=True)).config
     assert (config.rms_norm_eps, config.rope_parameters["rope_theta"], config.swin_norm) == (1e-3, 5000.0, True)
 
 
-def test_a_vqgan_that_attends_does_so_at_its_own_level() -> None:
+def test_a_vqgan_that_attends_does_so_at_its_own_level():
     vqgan = vq_config((32, 32, 64), layers_per_block=1, latent_channels=8, num_vq_embeddings=8, vq_embed_dim=8)
     params = {"dim": DIM, "n_layers": 1, "n_heads": HEADS, "model_parallel_size": 1}
     encoder = ChameleonForConditionalGeneration(_chameleon_config(params, {}, vqgan, Path())).model.vqmodel.encoder
     assert [len(level.attn) for level in encoder.down] == [0, 0, 1]
 
 
-def test_precision_is_chosen(anole, tmp_path) -> None:
+def test_precision_is_chosen(anole, tmp_path):
     command = ["convert", "anole", "--dtype", "bfloat16", "--output", str(tmp_path / "out"), "--checkpoint"]
     assert main([*command, str(anole())]) == 0
     model = ChameleonForConditionalGeneration.from_pretrained(tmp_path / "out", dtype="auto")
@@ -225,7 +223,7 @@ CHECKPOINT = "models/7b/consolidated.pth"
         (rewrite("tokenizer/vqgan.ckpt", lambda weights: meta_weights(False)), "holds no 'quantize.embedding.weight'"),
     ],
 )
-def test_damaged_folders_leave_nothing(anole, tmp_path, capsys, damage: Callable[[Path], object], message: str) -> None:
+def test_damaged_folders_leave_nothing(anole, tmp_path, capsys, damage, message):
     source, output = anole(), tmp_path / "out"
     damage(source)
     assert main(["convert", "anole", "--checkpoint", str(source), "--output", str(output)]) == 2
@@ -239,7 +237,7 @@ def test_damaged_folders_leave_nothing(anole, tmp_path, capsys, damage: Callable
 
 @torch.no_grad()
 @pytest.mark.parametrize("shards", [1, 2])
-def test_norms_are_repeated_for_every_head(shards: int) -> None:
+def test_norms_are_repeated_for_every_head(shards):
     config = ChameleonConfig(
         vocab_size=16, hidden_size=DIM, intermediate_size=8, num_hidden_layers=1, num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS, vocabulary_map={"<image>": 3},
@@ -267,7 +265,7 @@ def test_norms_are_repeated_for_every_head(shards: int) -> None:
 
 
 @pytest.mark.parametrize("container", ["state_dict", "model", None])
-def test_a_checkpoint_becomes_a_folder(tmp_path, vqgan_weights, capsys, container: str | None) -> None:
+def test_a_checkpoint_becomes_a_folder(tmp_path, vqgan_weights, capsys, container):
     surplus = {"loss.discriminator.main.0.weight": torch.zeros(1), "model_ema.decay": torch.zeros(1)}
     content = vqgan_weights | surplus
     torch.save(content if container is None else {container: content, "epoch": 3}, tmp_path / "vqgan.ckpt")
@@ -280,7 +278,7 @@ def test_a_checkpoint_becomes_a_folder(tmp_path, vqgan_weights, capsys, containe
     assert torch.equal(network.decoder.conv_out.weight, vqgan_weights["decoder.conv_out.weight"])
 
 
-def test_a_vqgan_inside_a_model(tmp_path, vqgan_weights) -> None:
+def test_a_vqgan_inside_a_model(tmp_path, vqgan_weights):
     inside = {f"model.vqmodel.{key}": value for key, value in vqgan_weights.items()}
     names = sorted(inside)
     (tmp_path / "whole").mkdir()
@@ -298,7 +296,7 @@ class Anything:
     """Not a weight."""
 
 
-def test_files_that_are_no_vqgan(tmp_path, vqgan_weights) -> None:
+def test_files_that_are_no_vqgan(tmp_path, vqgan_weights):
     with pytest.raises(UserError, match=r"vqgan.ckpt, but .* does not exist"):
         read_vqgan(tmp_path / "absent.ckpt")
     with pytest.raises(UserError, match=r"holds no .safetensors file"):

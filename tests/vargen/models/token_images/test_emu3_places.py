@@ -1,7 +1,5 @@
 """Emu3 by places: a row begins behind an end-of-row token; tokens are those of full forward passes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -99,7 +97,7 @@ def tokens_of(model: Any, requests: list[int], scale: float, order: Order | None
 
 @pytest.mark.parametrize("scale", [3.0, 1.0], ids=["guided", "unguided"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_token_is_that_of_full_forward_passes(model: Any, order: Any, scale: float) -> None:
+def test_every_token_is_that_of_full_forward_passes(model, order, scale):
     together = tokens_of(model, [0, 1, 2], scale, order)
     for request in range(3):
         passes = Emu3Passes(model, request, scale)
@@ -109,7 +107,7 @@ def test_every_token_is_that_of_full_forward_passes(model: Any, order: Any, scal
 
 
 @pytest.mark.parametrize("order", [StaggeredLines(LINES, COLUMNS), RowWindows(LINES, COLUMNS, guesses=2)])
-def test_a_window_of_a_whole_row_is_plain_decoding(model: Any, order: Order) -> None:
+def test_a_window_of_a_whole_row_is_plain_decoding(model, order):
     assert tokens_of(model, [0, 1, 2], 3.0, order) == tokens_of(model, [0, 1, 2], 3.0, None)
 
 
@@ -122,7 +120,7 @@ def test_a_window_of_a_whole_row_is_plain_decoding(model: Any, order: Order) -> 
         RowWindows(LINES, (1, 3), guesses=3, max_visits=2, start_from_row_above=True),
     ],
 )
-def test_pictures_of_several_sizes_are_those_of_full_forward_passes(model: Any, rule: RowWindows) -> None:
+def test_pictures_of_several_sizes_are_those_of_full_forward_passes(model, rule):
     """A window longer than a picture's rows is a whole row there."""
     grids = [(2, 5), (4, 2), (ROWS, COLUMNS)]
     lines = [Lines(rows * (columns + 1) - 1, columns, row_end=CODES) for rows, columns in grids]
@@ -144,7 +142,7 @@ def test_pictures_of_several_sizes_are_those_of_full_forward_passes(model: Any, 
         assert result.trace.row_passes[request] == expected["passes"]
 
 
-def test_its_rows_are_offered_to_methods(model: Any) -> None:
+def test_its_rows_are_offered_to_methods(model):
     components = emu3_models.Emu3Components(model, target_of(model, [0], 3.0), Reuse())
     for name in ("zipar", "pjd", "vvs-rows"):
         method = resolve_method(name).build(components)

@@ -1,9 +1,6 @@
 """Emu3 in the loop draws what transformers draws with it, and lines end where they end."""
 
-from __future__ import annotations
-
 import itertools
-from pathlib import Path
 
 import emu3_models
 import pytest
@@ -66,7 +63,7 @@ class TestEmu3Target(TargetContract):
         model = emu3_models.make()
         return build(emu3_models.disturbed(model, 0.01) if disturbed else model, setting, nodes=nodes)
 
-    def test_marks_that_are_known_change_no_token(self, drawn: tuple[float, Tensor]) -> None:
+    def test_marks_that_are_known_change_no_token(self, drawn):
         (scale, wanted), tree = drawn, StaticTree.from_child_counts("3 / 2 1 / 1")
         target, smaller = (self.build(scale, tree.num_nodes, disturbed) for disturbed in (False, True))
         drafter = ForcedTokensDrafter(DraftModelTreeDrafter(smaller, tree), target.forced_tokens, target.vocab_size)
@@ -75,7 +72,7 @@ class TestEmu3Target(TargetContract):
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (4, 2)])
-def test_other_shapes(model: Emu3ForConditionalGeneration, rows: int, columns: int) -> None:
+def test_other_shapes(model, rows, columns):
     made = emu3_models.by_generate(model, 1.0, rows, columns)
     wanted = emu3_models.as_drawn(model, made)
     target = Emu3Target(model, *emu3_models.tokens(PROMPTS, rows, columns), grids=[(rows, columns)])
@@ -85,7 +82,7 @@ def test_other_shapes(model: Emu3ForConditionalGeneration, rows: int, columns: i
     assert codes.shape == (3, rows, columns) and int(codes.max()) < CODES
 
 
-def test_the_model_must_name_its_codes(model: Emu3ForConditionalGeneration) -> None:
+def test_the_model_must_name_its_codes(model):
     broken = emu3_models.make()
     del broken.model.vocabulary_mapping.vocab_map["<|visual token 000003|>"]
     with pytest.raises(UserError, match="model must name each of its 24 codes and the end of a line in vocabulary_map"):
@@ -104,9 +101,7 @@ LOOSE = {"gsd": {}, "vvs-jacobi": {"schedule": "likeness", "threshold": 0.0}}
 
 @pytest.mark.parametrize("window", [1, 2, 4, 7, 13])
 @pytest.mark.parametrize("method", ["sjd", "scd", "jacobi", "gsd", "vvs-jacobi"])
-def test_lines_end_where_they_end_and_nowhere_else(
-    model: Emu3ForConditionalGeneration, method: str, window: int
-) -> None:
+def test_lines_end_where_they_end_and_nowhere_else(model, method, window):
     settings = resolve_method(method, {"window": window, **LOOSE.get(method, {})})
     target = build(model, 3.0, nodes=settings.max_draft_nodes(14))
     players = settings.build(Emu3Components(model, target, Reuse()))
@@ -124,7 +119,7 @@ def test_lines_end_where_they_end_and_nowhere_else(
     assert torch.equal(result.tokens == CODES, (target.forced_tokens >= 0).expand(3, -1))
 
 
-def test_logits_leave_one_choice_at_the_end_of_a_line(model: Emu3ForConditionalGeneration) -> None:
+def test_logits_leave_one_choice_at_the_end_of_a_line(model):
     """At every offset of a chain, whatever it holds, and whatever was kept before."""
     target = build(model, 3.0, nodes=9)
     target.prefill()
@@ -139,9 +134,7 @@ def test_logits_leave_one_choice_at_the_end_of_a_line(model: Emu3ForConditionalG
 
 
 @pytest.mark.parametrize("scale", [3.0, 1.0])
-def test_heads_on_the_models_features_hold_the_end_of_a_line_for_least_likely(
-    model: Emu3ForConditionalGeneration, scale: float
-) -> None:
+def test_heads_on_the_models_features_hold_the_end_of_a_line_for_least_likely(model, scale):
     """They know no places; where a line ends, `ForcedTokensDrafter` says so."""
     target = build(model, scale)
     states = torch.randn(3 * target.rows_per_sequence, 5, 32, dtype=torch.float64)
@@ -209,13 +202,11 @@ def probabilities(case: _Case) -> Tensor:
 
 
 @pytest.mark.parametrize(("method", "options"), METHODS)
-def test_pictures_come_as_often_as_they_should(
-    case: _Case, probabilities: Tensor, method: str, options: dict[str, object]
-) -> None:
+def test_pictures_come_as_often_as_they_should(case, probabilities, method, options):
     assert case.p_value(method, options, probabilities) > 1e-3
 
 
-def test_another_guidance_is_noticed(case: _Case, probabilities: Tensor) -> None:
+def test_another_guidance_is_noticed(case, probabilities):
     assert case.p_value("ar", {}, probabilities, scale=3.5) < 1e-6
 
 
@@ -240,12 +231,12 @@ class _NamesCodesInOrder(Emu3Target):
 
 
 @pytest.mark.parametrize("fault", [_GuidesTheOtherWay, _NamesCodesInOrder])
-def test_planted_faults_change_tokens(model: Emu3ForConditionalGeneration, fault: type[Emu3Target]) -> None:
+def test_planted_faults_change_tokens(model, fault):
     wanted = emu3_models.as_drawn(model, emu3_models.by_generate(model, 3.0))
     assert not torch.equal(run(build(model, 3.0, fault)).tokens, wanted)
 
 
-def test_codes_are_compared_as_the_tokenizer_looks_them_up(model: Emu3ForConditionalGeneration) -> None:
+def test_codes_are_compared_as_the_tokenizer_looks_them_up(model):
     components = Emu3Components(model, build(model, 1.0), Reuse())
     codebook = components.codebook()
     codes = model.model.vqmodel.quantize.embedding.weight.float()
@@ -256,7 +247,7 @@ def test_codes_are_compared_as_the_tokenizer_looks_them_up(model: Emu3ForConditi
         resolve_method("eagle").build(components)
 
 
-def test_a_drafter_that_cannot_be_read_is_named(model: Emu3ForConditionalGeneration, tmp_path: Path) -> None:
+def test_a_drafter_that_cannot_be_read_is_named(model, tmp_path):
     components = Emu3Components(model, build(model, 1.0), Reuse())
     drafter = EagleHead(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES + 1, grid_size=4)
     drafter.norm2.weight.data[1] = torch.nan

@@ -3,8 +3,6 @@
 Sizes, scales and ids are the golden's own, so that another one of the same form can stand in.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -86,7 +84,7 @@ def goldens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Golden]:
 
 
 @pytest.mark.parametrize(("name", "number"), CASES)
-def test_tokens_are_those_of_the_public_code(goldens: dict[str, Golden], name: str, number: int) -> None:
+def test_tokens_are_those_of_the_public_code(goldens, name, number):
     made, copies = goldens[name], 3 if number == 0 else 1
     target = made.target(number, copies)
     count = target.max_new_tokens
@@ -101,7 +99,7 @@ def test_tokens_are_those_of_the_public_code(goldens: dict[str, Golden], name: s
 
 
 @pytest.mark.parametrize(("name", "number"), CASES)
-def test_logits_are_those_of_the_public_code(goldens: dict[str, Golden], name: str, number: int) -> None:
+def test_logits_are_those_of_the_public_code(goldens, name, number):
     """Of both rows at every place, forced ones too, when the tokens of the public code are fed."""
     made = goldens[name]
     tensors = made.case(number)[1]
@@ -119,7 +117,7 @@ def test_logits_are_those_of_the_public_code(goldens: dict[str, Golden], name: s
 
 @pytest.mark.parametrize("method", ["jacobi", "sjd", "scd", "gsd"])
 @pytest.mark.parametrize(("name", "number"), CASES)
-def test_every_method_draws_them_too(goldens: dict[str, Golden], name: str, number: int, method: str) -> None:
+def test_every_method_draws_them_too(goldens, name, number, method):
     """Greedy, in which gsd is exact; in fewer passes."""
     made = goldens[name]
     settings = resolve_method(method, {"window": 5})
@@ -141,7 +139,7 @@ def test_every_method_draws_them_too(goldens: dict[str, Golden], name: str, numb
     assert result.trace.target_passes <= target.max_new_tokens - len(made.family.row_ends(made.grid(number)))
 
 
-def test_what_is_for_training_alone_is_off(tmp_path: Path) -> None:
+def test_what_is_for_training_alone_is_off(tmp_path):
     folder = golden_folder("emu35_tiny", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.1}))

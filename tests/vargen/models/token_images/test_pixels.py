@@ -1,7 +1,5 @@
 """Pixels of the families that draw token by token: the public code's pictures, what is loaded and what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +38,7 @@ def case(request, golden, fill_by_rule) -> tuple[dict[str, Any], dict[str, Tenso
     return description, tensors, load_vqgan(published(description, fill_by_rule), request.param)
 
 
-def test_pictures_of_the_public_code(case) -> None:
+def test_pictures_of_the_public_code(case):
     description, tensors, network = case
     names = [f"case{number}." for number in range(len(description["cases"]))] if "cases" in description else [""]
     for name in names:
@@ -50,14 +48,14 @@ def test_pictures_of_the_public_code(case) -> None:
 
 
 @torch.no_grad()
-def test_codes_of_the_public_code(golden, fill_by_rule) -> None:
+def test_codes_of_the_public_code(golden, fill_by_rule):
     description, tensors = golden("movq_tiny")
     network = load_vqgan(published(description, fill_by_rule))
     codes = network.quantize(network.encode(tensors["image"]).latents)[2][2]
     assert torch.equal(codes.view_as(tensors["encoded_codes"]), tensors["encoded_codes"].long())
 
 
-def test_the_configuration_is_in_the_shapes(case) -> None:
+def test_the_configuration_is_in_the_shapes(case):
     description, _, network = case
     asked, found = description["tokenizer"]["ddconfig"], network.config
     assert found["block_out_channels"] == tuple(asked["ch"] * factor for factor in asked["ch_mult"])
@@ -71,7 +69,7 @@ def test_the_configuration_is_in_the_shapes(case) -> None:
     assert found["down_block_types"] == kinds
 
 
-def test_unknown_and_missing_weights_are_refused(golden, fill_by_rule) -> None:
+def test_unknown_and_missing_weights_are_refused(golden, fill_by_rule):
     weights = published(golden("movq_tiny")[0], fill_by_rule)
     for key in ("quantize.embedding.weight", "decoder.up.1.upsample.conv.bias", "encoder.conv_out.weight"):
         with pytest.raises(UserError, match="lacks"):
@@ -87,7 +85,7 @@ def test_unknown_and_missing_weights_are_refused(golden, fill_by_rule) -> None:
 # Loading --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_and_a_file_give_the_same_pictures(tmp_path, golden, fill_by_rule) -> None:
+def test_a_folder_and_a_file_give_the_same_pictures(tmp_path, golden, fill_by_rule):
     description, tensors = golden("lumina_mgpt_tiny")
     weights = published(description, fill_by_rule)
     load_vqgan(weights).save_pretrained(tmp_path / "vqvae")
@@ -99,13 +97,13 @@ def test_a_folder_and_a_file_give_the_same_pictures(tmp_path, golden, fill_by_ru
     assert torch.equal(code_vectors(folder), weights["quantize.embedding.weight"])
 
 
-def test_a_picture_does_not_depend_on_others(case) -> None:
+def test_a_picture_does_not_depend_on_others(case):
     description, _, network = case
     codes = torch.randint(description["tokenizer"]["n_embed"], (3, 2, 5))
     assert torch.equal(decode_codes(network, codes), torch.cat([decode_codes(network, each[None]) for each in codes]))
 
 
-def test_what_is_no_pixel_tokenizer_is_refused(tmp_path, golden, fill_by_rule) -> None:
+def test_what_is_no_pixel_tokenizer_is_refused(tmp_path, golden, fill_by_rule):
     weights = published(golden("lumina_mgpt_tiny")[0], fill_by_rule)
     torch.save({"state_dict": weights}, tmp_path / "vqgan.ckpt")
     for path in (tmp_path, tmp_path / "absent", tmp_path / "absent.safetensors", tmp_path / "vqgan.ckpt"):
@@ -133,7 +131,7 @@ def test_what_is_no_pixel_tokenizer_is_refused(tmp_path, golden, fill_by_rule) -
 # Intensities ----------------------------------------------------------------------------------------------------------
 
 
-def test_intensities_are_cut_or_rounded() -> None:
+def test_intensities_are_cut_or_rounded():
     pictures = torch.tensor([-7.0, -1.0, -0.999, 0.0, 0.999, 1.0, 3.0]).view(1, 1, 1, -1).expand(1, 3, 1, -1)
     cut, rounded = (intensities(pictures, each)[0, 0, :, 1].byte().tolist() for each in (False, True))
     assert cut == [0, 0, 0, 127, 254, 255, 255]
@@ -161,7 +159,7 @@ def write_script(path: Path, module: torch.nn.Module) -> Path:
     return path
 
 
-def test_a_script_runs_only_where_it_is_named(tmp_path) -> None:
+def test_a_script_runs_only_where_it_is_named(tmp_path):
     path = write_script(tmp_path / "decoder.jit", Blocks())
     network = load_pixels(path, COSMOS, torch.bfloat16)
     codes = torch.randint(64_000, (2, 2, 3))
@@ -174,7 +172,7 @@ def test_a_script_runs_only_where_it_is_named(tmp_path) -> None:
         load_pixels(path, VQGAN)
 
 
-def test_other_scripts_and_files_are_refused(tmp_path) -> None:
+def test_other_scripts_and_files_are_refused(tmp_path):
     smaller = load_pixels(write_script(tmp_path / "smaller.jit", Blocks(8)), COSMOS)
     with pytest.raises(UserError, match=r"smaller.jit is not decoder.jit .*gives \[1, 3, 1, 16, 24\]"):
         decode_codes(smaller, torch.zeros(1, 2, 3, dtype=torch.long))
@@ -186,7 +184,7 @@ def test_other_scripts_and_files_are_refused(tmp_path) -> None:
         load_pixels(tmp_path / "page.jit", COSMOS)
 
 
-def test_codes_of_cosmos_are_coordinates(tmp_path) -> None:
+def test_codes_of_cosmos_are_coordinates(tmp_path):
     vectors = code_vectors(load_pixels(write_script(tmp_path / "decoder.jit", Blocks()), COSMOS))
     assert vectors.shape == (64_000, 6) and len(vectors.unique(dim=0)) == 64_000
     assert vectors.amin(0).tolist() == [-1.0] * 6 and vectors.amax(0).tolist() == [0.75] * 3 + [1.0] * 3

@@ -1,7 +1,5 @@
 """Feature drafters beside tiny targets: no token changes, and what is cached is what a fresh run says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +57,7 @@ def answer(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_drafter_changes_a_token(architecture: str, models: Models, inputs_of: Inputs, kind: str) -> None:
+def test_no_drafter_changes_a_token(architecture, models, inputs_of, kind):
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture))
     network = drafter_of(kind, model)
@@ -121,9 +119,7 @@ class Remembering(VideoDraftHead):
 
 
 @pytest.mark.parametrize(("kind", "compact"), [*((kind, False) for kind in KINDS), ("sparrow", True), ("flash", True)])
-def test_cached_drafting_is_what_a_fresh_run_says(
-    architecture: str, models: Models, inputs_of: Inputs, kind: str, compact: bool
-) -> None:
+def test_cached_drafting_is_what_a_fresh_run_says(architecture, models, inputs_of, kind, compact):
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture, 3))
     network = drafter_of(kind, model, compact=compact)
@@ -146,9 +142,7 @@ def test_cached_drafting_is_what_a_fresh_run_says(
         torch.testing.assert_close(feature, wanted[place], rtol=1e-3, atol=1e-3)
 
 
-def test_rows_of_text_join_a_token_and_the_state_before_it(
-    architecture: str, models: Models, inputs_of: Inputs
-) -> None:
+def test_rows_of_text_join_a_token_and_the_state_before_it(architecture, models, inputs_of):
     """Written down token by token for a drafter that gives back what it is fed."""
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture))
@@ -177,9 +171,7 @@ def test_rows_of_text_join_a_token_and_the_state_before_it(
         assert torch.equal(alone.positions, rows.positions[..., rows.text_rows])
 
 
-def test_compressed_videos_stand_where_their_last_tokens_did(
-    architecture: str, models: Models, inputs_of: Inputs
-) -> None:
+def test_compressed_videos_stand_where_their_last_tokens_did(architecture, models, inputs_of):
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture))
     visual = request.is_visual.nonzero()[:, 0]
@@ -207,7 +199,7 @@ def test_compressed_videos_stand_where_their_last_tokens_did(
     torch.testing.assert_close(rows.inputs[0, 0], before)
 
 
-def test_only_some_drafters_pay_for_a_longer_video(architecture: str, models: Models, inputs_of: Inputs) -> None:
+def test_only_some_drafters_pay_for_a_longer_video(architecture, models, inputs_of):
     """Keys and values held, counted: flat for text-anchored and compressed drafters, one for one in the others."""
     model = models(architecture)
     whole = prepare_request(model, inputs_of(architecture))
@@ -237,9 +229,7 @@ def test_only_some_drafters_pay_for_a_longer_video(architecture: str, models: Mo
             assert held == [text] * 3
 
 
-def test_a_drafter_of_several_places_is_asked_once_a_round(
-    architecture: str, models: Models, inputs_of: Inputs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drafter_of_several_places_is_asked_once_a_round(architecture, models, inputs_of, monkeypatch):
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture))
     calls = []
@@ -253,7 +243,7 @@ def test_a_drafter_of_several_places_is_asked_once_a_round(
         assert len(calls) == head.forward_passes == 1 + each * rounds  # one is the prompt's
 
 
-def test_a_pass_over_several_sequences_is_one(models: Models, inputs_of: Inputs) -> None:
+def test_a_pass_over_several_sequences_is_one(models, inputs_of):
     """Prompts are fed one after the other, new pairs together."""
     model = models("llava_onevision")
     request = prepare_request(model, inputs_of("llava_onevision"))
@@ -267,7 +257,7 @@ def test_a_pass_over_several_sequences_is_one(models: Models, inputs_of: Inputs)
     assert head.forward_passes == 3
 
 
-def test_rows_of_several_lengths_guess_what_each_guesses_alone(models: Models, inputs_of: Inputs) -> None:
+def test_rows_of_several_lengths_guess_what_each_guesses_alone(models, inputs_of):
     model = models("llava_onevision")
     network = drafter_of("eagle", model)
     one = torch.ones(1, 1, 1, dtype=torch.bool)
@@ -285,7 +275,7 @@ def test_rows_of_several_lengths_guess_what_each_guesses_alone(models: Models, i
         torch.testing.assert_close(together[row], guesses([request])[0], rtol=1e-4, atol=1e-4)
 
 
-def test_later_places_are_guessed_from_their_own_features(models: Models, inputs_of: Inputs) -> None:
+def test_later_places_are_guessed_from_their_own_features(models, inputs_of):
     model = models("llava_onevision")
     head = VideoDraftHead(
         drafter_of("flash", model), VideoTarget(model, prepare_request(model, inputs_of("llava_onevision")))
@@ -296,7 +286,7 @@ def test_later_places_are_guessed_from_their_own_features(models: Models, inputs
         torch.testing.assert_close(head.later_logits(features.flatten(1)), wanted[:, 1:])
 
 
-def test_work_is_counted_as_torch_counts_it(models: Models) -> None:
+def test_work_is_counted_as_torch_counts_it(models):
     from torch.utils.flop_counter import FlopCounterMode
 
     network = drafter_of("flash", models("qwen2_5_vl"))
@@ -309,7 +299,7 @@ def test_work_is_counted_as_torch_counts_it(models: Models) -> None:
     assert abs(counter.get_total_flops() - network.flops(9, 9)) <= angles
 
 
-def test_what_a_head_cannot_do_is_refused(models: Models, inputs_of: Inputs) -> None:
+def test_what_a_head_cannot_do_is_refused(models, inputs_of):
     model = models("qwen2_5_vl")
     request = prepare_request(model, inputs_of("qwen2_5_vl"))
     bridged = drafter_of("sparrow", model, text_only=False)
@@ -331,7 +321,7 @@ def _sized(shape: tuple[Any, DraftSize]) -> tuple[Any, FixedDraftSize]:
     return shape[0], FixedDraftSize(shape[1])
 
 
-def test_unscaled_scores_saturate() -> None:
+def test_unscaled_scores_saturate():
     """Features as wide as a language model's, of the norm that its last norm gives them; queries alike."""
     torch.manual_seed(0)
     dim = 1024
@@ -354,7 +344,7 @@ def test_unscaled_scores_saturate() -> None:
         VisualCompressor(8, 0)
 
 
-def test_sparrows_published_tree_is_a_setting() -> None:
+def test_sparrows_published_tree_is_a_setting():
     shape, sizer = SparrowConfig(tree="sparrow_30_4_8", total_tokens=5, depth=2).shape(1)
     assert shape == DynamicTree(8) and sizer.largest == DraftSize(30, 4)
     by_numbers = SparrowConfig(tree="dynamic", total_tokens=30, depth=4, tree_top_k=8).shape(1)

@@ -1,7 +1,5 @@
 """Feature drafters on disk: they come back as they were, and only to the target they were trained for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +28,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_drafter_comes_back(architecture: str, models: Models, tmp_path: Path, kind: str) -> None:
+def test_a_drafter_comes_back(architecture, models, tmp_path, kind):
     model = models(architecture)
     network = new_video_head(kind, model)
     save_video_head(network, tmp_path)
@@ -45,7 +43,7 @@ def test_a_drafter_comes_back(architecture: str, models: Models, tmp_path: Path,
     assert load_video_head(tmp_path, model, text_only=True).config.text_only
 
 
-def test_another_dtype_is_the_same_target(architecture: str, models: Models, tmp_path: Path) -> None:
+def test_another_dtype_is_the_same_target(architecture, models, tmp_path):
     from copy import deepcopy
 
     model = models(architecture)
@@ -56,7 +54,7 @@ def test_another_dtype_is_the_same_target(architecture: str, models: Models, tmp
     assert again.dtype == torch.bfloat16 and again.rotary.inv_freq.dtype == torch.float32
 
 
-def test_another_target_is_refused(architecture: str, models: Models, tmp_path: Path) -> None:
+def test_another_target_is_refused(architecture, models, tmp_path):
     model = models(architecture)
     save_video_head(new_video_head("msd", model), tmp_path)
     with pytest.raises(ValueError, match="num_hidden_layers 3, this one has 2"):
@@ -68,7 +66,7 @@ def test_another_target_is_refused(architecture: str, models: Models, tmp_path: 
         load_video_head(tmp_path, other)
 
 
-def test_features_of_another_layer_are_refused(architecture: str, models: Models) -> None:
+def test_features_of_another_layer_are_refused(architecture, models):
     """`hidden_states[0]` are the embeddings: numbers that are off by one name another layer."""
     model = models(architecture)
     config = new_video_head("sparrow", model, visual_layer=2).config
@@ -83,14 +81,14 @@ def test_features_of_another_layer_are_refused(architecture: str, models: Models
         check_target(replace(config, visual_layer=9), model)
 
 
-def test_half_of_the_layers_is_the_default(models: Models) -> None:
+def test_half_of_the_layers_is_the_default(models):
     model = models("qwen2_5_vl", 0, 4)
     assert new_video_head("sparrow", model).config.visual_layer == 2
     assert new_video_head("sparrow", model, visual="embeddings").config.visual_layer is None
     assert new_video_head("flash", model, visual="pairs").config.num_queries == 0
 
 
-def test_the_fingerprint_is_of_what_drafters_are_fed(models: Models) -> None:
+def test_the_fingerprint_is_of_what_drafters_are_fed(models):
     model = models("qwen2_5_vl")
     described = describe_target(model, (1,))
     tokens = torch.arange(1, 13) * 300 // 13
@@ -103,7 +101,7 @@ def test_the_fingerprint_is_of_what_drafters_are_fed(models: Models) -> None:
         torch.testing.assert_close(torch.tensor(described["features"][name]), wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_damaged_folders_are_refused(models: Models, tmp_path: Path) -> None:
+def test_damaged_folders_are_refused(models, tmp_path):
     model = models("qwen2_5_vl")
     with pytest.raises(ValueError, match=r"holds no config\.json"):
         load_video_head(tmp_path, model)
@@ -145,12 +143,12 @@ def test_damaged_folders_are_refused(models: Models, tmp_path: Path) -> None:
         ("msd", {"scale": True}, "scale must be false"),
     ],
 )
-def test_bad_settings_are_named(models: Models, kind: str, changes: dict[str, Any], named: str) -> None:
+def test_bad_settings_are_named(models, kind, changes, named):
     with pytest.raises(ValueError, match=named):
         new_video_head(kind, models("qwen2_5_vl"), **changes)
 
 
-def test_settings_of_other_language_models_are_refused() -> None:
+def test_settings_of_other_language_models_are_refused():
     with pytest.raises(ValueError, match="text_config"):
         VideoHeadConfig("msd", {"model_type": "gpt2"}, "embeddings")
     with pytest.raises(ValueError, match="visual is missing"):

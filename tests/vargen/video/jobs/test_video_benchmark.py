@@ -1,7 +1,5 @@
 """The comparison of methods on videos: figures out of known calls, resuming, and the command."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +40,7 @@ def kept(method: str, batch: int, seconds: float, decode: float, tokens: int, ri
     return {"method": method, "batch": batch, "call": call.to_dict(), **record}
 
 
-def test_figures_of_known_answers() -> None:
+def test_figures_of_known_answers():
     records = Records(None, {})
     for batch in range(3):
         records.add(kept("ar", batch, 4.0, 2.0, 10, 0.8))
@@ -59,7 +57,7 @@ def test_figures_of_known_answers() -> None:
     assert loose["answers"] == 3 and "images" not in loose
 
 
-def test_what_drafting_took_leaves_out_the_prompts() -> None:
+def test_what_drafting_took_leaves_out_the_prompts():
     records = Records(None, {})
     for batch in range(2):
         records.add(kept("ar", batch, 4.0, 2.0, 10, 0.8))
@@ -74,9 +72,7 @@ def test_what_drafting_took_leaves_out_the_prompts() -> None:
     assert [drafted[name] for name in names] == [6, pytest.approx(7 / 3), 600, pytest.approx(0.1)]
 
 
-def test_a_run_goes_on_where_it_was_killed(
-    qwen_pair: Path, cases: list[VideoCase], tmp_path: Path, answerer_of: Any
-) -> None:
+def test_a_run_goes_on_where_it_was_killed(qwen_pair, cases, tmp_path, answerer_of):
     contenders = {name: resolve_method(name, task="video") for name in ("ar", "sd")}
     path, answerer = tmp_path / "calls.jsonl", answerer_of(qwen_pair)
     asked: list[int] = []
@@ -106,7 +102,7 @@ def test_a_run_goes_on_where_it_was_killed(
         Records(path, {"a": 2})
 
 
-def test_methods_take_turns_and_every_answer_has_its_question_and_seed() -> None:
+def test_methods_take_turns_and_every_answer_has_its_question_and_seed():
     asked: list[tuple[str, str, int]] = []
 
     class Answerer:
@@ -133,7 +129,7 @@ def test_methods_take_turns_and_every_answer_has_its_question_and_seed() -> None
     ]
 
 
-def test_the_command(qwen_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command(qwen_pair, tmp_path, capsys):
     out = tmp_path / "bench"
     base = ["bench", "--task", "video", "--model", str(qwen_pair / "target"), "--draft_model", str(qwen_pair / "draft")]
     base += [
@@ -173,7 +169,7 @@ def folder(tmp_path: Path, cases: list[VideoCase]) -> Path:
     return place
 
 
-def test_who_names_no_methods_compares_those_whose_drafter_is_there() -> None:
+def test_who_names_no_methods_compares_those_whose_drafter_is_there():
     paired = {"ar", "sd", "specvlm", "fly", "lvspec", "parallelvlm"}
     assert set(BenchVideoConfig().contenders()) == paired | {"sparrow", "flash"}
     assert set(BenchVideoConfig(model="some/large", draft_model="some/small").contenders()) == paired
@@ -181,9 +177,7 @@ def test_who_names_no_methods_compares_those_whose_drafter_is_there() -> None:
         BenchVideoConfig(model="some/large").contenders()
 
 
-def test_ones_own_clips_are_compared_with_plain_decoding(
-    qwen_pair: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_ones_own_clips_are_compared_with_plain_decoding(qwen_pair, folder, tmp_path, capsys):
     questions, out = tmp_path / "questions.jsonl", tmp_path / "bench.json"
     asked = [{"video": "first.mp4", "question": "what is there?"}, {"video": "pictures", "question": "what happens?"}]
     questions.write_text("".join(json.dumps(each) + "\n" for each in asked))
@@ -199,7 +193,7 @@ def test_ones_own_clips_are_compared_with_plain_decoding(
     assert rows["ar"]["temperature"] == 0
 
 
-def test_questions_go_to_their_videos(folder: Path, tmp_path: Path) -> None:
+def test_questions_go_to_their_videos(folder, tmp_path):
     def pairs(name: str, text: str) -> list[tuple[str, str]]:
         (tmp_path / name).write_text(text, newline="")
         return [(clip.path.name, clip.question) for clip in ask_about(folder, str(tmp_path / name), "", list)]
@@ -234,12 +228,12 @@ def test_questions_go_to_their_videos(folder: Path, tmp_path: Path) -> None:
         ask_about(tmp_path / "empty", None, "", list)
 
 
-def test_questions_belong_to_ones_own_videos(capsys: pytest.CaptureFixture) -> None:
+def test_questions_belong_to_ones_own_videos(capsys):
     assert main(["bench", "--task", "video", "--questions", "q.txt"]) == 2
     assert "questions belongs to a folder of videos" in capsys.readouterr().err
 
 
-def test_videos_of_a_folder_are_told_by_their_suffix_and_a_tenth_is_kept_apart(tmp_path: Path) -> None:
+def test_videos_of_a_folder_are_told_by_their_suffix_and_a_tenth_is_kept_apart(tmp_path):
     for name in ("B.MP4", "a.gif", ".hidden.mp4", "notes.txt"):
         (tmp_path / name).write_text("x" * len(name))
     (tmp_path / "frames").mkdir()

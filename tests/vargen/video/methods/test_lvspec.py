@@ -1,8 +1,5 @@
 """LVSpec on a Video-LLM: looseness saves passes, and none is plain decoding."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,9 +44,7 @@ def loose_answer(
     )
 
 
-def test_looseness_saves_passes_and_none_is_strict(
-    architecture: str, models: Callable[..., Any], inputs_of: Callable[..., dict[str, Tensor]]
-) -> None:
+def test_looseness_saves_passes_and_none_is_strict(architecture, models, inputs_of):
     model, inputs = models(architecture), inputs_of(architecture, 3)
     results = [loose_answer(model, inputs, ratio) for ratio in (0.0, 0.7, 1.0)]
     plain = model.generate(**inputs, max_new_tokens=30, do_sample=False, eos_token_id=[-1])
@@ -58,9 +53,7 @@ def test_looseness_saves_passes_and_none_is_strict(
     assert passes == sorted(passes, reverse=True) and passes[-1] == 1 + -(-29 // 7)
 
 
-def test_a_floor_of_one_is_strict(
-    architecture: str, models: Callable[..., Any], inputs_of: Callable[..., dict[str, Tensor]]
-) -> None:
+def test_a_floor_of_one_is_strict(architecture, models, inputs_of):
     model, inputs = models(architecture), inputs_of(architecture, 3)
     strict, free = (loose_answer(model, inputs, 1.0, min_p=floor, shift=False) for floor in (1.0, 0.0))
     plain = model.generate(**inputs, max_new_tokens=30, do_sample=False, eos_token_id=[-1])
@@ -68,9 +61,7 @@ def test_a_floor_of_one_is_strict(
     assert strict.trace.target_passes > free.trace.target_passes
 
 
-def test_two_branches_are_exact_without_looseness_and_never_take_more_passes(
-    architecture: str, models: Callable[..., Any], inputs_of: Callable[..., dict[str, Tensor]]
-) -> None:
+def test_two_branches_are_exact_without_looseness_and_never_take_more_passes(architecture, models, inputs_of):
     """Appendix E's tree: token for token plain decoding's at lambda 0, drawn tokens too."""
     model, inputs = models(architecture), inputs_of(architecture, 3)
     for temperature in (0.0, 1.0):
@@ -82,7 +73,7 @@ def test_two_branches_are_exact_without_looseness_and_never_take_more_passes(
     assert loose_answer(model, inputs, 1.0, 2).trace.target_passes == 1 + -(-29 // 7)
 
 
-def test_branches_have_room() -> None:
+def test_branches_have_room():
     assert LVSpecConfig(branches=2).num_nodes == 21
     with pytest.raises(UserError, match="branches"):
         LVSpecConfig(branches=0)

@@ -1,7 +1,5 @@
 """Attention of a few rows, read off the fast path, against the maps of the slow one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -39,7 +37,7 @@ def watched(model: Any, inputs: dict[str, Tensor]) -> VideoTarget:
     return target
 
 
-def test_scores_are_those_of_the_whole_maps(maps: tuple[Any, dict[str, Tensor], Tensor]) -> None:
+def test_scores_are_those_of_the_whole_maps(maps):
     model, inputs, attentions = maps
     target = watched(model, inputs)
     visual = target.requests[0].is_visual
@@ -55,7 +53,7 @@ def test_scores_are_those_of_the_whole_maps(maps: tuple[Any, dict[str, Tensor], 
     assert not torch.allclose(wanted[0], wanted[1], atol=1e-3), "key heads alike would prove nothing"
 
 
-def test_text_before_the_video_has_no_say(maps: tuple[Any, dict[str, Tensor], Tensor]) -> None:
+def test_text_before_the_video_has_no_say(maps):
     """Planted fault: means over all text, or over all rows, are something else."""
     model, inputs, attentions = maps
     target = watched(model, inputs)
@@ -65,7 +63,7 @@ def test_text_before_the_video_has_no_say(maps: tuple[Any, dict[str, Tensor], Te
         assert not torch.allclose(scores, attentions[:, :, rows][..., visual].mean((0, 1, 2)), atol=1e-3)
 
 
-def test_watching_changes_nothing(architecture: str, models: Models, inputs_of: Inputs) -> None:
+def test_watching_changes_nothing(architecture, models, inputs_of):
     model, inputs = models(architecture), inputs_of(architecture, 2)
     request = prepare_request(model, inputs)
     plain, target = VideoTarget(model, request).prefill(), VideoTarget(model, request, capture_attention=True)
@@ -77,7 +75,7 @@ def test_watching_changes_nothing(architecture: str, models: Models, inputs_of: 
 
 
 @pytest.mark.parametrize("rows", [[0], [7], [0, 3, 9], [41]])
-def test_rows_see_themselves_and_what_is_before(maps: tuple[Any, dict[str, Tensor], Tensor], rows: list[int]) -> None:
+def test_rows_see_themselves_and_what_is_before(maps, rows):
     model, inputs, attentions = maps
     request = prepare_request(model, inputs)
     rows = [min(row, request.input_ids.shape[1] - 1) for row in rows]
@@ -107,7 +105,7 @@ def first_layer_attention(model: Any, request: VideoRequest, rows: Tensor) -> Te
     return kept[0]
 
 
-def test_axes_mixed_by_the_module_are_mixed_alike(models: Models, inputs_of: Inputs) -> None:
+def test_axes_mixed_by_the_module_are_mixed_alike(models, inputs_of):
     """Older releases give a layer cosines and sines of all three axes, and it takes its stretches of them."""
     model = models("qwen2_5_vl")
     module = model.model.language_model.layers[1].self_attn
@@ -123,7 +121,7 @@ def test_axes_mixed_by_the_module_are_mixed_alike(models: Models, inputs_of: Inp
     torch.testing.assert_close(attention_of_rows(module, states, (axes[0], axes[1]), keys, rows), wanted)
 
 
-def test_scores_of_a_half_precision_model_are_float32(architecture: str, models: Models, inputs_of: Inputs) -> None:
+def test_scores_of_a_half_precision_model_are_float32(architecture, models, inputs_of):
     model = deepcopy(models(architecture)).to(torch.bfloat16)
     target = watched(model, inputs_of(architecture, 2))
     assert target.prompts[0].attention[0].dtype == torch.float32
@@ -131,7 +129,7 @@ def test_scores_of_a_half_precision_model_are_float32(architecture: str, models:
     assert torch.corrcoef(torch.stack((target.video_attention(), exact)))[0, 1] > 0.9
 
 
-def test_a_pruned_request_has_scores_of_what_is_left(architecture: str, models: Models, inputs_of: Inputs) -> None:
+def test_a_pruned_request_has_scores_of_what_is_left(architecture, models, inputs_of):
     model = models(architecture)
     whole = prepare_request(model, inputs_of(architecture))
     request = keep_visual(whole, keep_uniform(whole.num_visual, 5))
@@ -140,7 +138,7 @@ def test_a_pruned_request_has_scores_of_what_is_left(architecture: str, models: 
     assert target.video_attention().shape == (5,)
 
 
-def test_what_cannot_be_scored_is_named(architecture: str, models: Models, inputs_of: Inputs) -> None:
+def test_what_cannot_be_scored_is_named(architecture, models, inputs_of):
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture))
     target = VideoTarget(model, request)

@@ -1,7 +1,5 @@
 """Frames of real files: the same as decoding everything and letting the processor choose, whatever the container."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import random
@@ -112,9 +110,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_frames_are_those_of_decoding_everything(
-    files: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frames_are_those_of_decoding_everything(files, name, monkeypatch):
     everything = decode_everything(files[name])
     assert len(everything) > 30
     in_order, used = frames_module._decode_in_order, []
@@ -154,9 +150,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         yield count
 
 
-def test_no_more_is_decoded_than_is_needed(
-    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_is_decoded_than_is_needed(files, tmp_path, monkeypatch):
     path = encode(tmp_path / "long.mp4", moving(300, (32, 32)), "libx264", {"g": "10", "keyint_min": "10", "bf": "2"})
     with counting(monkeypatch) as count:
         read_video(path, sampler(num_frames=4))
@@ -166,7 +160,7 @@ def test_no_more_is_decoded_than_is_needed(
     assert count[0] <= 31  # the last one is number 30; nothing is decoded twice
 
 
-def test_a_file_whose_packets_mislead_is_decoded_whole(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_whose_packets_mislead_is_decoded_whole(files, monkeypatch):
     """A stamp at which no frame comes: the fast way gives up, and nothing of it stays."""
     honest = frames_module._frame_index
 
@@ -180,7 +174,7 @@ def test_a_file_whose_packets_mislead_is_decoded_whole(files: dict[str, Path], m
     assert torch.equal(video.frames, decode_everything(files["h264.mp4"]))
 
 
-def test_what_an_edit_list_cuts_off_is_no_frame(files: dict[str, Path], tmp_path: Path) -> None:
+def test_what_an_edit_list_cuts_off_is_no_frame(files, tmp_path):
     path = tmp_path / "cut.mp4"
     with av.open(str(files["h264.mp4"])) as source, av.open(str(path), "w", options={"avoid_negative_ts": "0"}) as cut:
         stream = source.streams.video[0]
@@ -197,7 +191,7 @@ def test_what_an_edit_list_cuts_off_is_no_frame(files: dict[str, Path], tmp_path
     assert torch.equal(video.frames, everything[list(video.frames_indices)])
 
 
-def test_a_video_held_upright_is_upright(tmp_path: Path) -> None:
+def test_a_video_held_upright_is_upright(tmp_path):
     """A phone's file says by a matrix that its top left corner belongs to the top right."""
     path = tmp_path / "phone.mp4"
     write_video(moving(4), path)
@@ -214,7 +208,7 @@ def test_a_video_held_upright_is_upright(tmp_path: Path) -> None:
     assert torch.equal(frames, straight.rot90(-1, (2, 3)))
 
 
-def test_rate_of_uneven_frames(tmp_path: Path) -> None:
+def test_rate_of_uneven_frames(tmp_path):
     stamps = [0, 1, 2, 10, 20, 21, 22, 40]
     path = encode(tmp_path / "uneven.mkv", moving(8), "libx264", {"g": "3"}, rate=10, stamps=stamps)
     video = read_video(path)
@@ -223,7 +217,7 @@ def test_rate_of_uneven_frames(tmp_path: Path) -> None:
     assert read_video(late).fps == pytest.approx(video.fps)
 
 
-def test_what_is_told_of_a_video_is_of_the_whole_of_it() -> None:
+def test_what_is_told_of_a_video_is_of_the_whole_of_it():
     whole = VideoFrames.from_frames(moving(6), 12.0)
     assert whole.metadata.fps == 12.0 and whole.metadata.duration == pytest.approx(0.5)
     taken = VideoFrames(moving(2), (0, 30), 10.0, 60)
@@ -238,9 +232,7 @@ def test_what_is_told_of_a_video_is_of_the_whole_of_it() -> None:
     ((True, False, True), (0, 1, 1), False),
     ((True, False, True), (0, None, 1), False),
 ])  # fmt: skip
-def test_packets_tell_frames_where_decoding_can_begin_with_the_first(
-    begins: tuple[bool, ...], stamps: tuple[int | None, ...], told: bool
-) -> None:
+def test_packets_tell_frames_where_decoding_can_begin_with_the_first(begins, stamps, told):
     packets = [
         SimpleNamespace(pts=stamp, is_keyframe=key, size=1, is_discard=False)
         for stamp, key in zip(stamps, begins, strict=True)
@@ -257,7 +249,7 @@ def test_packets_tell_frames_where_decoding_can_begin_with_the_first(
 
 @given(st.integers(4, 4000), st.integers(4, 900), st.sampled_from([1, 2, 4]))
 @settings(max_examples=300, deadline=None)
-def test_a_number_of_frames_is_sampled_as_the_processor_does(total: int, wanted: int, step: int) -> None:
+def test_a_number_of_frames_is_sampled_as_the_processor_does(total, wanted, step):
     processor = Qwen2VLVideoProcessor(temporal_patch_size=step)
     choose, rounded = sampler(num_frames=wanted, temporal_patch_size=step), round(wanted / step) * step
     if rounded > total:
@@ -272,7 +264,7 @@ def test_a_number_of_frames_is_sampled_as_the_processor_does(total: int, wanted:
     assert choose(total, 30.0) == expected[:rounded]
 
 
-def test_no_frame_behind_the_last_is_taken() -> None:
+def test_no_frame_behind_the_last_is_taken():
     """Steps that are no whole number of frames: rounding makes torch.arange one longer than it should be."""
     for total in (367, 382, 670):
         assert sampler(fps=2.0)(total, 24.0)[-1] < total
@@ -283,7 +275,7 @@ def test_no_frame_behind_the_last_is_taken() -> None:
 
 @given(st.integers(4, 4000), st.sampled_from([8.0, 24.0, 30000 / 1001, 60.0]), st.floats(0.05, 40.0))
 @settings(max_examples=300, deadline=None)
-def test_a_rate_is_sampled_as_the_processor_does(total: int, source: float, wanted: float) -> None:
+def test_a_rate_is_sampled_as_the_processor_does(total, source, wanted):
     expected = Qwen2VLVideoProcessor().sample_frames(VideoMetadata(total_num_frames=total, fps=source), fps=wanted)
     indices = sampler(fps=wanted)(total, source)
     assert indices == expected.tolist()[: len(indices)] and len(expected) - len(indices) in (0, 1)
@@ -291,7 +283,7 @@ def test_a_rate_is_sampled_as_the_processor_does(total: int, source: float, want
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_inputs_are_those_of_giving_the_processor_the_whole_video(files: dict[str, Path], name: str) -> None:
+def test_inputs_are_those_of_giving_the_processor_the_whole_video(files, name):
     processor = PROCESSORS[name](32, 8)
     path = files["h264.mp4"]
     everything = decode_everything(path)
@@ -318,7 +310,7 @@ def test_inputs_are_those_of_giving_the_processor_the_whole_video(files: dict[st
         assert inputs["input_ids"].shape[0] == 1
 
 
-def test_seconds_of_a_step_come_from_the_frames_taken(files: dict[str, Path]) -> None:
+def test_seconds_of_a_step_come_from_the_frames_taken(files):
     processor = build_processor(32, 8)
     own = processor_inputs(processor, VideoFrames.from_frames(moving(8), 2.0), QUESTION)
     assert own["second_per_grid_ts"].tolist() == [1.0]  # two frames to a step, two frames a second
@@ -330,7 +322,7 @@ def test_seconds_of_a_step_come_from_the_frames_taken(files: dict[str, Path]) ->
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_processors_say_nothing(name: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_processors_say_nothing(name, capfd, caplog):
     processor = PROCESSORS[name](32, 8)
     if name == "qwen":  # as published checkpoints leave it
         processor.video_processor.cap_pixels_per_frame = None
@@ -346,14 +338,14 @@ def test_processors_say_nothing(name: str, capfd: pytest.CaptureFixture[str], ca
 
 
 @pytest.mark.parametrize("name", ["video_token", "image_token"])
-def test_a_processors_own_words_are_no_questions(name: str) -> None:
+def test_a_processors_own_words_are_no_questions(name):
     processor = build_processor(32, 8)
     setattr(processor, name, "<clip>")  # a word of the processor alone: the tokenizer does not call it special
     with pytest.raises(UserError, match=r"^question must not contain <clip>; leave it out"):
         processor_inputs(processor, VideoFrames.from_frames(moving(8)), "what is <clip>?")
 
 
-def test_questions_are_checked() -> None:
+def test_questions_are_checked():
     processor, video = build_processor(32, 8), VideoFrames.from_frames(moving(8))
     with pytest.raises(UserError, match="question is empty; ask something"):
         processor_inputs(processor, video, "  ")
@@ -367,7 +359,7 @@ def test_questions_are_checked() -> None:
 # Writing
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_what_is_written_is_read_back(tmp_path):
     noise = torch.rand(6, 3, 33, 47, generator=torch.Generator().manual_seed(0))
     for name in ("a.mp4", "b.mp4"):
         write_video(noise, tmp_path / name, 30000 / 1001)
@@ -378,7 +370,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert video.fps == pytest.approx(30000 / 1001)
 
 
-def test_without_an_h264_encoder_there_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_h264_encoder_there_is_another(tmp_path, monkeypatch):
     monkeypatch.setattr(video_file, "_ENCODERS", video_file._ENCODERS[1:])
     write_video(moving(8), tmp_path / "a.mp4", 7.5)
     video = read_video(tmp_path / "a.mp4")
@@ -386,7 +378,7 @@ def test_without_an_h264_encoder_there_is_another(tmp_path: Path, monkeypatch: p
     assert (video.frames.float() - moving(8)).abs().mean() < 4
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
     path = tmp_path / "a.mp4"
     path.write_bytes(b"before")
 
@@ -397,7 +389,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 1, 8, 8), (0, 3, 8, 8)])
-def test_frames_of_another_shape_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_frames_of_another_shape_are_refused(tmp_path, shape):
     with pytest.raises(ValueError, match=r"\[F, 3, H, W\]"):
         write_video(torch.zeros(shape), tmp_path / "a.mp4")
 
@@ -412,7 +404,7 @@ def picture_folder(folder: Path, frames: Tensor) -> Path:
     return folder
 
 
-def test_pictures_of_a_folder_come_by_name(tmp_path: Path) -> None:
+def test_pictures_of_a_folder_come_by_name(tmp_path):
     frames = moving(12)
     folder = picture_folder(tmp_path / "pictures", frames)
     (folder / "notes.txt").write_text("no picture")
@@ -425,7 +417,7 @@ def test_pictures_of_a_folder_come_by_name(tmp_path: Path) -> None:
     assert len(faster.frames) == 12 and faster.fps == 4.0 and faster.metadata.sampled_fps == 4.0
 
 
-def test_a_photograph_held_upright_is_upright(tmp_path: Path) -> None:
+def test_a_photograph_held_upright_is_upright(tmp_path):
     folder = picture_folder(tmp_path / "pictures", moving(4))
     held = Image.open(folder / "0.png").transpose(Image.Transpose.ROTATE_90)
     exif = Image.Exif()
@@ -441,7 +433,7 @@ def one_line(message: str) -> None:
     assert "\n" not in message and len(message) < 300
 
 
-def test_errors_name_the_remedy(files: dict[str, Path], tmp_path: Path) -> None:
+def test_errors_name_the_remedy(files, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.mp4").write_text("this is no video at all, but a text that says so")
     (tmp_path / "nothing.mp4").touch()
@@ -492,7 +484,7 @@ def test_errors_name_the_remedy(files: dict[str, Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "mpeg4.mp4", "h264.ts", "animated.gif"])
-def test_damaged_files_are_refused_or_read_as_far_as_they_go(files: dict[str, Path], tmp_path: Path, name: str) -> None:
+def test_damaged_files_are_refused_or_read_as_far_as_they_go(files, tmp_path, name):
     content = files[name].read_bytes()
     path = tmp_path / name
     rng = random.Random(0)
@@ -509,7 +501,7 @@ def test_damaged_files_are_refused_or_read_as_far_as_they_go(files: dict[str, Pa
             assert len(video.frames) == video.total_num_frames >= 4
 
 
-def test_frames_that_ffmpeg_patched_up_are_refused(files: dict[str, Path], tmp_path: Path) -> None:
+def test_frames_that_ffmpeg_patched_up_are_refused(files, tmp_path):
     content, path = files["one_gop.mp4"].read_bytes(), tmp_path / "a.mp4"
     begin, end = content.index(b"mdat"), content.index(b"moov")
     outcomes = []
@@ -529,7 +521,7 @@ def test_frames_that_ffmpeg_patched_up_are_refused(files: dict[str, Path], tmp_p
     assert set(outcomes) <= {"taken", "refused"} and outcomes.count("refused") >= 3
 
 
-def test_without_pyav_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyav_the_extra_is_named(tmp_path, monkeypatch):
     write_video(moving(4), tmp_path / "a.mp4")
     folder = picture_folder(tmp_path / "pictures", moving(4))
     monkeypatch.setitem(sys.modules, "av", None)

@@ -1,20 +1,14 @@
 """A model's generation config is honoured as `generate` honours it, or refused by name."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import GenerationConfig
 
 from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
-from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.methods.parallelvlm import ParallelConfig
 from vargen.video.methods.plain import PlainConfig
 from vargen.video.methods.speculative import SpeculativeConfig, SpecVLMConfig
@@ -47,9 +41,7 @@ GREEDY = SamplingConfig(temperature=0.0)
         ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.0}, GenerationSettings(GREEDY)),
     ],
 )
-def test_settings_are_merged_as_by_generate(
-    own: dict[str, Any], asked: dict[str, Any], wanted: GenerationSettings
-) -> None:
+def test_settings_are_merged_as_by_generate(own, asked, wanted):
     assert generation_settings(GenerationConfig(**own), **asked) == wanted
 
 
@@ -57,13 +49,13 @@ def test_settings_are_merged_as_by_generate(
     ("name", "value"),
     [("num_beams", 3), ("no_repeat_ngram_size", 2), ("min_p", 0.1), ("suppress_tokens", [3]), ("min_new_tokens", 4)],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(name: str, value: Any) -> None:
+def test_what_cannot_be_honoured_is_refused_by_name(name, value):
     with pytest.raises(UserError, match=f"generation_config.json asks for {name}"):
         generation_settings(GenerationConfig(**{name: value}))
 
 
 @pytest.mark.parametrize("asked", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}, {"repetition_penalty": 0.0}])
-def test_numbers_out_of_range_are_refused_by_name(asked: dict[str, Any]) -> None:
+def test_numbers_out_of_range_are_refused_by_name(asked):
     with pytest.raises(UserError, match=next(iter(asked))):
         generation_settings(GenerationConfig(), **asked)
 
@@ -78,9 +70,7 @@ def test_numbers_out_of_range_are_refused_by_name(asked: dict[str, Any]) -> None
     ],
     ids=lambda method: method.name,
 )
-def test_what_was_said_is_less_likely_as_in_generate(
-    method: VideoMethodConfig, models: Callable[..., Any], inputs_of: Callable[..., dict[str, Tensor]]
-) -> None:
+def test_what_was_said_is_less_likely_as_in_generate(method, models, inputs_of):
     model, draft, inputs = models("qwen2_5_vl"), models("qwen2_5_vl", 5, 2), inputs_of("qwen2_5_vl", 1)
     said = []
     for penalty in (1.0, 1.3):

@@ -1,7 +1,5 @@
 """SpecVLM: a drafter that sees the part of the video that the target's attention chose, and drafts a tree."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -38,9 +36,7 @@ def pruned_by_attention(target: VideoTarget, model: Any, request: VideoRequest, 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("same_model", [True, False])
-def test_specvlm_changes_no_token(
-    architecture: str, models: Models, inputs_of: Inputs, same_model: bool, sampling: SamplingConfig
-) -> None:
+def test_specvlm_changes_no_token(architecture, models, inputs_of, same_model, sampling):
     model, inputs = models(architecture), inputs_of(architecture, 3)
     small = model if same_model else models(architecture, 5, 1)
     request = prepare_request(model, inputs)
@@ -52,9 +48,7 @@ def test_specvlm_changes_no_token(
 
 
 @pytest.mark.parametrize("keep_ratio", [1.0, 0.5])
-def test_a_tree_needs_no_more_passes_than_a_chain(
-    architecture: str, models: Models, inputs_of: Inputs, keep_ratio: float
-) -> None:
+def test_a_tree_needs_no_more_passes_than_a_chain(architecture, models, inputs_of, keep_ratio):
     model = models(architecture)
     for seed in range(2):
         request = prepare_request(model, inputs_of(architecture, seed))
@@ -70,7 +64,7 @@ def test_a_tree_needs_no_more_passes_than_a_chain(
             assert passes[0] == 1 + -(-23 // 6)  # all five of every path, and the bonus
 
 
-def test_it_chooses_when_asked_and_keeps_what_is_chosen(architecture: str, models: Models, inputs_of: Inputs) -> None:
+def test_it_chooses_when_asked_and_keeps_what_is_chosen(architecture, models, inputs_of):
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture))
     kept = keep_uniform(request.num_visual, 5)

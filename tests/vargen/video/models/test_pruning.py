@@ -1,7 +1,5 @@
 """Choosing visual tokens: budgets, spreads, UV-Prune against its double sum, SpecVLM's two stages."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -29,12 +27,12 @@ def seeded(seed: int) -> torch.Generator:
 @pytest.mark.parametrize(
     ("count", "ratio", "budget"), [(100, 0.1, 10), (100, 1 - 0.9, 10), (7, 0.01, 1), (5, 1.0, 5), (3, 0.5, 2)]
 )
-def test_budgets_are_rounded_and_never_empty(count: int, ratio: float, budget: int) -> None:
+def test_budgets_are_rounded_and_never_empty(count, ratio, budget):
     assert token_budget(count, ratio) == budget
 
 
 @pytest.mark.parametrize(("count", "ratio"), [(0, 0.5), (5, 0.0), (5, 1.1), (5, -1.0)])
-def test_impossible_budgets_are_refused(count: int, ratio: float) -> None:
+def test_impossible_budgets_are_refused(count, ratio):
     with pytest.raises(ValueError, match=r"count must|keep_ratio must"):
         token_budget(count, ratio)
 
@@ -49,7 +47,7 @@ def slow_bins(count: int, shares: list[float]) -> list[int]:
 
 
 @given(st.integers(1, 60), st.integers(0, 9), st.data())
-def test_uniform_and_jittered_choices_are_one_of_each_bin(count: int, seed: int, data: st.DataObject) -> None:
+def test_uniform_and_jittered_choices_are_one_of_each_bin(count, seed, data):
     budget = data.draw(st.integers(1, count))
     golden = (1 + 5**0.5) / 2
     assert keep_uniform(count, budget).tolist() == slow_bins(count, [(i + 0.5) / golden % 1 for i in range(budget)])
@@ -59,7 +57,7 @@ def test_uniform_and_jittered_choices_are_one_of_each_bin(count: int, seed: int,
 
 @pytest.mark.parametrize("width", [7, 8, 16])
 @pytest.mark.parametrize("share", [0.5, 0.25, 0.125, 0.1])
-def test_an_even_spread_sees_every_column_of_a_frame(width: int, share: float) -> None:
+def test_an_even_spread_sees_every_column_of_a_frame(width, share):
     """A stride that divides the width must not keep the same few columns."""
     count = 16 * width * width
     columns = torch.bincount(keep_uniform(count, round(share * count)) % width, minlength=width)
@@ -67,7 +65,7 @@ def test_an_even_spread_sees_every_column_of_a_frame(width: int, share: float) -
 
 
 @given(st.integers(1, 60), st.integers(0, 9), st.data())
-def test_random_choices_are_drawn_without_repetition(count: int, seed: int, data: st.DataObject) -> None:
+def test_random_choices_are_drawn_without_repetition(count, seed, data):
     budget = data.draw(st.integers(0, count))
     kept = keep_random(count, budget, seeded(seed))
     assert len(kept) == budget and bool((kept.diff() > 0).all())
@@ -75,7 +73,7 @@ def test_random_choices_are_drawn_without_repetition(count: int, seed: int, data
 
 
 @pytest.mark.parametrize("axes", [(12,), (5, 6), (4, 6, 5)])
-def test_low_discrepancy_choices_are_cells_with_least_turns(axes: tuple[int, ...]) -> None:
+def test_low_discrepancy_choices_are_cells_with_least_turns(axes):
     """Against a loop over cells, of a grid whose positions begin elsewhere and go up in steps, as M-RoPE's may."""
     ratio = {1: 1.6180339887498949, 2: 1.324717957244746, 3: 1.2207440846057596}[len(axes)]
     cells = list(itertools.product(*map(range, axes)))
@@ -86,7 +84,7 @@ def test_low_discrepancy_choices_are_cells_with_least_turns(axes: tuple[int, ...
         assert keep_low_discrepancy(torch.tensor(cells).T * 2 + 17, budget, seeded(3)).tolist() == expected
 
 
-def test_low_discrepancy_is_even_on_every_axis_at_once() -> None:
+def test_low_discrepancy_is_even_on_every_axis_at_once():
     places = torch.tensor(list(itertools.product(range(16), range(8), range(8)))).T
     kept = places[:, keep_low_discrepancy(places, 256, seeded(0))]
     for axis, length in enumerate((16, 8, 8)):
@@ -95,7 +93,7 @@ def test_low_discrepancy_is_even_on_every_axis_at_once() -> None:
     assert int(torch.bincount(kept[1] * 8 + kept[2], minlength=64).max()) <= 6, "no cell is watched all the time"
 
 
-def test_visual_gain_is_the_papers_double_sum() -> None:
+def test_visual_gain_is_the_papers_double_sum():
     """Over all text tokens and all layers: the growth of the cosine from layer to layer."""
     generator = torch.Generator().manual_seed(0)
     layers, m, n, dim = 5, 7, 4, 6
@@ -111,12 +109,12 @@ def test_visual_gain_is_the_papers_double_sum() -> None:
     torch.testing.assert_close(visual_gain(visual[0], visual[-1], text[0], text[-1]), slow, rtol=1e-4, atol=1e-5)
 
 
-def test_zero_vectors_are_like_nothing() -> None:
+def test_zero_vectors_are_like_nothing():
     gain = visual_gain(torch.zeros(2, 3), torch.ones(2, 3), torch.ones(1, 3), torch.zeros(1, 3))
     assert torch.equal(gain, torch.zeros(2))
 
 
-def test_planted_tokens_are_recovered_by_gain_and_missed_by_a_sink() -> None:
+def test_planted_tokens_are_recovered_by_gain_and_missed_by_a_sink():
     """Some visual tokens turn towards the text; attention looks at the first one whatever it shows."""
     generator = torch.Generator().manual_seed(1)
     visual, text = torch.randn(40, 16, generator=generator), torch.randn(6, 16, generator=generator)
@@ -143,7 +141,7 @@ def slow_two_stages(scores: list[float], budget: int, share: float) -> list[int]
 
 
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=30), st.sampled_from([0.0, 0.2, 0.4, 0.9, 1.0]), st.data())
-def test_two_stages_against_a_loop(weights: list[int], share: float, data: st.DataObject) -> None:
+def test_two_stages_against_a_loop(weights, share, data):
     budget = data.draw(st.integers(1, len(weights)))
     scores = torch.tensor(weights, dtype=torch.float64)
     kept = keep_by_attention(scores, budget, share)
@@ -154,6 +152,6 @@ def test_two_stages_against_a_loop(weights: list[int], share: float, data: st.Da
         assert kept.tolist() == slow_two_stages([float(each) for each in weights], budget, share)
 
 
-def test_a_share_out_of_range_is_refused() -> None:
+def test_a_share_out_of_range_is_refused():
     with pytest.raises(ValueError, match="share"):
         keep_by_attention(torch.ones(3), 2, 1.5)

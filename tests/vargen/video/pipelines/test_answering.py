@@ -1,7 +1,5 @@
 """Every method on tiny models: exact ones say what plain decoding and transformers' own generation say."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache
@@ -56,13 +54,7 @@ def said_by_transformers(cases: list[VideoCase], answerer_of: Callable[[Path], V
 
 
 @pytest.mark.parametrize("method", EXACT, ids=lambda method: method.name)
-def test_exact_methods_say_what_transformers_says(
-    pair: Path,
-    cases: list[VideoCase],
-    answerer_of: Callable[[Path], VideoAnswerer],
-    said_by_transformers: Callable[[Path], list[int]],
-    method: type[MethodConfig],
-) -> None:
+def test_exact_methods_say_what_transformers_says(pair, cases, answerer_of, said_by_transformers, method):
     answer = answerer_of(pair).answer(cases[0].frames, QUESTION, settings_of(method), max_new_tokens=30)
     assert answer.token_ids == said_by_transformers(pair) and len(set(answer.token_ids)) > 2
     assert len(answer.origins) == len(answer.tokens) == len(answer.token_ids)
@@ -71,9 +63,7 @@ def test_exact_methods_say_what_transformers_says(
 
 
 @pytest.mark.parametrize("method", EXACT, ids=lambda method: method.name)
-def test_exact_methods_draw_what_plain_decoding_draws(
-    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer], method: type[MethodConfig]
-) -> None:
+def test_exact_methods_draw_what_plain_decoding_draws(qwen_pair, cases, answerer_of, method):
     answerer, drawing = answerer_of(qwen_pair), {"max_new_tokens": 25, "temperature": 1.0, "top_p": 0.9, "seed": 3}
     plain = answerer.answer(cases[0].frames, QUESTION, "ar", **drawing)
     answer = answerer.answer(cases[0].frames, QUESTION, settings_of(method), **drawing)
@@ -82,9 +72,7 @@ def test_exact_methods_draw_what_plain_decoding_draws(
     assert other.token_ids != plain.token_ids
 
 
-def test_the_default_method_is_exact_and_its_drafter_is_there(
-    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
-) -> None:
+def test_the_default_method_is_exact_and_its_drafter_is_there(qwen_pair, cases, answerer_of):
     answerer = answerer_of(qwen_pair)
     answer = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=6)
     assert answer.method.name == answerer.default_method != "ar" and answer.method.exact
@@ -93,18 +81,14 @@ def test_the_default_method_is_exact_and_its_drafter_is_there(
 
 @pytest.mark.parametrize("drafter", ["self", "pair"])
 @pytest.mark.parametrize("pruning", options_of(SpeculativeConfig)["pruning"].choices)
-def test_no_pruning_of_the_drafter_changes_the_answer(
-    pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer], drafter: str, pruning: str
-) -> None:
+def test_no_pruning_of_the_drafter_changes_the_answer(pair, cases, answerer_of, drafter, pruning):
     answerer = answerer_of(pair)
     plain = answerer.answer(cases[1].frames, QUESTION, "ar", max_new_tokens=20)
     config = SpeculativeConfig(drafter=drafter, pruning=pruning, keep_ratio=0.25)
     assert answerer.answer(cases[1].frames, QUESTION, config, max_new_tokens=20).token_ids == plain.token_ids
 
 
-def test_a_drafter_that_is_the_target_is_always_right(
-    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
-) -> None:
+def test_a_drafter_that_is_the_target_is_always_right(qwen_pair, cases, answerer_of):
     config = SpeculativeConfig(drafter="self", draft_length=4)
     answer = answerer_of(qwen_pair).answer(cases[0].frames, QUESTION, config, max_new_tokens=26)
     assert answer.trace.mean_accepted_length == 4 and answer.trace.target_passes == 6
@@ -123,14 +107,7 @@ def forked_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("workers", "threads"), [("processes", 2), ("in_turn", 3)])
 @pytest.mark.usefixtures("forked_drafters")
-def test_a_core_is_left_to_the_drafter(
-    qwen_pair: Path,
-    cases: list[VideoCase],
-    answerer_of: Callable[[Path], VideoAnswerer],
-    monkeypatch: pytest.MonkeyPatch,
-    workers: str,
-    threads: int,
-) -> None:
+def test_a_core_is_left_to_the_drafter(qwen_pair, cases, answerer_of, monkeypatch, workers, threads):
     import vargen.video.pipelines.parallel_pair as parallel
 
     seen, before = [], torch.get_num_threads()
@@ -162,9 +139,7 @@ def test_a_core_is_left_to_the_drafter(
     ],
     ids=str,
 )
-def test_every_forward_pass_is_counted_those_of_a_first_use_by_themselves(
-    qwen_pair: Path, cases: list[VideoCase], method: MethodConfig
-) -> None:
+def test_every_forward_pass_is_counted_those_of_a_first_use_by_themselves(qwen_pair, cases, method):
     """Beside hooks that count: twice the same question to a pair that has answered nothing."""
     answerer = VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(qwen_pair / "draft"))
     models = {"target": answerer.model, "draft": answerer.components([]).draft_weights("pair")}
@@ -192,9 +167,7 @@ def test_every_forward_pass_is_counted_those_of_a_first_use_by_themselves(
 
 @pytest.mark.parametrize("tree", ["chain", "dynamic", "mc_sim_7b_63"])
 @pytest.mark.parametrize("method", TRAINED, ids=lambda method: method.name)
-def test_what_a_trained_drafter_took_is_told(
-    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer], method: Any, tree: str
-) -> None:
+def test_what_a_trained_drafter_took_is_told(qwen_pair, cases, answerer_of, method, tree):
     answerer = answerer_of(qwen_pair)
     answer = answerer.answer(cases[0].frames, QUESTION, method(tree=tree, depth=3), max_new_tokens=12)
     plain = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=12)
@@ -208,9 +181,7 @@ def test_what_a_trained_drafter_took_is_told(
 
 
 @pytest.mark.usefixtures("forked_drafters")
-def test_two_workers_say_what_one_says(
-    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
-) -> None:
+def test_two_workers_say_what_one_says(qwen_pair, cases, answerer_of):
     answerer = answerer_of(qwen_pair)
     try:
         answers = [
@@ -226,9 +197,7 @@ def test_two_workers_say_what_one_says(
         assert answer.trace.accepted_lengths == alone.trace.accepted_lengths
 
 
-def test_relaxed_tokens_are_told(
-    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
-) -> None:
+def test_relaxed_tokens_are_told(qwen_pair, cases, answerer_of):
     answerer = answerer_of(qwen_pair)
     strict, loose = (
         answerer.answer(cases[0].frames, QUESTION, LVSpecConfig(loose_ratio=ratio), max_new_tokens=40)
@@ -240,9 +209,7 @@ def test_relaxed_tokens_are_told(
     assert loose.trace.target_passes < strict.trace.target_passes
 
 
-def test_relevance_is_read_as_the_rule_says(
-    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
-) -> None:
+def test_relevance_is_read_as_the_rule_says(qwen_pair, cases, answerer_of):
     """Token by token over a prompt fed anew each time: a row, a layer, and the mean of all cosines taken off."""
     answerer, num_layers = answerer_of(qwen_pair), 3
     answer = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=5)
@@ -268,9 +235,7 @@ def test_relevance_is_read_as_the_rule_says(
             answerer.answer(cases[0].frames, QUESTION, LVSpecConfig(relevance_layer=layer), max_new_tokens=2)
 
 
-def test_text_is_streamed_as_it_is_decided(
-    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
-) -> None:
+def test_text_is_streamed_as_it_is_decided(qwen_pair, cases, answerer_of):
     pieces: list[str] = []
     answer = answerer_of(qwen_pair).answer(
         cases[0].frames, QUESTION, SpeculativeConfig(), max_new_tokens=24, on_text=pieces.append
@@ -278,7 +243,7 @@ def test_text_is_streamed_as_it_is_decided(
     assert "".join(pieces) == answer.text and len([piece for piece in pieces if piece]) > 2
 
 
-def test_a_character_that_is_cut_off_hides_no_words() -> None:
+def test_a_character_that_is_cut_off_hides_no_words():
     """Byte-level tokens: the last one may be the first part of a character."""
     words = {1: b"a red", 2: b" ball", 3: "\U0001f534".encode()[:2], 4: "\U0001f534".encode()[2:]}
 
@@ -300,7 +265,7 @@ def test_a_character_that_is_cut_off_hides_no_words() -> None:
     assert "".join(pieces) == "a red ball\ufffd", "the end is shown as it is"
 
 
-def test_special_tokens_are_not_shown_and_others_keep_their_origins() -> None:
+def test_special_tokens_are_not_shown_and_others_keep_their_origins():
     class Words:
         all_special_ids = (9,)
 
@@ -315,7 +280,7 @@ def test_special_tokens_are_not_shown_and_others_keep_their_origins() -> None:
     assert shown == [(["a", " ball"], [TokenOrigin.TARGET, TokenOrigin.RELAXED])]
 
 
-def test_the_command(qwen_pair: Path, cases: list[VideoCase], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command(qwen_pair, cases, tmp_path, capsys):
     video = tmp_path / "video.mp4"
     write_video(cases[0].frames.frames, video)
     models = ["--model", str(qwen_pair / "target"), "--draft_model", str(qwen_pair / "draft"), "--max_new_tokens", "16"]
@@ -333,7 +298,7 @@ def test_the_command(qwen_pair: Path, cases: list[VideoCase], tmp_path: Path, ca
 
 
 @pytest.mark.usefixtures("forked_drafters")
-def test_a_window_measured_in_a_short_answer_is_not_a_long_ones(qwen_pair: Path, cases: list[VideoCase]) -> None:
+def test_a_window_measured_in_a_short_answer_is_not_a_long_ones(qwen_pair, cases):
     answerer = VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(qwen_pair / "draft"))
     try:
         measured = [
@@ -345,7 +310,7 @@ def test_a_window_measured_in_a_short_answer_is_not_a_long_ones(qwen_pair: Path,
     assert measured == [True, True, False, False]
 
 
-def test_what_is_missing_is_named(qwen_pair: Path, pair: Path, cases: list[VideoCase], tmp_path: Path) -> None:
+def test_what_is_missing_is_named(qwen_pair, pair, cases, tmp_path):
     alone = VideoAnswerer.from_pretrained(str(qwen_pair / "target"))
     for method in ("sd", "parallelvlm"):
         with pytest.raises(UserError, match="draft_model"):
@@ -368,7 +333,7 @@ def test_what_is_missing_is_named(qwen_pair: Path, pair: Path, cases: list[Video
         VideoAnswerer.from_pretrained(str(tmp_path))
 
 
-def test_a_drafter_of_other_words_is_refused(qwen_pair: Path, tmp_path: Path) -> None:
+def test_a_drafter_of_other_words_is_refused(qwen_pair, tmp_path):
     from transformers import AutoProcessor
 
     processor = AutoProcessor.from_pretrained(qwen_pair / "draft")
@@ -381,9 +346,7 @@ def test_a_drafter_of_other_words_is_refused(qwen_pair: Path, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("forked_drafters")
-def test_a_drafter_that_dies_fails_the_answer_and_not_the_next(
-    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
-) -> None:
+def test_a_drafter_that_dies_fails_the_answer_and_not_the_next(qwen_pair, cases, answerer_of):
     import os
     import signal
 
@@ -401,7 +364,7 @@ def test_a_drafter_that_dies_fails_the_answer_and_not_the_next(
         answerer.close()
 
 
-def test_every_method_is_described() -> None:
+def test_every_method_is_described():
     for method in methods_for("video").values():
         assert method.__doc__ and method.summary and method.name
         assert resolve_method(method.name, task="video") == method()

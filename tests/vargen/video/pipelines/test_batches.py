@@ -1,7 +1,5 @@
 """Several requests at once: each row's tokens are those of its request alone, whatever its neighbours are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +53,7 @@ def decoded(
 
 # One architecture shows that draws are each row's own; what greedy rows say, `test_architectures.py` has of all.
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_rows_are_what_they_are_alone(models: Models, inputs_of: Inputs, method: type[VideoMethodConfig]) -> None:
+def test_rows_are_what_they_are_alone(models, inputs_of, method):
     model, small = models("qwen2_5_vl"), models("qwen2_5_vl", 5, 1)
     config, sampling = method(**SETTINGS.get(method.name, {})), SamplingConfig()
     inputs = [inputs_of("qwen2_5_vl", *request) for request in REQUESTS]
@@ -65,7 +63,7 @@ def test_rows_are_what_they_are_alone(models: Models, inputs_of: Inputs, method:
     assert len({tuple(row) for row in alone}) == len(alone), "answers that are alike would prove little"
 
 
-def test_a_method_that_takes_one_at_a_time_says_so(models: Models, inputs_of: Inputs) -> None:
+def test_a_method_that_takes_one_at_a_time_says_so(models, inputs_of):
     model, inputs = models("llava_onevision"), inputs_of("llava_onevision")
     config = resolve_method("parallelvlm", task="video")
     with pytest.raises(UserError, match="parallelvlm answers one question at a time, got 2"):

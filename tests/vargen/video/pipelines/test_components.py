@@ -1,12 +1,9 @@
 """What methods are built from: visual tokens that a drafter is shown, sizes that fit two models, lasting workers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from torch import Tensor
 
 from vargen.video.methods.base import Pruning
@@ -19,7 +16,7 @@ Models = Callable[..., Any]
 Inputs = Callable[..., dict[str, Tensor]]
 
 
-def test_a_drafter_is_shown_what_its_own_settings_choose(architecture: str, models: Models, inputs_of: Inputs) -> None:
+def test_a_drafter_is_shown_what_its_own_settings_choose(architecture, models, inputs_of):
     parts = VideoLLMComponents(models(architecture), [inputs_of(architecture, 2)], 4)
     chosen = []
     pruning = Pruning(0.3, "attention")
@@ -45,7 +42,7 @@ def test_a_drafter_is_shown_what_its_own_settings_choose(architecture: str, mode
     assert len({tuple(each) for each in chosen}) > 2, "choices that are alike would prove little"
 
 
-def test_a_model_that_drafts_for_itself_sees_its_video_once(models: Models, inputs_of: Inputs) -> None:
+def test_a_model_that_drafts_for_itself_sees_its_video_once(models, inputs_of):
     model, seen = models("qwen2_5_vl"), []
     parts = VideoLLMComponents(model, [inputs_of("qwen2_5_vl", 2)], 4)
     handle = model.model.visual.register_forward_hook(lambda *_: seen.append(1))
@@ -54,7 +51,7 @@ def test_a_model_that_drafts_for_itself_sees_its_video_once(models: Models, inpu
     assert len(seen) == 1
 
 
-def test_logits_are_as_long_as_the_shorter_vocabulary() -> None:
+def test_logits_are_as_long_as_the_shorter_vocabulary():
     target, draft = (
         SimpleNamespace(config=SimpleNamespace(get_text_config=lambda size=size: SimpleNamespace(vocab_size=size)))
         for size in (12, 9)
@@ -65,7 +62,7 @@ def test_logits_are_as_long_as_the_shorter_vocabulary() -> None:
     )
 
 
-def test_workers_last_for_answers_of_their_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_last_for_answers_of_their_own_kind(monkeypatch):
     monkeypatch.setattr(module, "ParallelPair", lambda model, workers: (model, workers))
     monkeypatch.setattr(module, "ParallelLoop", lambda pair, *_: pair)
     monkeypatch.setattr(VideoLLMComponents, "sizes", lambda self, nodes: {})

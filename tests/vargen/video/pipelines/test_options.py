@@ -1,10 +1,7 @@
 """Options of a pair, and that what is wrong with a model or a video is said in one line before weights are loaded."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +53,7 @@ QUESTION = "describe the video in detail."
         ),
     ],
 )
-def test_target_and_drafter_have_places_of_their_own(
-    given: dict[str, Any], target: dict[str, Any], drafter: dict[str, Any]
-) -> None:
+def test_target_and_drafter_have_places_of_their_own(given, target, drafter):
     options = VideoOptions(model="large", draft_model="small", **given)
     assert options.of_target == LoadingOptions(**{"model": "large", **target})
     assert options.of_draft_model == LoadingOptions(**drafter)
@@ -74,7 +69,7 @@ def test_target_and_drafter_have_places_of_their_own(
         ({"quantization": "int3"}, "quantization"),
     ],
 )
-def test_wrong_options_are_refused_by_name(given: dict[str, Any], named: str) -> None:
+def test_wrong_options_are_refused_by_name(given, named):
     with pytest.raises(UserError, match=named):
         VideoOptions(**given)
 
@@ -90,7 +85,7 @@ VIDEO_PROCESSORS = [
 
 @pytest.mark.parametrize("own", VIDEO_PROCESSORS)
 @pytest.mark.parametrize("asked", [{}, {"num_frames": 12}, {"fps": 1.5}])
-def test_frames_are_those_the_processor_would_take(own: Any, asked: dict[str, Any]) -> None:
+def test_frames_are_those_the_processor_would_take(own, asked):
     """By the processor itself, from a whole video in which every frame has a colour of its own."""
 
     class Processor:
@@ -108,7 +103,7 @@ def test_frames_are_those_the_processor_would_take(own: Any, asked: dict[str, An
     assert chosen == [int(number) for number in theirs]
 
 
-def test_a_video_that_no_rule_fits_is_refused() -> None:
+def test_a_video_that_no_rule_fits_is_refused():
     class Processor:
         video_processor = Qwen2VLVideoProcessor()
 
@@ -120,7 +115,7 @@ def test_a_video_that_no_rule_fits_is_refused() -> None:
         frame_sampler(Processor(), num_frames=20)(10, 2.0)
 
 
-def test_what_a_video_takes_is_said_and_what_is_too_long_refused(qwen_pair: Path, cases: list[VideoCase]) -> None:
+def test_what_a_video_takes_is_said_and_what_is_too_long_refused(qwen_pair, cases):
     found = open_video_model(qwen_pair / "target")
     processor = load_processor(found)
     inputs = sized_inputs(processor, found.architecture, cases[0].frames, QUESTION)
@@ -137,7 +132,7 @@ def test_what_a_video_takes_is_said_and_what_is_too_long_refused(qwen_pair: Path
         ContextUse(2, 90, 95, 100, 1, 8).check(99)
 
 
-def test_frames_have_at_most_the_pixels_asked_for(qwen_pair: Path, cases: list[VideoCase]) -> None:
+def test_frames_have_at_most_the_pixels_asked_for(qwen_pair, cases):
     found = open_video_model(qwen_pair / "target")
     small = sized_inputs(load_processor(found), found.architecture, cases[0].frames, QUESTION, 32 * 32)
     assert small["video_grid_thw"].tolist() == [[2, 4, 4]]
@@ -148,9 +143,7 @@ def test_frames_have_at_most_the_pixels_asked_for(qwen_pair: Path, cases: list[V
         ARCHITECTURES["llava_onevision"].frame_size(LlavaOnevisionVideoProcessor(), 1000, 8)
 
 
-def test_a_drafter_is_loaded_when_a_method_asks_and_not_for_another_process(
-    qwen_pair: Path, cases: list[VideoCase]
-) -> None:
+def test_a_drafter_is_loaded_when_a_method_asks_and_not_for_another_process(qwen_pair, cases):
     answerer = VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(qwen_pair / "draft"))
     assert isinstance(answerer.draft_model, LazyModel) and answerer.draft_model._loaded is None
     components = answerer.components([answerer.inputs(cases[0].frames, QUESTION)])
@@ -200,9 +193,7 @@ def broken(folder: Path, pair: Path, how: str) -> list[str]:
         ("another search", "num_beams 4, which cannot be honoured"),
     ],
 )
-def test_what_is_wrong_with_a_model_is_one_line(
-    qwen_pair: Path, clip: str, tmp_path: Path, how: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_with_a_model_is_one_line(qwen_pair, clip, tmp_path, how, told, capsys):
     arguments = broken(tmp_path / "model", qwen_pair, how)
     assert main(["caption", clip, *arguments, "--method", "ar", "--device", "cpu"]) == 2
     output = capsys.readouterr()
@@ -210,9 +201,7 @@ def test_what_is_wrong_with_a_model_is_one_line(
     assert len(errors) == 1 and told in errors[0] and not output.out
 
 
-def test_a_name_on_the_hub_goes_to_the_hub(
-    monkeypatch: pytest.MonkeyPatch, qwen_pair: Path, capsys: pytest.CaptureFixture[str], clip: str
-) -> None:
+def test_a_name_on_the_hub_goes_to_the_hub(monkeypatch, qwen_pair, capsys, clip):
     """Weights after everything that the small files can say, and of the commit that these are of."""
     asked: list[tuple[str, str | None, bool]] = []
 
@@ -229,9 +218,7 @@ def test_a_name_on_the_hub_goes_to_the_hub(
     assert "32 visual tokens" in capsys.readouterr().err
 
 
-def test_a_clip_too_long_is_refused_before_weights_are_fetched(
-    monkeypatch: pytest.MonkeyPatch, qwen_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], clip: str
-) -> None:
+def test_a_clip_too_long_is_refused_before_weights_are_fetched(monkeypatch, qwen_pair, tmp_path, capsys, clip):
     """The folder has none, and nobody asks for them."""
     small = shutil.copytree(qwen_pair / "target", tmp_path / "small", ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((small / "config.json").read_text())
@@ -251,7 +238,7 @@ def test_a_clip_too_long_is_refused_before_weights_are_fetched(
     ("trained", "paired", "name"),
     [((), False, "ar"), ((), True, "sd"), (("sparrow", "flash"), True, "flash"), (("sparrow",), False, "sparrow")],
 )
-def test_who_names_no_method_gets_one_whose_drafter_is_there(trained: tuple[str, ...], paired: bool, name: str) -> None:
+def test_who_names_no_method_gets_one_whose_drafter_is_there(trained, paired, name):
     resolve_method(name, task="video").check_drafter(trained, paired)
     assert default_method(trained, paired) == name
 
@@ -262,9 +249,7 @@ def alone(qwen_pair: Path, tmp_path: Path) -> str:
     return str(shutil.copytree(qwen_pair / "target", tmp_path / "alone", ignore=shutil.ignore_patterns("drafters")))
 
 
-def test_a_model_without_a_drafter_answers_plainly_and_says_so(
-    alone: str, qwen_pair: Path, clip: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_a_drafter_answers_plainly_and_says_so(alone, qwen_pair, clip, capsys):
     small = str(qwen_pair / "draft")
     answer = ["caption", clip, "--model", alone, "--max_new_tokens", "8"]
     assert main(answer) == 0
@@ -286,16 +271,14 @@ def test_a_model_without_a_drafter_answers_plainly_and_says_so(
     + [(name, f"{name}.drafter must be given") for name in ("eagle", "msd", "vispec", "sparrow", "flash")],
 )
 def test_a_method_without_its_drafter_is_refused_before_weights_are_loaded(
-    method: str, told: str, alone: str, clip: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    method, told, alone, clip, monkeypatch, capsys
+):
     monkeypatch.setattr(LazyModel, "load", lambda self: pytest.fail("weights were loaded"))
     assert main(["caption", clip, "--model", alone, "--method", method]) == 2
     assert told in capsys.readouterr().err
 
 
-def test_every_setting_of_a_call_reaches_the_answer(
-    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
-) -> None:
+def test_every_setting_of_a_call_reaches_the_answer(qwen_pair, cases, answerer_of):
     answerer = answerer_of(qwen_pair)
     plain = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=20)
     penalised = answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=20, repetition_penalty=1.5)
@@ -311,6 +294,6 @@ def test_every_setting_of_a_call_reaches_the_answer(
     assert again.token_ids == penalised.token_ids
 
 
-def test_a_draft_model_is_named_or_comes_with_the_shipped_model() -> None:
+def test_a_draft_model_is_named_or_comes_with_the_shipped_model():
     given = [{}, {"model": "large"}, {"model": "large", "draft_model": "small"}, {"draft_model": "small"}]
     assert [VideoOptions(**each).paired for each in given] == [True, False, True, True]  # type: ignore[arg-type]

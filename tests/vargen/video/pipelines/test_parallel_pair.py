@@ -1,7 +1,5 @@
 """Parallel decoding of Video-LLMs: plain decoding's tokens, with a drafter that learns mid-prefill what to look at."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -67,9 +65,7 @@ def source_of(model: Any, seen: list[int] | None = None) -> Callable[..., VideoT
 
 @pytest.mark.parametrize("same_model", [True, False])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_tokens_are_those_of_plain_decoding(
-    architecture: str, models: Models, inputs_of: Inputs, same_model: bool, sampling: SamplingConfig
-) -> None:
+def test_tokens_are_those_of_plain_decoding(architecture, models, inputs_of, same_model, sampling):
     """Two questions, one after the other; the drafter may be the target itself."""
     model = models(architecture)
     source = source_of(model if same_model else models(architecture, 5, 1))
@@ -87,16 +83,14 @@ def test_tokens_are_those_of_plain_decoding(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_drafter_that_sees_everything_is_always_right(
-    architecture: str, models: Models, inputs_of: Inputs, sampling: SamplingConfig
-) -> None:
+def test_a_drafter_that_sees_everything_is_always_right(architecture, models, inputs_of, sampling):
     model, inputs = models(architecture), inputs_of(architecture, 3)
     target = VideoTarget(model, prepare_request(model, inputs))
     result = parallel(target, InTurnChannel(source_of(model)), sampling, inputs)
     assert result.account.run_lengths == [LENGTH] and result.trace.target_passes == 1 + -(-(LENGTH - 1) // 4)
 
 
-def test_the_hint_comes_before_later_layers(architecture: str, models: Models, inputs_of: Inputs) -> None:
+def test_the_hint_comes_before_later_layers(architecture, models, inputs_of):
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture, 2))
     events: list[Any] = []
@@ -112,9 +106,7 @@ def test_the_hint_comes_before_later_layers(architecture: str, models: Models, i
     assert torch.equal(events[0], keep_highest(gain, round(0.3 * request.num_visual)))
 
 
-def test_a_drafter_in_another_thread_is_not_taken_for_the_target(
-    architecture: str, models: Models, inputs_of: Inputs
-) -> None:
+def test_a_drafter_in_another_thread_is_not_taken_for_the_target(architecture, models, inputs_of):
     """Both run through the same layers; what the drafter computes there must not be seen as the target's."""
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture, 2))
@@ -133,16 +125,14 @@ def test_a_drafter_in_another_thread_is_not_taken_for_the_target(
     assert len(hints) == 1 and torch.equal(target.prompts[0].captured[LAYER], alone.prompts[0].captured[LAYER])
 
 
-def test_a_layer_that_is_not_there_is_named(models: Models, inputs_of: Inputs) -> None:
+def test_a_layer_that_is_not_there_is_named(models, inputs_of):
     model = models("llava_onevision")
     request = prepare_request(model, inputs_of("llava_onevision"))
     with pytest.raises(ValueError, match="on_layer must lie between 0 and the model's 3 layers, got 4"):
         VideoTarget(model, request, on_layer={4: print})
 
 
-def test_the_draft_length_is_measured_with_the_pruned_drafter(
-    architecture: str, models: Models, inputs_of: Inputs
-) -> None:
+def test_the_draft_length_is_measured_with_the_pruned_drafter(architecture, models, inputs_of):
     model, inputs = models(architecture), inputs_of(architecture, 3)
     request = prepare_request(model, inputs)
     seen: list[int] = []

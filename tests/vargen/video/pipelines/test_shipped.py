@@ -1,7 +1,5 @@
 """The shipped Video-LLM with everything that came with it, on a video that training never showed."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest
@@ -45,7 +43,7 @@ def accuracy(case: VideoCase, answer: Answer) -> float:
     return written_accuracy(case.truth, answer.text)
 
 
-def test_what_is_kept_by_visual_gain_shows_objects() -> None:
+def test_what_is_kept_by_visual_gain_shows_objects():
     """UV-Prune's claim, of a tenth of the tokens: more of them on objects than attention picks, and far more than lie
     there. By the patches that an object covers, rendered without the model."""
     answerer = VideoAnswerer.from_pretrained()
@@ -72,7 +70,7 @@ def test_what_is_kept_by_visual_gain_shows_objects() -> None:
     assert all(abs(share[name] - share["all"]) < 0.1 for name in ("uniform", "random"))
 
 
-def test_in_int8_the_answer_is_about_the_same_video_and_drafting_changes_nothing(own_kernels: None) -> None:
+def test_in_int8_the_answer_is_about_the_same_video_and_drafting_changes_nothing(own_kernels):
     (case,) = scene_video_cases(1, "heldout", VIDEO_FRAMES, VIDEO_SIDE)
     with VideoAnswerer.from_options(VideoOptions(quantization="int8", draft_quantization="int8")) as answerer:
         plain, *drafted = [answerer.answer(case.frames, QUESTION, name) for name in ("ar", "sd")]
@@ -84,7 +82,7 @@ def test_in_int8_the_answer_is_about_the_same_video_and_drafting_changes_nothing
         assert answer.token_ids == plain.token_ids and answer.trace.mean_accepted_length > 1.5
 
 
-def test_in_int4_what_came_with_it_drafts_still(own_kernels: None) -> None:
+def test_in_int4_what_came_with_it_drafts_still(own_kernels):
     (case,) = scene_video_cases(1, "heldout", VIDEO_FRAMES, VIDEO_SIDE)
     with VideoAnswerer.from_options(VideoOptions(quantization="int4")) as answerer:
         plain, drafted = [answerer.answer(case.frames, QUESTION, name) for name in ("ar", "flash")]
@@ -92,7 +90,7 @@ def test_in_int4_what_came_with_it_drafts_still(own_kernels: None) -> None:
 
 
 @pytest.mark.parametrize(("method", "accepted"), [("sd", 2.5), ("sparrow", 3.0), ("flash", 2.0)])
-def test_what_came_with_it_drafts_well(answers: dict[str, list[Answer]], method: str, accepted: float) -> None:
+def test_what_came_with_it_drafts_well(answers, method, accepted):
     for plain, drafted in zip(answers["ar"], answers[method], strict=True):
         assert drafted.token_ids == plain.token_ids
         assert drafted.trace.mean_accepted_length > accepted

@@ -1,7 +1,5 @@
 """Training of a draft model on its target's answers: what it learns from, and what stays as it was."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,9 +85,7 @@ def alone(model: Any, inputs: dict[str, Tensor], answer: list[int], share: float
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_a_batch_compares_what_each_answer_gives_alone(
-    pairs: dict[str, tuple[Path, Path]], tmp_path: Path, architecture: str, share: float
-) -> None:
+def test_a_batch_compares_what_each_answer_gives_alone(pairs, tmp_path, architecture, share):
     task = task_of(config_of(pairs[architecture], tmp_path))
     teacher, numbers = task.training, [4, 0, 1]
     said, wanted, answer = task._compare(teacher, numbers, share, "random", 7)
@@ -108,14 +104,14 @@ def test_a_batch_compares_what_each_answer_gives_alone(
     torch.testing.assert_close(wanted, torch.cat([each for _, each in expected]), rtol=1e-4, atol=1e-4)
 
 
-def test_the_target_knows_its_own_answers(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_target_knows_its_own_answers(pair, tmp_path):
     """They are greedy, so the likeliest token of its distribution is the next token of the answer, everywhere."""
     task = task_of(config_of(pair, tmp_path))
     _, wanted, answer = task._compare(task.training, range(6), 1.0, "uniform", 0)
     assert wanted.argmax(-1).equal(answer)
 
 
-def test_training_brings_it_to_the_targets_words_and_leaves_its_tower(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_training_brings_it_to_the_targets_words_and_leaves_its_tower(pair, tmp_path):
     config = config_of(pair, tmp_path / "run", steps=60, kept_shares=(0.5,), evaluation_size=2)
     task = task_of(config)
     before = float(task.loss(0, 0.0)[0].detach())
@@ -132,7 +128,7 @@ def test_training_brings_it_to_the_targets_words_and_leaves_its_tower(pair: tupl
     assert not any("visual" in name for name in changed)
 
 
-def test_a_trained_draft_model_drafts(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_trained_draft_model_drafts(pair, tmp_path):
     run(config_of(pair, tmp_path))
     answerer = VideoAnswerer.from_pretrained(str(pair[0]), str(tmp_path / "export"))
     frames = VideoFrames.from_frames(NoiseVideos()(3, 1, "heldout").frames[0])
@@ -141,7 +137,7 @@ def test_a_trained_draft_model_drafts(pair: tuple[Path, Path], tmp_path: Path) -
     assert processor_inputs(answerer.processor, frames, "what is seen?")["input_ids"].shape[0] == 1
 
 
-def test_a_run_goes_on_where_it_was_and_no_other_does(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_run_goes_on_where_it_was_and_no_other_does(pair, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     steady = {"optimizer": "muon", "decay_start": 0.9}
     run(config_of(pair, whole, steps=3, **steady))
@@ -153,7 +149,7 @@ def test_a_run_goes_on_where_it_was_and_no_other_does(pair: tuple[Path, Path], t
         run(config_of((pair[0], whole / "export"), parts, steps=4, **steady))
 
 
-def test_states_that_find_no_memory_are_worked_out_again(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_states_that_find_no_memory_are_worked_out_again(pair, tmp_path):
     roomy, tight = (task_of(config_of(pair, tmp_path, memory_gib=each)) for each in (4.0, 0.0))
     for step in range(2):
         torch.testing.assert_close(roomy.loss(step, 0.0)[0], tight.loss(step, 0.0)[0])
@@ -161,9 +157,7 @@ def test_states_that_find_no_memory_are_worked_out_again(pair: tuple[Path, Path]
     assert roomy._shown
 
 
-def test_a_model_whose_later_layers_read_the_video_is_refused(
-    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_whose_later_layers_read_the_video_is_refused(pair, tmp_path, monkeypatch):
     task = task_of(config_of(pair, tmp_path))
     monkeypatch.setattr(
         "vargen.video.training.video_draft_model.prepare_request",
@@ -182,14 +176,12 @@ def test_a_model_whose_later_layers_read_the_video_is_refused(
         ({"num_frames": 2}, "num_frames"),
     ],
 )
-def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:
+def test_bad_settings_are_named(changes, named):
     with pytest.raises(UserError, match=named):
         VideoDraftModelTrainingConfig(**{"output": "x", **changes})
 
 
-def test_the_command_names_a_draft_model_of_another_vocabulary(
-    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_names_a_draft_model_of_another_vocabulary(pair, tmp_path, capsys):
     arguments = ["train", "video-draft-model", "--output", str(tmp_path / "run"), "--draft_model", str(tmp_path)]
     assert main([*arguments, "--model", str(pair[0])]) == 2
     assert "draft_model" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """Training of feature drafters: what they are shown and asked is what they are shown and asked when they draft."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -125,7 +123,7 @@ def reader_of(
     return TeacherForcing(model, questions_of(processor), answers, layer, torch.float32, gib * 2**30, kept)
 
 
-def test_states_are_what_the_target_gives_when_it_decodes(target_folder: Path) -> None:
+def test_states_are_what_the_target_gives_when_it_decodes(target_folder):
     """Fed token by token behind the processor's own prompt, with the layer's states by transformers' own list."""
     for layer in (0, 1, LAYERS):
         reader = reader_of(target_folder, layer)
@@ -210,7 +208,7 @@ def oracle_losses(
 
 
 @torch.no_grad()
-def test_an_oracle_has_no_loss_at_any_place(target_folder: Path) -> None:
+def test_an_oracle_has_no_loss_at_any_place(target_folder):
     for loss in oracle_losses(reader_of(target_folder), places=5, passes=3):
         assert loss.shape == (5,)
         torch.testing.assert_close(loss, torch.zeros(5), atol=1e-4, rtol=0)
@@ -229,13 +227,13 @@ SHIFTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("fault", SHIFTS)
 @torch.no_grad()
-def test_shifts_by_one_are_noticed(qwen_folder: Path, fault: str) -> None:
+def test_shifts_by_one_are_noticed(qwen_folder, fault):
     losses = oracle_losses(reader_of(qwen_folder), places=4, passes=1, **SHIFTS[fault])
     assert bool((losses[0] > 1e-2).all())
 
 
 @torch.no_grad()
-def test_the_second_pass_reads_guesses_where_there_are_any(qwen_folder: Path) -> None:
+def test_the_second_pass_reads_guesses_where_there_are_any(qwen_folder):
     """The first answered token's own state is guessed; the states of the prompt stay the target's."""
     reader = reader_of(qwen_folder)
     network = new_video_head("sparrow", reader.model, visual_layer=1)
@@ -257,7 +255,7 @@ def test_the_second_pass_reads_guesses_where_there_are_any(qwen_folder: Path) ->
     assert seen[1].visual_states is states.visual_states
 
 
-def test_losses_are_written_out() -> None:
+def test_losses_are_written_out():
     generator = torch.Generator().manual_seed(0)
     guesses, features = torch.randn(2, 6, 3, 4, generator=generator), torch.randn(2, 6, 4, generator=generator)
     learned = torch.tensor([[0, 1, 1, 1, 1, 0], [0, 0, 0, 0, 1, 0]]).bool()
@@ -279,7 +277,7 @@ def test_losses_are_written_out() -> None:
     assert losses[0][1:].tolist() == [0, 0] and all(math.isfinite(value) for value in losses[1].tolist())
 
 
-def test_answers_are_the_targets_and_are_kept(target_folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_answers_are_the_targets_and_are_kept(target_folder, tmp_path, monkeypatch):
     model, processor = load(target_folder)
     questions, made = questions_of(processor), []
     generate = video_questions.generate_batch
@@ -318,7 +316,7 @@ def test_answers_are_the_targets_and_are_kept(target_folder: Path, tmp_path: Pat
         answers()
 
 
-def test_answers_end_where_they_end(qwen_folder: Path, monkeypatch: Any) -> None:
+def test_answers_end_where_they_end(qwen_folder, monkeypatch):
     model, processor = load(qwen_folder)
     inputs = [questions_of(processor).inputs(0)]
     whole = video_questions.generate_batch(model, inputs, 8)[0].tolist()
@@ -342,7 +340,7 @@ def same_states(left: list[tuple[TargetStates, Tensor]], right: list[tuple[Targe
     )
 
 
-def test_what_is_kept_in_memory_is_what_is_worked_out(qwen_folder: Path) -> None:
+def test_what_is_kept_in_memory_is_what_is_worked_out(qwen_folder):
     lengths = (9, 6, 7, 5)
     kept, never = (reader_of(qwen_folder, 1, gib, lengths) for gib in (1.0, 0.0))
     for numbers in ([0, 1], [3, 1, 1]):
@@ -351,9 +349,7 @@ def test_what_is_kept_in_memory_is_what_is_worked_out(qwen_folder: Path) -> None
 
 
 @pytest.mark.parametrize("layer", [1, None])
-def test_states_in_files_are_those_in_memory_and_are_worked_out_once(
-    qwen_folder: Path, tmp_path: Path, monkeypatch: Any, layer: int | None
-) -> None:
+def test_states_in_files_are_those_in_memory_and_are_worked_out_once(qwen_folder, tmp_path, monkeypatch, layer):
     """A kill costs the answer that it interrupts; another run works out nothing."""
     lengths, worked_out, stop = (9, 6, 7, 5, 8), [], [True]
     folder = StatesFolder(tmp_path / "states", {"target": "a"})
@@ -390,7 +386,7 @@ def test_states_in_files_are_those_in_memory_and_are_worked_out_once(
 
 
 @pytest.mark.parametrize(("kind", "architecture"), zip(KINDS, itertools.cycle(ARCHITECTURES), strict=False))
-def test_a_run_exports_a_drafter(folders: dict[str, Path], tmp_path: Path, kind: str, architecture: str) -> None:
+def test_a_run_exports_a_drafter(folders, tmp_path, kind, architecture):
     config = training_config(folders[architecture], tmp_path, kind=kind, autocast=kind in ("sparrow", "flash"))
     result = train_on_noise(config)
     assert result.finished
@@ -410,7 +406,7 @@ def test_a_run_exports_a_drafter(folders: dict[str, Path], tmp_path: Path, kind:
     assert torch.equal(plain.tokens, decode(target, drafter=drafter, **settings).tokens)
 
 
-def test_a_resumed_run_ends_with_the_same_weights(qwen_folder: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_the_same_weights(qwen_folder, tmp_path):
     """Half of the states fit into memory, so both ways of getting them are taken."""
     config = training_config(
         qwen_folder, tmp_path / "whole", answers=str(tmp_path / "answers"), memory_gib=1e-5, autocast=True, steps=4
@@ -438,7 +434,7 @@ def test_a_resumed_run_ends_with_the_same_weights(qwen_folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["sparrow", "flash"])
-def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str) -> None:
+def test_it_learns_to_be_accepted(qwen_folder, tmp_path, kind):
     """By heart, what it is asked again: the drafts of a whole answer are accepted."""
     config = training_config(
         qwen_folder,
@@ -481,7 +477,7 @@ def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str) 
                 assert fast.trace.mean_accepted_length > 0.7
 
 
-def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path) -> None:
+def test_the_ablations_of_sparrow_are_settings(qwen_folder, tmp_path):
     model, _ = load(qwen_folder)
     for visual in ("states", "embeddings"):
         for text_only in (True, False):
@@ -513,12 +509,12 @@ def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path
         ({"videos": "clips", "fps": 2.0, "num_frames": 8}, "fps.*cannot both"),
     ],
 )
-def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:
+def test_bad_settings_are_named(changes, named):
     with pytest.raises(UserError, match=named):
         VideoDrafterTrainingConfig("x", **changes)
 
 
-def test_settings_that_do_not_fit_the_target_are_named(qwen_folder: Path, tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_the_target_are_named(qwen_folder, tmp_path):
     model, _ = load(qwen_folder)
     with pytest.raises(UserError, match="visual_layer"):
         training_config(qwen_folder, tmp_path, visual_layer=7).new_video_head(model)
@@ -531,9 +527,7 @@ def test_settings_that_do_not_fit_the_target_are_named(qwen_folder: Path, tmp_pa
 
 
 @pytest.mark.parametrize(("kind", "share", "expected"), [("sparrow", None, 0.5), ("msd", None, 0.0), ("msd", 1.0, 1.0)])
-def test_a_share_of_steps_is_blind(
-    qwen_folder: Path, tmp_path: Path, monkeypatch: Any, kind: str, share: float | None, expected: float
-) -> None:
+def test_a_share_of_steps_is_blind(qwen_folder, tmp_path, monkeypatch, kind, share, expected):
     reader = reader_of(qwen_folder)
     config = training_config(qwen_folder, tmp_path, kind=kind, blind_share=share)
     task = VideoDrafterTask(config, reader.model, reader, reader)
@@ -552,7 +546,7 @@ def test_a_share_of_steps_is_blind(
     assert abs(blind - expected) <= (0.3 if 0 < expected < 1 else 0.0)
 
 
-def test_videos_of_several_sizes_are_learned_from_each_as_alone(qwen_folder: Path, tmp_path: Path) -> None:
+def test_videos_of_several_sizes_are_learned_from_each_as_alone(qwen_folder, tmp_path):
     """The loss of a batch is the mean of what its parts have; parts hold those whose visual tokens stand alike."""
     model, processor = load(qwen_folder)
     short, long = (Clips(processor, frames) for frames in (FRAMES, 2 * FRAMES))
@@ -579,9 +573,7 @@ def test_videos_of_several_sizes_are_learned_from_each_as_alone(qwen_folder: Pat
     assert loss(both, [0, 1, 2]) == pytest.approx((2 * loss(short, [0, 2]) + loss(long, [1])) / 3, rel=1e-4)
 
 
-def test_a_users_own_videos_train_a_drafter(
-    qwen_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_users_own_videos_train_a_drafter(qwen_folder, tmp_path, capsys):
     """Of two lengths; the folder says which, and one of them is kept apart."""
     for number, frames in enumerate((4, 6, 4)):
         pictures = tmp_path / "clips" / f"clip{number}"
@@ -602,7 +594,7 @@ def test_a_users_own_videos_train_a_drafter(
     assert "none.txt" in capsys.readouterr().err
 
 
-def test_one_video_is_too_few(qwen_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_video_is_too_few(qwen_folder, tmp_path, capsys):
     (tmp_path / "clips" / "only").mkdir(parents=True)
     arguments = ["train", "video-drafter", "--model", str(qwen_folder), "--videos", str(tmp_path / "clips")]
     assert main([*arguments, "--output", str(tmp_path / "run")]) == 2

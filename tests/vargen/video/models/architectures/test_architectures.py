@@ -1,7 +1,5 @@
 """Every architecture: exact methods say what the unmodified class's own `generate` says, and others are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -73,7 +71,7 @@ def exact_methods() -> list[VideoMethodConfig]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_exact_method_says_what_generate_says(name: str, models: Models, inputs_of: Inputs) -> None:
+def test_every_exact_method_says_what_generate_says(name, models, inputs_of):
     """Two requests, which take turns in one batch or on one model object; one of them long."""
     model, draft = models(name), models(name, 5, 2)
     inputs = [inputs_of(name, 1, 6), inputs_of(name, 3, 4, LONG)]
@@ -88,7 +86,7 @@ def test_every_exact_method_says_what_generate_says(name: str, models: Models, i
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_answer_ends_at_its_end_wherever_that_is(name: str, models: Models, inputs_of: Inputs) -> None:
+def test_an_answer_ends_at_its_end_wherever_that_is(name, models, inputs_of):
     """By every exact method; with the target drafting for itself nearly all is accepted, so ends lie inside drafts."""
     model, draft, inputs = models(name), models(name, 5, 2), inputs_of(name, 1)
     whole = by_generate(model, inputs)
@@ -99,7 +97,7 @@ def test_an_answer_ends_at_its_end_wherever_that_is(name: str, models: Models, i
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_seen_of_a_prompt_is_the_models_own(name: str, models: Models, inputs_of: Inputs) -> None:
+def test_what_is_seen_of_a_prompt_is_the_models_own(name, models, inputs_of):
     """Hidden states as the next layer reads them, and the attention of an eager run."""
     model, inputs = models(name), inputs_of(name, 3)
     request, read = prepare_request(model, inputs), {}
@@ -129,7 +127,7 @@ def shifted(request: VideoRequest) -> VideoRequest:
 
 
 @pytest.mark.parametrize("fault", ["lost", "to other tokens", "lost in a layer"])
-def test_a_planted_loss_of_deepstack_is_caught(fault: str, models: Models, inputs_of: Inputs) -> None:
+def test_a_planted_loss_of_deepstack_is_caught(fault, models, inputs_of):
     model, inputs = models("qwen3_vl"), inputs_of("qwen3_vl", 0)
     features = encode_video(model, inputs)
     assert len(features.deepstack) == 2
@@ -146,7 +144,7 @@ def test_a_planted_loss_of_deepstack_is_caught(fault: str, models: Models, input
     assert not torch.allclose(logits[1], wanted, rtol=1e-2, atol=1e-2)
 
 
-def test_a_pruned_request_keeps_the_deepstack_of_what_is_left(models: Models, inputs_of: Inputs) -> None:
+def test_a_pruned_request_keeps_the_deepstack_of_what_is_left(models, inputs_of):
     request = prepare_request(models("qwen3_vl"), inputs_of("qwen3_vl", 0))
     kept = torch.tensor([0, 9, 17, 31])  # of all four spans
     pruned = keep_visual(request, kept)
@@ -173,7 +171,7 @@ def test_a_pruned_request_keeps_the_deepstack_of_what_is_left(models: Models, in
     torch.testing.assert_close(target.prefill().logits[0, -1], wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_every_input_that_an_architecture_needs_is_asked_for(models: Models, inputs_of: Inputs) -> None:
+def test_every_input_that_an_architecture_needs_is_asked_for(models, inputs_of):
     for name, architecture in ARCHITECTURES.items():
         for needed in architecture.needs:
             inputs = {key: value for key, value in inputs_of(name).items() if key != needed}
@@ -182,7 +180,7 @@ def test_every_input_that_an_architecture_needs_is_asked_for(models: Models, inp
 
 
 @pytest.mark.parametrize("config", [InternVLConfig(), LlamaConfig()])
-def test_other_architectures_are_refused_by_name(config: Any) -> None:
+def test_other_architectures_are_refused_by_name(config):
     class Model:
         pass
 

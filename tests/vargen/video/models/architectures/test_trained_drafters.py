@@ -1,10 +1,7 @@
 """Drafters are trained for any architecture, on videos of different lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,9 +35,7 @@ class Asked:
 @pytest.mark.parametrize(
     ("name", "kind"), zip(ARCHITECTURES, ("sparrow", "flash", "msd", "vispec", "eagle"), strict=True)
 )
-def test_any_target_trains_a_drafter(
-    name: str, kind: str, models: Callable[..., Any], inputs_of: Callable[..., dict[str, Tensor]], tmp_path: Path
-) -> None:
+def test_any_target_trains_a_drafter(name, kind, models, inputs_of, tmp_path):
     model = models(name)
     asked = Asked(lambda number: inputs_of(name, number, frames=4 + 2 * (number % 2)))
     answers = generate_answers(model, asked, 4, tmp_path / "answers", settings={}, max_new_tokens=8)

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from metrics.provenance import write_result
 from scenes.cases import PromptCase, sample_prompts
-from scenes.judge.claim_checks import Tally, Verdict, claims_from_scene, judge_claims, verdict_table
+from scenes.judge.claim_checks import Judgement, Tally, claims_from_scene, judge_claims, verdict_table
 from scenes.judge.network import SceneJudge, load_judge, read_images
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import Scene, sample_scene
@@ -74,7 +74,7 @@ class PromptReport:
     """
 
     tallies: dict[str, Tally] = field(default_factory=dict)
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[Judgement] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -149,7 +149,7 @@ def generate_images(pipeline: Any, prompts: Sequence[str], seed: int, **generati
     return output.images.float()
 
 
-def judge_images(judge: SceneJudge, images: Tensor, cases: Sequence[PromptCase]) -> list[Verdict]:
+def judge_images(judge: SceneJudge, images: Tensor, cases: Sequence[PromptCase]) -> list[Judgement]:
     """One verdict a picture `[B, 3, H, W]` in [0, 1] on what its prompt says."""
     return [
         judge_claims(reading, case.caption.claims, case.object_count)

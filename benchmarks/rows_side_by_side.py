@@ -37,7 +37,7 @@ from metrics.provenance import write_result
 from metrics.quality import figure
 from metrics.tables import markdown_table
 from scenes.cases import PromptCase, sample_prompts
-from scenes.judge.claim_checks import Verdict
+from scenes.judge.claim_checks import Judgement
 from scenes.judge.network import load_judge
 from vargen.base.resources import find_model
 from vargen.checkpoints.model_folder import weights_fingerprint
@@ -137,7 +137,7 @@ def chosen(label: str) -> tuple[str, dict[str, Any], int | None]:
     return *SETTINGS[found[1]], int(found[2])
 
 
-def judged(verdict: Verdict) -> list[int]:
+def judged(verdict: Judgement) -> list[int]:
     """Right claims, claims, right numbers of objects, and numbers of objects, of one picture."""
     said = [check.right for check in verdict.checks if check.kind != "object_count"]
     numbers = [check.right for check in verdict.checks if check.kind in NUMBERS]

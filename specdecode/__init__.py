@@ -14,7 +14,7 @@ Then the rooms: `runs/` (`new_run` is the door to every run), `drafters/`, `veri
 
 from typing import TYPE_CHECKING, Any
 
-from specdecode.checks import NotFiniteError
+from specdecode.checks import LogitsError
 from specdecode.drafters.draft_model import DraftModel, DraftModelDrafter
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.draft_size import (
@@ -91,9 +91,9 @@ __all__ = [
     "GroupedVerifier",
     "JacobiDrafter",
     "LanternVerifier",
+    "LogitsError",
     "LookupDraftLength",
     "LooseVerifier",
-    "NotFiniteError",
     "PromptLookupDrafter",
     "RandomStreams",
     "SamplingConfig",

@@ -19,7 +19,7 @@ _LONGEST_SHOWN = 60
 """Characters of a value in a message."""
 
 
-def check_number(name: str, value: object, lowest: float, highest: float = math.inf) -> float:
+def check_bounds(name: str, value: object, lowest: float, highest: float = math.inf) -> float:
     """`value` as a float.
 
     Raises:
@@ -106,7 +106,7 @@ def shown(value: object) -> str:
     return said if len(said) <= _LONGEST_SHOWN and "\n" not in said else f"a {type(value).__name__}"
 
 
-class NotFiniteError(ArithmeticError):
+class LogitsError(ArithmeticError):
     """Logits of a row are NaN or infinite, so tokens drawn from them mean nothing.
 
     Attributes:
@@ -157,7 +157,7 @@ class FiniteWatch:
         return [None if step == self._never else step for step in self._first.tolist()]
 
     def check(self) -> None:
-        """Wait for the device. Raises NotFiniteError for the first row with a note."""
+        """Wait for the device. Raises LogitsError for the first row with a note."""
         for row, step in enumerate(self.first_steps()):
             if step is not None:
-                raise NotFiniteError(row, step)
+                raise LogitsError(row, step)

@@ -64,7 +64,7 @@ def decode(target: Target, *, on_step: OnStep | None = None, **settings: Any) ->
         on_step: See `DecodeRun.finish`.
 
     Raises:
-        ValueError, NotFiniteError: As `DecodeRun` and `DecodeRun.finish`.
+        ValueError, LogitsError: As `DecodeRun` and `DecodeRun.finish`.
     """
     return DecodeRun(target, **settings).finish(on_step)
 
@@ -178,7 +178,7 @@ class DecodeRun:
                 `state`; reading a tensor's value there waits for the device.
 
         Raises:
-            NotFiniteError: Logits of a row were not finite; found when all is decoded.
+            LogitsError: Logits of a row were not finite; found when all is decoded.
         """
         self.start()
         if on_step is not None:
@@ -204,7 +204,7 @@ class DecodeRun:
         return self.result()
 
     def result(self) -> DecodeResult:
-        """What is decoded so far. Raises NotFiniteError as `finish`."""
+        """What is decoded so far. Raises LogitsError as `finish`."""
         self.watch.check()
         self.trace.collect()
         tokens, lengths = self.state.tokens, self.state.lengths

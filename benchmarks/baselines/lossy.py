@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from scenes.training.video_views import at_places
 from specdecode.roles import TargetOutput
 from specdecode.targets.arguments import cache_among
+from specdecode.targets.transformers import SlotCache
 from vargen.base.options import option
 from vargen.video.methods.base import VideoMethod, VideoMethodConfig
 from vargen.video.models.attention import watch_attention
@@ -43,6 +44,17 @@ class PrunedPrompt(SeenPrompt):
     places: list[Tensor] = field(default_factory=list)
 
 
+class ShortenedCache(SlotCache):
+    """Its later layers hold only the end of the prompt: new tokens read from slot `first_slots[layer]` on."""
+
+    first_slots: Sequence[int] = ()
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """See `SlotCache.update`."""
+        read = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        return read if self._is_prompt else tuple(each[:, :, self.first_slots[layer_idx] :] for each in read)
+
+
 class PruningTarget(VideoTarget):
     """A target that leaves out visual tokens after some layers, by the attention that some text pays in the last one.
 
@@ -58,6 +70,8 @@ class PruningTarget(VideoTarget):
         self, model: Any, requests: VideoRequest | Sequence[VideoRequest], stages: Mapping[int, float], **options: Any
     ) -> None:
         super().__init__(model, requests, **options)
+        own = self._cache
+        self._cache: SlotCache = ShortenedCache(own._name, own._num_layers, own._num_rows)
         last = len(self.language_model.layers) - 1
         for layer, share in stages.items():
             if not 1 <= layer <= last:
@@ -105,7 +119,7 @@ class PruningTarget(VideoTarget):
         super().finish_prompts()
         lengths = torch.tensor([[len(places) for places in prompt.places] for prompt in self.prompts])  # [B, layers]
         starts = self.prompt_length - lengths
-        self._cache.first_slots = starts.amin(0).tolist()
+        cast(ShortenedCache, self._cache).first_slots = starts.amin(0).tolist()
         self._starts = [each[:, None, None, None] for each in starts.T.to(self.device)]
 
     def _hooks(self, prompt: Any) -> list[RemovableHandle]:
@@ -164,7 +178,7 @@ class PruningTarget(VideoTarget):
         """A hook before layer `number`, counted from 0, while new tokens are fed."""
 
         def narrow(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
-            if cache_among(inputs) is not self._cache or self._cache.first_slots is None:
+            if cache_among(inputs) is not self._cache or not isinstance(self._cache, ShortenedCache):
                 return None
             first = self._cache.first_slots[number]
             mask = inputs["attention_mask"][..., first:]  # [B, 1, n, S]

@@ -39,7 +39,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """Everything that one sentence claims about one picture, judged.
 
     Attributes:
@@ -56,7 +56,7 @@ class Verdict:
         return all(check.right for check in self.checks if check.kind != "object_count")
 
 
-def judge_claims(reading: Reading, claims: Claims, object_count: int | None = None) -> Verdict:
+def judge_claims(reading: Reading, claims: Claims, object_count: int | None = None) -> Judgement:
     """Judge every claim of a sentence against what was read off the picture.
 
     Claimed objects are matched with different read ones so that the most attributes come out right and, among such
@@ -83,7 +83,7 @@ def judge_claims(reading: Reading, claims: Claims, object_count: int | None = No
         checks.append(Check("ground", reading.ground == claims.ground))
     if claims.sky is not None:
         checks.append(Check("sky", reading.sky == claims.sky))
-    return Verdict(tuple(checks), best)
+    return Judgement(tuple(checks), best)
 
 
 def claims_from_scene(scene: Scene) -> Claims:
@@ -145,14 +145,14 @@ class Tally:
     shares: dict[tuple[str, int], Proportion] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, verdicts: Iterable[Verdict]) -> Tally:
+    def of(cls, verdicts: Iterable[Judgement]) -> Tally:
         """A tally of these verdicts."""
         tally = cls()
         for verdict in verdicts:
             tally.add(verdict)
         return tally
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: Judgement) -> None:
         """Count one verdict: each of its checks, and the prompt as a whole."""
         named = len(verdict.match)
         for check in (*verdict.checks, Check("prompt", verdict.right)):

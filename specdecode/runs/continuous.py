@@ -26,7 +26,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdecode.checks import NotFiniteError
+from specdecode.checks import LogitsError
 from specdecode.loop import DecodeRun
 from specdecode.roles import DecodeState, check_can_replace_rows
 from specdecode.trace import DecodeTrace
@@ -90,7 +90,7 @@ def decode_queue(
 
     Raises:
         ValueError: no request or row; or a player that cannot give a row to another request, by name.
-        NotFiniteError: logits of a request were not finite; `row` is the request. Those finished before were yielded.
+        LogitsError: logits of a request were not finite; `row` is the request. Those finished before were yielded.
     """
     if count < 1 or batch_size < 1:
         raise ValueError(f"count and batch_size must be at least 1, got {count} and {batch_size}")
@@ -198,14 +198,14 @@ def _refill(
 def _given(
     run: DecodeRun, places: Sequence[_Occupied | None], finished: Sequence[int], now: float
 ) -> Iterator[FinishedRow]:
-    """The results of finished rows. Raises NotFiniteError for one that has none, after yielding the others."""
+    """The results of finished rows. Raises LogitsError for one that has none, after yielding the others."""
     state, wrong = run.state, run.watch.first_steps()
     failed = None
     for row in finished:
         place, step = places[row], wrong[row]
         assert place is not None
         if step is not None:
-            failed = failed or NotFiniteError(place.request, max(step - place.first_step, 0))
+            failed = failed or LogitsError(place.request, max(step - place.first_step, 0))
             continue
         trace = run.trace.since(place.first_step).of_row(row)
         seconds = (now - place.begun) / len(places)

@@ -16,7 +16,7 @@ saves no memory here. An architecture that mixes kinds of layers takes a diction
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -435,8 +435,6 @@ class SlotCache(Cache):
     Attributes:
         offered: a cache to use instead of a new one if it fits.
         row: the row whose prompt the next pass feeds; None: all rows.
-        first_slots: for every layer the first slot that new tokens read, where some layers hold only the end of what
-            others hold; None: 0 for all.
 
     Args:
         name: of the model, for errors.
@@ -452,7 +450,6 @@ class SlotCache(Cache):
         self.static = static
         self.offered: StaticKVCache | None = None
         self.row: int | None = None
-        self.first_slots: Sequence[int] | None = None
         self._slots: Tensor | None = None  # [R * n], where the tokens of this pass are written
         self._kv_length: int | None = None  # how many slots attention reads; None: all
         self._num_before = 0  # of those, the ones before this pass
@@ -469,7 +466,7 @@ class SlotCache(Cache):
         """Empty the cache for prompts, whose last tokens lie before slot `end` of `num_slots` per row."""
         if self.static is not None:
             self.static.reset()
-        self.row = self.first_slots = None
+        self.row = None
         self._end, self._num_slots = end, num_slots
         self._num_before, self._is_prompt = 0, True
 
@@ -518,8 +515,7 @@ class SlotCache(Cache):
             return key_states, value_states
         assert slots is not None
         keys, values = static.update(layer_idx, key_states, padded, slots, self._kv_length)
-        first = 0 if self.first_slots is None else self.first_slots[layer_idx]
-        keys, values = keys[:, :, first:], values[:, :, first:, :width]
+        values = values[..., :width]
         return (keys.contiguous(), values.contiguous()) if self._name in _VIEW_KEYS else (keys, values)
 
     def prompt_keys(self, layer: int, length: int) -> Tensor:

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdecode.checks import check_number
+from specdecode.checks import check_bounds
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, sample
 from specdecode.tree import TokenTree
@@ -63,8 +63,8 @@ class AnnealedVerifier:
     graph_state = ("_tensors",)
 
     def __init__(self, delta: float, decay: float = 0.7) -> None:
-        self.delta = check_number("delta", delta, 0)
-        self.decay = check_number("decay", decay, 0)
+        self.delta = check_bounds("delta", delta, 0)
+        self.decay = check_bounds("decay", decay, 0)
         if self.delta == 0:
             raise ValueError("delta must be > 0; at 0 nothing would ever be accepted (1 with decay 0 is exact)")
         self._tensors: dict[tuple[int, torch.device], Tensor] = {}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdecode.checks import check_number, check_vocabulary
+from specdecode.checks import check_bounds, check_vocabulary
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.verifiers.exact import ExactVerifier, chain_masses, chain_targets, check_chain, judge_chain
 
@@ -50,8 +50,8 @@ class GroupedVerifier:
             raise ValueError(f"group_size must be an integer >= 0 (0 and 1 are exact), got {group_size!r}")
         self.vectors = vectors.float()
         self.group_size = group_size
-        self.max_probability_difference = check_number("max_probability_difference", max_probability_difference, 0, 1)
-        self.max_distance = check_number("max_distance", max_distance, 0)
+        self.max_probability_difference = check_bounds("max_probability_difference", max_probability_difference, 0, 1)
+        self.max_distance = check_bounds("max_distance", max_distance, 0)
 
     @property
     def exact(self) -> bool:

@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
-from specdecode.checks import check_number, check_vocabulary
+from specdecode.checks import check_bounds, check_vocabulary
 from specdecode.kernels import fused_ops
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, logits_to_probabilities, sample
@@ -87,8 +87,8 @@ class LanternVerifier:
             raise ValueError(f"give exactly one of delta (LANTERN) and multiplier (LANTERN++'s lambda), got {given}")
         if mode not in MODES:
             raise ValueError(f"mode must be one of {MODES}, got {mode!r}")
-        self.delta = None if delta is None else check_number("delta", delta, 0, 1)
-        self.multiplier = None if multiplier is None else check_number("multiplier", multiplier, 1)
+        self.delta = None if delta is None else check_bounds("delta", delta, 0, 1)
+        self.multiplier = None if multiplier is None else check_bounds("multiplier", multiplier, 1)
         self.mode = mode
         self.neighbours = checked_table(neighbours).contiguous()
         self._limits = torch.tensor([self.delta or 0.0, (self.multiplier or 1.0) - 1, float(self.delta is None)])

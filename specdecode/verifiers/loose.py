@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdecode.checks import check_counts, check_number
+from specdecode.checks import check_bounds, check_counts
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, draw_tokens
 from specdecode.tree import TokenTree
@@ -119,15 +119,15 @@ class LooseVerifier:
             raise ValueError(f'relevance_from must be "token" or "prediction", got {relevance_from!r}')
         check_counts(num_nearest=num_nearest)
         self.reference = reference
-        self.loose_ratio = check_number("loose_ratio", loose_ratio, 0, 1)
+        self.loose_ratio = check_bounds("loose_ratio", loose_ratio, 0, 1)
         self.num_nearest = num_nearest
         self.position_shift = position_shift
         self.protected_tokens = tuple(protected_tokens)
         self.relevance_from = relevance_from
         self.centred = centred
         self.loosened_by = loosened_by
-        self.min_p = check_number("min_p", min_p, 0, 1)
-        self.relevant_min_p = check_number("relevant_min_p", relevant_min_p, 0, 1)
+        self.min_p = check_bounds("min_p", min_p, 0, 1)
+        self.relevant_min_p = check_bounds("relevant_min_p", relevant_min_p, 0, 1)
         self._protected: Tensor | None = None
         self._directions: dict[int, tuple[Tensor, Tensor]] = {}  # by row: a reference and its unit vectors
 

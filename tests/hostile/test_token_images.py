@@ -59,7 +59,7 @@ def test_another_vocabulary_another_tokenizer_and_code(
     named = family.codes.first == "named"
     wanted = "model must name each of its 8192 codes" if named else f"model must have the {family.codes.count:,} codes"
     check_refused(asked, wanted, capsys, folder)
-    words = token_image_models.tiny_tokenizer(dataclasses.replace(family, marks={}))
+    words = token_image_models.tiny_tokenizer(dataclasses.replace(family, special_tokens={}))
     words.save_pretrained(folder / "model")
     check_refused(asked, "tokenizer must have the token <", capsys, folder)
     with pytest.raises(UserError, match="trust_remote_code cannot be used") as error:

@@ -51,7 +51,7 @@ def golden_folder(name: str, folder: Path) -> Path:
     config = {**description["language_model"], "model_type": family.model_type, "auto_map": {"AutoConfig": "x.Y"}}
     if family.model_type == "chameleon":
         codes = {letters(code): ids["first_code"] + code for code in range(ids["codes"])}
-        config["vocabulary_map"] = {**codes, **family.marks, "<image>": 8_711}
+        config["vocabulary_map"] = {**codes, **family.special_tokens, "<image>": 8_711}
         config["vq_config"] = SMALL_VQ
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -97,13 +97,13 @@ def tiny_family(name: str) -> TokenImageFamily:
 
 def _words(family: TokenImageFamily) -> dict[str, int]:
     """The vocabulary of a tokenizer, by ids that its marks leave free."""
-    marks = {name: number for name, number in family.marks.items() if number is not None}
+    marks = {name: number for name, number in family.special_tokens.items() if number is not None}
     if family.name == "emu3_5":
         marks |= {"*": 9, **{str(digit): 15 + digit for digit in range(10)}}
     sizes = [f"<reserved{8800 + number:05d}>" for number in range(1, 9)] if "lumina" in family.name else []
     if family.name == "lumina_mgpt":
         marks |= {name: 8_804 + number for number, name in enumerate(sizes, 1)}
-    names = [*WORDS, *(name for name in (*family.marks, *sizes) if name not in marks)]
+    names = [*WORDS, *(name for name in (*family.special_tokens, *sizes) if name not in marks)]
     taken = {*marks.values()}
     free = (number for number in range(30, 10_000) if number not in taken) if taken else iter(range(10_000))
     return {**marks, **{name: next(free) for name in names}}

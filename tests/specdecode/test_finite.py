@@ -7,7 +7,7 @@ import torch
 from synthetic import MarkovTarget, random_table
 from torch import Tensor
 
-from specdecode import JacobiDrafter, NotFiniteError, RandomStreams, SamplingConfig, StaticKVCache, TargetOutput, decode
+from specdecode import JacobiDrafter, LogitsError, RandomStreams, SamplingConfig, StaticKVCache, TargetOutput, decode
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 
 
@@ -53,7 +53,7 @@ def _run(target: MarkovTarget, temperature: float, drafted: bool) -> Tensor:
 def test_the_row_and_the_step_are_named(
     first: int, value: float, places: slice, temperature: float, drafted: bool
 ) -> None:
-    with pytest.raises(NotFiniteError, match=f"row 1 are not finite at step {first}") as raised:
+    with pytest.raises(LogitsError, match=f"row 1 are not finite at step {first}") as raised:
         _run(_Faulty(first, value, places), temperature, drafted)
     assert (raised.value.row, raised.value.step) == (1, first)
 

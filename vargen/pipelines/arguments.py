@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specdecode.checks import NotFiniteError as LogitsError
+from specdecode.checks import LogitsError
 from specdecode.loop import DecodeRun
 from specdecode.roles import DecodeState, MakesGraphs, Target
 from specdecode.runs.new_run import new_run

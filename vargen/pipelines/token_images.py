@@ -222,7 +222,7 @@ class TokenImages(TransformersPipeline):
 
         Returns:
             `AutoregressivePipelineOutput`, or the tuple (images, tokens, trace). Tokens are int64 [B, N]: a row's
-            codes, then the mark that ends it, whose number is the number of codes, where the family has one. No mark
+            codes, then the end-of-row token, whose number is the number of codes, where the family has one. None
             follows the last row.
 
         Raises:
@@ -414,7 +414,7 @@ class TokenImagePipeline(TokenImages):
         family, tokenizer = self.family, self.tokenizer
         begins = self.model.config.bos_token_id if tokenizer is None else tokenizer.bos_token_id
         begun = family.begin(*family.sizes.usual)
-        around = [number for name, number in family.marks.items() if name == family.end or name in begun]
+        around = [number for name, number in family.special_tokens.items() if name == family.end or name in begun]
         kept = torch.cat((codes, codes.new_tensor([number for number in (begins, *around) if number is not None])))
         rows = [row[seen.bool() & torch.isin(row, kept)] for row, seen in zip(ids, mask, strict=True)]
         return [_left_padded(rows)]

@@ -72,7 +72,7 @@ def decode_parallel(
 
     Raises:
         ValueError: More than one row, a number out of range, or a trace of another batch size.
-        NotFiniteError: Logits were not finite; found when all is decoded.
+        LogitsError: Logits were not finite; found when all is decoded.
     """
     if target.batch_size != 1 or streams.batch_size != 1:
         raise ValueError(

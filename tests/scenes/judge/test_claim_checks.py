@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from scene_truth import reading_from_scene
 
 from scenes.captions.picture_captions import Claims, ObjectClaim, RelationClaim, compose_caption
-from scenes.judge.claim_checks import ATTRIBUTES, Check, Tally, Verdict, claims_from_scene, judge_claims, verdict_table
+from scenes.judge.claim_checks import (
+    ATTRIBUTES,
+    Check,
+    Judgement,
+    Tally,
+    claims_from_scene,
+    judge_claims,
+    verdict_table,
+)
 from scenes.judge.picture_reading import JudgedObject, Reading, describe_reading
 from scenes.rendering.scene import COLOURS, MATERIALS, RELATIONS, SHAPES, SIZES, sample_scene
 
@@ -25,7 +33,7 @@ def reading(*objects: JudgedObject) -> Reading:
     return Reading(objects, "grass", "clear")
 
 
-def outcome(verdict: Verdict) -> list[tuple[str, bool]]:
+def outcome(verdict: Judgement) -> list[tuple[str, bool]]:
     return [(check.kind, check.right) for check in verdict.checks]
 
 
@@ -176,8 +184,8 @@ def test_no_matching_does_better(objects: list[JudgedObject], claims: Claims) ->
 
 
 def test_tally_counts_by_kind_and_by_objects_named() -> None:
-    one = Verdict((Check("shape", True), Check("colour", False)), (0,))
-    two = Verdict((Check("shape", True), Check("shape", True), Check("object_count", False)), (0, 1))
+    one = Judgement((Check("shape", True), Check("colour", False)), (0,))
+    two = Judgement((Check("shape", True), Check("shape", True), Check("object_count", False)), (0, 1))
     tally = Tally.of([one, one, two])
     assert (tally.share("shape").right, tally.share("shape").total) == (4, 4)
     assert (tally.share("colour", 1).right, tally.share("colour", 1).total) == (0, 2)
@@ -192,7 +200,7 @@ def test_tally_counts_by_kind_and_by_objects_named() -> None:
 
 
 def test_verdict_table_sets_sources_side_by_side() -> None:
-    good, bad = Tally.of([Verdict((Check("sky", True),), ())]), Tally.of([Verdict((Check("shape", False),), (0,))])
+    good, bad = Tally.of([Judgement((Check("sky", True),), ())]), Tally.of([Judgement((Check("shape", False),), (0,))])
     lines = verdict_table({"renders": good, "generated": bad}).splitlines()
     assert [line.split("|")[1].strip() for line in lines] == [
         "kind",

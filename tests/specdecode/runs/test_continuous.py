@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
-from specdecode.checks import NotFiniteError
+from specdecode.checks import LogitsError
 from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
@@ -179,12 +179,12 @@ def test_a_request_whose_logits_are_no_numbers_is_named_after_others(wrong: int,
             return MarkovTarget(table, prompts, LENGTH - 1), others
 
     queue, given = Broken(list(range(12)), DRAFTERS["none"], DRAWN), []
-    with pytest.raises(NotFiniteError) as raised:
+    with pytest.raises(LogitsError) as raised:
         for row in decode_queue(queue, 12, 3):
             given.append(row.request)
             assert row.tokens.tolist() == queue.alone(row.request).tokens[0].tolist()
     assert (raised.value.row, raised.value.step) == (wrong, step) and given == well
-    with pytest.raises(NotFiniteError) as alone:
+    with pytest.raises(LogitsError) as alone:
         queue.alone(wrong)
     assert alone.value.step == step
 

@@ -1,4 +1,4 @@
-"""FLy's two rules against loops over their definitions."""
+"""FLy's rule against a loop over its definition."""
 
 from __future__ import annotations
 
@@ -44,23 +44,18 @@ def windows(draw: st.DrawFn) -> tuple[Draft, torch.Tensor]:
     return Draft(TokenTree.chain(tokens[None])), logits
 
 
-def slow_rule(tokens: list[int], logits: torch.Tensor, threshold: float, window: int | None, mode: str) -> int:
+def slow_rule(tokens: list[int], logits: torch.Tensor, threshold: float, window: int | None) -> int:
     """Accepted tokens, one at a time."""
     drafted, wanted = tokens[1:], logits.argmax(-1).tolist()
     matches = [token == want for token, want in zip(drafted, wanted, strict=False)]
     for number in range(len(drafted)):
         if matches[number]:
             continue
-        p = sorted(logits[number].softmax(-1).tolist(), reverse=True)
-        if mode == "release":
-            entropy = -sum(each * math.log(each) for each in p[:3] if each > 0)
-        else:
-            entropy = -sum(each * math.log(each) for each in p if each > 0) / math.log(VOCAB)
-        following = 0 if window is None else window if mode == "paper" else window - 1
+        p = logits[number].softmax(-1).tolist()
+        entropy = -sum(each * math.log(each) for each in p if each > 0) / math.log(VOCAB)
+        following = window or 0
         after = matches[number + 1 : number + 1 + following]
         agrees = len(after) == following and all(after)
-        if mode == "release" and window is not None:
-            agrees = agrees and number < len(drafted) - window
         if abs(entropy - threshold) < 1e-5:
             return -1  # rounding decides
         if entropy < threshold or not agrees:
@@ -69,15 +64,13 @@ def slow_rule(tokens: list[int], logits: torch.Tensor, threshold: float, window:
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    windows(), st.sampled_from([0.0, 0.3, 0.8]), st.sampled_from([None, 1, 2, 3]), st.sampled_from(["paper", "release"])
-)
-def test_the_rules_against_their_definitions(
-    window: tuple[Draft, torch.Tensor], threshold: float, width: int | None, mode: str
+@given(windows(), st.sampled_from([0.0, 0.3, 0.8]), st.sampled_from([None, 1, 2, 3]))
+def test_the_rule_against_its_definition(
+    window: tuple[Draft, torch.Tensor], threshold: float, width: int | None
 ) -> None:
     draft, logits = window
-    verdict = WindowedVerifier(threshold, width, mode).accept(draft, TargetOutput(logits), state())
-    wanted = slow_rule(draft.tree.tokens[0].tolist(), logits[0], threshold, width, mode)
+    verdict = WindowedVerifier(threshold, width).accept(draft, TargetOutput(logits), state())
+    wanted = slow_rule(draft.tree.tokens[0].tolist(), logits[0], threshold, width)
     if wanted < 0:
         return
     assert int(verdict.accepted[0]) == wanted
@@ -90,25 +83,22 @@ def test_the_rules_against_their_definitions(
 def test_certain_targets_forgive_nothing() -> None:
     logits = 50 * torch.nn.functional.one_hot(torch.tensor([[1, 2, 3, 4, 0, 1]]), VOCAB).float()
     draft = Draft(TokenTree.chain(torch.tensor([[0, 1, 4, 3, 4, 0]])))
-    for mode in ("paper", "release"):
-        assert int(WindowedVerifier(0.3, 1, mode).accept(draft, TargetOutput(logits), state()).accepted[0]) == 1
+    assert int(WindowedVerifier(0.3, 1).accept(draft, TargetOutput(logits), state()).accepted[0]) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"), [({"threshold": -1}, "threshold"), ({"window": 0}, "window"), ({"mode": "vllm"}, "mode")]
-)
+@pytest.mark.parametrize(("options", "message"), [({"threshold": -1}, "threshold"), ({"window": 0}, "window")])
 def test_settings_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         WindowedVerifier(**options)
 
 
-@pytest.mark.parametrize(("mode", "entropy"), [("paper", 1.2275 / math.log(VOCAB)), ("release", 0.7670)])
-def test_entropy_is_in_the_unit_of_the_mode(mode: str, entropy: float) -> None:
-    """Of 0.6 and four times 0.1: a share of the largest possible one, or nats of the three likeliest."""
+def test_entropy_is_a_share_of_the_largest_possible_one() -> None:
+    """Of 0.6 and four times 0.1."""
+    entropy = 1.2275 / math.log(VOCAB)
     logits = torch.tensor([0.6, 0.1, 0.1, 0.1, 0.1]).log().expand(1, 2, -1)
     draft = Draft(TokenTree.chain(torch.tensor([[0, 3]])))
     for threshold, accepted in ((entropy - 0.01, 1), (entropy + 0.01, 0)):
-        verdict = WindowedVerifier(threshold, None, mode).accept(draft, TargetOutput(logits), state())
+        verdict = WindowedVerifier(threshold, None).accept(draft, TargetOutput(logits), state())
         assert int(verdict.accepted[0]) == accepted
 
 

@@ -15,7 +15,7 @@ from diffusers import DiffusionPipeline
 from taped_graphs import TapingCompiler
 from torch import Tensor
 
-from specdecode.checks import NotFiniteError as LogitsError
+from specdecode.checks import LogitsError
 from vargen import AutoPicturePipeline, JanusPipeline, LlamaGenPipeline
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.pipelines.arguments import finite_logits, random_streams

@@ -590,7 +590,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(pipeline: TokenImagePipeline
     refused("vqvae must be given to make pictures of codes", pipeline, "a dog", method="ar", **pixels(pipeline, (2, 4)))
     bare = TokenImagePipeline(pipeline.model, family=family)
     refused("prompt needs a pipeline with a tokenizer; give input_ids", bare, "a dog")
-    words = token_image_models.tiny_tokenizer(replace(family, marks={}))
+    words = token_image_models.tiny_tokenizer(replace(family, special_tokens={}))
     refused(r"tokenizer must have the token <", TokenImagePipeline, pipeline.model, words, family=family)
     if "{prompt}" not in family.null_prompt:
         refused("negative_prompt cannot be used with", pipeline, "a dog", negative_prompt="sand")
@@ -608,9 +608,9 @@ def test_another_vocabulary_is_refused(pipeline: TokenImagePipeline) -> None:
         tokenizer = token_image_models.tiny_tokenizer(family)
         tokenizer.add_tokens(["another"])
         refused("model must have the 24 codes", TokenImagePipeline, pipeline.model, tokenizer, family=family)
-    published = {name: number for name, number in family.marks.items() if number is not None}
+    published = {name: number for name, number in family.special_tokens.items() if number is not None}
     if published:
-        moved = replace(family, marks={**family.marks, next(iter(published)): 1})
+        moved = replace(family, special_tokens={**family.special_tokens, next(iter(published)): 1})
         refused("whose token .* is number", TokenImagePipeline, pipeline.model, pipeline.tokenizer, family=moved)
 
 

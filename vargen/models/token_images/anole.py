@@ -19,7 +19,7 @@ ANOLE = TokenImageFamily(
     sizes=Sizes(pixels_a_code=16, usual=(32, 32), listed=((32, 32),)),
     guidance=Guidance(scale=3.0, image_scale=1.2),
     pixels=Pixels("vqvae", published="vqgan.ckpt of facebook/chameleon-7b"),
-    marks={"<racm3:break>": 8_197, "<eoss>": 8_196, "<reserved08706>": 8_710},
+    special_tokens={"<racm3:break>": 8_197, "<eoss>": 8_196, "<reserved08706>": 8_710},
     prompt="{bos}{prompt}<reserved08706>",
     null_prompt="{bos}",
     begin=lambda rows, columns: "<racm3:break>",

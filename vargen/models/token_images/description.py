@@ -183,15 +183,15 @@ class TokenImageFamily:
         sizes: which are drawn.
         guidance: its default, and its form.
         pixels: how codes become a picture.
-        marks: tokens that the prompt and the grammar need by name, with their published ids; None: any id.
+        special_tokens: those that the prompt and the grammar need by name, with their published ids; None: any id.
         prompt: with {prompt}, {height} and {width} in pixels, and {bos}, the token that begins a text.
         null_prompt: what guidance leads away from; with {prompt} where a negative prompt can be given.
         negative_prompt: where a call gives none.
         begin: from rows and columns of codes to what stands before the first code.
-        row_end: the mark at the end of a row, forced there; None: rows follow each other. Two-dimensional methods feed
+        row_end: the token at the end of a row, forced there; None: rows follow each other. Two-dimensional methods feed
             it in place of a token that is not known yet before the first of a row.
-        ends_last_row: the last row has its mark, too.
-        end: the mark that ends the picture; None: there is none.
+        ends_last_row: the last row has its end-of-row token, too.
+        end: the token that ends the picture; None: there is none.
         temperature, top_k, top_p: where a call gives none; top_k 0 and top_p 1 are off.
         decoder: path of the decoder in the model.
         vocab_size: in config.json, to tell families of one model_type apart; None: any.
@@ -211,7 +211,7 @@ class TokenImageFamily:
     sizes: Sizes
     guidance: Guidance
     pixels: Pixels
-    marks: Mapping[str, int | None]
+    special_tokens: Mapping[str, int | None]
     prompt: str
     null_prompt: str
     begin: Callable[[int, int], str]

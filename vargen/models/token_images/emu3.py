@@ -16,7 +16,7 @@ EMU3 = TokenImageFamily(
     sizes=Sizes(pixels_a_code=8, usual=(90, 90)),
     guidance=Guidance(scale=3.0),
     pixels=Pixels("own"),
-    marks={"<|extra_200|>": None},
+    special_tokens={"<|extra_200|>": None},
     prompt="",  # `Emu3Processor` writes it
     null_prompt="{prompt}",
     begin=lambda rows, columns: "",

@@ -1,4 +1,4 @@
-"""Emu3.5 (BAAI): Qwen3's decoder under the name Emu3; sizes written as text, and a mark between rows.
+"""Emu3.5 (BAAI): Qwen3's decoder under the name Emu3; sizes written as text, and an end-of-row token between rows.
 
 Source: baaivision/Emu3.5 at 8fcf1da4 (its prompts, sizes and sampling: configs/example_config_t2i.py; its grammar:
 src/utils/logits_processor.py). Emu3.5-Image and Emu3.5 differ in weights, and in the scale that their authors use.
@@ -21,7 +21,7 @@ EMU3_5 = TokenImageFamily(
     ),
     guidance=Guidance(scale=5.0),  # for Emu3.5-Image; its authors use 2 with Emu3.5
     pixels=Pixels("vqvae", published="model.ckpt and config.yaml of BAAI/Emu3.5-VisionTokenizer"),
-    marks={
+    special_tokens={
         "<|extra_203|>": 151_849, "<|extra_100|>": 151_746, "<|extra_200|>": 151_846, "<|image token|>": 151_851,
         "<|image start|>": 151_852, "<|image end|>": 151_853,
     },

@@ -87,28 +87,28 @@ def vocabulary_of(family: TokenImageFamily, model: Any, tokenizer: Any = None) -
 
     Args:
         model: of transformers.
-        tokenizer: if there is one, it must know the marks of the family, under their ids.
+        tokenizer: if there is one, it must know the special tokens of the family, under their ids.
 
     Raises:
         UserError: the model or the tokenizer has other tokens than the family.
     """
-    marks = {name: _id_of_mark(family, name, model, tokenizer) for name in family.marks}
-    codes = _ids_of_codes(family, model, marks, tokenizer)
+    special = {name: _id_of(family, name, model, tokenizer) for name in family.special_tokens}
+    codes = _ids_of_codes(family, model, special, tokenizer)
     return ImageVocabulary(
-        ids=torch.tensor(codes if family.row_end is None else [*codes, marks[family.row_end]]),
+        ids=torch.tensor(codes if family.row_end is None else [*codes, special[family.row_end]]),
         has_row_end=family.row_end is not None,
         ends_last_row=family.ends_last_row,
-        end=None if family.end is None else marks[family.end],
+        end=None if family.end is None else special[family.end],
     )
 
 
-def _ids_of_codes(family: TokenImageFamily, model: Any, marks: dict[str, int | None], tokenizer: Any) -> list[int]:
+def _ids_of_codes(family: TokenImageFamily, model: Any, special: dict[str, int | None], tokenizer: Any) -> list[int]:
     first, count = family.codes.first, family.codes.count
     vocab_size = int(model.config.get_text_config().vocab_size)
     if first == "named":
         named = model.model.vocabulary_mapping.img2bpe
         count = model.model.vqmodel.config.codebook_size if count is None else count
-        if sorted(named) != list(range(count)) or (family.row_end is not None and marks[family.row_end] is None):
+        if sorted(named) != list(range(count)) or (family.row_end is not None and special[family.row_end] is None):
             raise UserError(
                 f"model must name each of its {count} codes and the end of a line in vocabulary_map of its "
                 f"config.json, which has {len(named)} codes; without them it cannot draw"
@@ -127,9 +127,9 @@ def _ids_of_codes(family: TokenImageFamily, model: Any, marks: dict[str, int | N
     return [*range(first, first + count)]
 
 
-def _id_of_mark(family: TokenImageFamily, name: str, model: Any, tokenizer: Any) -> int | None:
+def _id_of(family: TokenImageFamily, name: str, model: Any, tokenizer: Any) -> int | None:
     """The number in config.json's `vocabulary_map`, else the tokenizer's, else the published one. All must agree."""
-    published = family.marks[name]
+    published = family.special_tokens[name]
     listed = (getattr(model.config, "vocabulary_map", None) or {}).get(name)
     found = None
     if tokenizer is not None:

@@ -16,7 +16,7 @@ LIQUID = TokenImageFamily(
     sizes=Sizes(pixels_a_code=16, usual=(32, 32), listed=((32, 32),)),
     guidance=Guidance(scale=7.0),
     pixels=Pixels("vqvae", published="vqgan.ckpt of facebook/chameleon-7b"),
-    marks={"<boi>": None, "<unconditional>": None},
+    special_tokens={"<boi>": None, "<unconditional>": None},
     prompt="{bos}{prompt} Generate an image based on this description.",
     null_prompt="{bos}<unconditional>",
     begin=lambda rows, columns: "<boi>",

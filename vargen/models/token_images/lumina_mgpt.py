@@ -1,4 +1,4 @@
-"""Lumina-mGPT (Alpha-VLLM): Chameleon tuned to draw at many sizes; a mark after every row, the last one too.
+"""Lumina-mGPT (Alpha-VLLM): Chameleon tuned to draw at many sizes; an end-of-row token after every row of codes.
 
 Source: Alpha-VLLM/Lumina-mGPT at 104abe45 (lumina_mgpt/inference_solver.py, lumina_mgpt/data/item_processor.py).
 """
@@ -19,7 +19,7 @@ LUMINA_MGPT = TokenImageFamily(
     sizes=Sizes(pixels_a_code=16, usual=(48, 48), unit=2, most_codes=4_096, most_ratio=4),
     guidance=Guidance(scale=4.0),
     pixels=Pixels("vqvae", published="vqgan.ckpt of facebook/chameleon-7b"),
-    marks={"<racm3:break>": 8_197, "<eoss>": 8_196, "<reserved08799>": 8_803, "<reserved08706>": 8_710},
+    special_tokens={"<racm3:break>": 8_197, "<eoss>": 8_196, "<reserved08799>": 8_803, "<reserved08706>": 8_710},
     prompt="{bos}Generate an image of {width}x{height} according to the following prompt:\n{prompt}<reserved08706>",
     null_prompt="",  # nothing but the beginning of a picture
     begin=lambda rows, columns: f"<racm3:break><reserved{8800 + rows // 2:05d}><reserved{8800 + columns // 2:05d}>",

@@ -18,7 +18,7 @@ LUMINA_MGPT_2 = TokenImageFamily(
     sizes=Sizes(pixels_a_code=8, usual=(96, 96), unit=4, most_codes=9_216, most_ratio=4),
     guidance=Guidance(scale=4.0, least=4.0),
     pixels=Pixels("vqvae", rounded=True, published="movqgan_270M.ckpt of ai-forever/MoVQGAN"),
-    marks={"<racm3:break>": 151_665, "<eoss>": 151_666, "<reserved08799>": 151_670, "<reserved08706>": None},
+    special_tokens={"<racm3:break>": 151_665, "<eoss>": 151_666, "<reserved08799>": 151_670, "<reserved08706>": None},
     prompt="{bos}Generate an image of {width}x{height} according to the following prompt:\n{prompt}<reserved08706>",
     null_prompt="",
     begin=lambda rows, columns: f"<racm3:break><reserved{8800 + rows // 4:05d}><reserved{8800 + columns // 4:05d}>",

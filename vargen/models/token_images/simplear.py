@@ -18,7 +18,7 @@ SIMPLEAR = TokenImageFamily(
     sizes=Sizes(pixels_a_code=16, usual=(64, 64), listed=((64, 64), (48, 48), (32, 32), (16, 16))),
     guidance=Guidance(scale=6.0),
     pixels=Pixels("torchscript", rounded=True, published="decoder.jit of nvidia/Cosmos-1.0-Tokenizer-DV8x16x16"),
-    marks={"<|t2i|>": None, "<|soi|>": None},
+    special_tokens={"<|t2i|>": None, "<|soi|>": None},
     prompt="<|t2i|>A highly realistic image of {prompt}",
     null_prompt="<|t2i|>{prompt}",
     negative_prompt="An image of aerial view, overexposed, low quality, deformation, a poor composition, bad hands, "

@@ -44,7 +44,7 @@ class TokenImageComponents(TransformersComponents):
         return lines
 
     def codebook(self) -> Tensor:
-        """Unit vectors fp32 [V, d] of the tokens, on the target's device; a mark that ends a row is the last."""
+        """Unit vectors fp32 [V, d] of the tokens, on the target's device; the end-of-row token is the last."""
         if self._code_vectors is None:
             return super().codebook()
         vectors = self._code_vectors()

@@ -36,11 +36,11 @@ _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """How Qwen's tokenizer, which Emu3.5 took over, splits a text into words; digits stand alone."""
-_TIKTOKEN_MARKS = (
+_TIKTOKEN_SPECIAL = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)),
     "<|image token|>", "<|image start|>", "<|image end|>",
 )  # fmt: skip
-"""The marks of Emu3.5 behind the words, in order of their ids."""
+"""The special tokens of Emu3.5 behind the words, in order of their ids."""
 
 
 def load_family_model(
@@ -101,7 +101,7 @@ def load_tokenizer(
 
 
 def tiktoken_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
-    """Emu3.5's text tokenizer, from its file of words and ranks: Qwen's, with marks of its own behind.
+    """Emu3.5's text tokenizer, from its file of words and ranks: Qwen's, with special tokens of its own behind.
 
     Raises:
         UserError: the file cannot be read as one.
@@ -125,7 +125,7 @@ def tiktoken_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
         ]
     )
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in _TIKTOKEN_MARKS])
+    made.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in _TIKTOKEN_SPECIAL])
     return PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<|extra_203|>", eos_token="<|extra_204|>", pad_token="<|endoftext|>"
     )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from metrics.speculation import CallRecord
-from specdecode.checks import NotFiniteError as LogitsError
+from specdecode.checks import LogitsError
 from specdecode.kernels.default_torch_mode import default_torch_mode
 from specdecode.roles import DecodeState
 from specdecode.runs.parallel.loop import chain_layout

@@ -134,9 +134,10 @@ class Draft:
 
     Args:
         tree: The root (each row's newest token) and the draft tokens after it.
-        probabilities: None where the children of a node are a deterministic choice, e.g. the k likeliest tokens. Where
-            they are drawn at random, [B, n, V] float32: the distribution each node was drawn from, given its earlier
-            siblings (without replacement: those zeroed and the rest renormalised). The root's row is not read.
+        probabilities: None where the children of a node are a deterministic choice, e.g. the k likeliest tokens, or are
+            coupled with the target's draws. Where they are drawn at random, [B, n, V] float32: the distribution each
+            node was drawn from, given its earlier siblings (without replacement: those zeroed and the rest
+            renormalised). The root's row is not read.
         confidence: [B, n] float32, the drafter's log-probability of the path to each node, for schedules; None where it
             gives none. No verifier may read it.
         has_forced_tokens: Its forced tokens are written already, see `drafters.forced_tokens`.
@@ -310,7 +311,8 @@ def check_can_replace_rows(player: object) -> None:
 class Drafter(Protocol):
     """The cheap guesser: which tokens may come next?
 
-    Random drafts use `state.streams` under `Tag.DRAFT` (or a tag of their own), never a tag of the verifier.
+    Random drafts use `state.streams` under `Tag.DRAFT` (or a tag of their own). Coupled ones use the target's numbers;
+    then they have no `probabilities`, and need a verifier that emits the target's own draws, whatever was drafted.
     """
 
     @property

@@ -5,7 +5,7 @@ of copies (`prompt_lookup.py`, `specdecode.drafters.lookup_draft_length`), and h
 
 A copy costs nothing and may be long, but only where the text repeats itself. A guess costs a pass of the head for each
 token. So every step compares the expected tokens a second of both, and of plain decoding. All rows of a batch draft in
-one way. Both drafts are deterministic choices, so behind an exact verifier no token depends on what the clock says.
+one way. The target draws the same tokens behind either draft, so none depends on what the clock says.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class CopyOrGuessDrafter(Drafter):
 
     Args:
         lookup: with a `LookupDraftLength`.
-        head: of chains of likeliest tokens, with `sizer` for its sizer, and room for a longest copy to wait.
+        head: of chains, not of children "sampled", with `sizer` for its sizer, and room for a longest copy to wait.
         sizer: of the head.
         clock: seconds; None: guesses cost what is assumed.
     """

@@ -17,7 +17,7 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.drafters.draft_size import DraftSize, DraftSizer
 from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, replace_rows
-from specdecode.sampling import Tag, draw_tokens, largest, logits_to_probabilities
+from specdecode.sampling import Tag, draw_tokens, logits_to_probabilities
 from specdecode.tree import TokenTree
 
 MOST_WAITING = 8
@@ -96,8 +96,9 @@ class DraftModelDrafter(ModelInStep, Drafter):
         model: with its own prompt and cache, before its prefill; same rows, vocabulary and number of tokens as the
             target.
         sizer: its depth is the length of the chain.
-        children: "sampled" from the model's distribution, which the verifier then gets; "top" for its likeliest token,
-            a deterministic choice.
+        children: "coupled" for the token that the target's own random number of its place draws from the model's
+            distribution, so that the target's draws stay plain decoding's; "sampled" for a draw with another number,
+            whose distribution the verifier gets.
 
     Raises:
         ValueError: an unknown word.
@@ -105,9 +106,9 @@ class DraftModelDrafter(ModelInStep, Drafter):
 
     graph_state = (*ModelInStep.graph_state, "sizer")
 
-    def __init__(self, model: DraftModel, sizer: DraftSizer, children: Literal["sampled", "top"] | str = "sampled"):
-        if children not in ("sampled", "top"):
-            raise ValueError(f'children must be "sampled" or "top", got {children!r}')
+    def __init__(self, model: DraftModel, sizer: DraftSizer, children: Literal["coupled", "sampled"] | str = "coupled"):
+        if children not in ("coupled", "sampled"):
+            raise ValueError(f'children must be "coupled" or "sampled", got {children!r}')
         super().__init__(model)
         self.sizer = sizer
         self.children = children
@@ -123,15 +124,13 @@ class DraftModelDrafter(ModelInStep, Drafter):
                 self._feed_all_but_last(state)
             return Draft(TokenTree.chain(tokens))
         logits = self._feed(self._counts, state)  # [B, V]
-        drawn_from = [torch.zeros_like(logits)]
+        drawn_from, tag = [torch.zeros_like(logits)], Tag.DRAFT if self.children == "sampled" else Tag.TARGET
         for level in range(1, size.depth + 1):
             # Draft token number `level` is at output position lengths + level - 1.
             position = state.lengths + level - 1
-            if self.children == "top":
-                token = largest(logits)
-            else:
+            if self.children == "sampled":
                 drawn_from.append(logits_to_probabilities(logits, state.sampling))
-                token = draw_tokens(logits[:, None], state.sampling, state.streams, position[:, None], Tag.DRAFT)[:, 0]
+            token = draw_tokens(logits[:, None], state.sampling, state.streams, position[:, None], tag)[:, 0]
             tokens = torch.cat([tokens, token[:, None]], 1)
             if level == size.depth:
                 break

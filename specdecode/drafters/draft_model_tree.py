@@ -3,9 +3,10 @@
 Belongs here: growing the tree level by level. Does not belong here: keeping the model in step with accepted tokens
 (`draft_model.py`), and shapes (`tree_shapes.py`).
 
-Children are the model's likeliest tokens, a deterministic choice. Each level is one forward pass. A pass keeps nothing
-that is not committed, so the nodes above are fed again with each level; they are few, and a pass mostly waits for
-weights. The last pass is committed after verification: the accepted nodes in it need not be fed again.
+Children are coupled with the target's draws (`tree_plan.coupled`), which changes none of them. Each level is one
+forward pass. A pass keeps nothing that is not committed, so the nodes above are fed again with each level; they are
+few, and a pass mostly waits for weights. The last pass is committed after verification: the accepted nodes in it need
+not be fed again.
 
 Source: SpecVLM (arXiv 2508.16201), whose release drafts the tree "mc_sim_7b_63" of 25 nodes below the root.
 """
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specdecode.drafters.draft_model import DraftModel, ModelInStep
-from specdecode.drafters.tree_plan import likeliest, plan_of
+from specdecode.drafters.tree_plan import coupled, plan_of
 from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 
@@ -54,7 +55,7 @@ class DraftModelTreeDrafter(ModelInStep, Drafter):
         fed = tokens[0][:, :0]
         mask, depths = torch.ones(1, 0, 0, dtype=torch.bool, device=fed.device), fed[:1]
         for number, level in enumerate(plan.levels):
-            tokens.append(level.chosen(likeliest(logits, level.width)))
+            tokens.append(level.chosen(coupled(logits, level.width, state, number)))
             if number + 1 == len(plan.levels):
                 break
             num_new = len(level.inner)

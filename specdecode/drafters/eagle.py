@@ -12,13 +12,13 @@ also the feature of the next pair, so drafting goes on without the target. A tre
 Shapes. `DynamicTree` is EAGLE-2's (Li et al. 2024, "EAGLE-2", arXiv 2406.16858, section 4): at each level the `top_k`
 nodes with the greatest product of probabilities from the root are expanded to `top_k` children each, and the best of
 all nodes are verified. A fixed shape (`StaticTree`) drafts the same ranks below every node, which LANTERN++ found
-better where distributions are flat. Children are the likeliest tokens, a deterministic choice, or, for fixed shapes,
-drawn without replacement.
+better where distributions are flat. Children are "coupled" with the target's draws, which changes none of them; the
+likeliest tokens, a deterministic choice; or, for fixed shapes, drawn without replacement.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.checks import check_counts
 from specdecode.drafters.draft_size import DraftSize, DraftSizer
-from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree, expected_accepted, static_tree
+from specdecode.drafters.tree_growth import Children, DraftHeadOutput, dynamic_tree, expected_accepted, static_tree
 from specdecode.drafters.tree_plan import plan_of
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.kernels.in_graph import in_graph
@@ -103,8 +103,9 @@ class EagleDrafter(Drafter):
         head: the network.
         shape: a dynamic tree, or a fixed one; the sizer chooses its number of levels.
         sizer: how much to draft.
-        children: "top" for the likeliest tokens; "sampled" for tokens drawn without replacement from the head's
-            distribution, which the verifier then gets. Fixed shapes only.
+        children: "coupled" for tokens chosen with the target's own random number of their place, which only exact
+            verifiers may be given; "top" for the likeliest tokens; "sampled" for tokens drawn without replacement from
+            the head's distribution, which the verifier then gets. That needs a fixed shape.
         feature_reuse: the source of features in skipped steps; None: steps cannot be skipped.
         refresh: feed the head skipped tokens again, with the target's features, once the target has been fed them.
             Otherwise its cache keeps the entries made from substitutes.
@@ -126,7 +127,7 @@ class EagleDrafter(Drafter):
         head: DraftHead,
         shape: DynamicTree | StaticTree,
         sizer: DraftSizer,
-        children: Literal["top", "sampled"] = "top",
+        children: Children = "coupled",
         feature_reuse: FeatureReuse | None = None,
         refresh: bool = False,
         depth_behind_skip: int | None = None,
@@ -135,8 +136,8 @@ class EagleDrafter(Drafter):
         width = shape.top_k if isinstance(shape, DynamicTree) else shape.max_children
         if width > head.vocab_size:
             raise ValueError(f"tree must not be wider than the vocabulary of {head.vocab_size} tokens, got {width}")
-        if children not in ("top", "sampled"):
-            raise ValueError(f'children must be "top" or "sampled", got {children!r}')
+        if children not in get_args(Children):
+            raise ValueError(f"children must be one of {', '.join(get_args(Children))}, got {children!r}")
         if children == "sampled" and isinstance(shape, DynamicTree):
             raise ValueError('children="sampled" needs a tree of fixed shape: a dynamic one prefers likely tokens')
         if depth_behind_skip is not None:
@@ -202,13 +203,12 @@ class EagleDrafter(Drafter):
             return Draft(TokenTree.chain(root[:, None]))
         logits, feature = self._feed_waiting(state)
         if isinstance(self.shape, DynamicTree):
-            grown = dynamic_tree(root, logits, feature, state, self.shape.top_k, size, self._guess)
+            grown = dynamic_tree(root, logits, feature, state, self.shape.top_k, size, self._guess, self.children)
             candidates = getattr(self.sizer, "candidates", ())
             if len(candidates) > 1:
                 self._predicted = expected_accepted(grown, size.depth, candidates, state.active)
             return grown.draft
-        sampled = self.children == "sampled"
-        return static_tree(root, logits, feature, state, self._plan, size.depth, self._guess, sampled)
+        return static_tree(root, logits, feature, state, self._plan, size.depth, self._guess, self.children)
 
     def stand_aside(self, state: DecodeState) -> None:
         """Draft nothing in this step: what is verified comes from elsewhere, and its tokens wait."""

@@ -4,20 +4,20 @@ Belongs here: growing a draft from one output. Does not belong here: the network
 shapes (`tree_shapes.py`).
 
 The guess for a position is the same whatever was drafted before it. So every node of a level has the same candidates,
-and a tree contains the likeliest combinations.
+and a tree contains their best combinations.
 
 Source: FLASH (arXiv 2505.12728, section 3.3 and algorithm 1), which drafts chains.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSizer
 from specdecode.drafters.eagle import DraftHead, EagleDrafter
-from specdecode.drafters.tree_growth import DraftHeadOutput
+from specdecode.drafters.tree_growth import Children, DraftHeadOutput
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.roles import DecodeState
 
@@ -56,7 +56,7 @@ class SemiAutoregressiveDrafter(EagleDrafter):
         head: SemiAutoregressiveHead,
         shape: DynamicTree | StaticTree,
         sizer: DraftSizer,
-        children: Literal["top", "sampled"] = "top",
+        children: Children = "coupled",
     ) -> None:
         super().__init__(head, shape, sizer, children)
         if sizer.largest.depth > head.draft_length:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,16 +17,18 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.drafters.draft_size import DraftSize
-from specdecode.drafters.tree_plan import TreePlan, likeliest
+from specdecode.drafters.tree_plan import TreePlan, coupled, likeliest
 from specdecode.kernels import fused_ops
 from specdecode.kernels.fused_ops import Ahead
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft
-from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities
+from specdecode.sampling import SamplingConfig, Tag, filtered, logits_to_probabilities
 from specdecode.tree import TokenTree, chain_layout
 
 _RAISED = 2.0**64
 """Without it later siblings of a very sure network would race with numbers that float32 rounds to a few values."""
+_SHARPNESS = 2.0
+"""How much a race's margin counts for how far its winners are trusted: the best of 1, 2 and 4 (the lab book)."""
 _TIE_BREAK = 1e-4  # nats per level: a child's score is below its parent's even if its probability rounds to one
 
 
@@ -43,6 +45,7 @@ class DraftHeadOutput:
     hidden_states: Tensor
 
 
+Children = Literal["coupled", "top", "sampled"]
 Guess = Callable[[int, Tensor, Tensor, Tensor, Tensor], DraftHeadOutput]
 """`guess(depth, tokens, features, mask, depths)`: the output at nodes `depth` >= 1 levels below the root; the other
 arguments as in `DraftHead.forward`."""
@@ -64,20 +67,29 @@ class GrownTree:
 
 
 def dynamic_tree(
-    root: Tensor, logits: Tensor, feature: Tensor, state: DecodeState, top_k: int, size: DraftSize, guess: Guess
+    root: Tensor,
+    logits: Tensor,
+    feature: Tensor,
+    state: DecodeState,
+    top_k: int,
+    size: DraftSize,
+    guess: Guess,
+    children: Children = "top",
 ) -> GrownTree:
     """EAGLE-2 (Li et al. 2024, arXiv 2406.16858, section 4): grow by confidence, keep the best.
 
     Args:
         root: [B] int64, the newest tokens. logits: [B, 1, V] after them. feature: [B, 1, F] there.
-        state: its sampling temperature.
+        state: its sampling, lengths and random streams.
         top_k: nodes expanded per level, and children of each.
         size: levels grown, and nodes kept, the root included.
         guess: calls the network.
+        children: "top", by the network's probabilities; "coupled", by the races that they run with the target's own
+            random numbers, this project's own.
     """
-    sampling = state.sampling
     batch_size, device, depth = root.shape[0], root.device, size.depth
-    score, token = _log_probabilities(logits[:, 0], sampling).topk(top_k)  # [B, k]
+    rank = _ranking(state, children, depth, logits.shape[-1])
+    score, token = rank(logits, 0)[:, 0].topk(top_k)  # [B, k]
     score = score - _TIE_BREAK
     tokens, scores = [token], [score]
     start = _growth_start(batch_size, top_k, depth, device)
@@ -87,7 +99,7 @@ def dynamic_tree(
     recorded = top_k
     for level in range(1, depth):
         output = guess(level, token, features, mask, start.depths[level - 1])
-        child_score, child_token = _log_probabilities(output.logits, sampling).topk(top_k)  # [B, k, k]
+        child_score, child_token = rank(output.logits, level).topk(top_k)  # [B, k, k]
         child_score = (child_score + score[..., None] - _TIE_BREAK).flatten(1)  # [B, k * k]
         child_token = child_token.flatten(1)
         tokens.append(child_token)
@@ -117,6 +129,20 @@ def dynamic_tree(
     all_valid = chain_layout(batch_size, num_drafted + 1, device).valid
     tree = TokenTree(kept_tokens, parents, depths, all_valid, max_depth=depth, max_children=top_k)
     return GrownTree(Draft(tree, confidence=kept_scores), all_scores, start.levels)
+
+
+def _ranking(state: DecodeState, children: Children, depth: int, vocab_size: int) -> Callable[[Tensor, int], Tensor]:
+    """`rank(logits [B, k, V], level)`: what the children of nodes so many levels below the root are ranked by, as
+    log-probabilities."""
+    sampling = state.sampling
+    if children == "top" or sampling.is_greedy:
+        # At the sampling temperature; filters change no ranks and are left out.
+        return lambda logits, level: sampling.tempered(logits).log_softmax(-1)
+    places = state.lengths[:, None] + torch.arange(depth, device=state.lengths.device)
+    late = state.streams.exponential(Tag.TARGET, places, vocab_size).log()  # [B, depth, V]
+    return lambda logits, level: (
+        (filtered(logits, sampling) - late[:, level : level + 1]).mul_(_SHARPNESS).log_softmax(-1)
+    )
 
 
 class _GrowthStart(NamedTuple):
@@ -198,7 +224,7 @@ def static_tree(
     plan: TreePlan,
     depth: int,
     guess: Guess,
-    sampled: bool = False,
+    children: Children = "top",
 ) -> Draft:
     """A tree of a fixed shape, down to a depth.
 
@@ -207,8 +233,10 @@ def static_tree(
         state: its sampling and random streams.
         plan: the shape. depth: levels of it that are drafted, 1 or more.
         guess: calls the network.
-        sampled: children are drawn without replacement instead of the likeliest tokens.
+        children: "top" for the likeliest tokens, "coupled" for the first in races with the target's own random numbers
+            (`tree_plan.coupled`), "sampled" for draws without replacement.
     """
+    sampled = children == "sampled"
     depth = min(depth, len(plan.levels))
     tokens, drawn_from = [root[:, None]], [logits]  # the root's row is not read
     # The output at each node whose children come next.
@@ -221,8 +249,10 @@ def static_tree(
             if level.width > 1:
                 probabilities = _without_earlier(probabilities, level.below(choices), level.rank)
             drawn_from.append(probabilities)
+        elif children == "coupled":
+            choices = coupled(inner_logits, level.width, state, number)  # [B, i, width]
         else:
-            choices = likeliest(inner_logits, level.width)  # [B, i, width]
+            choices = likeliest(inner_logits, level.width)
         tokens.append(level.chosen(choices))  # [B, m]
         if len(tokens) > depth:
             break
@@ -280,11 +310,6 @@ def _draw_children(
     # Where filters leave fewer tokens than are wanted, the rest are guesses; see `_without_earlier`.
     noise = race[0].numbers[:, race[1][0]]
     return likeliest(probabilities * _RAISED / noise, width), probabilities
-
-
-def _log_probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
-    """Log-probabilities for ranking, at the sampling temperature; filters change no ranks and are left out."""
-    return sampling.tempered(logits).log_softmax(-1)
 
 
 def _without_earlier(probabilities: Tensor, choices: Tensor, rank: Tensor) -> Tensor:

@@ -15,13 +15,34 @@ from torch import Tensor
 
 from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.ragged import constant
-from specdecode.sampling import largest
+from specdecode.roles import DecodeState
+from specdecode.sampling import Tag, draw_tokens, largest, logits_to_probabilities
 from specdecode.tree import TokenTree
 
 
 def likeliest(values: Tensor, width: int) -> Tensor:
     """Indices of the `width` largest of `values` [..., V], largest first."""
     return largest(values)[..., None] if width == 1 else values.topk(width).indices
+
+
+def coupled(logits: Tensor, width: int, state: DecodeState, level: int) -> Tensor:
+    """The tokens that come first in the races that logits [B, i, V] run with the target's own random numbers: those by
+    which it draws the token `level` places behind the first one that is not decoded yet. Greedily, the likeliest ones.
+
+    So the first is the target's own draw wherever both distributions are alike enough, and the target's draw stays what
+    it is, whatever was drafted (predictive sampling: Wiggers and Hoogeboom, arXiv 2002.09928).
+
+    Returns:
+        [B, i, width] int64, the first arrival first.
+    """
+    sampling, places = state.sampling, (state.lengths + level)[:, None]  # [B, 1]
+    if width == 1:
+        counters = places.expand(-1, logits.shape[1])
+        return draw_tokens(logits, sampling, state.streams, counters, Tag.TARGET)[..., None]
+    if sampling.is_greedy:
+        return likeliest(logits, width)
+    noise = state.streams.exponential(Tag.TARGET, places, logits.shape[-1])  # [B, 1, V], one for all nodes of a level
+    return likeliest(logits_to_probabilities(logits, sampling) / noise, width)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class DrafterMaker(Protocol):
     @property
     def draft_length(self) -> int: ...
 
-    def __call__(self, target: TransformersTarget, sizer: DraftSizer, sampling: SamplingConfig) -> Drafter:
+    def __call__(self, target: TransformersTarget, sizer: DraftSizer) -> Drafter:
         """A drafter of chains for the prompts of a target, which has not been prefilled.
 
         It may set the target's `feature_layers`. Raises ValueError if it drafts for another model.
@@ -347,9 +347,7 @@ def _continue(
     max_new_tokens, name = arguments.max_new_tokens, players.name
     usual = players.drafter.draft_length if name == "drafter" else _DRAFT_LENGTHS.get(name, 0)
     length = usual if players.draft_length is None else players.draft_length
-    # A drawn guess decides which tokens are drawn, so that the clock must not choose it.
-    copies = name == "drafter" and players.draft_length is None and arguments.sampling.is_greedy
-    copies = copies and input_ids.device.type == "cpu"
+    copies = name == "drafter" and players.draft_length is None and input_ids.device.type == "cpu"
     longest = max(length, _DRAFT_LENGTHS["prompt-lookup"]) if copies else length
     texts, scores = Texts(input_ids, arguments.pad_token), None
     sizes: dict[str, Any] = {"max_new_tokens": max_new_tokens, "max_draft_nodes": longest + 1}
@@ -375,11 +373,11 @@ def _continue(
         drafter = DraftModelDrafter(smaller, sizer)
     elif name == "drafter" and copies:
         guesses = GuessDraftSize(length)
-        head = players.drafter(target, guesses, arguments.sampling)
+        head = players.drafter(target, guesses)
         lookup = PromptLookupDrafter(input_ids, LookupDraftLength(longest), mask)
         drafter = CopyOrGuessDrafter(lookup, head, guesses) if isinstance(head, EagleDrafter) else head
     elif name == "drafter":
-        drafter = players.drafter(target, sizer, arguments.sampling)
+        drafter = players.drafter(target, sizer)
     elif name == "jacobi":
         drafter = JacobiDrafter(target.vocab_size, sizer)
     elif name == "prompt-lookup":

@@ -20,7 +20,7 @@ from specdecode.verifiers.exact import chain_counters, chain_path, check_chain, 
 
 
 class WindowedVerifier:
-    """FLy's acceptance of a chain of likeliest tokens. Never exact.
+    """FLy's acceptance of a chain. Never exact.
 
     Args:
         threshold: the least entropy at which a mismatch may be forgiven: a share of the greatest possible one.
@@ -51,7 +51,7 @@ class WindowedVerifier:
         """
         check_chain("WindowedVerifier", draft)
         if draft.probabilities is not None:
-            raise ValueError("WindowedVerifier judges likeliest tokens, but these were drawn: draft with children top")
+            raise ValueError("WindowedVerifier compares tokens, but these were drawn: draft with children coupled")
         tree, counters = draft.tree, chain_counters(draft.tree, state)
         length = counters.shape[1] - 1
         logits = output.logits[:, : length + 1]

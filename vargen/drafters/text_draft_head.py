@@ -8,7 +8,7 @@ training.
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.kernels.build import library
 from specdecode.ragged import take
 from specdecode.roles import TargetOutput
-from specdecode.sampling import SamplingConfig
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
 from vargen.checkpoints.finite import check_weights
@@ -114,7 +113,7 @@ class TextDrafter:
             )
         self.network, self.model = network, model
 
-    def __call__(self, target: TransformersTarget, sizer: DraftSizer, sampling: SamplingConfig) -> EagleDrafter:
+    def __call__(self, target: TransformersTarget, sizer: DraftSizer) -> EagleDrafter:
         """The drafter of a batch; see `DrafterMaker`. Raises ValueError for another model than its own."""
         if target.model is not self.model:
             raise ValueError("drafter was loaded for another model; load it with this one")
@@ -122,8 +121,7 @@ class TextDrafter:
         waiting = min(self.most_waiting, target.max_new_tokens)
         pairs = EagleDrafter.most_new_pairs(shape, sizer.largest, target.max_draft_nodes, waiting)
         head = TextDraftHead(self.network, target, pairs)
-        children: Literal["top", "sampled"] = "top" if sampling.is_greedy else "sampled"
-        return EagleDrafter(head, shape, sizer, children, most_waiting=waiting)
+        return EagleDrafter(head, shape, sizer, most_waiting=waiting)
 
 
 @torch.no_grad()

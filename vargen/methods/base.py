@@ -139,7 +139,7 @@ class LoadedDrafter(Generic[Network]):
         network: a draft head or a draft model.
         kind: tells networks apart whose forward passes cost differently beside the same target.
         draft_once: makes one forward pass over so many new tokens a row, to be timed.
-        acceptance_rates: how often the target accepts its tokens, by how children are chosen ("top", "sampled"); empty
+        acceptance_rates: how often the target accepts its tokens, by how children are chosen; empty
             where this was not measured.
     """
 
@@ -167,8 +167,11 @@ class Components(Protocol):
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
         """The EAGLE head in a folder, or (None) the one that came with the model, with room for so many new pairs."""
 
-    def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
-        """A draft model of the same tokens, fed with the same prompts: that in a folder, or (None) the model's own."""
+    def load_draft_model(self, folder: str | None, most_nodes: int = 0) -> LoadedDrafter[DraftModel]:
+        """A draft model of the same tokens, fed with the same prompts: that in a folder, or (None) the model's own.
+
+        It has room for a waiting chain, or for `most_nodes` nodes where these are more.
+        """
 
     def codebook(self) -> Tensor:
         """Unit vectors [V, d] of the tokens; tokens whose vectors are close look alike."""

@@ -9,7 +9,6 @@ from vargen.base.bounds import MAX_DRAFT
 from vargen.base.options import option
 from vargen.base.path_roles import READ_FOLDER
 from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, SearchSpace
-from vargen.methods.eagle import CHILDREN
 
 if TYPE_CHECKING:
     from specdecode.drafters.draft_size import DraftSize
@@ -33,15 +32,16 @@ class DraftModelConfig(ChainMethodConfig):
     """Folder of its pipeline; null for the one that came with the model."""
     draft_length: int | Auto = option(AUTO, least=1, most=MAX_DRAFT)
     """Draft tokens of a step."""
-    children: str = option("sampled", choices=CHILDREN)
-    """Draft tokens are "sampled" from its distribution, or its likeliest, "top"."""
+    children: str = option("coupled", choices=("coupled", "sampled"))
+    """Draft tokens are "coupled", drawn with the target's own random number of their place, so that a seed keeps plain
+    decoding's picture; or "sampled" with other numbers."""
 
     def resolved(self, num_tokens: int) -> Self:
-        """See `ImageMethodConfig.resolved`: drawn draft tokens change a seed's picture, the likeliest ones do not."""
-        return self if self.children == "top" else super().resolved(num_tokens)
+        """See `ImageMethodConfig.resolved`: only sampled draft tokens change a seed's picture."""
+        return super().resolved(num_tokens) if self.children == "sampled" else self
 
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
-        if self.children == "top" and self.draft_length == AUTO:
+        if self.children != "sampled" and self.draft_length == AUTO:
             return self._chains(_LENGTHS, num_tokens)
         return super().sizes(num_tokens)
 

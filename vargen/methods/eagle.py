@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specdecode.drafters.eagle import EagleDrafter
     from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 
-CHILDREN = ("top", "sampled")
+CHILDREN = ("coupled", "top", "sampled")
 
 _TOTAL_TOKENS, _DEPTH = 60, 5
 """The fixed size of a dynamic tree: that of EAGLE-2 and of LANTERN's released code."""
@@ -53,8 +53,9 @@ class EagleConfig(ImageMethodConfig):
     """Levels drafted below the root; of a fixed tree, at most its own."""
     tree_top_k: int = option(10, least=1, most=MAX_DRAFT)
     """Nodes expanded per level of a dynamic tree, and children of each."""
-    children: str = option("top", choices=CHILDREN)
-    """Children of a node: "top" for the likeliest tokens, "sampled" for draws without replacement (fixed trees
+    children: str = option("coupled", choices=CHILDREN)
+    """Children of a node: "coupled", chosen with the target's own random number of their place, so that a seed keeps
+    plain decoding's picture; "top" for the likeliest tokens; "sampled" for draws without replacement (fixed trees
     only)."""
 
     def __post_init__(self) -> None:
@@ -97,11 +98,8 @@ class EagleConfig(ImageMethodConfig):
 
     @property
     def _is_measured(self) -> bool:
-        """Whether measured seconds may choose the size, because the draft does not change a seed's picture.
-
-        This needs exact verification of the likeliest children.
-        """
-        return self.exact and self.children == "top"
+        """Whether measured seconds may choose the size, because the draft does not change a seed's picture."""
+        return self.exact and self.children != "sampled"
 
     def _shape(self) -> DynamicTree | StaticTree:
         from specdecode.drafters.tree_shapes import DynamicTree

@@ -28,6 +28,7 @@ class LanternConfig(EagleConfig):
     summary: ClassVar[str] = "EAGLE with LANTERN's relaxed acceptance: look-alike codes count together"
     exact: ClassVar[bool] = False
 
+    children: str = "top"
     delta: float = option(0.1, least=0.0, most=1.0)
     """LANTERN: the most probability that may move to draft tokens, a total-variation budget, 0 to 1."""
     multiplier: float | None = option(None, least=1.0)
@@ -42,6 +43,11 @@ class LanternConfig(EagleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.children == "coupled":
+            raise UserError(
+                f'{self.name}.children must be "top" or "sampled": the bound of relaxed acceptance holds for '
+                f"drafts that do not look at the target's random numbers"
+            )
         if self.mode == "release" and (self.multiplier is not None or self.children != "top"):
             raise UserError(f'{self.name}.mode: "release" needs delta and children "top"; leave multiplier out')
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic import MarkovTarget, random_table
+from synthetic import WRONG_NUMBERS, MarkovTarget, random_table, with_wrong_numbers
 from torch import Tensor
 
 from specdecode.drafters.draft_model import DraftModelDrafter
@@ -81,7 +81,7 @@ def run(
     ).tokens
 
 
-@pytest.mark.parametrize("children", ["sampled", "top"])
+@pytest.mark.parametrize("children", ["sampled", "coupled"])
 @pytest.mark.parametrize("length", [1, 3])
 @pytest.mark.parametrize("sampling", [SAMPLING, SamplingConfig(1.3, 4, 0.8)], ids=str)
 def test_the_distribution_is_the_targets(p_value: PValue, length: int, children: str, sampling: SamplingConfig) -> None:
@@ -108,11 +108,36 @@ class _DrawsAnew(DraftModelDrafter):
 def test_a_drafted_token_is_the_draw_of_its_place() -> None:
     """The counter of its random numbers is its output position, wherever in a chain it stands."""
     model = MarkovTarget(DRAFT_TABLE, PROMPT.expand(9, 2), 20)
-    drafter = _DrawsAnew(model, chain(3))
+    drafter = _DrawsAnew(model, chain(3), "sampled")
     streams = RandomStreams.from_seeds(range(9))
     target = MarkovTarget(TABLE, PROMPT.expand(9, 2), 11)
     decode(target, max_new_tokens=12, sampling=SAMPLING, streams=streams, drafter=drafter)
     assert drafter.steps >= 3
+
+
+def test_a_coupled_token_is_the_targets_draw_of_its_place() -> None:
+    """A model that says what the target says is always right, since it uses the target's number of the place."""
+    model, streams = MarkovTarget(TABLE, PROMPT.expand(40, 2), 24), RandomStreams.from_seeds(range(40))
+    target = MarkovTarget(TABLE, PROMPT.expand(40, 2), 12)
+    for children in ("coupled", "sampled"):
+        drafter = DraftModelDrafter(model, chain(3), children)
+        result = decode(target, max_new_tokens=13, sampling=SAMPLING, streams=streams, drafter=drafter)
+        assert result.trace.accepted_lengths == [[3, 3, 3]] * 40
+    for fault in WRONG_NUMBERS:
+        drafter = _Misplaced(model, chain(3), fault)
+        result = decode(target, max_new_tokens=13, sampling=SAMPLING, streams=streams, drafter=drafter)
+        assert result.trace.mean_accepted_length < 2, fault
+
+
+class _Misplaced(DraftModelDrafter):
+    """Planted faults: see `WRONG_NUMBERS`."""
+
+    def __init__(self, model: MarkovTarget, sizer: FixedDraftSize, fault: str) -> None:
+        super().__init__(model, sizer)
+        self.fault = fault
+
+    def propose(self, state: DecodeState) -> Draft:
+        return super().propose(with_wrong_numbers(state, self.fault))
 
 
 class _ClaimsIndifference(DraftModelDrafter):
@@ -132,10 +157,10 @@ def test_faults_are_noticed(p_value: PValue) -> None:
     assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
 
 
-@pytest.mark.parametrize("children", ["sampled", "top"])
-@pytest.mark.parametrize("sampling", [SamplingConfig(temperature=0), SamplingConfig()], ids=["greedy", "sampling"])
+@pytest.mark.parametrize("children", ["sampled", "coupled"])
+@pytest.mark.parametrize("sampling", [SamplingConfig(temperature=0), SamplingConfig(), SamplingConfig(2.5, 9)], ids=str)
 @pytest.mark.parametrize("sizer", [lambda: chain(4), Sizes], ids=["fixed", "changing"])
-def test_greedy_and_likeliest_drafts_change_no_token(
+def test_greedy_and_coupled_drafts_change_no_token(
     children: str, sampling: SamplingConfig, sizer: Callable[[], Any]
 ) -> None:
     table = random_table(30, seed=7, scale=2.0)
@@ -147,7 +172,7 @@ def test_greedy_and_likeliest_drafts_change_no_token(
         "length": 70,
     }
     fast = run(sizer(), children, **same)
-    if sampling.is_greedy or children == "top":
+    if sampling.is_greedy or children == "coupled":
         assert torch.equal(fast, run(sizer(), children, drafting=False, **same))
     for row in range(3):
         alone = run(sizer(), children, **{**same, "prompts": same["prompts"][row : row + 1]})
@@ -160,4 +185,4 @@ def test_what_cannot_be_used_is_named() -> None:
     with pytest.raises(ValueError, match="children"):
         DraftModelDrafter(MarkovTarget(TABLE, prompts, 4), chain(2), "drawn")
     with pytest.raises(ValueError, match="draft_model must have the target's vocabulary of 5 tokens, it has 6"):
-        run(chain(2), "top", prompts=prompts, sampling=SAMPLING, draft_table=random_table(6, seed=0))
+        run(chain(2), "coupled", prompts=prompts, sampling=SAMPLING, draft_table=random_table(6, seed=0))

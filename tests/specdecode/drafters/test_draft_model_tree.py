@@ -15,7 +15,7 @@ from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag
 
 VOCAB, LENGTH, ROWS = 30, 60, 5
 TABLE = random_table(VOCAB, seed=7, scale=2.0)
@@ -51,8 +51,6 @@ class Checked(DraftModelTreeDrafter):
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         super().start(prompt, state)
-        model: Any = self.model
-        self.order = model.table.argsort(-1, descending=True).tolist()
 
     def propose(self, state: DecodeState) -> Draft:
         draft = super().propose(state)
@@ -61,7 +59,12 @@ class Checked(DraftModelTreeDrafter):
         for row in range(len(state.lengths)):
             if state.active[row]:
                 room = state.max_new_tokens - 1 - int(state.lengths[row])
-                self.wrong += wrong_nodes(draft, self.order, int(history[row, int(state.lengths[row])]), row, room)
+                noise = torch.ones(9, VOCAB)
+                if not state.sampling.is_greedy:
+                    places = state.lengths[:, None] + torch.arange(9)
+                    noise = state.streams.exponential(Tag.TARGET, places, VOCAB)[row]
+                before = int(history[row, int(state.lengths[row])])
+                self.wrong += wrong_nodes(draft, model.table - noise.log()[:, None, None], before, row, room)
         return draft
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
@@ -75,8 +78,8 @@ class Checked(DraftModelTreeDrafter):
                 assert model.committed[row, 2 : 2 + fed].tolist() == decoded[: len(decoded) - waits]
 
 
-def wrong_nodes(draft: Draft, order: list[list[list[int]]], before_root: int, row: int, room: int) -> int:
-    """How many nodes are not the children that the table gives their parent, in order; node by node."""
+def wrong_nodes(draft: Draft, races: Tensor, before_root: int, row: int, room: int) -> int:
+    """How many nodes are not the children that races [level, V, V, V] give their parent, in order; node by node."""
     tokens, parents = draft.tree.tokens[row].tolist(), draft.tree.parents[row].tolist()
     wrong = 0
     for node in range(1, len(tokens)):
@@ -85,7 +88,8 @@ def wrong_nodes(draft: Draft, order: list[list[list[int]]], before_root: int, ro
         parent = parents[node]
         above = tokens[parents[parent]] if parent > 0 else before_root
         rank = sum(parents[other] == parent for other in range(1, node))
-        wrong += tokens[node] != order[above][tokens[parent]][rank]
+        race = races[int(draft.tree.depth[row, node]) - 1, above, tokens[parent]]
+        wrong += tokens[node] != int(race.argsort(descending=True)[rank])
     return wrong
 
 
@@ -144,7 +148,7 @@ def test_a_tree_needs_no_more_passes_than_its_own_chain(sampling: SamplingConfig
         prompts = PROMPTS[row : row + 1]
         tree = run(over(SHAPES["published"], prompts=prompts), sampling, prompts)
         size = FixedDraftSize(DraftSize(6, 5))
-        chain = run(DraftModelDrafter(Counting(DRAFT_TABLE, prompts, LENGTH), size, "top"), sampling, prompts)
+        chain = run(DraftModelDrafter(Counting(DRAFT_TABLE, prompts, LENGTH), size), sampling, prompts)
         assert tree.trace.target_passes <= chain.trace.target_passes
     assert tree.trace.target_passes < chain.trace.target_passes
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from synthetic import FeatureTarget, random_table
+from synthetic import WRONG_NUMBERS, FeatureTarget, random_table, with_wrong_numbers
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
@@ -115,6 +115,7 @@ def run(
     scale: float = 2.5,
     noise: float = 0.8,
     sampling: SamplingConfig = GREEDY,
+    drafter_type: type[EagleDrafter] = EagleDrafter,
 ) -> tuple[Tensor, Tensor, DecodeTrace, TableHead]:
     """Plain tokens, tokens with EAGLE, its trace and its head."""
     table = random_table(vocab_size, seed=1, scale=scale)
@@ -123,7 +124,7 @@ def run(
     target = FeatureTarget(table, prompts, length - 1)
     plain = decode(target, max_new_tokens=length, sampling=sampling, streams=streams)
     head = TableHead(table + random_table(vocab_size, seed=2, scale=noise))
-    drafter = EagleDrafter(head, shape, sizer, children)  # type: ignore[arg-type]
+    drafter = drafter_type(head, shape, sizer, children)  # type: ignore[arg-type]
     fast = decode(target, max_new_tokens=length, sampling=sampling, streams=streams, drafter=drafter)
     return plain.tokens, fast.tokens, fast.trace, head
 
@@ -139,12 +140,54 @@ SHAPES: list[tuple[DynamicTree | StaticTree, DraftSize]] = [
 
 
 @pytest.mark.parametrize(("shape", "size"), SHAPES, ids=lambda value: type(value).__name__)
-@pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(), SamplingConfig(0.8, 10, 0.9)], ids=str)
-def test_likeliest_children_change_no_token(shape: Any, size: DraftSize, sampling: SamplingConfig) -> None:
-    plain, fast, trace, head = run(shape, FixedDraftSize(size), sampling=sampling)
-    assert torch.equal(plain, fast)
-    assert trace.mean_accepted_length > 0.2
-    assert head.most_new <= EagleDrafter.most_new_pairs(shape, size)
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, SamplingConfig(), SamplingConfig(0.8, 10, 0.9), SamplingConfig(3.0), SamplingConfig(0.1)],
+    ids=str,
+)
+def test_likeliest_and_coupled_children_change_no_token(shape: Any, size: DraftSize, sampling: SamplingConfig) -> None:
+    accepted = []
+    for children in ("top", "coupled"):
+        plain, fast, trace, head = run(shape, FixedDraftSize(size), children=children, sampling=sampling)
+        assert torch.equal(plain, fast)
+        accepted.append(trace.mean_accepted_length)
+        assert head.most_new <= EagleDrafter.most_new_pairs(shape, size)
+    assert accepted[0] > 0.2 or not sampling.is_greedy
+    assert accepted[0] <= accepted[1] + 0.1, "a race knows the target's numbers"
+
+
+class _Misplaced(EagleDrafter):
+    """Planted faults: see `WRONG_NUMBERS`."""
+
+    fault = "none"
+
+    def propose(self, state: DecodeState) -> Any:
+        return super().propose(with_wrong_numbers(state, self.fault))
+
+
+@pytest.mark.parametrize(
+    "shape", [DynamicTree(4), StaticTree.chain(3), StaticTree.from_child_counts("2 / 2 2 / 1 1 1 1")]
+)
+def test_children_of_a_head_that_knows_the_target_are_its_very_draws(
+    shape: DynamicTree | StaticTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that says what the target says has its first child accepted at every level, and numbers that are not the
+    target's of that place have not."""
+    size = DraftSize(shape.num_nodes if isinstance(shape, StaticTree) else 13, 3)
+    settings: dict[str, Any] = {
+        "children": "coupled",
+        "noise": 0.0,
+        "sampling": SamplingConfig(),
+        "drafter_type": _Misplaced,
+    }
+    for fault in ("none", *WRONG_NUMBERS):
+        monkeypatch.setattr(_Misplaced, "fault", fault)
+        plain, fast, trace, _ = run(shape, FixedDraftSize(size), **settings)
+        assert torch.equal(plain, fast), "whatever is drafted, the target's draws are emitted"
+        if fault == "none":
+            assert all(lengths[:9] == [3] * 9 for lengths in trace.accepted_lengths)
+        else:
+            assert trace.mean_accepted_length < 2.2, fault
 
 
 @pytest.mark.parametrize(("shape", "size"), SHAPES, ids=lambda value: type(value).__name__)
@@ -196,7 +239,7 @@ def test_predicted_acceptance_is_the_mass_of_the_best_nodes_that_fit(temperature
     active = torch.tensor([True, True, False])
     sizer = Alternating(DraftSize(30, 3))
     sizer.candidates = tuple(DraftSize(n, d) for n, d in ((1, 0), (2, 1), (3, 2), (9, 1), (9, 3), (30, 3)))  # type: ignore[attr-defined]
-    drafter = EagleDrafter(TableHead(table), DynamicTree(4), sizer)
+    drafter = EagleDrafter(TableHead(table), DynamicTree(4), sizer, "top")
     state = DecodeState(
         first[:, None], torch.ones(3, dtype=torch.int64), active, 40, SamplingConfig(temperature),
         RandomStreams.from_seeds(range(3)),
@@ -220,32 +263,39 @@ def test_predicted_acceptance_is_the_mass_of_the_best_nodes_that_fit(temperature
 
 
 def slow_dynamic_tree(
-    table: Tensor, before: int, root: int, top_k: int, depth: int, total_tokens: int
+    table: Tensor, before: int, root: int, top_k: int, depth: int, total_tokens: int, noise: Tensor | None = None
 ) -> dict[tuple[int, ...], float]:
-    """EAGLE-2 in words: expand the best k of each level, keep the best of all; paths of tokens and their scores."""
+    """EAGLE-2 in words: expand the best k of each level, keep the best of all; paths of tokens and their scores. With
+    the noise [depth, V] of races, what is best is what arrives first by them, twice as sharp."""
 
-    def children(above: int, token: int) -> list[tuple[int, float]]:
-        values, tokens = table[above, token].log_softmax(-1).topk(top_k)
+    def children(above: int, token: int, level: int) -> list[tuple[int, float]]:
+        logits = table[above, token] if noise is None else 2 * (table[above, token] - noise[level].log())
+        values, tokens = logits.log_softmax(-1).topk(top_k)
         return list(zip(tokens.tolist(), values.tolist(), strict=True))
 
-    nodes: dict[tuple[int, ...], float] = {(token,): score for token, score in children(before, root)}
+    nodes: dict[tuple[int, ...], float] = {(token,): score for token, score in children(before, root, 0)}
     frontier = dict(nodes)
-    for _ in range(depth - 1):
+    for level in range(1, depth):
         grown = {}
         for path, score in frontier.items():
             above = path[-2] if len(path) > 1 else root
-            for token, more in children(above, path[-1]):
+            for token, more in children(above, path[-1], level):
                 grown[(*path, token)] = score + more
         nodes |= grown
         frontier = dict(sorted(grown.items(), key=lambda item: -item[1])[:top_k])
     return dict(sorted(nodes.items(), key=lambda item: -item[1])[: total_tokens - 1])
 
 
+@pytest.mark.parametrize("children", ["top", "coupled"])
 @pytest.mark.parametrize(("top_k", "depth", "total_tokens"), [(4, 3, 12), (2, 4, 9), (10, 5, 60), (3, 1, 10)])
-def test_dynamic_trees_are_those_of_the_slow_algorithm(top_k: int, depth: int, total_tokens: int) -> None:
+def test_dynamic_trees_are_those_of_the_slow_algorithm(
+    top_k: int, depth: int, total_tokens: int, children: str
+) -> None:
     table = random_table(25, seed=4, scale=2.0)
     prompts = torch.tensor([[1, 2], [7, 0], [3, 3]])
-    drafter = EagleDrafter(TableHead(table), DynamicTree(top_k), FixedDraftSize(DraftSize(total_tokens, depth)))
+    drafter = EagleDrafter(
+        TableHead(table), DynamicTree(top_k), FixedDraftSize(DraftSize(total_tokens, depth)), children
+    )
     first = torch.tensor([5, 11, 24])
     state = DecodeState(
         first[:, None], torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.bool), 40, SamplingConfig(),
@@ -255,7 +305,9 @@ def test_dynamic_trees_are_those_of_the_slow_algorithm(top_k: int, depth: int, t
     tree = drafter.propose(state).tree
     tree.check()
     for row in range(3):
-        wanted = slow_dynamic_tree(table, int(prompts[row, 1]), int(first[row]), top_k, depth, total_tokens)
+        places = torch.arange(1, depth + 1).expand(3, -1)  # one token is decoded
+        noise = state.streams.exponential(Tag.TARGET, places, 25)[row] if children == "coupled" else None
+        wanted = slow_dynamic_tree(table, int(prompts[row, 1]), int(first[row]), top_k, depth, total_tokens, noise)
         found = set()
         for node in range(1, tree.num_nodes):
             path = []

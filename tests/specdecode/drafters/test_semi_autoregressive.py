@@ -81,7 +81,7 @@ def run(shape: Any, size: DraftSize, children: str, sampling: SamplingConfig) ->
     ("shape", "size"), [(StaticTree.chain(3), DraftSize(4, 3)), (DynamicTree(4), DraftSize(14, 3))], ids=str
 )
 def test_no_token_changes_and_the_head_is_asked_once_a_round(shape: Any, size: Any, sampling: SamplingConfig) -> None:
-    result, plain, head = run(shape, size, "top", sampling)
+    result, plain, head = run(shape, size, "coupled", sampling)
     assert torch.equal(result.tokens, plain)
     assert result.trace.mean_accepted_length > 0.3
     assert head.calls == result.trace.target_passes - 1
@@ -98,7 +98,7 @@ def test_a_chain_takes_the_likeliest_of_every_place() -> None:
 
 def test_a_dynamic_tree_holds_the_likeliest_combinations() -> None:
     head, top_k, total = TableHead(tables()), 3, 13
-    drafter = SemiAutoregressiveDrafter(head, DynamicTree(top_k), FixedDraftSize(DraftSize(total, 3)))
+    drafter = SemiAutoregressiveDrafter(head, DynamicTree(top_k), FixedDraftSize(DraftSize(total, 3)), "top")
     state = state_of(torch.tensor([4]), SamplingConfig(temperature=1.0))
     drafter.start(TargetOutput(torch.zeros(1, 1, VOCAB), F.one_hot(torch.tensor([[1]]), VOCAB).float()), state)
     tree = drafter.propose(state).tree

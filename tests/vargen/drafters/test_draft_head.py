@@ -84,7 +84,7 @@ def test_every_tree_is_what_a_forward_without_cache_would_draft(
     size = DraftSize(shape.num_nodes, shape.max_depth) if isinstance(shape, StaticTree) else DraftSize(9, 3)
     target = build_target(tiny_pipeline, guidance_scale, size.total_tokens)
     head = LlamaGenDraftHead(drafter, target, EagleDrafter.most_new_pairs(shape, size))
-    eagle = Watching(head, shape, FixedDraftSize(size))
+    eagle = Watching(head, shape, FixedDraftSize(size), "top")
     result = decode(
         target, max_new_tokens=16, sampling=SamplingConfig(), streams=RandomStreams.from_seeds([1, 2, 3]), drafter=eagle
     )

@@ -123,22 +123,23 @@ def test_copies_take_turns_with_guesses_and_the_head_reads_them(monkeypatch: pyt
         torch.testing.assert_close(guesses["alone"][key], guesses["in turns"][key], atol=1e-4, rtol=1e-3)
 
 
-def test_drawn_tokens_do_not_depend_on_what_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawn guesses decide which tokens are drawn, so then the head drafts alone."""
+@pytest.mark.parametrize("draft_length", [None, 3])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_drawn_tokens_are_plain_decodings_whatever_the_clock_says(temperature: float, draft_length: int | None) -> None:
+    """Whether copied or guessed, a draft token decides no token."""
     model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(2)
-    drafter = TextDrafter(head_of(model, [1, 2, 3]), model)
-    target = TransformersTarget(model, prompts[0], max_new_tokens=4)
-    for sampling, children in ((SamplingConfig(0.8), "sampled"), (SamplingConfig(temperature=0), "top")):
-        assert drafter(target, FixedDraftSize(DraftSize(3, 2)), sampling).children == children
-    monkeypatch.setitem(specdecode.generate.__globals__, "CopyOrGuessDrafter", None)
-    drawn = [
-        specdecode.generate(
-            model, prompts[0][row:], attention_mask=prompts[1][row:], drafter=drafter, max_new_tokens=12,
-            temperature=0.8, generator=[torch.Generator().manual_seed(seed) for seed in range(row, 3)],
-        ).sequences[-1].tolist()
-        for row in (0, 2)
-    ]  # fmt: skip
-    assert drawn[0] == drawn[1]
+    drafter, lengths, wanted = TextDrafter(head_of(model, [1, 2, 3]), model), [], torch.empty(0)
+    for row, drafting in ((0, {"method": "ar"}), (0, {"drafter": drafter}), (2, {"drafter": drafter})):
+        result = specdecode.generate(
+            model, prompts[0][row:], attention_mask=prompts[1][row:], max_new_tokens=24, temperature=temperature,
+            top_k=9, generator=[torch.Generator().manual_seed(seed) for seed in range(row, 3)],
+            draft_length=draft_length if drafting.get("drafter") else None, **drafting,
+        )  # fmt: skip
+        tokens = result.sequences[:, prompts[0].shape[1] :]
+        wanted = tokens if "method" in drafting else wanted
+        assert torch.equal(tokens, wanted[row:])
+        lengths.append(result.trace.mean_accepted_length)
+    assert not lengths[0] and lengths[1]
 
 
 def test_processors_and_ends_count_with_a_head_as_without() -> None:
@@ -257,7 +258,7 @@ def test_a_head_reads_a_prompt_when_it_first_guesses(torch_lines: None) -> None:
     model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(1)
     network = head_of(model, [1, 2, 3])
     target = TransformersTarget(model, prompts[0][:1], max_new_tokens=24, max_draft_nodes=8)
-    drafter = TextDrafter(network, model)(target, FixedDraftSize(DraftSize(3, 2)), SamplingConfig(temperature=0))
+    drafter = TextDrafter(network, model)(target, FixedDraftSize(DraftSize(3, 2)))
     head, tokens = drafter.head, torch.arange(5, 12)[None]
     assert isinstance(head, TextDraftHead) and drafter.most_waiting == 24
     read = head.drafter.forward
@@ -289,14 +290,6 @@ def test_states_in_another_precision_are_alike_and_those_of_other_layers_are_not
     own, low = describe_states(model, (1, 2, 3)), describe_states(model.bfloat16(), (1, 2, 3))
     assert own != low and are_alike(own, low, model)
     assert not are_alike(own, describe_states(model, (2, 3)), model)
-
-
-def test_children_are_drawn_where_tokens_are() -> None:
-    model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(1)
-    drafter, sizer = TextDrafter(head_of(model), model), FixedDraftSize(DraftSize(4, 3))
-    target = TransformersTarget(model, prompts[0], prompts[1], max_new_tokens=8, max_draft_nodes=4)
-    kinds = [drafter(target, sizer, SamplingConfig(temperature)).children for temperature in (0.0, 1.0)]
-    assert kinds == ["top", "sampled"]
 
 
 def test_rotary_angles_are_those_of_their_definition() -> None:

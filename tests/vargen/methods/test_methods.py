@@ -34,26 +34,29 @@ def make(pipeline: LlamaGenPipeline, method: str | MethodConfig, rows: list[int]
     )
 
 
-# Drafts of likely tokens: the picture is literally that of plain decoding. Sampled drafts only keep the distribution.
+# Coupled drafts and likely tokens: the picture is plain decoding's. Sampled drafts only keep the distribution.
 SAME_DRAWS = [
     ("eagle", {}),
     ("eagle", {"total_tokens": 12, "depth": 3, "tree_top_k": 4}),
     ("eagle", {"tree": "mc_sim_7b_63"}),
     ("eagle", {"tree": [[0], [1], [0, 0]]}),
+    ("eagle", {"tree": [[0], [1], [0, 0]], "children": "top"}),
     ("lantern", {"delta": 0.0, "total_tokens": 12, "depth": 3}),
     ("lantern", {"multiplier": 1.0, "tree": "mc_sim_7b_63_balanced"}),
-    ("draft-model", {"draft_length": 3, "children": "top"}),
+    ("draft-model", {"draft_length": 3}),
+    ("draft-model", {}),
     ("jacobi", {}),
     ("jacobi", {"window": 5, "branches": 4, "branch_depth": 2, "initial_guess": "random"}),
 ]
 
 
+@pytest.mark.parametrize("call", [{}, {"temperature": 2.0, "top_k": 9, "guidance_scale": 1.0}, {"top_p": 0.8}], ids=str)
 @pytest.mark.parametrize(("name", "options"), SAME_DRAWS, ids=str)
-def test_drafts_of_likely_tokens_change_no_picture(
-    drafting_pipeline: LlamaGenPipeline, name: str, options: dict
+def test_coupled_drafts_and_likely_tokens_change_no_picture(
+    drafting_pipeline: LlamaGenPipeline, name: str, options: dict, call: dict
 ) -> None:
-    plain = make(drafting_pipeline, "ar", [0, 1, 2])
-    fast = make(drafting_pipeline, resolve_method(name, options), [0, 1, 2])
+    plain = make(drafting_pipeline, "ar", [0, 1, 2], **call)
+    fast = make(drafting_pipeline, resolve_method(name, options), [0, 1, 2], **call)
     assert torch.equal(plain.tokens, fast.tokens)
     assert fast.trace.tokens == 3 * 16
 
@@ -139,6 +142,7 @@ def test_class_conditional_models_can_be_drafted_for(
         ("jacobi", {"keep_overlap": 0.5}, "no option 'keep_overlap'; it has: window, initial_guess, branches"),
         ("sjd", {"branches": 25}, "branches must lie between 2 and the vocabulary's 24"),
         ("lantern", {"num_neighbours": 24}, "23"),
+        ("vvs", {"children": "coupled"}, 'vvs.children must be "top" or "sampled": the bound of relaxed acceptance'),
         ("vvs", {"choice": "confidence", "tree": "mc_sim_7b_63"}, "vvs.choice"),
         ("vvs", {"schedule": "likeness", "threshold": -0.5}, "vvs.threshold must be at least 0, got -0.5"),
         (
@@ -203,13 +207,11 @@ def test_sizes_follow_the_settings() -> None:
 
 
 def test_seconds_choose_a_size_only_where_no_picture_depends_on_it() -> None:
-    measured = {"eagle": {}, "jacobi": {}, "draft-model": {"children": "top"}}
     for config in methods_for("image").values():
-        sizes = sizes_of(config.name, **measured.get(config.name, {}))
-        assert (len(sizes) > 1) == (config.name in measured)
+        assert (len(sizes_of(config.name)) > 1) == (config.name in ("eagle", "jacobi", "draft-model"))
     assert len(sizes_of("eagle", tree="mc_sim_7b_63")) == 5
     assert len(sizes_of("eagle", tree="mc_sim_7b_63", children="sampled")) == 1
-    assert len(sizes_of("draft-model")) == 1
+    assert len(sizes_of("draft-model", children="sampled")) == 1
 
 
 def test_auto_stands_for_the_methods_own_size_in_records() -> None:
@@ -221,7 +223,8 @@ def test_auto_stands_for_the_methods_own_size_in_records() -> None:
         ("eagle", {"tree": [[0], [0, 0]], "children": "sampled"}, {"depth": 2}),
         ("scd", {}, {"window": 16}),
         ("coolsd", {}, {"draft_length": 4}),
-        ("draft-model", {}, {"draft_length": 4}),
+        ("draft-model", {"children": "sampled"}, {"draft_length": 4}),
+        ("draft-model", {}, {"draft_length": "auto"}),
         ("eagle", {}, {"total_tokens": "auto", "depth": "auto"}),  # no picture depends on it
         ("sjd", {"window": 3}, {"window": 3}),
     ):

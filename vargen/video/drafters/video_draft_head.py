@@ -9,8 +9,6 @@ token before it. Nodes of a draft are fed with the head's own guesses and then f
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -62,9 +60,7 @@ class VideoDraftHead:
         self._room = 0  # slots for new rows
         self._cache = SlotCache(type(network).__name__, 1, target.batch_size)
 
-    def drafter(
-        self, shape: DynamicTree | StaticTree, sizer: DraftSizer, children: Literal["top", "sampled"] = "top"
-    ) -> EagleDrafter:
+    def drafter(self, shape: DynamicTree | StaticTree, sizer: DraftSizer) -> EagleDrafter:
         """The Drafter role of this network; arguments as for `EagleDrafter`.
 
         Raises:
@@ -72,7 +68,7 @@ class VideoDraftHead:
         """
         self._room = EagleDrafter.most_new_pairs(shape, sizer.largest)
         drafter = EagleDrafter if self.draft_length == 1 else SemiAutoregressiveDrafter
-        return drafter(self, shape, sizer, children)
+        return drafter(self, shape, sizer)
 
     @torch.no_grad()
     def start(self, prompt: TargetOutput) -> Tensor:

@@ -18,7 +18,6 @@ from vargen.methods.base import Method, MethodConfig, Task
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdecode.drafters.draft_model import DraftModel, DraftModelDrafter
     from specdecode.roles import Target
 
 
@@ -180,15 +179,3 @@ class VideoMethodConfig(MethodConfig, ABC):
     def _need_draft_model(self, paired: bool, remedy: str = "") -> None:
         if not paired:
             raise UserError(f"{self.name}: draft_model must be given: this method needs one{remedy}")
-
-
-def likeliest_chain(model: DraftModel, draft_length: int) -> DraftModelDrafter:
-    """Drafts a chain of the model's likeliest tokens.
-
-    The verifier judges each by one draw from the target, so no other choice is accepted more often, and the answer
-    stays exact.
-    """
-    from specdecode.drafters.draft_model import DraftModelDrafter
-    from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
-
-    return DraftModelDrafter(model, FixedDraftSize(DraftSize(draft_length + 1, draft_length)), children="top")

@@ -20,12 +20,11 @@ from vargen.video.methods.base import (
     VideoComponents,
     VideoMethod,
     VideoMethodConfig,
-    likeliest_chain,
 )
 
 if TYPE_CHECKING:
     from specdecode.drafters.tree_shapes import StaticTree
-    from specdecode.roles import Drafter, Target, Verifier
+    from specdecode.roles import Target, Verifier
 
 
 @dataclass(frozen=True)
@@ -54,15 +53,15 @@ class SpeculativeConfig(VideoMethodConfig):
             self._need_draft_model(paired, '; or set drafter "self"')
 
     def _players(self, components: VideoComponents) -> VideoMethod | OwnLoop:
+        from specdecode.drafters.draft_model import DraftModelDrafter
+        from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+        from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+
         pruning, tree = self._pruning(components.num_layers), self._tree()
         target = components.target(self.num_nodes, **pruning.captured, **self.target_options(components.num_layers))
         draft = components.pruned_draft(target, self.drafter, pruning, self.num_nodes)
-        if tree is None:
-            drafter: Drafter = likeliest_chain(draft, self.draft_length)
-        else:
-            from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
-
-            drafter = DraftModelTreeDrafter(draft, tree)
+        size = FixedDraftSize(DraftSize(self.num_nodes, self.draft_length))
+        drafter = DraftModelDrafter(draft, size) if tree is None else DraftModelTreeDrafter(draft, tree)
         return VideoMethod(drafter, self._verifier(components, target), target=target, network=draft)
 
     @property

@@ -75,7 +75,7 @@ def answer(
 
 
 def drafter_of(model: Any, request: VideoRequest, length: int = 4) -> DraftModelDrafter:
-    return DraftModelDrafter(VideoTarget(model, request), FixedDraftSize(DraftSize(length + 1, length)), children="top")
+    return DraftModelDrafter(VideoTarget(model, request), FixedDraftSize(DraftSize(length + 1, length)))
 
 
 def test_the_answer_depends_on_the_video(architecture: str, models: Models, inputs_of: Inputs) -> None:

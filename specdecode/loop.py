@@ -20,7 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdecode import ragged
 from specdecode.checks import FiniteWatch, check_counts, check_room, check_tensor, is_integer, shown
+from specdecode.drafters.forced_tokens import ForcedTokensDrafter, certain_where_forced
 from specdecode.kernels import fused_ops
 from specdecode.roles import (
     DecodeState,
@@ -34,7 +36,7 @@ from specdecode.roles import (
     replace_rows,
 )
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
-from specdecode.trace import DecodeTrace, StepLog
+from specdecode.trace import DecodeTrace, ForcedPlaces, StepLog
 from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import ExactVerifier
 
@@ -84,6 +86,8 @@ class DecodeRun:
         verifier: Judges them; None: `ExactVerifier`.
         stop_token: A row ends after this token, or any of these. Costs a wait for the device at every step.
         row_tokens: [B] int64, tokens of each row where they differ, 1 to `max_new_tokens`; None: that many.
+        forced_tokens: [B, max_new_tokens] int64, tokens that are known, -1 where one is drawn; None: all are drawn.
+            Those before a row's first -1 are *given*: one pass feeds them behind the prompt. A row's last token is not.
         trace: Where to record (the caller may have recorded phases in it); None: a new one.
         profile: Also time "draft", "target", "verify" and "commit", which are parts of the phase "decode". Waits for
             the device at every part, so a profiled run does not measure speed.
@@ -100,14 +104,15 @@ class DecodeRun:
 
     Raises:
         ValueError: `max_new_tokens` < 1 or above the target's own, `stop_token` outside the vocabulary, `streams`,
-            `row_tokens` or `trace` of another batch size, or `row_tokens` out of range. While it decodes: the target's,
+            `row_tokens`, `forced_tokens` or `trace` of another batch size, or `row_tokens` or `forced_tokens` out of
+            range. While it decodes: the target's,
             the drafter's or the verifier's numbers are of another shape or type.
         MemoryError: The device's whole memory is too small for so many tokens.
     """
 
     graph_state: tuple[str, ...] = (
         *("state", "target", "drafter", "verifier", "watch", "log", "stops"),
-        *("_buffer", "_no_tokens", "_skipped"),
+        *("_buffer", "_no_tokens", "_skipped", "_forced_tokens"),
     )
     """Attributes that a graph owns: tensors that steps replace or that differ from run to run, and objects that name
     theirs likewise. See `specdecode.graphs.static_step`."""
@@ -127,6 +132,7 @@ class DecodeRun:
         verifier: Verifier | None = None,
         stop_token: int | Sequence[int] | None = None,
         row_tokens: Tensor | None = None,
+        forced_tokens: Tensor | None = None,
         trace: DecodeTrace | None = None,
         profile: bool = False,
         compiler: MakesGraphs | None = None,
@@ -148,7 +154,13 @@ class DecodeRun:
             )
         self.log: DecodeTrace | StepLog = self.trace
         self.target, self.drafter = target, drafter
-        self.trace.forced_places = getattr(drafter, "forced_places", None)
+        if forced_tokens is not None:
+            _check_forced_tokens(forced_tokens, (batch_size, max_new_tokens), target.vocab_size)
+            forced_tokens = forced_tokens.to(device, copy=True)
+            if drafter is not None:
+                self.drafter = ForcedTokensDrafter(drafter, forced_tokens, target.vocab_size, marks=())
+        self._forced_tokens = forced_tokens
+        self.trace.forced_places = getattr(self.drafter, "forced_places", None)
         self.verifier = ExactVerifier() if verifier is None else verifier
         self._part = self.trace.phase if profile else _untimed
         self.compiler = None if profile else compiler
@@ -164,11 +176,23 @@ class DecodeRun:
             self._buffer[:, :max_new_tokens], self._no_tokens, every_row, max_new_tokens, sampling, streams,
             row_tokens=None if row_tokens is None else row_tokens.clone(),
         )  # fmt: skip
+        self._given, self._most_given = self._no_tokens, 0
+        if forced_tokens is not None:
+            self._buffer[:, :max_new_tokens].copy_(forced_tokens.clamp(min=0))
+            given = (forced_tokens >= 0).long().cumprod(1).sum(1)
+            self._give(torch.minimum(given, torch.as_tensor(self.state.ends, device=device) - 1))
         self._skipped = self._no_tokens.clone()  # taken unverified before this step, which only `SkippingRun` does
         self.watch = FiniteWatch(batch_size, device)
         self.steps = 0
         self.in_place: Callable[[DecodeRun], AbstractContextManager[Any]] = nullcontext
         """Within it tensors may be replaced: where steps are graphs, they are copied back to where graphs look."""
+
+    def _give(self, counts: Tensor) -> None:
+        """The first `counts[b]` forced tokens of each row are given."""
+        self._given, self._most_given = counts, int(counts.max())
+        if self.trace.forced_places is None:
+            self.trace.forced_places = ForcedPlaces(torch.zeros_like(self._buffer[:, :-1], dtype=torch.bool))
+        self.trace.forced_places.given = counts.clone()
 
     def finish(self, on_step: OnStep | None = None) -> DecodeResult:
         """Start, and step until every row is finished. The trace times the phases "prefill" and "decode".
@@ -186,7 +210,7 @@ class DecodeRun:
         with self.trace.phase("decode"):
             # The slowest row gains at most the number that `step` returns, so for some time the host need not ask.
             # Only a stop token can end rows earlier.
-            asks = self.may_stop or self.state.row_tokens is not None
+            asks = self.may_stop or self.state.row_tokens is not None or self._forced_tokens is not None
             left = int(tokens_left(self.state)) if asks else self.state.max_new_tokens - 1
             step, read = self.steps_taken()
             while left > 0:
@@ -219,14 +243,37 @@ class DecodeRun:
         with self.trace.phase("prefill"):
             prompt = self.target.prefill()
             self._check_logits("prefill", prompt.logits, (len(self._buffer), _num_fed(prompt.logits)))
-            first = draw_tokens(
-                prompt.logits[:, -1:], state.sampling, state.streams, self._no_tokens[:, None], Tag.TARGET
-            )
+            given = self._feed_given() if self._most_given else None
+            if given is not None:
+                state.lengths, counts = self._given, self._given[:, None]
+                last = torch.where(
+                    counts[..., None] > 0, ragged.take(given.logits, (counts - 1).clamp(min=0)), prompt.logits[:, -1:]
+                )
+                prompt = replace(prompt, logits=last)
+            last = self._forced(TargetOutput(prompt.logits[:, -1:]), state.lengths[:, None]).logits
+            first = draw_tokens(last, state.sampling, state.streams, state.lengths[:, None], Tag.TARGET)
             self._append(TokenTree.chain(first), None, self._no_tokens, first[:, 0])
             self.trace.record_prefill()
             if self.drafter is not None and state.max_new_tokens > 1:
                 self.drafter.start(prompt, state)
+                if given is not None:
+                    self.drafter.observe_given(given, self._given, state)
         self.watch.note(prompt.logits[:, -1:], every_row[:, None], every_row)
+
+    def _feed_given(self) -> TargetOutput:
+        """Feed the given tokens. Returns what the target says about them, [B, P, ...]."""
+        assert self._forced_tokens is not None
+        tokens = self._forced_tokens[:, : self._most_given].clamp(min=0)
+        tree = TokenTree.chain(tokens).clip(self._given - 1)
+        output = self.target.forward(tree.tokens, tree.ancestor_mask(), tree.depth)
+        self._check_logits("forward", output.logits, tokens.shape)
+        self.target.commit(None, self._given)
+        self.trace.target_passes += 1
+        return output
+
+    def _forced(self, output: TargetOutput, places: Tensor) -> TargetOutput:
+        """The output, certain where a token is forced; `places` [B, n] int64 are those of its logits."""
+        return output if self._forced_tokens is None else certain_where_forced(output, self._forced_tokens, places)
 
     @torch.no_grad()
     def step(self) -> int:
@@ -287,7 +334,7 @@ class DecodeRun:
         """What the target says about every node."""
         output = self.target.forward(tree.tokens, tree.ancestor_mask(), tree.depth)
         self._check_logits("forward", output.logits, tree.tokens.shape)
-        return output
+        return self._forced(output, self.state.lengths[:, None] + tree.depth)
 
     def _check_logits(self, function: str, logits: Tensor, nodes: tuple[int, ...]) -> None:
         """Raises ValueError for logits of another shape or type."""
@@ -410,10 +457,22 @@ class DecodeRun:
             state.active = state.active.index_copy(0, rows, other.state.active)
             if state.row_tokens is not None:
                 state.row_tokens[rows] = other.state.ends
+            self._replace_forced(rows, other)
             state.newest = state.least_room = None
             state.streams = state.streams.with_rows(rows, other.state.streams)
             self.watch.replace_rows(rows, other.watch)
         self.trace.add_passes(other.trace)
+
+    def _replace_forced(self, rows: Tensor, other: DecodeRun) -> None:
+        if self._forced_tokens is None and other._forced_tokens is None:
+            return
+        if self._forced_tokens is None or other._forced_tokens is None:
+            raise ValueError(
+                "forced_tokens must be given for all rows of a batch, those that join included, or for none"
+            )
+        self._forced_tokens[rows] = other._forced_tokens  # in place: a captured step reads it where it lies
+        assert self.trace.forced_places is not None and self.trace.forced_places.given is not None
+        self.trace.forced_places.given[rows] = other._given
 
 
 def stop_tokens(stop_token: int | Sequence[int] | None, vocab_size: int, device: torch.device) -> Tensor | None:
@@ -512,6 +571,13 @@ _OF_TREES = {"parents": torch.int64, "depth": torch.int64, "valid": torch.bool}
 
 def _name(player: object) -> str:
     return type(player).__name__
+
+
+def _check_forced_tokens(forced_tokens: Tensor, shape: tuple[int, int], vocab_size: int) -> None:
+    """Raises ValueError for all but int64 tokens of this shape, -1 where none is forced."""
+    check_tensor("forced_tokens must be", forced_tokens, (torch.int64,), shape)
+    if int(forced_tokens.min()) < -1 or int(forced_tokens.max()) >= vocab_size:
+        raise ValueError(f"forced_tokens must be from 0 to {vocab_size - 1}, or -1 where none is forced")
 
 
 def _check_row_tokens(row_tokens: Tensor, batch_size: int, most: int) -> None:

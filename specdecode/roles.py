@@ -321,8 +321,20 @@ class Drafter(Protocol):
         return None
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
-        """Begin a new batch, with the output of the prompts, and the first token of each row in `state`."""
+        """Begin a new batch, with the output of the prompts, and the first token of each row in `state`.
+
+        Where tokens are given, the logits are those behind them, and `state` has them, too.
+        """
         ...
+
+    def observe_given(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
+        """The first `counts[b]` tokens of each row were given. Called behind `start`, where any were.
+
+        Args:
+            output: the target's, of the given tokens, [B, P, ...]; its first `counts[b]` entries mean something.
+            counts: [B] int64.
+            state: has these tokens and the first one that was drawn behind them.
+        """
 
     def propose(self, state: DecodeState) -> Draft:
         """Draft a tree below each row's newest token. The loop clips what lies past the end of a row."""

@@ -213,6 +213,8 @@ class Tag(IntEnum):
 
 # SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): the state advances by
 # an odd constant near 2^64 / golden ratio, and each state is scrambled by a bijection of two multiply-xorshift rounds.
+_OTHERS = 1 << 16
+"""Tags from here on make streams instead of numbers."""
 _MASK64 = (1 << 64) - 1
 _ADVANCE = 0x9E3779B97F4A7C15
 _MULTIPLY_1 = 0xBF58476D1CE4E5B9
@@ -349,6 +351,10 @@ class RandomStreams:
     def with_rows(self, rows: Tensor, other: RandomStreams) -> RandomStreams:
         """These streams with those of `rows` [k] int64 replaced by another's k streams."""
         return RandomStreams(self.keys.index_copy(0, rows, other.keys))
+
+    def another(self, number: int) -> RandomStreams:
+        """Further streams of the same rows, independent of these; `number` is at least 1."""
+        return RandomStreams(self.key_of(_OTHERS + number))
 
     def key_of(self, tag: int) -> Tensor:
         """[B] int64, from which the numbers of a tag are made."""

@@ -73,14 +73,17 @@ class ForcedPlaces:
     Args:
         places: [max_new_tokens] bool, or [B, max_new_tokens], output places whose token is known.
         chains: Every draft was a chain. In trees, forced tokens that were fed in vain stay among the drafted ones.
+        given: [B] int64, first tokens of each row that were fed before any was drawn; None: none.
     """
 
     places: Tensor
     chains: bool = True
+    given: Tensor | None = None
 
     def of_row(self, row: int) -> ForcedPlaces:
         """Those of one row."""
-        return ForcedPlaces(self.places if self.places.ndim == 1 else self.places[row], self.chains)
+        given = None if self.given is None else self.given[row : row + 1].clone()
+        return ForcedPlaces(self.places if self.places.ndim == 1 else self.places[row], self.chains, given)
 
 
 class TokenOrigin(IntEnum):
@@ -304,6 +307,12 @@ class DecodeTrace(_Records):
             self._columns = dict(zip(_COUNTS, columns.unbind(1), strict=True))
         return self._columns[name]
 
+    @property
+    def _given(self) -> Tensor:
+        """[B] int64 on the CPU, first tokens of each row that were given."""
+        given = None if self.forced_places is None else self.forced_places.given
+        return torch.zeros(self.batch_size, dtype=torch.int64) if given is None else given.cpu()
+
     def _unforced(self, name: str) -> Tensor:
         """[steps, B] on the CPU: "accepted", "drafted" or "emitted" without forced draft tokens."""
         counts, accepted = self._column(name), self._column("accepted")
@@ -312,20 +321,22 @@ class DecodeTrace(_Records):
         places = self.forced_places.places.cpu().long().expand(self.batch_size, -1)
         before = functional.pad(places.cumsum(1), (1, 0))  # [B, N + 1]
         emitted, skipped = self._column("emitted"), self._column("skipped")
-        starts = self._first_tokens + (emitted + skipped).cumsum(0) - emitted  # where the step's draft tokens begin
+        # Where the step's draft tokens begin.
+        starts = self._first_tokens + self._given + (emitted + skipped).cumsum(0) - emitted
         ends = starts + (counts if name == "drafted" and self.forced_places.chains else accepted)
         at_ends, at_starts = (before.gather(1, at.clamp(max=places.shape[1]).T).T for at in (ends, starts))
         return counts - at_ends + at_starts
 
     @property
     def row_passes(self) -> list[int]:
-        """Passes each row took part in, the prefill included."""
-        return (self._column("active").sum(0) + self._first_tokens).tolist()
+        """Passes each row took part in, the prefill included, and that over given tokens."""
+        return (self._column("active").sum(0) + self._first_tokens + (self._given > 0)).tolist()
 
     @property
     def row_tokens(self) -> list[int]:
         """Tokens of each row."""
-        return (self._column("emitted").sum(0) + self._column("skipped").sum(0) + self._first_tokens).tolist()
+        drawn = self._column("emitted").sum(0) + self._column("skipped").sum(0) + self._first_tokens
+        return (drawn + self._given).tolist()
 
     @property
     def rows_fed(self) -> list[int]:
@@ -372,7 +383,7 @@ class DecodeTrace(_Records):
                 [TokenOrigin(max(origin, 0)) for origin in row] for row in self._added_by_place().amax(0).tolist()
             ]  # the first token is the target's
             return self._origins
-        rows = [[TokenOrigin.TARGET] * self._first_tokens for _ in range(self.batch_size)]
+        rows = [[TokenOrigin.TARGET] * (self._first_tokens + given) for given in self._given.tolist()]
         for step in self.steps:
             for row, origins in enumerate(rows):
                 accepted = step["accepted"][row]
@@ -396,7 +407,7 @@ class DecodeTrace(_Records):
         if any(step.by_place is not None for step in self.collect()):
             numbers = self._column("active").cumsum(0)[..., None]  # [steps, B, 1]
             return ((self._added_by_place() >= 0) * numbers).amax(0).tolist()
-        rows = [[0] * self._first_tokens for _ in range(self.batch_size)]
+        rows = [[0] * (self._first_tokens + given) for given in self._given.tolist()]
         for row, passes in enumerate(rows):
             number = 0
             for step in self.steps:

@@ -124,6 +124,10 @@ class CopyOrGuessDrafter(Drafter):
         self.lookup.start(prompt, state)
         self.head.start(prompt, state)
 
+    def observe_given(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
+        """See `Drafter`."""
+        self.head.observe_given(output, counts, state)
+
     def propose(self, state: DecodeState) -> Draft:
         """A chain behind each row's newest token."""
         lengths, occurrence, matched = self._lengths, *self.lookup.last_occurrence(state)

@@ -59,6 +59,11 @@ class ModelInStep:
         # How many of each row's newest tokens wait [B], and a bound known without looking.
         self._counts, self._width = state.active.long(), 1
 
+    def observe_given(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
+        """Feed the given tokens."""
+        self._counts, self._width = self._counts + counts * state.active, output.logits.shape[1] + 1
+        self._feed_all_but_last(state)
+
     def replace_rows(self, rows: Tensor, other: ModelInStep) -> None:
         """See `specdecode.roles.RowReplacing`."""
         replace_rows(self.model, rows, other.model)
@@ -76,6 +81,10 @@ class ModelInStep:
         output = self.model.forward(tokens, mask, torch.minimum(place, last[:, None]))
         self.model.commit(None, counts)
         return output.logits[torch.arange(len(place), device=device), last]
+
+    def _feed_all_but_last(self, state: DecodeState) -> None:
+        self._feed((self._counts - 1).clamp(min=0), state)
+        self._counts, self._width = self._counts.clamp(max=1), 1
 
     def _wait(self, verdict: Verdict, kept: Tensor, state: DecodeState) -> None:
         """What the model has not been fed of a step waits: the newest token, and the draft token before it if that was
@@ -151,10 +160,6 @@ class DraftModelDrafter(ModelInStep, Drafter):
         else:
             self._wait(verdict, kept, state)
         self.sizer.observe(self._size, verdict.accepted, draft.tree.valid[:, 0])
-
-    def _feed_all_but_last(self, state: DecodeState) -> None:
-        self._feed((self._counts - 1).clamp(min=0), state)
-        self._counts, self._width = self._counts.clamp(max=1), 1
 
     def _feed_one(self, token: Tensor, counts: Tensor) -> Tensor:
         """Feed one token per row, which stays where `counts[b]` is 1. Returns logits [B, V]."""

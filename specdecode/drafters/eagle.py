@@ -188,6 +188,14 @@ class EagleDrafter(Drafter):
         if isinstance(self.shape, StaticTree):
             self._plan = plan_of(self.shape, self._features.device)
 
+    def observe_given(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
+        """Feed the given tokens, each with the target's feature before it."""
+        features = self.head.features(output)
+        if self.feature_reuse is not None:
+            self.feature_reuse.write(features, torch.zeros_like(counts), counts)
+        self._wait(*ragged.append(self._features, self._counts, features, counts))
+        self._feed_all_but_last(state)
+
     def propose(self, state: DecodeState) -> Draft:
         """A tree below each row's newest token."""
         if not self._draft_behind_a_skip:  # else the second draft has the size of the first, or is shallower

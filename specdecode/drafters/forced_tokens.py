@@ -7,6 +7,8 @@ there, and everything behind a wrong guess is lost. Why this is exact: a forced 
 1 there. Elsewhere the probability of forced tokens goes to another token, in the draw and in the claim alike. That
 holds for chains. In trees such a token stays where it was drafted, and the target, for which it is impossible, rejects
 it.
+
+Other tokens may be forced in one place and drawn in another: `marks` says which may not.
 """
 
 from __future__ import annotations
@@ -34,24 +36,27 @@ from specdecode.trace import ForcedPlaces
 class ForcedTokensDrafter(Drafter):
     """The Drafter role: another drafter's proposals with forced tokens.
 
-    In chains, tokens that are forced somewhere are drafted nowhere else. A verifier that may accept a token that the
-    target excludes must be given chains.
+    In chains, marks are drafted nowhere else. A verifier that may accept a token that the target excludes must be given
+    chains.
 
     Args:
         drafter: makes the proposals; it observes the corrected ones. One that has `write_forced_tokens` may write them
             itself, and then says so (`Draft.has_forced_tokens`).
         forced_tokens: [max_new_tokens] int64, or [B, max_new_tokens], the token at each output position, -1 where it is
             open.
-        vocab_size: V; at least one token must not be forced anywhere.
-        others: tokens that are forced in other rows, which may join the batch.
+        vocab_size: V.
+        marks: tokens that stand only where they are forced, also in rows that may join the batch; not all V. None: all
+            that are forced.
 
     Raises:
-        ValueError: every token is forced somewhere, or `forced_tokens` is of another shape or type.
+        ValueError: every token is a mark, or `forced_tokens` is of another shape or type.
     """
 
     graph_state = ("drafter", "forced_tokens", "_is_forced")
 
-    def __init__(self, drafter: Drafter, forced_tokens: Tensor, vocab_size: int, others: Sequence[int] = ()) -> None:
+    def __init__(
+        self, drafter: Drafter, forced_tokens: Tensor, vocab_size: int, marks: Sequence[int] | None = None
+    ) -> None:
         if forced_tokens.dtype != torch.int64 or forced_tokens.ndim not in (1, 2):
             raise ValueError(
                 f"forced_tokens must be int64 of shape [max_new_tokens] or [batch, max_new_tokens], got "
@@ -59,10 +64,10 @@ class ForcedTokensDrafter(Drafter):
             )
         self.drafter, self.forced_tokens = drafter, forced_tokens
         self._is_forced = torch.zeros(vocab_size, dtype=torch.bool, device=forced_tokens.device)
-        self._is_forced[forced_tokens[forced_tokens >= 0]] = True
-        self._is_forced[list(others)] = True
+        self._is_forced[forced_tokens[forced_tokens >= 0] if marks is None else list(marks)] = True
         if bool(self._is_forced.all()):
             raise ValueError("forced_tokens must leave some token that is forced nowhere")
+        self._is_written = False
         self.forced_places = ForcedPlaces(forced_tokens >= 0)
         self._substitute = int(self._is_forced.int().argmin())  # a token that is forced nowhere
 
@@ -77,14 +82,19 @@ class ForcedTokensDrafter(Drafter):
         self._form = fused_ops.ForcedTokens(self.forced_tokens, self._is_forced.nonzero()[:, 0], self._substitute)
         if (write_forced_tokens := getattr(self.drafter, "write_forced_tokens", None)) is not None:
             write_forced_tokens(self._form)
+            self._is_written = True
         self.drafter.start(prompt, state)
+
+    def observe_given(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
+        """See `Drafter.observe_given`."""
+        self.drafter.observe_given(output, counts, state)
 
     def propose(self, state: DecodeState) -> Draft:
         """The drafter's proposal, corrected; its tensors are written to where kernels serve."""
         draft = self.drafter.propose(state)
         tree = draft.tree
         self.forced_places.chains = self.forced_places.chains and tree.is_chain
-        if draft.has_forced_tokens:
+        if draft.has_forced_tokens and self._is_written:  # not those of a drafter that forces others
             return draft
         made = [each for each in (tree.tokens, draft.probabilities) if each is not None]
         if self._fits(draft) and fused_ops.serves(*made, tree.depth, state.lengths):
@@ -141,3 +151,16 @@ class ForcedTokensDrafter(Drafter):
     def _skipping(self) -> SkippingDrafter:
         assert self.drafter.skipping is not None
         return self.drafter.skipping
+
+
+def certain_where_forced(output: TargetOutput, forced_tokens: Tensor, places: Tensor) -> TargetOutput:
+    """The output with the forced token alone where one is forced.
+
+    Args:
+        output: logits [B, n, V].
+        forced_tokens: [B, N] int64, -1 where a place is open.
+        places: [B, n] int64, of the logits; past the end they mean nothing.
+    """
+    wanted = forced_tokens.gather(1, places.clamp(max=forced_tokens.shape[1] - 1))[..., None]
+    certain = torch.full_like(output.logits, -torch.inf).scatter_(2, wanted.clamp(min=0), 0)
+    return replace(output, logits=torch.where(wanted >= 0, certain, output.logits))

@@ -28,7 +28,7 @@ from torch import Tensor
 from specdecode.checks import check_counts
 from specdecode.kernels.in_graph import in_graph
 from specdecode.loop import DecodeRun
-from specdecode.roles import PlacedTarget, Positions, Target
+from specdecode.roles import PlacedTarget, Positions, Target, TargetOutput
 from specdecode.sampling import Tag, draw_tokens
 from specdecode.trace import StepRecord, TokenOrigin
 
@@ -87,6 +87,14 @@ def fill_forced(buffer: Tensor, forced_tokens: Tensor | None) -> None:
         known = forced_tokens.to(buffer.device)
         first = buffer[:, : known.shape[-1]]
         first.copy_(known.where(known >= 0, first))
+
+
+def or_forced(drawn: Tensor, forced_tokens: Tensor | None, places: Tensor) -> Tensor:
+    """Tokens drawn [B, n] for places [B, n], or the forced ones where [B, N] has any."""
+    if forced_tokens is None:
+        return drawn
+    wanted = forced_tokens.gather(1, places.clamp(max=forced_tokens.shape[1] - 1))
+    return torch.where(wanted >= 0, wanted, drawn)
 
 
 def check_takes_places(target: Target, num_places: int, settings: Mapping[str, Any]) -> None:
@@ -203,6 +211,20 @@ class _Fed:
     draws: int | None
 
 
+def feed_given(target: Target, tokens: Tensor, num_slots: int) -> TargetOutput:
+    """Feed the first tokens [B, P] of every row to their slots, as a chain, where so many slots are used in all.
+
+    A row that has fewer feeds some that nobody sees. Raises ValueError as `check_places`.
+    """
+    placed: PlacedTarget = target  # type: ignore[assignment]
+    placed.check_places(num_slots)
+    places = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    output = placed.forward_places(tokens, Positions(places, places, (places <= places.mT)[None]))
+    # No token moves, and none is committed. But the cache reaches so far, and rows that join bring these slots along.
+    placed.commit(places.expand_as(tokens), torch.zeros_like(tokens[:, 0]))
+    return output
+
+
 class StaggeredLines(Order):
     """An order over lines of equal length: a line opens as soon as the line before it has `window` tokens.
 
@@ -215,17 +237,21 @@ class StaggeredLines(Order):
     Args:
         lines: The lines.
         window: From 1 to the length of a line, see `Window`.
+        given: Lines that are known before the first pass; all later ones see them.
 
     Raises:
         ValueError: A window that is longer than a line.
     """
 
-    def __init__(self, lines: Lines, window: Window) -> None:
+    def __init__(self, lines: Lines, window: Window, given: int = 0) -> None:
         lines.check_window(window)
         self.lines, self.window = lines, window
-        windows = lines.windows(window)
-        self._opens_in = tuple(accumulate(windows))
-        self._has_placeholder = [not lines.has_row_ends and 0 < each < lines.line_length for each in windows]
+        self.given = given
+        windows = (0, *lines.windows(window)[given + 1 :])
+        self._opens_in = (-lines.line_length,) * given + tuple(accumulate(windows))
+        self._has_placeholder = [False] * given + [
+            not lines.has_row_ends and 0 < each < lines.line_length for each in windows
+        ]
         self._places = torch.arange(lines.num_places)
         self._fed_in_pass = torch.tensor([self.drawn_in(place) + 1 for place in range(lines.num_places)])
 
@@ -338,6 +364,11 @@ class OrderedRun(DecodeRun):
         self._placed: PlacedTarget = target  # type: ignore[assignment]
         self.order = order
         self.logged_places = order.num_places
+        if self._most_given:
+            # The rows are at the same pass. Graphs look passes up in one table: there, given tokens are drawn in vain.
+            lines = 0 if self.compiler is not None else int(self._given.min()) // order.lines.stride
+            self._give(torch.full_like(self._given, lines * order.lines.stride))
+            self.order = order = StaggeredLines(order.lines, order.window, lines)
         self._number = 0  # of the pass made last
         self._plans: dict[int, PlacedTokens] = {}  # by number, on the device
         self._undrawn = torch.full_like(self._buffer, -1, dtype=torch.int8)
@@ -345,6 +376,10 @@ class OrderedRun(DecodeRun):
         if self.compiler is not None:
             self._tables = _Tables(order, target.device)
             self._number_in_graph = torch.zeros(1, dtype=torch.int64, device=target.device)
+
+    def _feed_given(self) -> TargetOutput:
+        self.trace.target_passes += 1
+        return feed_given(self.target, self._buffer[:, : self._most_given], self.order.num_slots)
 
     def prepare(self) -> None:
         """Raises ValueError at the first step where the target has no room."""
@@ -375,6 +410,7 @@ class OrderedRun(DecodeRun):
             self.watch.note(logits, state.active[:, None].expand(-1, len(placed.drawn)))
             counters = placed.drawn.expand(len(logits), -1)
             drawn = draw_tokens(logits, state.sampling, state.streams, counters, Tag.TARGET)
+            drawn = or_forced(drawn, self._forced_tokens, counters)
         with self._part("commit"):
             self._buffer[:, placed.drawn] = torch.where(state.active[:, None], drawn, self._buffer[:, placed.drawn])
             zeros, going_on = self._no_tokens, state.active
@@ -401,6 +437,9 @@ class OrderedRun(DecodeRun):
             raise ValueError("rows must all have ended before others take their places: they are at the same pass")
         with self.in_place(self):
             super().replace_rows(rows, other)
+            assert isinstance(other, OrderedRun)
+            if other.order.given != self.order.given:
+                self.order, self._plans = other.order, other._plans
             self._number, self.state.decided_places = 0, None
             self.state.decided_places = self.state.decided
             if self.compiler is not None:

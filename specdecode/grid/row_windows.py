@@ -33,8 +33,10 @@ from specdecode.grid.positions import (
     Window,
     check_takes_places,
     each_window,
+    feed_given,
     fill_forced,
     in_proportion,
+    or_forced,
     scaled_window,
 )
 from specdecode.kernels import fused_ops
@@ -207,6 +209,16 @@ class RowWindowRun(DecodeRun):
             [rule.guesses, rule.confirm_first, rule.max_visits or 0, rule.start_from_row_above]
         )
         fill_forced(self._buffer, lines.forced_tokens)
+        self._least_passes = rule.least_passes
+        if self._forced_tokens is not None:
+            decided = (self._given[:, None] + 1 - layout.firsts).clamp(min=0).minimum(layout.line_length)
+            self._counts = self._counts.maximum(decided)
+            self._fed |= layout.firsts[..., None] + self._columns < self._given[:, None, None]
+            self._least_passes = 0
+
+    def _feed_given(self) -> TargetOutput:
+        self.trace.target_passes += 1
+        return feed_given(self.target, self._buffer[:, : self._most_given], self.rule.num_slots)
 
     def prepare(self) -> None:
         """Raises ValueError at the first step where the target has no room."""
@@ -222,7 +234,7 @@ class RowWindowRun(DecodeRun):
         else:
             self._perform_in_lines()
         # Nothing ends before all lines have opened; after that, whatever is left may be decided at once.
-        return 1 if in_graph() or self.steps < self.rule.least_passes else self.rule.num_places
+        return 1 if in_graph() or self.steps < self._least_passes else self.rule.num_places
 
     def _perform_in_calls(self) -> None:
         """`_perform_in_lines`, in two calls of the kernels."""
@@ -328,9 +340,11 @@ class RowWindowRun(DecodeRun):
         """[B, n] int64: the target's tokens for places [B, n], with the numbers of plain decoding."""
         state = self.state
         if state.sampling.is_greedy:
-            return largest(output.logits)
-        noise = state.streams.exponential(Tag.TARGET, places, output.logits.shape[-1])
-        return sample(output.probabilities(state.sampling), noise)
+            drawn = largest(output.logits)
+        else:
+            noise = state.streams.exponential(Tag.TARGET, places, output.logits.shape[-1])
+            drawn = sample(output.probabilities(state.sampling), noise)
+        return or_forced(drawn, self._forced_tokens, places)
 
     def _by_place(self, places: Tensor, values: Tensor, real: Tensor) -> Tensor:
         """[B, R, S]: values [B, n] at their places, where they are `real`."""

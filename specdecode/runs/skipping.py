@@ -122,7 +122,8 @@ class SkippingRun(DecodeRun):
         if self._pending is None:
             return super()._feed(tree)
         self._output = self.target.forward(*self._pending.join(tree))
-        return self._output.after(self._pending.max_length)
+        of_tree = self._output.after(self._pending.max_length)
+        return self._forced(of_tree, self.state.lengths[:, None] + tree.depth)
 
     def _commit(self, tree: TokenTree, verdict: Verdict, kept: Tensor) -> None:
         """All pending tokens stay, and behind them the accepted path."""

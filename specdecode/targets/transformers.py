@@ -225,7 +225,7 @@ class TransformersTarget:
         """Judge new tokens; see `specdecode.roles.Target.forward`.
 
         Raises:
-            ValueError: more tokens than `max_draft_nodes`, for which the cache has room.
+            ValueError: more tokens than the cache has room for: `max_draft_nodes`, or more while a row is short.
         """
         return self.combine(self._run_new(tokens, mask, depths, self._length_with(tokens.shape[1])))
 
@@ -256,10 +256,11 @@ class TransformersTarget:
 
     def _length_with(self, num_new: int) -> int:
         """Slots in use, with so many new tokens per row."""
-        if num_new > self.max_draft_nodes:
+        static = self._cache.allocated()
+        if num_new > self.max_draft_nodes and num_new > static.max_length - static.most_committed:
             raise ValueError(f"tokens must be at most max_draft_nodes ({self.max_draft_nodes}) per row, got {num_new}")
         self._num_new = num_new
-        return reach(self._cache.allocated(), num_new)
+        return reach(static, num_new)
 
     def check_places(self, num_slots: int) -> None:
         """See `specdecode.roles.PlacedTarget`. Raises ValueError for layers with windows, too."""
@@ -337,7 +338,8 @@ class TransformersTarget:
                 f"prompts must be at most longest_prompt ({self.longest_prompt}), got {other.prompt_length}"
             )
         rows = torch.cat([rows + kind * self.batch_size for kind in range(self.rows_per_sequence)])
-        self._cache.allocated().replace_rows(rows, other._cache.allocated(), other.prompt_length)
+        theirs = other._cache.allocated()
+        self._cache.allocated().replace_rows(rows, theirs, theirs.most_committed)
         self._prompt_lengths.index_copy_(0, rows, other._prompt_lengths)
         self._onward_from = self._onward_from.index_copy(0, rows, other._onward_from)
 

@@ -13,7 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from specdecode.sampling import Tag, draw_tokens
 from vargen.base.errors import UserError
+from vargen.methods.catalogue import resolve_method
+from vargen.models.components import SINGLE_BATCH
+from vargen.pipelines.arguments import DrawSettings
 
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -35,6 +39,79 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 """Arguments beside a prompt that no family takes, and what the one line says."""
 
+EXACT: list[tuple[str, dict[str, Any]]] = [
+    ("ar", {}),
+    ("jacobi", {"window": 3}),
+    ("scd", {"window": 4}),
+    ("sjd", {"window": 3, "branches": 2, "branch_depth": 1}),
+    ("zipar", {"window": 4}),
+    ("pjd", {"opens_after": 4, "guesses": 2}),
+]
+"""Methods that draw plain decoding's tokens, by seed or, where they test ratios, the likeliest ones. The last two draw
+rows of four codes side by side, each behind the whole row above."""
+
+
+def masks(rows: int, columns: int, side: int) -> list[np.ndarray[Any, Any]]:
+    """Where to draw: all rows but the first, a column in the middle, all but the last row."""
+    drawn = np.zeros((3, rows, columns), np.uint8)
+    drawn[0, 1:] = drawn[1, :, 1] = drawn[2, :-1] = 255
+    return [np.kron(each, np.ones((side, side), np.uint8)) for each in drawn]
+
+
+@torch.no_grad()
+def slowly(
+    pipeline: Any, prompt: str, known: Tensor, seed: int, arguments: Mapping[str, Any], **settings: Any
+) -> Tensor:
+    """[N]: plain decoding by the target alone, a token at a time; known [N] tokens stand in the place of draws."""
+    generator = torch.Generator().manual_seed(seed)
+    request = pipeline._request([prompt], DrawSettings(method="ar", generator=generator, **settings), **arguments)
+    target, _ = request.start(range(1), SINGLE_BATCH)
+    logits, tokens, one = target.prefill().logits[:, -1:], [], torch.ones(1, dtype=torch.int64)
+    for place, forced in enumerate(known.tolist()):
+        token = draw_tokens(logits, request.sampling, request.streams, torch.tensor([[place]]), Tag.TARGET)
+        tokens.append(token if forced < 0 else torch.tensor([[forced]]))
+        logits = target.forward(tokens[-1], one.bool().view(1, 1, 1), torch.zeros(1, 1).long()).logits
+        target.commit(None, one)
+    return torch.cat(tokens, 1)[0]
+
+
+def check_known_tokens(
+    pipeline: Any, prompts: Sequence[str], grid: tuple[int, int], side: int, scale: float | None, **arguments: Any
+) -> None:
+    """Rows that start, holes, and rows below: every exact method draws what the slow form does, three pictures beside
+    each other, and in places that others left. Passes fall with the rows that are given."""
+    shown = np.random.default_rng(0).integers(0, 256, (3, grid[0] * side, grid[1] * side, 3), np.uint8)
+    about: dict[str, Any] = {"image": [*shown], "mask_image": masks(*grid, side)}
+    settings: dict[str, Any] = {"guidance_scale": scale, "output_type": "latent"}
+    known = pipeline._request(prompts, DrawSettings(**about, **settings), **arguments).forced_tokens
+    assert known.shape[0] == 3 and len({tuple(row) for row in (known < 0).tolist()}) == 3
+
+    def generators() -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(row) for row in range(3)]
+
+    for temperature in (0.0, 1.0):
+        asked = {**settings, "temperature": temperature}
+        slow = [slowly(pipeline, prompts[row], known[row], row, arguments, **asked) for row in range(3)]
+        for name, options in EXACT:
+            given = {"method": resolve_method(name, options), **asked, **about, **arguments}
+            if name in ("zipar", "pjd") and grid[1] != 4:
+                continue
+            made = pipeline(prompts, generator=generators(), **given)
+            assert torch.equal(torch.where(known >= 0, known, made.tokens), made.tokens), name
+            assert made.trace.row_tokens == [known.shape[1]] * 3, name
+            if temperature == 0 or name in ("ar", "jacobi", "zipar", "pjd"):
+                assert torch.equal(made.tokens, torch.stack(slow)), (name, temperature)
+            if name == "jacobi":
+                assert made.trace.drafted <= int((known < 0).sum()) * options["window"]
+                for each in pipeline.stream(prompts, generator=generators(), batch_size=2, **given):
+                    assert torch.equal(each.tokens, made.tokens[each.index])
+                    assert each.trace.row_passes[0] == made.trace.row_passes[each.index]
+    if grid[0] > 1:
+        start = {**settings, **arguments, "method": "ar", "image": shown[0], "start_rows": grid[0] - 1}
+        made = pipeline(prompts[:1], generator=generators()[:1], **start)
+        drawn = int((known[0] < 0)[-grid[1] :].sum())
+        assert made.trace.target_passes == drawn + 1 < known.shape[1]
+
 
 class PipelineContract:
     """Tests of the fixture `pipeline` of a subclass's file, in float64: no tie is so near that rounding decides it.
@@ -45,6 +122,7 @@ class PipelineContract:
         num_tokens: of a picture of that size.
         refused: arguments that this family refuses, as in `REFUSED`.
         makes_pixels: whether pixels follow from tokens alone.
+        grid, side: rows and columns of codes of that size, and pixels along a code.
     """
 
     prompts: ClassVar[Sequence[str]]
@@ -52,6 +130,8 @@ class PipelineContract:
     num_tokens: ClassVar[int] = 16
     refused: ClassVar[Sequence[tuple[dict[str, Any], str]]] = ()
     makes_pixels: ClassVar[bool] = True
+    grid: ClassVar[tuple[int, int]] = (4, 4)
+    side: ClassVar[int] = 2
 
     def decoder(self, pipeline: Any) -> nn.Module:
         """The module that every forward pass calls once."""
@@ -97,6 +177,10 @@ class PipelineContract:
         assert method != "ar" or [lengths for _, lengths, _ in seen] == [[step + 1] * 3 for step in range(len(seen))]
         assert torch.equal(seen[-1][2]["tokens"], output.tokens)
         assert {"encode_prompt", "prefill", "decode", "decode_images"} <= set(output.trace.phase_seconds)
+
+    @pytest.mark.parametrize("scale", [None, 1.0], ids=["guided", "unguided"])
+    def test_known_tokens_are_the_prefix_of_plain_decoding(self, pipeline: Any, scale: float | None) -> None:
+        check_known_tokens(pipeline, self.prompts, self.grid, self.side, scale, **self.arguments)
 
     def test_types_of_output_show_the_same_picture(self, pipeline: Any) -> None:
         if not self.makes_pixels:

@@ -277,7 +277,7 @@ class EagleDraftHead(ABC):
     def replace_rows(self, rows: Tensor, other: EagleDraftHead) -> None:
         """See `specdecode.roles.RowReplacing`."""
         rows = torch.cat([rows + half * self._batch_size for half in range(self._halves)])
-        self.kv_cache.replace_rows(rows, other.kv_cache, other._prefix_length)
+        self.kv_cache.replace_rows(rows, other.kv_cache, other.kv_cache.most_committed)
         self._answer_starts.index_copy_(0, rows, other._answer_starts)
 
     def _fused(self, states: Tensor) -> Tensor:

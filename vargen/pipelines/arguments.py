@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +24,7 @@ from vargen.base import bounds
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.methods.base import ImageMethodConfig, Method, NamedMethod
 from vargen.models.components import BatchSlot
+from vargen.models.known_pictures import Edit, KnownPicture, forced_tokens, paste
 
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 CALLBACK_TENSORS = {"tokens": "tokens", "lengths": "lengths", "decided": "decided", "latents": "tokens"}
@@ -157,7 +158,7 @@ def _obey(returned: Mapping[str, Any], tensors: Mapping[str, Any], state: Decode
 
 
 @dataclass(frozen=True)
-class DrawSettings:
+class DrawSettings(Edit):
     """The arguments that every family's call takes beside prompts and sizes, under their names. Raises UserError for an
     impossible number of pictures or output type, and for a tensor that no callback gets."""
 
@@ -175,6 +176,7 @@ class DrawSettings:
     report: StepReport = field(init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         report = StepReport(self.callback_on_step_end, self.callback_on_step_end_tensor_inputs)
         object.__setattr__(self, "report", report)
         check_count_and_type(self.num_images_per_prompt, self.output_type)
@@ -204,6 +206,8 @@ class PictureRequest:
         report: the callback after every forward pass of the target.
         guidance_scale: with which the target begins.
         row_tokens: int64 [count], tokens of each picture; None: all have `num_tokens`.
+        forced_tokens: int64 [count, num_tokens], see `specdecode.loop.DecodeRun`; None: all are drawn.
+        num_candidates: pictures that are drawn for each, of which one is given.
         offloaded: the model comes to its device only when it is called, so a stream draws fixed batches.
     """
 
@@ -216,7 +220,30 @@ class PictureRequest:
     report: StepReport
     guidance_scale: float = 1.0
     row_tokens: Tensor | None = None
+    forced_tokens: Tensor | None = None
+    num_candidates: int = 1
     offloaded: bool = False
+
+    def edited(
+        self, settings: DrawSettings, known: Sequence[KnownPicture] | None, layouts: Sequence[Tensor]
+    ) -> PictureRequest:
+        """This request with users' pictures; see `known_pictures.forced_tokens`."""
+        if known is None:
+            return self
+        copies, make = self.count // len(known), self.images
+        of_each = [picture for picture in known for _ in range(copies)]
+        given = forced_tokens(known, copies, layouts, self.num_tokens, self.streams.keys.device)
+        most = int((given >= 0).long().cumprod(1).sum(1).max()) + 1
+
+        def images(tokens: Tensor, pictures: range) -> Any:
+            made = make(tokens, pictures)
+            return paste(made, of_each[pictures.start : pictures.stop], settings.output_type)
+
+        def start(pictures: range, place: BatchSlot) -> tuple[PictureTarget, Method]:
+            return self.start(pictures, replace(place, num_given=most))
+
+        shown = images if settings.paste_back else make
+        return replace(self, start=start, images=shown, forced_tokens=given, num_candidates=settings.num_candidates)
 
     @property
     def count(self) -> int:
@@ -232,6 +259,7 @@ class PictureRequest:
             sampling=self.sampling,
             streams=self.streams.part(part.start, part.stop),
             row_tokens=None if self.row_tokens is None else self.row_tokens[part],
+            forced_tokens=None if self.forced_tokens is None else self.forced_tokens[part],
             trace=trace,
             compiler=target.compiler,
             drafter=players.drafter,

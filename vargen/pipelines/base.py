@@ -11,7 +11,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +26,7 @@ from specdecode.kernels.linears import served_linears
 from specdecode.loop import tokens_left
 from specdecode.roles import DecodeState
 from specdecode.trace import DecodeTrace
+from specdecode.tree import TokenTree
 from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig, NamedMethod
 from vargen.methods.catalogue import resolve_method
@@ -46,6 +47,8 @@ from vargen.pipelines.lora import LoraPipeline
 from vargen.pipelines.quantization import QuantizablePipeline
 from vargen.pipelines.streaming import Arriving, PictureStream, stream_pictures
 
+_SCORED_AT_ONCE = 64
+"""Tokens of a candidate whose logits are held at once."""
 ROOM_FOR_PROMPTS = 128
 """Tokens that a prompt may have which joins a stream on the way; more where one that it began with has more."""
 _SETTINGS = frozenset(each.name for each in fields(DrawSettings) if each.init)
@@ -165,7 +168,45 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
         with self._turn():
             trace = DecodeTrace(request.count, request.streams.keys.device)
             tokens = self._decode(request, trace)
+            if request.num_candidates > 1:
+                tokens = self._likeliest(request, tokens, trace)
             return self._finished(lambda: request.images(tokens, range(request.count)), tokens, trace, return_dict)
+
+    def _likeliest(self, request: PictureRequest, tokens: Tensor, trace: DecodeTrace) -> Tensor:
+        """Of each picture the candidate under which the known tokens behind the first drawn one are likeliest.
+
+        The first candidate is `tokens`, the others have streams of their own. One pass more scores each.
+        """
+        best = self._log_likelihood(request, tokens)
+        for number in range(1, request.num_candidates):
+            own = DecodeTrace(request.count, request.streams.keys.device)
+            other = replace(request, streams=request.streams.another(number))
+            found = self._decode(other, own)
+            trace.add_passes(own)
+            if self.interrupt:
+                break
+            likelihood = self._log_likelihood(request, found)
+            tokens = torch.where((likelihood > best)[:, None], found, tokens)
+            best = torch.maximum(likelihood, best)
+        return tokens
+
+    @torch.no_grad()
+    def _log_likelihood(self, request: PictureRequest, tokens: Tensor) -> Tensor:
+        """[B] float32: of the known tokens behind the first drawn one, at temperature 1, guidance included."""
+        assert request.forced_tokens is not None
+        with refusals():
+            target, _ = request.start(range(request.count), SINGLE_BATCH)
+        known = (request.forced_tokens >= 0) & ((request.forced_tokens < 0).cumsum(1) > 0)
+        total = torch.zeros(request.count, device=tokens.device)
+        target.prefill()
+        for part, following, counted in zip(
+            *(each.split(_SCORED_AT_ONCE, 1) for each in (tokens[:, :-1], tokens[:, 1:], known[:, 1:])), strict=True
+        ):
+            tree = TokenTree.chain(part)
+            said = target.forward(tree.tokens, tree.ancestor_mask(), tree.depth).logits.log_softmax(-1)
+            target.commit(None, torch.full_like(part[:, 0], part.shape[1]))
+            total += said.gather(2, following[..., None])[..., 0].where(counted, 0).sum(1)
+        return total
 
     def _finished(
         self, make_images: Callable[[], Any], tokens: Tensor, trace: DecodeTrace, return_dict: bool
@@ -274,6 +315,8 @@ class StreamingPipeline(PicturePipeline):
         unknown = sorted(arguments.keys() - _SETTINGS - self._own_arguments)
         given = {**arguments, "prompt": prompt, "generator": generator}
         check_arguments(type(self).__call__, {**given, "unknown": unknown})
+        if arguments.get("num_candidates", 1) != 1:
+            raise UserError("num_candidates must be 1 in a stream; draw candidates by a call")
 
         def requested(prompts: Sequence[str] | None, generators: Any) -> PictureRequest:
             return self._request_by_name({**given, "prompt": prompts, "generator": generators})
@@ -282,6 +325,8 @@ class StreamingPipeline(PicturePipeline):
         if closed or requested(check_prompts(prompt)[:1], torch.Generator()).offloaded:
             return stream_pictures(self, requested(prompt, generator), batch_size, continuous)
         assert arriving is not None
+        if arguments.get("image") is not None:
+            raise UserError("image cannot be given to a stream that others join")
         prompts, generators = check_prompts(prompt), list(generator) if isinstance(generator, Sequence) else []
         if len(generators) != len(prompts) or len(prompts) > batch_size:
             raise UserError(

@@ -9,7 +9,7 @@ away from a negative prompt, and only tokens that make a picture of the size in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -88,6 +88,16 @@ class Emu3Pipeline(TokenImages):
         if output_type == "latent":
             return codes
         return self._images_of(intensities, self._pixels(codes), output_type)
+
+    def _encoder(self) -> Callable[[Tensor], Tensor]:
+        vqmodel = self.model.model.vqmodel
+
+        def encode(pixels: Tensor) -> Tensor:
+            sizes = torch.tensor([pixels.shape[2:]])
+            codes: Tensor = vqmodel.encode(self._normalised(pixels), image_sizes=sizes).image_tokens[0]
+            return codes[None]
+
+        return encode
 
     @torch.no_grad()
     def _pixels(self, codes: Tensor) -> Tensor:

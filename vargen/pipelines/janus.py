@@ -21,6 +21,7 @@ from vargen.methods.base import NamedMethod
 from vargen.models.janus.janus_components import JanusComponents
 from vargen.models.janus.janus_target import JanusTarget, num_image_tokens
 from vargen.models.janus.vq import decode_codes, intensities
+from vargen.models.known_pictures import PictureInput, known_pictures
 from vargen.pipelines.arguments import (
     DrawSettings,
     PictureRequest,
@@ -177,6 +178,11 @@ class JanusPipeline(TransformersPipeline):
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
         guided_tokens: int | None = None,
+        image: PictureInput | None = None,
+        mask_image: PictureInput | None = None,
+        start_rows: int | Sequence[int] | None = None,
+        num_candidates: int = 1,
+        paste_back: bool = False,
         **unknown: Any,
     ) -> CallResult:
         """Draw pictures.
@@ -214,6 +220,15 @@ class JanusPipeline(TransformersPipeline):
                 Reading their values makes a GPU wait.
             guided_tokens: guidance leads so many first tokens of a picture; the others cost the prompt's own row alone,
                 and are drawn from its distribution. None: all. Methods that read the other rows refuse it by name.
+            image: a picture to start from, for all prompts or one for each: an image, an array uint8 [H, W, 3] or float
+                [H, W, 3] in [0, 1], or a tensor [3, H, W] in [0, 1]. It must have the shape of the picture that is
+                drawn, and is scaled to its size. Tokens that stay are fed once, and are no guesses of any method.
+            mask_image: of the same size, white where to draw. A code is drawn if any of its pixels is white.
+            start_rows: instead of a mask: so many first rows of codes stay; one number, or one for each prompt.
+            num_candidates: draw so many pictures for each, and give the one under which the known tokens behind the
+                first drawn one are likeliest: plain decoding sees what stands before a token alone. The first
+                candidate is the picture of the seed.
+            paste_back: give the user's own pixels outside the mask, not the decoded ones.
             **unknown: refused by name.
 
         Examples:
@@ -259,7 +274,7 @@ class JanusPipeline(TransformersPipeline):
             asked = [(prompt, input_ids, attention_mask), *([negative] if negative and guided else [])]
             return [self.encode_prompt(*each, settings.num_images_per_prompt) for each in asked]
 
-        return self._request_of(
+        request = self._request_of(
             settings,
             count,
             self._usual_num_tokens,
@@ -267,3 +282,14 @@ class JanusPipeline(TransformersPipeline):
             lambda pictures, prompts, **given: self._target(prompts, **given),
             lambda tokens, pictures: self.decode_tokens(tokens, settings.output_type),
         )
+        grid = (self.grid_size, self.grid_size)
+        side = self.image_size // self.grid_size
+        known = known_pictures(settings, [grid] * count, side, lambda pixels: self._codes(pixels), "Janus")
+        layout = torch.full((self._usual_num_tokens,), -1)
+        return request.edited(settings, known, [layout] * count)
+
+    def _codes(self, pixels: Tensor) -> Tensor:
+        """Codes [1, h, w] of pixels [1, 3, H, W] in [-1, 1]."""
+        normalised = self._normalised(pixels)
+        tokens: Tensor = self.model.model.vqmodel.encode(normalised).image_tokens
+        return tokens.reshape(-1, self.grid_size, self.grid_size)

@@ -33,11 +33,12 @@ from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.base import Method, NamedMethod
 from vargen.methods.catalogue import check_own_settings
 from vargen.models.components import BatchSlot
+from vargen.models.known_pictures import PictureInput, known_pictures
 from vargen.models.llamagen.llamagen_components import LlamaGenComponents, check_draft_model
 from vargen.models.llamagen.llamagen_draft_head import check_drafter
 from vargen.models.llamagen.text_encoder import check_tokenizer, clean_captions, encode_each
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.models.llamagen.vq import decode_codes, downsampling_factor
+from vargen.models.llamagen.vq import decode_codes, downsampling_factor, encode_images
 from vargen.pipelines.arguments import (
     DrawSettings,
     PictureRequest,
@@ -459,6 +460,11 @@ class LlamaGenPipeline(StreamingPipeline):
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
         guided_tokens: int | None = None,
+        image: PictureInput | None = None,
+        mask_image: PictureInput | None = None,
+        start_rows: int | Sequence[int] | None = None,
+        num_candidates: int = 1,
+        paste_back: bool = False,
         **unknown: Any,
     ) -> CallResult:
         """Draw pictures.
@@ -497,6 +503,15 @@ class LlamaGenPipeline(StreamingPipeline):
                 Reading their values makes a GPU wait.
             guided_tokens: guidance leads so many first tokens of a picture; the others cost the prompt's own row alone,
                 and are drawn from its distribution. None: all. Methods that read the other rows refuse it by name.
+            image: a picture to start from, for all prompts or one for each: an image, an array uint8 [H, W, 3] or float
+                [H, W, 3] in [0, 1], or a tensor [3, H, W] in [0, 1]. It must have the shape of the picture that is
+                drawn, and is scaled to its size. Tokens that stay are fed once, and are no guesses of any method.
+            mask_image: of the same size, white where to draw. A code is drawn if any of its pixels is white.
+            start_rows: instead of a mask: so many first rows of codes stay; one number, or one for each prompt.
+            num_candidates: draw so many pictures for each, and give the one under which the known tokens behind the
+                first drawn one are likeliest: plain decoding sees what stands before a token alone. The first
+                candidate is the picture of the seed.
+            paste_back: give the user's own pixels outside the mask, not the decoded ones.
             **unknown: refused by name.
 
         Examples:
@@ -583,7 +598,19 @@ class LlamaGenPipeline(StreamingPipeline):
             target = components.start(*condition(part), scale, nodes, place, negative, settings.guided_tokens)
             return target, method.build(components)
 
-        return PictureRequest(
+        def encode(pixels: Tensor) -> Tensor:
+            return encode_images(self.vqvae.float(), pixels.to(device)).view(-1, *grid)
+
+        grid = (self.grid_size, self.grid_size)
+        known = known_pictures(
+            settings,
+            [grid] * len(given),
+            self.vae_scale_factor,
+            None if self.vqvae is None else encode,
+            "this pipeline",
+        )
+        layout = torch.full((self._usual_num_tokens,), -1)
+        request = PictureRequest(
             start=start,
             images=lambda tokens, pictures: self.decode_tokens(tokens, output_type),
             num_tokens=self._usual_num_tokens,
@@ -594,6 +621,7 @@ class LlamaGenPipeline(StreamingPipeline):
             guidance_scale=scale,
             offloaded=is_offloaded(self.transformer),
         )
+        return request.edited(settings, known, [layout] * len(given))
 
     def _components(self, device: torch.device) -> LlamaGenComponents:
         parts = (self.transformer, self.vqvae, self.drafter, self.draft_model)

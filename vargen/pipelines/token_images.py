@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -26,11 +26,12 @@ from vargen.base.errors import UserError
 from vargen.checkpoints.finite import check_pixels
 from vargen.checkpoints.transformers_folder import folder_of
 from vargen.methods.base import ImageMethodConfig, Method, NamedMethod
+from vargen.models.known_pictures import PictureInput, known_pictures
 from vargen.models.picture_size import Grid
 from vargen.models.token_images.catalogue import find_family
 from vargen.models.token_images.description import TokenImageFamily
 from vargen.models.token_images.grammar import ImageVocabulary, vocabulary_of
-from vargen.models.token_images.pixels import code_vectors, decode_codes, intensities, load_pixels
+from vargen.models.token_images.pixels import code_vectors, decode_codes, encode_pictures, intensities, load_pixels
 from vargen.models.token_images.token_image_components import TokenImageComponents
 from vargen.models.token_images.token_image_loading import load_family_model, load_tokenizer, save_family_model
 from vargen.models.token_images.token_image_target import TokenImageTarget
@@ -107,6 +108,10 @@ class TokenImages(TransformersPipeline):
         """[C, d], what codes are compared by; None: there is no picture tokenizer."""
         return None
 
+    def _encoder(self) -> Callable[[Tensor], Tensor] | None:
+        """Makes codes [1, h, w] of pixels [1, 3, H, W] in [-1, 1]; None: nothing here does."""
+        return None
+
     def _pictures_alone(self, prompts: Prompts) -> list[Prompts]:
         """The pictures in prompts without their words, where guidance has a row for them; empty: there are none."""
         return []
@@ -167,6 +172,11 @@ class TokenImages(TransformersPipeline):
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
         guided_tokens: int | None = None,
+        image: PictureInput | None = None,
+        mask_image: PictureInput | None = None,
+        start_rows: int | Sequence[int] | None = None,
+        num_candidates: int = 1,
+        paste_back: bool = False,
         **unknown: Any,
     ) -> CallResult:
         """Draw pictures.
@@ -207,6 +217,15 @@ class TokenImages(TransformersPipeline):
                 Reading their values makes a GPU wait.
             guided_tokens: guidance leads so many first tokens of a picture; the others cost the prompt's own row alone,
                 and are drawn from its distribution. None: all. Methods that read the other rows refuse it by name.
+            image: a picture to start from, for all prompts or one for each: an image, an array uint8 [H, W, 3] or float
+                [H, W, 3] in [0, 1], or a tensor [3, H, W] in [0, 1]. It must have the shape of the picture that is
+                drawn, and is scaled to its size. Tokens that stay are fed once, and are no guesses of any method.
+            mask_image: of the same size, white where to draw. A code is drawn if any of its pixels is white.
+            start_rows: instead of a mask: so many first rows of codes stay; one number, or one for each prompt.
+            num_candidates: draw so many pictures for each, and give the one under which the known tokens behind the
+                first drawn one are likeliest: plain decoding sees what stands before a token alone. The first
+                candidate is the picture of the seed.
+            paste_back: give the user's own pixels outside the mask, not the decoded ones.
             **unknown: refused by name.
 
         Examples:
@@ -293,7 +312,7 @@ class TokenImages(TransformersPipeline):
             ]
             return [self.decode_tokens(codes, output_type)[0] for codes in drawn]
 
-        return self._request_of(
+        request = self._request_of(
             settings,
             count,
             num_tokens,
@@ -302,6 +321,10 @@ class TokenImages(TransformersPipeline):
             images,
             None if alike else row_tokens,
         )
+        side, title = self.family.sizes.pixels_a_code, self.family.title
+        known = known_pictures(settings, grids, side, self._encoder(), title)
+        layouts = [self.vocabulary.forced_tokens(*grid, "cpu") for grid in grids]
+        return request.edited(settings, known, layouts)
 
     def _encode(self, texts: Sequence[str], grids: Sequence[Grid], copies: int, null: bool = False) -> Prompts:
         """See `encode_prompt`, with a size for each prompt."""
@@ -421,6 +444,11 @@ class TokenImagePipeline(TokenImages):
 
     def _code_vectors(self) -> Tensor | None:
         return None if self.vqvae is None else code_vectors(self.vqvae)
+
+    def _encoder(self) -> Callable[[Tensor], Tensor] | None:
+        if self.vqvae is None:
+            return None
+        return lambda pixels: encode_pictures(self.vqvae, pixels.to(self._execution_device), self.family.pixels.nearest)
 
     def decode_tokens(self, codes: Tensor, output_type: str = "pil") -> Any:
         """Pictures from codes [B, h, w], as `output_type` asks; intensities become whole numbers as the authors do."""

@@ -169,6 +169,19 @@ class TransformersPipeline(StreamingPipeline):
         ids, mask = (each.to(device).repeat_interleave(copies, dim=0) for each in (input_ids, mask))
         return ids, mask
 
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        """Pixels [1, 3, H, W] in [-1, 1] as the model's own encoder reads them; see `_images_of`."""
+        mean, std = (torch.tensor(each).view(3, 1, 1) for each in self._normalisation())
+        return (((pixels + 1) / 2 - mean) / std).to(self._execution_device, self.model.dtype)
+
+    def _normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Mean and standard deviation of pixels in [0, 1]."""
+        image_processor = getattr(self.processor, "image_processor", None)
+        mean, std = (
+            getattr(image_processor, name, None) or _USUAL_NORMALISATION for name in ("image_mean", "image_std")
+        )
+        return mean, std
+
     def _images_of(self, intensities: Callable[..., Tensor], pixels: Tensor, output_type: str) -> Any:
         """Pictures of what the decoder made, as `output_type` asks: "pil", "np" or "pt".
 
@@ -179,11 +192,7 @@ class TransformersPipeline(StreamingPipeline):
             pixels: as the decoder made them.
         """
         check_pixels(pixels)
-        image_processor = getattr(self.processor, "image_processor", None)
-        mean, std = (
-            getattr(image_processor, name, None) or _USUAL_NORMALISATION for name in ("image_mean", "image_std")
-        )
-        return as_images(intensities(pixels, mean, std), output_type)
+        return as_images(intensities(pixels, *self._normalisation()), output_type)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:

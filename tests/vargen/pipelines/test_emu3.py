@@ -214,6 +214,7 @@ class TestEmu3(PipelineContract):
     prompts = PROMPTS
     arguments = {"negative_prompt": AWAY, **SIZE}  # noqa: RUF012 (of a class of tests)
     num_tokens = 14
+    grid, side = (3, 4), 8
     refused = (
         ({"prompt": None}, "prompt or input_ids must be given, and not both"),
         ({"input_ids": IDS}, "prompt or input_ids must be given, and not both"),

@@ -197,6 +197,7 @@ class TestGlmImage(PipelineContract):
             "image of 66 x 48 pixels is no whole number of tokens; resize it to 64 x",
         ),
     )
+    test_known_tokens_are_the_prefix_of_plain_decoding = None  # it takes pictures in prompts
     test_a_saved_pipeline_makes_the_same_pictures = None  # its small previews are of no class of transformers
 
     def decoder(self, pipeline: Any) -> Any:

@@ -194,6 +194,7 @@ class TestJanus(PipelineContract):
     """See `PipelineContract`."""
 
     prompts = PROMPTS
+    side = 4
     refused = (
         ({"prompt": None}, "prompt or input_ids must be given, and not both"),
         ({"input_ids": torch.ones(1, 3).long()}, "prompt or input_ids must be given, and not both"),

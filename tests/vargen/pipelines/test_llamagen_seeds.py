@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_contract import PipelineContract
-from tiny_pipelines import build_tiny_pipeline
+from pipeline_contract import PipelineContract, masks
+from tiny_pipelines import build_drafting_pipeline, build_tiny_pipeline
 
 from scenes.training.transformer_pass import training_forward
 from vargen.base.errors import UserError
+from vargen.methods.catalogue import resolve_method
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget
+from vargen.pipelines.arguments import DrawSettings
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on sand", "two cones"]
@@ -43,6 +45,26 @@ class TestLlamaGen(PipelineContract):
 
     def decoder(self, pipeline: Any) -> Any:
         return pipeline.transformer
+
+
+@pytest.mark.parametrize("guided", [True, False])
+def test_networks_that_draft_follow_known_tokens(guided: bool) -> None:
+    """In a batch, and in rows that others have left, whose caches have room for given tokens alone."""
+    pipeline = build_drafting_pipeline().to(torch.float64)
+    shown = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    about: dict[str, Any] = {"image": shown, "mask_image": masks(4, 4, 2), "guidance_scale": 3.0 if guided else 1.0}
+    asked = {"output_type": "latent", "temperature": 0, **about}
+    plain = pipeline(PROMPTS, method="ar", **asked)
+    known = pipeline._request(PROMPTS, DrawSettings(image=shown, mask_image=about["mask_image"])).forced_tokens
+    assert known is not None
+    options = {"total_tokens": 8, "depth": 3, "tree_top_k": 2}
+    for name, settings in (("eagle", options), ("draft-model", {}), ("vvs", options)):
+        method = resolve_method(name, settings)
+        drafted = pipeline(PROMPTS, method=method, generator=seeded(1, 2, 3), **asked).tokens
+        expected = plain.tokens if name != "vvs" else torch.where(known >= 0, known, drafted)
+        assert torch.equal(drafted, expected), name
+        for each in pipeline.stream(PROMPTS, generator=seeded(1, 2, 3), batch_size=2, method=method, **asked):
+            assert torch.equal(each.tokens, drafted[each.index]), name
 
 
 @pytest.mark.usefixtures("own_kernels")

@@ -16,7 +16,7 @@ import token_image_models
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 from PIL import Image
-from pipeline_contract import PipelineContract
+from pipeline_contract import PipelineContract, check_known_tokens
 from token_image_models import CODES, GRIDS, PROMPTS
 from torch import Tensor
 
@@ -193,6 +193,7 @@ class TestAnole(PipelineContract):
     prompts = PROMPTS
     arguments = {"height": 32, "width": 64}  # noqa: RUF012 (of a class of tests)
     num_tokens = 8
+    grid, side = (2, 4), 16
     refused = (
         ({"prompt": None}, "prompt or input_ids must be given, and not both"),
         ({"negative_prompt": "sand"}, "negative_prompt cannot be used with"),
@@ -207,6 +208,11 @@ class TestAnole(PipelineContract):
 
     def decoder(self, pipeline: TokenImagePipeline) -> Any:
         return pipeline.model.model
+
+
+@pytest.mark.parametrize("scale", [None, 1.0], ids=["guided", "unguided"])
+def test_known_tokens_are_the_prefix_of_plain_decoding(pipeline: TokenImagePipeline, scale: float | None) -> None:
+    check_known_tokens(with_pixels(pipeline), PROMPTS, (4, 4), 16, scale, **pixels(pipeline, (4, 4)))
 
 
 def test_rows_side_by_side_draw_on_every_family(pipeline: TokenImagePipeline) -> None:

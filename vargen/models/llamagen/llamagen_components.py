@@ -123,6 +123,7 @@ class LlamaGenComponents(ModelComponents):
             kv_cache=kv_cache,
             longest_condition=longest,
             prompt_only=self.joins,
+            num_given=self._place.num_given,
         )
         if not self.joins:
             self.reuse.compile(target)

@@ -66,7 +66,9 @@ class LlamaGenTarget:
         max_draft_nodes: nodes of the largest tree given to `forward`, the root included.
         kv_cache: a cache to use again; it must fit (see `cache_sizes`). None: a new one.
         longest_condition: T of the longest condition that may take a row's place; None: none is longer than these.
-        prompt_only: the target only fills rows of another one: it is prefilled, never stepped, and has no more room.
+        prompt_only: the target only fills rows of another one: it is prefilled, never stepped, and has no more room
+            than for `num_given` tokens behind the prompt.
+        num_given: see `prompt_only`.
 
     Attributes:
         compiler: makes steps with this target into graphs, see `compile`; None: they run eagerly.
@@ -91,6 +93,7 @@ class LlamaGenTarget:
         kv_cache: StaticKVCache | None = None,
         longest_condition: int | None = None,
         prompt_only: bool = False,
+        num_given: int = 0,
     ) -> None:
         if condition_embeds.ndim != 3:
             raise ValueError(f"condition_embeds must be [batch, length, dim], got {list(condition_embeds.shape)}")
@@ -134,7 +137,7 @@ class LlamaGenTarget:
         # [rows]: where pictures begin. All equal, until rows are given to other conditions.
         self._picture_starts = torch.full((len(condition_embeds),), condition_length, device=condition_embeds.device)
 
-        num_slots = condition_length
+        num_slots = condition_length + num_given
         if not prompt_only:
             num_slots = cache_length(transformer, self.longest_condition, max_draft_nodes)
         if kv_cache is None:
@@ -230,10 +233,10 @@ class LlamaGenTarget:
             Guided logits [B, n, V] and hidden states [B, n, dim].
 
         Raises:
-            ValueError: n exceeds `max_draft_nodes`, for which the cache has room.
+            ValueError: n exceeds the cache's room: `max_draft_nodes`, or more while rows are short.
         """
         num_new = self._num_new = tokens.shape[1]
-        if num_new > self._max_draft_nodes:
+        if num_new > self._max_draft_nodes and num_new > self.kv_cache.max_length - self.kv_cache.most_committed:
             raise ValueError(f"tokens must be at most max_draft_nodes ({self._max_draft_nodes}) per row, got {num_new}")
         halves, cache, origins = self._fed(lambda: self._num_placed)  # the next tokens stand behind these
         found = self.transformer.fast_pass.run(
@@ -376,7 +379,7 @@ class LlamaGenTarget:
         if self.is_guided:
             rows = torch.cat((rows, rows + self.batch_size))
         self._delayed_read.forget()
-        self.kv_cache.replace_rows(rows, other.kv_cache, other.condition_length)
+        self.kv_cache.replace_rows(rows, other.kv_cache, other.kv_cache.most_committed)
         self._picture_starts.index_copy_(0, rows, other._picture_starts)
 
     graph_state = ("kv_cache", "_scale", "_picture_starts")

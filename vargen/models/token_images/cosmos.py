@@ -36,6 +36,7 @@ class CosmosDecoder(nn.Module):
     def __init__(self, script: Any, path: Path) -> None:
         super().__init__()
         self.script, self.path = script, path
+        self._encoder: Any = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -60,8 +61,26 @@ class CosmosDecoder(nn.Module):
             raise self._another(f"it {found} where {list(expected)} is needed")
         return frames[:, :, 0].float()
 
-    def _another(self, reason: str) -> UserError:
-        return UserError(f"vqvae: {self.path} is not decoder.jit of Cosmos-1.0-Tokenizer-DV8x16x16 ({reason})")
+    @torch.no_grad()
+    def encode(self, pictures: Tensor) -> Tensor:
+        """int64 [1, h, w]: codes of pictures fp32 [1, 3, H, W] in [-1, 1], by encoder.jit beside the decoder's file.
+
+        Raises UserError where it is missing or another program.
+        """
+        if self._encoder is None:
+            self._encoder = _load_script(self.path.with_name("encoder.jit"))
+        expected = (1, 1, pictures.shape[2] // PIXELS_A_CODE, pictures.shape[3] // PIXELS_A_CODE)
+        try:
+            found = self._encoder(pictures[:, :, None].to(self.dtype))[0]
+        except (RuntimeError, TypeError) as error:
+            raise self._another(reason_of(error), "encoder.jit") from error
+        if not isinstance(found, Tensor) or found.shape != expected:
+            raise self._another(f"it gives no codes {list(expected)}", "encoder.jit")
+        return found[:, 0].long()
+
+    def _another(self, reason: str, name: str = "decoder.jit") -> UserError:
+        path = self.path if name == "decoder.jit" else self.path.with_name(name)
+        return UserError(f"vqvae: {path} is not {name} of Cosmos-1.0-Tokenizer-DV8x16x16 ({reason})")
 
     def code_vectors(self) -> Tensor:
         """fp32 [64000, 6]: coordinates of the codes, in [-1, 1]."""
@@ -75,15 +94,20 @@ class CosmosDecoder(nn.Module):
 
 def load_cosmos_decoder(path: Path) -> CosmosDecoder:
     """The decoder in a file. Raises UserError if it is no TorchScript."""
+    return CosmosDecoder(_load_script(path), path).eval()
+
+
+def _load_script(path: Path) -> Any:
+    """A program. Raises UserError if the file is no TorchScript."""
     if not path.is_file():
+        name = path.name if path.name == "encoder.jit" else "decoder.jit"
         absence = "is a folder" if path.is_dir() else "does not exist"
-        raise UserError(f"vqvae must be the TorchScript file decoder.jit of Cosmos, but {path} {absence}")
+        raise UserError(f"vqvae must be the TorchScript file {name} of Cosmos, but {path} {absence}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript is deprecated, and this is all there is
-            script = torch.jit.load(str(path), map_location="cpu")
+            return torch.jit.load(str(path), map_location="cpu")
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"vqvae: {path} cannot be read as TorchScript ({reason_of(error)}); download it again"
         ) from error
-    return CosmosDecoder(script, path).eval()

@@ -163,11 +163,13 @@ class Pixels:
             part of the language model's class.
         rounded: intensities are rounded to whole numbers; False: they are cut off.
         published: what `vargen convert` reads, or which file is given, for errors.
+        nearest: a picture's code is the entry of the codebook at the least distance, or with the greatest product.
     """
 
     network: Literal["vqvae", "torchscript", "own"]
     rounded: bool = False
     published: str = ""
+    nearest: Literal["distance", "product"] = "distance"
 
 
 @dataclass(frozen=True)

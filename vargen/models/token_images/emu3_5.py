@@ -20,7 +20,9 @@ EMU3_5 = TokenImageFamily(
         listed=((64, 64), (55, 73), (41, 97), (47, 85), (52, 78), (73, 55), (85, 47), (78, 52)),
     ),
     guidance=Guidance(scale=5.0),  # for Emu3.5-Image; its authors use 2 with Emu3.5
-    pixels=Pixels("vqvae", published="model.ckpt and config.yaml of BAAI/Emu3.5-VisionTokenizer"),
+    pixels=Pixels(
+        "vqvae", published="model.ckpt and config.yaml of BAAI/Emu3.5-VisionTokenizer", nearest="product"
+    ),  # IBQ's rule (Shi et al. 2024, arXiv 2412.02692, section 3)
     special_tokens={
         "<|extra_203|>": 151_849, "<|extra_100|>": 151_746, "<|extra_200|>": 151_846, "<|image token|>": 151_851,
         "<|image start|>": 151_852, "<|image end|>": 151_853,

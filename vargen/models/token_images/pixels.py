@@ -1,6 +1,6 @@
 """Codes to pixels for families that draw token by token: a network from a path, pictures, intensities, vectors.
 
-Belongs here: the four functions that the pipeline asks for. Does not belong here: the networks themselves
+Belongs here: the five functions that the pipeline asks for. Does not belong here: the networks themselves
 (`vargen.models.vqgan`, `cosmos.py`), other projects' files (`convert.py`), and which family has which network (its
 description).
 
@@ -72,6 +72,19 @@ def decode_codes(network: nn.Module, codes: Tensor) -> Tensor:
         return torch.cat([network(each) for each in codes.split(1)])
     assert isinstance(network, VQModel)
     return torch.cat([vqgan.decode_codes(network, each) for each in codes.split(1)])
+
+
+@torch.no_grad()
+def encode_pictures(network: nn.Module, pictures: Tensor, nearest: str = "distance") -> Tensor:
+    """Codes int64 [B, h, w] of pictures [B, 3, H, W] in [-1, 1]; `nearest` as of `Pixels`."""
+    if isinstance(network, CosmosDecoder):
+        return torch.cat([network.encode(each) for each in pictures.split(1)])
+    assert isinstance(network, VQModel)
+    latents = network.encode(pictures.to(network.dtype)).latents.permute(0, 2, 3, 1).float()  # [B, h, w, d]
+    vectors = code_vectors(network)
+    if nearest == "product":
+        return (latents @ vectors.T).argmax(-1)
+    return torch.cdist(latents.flatten(0, 2)[None], vectors[None])[0].argmin(-1).view(latents.shape[:3])
 
 
 def intensities(pictures: Tensor, rounded: bool) -> Tensor:

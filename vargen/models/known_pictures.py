@@ -1,0 +1,229 @@
+"""A user's picture in a request: which tokens it makes known, and its own pixels in the result.
+
+Belongs here: reading pictures and masks as diffusers' inpainting pipelines take them, and the tokens that they force.
+Does not belong here: a family's encoder, and how forced tokens are decoded (`specdecode.loop`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+import torch.nn.functional as F
+from diffusers.image_processor import VaeImageProcessor
+from torch import Tensor
+
+from vargen.base.bounds import MAX_BATCH_SIZE, check_number
+from vargen.base.errors import UserError
+from vargen.models.picture_size import Grid
+
+PictureInput = PIL.Image.Image | np.ndarray | Tensor | Sequence[PIL.Image.Image | np.ndarray | Tensor]
+"""One picture for all prompts, or one for each, as diffusers takes them: an image, uint8 [H, W, 3], float32 [H, W, 3]
+in [0, 1], or a tensor [3, H, W] in [0, 1]; arrays and tensors may have one dimension more in front."""
+
+MAX_SIDE = 4096
+"""The longest side, in pixels, of a picture that is read."""
+_NEAR_RATIO = 1.02
+"""How far the ratio of a picture's sides may be from that of the picture to draw."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """The arguments of a call about a user's picture.
+
+    Args:
+        image: pictures to start from; None: everything is drawn.
+        mask_image: white where to draw; None: `start_rows` says where.
+        start_rows: so many first rows of codes stay as they are: one number for all, or one for each prompt.
+        num_candidates: fillings of which the likeliest is given.
+        paste_back: give the user's own pixels outside the mask, not the decoded ones.
+
+    Raises:
+        UserError: they do not belong together.
+    """
+
+    image: PictureInput | None = None
+    mask_image: PictureInput | None = None
+    start_rows: int | Sequence[int] | None = None
+    num_candidates: int = 1
+    paste_back: bool = False
+
+    def __post_init__(self) -> None:
+        check_number("num_candidates", self.num_candidates, 1, MAX_BATCH_SIZE)
+        if self.image is None:
+            for name in ("mask_image", "start_rows", "paste_back"):
+                if getattr(self, name) not in (None, False):
+                    raise UserError(f"{name} needs image, the picture to start from")
+            if self.num_candidates > 1:
+                raise UserError("num_candidates needs image: fillings are compared by the tokens that it makes known")
+        elif (self.mask_image is None) == (self.start_rows is None):
+            raise UserError("image needs mask_image, white where to draw, or start_rows, and not both")
+
+
+@dataclass(frozen=True)
+class KnownPicture:
+    """A user's picture in the size that is drawn.
+
+    Args:
+        pixels: float32 [3, H, W] in [-1, 1].
+        mask: bool [H, W], where to draw.
+        codes: int64 [h, w], -1 where to draw.
+    """
+
+    pixels: Tensor
+    mask: Tensor
+    codes: Tensor
+
+
+def known_pictures(
+    edit: Edit, grids: Sequence[Grid], pixels_a_code: int, encode: Callable[[Tensor], Tensor] | None, title: str
+) -> list[KnownPicture] | None:
+    """The pictures of a call, a prompt each; None: there are none.
+
+    Args:
+        edit: of the call.
+        grids: of the pictures that are drawn, one for each prompt.
+        pixels_a_code: along a side.
+        encode: codes int64 [1, h, w] of pixels [1, 3, H, W] in [-1, 1]; None: there is no encoder.
+        title: of the family.
+
+    Raises:
+        UserError: a picture or a mask cannot be used; the message names the argument.
+    """
+    if edit.image is None:
+        return None
+    if encode is None:
+        raise UserError(f"image cannot be used with {title}: no encoder makes codes of pictures")
+    count, found = len(grids), dict[tuple[int, int, Grid, Any], KnownPicture]()
+    images, masks = (_each(name, getattr(edit, name), count) for name in ("image", "mask_image"))
+    rows = edit.start_rows if isinstance(edit.start_rows, Sequence) else [edit.start_rows] * count
+    if len(rows) != count:
+        raise UserError(f"start_rows must be one for all prompts or one for each, {count} here; got {len(rows)}")
+    pictures = []
+    for key in zip(images, masks, rows, grids, strict=True):
+        image, mask, start, grid = key
+        same = (id(image), id(mask), grid, start)
+        if same not in found:
+            found[same] = _known_picture(image, mask, start, grid, pixels_a_code, encode)
+        pictures.append(found[same])
+    return pictures
+
+
+def _known_picture(
+    image: Any, mask: Any, start_rows: int | None, grid: Grid, pixels_a_code: int, encode: Callable[[Tensor], Tensor]
+) -> KnownPicture:
+    size = grid[0] * pixels_a_code, grid[1] * pixels_a_code
+    pixels = _read("image", image, VaeImageProcessor(vae_scale_factor=1, do_resize=False, do_convert_rgb=True), 3)
+    found = pixels.shape[2:]
+    if start_rows is not None:
+        check_number("start_rows", start_rows, 1, grid[0] - 1)
+        where = torch.arange(size[0])[:, None].expand(size) >= start_rows * pixels_a_code
+    else:
+        grey = VaeImageProcessor(
+            vae_scale_factor=1, do_resize=False, do_normalize=False, do_binarize=True, do_convert_grayscale=True
+        )
+        drawn = _read("mask_image", mask, grey, 1)
+        if drawn.shape[2:] != found:
+            raise UserError(
+                f"mask_image must have the size of image, {found[1]} x {found[0]} pixels, got {drawn.shape[3]} x "
+                f"{drawn.shape[2]}"
+            )
+        where = F.adaptive_max_pool2d(drawn, size)[0, 0] > 0
+    off = found[1] * size[0] / (found[0] * size[1])
+    if max(off, 1 / off) > _NEAR_RATIO:
+        raise UserError(
+            f"image must have the shape of the picture that is drawn, {size[1]} x {size[0]} pixels, or that in another "
+            f"size, got {found[1]} x {found[0]}; crop it first"
+        )
+    if found != size:
+        pixels = F.interpolate(pixels, size, mode="bicubic", antialias=True, align_corners=False).clamp(-1, 1)
+    draws = F.adaptive_max_pool2d(where[None, None].float(), grid)[0, 0] > 0
+    if not bool(draws.any()):
+        raise UserError("mask_image leaves nothing to draw: it must be white somewhere")
+    with torch.no_grad():
+        codes = encode(pixels)[0].cpu()
+    return KnownPicture(pixels[0], where, codes.masked_fill(draws, -1))
+
+
+def _each(name: str, value: Any, count: int) -> list[Any]:
+    """A picture for each prompt. Raises UserError for another number of them."""
+    if isinstance(value, np.ndarray | Tensor) and value.ndim > 3:
+        value = [*value]
+    if not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise UserError(f"{name} must be one for all prompts or one for each, {count} here; got {len(value)}")
+    return [*value]
+
+
+def _read(name: str, value: Any, processor: VaeImageProcessor, channels: int) -> Tensor:
+    """float32 [1, channels, H, W] on the CPU. Raises UserError, which begins with `name`."""
+    if isinstance(value, PIL.Image.Image):
+        if getattr(value, "is_animated", False):
+            raise UserError(f"{name} must be a single picture, got an animation of {value.n_frames} frames")  # type: ignore[attr-defined]
+        sides = value.size
+    elif isinstance(value, np.ndarray | Tensor) and value.ndim in (2, 3):
+        if isinstance(value, np.ndarray):
+            value = value.astype(np.float32) / 255 if value.dtype == np.uint8 else value
+            sides = value.shape[:2]
+        else:
+            sides = value.shape[-2], value.shape[-1]
+        if not np.isfinite(np.asarray(torch.as_tensor(value).float().sum())):
+            raise UserError(f"{name} must hold finite numbers")
+    else:
+        raise UserError(
+            f"{name} must be an image, an array [H, W, 3] or a tensor [3, H, W], got {type(value).__name__}"
+        )
+    if not 0 < min(sides) <= max(sides) <= MAX_SIDE:
+        raise UserError(f"{name} must have sides of 1 to {MAX_SIDE:,} pixels, got {' x '.join(map(str, sides))}")
+    try:
+        if isinstance(value, Tensor) and value.ndim == 2:
+            value = value[None]
+        made = processor.preprocess(value).float().cpu()
+    except (ValueError, OSError, SyntaxError) as error:  # the last two: a file that is read here breaks off
+        raise UserError(f"{name} cannot be read ({error})") from error
+    if made.ndim != 4 or made.shape[1] != channels:
+        raise UserError(f"{name} must have {channels} channels, got {list(made.shape)}")
+    return made.clamp(-1, 1)
+
+
+def forced_tokens(
+    known: Sequence[KnownPicture], copies: int, layouts: Sequence[Tensor], num_tokens: int, device: torch.device
+) -> Tensor:
+    """int64 [B, num_tokens]: tokens that the pictures of a call make known, -1 where one is drawn.
+
+    Args:
+        known: of each prompt, of which so many `copies` are drawn.
+        layouts: of each prompt, int64 [N], tokens that its grid forces, -1 where there is a code.
+    """
+    rows = []
+    for picture, layout in zip(known, layouts, strict=True):
+        row = layout.cpu().clone()
+        row[row < 0] = picture.codes.flatten()
+        rows += [F.pad(row, (0, num_tokens - len(row)), value=-1)] * copies
+    return torch.stack(rows).to(device)
+
+
+def paste(images: Any, known: Sequence[KnownPicture], output_type: str) -> Any:
+    """Pictures as `output_type` asks, one for each of `known`, with the user's own pixels outside the mask."""
+    if output_type == "latent":
+        return images
+    pasted = [_pasted(image, picture, output_type) for image, picture in zip(images, known, strict=True)]
+    if isinstance(images, Tensor):
+        return torch.stack(pasted)
+    return np.stack(pasted) if isinstance(images, np.ndarray) else pasted
+
+
+def _pasted(image: Any, picture: KnownPicture, output_type: str) -> Any:
+    own, where = (picture.pixels + 1) / 2, picture.mask
+    if output_type == "pt":
+        return torch.where(where.to(image.device), image, own.to(image.device, image.dtype))
+    levels = own.permute(1, 2, 0).numpy()
+    if output_type == "np":
+        return np.where(where.numpy()[..., None], image, levels)
+    drawn = np.asarray(image.convert("RGB"))
+    return PIL.Image.fromarray(np.where(where.numpy()[..., None], drawn, (levels * 255).round().astype(np.uint8)))

@@ -125,7 +125,7 @@ def damage(draw: st.DrawFn, path: Path) -> None:
         path.write_bytes(content[:start] + new + content[start + len(new) :])
 
 
-@settings(tried, max_examples=50)
+@settings(tried, max_examples=30)
 @given(st.data())
 def test_model_folders(_saved_tiny_pipelines, data):
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +135,7 @@ def test_model_folders(_saved_tiny_pipelines, data):
         run(["generate", "a red cube", "--model", str(model), "--output", f"{folder}/out", "--quiet"])
 
 
-@settings(tried, max_examples=50)
+@settings(tried, max_examples=30)
 @given(st.data())
 def test_records(_saved_tiny_pipelines, _finished_run, data):
     with tempfile.TemporaryDirectory() as folder:

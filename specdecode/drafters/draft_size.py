@@ -164,7 +164,7 @@ class AcceptanceRates:
         self._passed[level] = self.decay * self._passed[level] + passed
 
     def forget(self, share: float) -> None:
-        """Keep this share of all counts, so that what is not tried is tried again."""
+        """Keep this share of all counts."""
         self._came = [share * count for count in self._came]
         self._passed = [share * count for count in self._passed]
 
@@ -256,6 +256,11 @@ class AdaptiveDraftSize:
         self._pending.append((size, accepted, active, predicted))
         if len(self._pending) >= self.interval:
             self._learn()
+
+    def forget(self, share: float) -> None:
+        """Keep this share of the rates' counts, so that sizes that are not tried are tried again."""
+        self._rates.forget(share)
+        self._current = self._best()
 
     def expected_accepted(self, size: DraftSize) -> float:
         """The expected accepted length at this size, without bonus token."""

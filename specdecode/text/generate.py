@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdecode.checks import check_counts, is_integer, shown
-from specdecode.drafters.copy_or_guess import CopyOrGuessDrafter, GuessDraftSize
+from specdecode.drafters.copy_or_guess import CopyOrGuessDrafter, guess_sizes
 from specdecode.drafters.draft_model import MOST_WAITING, DraftModelDrafter
 from specdecode.drafters.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
@@ -372,10 +372,9 @@ def _continue(
     if smaller is not None:
         drafter = DraftModelDrafter(smaller, sizer)
     elif name == "drafter" and copies:
-        guesses = GuessDraftSize(length)
-        head = players.drafter(target, guesses)
+        head = players.drafter(target, guess_sizes(length))
         lookup = PromptLookupDrafter(input_ids, LookupDraftLength(longest), mask)
-        drafter = CopyOrGuessDrafter(lookup, head, guesses) if isinstance(head, EagleDrafter) else head
+        drafter = CopyOrGuessDrafter(lookup, head) if isinstance(head, EagleDrafter) else head
     elif name == "drafter":
         drafter = players.drafter(target, sizer)
     elif name == "jacobi":

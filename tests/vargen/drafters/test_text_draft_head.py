@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 import specdecode
 from specdecode.drafters.copy_or_guess import CopyOrGuessDrafter
-from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import NO_DRAFT, DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.kernels.quantized import quantization_of
 from specdecode.sampling import SamplingConfig
@@ -109,9 +109,9 @@ def test_copies_take_turns_with_guesses_and_the_head_reads_them(monkeypatch: pyt
             turn = next(turns)
             ways[turn] += 1
             matched = turn == "c" and bool(self.lookup.last_occurrence(state)[1].max())
-            monkeypatch.setattr(self.sizer, "best", lambda *given: (2, 9.0) if turn == "g" else (0, 1.0))
-            monkeypatch.setattr(self._lengths, "best", lambda counts: (16, 2.0) if matched else (0, 0.5))
-            self.sizer._depth = 2
+            size = DraftSize(3, 2) if turn == "g" else NO_DRAFT
+            monkeypatch.setattr(self._guesses, "choose", lambda: size)
+            monkeypatch.setattr(self.sizer, "best", lambda counts: (16, 99.0) if matched else (0, 0.5))
             return super().propose(state)
 
     monkeypatch.setitem(specdecode.generate.__globals__, "CopyOrGuessDrafter", InTurns)

@@ -195,9 +195,9 @@ class WeightedComponents(LlamaGenComponents):
         head = self._networks.beside_head(own.network, self._beside, most_new_pairs)
         return replace(own, network=head, draft_once=head.draft_once)
 
-    def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
+    def load_draft_model(self, folder: str | None, most_nodes: int = 0) -> LoadedDrafter[DraftModel]:
         """See `LlamaGenComponents.load_draft_model`."""
-        own: Any = super().load_draft_model(folder)
+        own: Any = super().load_draft_model(folder, most_nodes)
         network = self._networks.beside(own.network, "draft model")
         return replace(own, network=network, draft_once=draft_passes(lambda: network))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from vargen.base.bounds import MAX_DRAFT
+from vargen.base.errors import UserError
 from vargen.base.options import option
 from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, SearchSpace
 
@@ -81,6 +82,30 @@ class BranchingWindowConfig(WindowConfig):
     """Guesses for the first place of the window, where about half of all drafts end; 1 for a chain."""
     branch_depth: int = option(3, least=1, most=MAX_DRAFT)
     """Tokens of each branch beside the first."""
+    corrected_by: str | None = option(None, choices=("head", "draft_model"))
+    """Correct the target's stale opinions by the change of mind of the model's draft head, "head", or of its
+    "draft_model"; null does not. Not with fresh random numbers, as those of "sjd", and without branches."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.corrected_by is not None and self.branches > 1:
+            raise UserError(f"{self.name}.corrected_by needs a window without branches; set branches to 1")
+
+    def _players(self, components: Components) -> Method:
+        if self.corrected_by is None:
+            return super()._players(components)
+        from specdecode.drafters.jacobi_correction import CorrectedJacobiDrafter
+
+        (size,) = self.sizes(components.num_tokens)
+        room = CorrectedJacobiDrafter.most_new_pairs(size.depth)
+        network: Any = (
+            components.load_draft_head(None, room).network
+            if self.corrected_by == "head"
+            else components.load_draft_model(None, room).network
+        )
+        sizer = self._sizer(components)
+        drafter = CorrectedJacobiDrafter(components.target.vocab_size, sizer, network, **self._drafting)
+        return Method(drafter, self._verifier(components))
 
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
         chains = super().sizes(num_tokens)
@@ -130,19 +155,24 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
 
     def resolved(self, num_tokens: int) -> Self:
         """See `ImageMethodConfig.resolved`: a chain's window changes no picture."""
-        return self if self.branches == 1 else super().resolved(num_tokens)
+        return super().resolved(num_tokens) if self._is_fixed else self
+
+    @property
+    def _is_fixed(self) -> bool:
+        """Whether "auto" is one window, since the costs of others are not known."""
+        return self.branches > 1 or self.corrected_by is not None
 
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
         if self.window != AUTO:
             return super().sizes(num_tokens)
         fitting = [window for window in ACCEPTED_BY_WINDOW if window and window < num_tokens]
-        if self.branches == 1 and fitting:
+        if not self._is_fixed and fitting:
             return self._chains(fitting, num_tokens)
         return super().resolved(num_tokens).sizes(num_tokens)
 
     def kept_with_model(self) -> Self:
         """See `ImageMethodConfig.kept_with_model`: the fastest window belongs to one machine."""
-        return replace(self, window=AUTO) if self.branches == 1 else self
+        return self if self._is_fixed else replace(self, window=AUTO)
 
     @property
     def _drafting(self) -> dict[str, Any]:

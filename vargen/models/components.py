@@ -130,7 +130,7 @@ class ModelComponents(ABC):
             f"the method's settings, such as --method_options.drafter runs/drafter/export"
         )
 
-    def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
+    def load_draft_model(self, folder: str | None, most_nodes: int = 0) -> LoadedDrafter[DraftModel]:
         """Refuse: there is none."""
         raise self._nothing("draft model")
 

@@ -37,7 +37,7 @@ class JanusComponents(TransformersComponents):
         """Unit vectors [V, d] of the codes, on the target's device."""
         return unit_codebook(self.model).to(self.device)
 
-    def load_draft_model(self, folder: str | None) -> LoadedDrafter[JanusTarget]:
+    def load_draft_model(self, folder: str | None, most_nodes: int = 0) -> LoadedDrafter[JanusTarget]:
         """A smaller Janus in a folder or on the hub, fed with the same prompts."""
         if folder is None:
             raise UserError(
@@ -57,7 +57,7 @@ class JanusComponents(TransformersComponents):
             *drafted_for.prompts,
             negative=drafted_for.negative,
             guidance_scale=drafted_for.guidance_scale,
-            max_draft_nodes=MOST_WAITING + 2,
+            max_draft_nodes=max(MOST_WAITING + 2, most_nodes),
             longest_prompt=drafted_for.longest_prompt,
         )
         if not self.joins:

@@ -153,11 +153,11 @@ class LlamaGenComponents(ModelComponents):
         self.reuse.check_parts(head)
         return LoadedDrafter(head, head.kind, head.draft_once, head.acceptance_rates)
 
-    def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
+    def load_draft_model(self, folder: str | None, most_nodes: int = 0) -> LoadedDrafter[DraftModel]:
         """The draft model in a folder (or in `transformer/` there), or the pipeline's own."""
         transformer = self._own_draft_model(folder)
         self.reuse.quantize_drafts(transformer.transformer_blocks)
-        target = self._new_target(transformer, "draft model", MOST_WAITING + 2)
+        target = self._new_target(transformer, "draft model", max(MOST_WAITING + 2, most_nodes))
         kind = f"transformer-{transformer.config.num_layers}-{transformer.config.dim}"
         return LoadedDrafter(target, kind, draft_passes(lambda: target))
 

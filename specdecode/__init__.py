@@ -6,7 +6,7 @@ the four players yourself; `README.md` says what each must promise. Six files ex
 1. `roles.py`: the four roles, and the data that they exchange. `tree.py`: draft tokens.
 2. `sampling.py`: from logits to tokens, with random numbers by position.
 3. `loop.py`: propose, judge, keep.
-4. `kv_cache.py`: keys and values in slots that never move. `trace.py`: what happened.
+4. `kv_cache.py`: keys and values in slots that never move. `trace.py`: the account of a run.
 
 Then the rooms: `runs/` (`new_run` is the door to every run), `drafters/`, `verifiers/`, `targets/`, `grid/`, `text/`,
 `graphs/` and `kernels/`. `ragged.py` and `checks.py` help.

@@ -71,10 +71,10 @@ def check_tensor(must: str, given: Tensor, dtypes: tuple[torch.dtype, ...], size
     """Kernels read as many numbers as there should be, of the type that they take them for.
 
     Args:
-        must: what the message begins with: who must give what.
+        must: the beginning of the message: who must give which tensor.
         given: by a player of the loop.
         dtypes: that it may be of; the message names the first.
-        sizes: a name stands for any.
+        sizes: of each dimension; a name, such as "B", stands for any size.
 
     Raises:
         ValueError: It is of another type or shape.

@@ -1,7 +1,7 @@
 """Rows of different lengths in one tensor: left-aligned, with a count per row.
 
 Belongs here: appending and picking entries row by row, and reading numbers where that is cheap. Does not belong here:
-what the entries mean.
+the meaning of entries.
 """
 
 from __future__ import annotations

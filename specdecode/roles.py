@@ -1,4 +1,4 @@
-"""The roles of speculative decoding, and what passes between them.
+"""The roles of speculative decoding, and the tensors that pass between them.
 
 Belongs here: the protocols, with their shapes, and the plain data they exchange. Does not belong here: implementations,
 and anything that knows what a token stands for.

@@ -1,14 +1,14 @@
-"""What happened during decoding: passes, accepted tokens, seconds.
+"""The account of a decoding run: passes, accepted tokens, seconds.
 
 Belongs here: recording, without waiting for the device, and the definitions of the reported numbers. Does not belong
 here: decisions, printing, and tables over several runs.
 
 Definitions. A *target pass* is one forward pass of the target over the whole batch, the prefill included; guidance does
-not make it two. A row *takes part* in a pass while it is unfinished. *Tokens* are those of the result: what was
-accepted past the end of a row does not count. The *accepted length* of a step is the number of draft tokens that
-stayed; with bonus token, the token drawn from the target after them counts too. Means are over all rows and the steps
-they took part in, without the prefill. *Forced* tokens (`ForcedPlaces`) are tokens of the result and are fed, but are
-neither drafted nor accepted.
+not make it two. A row *takes part* in a pass while it is unfinished. *Tokens* are those of the result: tokens accepted
+past the end of a row do not count. The *accepted length* of a step is the number of draft tokens that stayed; with
+bonus token, the token drawn from the target after them counts too. Means are over all rows and the steps they took part
+in, without the prefill. *Forced* tokens (`ForcedPlaces`) are tokens of the result and are fed, but are neither drafted
+nor accepted.
 """
 
 from __future__ import annotations

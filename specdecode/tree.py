@@ -1,7 +1,7 @@
-"""Token trees: what a drafter proposes and a target judges in one forward pass.
+"""Token trees: a drafter proposes one, and a target judges it in one forward pass.
 
-Belongs here: the batched, padded tree of tokens, and what follows from its shape (ancestors, paths, clipping). Does not
-belong here: how tokens are drafted, which are accepted, and caches.
+Belongs here: the batched, padded tree of tokens, and all that follows from its shape (ancestors, paths, clipping). Does
+not belong here: how tokens are drafted, which are accepted, and caches.
 
 Layout. Node 0 is the root: the newest token of the row, drawn but not yet fed to the target. Parents stand before their
 children. A node at depth d, if accepted, stands d positions after the root. Padding nodes have `valid` False, parent

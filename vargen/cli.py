@@ -1,8 +1,8 @@
 """The `vargen` command: its subcommands, and how errors look.
 
-What each subcommand does is in a module of its own in `vargen.commands`, or in one that another package brings. It is
-imported only when it is called, so `--help` answers without importing torch. Bad input ends with one line,
-`vargen: error: ...`, and exit code 2; an interrupt ends with 130.
+Each subcommand has a module of its own in `vargen.commands`, or in another package. It is imported only when it is
+called, so `--help` answers without importing torch. Bad input ends with one line, `vargen: error: ...`, and exit code
+2; an interrupt ends with 130.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """How much to draft: a fixed size, or the one with the most tokens per second.
 
-Belongs here: sizes, what the parts of a step cost, and the choice. Does not belong here: drafting, and where measured
+Belongs here: sizes, costs of the parts of a step, and the choice. Does not belong here: drafting, and where measured
 costs are stored.
 
 A step that drafts a tree of n nodes and d levels takes target(n) + d * drafting step + overhead, and adds 1 + E tokens,
 where E is the expected accepted length. E comes from the drafter's own confidence where it has any, else from lengths
-measured for every size, where they are known; both are scaled to what was really accepted. Else E comes level by level
-from the share of drafts that survived each level, and the last known share counts for levels not tried.
+measured for every size, where they are known; both are scaled to the lengths that were really accepted. Else E comes
+level by level from the share of drafts that survived each level, and the last known share counts for levels not tried.
 
 Costs are measured beforehand. While decoding, the real seconds of steps that draft are taken between two looks at what
 was accepted (the host waits for the device there anyway), and the costs of all sizes are scaled by the same factor.

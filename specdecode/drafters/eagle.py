@@ -1,8 +1,8 @@
 """EAGLE: a draft head that continues the target's own hidden states.
 
-Belongs here: the bookkeeping of an EAGLE drafter for any network that plays `DraftHead`: what it has been fed, which
-tree is grown, and the feedback to the sizer. Does not belong here: how a tree grows (`tree_growth.py`), the network,
-guidance, positions, and verification.
+Belongs here: the bookkeeping of an EAGLE drafter for any network that plays `DraftHead`: the pairs it has been fed,
+which tree is grown, and the feedback to the sizer. Does not belong here: how a tree grows (`tree_growth.py`), the
+network, guidance, positions, and verification.
 
 The head reads pairs: a token, and the target's final hidden state (the *feature*) at the token before it. From a pair
 it guesses the hidden state at the token itself. The target's output head turns the guess into logits, and the guess is

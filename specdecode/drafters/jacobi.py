@@ -25,8 +25,8 @@ numbers, so its guesses are no draws: they have no probabilities, and the verifi
 
 Survivors. `keep_overlap` keeps a guess behind a rejection, with the distribution it was drawn from, where that and the
 new opinion overlap enough (the sum of the lesser probabilities). This stays exact, since the decision depends on
-distributions alone. Published methods (SJD++, arXiv 2512.07503; SJD2, arXiv 2510.08994) decide by the *tokens*, and
-what they keep is no draw any more.
+distributions alone. Published methods (SJD++, arXiv 2512.07503; SJD2, arXiv 2510.08994) decide by the *tokens*, and the
+tokens that they keep are no draws any more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many tokens to copy from earlier in a text: by how many matched, what was accepted, and what passes cost.
+"""How many tokens to copy from earlier in a text: by how many matched, how many were accepted, and the costs of passes.
 
 Belongs here: the choice. Does not belong here: finding matches (`drafters/prompt_lookup.py`), and sizes of other drafts
 (`draft_size.py`).
@@ -7,8 +7,8 @@ The more of the newest tokens occurred before in the same order, the likelier th
 number of matching tokens has an acceptance rate of its own, learned while decoding. All rows of a batch draft one
 length, since columns are computed for all of them: the one with the most expected tokens a second.
 
-What a column costs is learned from the time between two drafts. Only for drafts of which no token depends on the
-length, as copied ones behind an exact verifier: the choice depends on the machine.
+The cost of a column is learned from the time between two drafts. So the choice depends on the machine, and no token may
+depend on the length of a draft: copies behind an exact verifier are such drafts.
 """
 
 from __future__ import annotations

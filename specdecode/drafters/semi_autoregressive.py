@@ -1,7 +1,7 @@
 """Semi-autoregressive drafting: one forward pass of the draft head guesses several tokens ahead.
 
-Belongs here: growing a draft from one output. Does not belong here: the network, what it is fed (`eagle.py`), and
-shapes (`tree_shapes.py`).
+Belongs here: growing a draft from one output. Does not belong here: the network, its input (`eagle.py`), and shapes
+(`tree_shapes.py`).
 
 The guess for a position is the same whatever was drafted before it. So every node of a level has the same candidates,
 and a tree contains their best combinations.

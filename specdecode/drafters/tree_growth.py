@@ -1,8 +1,8 @@
 """Growing a draft tree level by level from the outputs of a network.
 
 Belongs here: dynamic trees, trees of a fixed shape, the distributions their nodes are drawn from, and the accepted
-length that a network's confidence predicts. Does not belong here: the network and what it has been fed (`eagle.py`),
-and shapes (`tree_shapes.py`).
+length that a network's confidence predicts. Does not belong here: the network and its input (`eagle.py`), and shapes
+(`tree_shapes.py`).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Belongs here: shapes, by name, from a user's list, or as a chain. Does not belon
 (`tree_growth.py`).
 
 A node is named by the ranks on its way from the root: (0, 2) is the third choice after the first. The published shapes
-are written as numbers of children, level by level: "3 / 2 1" is a root with three children, the first of which has two
-children and the second one. Trailing zeros are left out.
+are written as numbers of children, level by level: "3 / 2 1" is a root with three children; its first child has two
+children, its second has one. Trailing zeros are left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A decoding step over tensors that stay where they are: one graph, compiled once, and on a GPU captured and replayed.
 
 Belongs here: where a step leaves its tensors, which graph a step needs, and compiling and capturing it. Does not belong
-here: what a step does (`loop.py`), how code behaves in a graph (`in_graph.py`), and where compiled code is stored.
+here: a step itself (`loop.py`), how code behaves in a graph (`in_graph.py`), and where compiled code is stored.
 
 A step replaces tensors that the run and its players hold, such as lengths, or the opinions of a Jacobi window. Each
 class names those in `graph_state`, with the objects that name more. Here they are copied back to where the last step
@@ -10,9 +10,9 @@ replayed. A tensor that nobody names and that a step replaces is an error before
 
 The first step of every kind runs operation by operation and shows what is replaced. The next ones of a kind that finds
 what it leaves are compiled, and on a GPU captured once two of them ran the same graph on the same addresses. Other
-kinds are rare, such as the first step of a batch, and are never compiled. Kinds differ by the shapes that a step finds,
-by what the host decides beforehand (`DecodeRun.prepare`, and the size of the draft), and by how many slots of each
-cache attention reads, in whole buckets. The host knows a bound on the lengths without asking, since a kind of step
+kinds are rare, such as the first step of a batch, and are never compiled. Steps of one kind find tensors of the same
+shapes, the host decided the same beforehand (`DecodeRun.prepare`, and the size of the draft), and attention reads as
+many slots of each cache, in whole buckets. The host knows a bound on the lengths without asking, since a kind of step
 keeps at most so many tokens.
 
 Graphs outlive their run. The next one with tensors of the same shapes, on the same caches, copies what its prompts left

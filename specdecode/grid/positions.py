@@ -1,6 +1,7 @@
 """Tokens are drawn in an order of their own: several in one pass, each after the places that it may see.
 
-Belongs here: what a pass feeds, draws and sees, and the run of an order known beforehand. Not here: `row_windows.py`.
+Belongs here: the tokens that a pass feeds, draws and sees, and the run of an order known beforehand. Not here:
+`row_windows.py`.
 
 A *place* is the position of a token in the result, counted from 0. Slot `p` behind the prompt holds the token of place
 `p` and never moves. A *placeholder* holds the place before a line's first one until the real token is known. It has a

@@ -1,6 +1,6 @@
 """Calls compute alike whatever block of torch surrounds them.
 
-Belongs here: what a call sets aside of its caller's modes. Does not belong here: what is computed.
+Belongs here: modes of a caller that a call sets aside. Does not belong here: computing.
 
 `torch.inference_mode` makes tensors that nothing outside of it may write to, so a cache that is kept for the next call
 would end that one. `torch.autocast` makes layers answer in another precision than their weights have, and tokens

@@ -1,8 +1,9 @@
 """What is fused between two passes: the operations that a kernel does in one call, and which tensors it takes.
 
-Belongs here: the door to `judging.cpp` and `lines.cpp`. Does not belong here: what an operation means. That stands in
-operations of torch right behind the call, in the function of that name, for other devices, compiled code, and machines
-without a compiler. Both give the same bits, which `tests/specdecode/kernels/test_fused_ops.py` tries for all of them.
+Belongs here: the door to `judging.cpp` and `lines.cpp`. Does not belong here: the meaning of an operation. That stands
+in operations of torch right behind the call, in the function of that name, for other devices, compiled code, and
+machines without a compiler. Both give the same bits, which `tests/specdecode/kernels/test_fused_ops.py` tries for all
+of them.
 
 A function here returns None where the kernels do not serve. `fused` makes it the fast form of a plain function.
 """

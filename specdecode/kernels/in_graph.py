@@ -1,7 +1,7 @@
 """Whether code runs as part of a graph: traced by torch's compiler, or captured on a GPU.
 
-Belongs here: the question, and saying so for a while. Does not belong here: graphs (`static_step.py`), and what code
-does otherwise then: shapes and operations depend on no number of a tensor, and the host keeps no count.
+Belongs here: the question, and saying so for a while. Does not belong here: graphs (`static_step.py`), and the rules
+that code then obeys: shapes and operations depend on no number of a tensor, and the host keeps no count.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a user of transformers calls: `generate`, its arguments, criteria and processors."""
+"""The calls for users of transformers: `generate`, its arguments, criteria and processors."""

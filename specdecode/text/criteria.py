@@ -4,7 +4,7 @@ Belongs here: where in a step's tokens a criterion holds. Does not belong here: 
 criteria a call wants (`specdecode.text.generate_arguments`).
 
 A criterion is asked about every token by itself, each once and in order, as in plain decoding, although a step may
-bring several. What a step brought behind the token at which a criterion holds is dropped.
+bring several. Tokens of the same step behind the one at which a criterion holds are dropped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One call for a plain language model: text goes on as in transformers' `generate`, in fewer passes.
 
 Belongs here: the two calls, which players a word stands for, and checks of a user's arguments. Does not belong here:
-any of the players, and what transformers' arguments mean (`generate_arguments.py`).
+any of the players, and the meaning of transformers' arguments (`generate_arguments.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The arguments of transformers' `generate`, as the core decodes by them.
 
-Belongs here: reading what `generate` has prepared (its configuration, processors and criteria), and the refusal, by
-name, of what cannot be decoded this way. Does not belong here: decoding (`generate.py`), and transformers' own merging
-of a call's arguments with the model's `generation_config`, which is done by `model.generate` itself.
+Belongs here: reading what `generate` has prepared (its configuration, processors and criteria), and refusing by name
+those that cannot be decoded this way. Does not belong here: decoding (`generate.py`), and transformers' own merging of
+a call's arguments with the model's `generation_config`, which is done by `model.generate` itself.
 
 transformers is imported within functions: the core must not wait for it.
 """

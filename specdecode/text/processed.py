@@ -9,7 +9,7 @@ and one place after the other: a processor sees the texts that plain decoding wo
 and never one that the model would not have said. Places behind the first rejection are not processed.
 
 Rows of a batch have their own lengths here. A processor is called with all rows of one length, [B, length] as in plain
-decoding, so that it finds row b at place b; what it says about rows of another length is dropped.
+decoding, so that it finds row b at place b; its scores for rows of another length are dropped.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ accept more than the target's distribution allows.
   p <- normalised max(p - q, 0) (Leviathan et al. 2023, "Fast inference from transformers via speculative decoding";
   several children: Miao et al. 2024, "SpecInfer", multi-step speculative sampling).
 
-Chains (`tree.max_children` 1) need no walk: what happens at a node does not depend on how it was reached, so all nodes
+Chains (`tree.max_children` 1) need no walk: the verdict at a node does not depend on how it was reached, so all nodes
 are judged at once and the first rejection ends the chain. The tokens are the same, with a fixed number of operations.
 Other verifiers change the test or the residual of `judge_chain`.
 """

@@ -13,7 +13,7 @@ to it; if a child has taken y over, descend to that child; else emit y and stop.
 taken probability moved, and its total variation from p is the probability moved.
 
 * Each child, in draft order, takes the longest prefix of its neighbours whose cumulative probability fits its bound.
-  Additive: what earlier children have left of delta, so all children of a node move at most delta together.
+  Additive: as much of delta as earlier children left, so all children of a node move at most delta together.
   Multiplicative: (multiplier - 1) p(x), so no token becomes more than `multiplier` times as probable.
 * Children are never moved, and count as 0 in a prefix. A token that two children reach goes to the first, but counts in
   both prefixes. This may waste budget and never exceeds it, and one cumulative sum serves all children of a node.

@@ -5,9 +5,9 @@ its *reference*. The *relevance* of a draft token is the mean of its N highest c
 *Centred*, it is by how much that exceeds the mean of all cosines: the paper tells words about a subject from others by
 their sharp profile (figure 4), and a high mean is no sharp profile. In each window the share lambda with the least
 relevance is *loosened*: accepted whatever the target would draw. A token that the target draws elsewhere in the window
-is accepted, too (*position shift*). A loosened token stays as it was drafted, and what follows is conditioned on it.
+is accepted, too (*position shift*). A loosened token stays as it was drafted, and later tokens are conditioned on it.
 Beside the paper's rule stand three settings that are not the paper's. `loosened_by` "entropy" needs no reference: it
-loosens the share of which the target is least sure. `min_p` is a floor on probability, as samplers know it (arXiv
+loosens the tokens that the target is least sure of. `min_p` is a floor on probability, as samplers know it (arXiv
 2407.01082): a draft token that the target finds far less likely than its likeliest is not loosened. `relevant_min_p` is
 the same for the relevant tokens, those outside the loosened share, which the paper never loosens.
 

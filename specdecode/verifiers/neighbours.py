@@ -1,7 +1,7 @@
 """Tables of look-alike tokens: the nearest neighbours of every vector of a codebook.
 
-Belongs here: distances between vectors, and checks of a table. Does not belong here: the origin of vectors, and what a
-verifier does with neighbours.
+Belongs here: distances between vectors, and checks of a table. Does not belong here: the origin of vectors, and
+verifiers, which use neighbours.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What every part of `vargen` may use: errors, bounds, reading files, shipped resources, prompts. Imports no torch."""
+"""Tools for every part of `vargen`: errors, bounds, reading files, shipped resources, prompts. Imports no torch."""

@@ -1,7 +1,7 @@
 """Which HTTP clients a server on this machine answers, and for how long it waits for one.
 
 Belongs here: the names of this machine, pages of other origins, and clients that leave a request or an answer undone.
-Does not belong here: keys, and what is answered (`vargen.serve`, `vargen.demo`).
+Does not belong here: keys, and answers (`vargen.serve`, `vargen.demo`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Options: fields of a dataclass, each declared once by `option`. Command line, YAML, checks and docs read that.
 
-Does not belong here: any option. What an option is for stands as text below its declaration.
+Does not belong here: any option. The purpose of an option stands as text below its declaration.
 """
 
 from __future__ import annotations

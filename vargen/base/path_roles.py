@@ -1,4 +1,4 @@
-"""What options name on disk: what a command reads and where it writes, and that no output takes an input's place.
+"""Paths in options: which a command reads and which it writes, and that no output takes an input's place.
 
 Does not belong here: writing (`vargen.runs.files`), and whether a path is there.
 """

@@ -1,6 +1,6 @@
 """Reading what users can damage: whatever a library raises then becomes one line that names the file and the remedy.
 
-Does not belong here: what should stand in a file; its reader knows.
+Does not belong here: the form of a file's content; its reader knows it.
 """
 
 from __future__ import annotations

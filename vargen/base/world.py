@@ -1,7 +1,7 @@
-"""What packages bring to vargen, found through entry points: a world, subcommands, training recipes, methods.
+"""Additions of other packages, found through entry points: a world, subcommands, training recipes, methods.
 
 A world knows what pictures and videos of its own show: it ships models, composes prompts and judges answers. Does not
-belong here: any world, and what jobs ask of one (`vargen.jobs.cases.World`). No object that is found may import torch.
+belong here: any world, and the protocol of one (`vargen.jobs.cases.World`). No object that is found may import torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Weights of other projects: reading their files safely, and putting them into a model completely.
 
-Belongs here: what every conversion needs. Does not belong here: names in the files of one project.
+Belongs here: steps of every conversion. Does not belong here: names in the files of one project.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The page as a whole: its settings, its tabs, its looks, and the server behind it.
 
-Belongs here: what all tabs share. Does not belong here: any tab.
+Belongs here: the frame around all tabs. Does not belong here: any tab.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Components of more than one tab, and a method's settings as text that people edit, as in a preset.
 
 A function that builds a component takes the module `gradio` as `gr`. Settings that name a folder are left out of the
-text, since visitors of a page must not reach files of the machine behind it. Does not belong here: what happens when a
-visitor uses a component.
+text, since visitors of a page must not reach files of the machine behind it. Does not belong here: answers to a visitor
+who uses a component.
 """
 
 from __future__ import annotations

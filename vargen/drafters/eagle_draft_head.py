@@ -1,7 +1,7 @@
 """An EAGLE head beside the target of a picture model: its positions, guidance and cache, behind `DraftHead`.
 
 Belongs here: how pairs become a forward pass of a head's network, for every family. Does not belong here: how trees
-grow (`specdecode.drafters.eagle`), the network and its training, and what depends on the target
+grow (`specdecode.drafters.eagle`), the network and its training, and code that depends on the target
 (`llamagen_draft_head.py`, `transformers_draft_head.py`, `text_draft_head.py`).
 
 A guided target needs a guided head: the features of both halves lie side by side, `[conditional | unconditional]`, both

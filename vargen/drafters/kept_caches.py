@@ -1,7 +1,7 @@
 """Caches of keys and values whose memory one batch takes over from the batch before it.
 
-Belongs here: keeping caches by the role of the network that writes to them. Does not belong here: what else a pipeline
-keeps between batches (`vargen.pipelines`), and a cache itself (`specdecode.kv_cache`).
+Belongs here: keeping caches by the role of the network that writes to them. Does not belong here: other things that a
+pipeline keeps between batches (`vargen.pipelines`), and a cache itself (`specdecode.kv_cache`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The EAGLE head for text: `PairHead` beside any causal language model of transformers.
 
-Belongs here: what only text has: positions without an end, embeddings and an output head that the model lends, and the
-tokens that may be drafted. Does not belong here: the layer (`eagle_head.py`), its part in the decode loop
+Belongs here: parts that only text has: positions without an end, embeddings and an output head that the model lends,
+and the tokens that may be drafted. Does not belong here: the layer (`eagle_head.py`), its part in the decode loop
 (`text_draft_head.py`), and its training.
 
 Small models have large output heads: in SmolLM2-135M a fifth of all weights. So a head may draft only some tokens, the

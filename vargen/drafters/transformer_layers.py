@@ -1,7 +1,7 @@
 """Layers of a decoder over a grid of image tokens: norm, attention, feed-forward, and rotary embedding on the grid.
 
-Belongs here: what LlamaGen's transformer and the EAGLE head build their layers from, and the masks of a condition that
-stands before a picture. Does not belong here: a whole network, a cache, and anything that one family alone uses.
+Belongs here: parts of the layers of LlamaGen's transformer and the EAGLE head, and the masks of a condition that stands
+before a picture. Does not belong here: a whole network, a cache, and anything that one family alone uses.
 
 Names of dimensions: B rows, n new tokens, S cached slots, T tokens of the condition, N image tokens, H query heads,
 H_kv key and value heads, D channels of a head.

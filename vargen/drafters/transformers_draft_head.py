@@ -1,8 +1,8 @@
 """EAGLE heads beside targets over models of transformers: the sizes that must fit, logits, and how prompts are read.
 
-Belongs here: what targets of transformers have in common, and LANTERN's head for Chameleons. Does not belong here:
-pairs and the cache (`eagle_draft_head.py`), texts (`text_draft_head.py`), how trees grow
-(`specdecode.drafters.eagle`), the networks and their training.
+Belongs here: code for all targets of transformers, and LANTERN's head for Chameleons. Does not belong here: pairs and
+the cache (`eagle_draft_head.py`), texts (`text_draft_head.py`), how trees grow (`specdecode.drafters.eagle`), the
+networks and their training.
 """
 
 from __future__ import annotations

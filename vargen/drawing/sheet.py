@@ -1,6 +1,6 @@
 """Pictures on a sheet, each with its caption, and helpers that drawings share: pixels of tensors, lines of text.
 
-Belongs here: layout. Does not belong here: what a picture means, and files.
+Belongs here: layout. Does not belong here: the meaning of a picture, and files.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decoding methods side by side on pictures: the same prompts and seeds.
 
-Belongs here: the settings of such a comparison, what is kept of each call, and the rows of results. Does not belong
-here: the order in which methods work (`vargen.jobs.comparison`), a call (`vargen.jobs.calls`), the definitions of the
-figures (`metrics.speculation`), judging (a `Judge`), printing. Importing this imports no torch.
+Belongs here: the settings of such a comparison, the record of each call, and the rows of results. Does not belong here:
+the order in which methods work (`vargen.jobs.comparison`), a call (`vargen.jobs.calls`), the definitions of the figures
+(`metrics.speculation`), judging (a `Judge`), printing. Importing this imports no torch.
 """
 
 from __future__ import annotations

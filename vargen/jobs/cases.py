@@ -1,4 +1,4 @@
-"""What jobs work on, and what they ask of a world that knows what prompts mean: cases, references, a judge.
+"""Cases of jobs, and the protocol of a world that knows the meaning of prompts: cases, references, a judge.
 
 Belongs here: data that passes between a job and a world, and the protocols of the world's side. Does not belong here:
 any world, and finding the installed one (`vargen.base.world`); `vargen.commands` hands it to the jobs.

@@ -1,7 +1,7 @@
 """Published weights to folders that `vargen generate` takes.
 
 Belongs here: the settings of a conversion, which files belong together, and writing the folder. Does not belong here:
-what published files look like (`convert_llamagen.py`, `convert_token_images.py`, `convert_draft_head.py`). Importing
+the layout of published files (`convert_llamagen.py`, `convert_token_images.py`, `convert_draft_head.py`). Importing
 this imports no torch.
 """
 

@@ -1,4 +1,4 @@
-"""Figures of a set of pictures with their intervals, from what networks and the judge read off them.
+"""Figures of a set of pictures with their intervals, from features and from the judge's verdicts.
 
 Belongs here: the judge's figures, and which figures a protocol or a comparison asks for. Does not belong here: reading
 pictures (`vargen.jobs.measuring`), and the formulas of FID, CLIP score and intervals (`metrics`).

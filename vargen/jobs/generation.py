@@ -5,7 +5,7 @@ picture, so a failed start leaves it as it was. Picture i has the seed `seed + i
 neither on the batch size, nor on the process that makes it, nor on where a run was interrupted. The first of several
 candidates has that seed, too.
 
-Belongs here: settings, the order of work, and what identifies a run. Does not belong here: printing
+Belongs here: settings, the order of work, and the identity of a run. Does not belong here: printing
 (`vargen.commands.generate`), files (`vargen.runs.records`), choosing among candidates (`vargen.jobs.ranking`).
 """
 

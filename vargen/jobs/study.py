@@ -1,6 +1,6 @@
 """A search of settings: where it begins, its trials in Optuna's journal, the front, and the best within a budget.
 
-Does not belong here: what a method lets vary (its own `search`), and measuring (`vargen.jobs.tuning`).
+Does not belong here: the space of a method (its own `search`), and measuring (`vargen.jobs.tuning`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The fastest settings of a method within a budget of quality: what is searched, measuring, and the loop of trials.
+"""The fastest settings of a method within a budget of quality: the space, measuring, and the loop of trials.
 
-Does not belong here: where a search begins and what it keeps (`vargen.jobs.study`), printing. Imports no torch.
+Does not belong here: the start and the files of a search (`vargen.jobs.study`), printing. Imports no torch.
 """
 
 from __future__ import annotations

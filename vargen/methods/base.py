@@ -1,9 +1,9 @@
-"""What a decoding method is: checked settings that say how much is drafted and build the players of a run.
+"""A decoding method: checked settings that say how much is drafted and build the players of a run.
 
-Belongs here: what all methods share, and the protocols between a method, a model and a tuner. Does not belong here: any
-method (one file each, beside this one; `video/` has those for videos), any model (a method asks for what `Components`
-offers), and how a player works (`specdecode`). Importing this imports no torch: players are imported where they are
-built.
+Belongs here: the base of all methods, and the protocols between a method, a model and a tuner. Does not belong here:
+any method (one file each, beside this one; `video/` has those for videos), any model (a method asks for what
+`Components` offers), and how a player works (`specdecode`). Importing this imports no torch: players are imported where
+they are built.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The decoding methods for pictures, those that packages bring, and how users name one: by name, by preset, in a list.
 
-Belongs here: the list, presets, and reading what users write. What a method is, its own file says. Nothing here imports
-torch. A new method is one file and one entry in `METHODS`, or a package's entry point of the group `vargen.methods`.
+Belongs here: the list, presets, and reading names and settings that users write. Each method has a file of its own.
+Nothing here imports torch. A new method is one file and one entry in `METHODS`, or a package's entry point of the group
+`vargen.methods`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """EAGLE: a one-layer draft head on the target's features drafts a tree, and the exact verifier judges it.
 
-Belongs here: EAGLE's settings, and what all methods with such a head share. Does not belong here: how a tree grows and
-what the head is fed (`specdecode.drafters.eagle`).
+Belongs here: EAGLE's settings, and the base of all methods with such a head. Does not belong here: how a tree grows and
+a head is fed (`specdecode.drafters.eagle`).
 """
 
 from __future__ import annotations

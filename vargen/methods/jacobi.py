@@ -1,4 +1,4 @@
-"""Jacobi decoding: guesses for a window, redrawn from what the target says about the last ones. No training.
+"""Jacobi decoding: guesses for a window, redrawn from the target's opinions of the last ones. No training.
 
 SJD: Teng et al., arXiv 2410.01699; coupled guesses: SCD, arXiv 2510.24211; branches at the front: SJD-PAC (CVPR 2026);
 the target's own random numbers: Wiggers and Hoogeboom, arXiv 2002.09928. The drafters are `specdecode.drafters.jacobi`

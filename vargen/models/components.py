@@ -1,7 +1,7 @@
-"""What models offer methods: the parts of `vargen.methods.base.Components` that are alike for every family.
+"""The models' side of methods: the parts of `vargen.methods.base.Components` that are alike for every family.
 
 Belongs here: loading what a method names, draft sizes chosen by the clock, and errors for what a family does not have.
-Does not belong here: what one family offers (a file for each), a method, and what is kept between two batches
+Does not belong here: the parts of one family (a file for each), a method, and all that is kept between two batches
 (`vargen.models.reuse`).
 """
 

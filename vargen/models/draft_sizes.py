@@ -1,4 +1,4 @@
-"""Draft sizes chosen by measured seconds: what steps cost on this machine, and what earlier batches taught.
+"""Draft sizes chosen by measured seconds: costs of steps on this machine, and acceptance in earlier batches.
 
 Belongs here: the memory that a pipeline keeps of both, and the file behind the costs. Does not belong here: the clock
 (`specdecode.drafters.draft_size`), the choice (there, too), and a target in the middle of a picture, on which costs are

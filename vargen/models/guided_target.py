@@ -1,7 +1,7 @@
 """Guidance for targets over models of transformers: conditional and null rows side by side in one batch.
 
-Belongs here: what Janus and Emu3 share. Does not belong here: null prompts, which each family makes in its own way, and
-passes (`specdecode.targets.transformers`).
+Belongs here: code of Janus and Emu3 alike. Does not belong here: null prompts, which each family makes in its own way,
+and passes (`specdecode.targets.transformers`).
 """
 
 from __future__ import annotations

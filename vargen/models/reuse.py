@@ -1,4 +1,4 @@
-"""What a pipeline keeps from one batch for the next, and how its forward passes are computed.
+"""The memory that a pipeline keeps from one batch for the next, and how its forward passes are computed.
 
 Belongs here: memory, loaded models and measured costs that the next batch uses again; no picture depends on them. Does
 not belong here: a cache of keys and values itself (`vargen.drafters.kept_caches`), and compiling or rounding layers.

@@ -1,6 +1,7 @@
-"""What the families of transformers offer methods: a trained draft head, and what their forward passes cost by.
+"""The side of methods of families of transformers: a trained draft head, and the sizes that their forward passes cost
+by.
 
-Belongs here: what is alike for every target of transformers. Does not belong here: one family, and what LlamaGen shares
+Belongs here: parts for every target of transformers. Does not belong here: one family, and parts for LlamaGen too
 (`vargen.models.components`).
 """
 

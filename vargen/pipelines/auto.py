@@ -1,7 +1,7 @@
 """`AutoPicturePipeline`: a pipeline of whatever family a folder or a name on the hub holds.
 
 Belongs here: from a name to a pipeline as users of the library load one. Does not belong here: options of commands
-(`vargen.pipelines.loading`), and what a family reads.
+(`vargen.pipelines.loading`), and the files of a family.
 """
 
 from __future__ import annotations

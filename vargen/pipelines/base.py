@@ -1,7 +1,7 @@
 """The steps that every family shares, from a request to pictures.
 
-Belongs here: drawing one batch or a stream under diffusers' conventions. Does not belong here: what a family reads and
-makes (a file each), arguments (`arguments.py`), streams themselves (`streaming.py`), the loop (`specdecode.loop`).
+Belongs here: drawing one batch or a stream under diffusers' conventions. Does not belong here: one family's arguments
+and pixels (a file each), arguments (`arguments.py`), streams themselves (`streaming.py`), the loop (`specdecode.loop`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """That the arguments of a call are of the kinds which its signature names, checked before anything is computed.
 
-Belongs here: kinds, also of a pipeline's modules, and what no tensor or text of a certain name may hold. Does not
-belong here: bounds of numbers, and arguments that do not fit each other.
+Belongs here: kinds, also of a pipeline's modules, and values that a tensor or text of a certain name may not hold. Does
+not belong here: bounds of numbers, and arguments that do not fit each other.
 """
 
 from __future__ import annotations

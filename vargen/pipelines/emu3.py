@@ -1,7 +1,7 @@
 """Text to pictures with Emu3 as transformers has it, with the conventions of diffusers.
 
-Belongs here: what Emu3 does in its own classes: prompts by its processor, pixels by its own decoder, files. Does not
-belong here: what it shares with other families that draw token by token (`vargen.pipelines.token_images`).
+Belongs here: code for Emu3's own classes: prompts by its processor, pixels by its own decoder, files. Does not belong
+here: code for every family that draws token by token (`vargen.pipelines.token_images`).
 
 It draws what `Emu3ForConditionalGeneration.generate` draws with the arguments that its documentation names: guidance
 away from a negative prompt, and only tokens that make a picture of the size in the prompt.

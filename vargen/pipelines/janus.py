@@ -1,7 +1,7 @@
 """Text to pictures with Janus and Janus-Pro as transformers has them, with the conventions of diffusers.
 
 Belongs here: Janus' prompts, arguments and pictures. Does not belong here: how a picture becomes forward passes
-(`vargen.models.janus.janus_target`), and what every family of transformers shares (`vargen.pipelines.transformers`).
+(`vargen.models.janus.janus_target`), and code for every family of transformers (`vargen.pipelines.transformers`).
 
 It draws what `JanusForConditionalGeneration.generate(generation_mode="image")` draws: its prompt, null prompt, guidance
 and sampling. Beyond that, guidance can be off, and every picture has a random stream of its own.

@@ -1,6 +1,6 @@
 """Loading a pipeline for a command: from a user's options to a pipeline of any family, quietly.
 
-Belongs here: what every command that draws pictures does first, and how each family is loaded. Does not belong here:
+Belongs here: the first steps of every command that draws pictures, and how each family is loaded. Does not belong here:
 `from_pretrained` of a pipeline, which users of the library call. Only the family of the loaded model is imported.
 """
 

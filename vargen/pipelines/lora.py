@@ -5,7 +5,7 @@ that with `get_peft_model`), and adapters of other networks, such as GLM-Image's
 
 PEFT puts an adapter's layers in the places of the network's linear layers. The project's kernels notice that and leave
 such layers to torch. An exact method draws what plain decoding draws, because target and verification are the same
-network; what drafts was trained without the adapter, so that fewer of its tokens may be accepted.
+network; the drafter was trained without the adapter, so that fewer of its tokens may be accepted.
 
 Source: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685.
 """

@@ -1,8 +1,8 @@
 """Text to pictures with any causal language model of transformers that draws them token by token.
 
 Belongs here: prompts, sizes, arguments and pictures as a family's description has them. Does not belong here: the
-descriptions (`vargen.models.token_images`), how a picture becomes forward passes (`target.py` there), and what every
-family of transformers shares (`vargen.pipelines.transformers`).
+descriptions (`vargen.models.token_images`), how a picture becomes forward passes (`target.py` there), and code for
+every family of transformers (`vargen.pipelines.transformers`).
 """
 
 from __future__ import annotations

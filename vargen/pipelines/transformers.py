@@ -1,7 +1,7 @@
-"""What pipelines over a causal model of transformers share: prompts as tokens, sampling as in `generate`, pictures.
+"""The base of pipelines over a causal model of transformers: prompts as tokens, sampling as in `generate`, pictures.
 
-Belongs here: what every such family asks of its arguments and does with what its decoder makes. Does not belong here:
-one family, and what pipelines of other models do too (`base.py`, `arguments.py`).
+Belongs here: arguments and pixels of every such family. Does not belong here: one family, and steps of pipelines of
+other models, too (`base.py`, `arguments.py`).
 """
 
 from __future__ import annotations

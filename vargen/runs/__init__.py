@@ -1,4 +1,4 @@
-"""Long work on disk: atomic files, batches, progress, processes, records, and what makes two runs the same run.
+"""Long work on disk: atomic files, batches, progress, processes, records, and identities of runs.
 
 Nothing here knows models, methods or a world.
 """

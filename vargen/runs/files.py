@@ -5,7 +5,7 @@ leaves the old content or the new, never half of either. Temporary files are cre
 are locked as long as their writer lives. The next run removes those that no living process holds. Nothing replaces or
 writes to a link, a device or a pipe.
 
-Belongs here: writing, locking, leftovers. Does not belong here: what the files mean. Nothing here imports torch, since
+Belongs here: writing, locking, leftovers. Does not belong here: the meaning of files. Nothing here imports torch, since
 the command line uses this before it needs a model.
 """
 

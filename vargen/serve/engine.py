@@ -1,10 +1,10 @@
 """The thread that draws: a queue with a limit before it, and continuous batches behind.
 
-Belongs here: what waits, what is drawn together, and what becomes of requests when drawing fails. Does not belong here:
+Belongs here: the queue, which requests are drawn together, and their fate when drawing fails. Does not belong here:
 HTTP (`app.py`).
 
 Pictures are drawn in waves, each a stream of the pipeline. A wave has as many places as pictures wait, up to the batch
-size, since empty ones cost passes and seconds, too: a picture alone is drawn as by a call. What arrives takes a place
+size, since empty ones cost passes and seconds, too: a picture alone is drawn as by a call. A new request takes a place
 that has become free, after any forward pass. A wave takes no more where that lets the next one fit better: be wider, or
 less than half as wide. Pictures of one wave share all arguments but prompt and seed, so the first one in the queue that
 has others waits for the next wave, and all behind it. A picture is that of its seed, whatever is drawn beside it.

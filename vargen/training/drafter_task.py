@@ -1,7 +1,7 @@
 """The shared part of every drafter's training, whether it drafts pictures or answers about videos.
 
-Belongs here: the parts of `vargen.training.run.Task` that do not depend on what the target makes. Does not belong here:
-losses and figures (`drafter.py`, `video_drafter.py`).
+Belongs here: the parts of `vargen.training.run.Task` that do not depend on whether the target makes pictures or text.
+Does not belong here: losses and figures (`drafter.py`, `video_drafter.py`).
 """
 
 from __future__ import annotations

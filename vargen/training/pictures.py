@@ -1,7 +1,7 @@
 """Pictures that a network beside a finished picture model learns from: drawn by the model, or stored with captions.
 
-Belongs here: settings that say which model and which pictures, and gathering these. Does not belong here: what is
-learned (`drafter.py`), and keeping drawn pictures on disk (`answers.py`).
+Belongs here: settings that say which model and which pictures, and gathering these. Does not belong here: learning
+(`drafter.py`), and keeping drawn pictures on disk (`answers.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lessons of a finished picture model for its drafter: hidden states under teacher forcing, logits, and a first head.
 
-Belongs here: one teacher for LlamaGen and one for all families of transformers. Does not belong here: what is learned
-from them (`drafter.py`), and training a transformer itself (`scenes.training`).
+Belongs here: one teacher for LlamaGen and one for all families of transformers. Does not belong here: learning from
+them (`drafter.py`), and training a transformer itself (`scenes.training`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where people watch a training: TensorBoard or Weights & Biases, through accelerate's trackers.
 
 Belongs here: which trackers there are, and starting one. Does not belong here: `log.jsonl`, which every run writes
-(`run.py`), and what is logged.
+(`run.py`), and the logged figures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""transformers' `generate` by speculative decoding: what a folder on the hub must hold.
+"""transformers' `generate` by speculative decoding: the file that a folder on the hub must hold.
 
 Belongs here: handing a call on. Does not belong here: decoding, which the package `specdecode` does.
 """

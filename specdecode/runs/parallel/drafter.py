@@ -1,7 +1,7 @@
 """Parallel decoding, the drafter's side: keep a draft model in step with the decided tokens, and draft windows.
 
-Belongs here: the model's sequence, what is taken back and what is fed, and the channel without overlap. Does not
-belong here: another process (`two_processes.py`), and whether a token is right.
+Belongs here: the model's sequence, tokens that are taken back and fed, and the channel without overlap. Does not belong
+here: another process (`two_processes.py`), and whether a token is right.
 
 Guesses are drawn from the draft model's distribution with the *target's* random number of their position (greedy: the
 likeliest token). This is safe because the emitted token is always the target's own draw. The shared number makes both

@@ -1,7 +1,7 @@
 """The bookkeeping of parallel decoding for one row, in plain integers.
 
-Belongs here: which tokens the target is fed, which are drafted meanwhile, what stays, and what is counted. Does not
-belong here: models, random numbers, clocks, processes.
+Belongs here: which tokens the target is fed, which are drafted meanwhile, which stay, and the account. Does not belong
+here: models, random numbers, clocks, processes.
 
 In a round the target is fed the newest decided token and the draft tokens behind it, while the drafter drafts the next
 window. Each token fed gives a distribution, which judges the token after it: the draft tokens that were fed, and the

@@ -1,6 +1,6 @@
 """A drafter in another process of this machine, reached through a pipe.
 
-Belongs here: what travels, the worker's loop, and the ends of processes. Does not belong here: the meaning of messages
+Belongs here: messages, the worker's loop, and the ends of processes. Does not belong here: the meaning of messages
 (`channel.py`), and anything that draws or judges tokens.
 
 The worker makes its own model (`build` is called there), and only token numbers travel. Every order has a number, which

@@ -1,4 +1,5 @@
-"""VVS, partial verification skipping (arXiv 2511.13587): what is skipped, when, and what drafting reads meanwhile."""
+"""VVS, partial verification skipping (arXiv 2511.13587): which tokens are skipped, when, and which features drafting
+reads meanwhile."""
 
 SCHEDULES = ("uniform", "dynamic", "likeness")
 """When verification is skipped; `schedule` has them."""

@@ -1,4 +1,4 @@
-"""What GLM-Image alone offers methods: its codebook. Families of transformers share the rest (`transformers.py`)."""
+"""GLM-Image's side of methods: its codebook. Families of transformers share the rest (`transformers.py`)."""
 
 from __future__ import annotations
 

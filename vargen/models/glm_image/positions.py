@@ -3,8 +3,8 @@
 The rule is that of `GlmImageModel.get_rope_index`, which stores its result on the model, where a second batch
 overwrites it. Here the positions belong to the request.
 
-Text counts up on all axes alike. A picture begins at the next position p: its token at (row, column) stands at
-(p, p + row, p + column), and what follows goes on at p + max(rows, columns).
+Text counts up on all axes alike. A picture begins at the next position p: its token at (row, column) stands at (p, p +
+row, p + column), and the next token stands at p + max(rows, columns).
 """
 
 from __future__ import annotations

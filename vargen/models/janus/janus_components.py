@@ -1,4 +1,4 @@
-"""What Janus alone offers methods: its codebook, and a smaller Janus as draft model. `transformers.py` has the rest."""
+"""Janus's side of methods: its codebook, and a smaller Janus as draft model. `transformers.py` has the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What LlamaGen offers methods: its target on the cache of the last batch, its draft head, draft model and codebook.
+"""LlamaGen's side of methods: its target on the cache of the last batch, its draft head, draft model and codebook.
 
 Belongs here: finding and loading what a method asks for. Does not belong here: a method, and how prompts become
 features (`vargen.pipelines.llamagen`).

@@ -1,7 +1,7 @@
 """The EAGLE head beside a LlamaGen target: the sizes that must fit, its logits, and how it reads the condition.
 
-Belongs here: what only LlamaGen has. Does not belong here: pairs, positions and the cache (`eagle_draft_head.py`),
-how trees grow (`specdecode.drafters.eagle`), the network and its training.
+Belongs here: code for LlamaGen alone. Does not belong here: pairs, positions and the cache (`eagle_draft_head.py`), how
+trees grow (`specdecode.drafters.eagle`), the network and its training.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a family of causal language models that draw pictures token by token is, as plain data.
+"""A family of causal language models that draw pictures token by token, as plain data.
 
 Belongs here: the fields of a description, and the sizes that it allows. Does not belong here: any family (one file
 each, beside this one), looking tokens up in a vocabulary (`grammar.py`), passes (`target.py`) and pixels (`pixels.py`).

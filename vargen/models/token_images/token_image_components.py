@@ -1,4 +1,4 @@
-"""What families that draw token by token offer methods: their codebook. `transformers.py` has the rest."""
+"""The side of methods of families that draw token by token: their codebook. `transformers.py` has the rest."""
 
 from __future__ import annotations
 

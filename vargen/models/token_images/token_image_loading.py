@@ -1,7 +1,7 @@
 """Models and tokenizers of these families from the files that their authors publish.
 
 Belongs here: config.json as the class of transformers needs it, weights that are stored otherwise, and Emu3.5's text
-tokenizer. Does not belong here: pickled files (`convert.py`), pixels, and what every model of transformers needs
+tokenizer. Does not belong here: pickled files (`convert.py`), pixels, and loading any model of transformers
 (`vargen.checkpoints.transformers_folder`). No code of a repository is ever run: only classes of transformers are used.
 """
 

@@ -1,4 +1,4 @@
-"""What jobs about videos work on, and what they ask of a world that knows what videos show.
+"""Cases of jobs about videos, and the protocol of a world that knows the truth about videos.
 
 Belongs here: data that passes between a job and a world, as `vargen.jobs.cases` has it for pictures.
 """

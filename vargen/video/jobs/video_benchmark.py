@@ -1,6 +1,6 @@
 """Decoding methods side by side on videos: the same questions and seeds.
 
-Belongs here: the settings of such a comparison, what is kept of each answer, and the rows of results. Does not belong
+Belongs here: the settings of such a comparison, the record of each answer, and the rows of results. Does not belong
 here: the order in which methods work (`vargen.jobs.comparison`), an answer (`vargen.video.pipelines.answering`), the
 definitions that pictures share (`metrics.speculation`), printing. Importing this imports no torch.
 

@@ -1,8 +1,8 @@
-"""What every method for videos is: checked settings, and the players that it builds.
+"""A method for videos: checked settings, and the players that it builds.
 
-Belongs here: what all methods for videos share, and `VideoComponents`, through which a method asks for models. Does not
-belong here: any method (one file each, beside this one), any model, and decoding (`vargen.video.pipelines`). Importing
-this imports no torch: players are imported where they are built.
+Belongs here: the base of all methods for videos, and `VideoComponents`, through which a method asks for models. Does
+not belong here: any method (one file each, beside this one), any model, and decoding (`vargen.video.pipelines`).
+Importing this imports no torch: players are imported where they are built.
 """
 
 from __future__ import annotations

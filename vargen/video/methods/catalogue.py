@@ -1,6 +1,6 @@
 """Every method for videos, as the entry point "video" of the group `vargen.methods` names them, and the default.
 
-Belongs here: the list. What a method is, its own file says. Nothing here imports torch.
+Belongs here: the list. Each method has a file of its own. Nothing here imports torch.
 """
 
 from __future__ import annotations

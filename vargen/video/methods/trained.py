@@ -1,6 +1,6 @@
 """Methods with a trained draft head: EAGLE, MSD, ViSpec, Sparrow, FLASH.
 
-Belongs here: what is drafted with such a head. Does not belong here: the networks (`vargen.drafters`).
+Belongs here: drafting with such a head. Does not belong here: the networks (`vargen.drafters`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""Video-LLMs of transformers as targets: one file an architecture, requests, frames, and what a drafter may see."""
+"""Video-LLMs of transformers as targets: one file an architecture, requests, frames, and the tokens that a drafter may
+see."""

@@ -1,4 +1,4 @@
-"""How a model's own generation config wants tokens drawn, and the refusal of what cannot be honoured.
+"""How a model's own generation config wants tokens drawn, and the refusal of settings that cannot be honoured.
 
 Belongs here: from `generation_config.json` and what a caller asks for to settings of sampling, as transformers'
 `generate` merges the two. Does not belong here: drawing (`specdecode.sampling`,

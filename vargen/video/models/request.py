@@ -4,9 +4,9 @@ Belongs here: merging the vision tower's output into the prompt once (the target
 share it), positions that belong to the request, and leaving visual tokens out. Does not belong here: which tokens to
 leave out (`pruning.py`), caches and decoding (`target.py`).
 
-transformers keeps the offset between a Qwen-VL sequence's length and its next position as state of the model object,
-so a second request, or a pruned drafter of the same weights, silently breaks the first. Here positions are worked out
-once, belong to the request and are always passed explicitly. What differs from one architecture to the next is in
+transformers keeps the offset between a Qwen-VL sequence's length and its next position as state of the model object, so
+a second request, or a pruned drafter of the same weights, silently breaks the first. Here positions are worked out
+once, belong to the request and are always passed explicitly. Differences between architectures are in
 `vargen.video.models.architectures`.
 """
 

@@ -1,11 +1,11 @@
 """A Video-LLM of transformers, unmodified, in the roles of Target and of a draft model.
 
-Belongs here: feeding prompts, and what is seen of them on their way through the layers. Does not belong here: what a
-video is (`request.py`), which tokens a drafter may see (`pruning.py`), caches, masks and trees, which are those of any
-language model (`specdecode.targets.transformers`).
+Belongs here: feeding prompts, and hidden states and attention that are read on their way through the layers. Does not
+belong here: videos (`request.py`), which tokens a drafter may see (`pruning.py`), caches, masks and trees, which are
+those of any language model (`specdecode.targets.transformers`).
 
 Prompts are long and of different lengths, so each is fed alone, without padding: the fastest kernels need no mask, and
-what is seen of a prompt does not depend on its neighbours. From then on all rows go together.
+the states of a prompt do not depend on its neighbours. From then on all rows go together.
 """
 
 from __future__ import annotations

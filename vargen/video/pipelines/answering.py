@@ -1,8 +1,8 @@
 """Answers about videos: a target, perhaps a draft model, a processor, and any method of `vargen.video.methods`.
 
 Belongs here: loading, a call, and its account. Does not belong here: reading video files
-(`vargen.video.models.frames`), what a method is built from (`components.py`), the decode loops (`decoding.py`),
-several methods side by side (`vargen.video.jobs.video_benchmark`).
+(`vargen.video.models.frames`), the parts that a method is built from (`components.py`), the decode loops
+(`decoding.py`), several methods side by side (`vargen.video.jobs.video_benchmark`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A Video-LLM and its draft model with the prompts of one batch: plays `vargen.video.methods.base.VideoComponents`.
 
-Belongs here: what methods build their players from. Does not belong here: methods, loops (`decoding.py`), and anything
-that outlives a batch.
+Belongs here: the parts that methods build their players from. Does not belong here: methods, loops (`decoding.py`), and
+anything that outlives a batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Decoding answers: what a run is given, what comes of it, and the run itself.
+"""Decoding answers: the arguments of a run, its result, and the run itself.
 
-Belongs here: what all methods share. Does not belong here: which players a method asks for (`vargen.video.methods`),
-and loops of another kind (`parallel_pair.py`).
+Belongs here: steps of all methods. Does not belong here: which players a method asks for (`vargen.video.methods`), and
+loops of another kind (`parallel_pair.py`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """ParallelVLM: the drafter's side of a pair, in a process of its own or by turns in this one, and the target's side.
 
-Belongs here: what the drafter's side is built from, what it is sent, and the length of a window. Does not belong here:
-the rounds, the messages and the processes (`specdecode.runs.parallel`).
+Belongs here: the parts of the drafter's side, its messages, and the length of a window. Does not belong here: the
+rounds, the messages and the processes (`specdecode.runs.parallel`).
 
-Source: ParallelVLM (arXiv 2603.19610). While the target is still in the upper layers of its prefill, what its lower
-ones made of the video decides which visual tokens the drafter is shown (UV-Prune).
+Source: ParallelVLM (arXiv 2603.19610). While the target is still in the upper layers of its prefill, the states of the
+video in its lower layers decide which visual tokens the drafter is shown (UV-Prune).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A Video-LLM's own answers about videos, as every training that learns from them has them.
 
 Belongs here: settings of the videos and of the answers, which questions are asked, and having them answered. Does not
-belong here: what learns from the answers (`video_drafter.py`, `video_draft_model.py`), and the protocols of videos and
+belong here: learning from the answers (`video_drafter.py`, `video_draft_model.py`), and the protocols of videos and
 questions (`video_questions.py`).
 """
 

@@ -1,4 +1,4 @@
-"""What is asked of an architecture, and what all of them have alike.
+"""The protocol of an architecture, and the parts that all of them have alike.
 
 Belongs here: the questions, answered as most of transformers' Video-LLMs do. Does not belong here: any of them (one
 file each, beside this one), and the list (`catalogue.py`).

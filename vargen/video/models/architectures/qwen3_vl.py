@@ -1,7 +1,7 @@
 """Qwen3-VL (arXiv 2511.21631): a span of visual tokens for each step of time, between timestamps, and DeepStack.
 
-What the vision tower's middle layers made of a frame is added to the hidden states of its visual tokens after the first
-decoder layers; a model without it says something else. Queries and keys are normalised before they are turned.
+Features of a frame from the vision tower's middle layers are added to the hidden states of its visual tokens after the
+first decoder layers; a model without it says something else. Queries and keys are normalised before they are turned.
 """
 
 from __future__ import annotations

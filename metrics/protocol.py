@@ -68,7 +68,7 @@ class Protocol:
         composition: how GenEval's rule reads what a detector found; see `metrics.composition.CompositionRule`.
         reference: "renders" of held-out scenes, "given" on the command line, or "none": then there is no Frechet
             distance, no precision and no recall.
-        reference_count: how many renders.
+        reference_count: how many renders; fewer where fewer than 1,000 pictures are measured, see `num_renders`.
         judge: have the recogniser of scenes check what captions claim.
     """
 
@@ -170,6 +170,11 @@ class Protocol:
                 "Keep the longest caption of each"
             )
 
+    def num_renders(self, count: int, dimensions: int) -> int:
+        """Renders that so many pictures are compared with, on features of so many dimensions."""
+        asked = self.reference_count or 0
+        return asked if count >= 1000 else min(asked, max(4 * count, 2 * dimensions))
+
     def warnings(self, count: int, dimensions: int, reference_count: int | None) -> list[str]:
         """Notes for a reader of the figures, a line each."""
         found = []
@@ -179,6 +184,11 @@ class Protocol:
                     f"{number:,} {name} cannot fill {dimensions:,} feature dimensions: the covariance is singular and "
                     f"the Frechet distance too high; use more than {dimensions:,}"
                 )
+        if self.manifold_extractor is not None and reference_count is not None and 2 * count < reference_count:
+            found.append(
+                f"{count:,} pictures against {reference_count:,} of the reference: recall is too high, and density and "
+                "coverage too low; compare them and precision at these counts alone"
+            )
         return found
 
 

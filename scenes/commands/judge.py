@@ -24,8 +24,8 @@ class JudgeConfig(Settings):
     """Folder of a judge; null for the shipped one."""
     batch_size: int = option(32, least=1, most=MAX_BATCH_SIZE)
     """Number of pictures that are read at once."""
-    device: str = option("cpu", choices=("cpu", "cuda"), group=LOADING)
-    """Device that reads, "cpu" or "cuda"."""
+    device: str = option("auto", choices=("auto", "cpu", "cuda"), group=LOADING)
+    """Device that reads, "cpu" or "cuda"; "auto" takes a GPU if there is one."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -52,10 +52,12 @@ def run(arguments: Sequence[str]) -> int:
     from scenes.judge.folder import judge_folder
     from scenes.judge.network import load_judge
 
-    if config.device != "cpu" and not torch.cuda.is_available():
+    has_gpu = torch.cuda.is_available()
+    if config.device == "cuda" and not has_gpu:
         raise UserError(f"device: {config.device!r} is not available here; use cpu")
+    device = "cuda" if has_gpu and config.device != "cpu" else "cpu"
     with own_folder(folder, argument="folder"):
-        result, tally = judge_folder(load_judge(config.judge_model, config.device), folder, config.batch_size)
+        result, tally = judge_folder(load_judge(config.judge_model, device), folder, config.batch_size)
         write_json_atomic(folder / "judge.json", result)
     summary = {name: value for name, value in result.items() if name != "verdicts"}
     unreadable = summary["unreadable_prompts"]

@@ -169,7 +169,8 @@ COMMANDS: dict[str, tuple[str, Callable[[Path], object]]] = {
         benched,
     ),
     "tune": (
-        "tune --method sjd --fixed.window 2 --fixed.initial_guess random --fixed.branches 2 --fixed.branch_depth 1 "
+        "tune --method sjd --method_options.window 2 --method_options.initial_guess random --method_options.branches 2 "
+        "--method_options.branch_depth 1 "
         "--speed pass_reduction --num_prompts 2 --batch_size 2 --model {model} --quiet --output {work}/out",
         tuned,
     ),

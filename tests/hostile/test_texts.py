@@ -80,7 +80,7 @@ CASES = [
     say("a method for pictures about videos", "caption {work} --method vvs", "'vvs' is not known for videos"),
     say("no such protocol", "evaluate --protocol magic --output {work}/out", "protocol: 'magic' is neither"),
     say("what cannot be tuned", "tune --method ar --output {work}/out", "'ar' has nothing to tune"),
-    say("a fixed setting that is none", "tune --fixed.depht 3 --output {work}/out", "no setting 'depht'"),
+    say("a fixed setting that is none", "tune --method_options.depht 3 --output {work}/out", "no setting 'depht'"),
     say("what cannot be trained", "train everything", "'everything' cannot be trained"),
     say("what cannot be converted", "convert flux", "'flux' cannot be converted"),
     say("a configuration that is not there", "train judge --config nowhere", "'nowhere' is not shipped"),

@@ -58,6 +58,9 @@ def test_captions_that_do_not_fit_are_refused():
 
 def test_too_few_pictures_for_the_dimensions_are_warned_of():
     assert not Protocol("mine").warnings(3000, 2048, 2049)
+    mine = Protocol("mine", extractor="clip", manifold_extractor="clip", reference="renders", reference_count=5000)
+    assert [mine.num_renders(count, 128) for count in (24, 200, 999, 1000, 2000)] == [256, 800, 3996, 5000, 5000]
+    assert "coverage too low" in mine.warnings(200, 128, 800)[0] and not mine.warnings(2500, 128, 5000)
     warnings = Protocol("mine").warnings(2048, 2048, 100)
     assert len(warnings) == 2 and "2,048 pictures cannot fill 2,048" in warnings[0]
 

@@ -21,6 +21,7 @@ class NotFiniteError(UserError):
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """What an error about a mistyped name adds: the closest known name, or nothing."""
-    close = difflib.get_close_matches(str(name), list(known), n=1)
+    """What an error about a mistyped name adds: a known name that is near, or nothing."""
+    bare = {each.lstrip("-"): each for each in known}
+    close = [bare[each] for each in difflib.get_close_matches(str(name).lstrip("-"), bare, n=1, cutoff=0.7)]
     return f" (did you mean {close[0]!r}?)" if close else ""

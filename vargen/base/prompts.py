@@ -8,6 +8,7 @@ Does not belong here: how long a prompt may be, and warning about it, which a pi
 | `.csv`, `.tsv` | a table whose header names a column `prompt`, `caption` or `text` in any case |
 | `.jsonl` | one string, or one object with such a key, per line |
 | `.json`, `.parquet`, `.tar`, folders, `hub:NAME` | data sets, see `vargen.base.prompt_tables` |
+| the name of a shipped file | `scenes-geneval`, `scenes-parti` |
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from vargen.base.bounds import check_text
 from vargen.base.errors import UserError
 from vargen.base.prompt_tables import Row, is_table, read_rows
 from vargen.base.reading import expanded, parse_json, read_bytes, reason_of
+from vargen.base.resources import find_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -86,7 +88,7 @@ def read_records(
     """
     if source != "-" and is_table(source):
         return read_rows(source, columns, argument)
-    path = expanded(source)
+    path = find_prompts(expanded(source))
     if source == "-" and sys.stdin is None:
         raise UserError(f"{argument}: standard input is closed; name a file")
     if source == "-":

@@ -58,6 +58,14 @@ def find_config(name: str) -> Path:
     raise UserError(f"config {name!r} is not shipped; known: {', '.join(known) or 'none'}")
 
 
+def find_prompts(source: Path) -> Path:
+    """A shipped file of prompts by its name, with or without the ending, where no file of a user has it."""
+    if source.exists() or source.parent != Path():
+        return source
+    shipped = configs_folder() / "prompts"
+    return next((path for path in shipped.glob("*") if source.name in (path.name, path.stem)), source)
+
+
 def shipped_models() -> list[str]:
     """Names of the shipped picture models; none without a world."""
     return _shipped("*/model_index.json")

@@ -191,6 +191,7 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     wrong value."""
     rest, nested = _take_nested(parser, arguments)
     try:
+        rest = [_by_other_name(parser, argument) for argument in rest]
         normalised = [_shipped_config(parser, argument, previous) for previous, argument in _normalised(rest)]
         values = parser.parse_args(_switched_on(parser, normalised))
     except ArgumentError as error:
@@ -208,6 +209,14 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
         given[key] = {**(inner if isinstance(inner, Mapping) else {}), name: value}
         setattr(values, field, given)
     return values
+
+
+def _by_other_name(parser: ArgumentParser, argument: str) -> str:
+    """`--methods` for `--method`, or the reverse, where a command has the other alone."""
+    flag, equals, value = argument.partition("=")
+    other = {"--method": "--methods", "--methods": "--method"}.get(flag)
+    options = [option for action in parser._actions for option in action.option_strings]
+    return argument if other is None or flag in options else f"{other}{equals}{value}"
 
 
 def _reason(parser: ArgumentParser, message: str) -> str:

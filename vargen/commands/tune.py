@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,14 @@ def run(arguments: Sequence[str]) -> int:
         TuneConfig,
         epilog="`vargen generate --method DIR/best.yaml` uses what was found.",
     )
-    add_switches(parser)
+    add_switches(parser, json="print the content of pareto.json instead of the table")
     values = parse(parser, arguments)
     config = fill(TuneConfig, values)
 
-    record = tune(config, find_world(), values.quiet, lambda record: _report(Path(config.output), record))
+    def report(record: Mapping[str, Any]) -> None:
+        print(json.dumps(record)) if values.json else _report(Path(config.output), record)
+
+    record = tune(config, find_world(), values.quiet, report)
     return 1 if record["best"]["method"] == PLAIN else 0
 
 

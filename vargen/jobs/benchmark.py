@@ -75,7 +75,7 @@ class BenchConfig(SamplingOptions):
     class_labels: list[int] = option(list, least=0)
     """Classes to draw instead of prompts, for a class-conditional model."""
     batch_size: int = option(1, least=1, most=MAX_BATCH_SIZE, group=DECODING)
-    """Number of pictures that are drawn at once."""
+    """Number of pictures that are drawn at once; 1, since papers tell seconds of one picture."""
     continuous_batches: bool = option(False, group=DECODING)
     """Give a finished picture's place in the batch to the next one at once, where the family of models can. A picture's
     passes and seconds are then its own. false lets a batch wait for its slowest."""

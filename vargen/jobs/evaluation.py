@@ -94,7 +94,8 @@ class EvaluateConfig(SamplingOptions):
     vgg_weights: str | None = option(None, path=READ_FILE)
     """File of torchvision's VGG16 weights, for a protocol that uses them."""
     batch_size: int = option(32, least=1, most=MAX_BATCH_SIZE, group=DECODING)
-    """Number of pictures per call. A stopped run is continued with the same one, since costs are recorded by call."""
+    """Number of pictures per call; 32, since thousands are drawn. A stopped run is continued with the same one, since
+    costs are recorded by call."""
     continuous_batches: bool = option(True, group=DECODING)
     """Give a finished picture's place in the batch to the next one at once, where the family of models can. It changes
     no picture. A stopped run is continued with the same setting."""
@@ -216,13 +217,14 @@ def _evaluate(
         label: measuring.measure_pictures(run, label, source.read, source.folder) for label, source in sources.items()
     }
     reference: Reference | None
+    dimensions = run.networks.extractors[protocol.extractor].num_features
     if protocol.reference == "none":
         reference, notes = None, ["no reference: Frechet distance, precision and recall are left out"]
     elif stored is not None:
         reference, notes = measuring.stored_reference(run, stored[0], given)
         notes += stored[1]
     else:
-        count, resolution = protocol.reference_count or 0, protocol.resolution or side
+        count, resolution = protocol.num_renders(len(cases), dimensions), protocol.resolution or side
         compared_with = given or _needed(world, protocol).reference(count, resolution)
         reference, notes = measuring.measured_reference(run, compared_with), []
     if not processes.is_main:
@@ -230,7 +232,6 @@ def _evaluate(
 
     for label, source in sources.items() if config.write_npz else ():
         measuring.write_pictures(run.output / f"{label}.npz", source.read, len(cases))
-    dimensions = run.networks.extractors[protocol.extractor].num_features
     compared = None
     if reference is not None:
         compared = {"source": config.reference or protocol.reference, "count": reference.statistics.count}

@@ -55,7 +55,7 @@ class GenerateConfig(SizedOptions):
     prompts_file: str | None = option(None, path=READ_FILE)
     """File of more prompts: .txt (one a line), .csv or .tsv (with a column "prompt"), .jsonl, .json (COCO's captions
     too), .parquet, .tar (webdataset); a folder of `datasets`, shards or texts; "hub:NAME" for a data set on the hub;
-    "-" reads lines from standard input."""
+    scenes-geneval or scenes-parti, which are shipped; "-" reads lines from standard input."""
     prompts_format: str | None = option(None, choices=FORMATS)
     """What the file is of: parti, geneval, dpg or hpsv2, as published; null for prompts alone."""
     class_labels: list[int] = option(list, least=0)

@@ -218,7 +218,7 @@ def _reference_features(run: Evaluation, pictures: ReferencePictures) -> dict[st
     identity = [pictures.digest(), protocol.resizer, protocol.resolution, *only.identity().values()]
     identity += ["spatial"] if protocol.spatial_distance else []
     store = BatchStore(cache_folder() / "references" / digest(identity), len(pictures), MEASURE_BATCH)
-    measured = _measured(run, "reference", store, pictures.read, (), only)
+    measured = _measured(run, "the reference, kept for later runs,", store, pictures.read, (), only)
     return {name.removeprefix("features_"): value for name, value in measured.items()}
 
 

@@ -70,11 +70,11 @@ def check_fixed(method: str, fixed: Mapping[str, Any]) -> None:
     known = [field.name for field in fields(by_name[method])]
     for name in fixed:
         if name not in known:
-            raise UserError(f"fixed: method {method!r} has no setting {name!r}; it has: {', '.join(known)}")
+            raise UserError(f"method_options: method {method!r} has no setting {name!r}; it has: {', '.join(known)}")
     try:
         resolve_method(method, fixed)
     except UserError as error:
-        raise UserError(f"fixed: {error}") from error
+        raise UserError(f"method_options: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,8 @@ class TuneConfig(ModelOptions):
 
     method: str = option("jacobi", path=READ_NAMES, group=DECODING)
     """Method whose settings are searched."""
-    fixed: dict[str, Any] = option(dict, group=DECODING)
-    """Settings that are not varied, such as `--fixed.schedule likeness`."""
+    method_options: dict[str, Any] = option(dict, group=DECODING)
+    """Settings that are not varied, such as `--method_options.schedule likeness`."""
     max_quality_loss: float | None = option(None, least=0.0, most=max(QUALITIES.values()))
     """Allowed loss of quality against plain decoding, absolute; null for 0.02 of judge accuracy (two points), or 0.3 of
     CLIP score."""
@@ -97,7 +97,7 @@ class TuneConfig(ModelOptions):
             raise UserError("clip must name the folder of a CLIP model: quality is clip_score")
         if self.quality is not None:
             check_number("max_quality_loss", self.max_quality_loss or 0.0, 0.0, QUALITIES[self.quality])
-        study.check_fixed(self.method, self.fixed)
+        study.check_fixed(self.method, self.method_options)
         if importlib.util.find_spec("optuna") is None:
             raise UserError('tune needs Optuna, which is not installed; run pip install "vargen[tune]"')
 
@@ -155,19 +155,19 @@ def _tune(
     left_out = {"output", "max_seconds", "max_quality_loss", "save_to_model", "prompts_file", "clip"}
     left_out |= {option.name for option in fields(ModelOptions)}
     identity = {name: value for name, value in asdict(config).items() if name not in left_out} | described
-    folders = {name: config.fixed.get(name) for name in resolve_method(config.method).weights}
+    folders = {name: config.method_options.get(name) for name in resolve_method(config.method).weights}
     identity["drafters"] = {name: weights_fingerprint(str(path)) for name, path in folders.items() if path}
     folder = Path(config.output)
     check_identity_file(folder / "settings.json", identity, holds="a search")
     if not (folder / "trials.log").exists():
         # One picture before anything is written, since a model without a drafter would refuse every trial.
         try:
-            method = pipeline.resolve_method(config.method, config.fixed)
+            method = pipeline.resolve_method(config.method, config.method_options)
             run_benchmark(pipeline, {CANDIDATE: method}, cases[:1], seed=config.seed, warm_up=0)
         except UserError as error:
             raise UserError(f"method {config.method!r} cannot be tuned with this model: {error}") from error
     write_json_atomic(folder / "settings.json", identity)
-    starts = study.starting_points(config.method, config.fixed, pipeline.resolve_method)
+    starts = study.starting_points(config.method, config.method_options, pipeline.resolve_method)
     search = study.open_search(folder / "trials.log", starts, config.seed)
     measurement = None
     try:
@@ -267,9 +267,9 @@ def _search(search: Study, measurement: Measurement, config: TuneConfig, shown: 
         shown.update(min(round(spent), round(config.max_seconds)) - shown.n)
         trial, point, repeated = search.ask(), None, False
         try:
-            drawn = resolve_method(config.method).search(SearchSpace(trial, config.fixed))
+            drawn = resolve_method(config.method).search(SearchSpace(trial, config.method_options))
             start = trial.user_attrs.get("start", {})
-            settings = resolve_method(config.method, {**drawn, **start, **config.fixed})
+            settings = resolve_method(config.method, {**drawn, **start, **config.method_options})
             method = measurement.pipeline.resolve_method(settings)
             key = study.key_of(study.settings_of(method))
             repeated = key in points
@@ -279,7 +279,7 @@ def _search(search: Study, measurement: Measurement, config: TuneConfig, shown: 
         study.tell(search, trial, point)
         barren = barren + 1 if repeated or point is None else 0
     if not points:
-        raise UserError(f"fixed: every setting that was tried was refused, the last because: {refusal}")
+        raise UserError(f"method_options: every setting that was tried was refused, the last because: {refusal}")
     return True
 
 

@@ -313,8 +313,8 @@ def test_windows_that_do_not_fit_the_grid_are_left_out(arguments, tmp_path, monk
 def test_a_front_says_what_nobody_verified(arguments, tmp_path, monkeypatch, capsys):
     """Every second step takes a token unseen, and the other one at least one that was seen."""
     limit_trials(monkeypatch, 1)
-    window = ("--method", "vvs-jacobi", "--fixed.schedule", "uniform", "--fixed.interval", "2")
-    assert main([*arguments, *window, "--fixed.max_skip", "1", "--speed", "speedup"]) in (0, 1)
+    window = ("--method", "vvs-jacobi", "--method_options.schedule", "uniform", "--method_options.interval", "2")
+    assert main([*arguments, *window, "--method_options.max_skip", "1", "--speed", "speedup"]) in (0, 1)
     record = json.loads((tmp_path / "tuning" / "pareto.json").read_text())
     (point,) = record["measured"]
     assert 0.1 < point["never_verified"] <= 0.5 and point["speedup"] == point["speed"] > 0
@@ -384,12 +384,12 @@ def test_time_that_was_spent_counts_and_plain_decoding_is_best_where_nothing_gai
 def test_a_space_that_is_used_up_ends_the_search_and_the_model_may_keep_what_was_found(
     arguments, tiny_model_folder, tmp_path, capsys
 ):
-    fixed = ("--fixed.window", "3", "--fixed.branches", "1")
+    fixed = ("--method_options.window", "3", "--method_options.branches", "1")
     assert main([*arguments, *fixed, "--save_to_model", "true"]) == 0
     out, err = capsys.readouterr()
     assert "1 settings measured" in out and "ended before its time" in err
     assert json.loads((tiny_model_folder / "model_index.json").read_text())["methods"] == {"sjd": {"window": 3}}
-    assert main([*arguments, "--fixed.window", "3", "--fixed.branches", "1"]) == 0, (
+    assert main([*arguments, "--method_options.window", "3", "--method_options.branches", "1"]) == 0, (
         "the same model, and the same search"
     )
     assert resolve_method(str(tmp_path / "tuning" / "best.yaml")) == resolve_method("sjd", {"window": 3})
@@ -439,8 +439,8 @@ def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch, capsys):
     [
         ({"method": "ar"}, "method 'ar' has nothing to tune; choose one of: eagle"),
         ({"method": "vss"}, "method 'vss' is not known; choose one of: eagle"),
-        ({"method": "vvs", "fixed": {"depth": -3}}, "fixed: vvs.depth must be at least 1, got -3"),
-        ({"method": "sjd", "fixed": {"depth": 3}}, "fixed: method 'sjd' has no setting 'depth'"),
+        ({"method": "vvs", "method_options": {"depth": -3}}, "method_options: vvs.depth must be at least 1, got -3"),
+        ({"method": "sjd", "method_options": {"depth": 3}}, "method_options: method 'sjd' has no setting 'depth'"),
         ({"quality": "clip_score"}, "clip must name the folder of a CLIP model: quality is clip_score"),
         ({"quality": "judge_accuracy", "max_quality_loss": 2.0}, "max_quality_loss must be at most 1, got 2"),
     ],
@@ -454,7 +454,7 @@ def test_skipping_methods_are_tuned_within_what_is_fixed(arguments, drafting_pip
     folder = tmp_path / "drafting"
     drafting_pipeline.save_pretrained(folder)
     measured = limit_trials(monkeypatch, 4)
-    fixed = ["--fixed.schedule", "dynamic", "--fixed.num_neighbours", "4"]
+    fixed = ["--method_options.schedule", "dynamic", "--method_options.num_neighbours", "4"]
     assert main([*arguments, "--method", "vvs", *fixed, "--model", str(folder), "--max_quality_loss", "1"]) == 0
     assert [(method.schedule, method.num_neighbours) for method in measured] == [("dynamic", 4)] * 4
     options = {"schedule": "dynamic", "num_neighbours": 4}

@@ -1,6 +1,8 @@
-"""The errors that a user can do something about. Nothing else belongs here, so that everything can import it."""
+"""Errors and warnings that a user can do something about. Nothing else belongs here: everything can import it."""
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 
 
@@ -25,3 +27,11 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     bare = {each.lstrip("-"): each for each in known}
     close = [bare[each] for each in difflib.get_close_matches(str(name).lstrip("-"), bare, n=1, cutoff=0.7)]
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn, pointing at the user's own line: the nearest one that is neither vargen's nor torch's."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("vargen", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -34,10 +34,11 @@ def run(arguments: Sequence[str]) -> int:
     passes = f"{trace.target_passes} target passes"
     if answer.draft_passes is not None:
         passes += f", {answer.draft_passes} of the drafter"
-    if first.target_passes or first.draft_passes:
-        passes += f", and at first use {first.target_passes} and {first.draft_passes} more"
+    if once := first.target_passes + first.draft_passes:
+        passes += f", {once} more once to try this machine and model"
+    print()
     print(
-        f"\n\n{answer.method.name}{'' if answer.method.exact else ' (relaxed)'}: {len(answer.token_ids)} tokens, "
+        f"{answer.method.name}{'' if answer.method.exact else ' (relaxed)'}: {len(answer.token_ids)} tokens, "
         f"{passes}, {trace.mean_accepted_length:.2f} draft tokens accepted per step, "
         f"{answer.seconds:.2f} s",
         file=sys.stderr,

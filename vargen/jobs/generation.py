@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from metrics.prompt_formats import FORMATS
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED
-from vargen.base.errors import NotFiniteError, UserError
+from vargen.base.errors import NotFiniteError, UserError, warn
 from vargen.base.options import DECODING, OUTPUT, SAMPLING, option
 from vargen.base.path_roles import READ_FILE, READ_FOLDER, READ_NAMES, writes_in
 from vargen.base.prompts import gather_prompts
@@ -333,7 +333,7 @@ class _Run:
         self.totals.new_images = len(missing)
         prompts = list(dict.fromkeys(request.text for request in self.requests if request.text is not None))
         for problem in pipeline.prompt_problems(prompts, **model.size) if prompts else ():
-            warnings.warn(problem, PromptWarning, stacklevel=2)
+            warn(problem, PromptWarning)
         ranker = self._ranker(prompts)
         self.results.begin(self._describe(device))
         num_tokens = len(missing) * config.num_candidates * model.num_tokens

@@ -10,12 +10,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from vargen.base.errors import UserError, did_you_mean
+from vargen.base.errors import UserError, did_you_mean, warn
 from vargen.base.reading import parse_yaml, read_yaml, reading
 from vargen.base.resources import configs_folder
 from vargen.base.world import find_methods
@@ -127,10 +126,9 @@ def resolve_method(
         if own is not None and settings is None and config.paper_preset is not None:
             settings = _read_preset(find_presets(task)[config.paper_preset])
             del settings["method"]
-            warnings.warn(
+            warn(
                 f"{method}: this model brings no settings of its own for it, so those of the paper are used "
-                f"({config.paper_preset}); `vargen tune --method {method}` finds faster ones",
-                stacklevel=2,
+                f"({config.paper_preset}); `vargen tune --method {method}` finds faster ones"
             )
         return configure(config, options or {}, settings)
     presets = find_presets(task)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -47,6 +48,11 @@ from vargen.pipelines.lora import LoraPipeline
 from vargen.pipelines.quantization import QuantizablePipeline
 from vargen.pipelines.streaming import Arriving, PictureStream, stream_pictures
 
+_WITHOUT_MEANING = ("kept in float32: []", "cannot run with `cpu` device")
+for _of_diffusers in ("models.modeling_utils", "pipelines.pipeline_utils"):  # of every cast: it names no module
+    logging.getLogger(f"diffusers.{_of_diffusers}").addFilter(
+        lambda record: not any(each in record.getMessage() for each in _WITHOUT_MEANING)
+    )
 _SCORED_AT_ONCE = 64
 """Tokens of a candidate whose logits are held at once."""
 ROOM_FOR_PROMPTS = 128
@@ -97,6 +103,15 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
         """Register modules as `DiffusionPipeline` does. Raises UserError for a module that another one wraps."""
         check_module(name, value)
         super().__setattr__(name, value)
+
+    def enable_vae_slicing(self) -> None:
+        """Refused. Raises UserError."""
+        raise UserError(
+            "enable_vae_slicing and enable_vae_tiling cannot be used: pixels come from a small decoder of codes, not "
+            "from a VAE; leave them out, and draw fewer pictures at once where memory is short"
+        )
+
+    enable_vae_tiling = enable_vae_slicing
 
     @property
     def _usual_num_tokens(self) -> int:

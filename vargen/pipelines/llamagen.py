@@ -9,7 +9,6 @@ Unlike other pipelines of diffusers, this one puts the conditional half of guida
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -21,13 +20,14 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from vargen.base.errors import UserError
+from vargen.base.errors import UserError, warn
 from vargen.base.prompts import unknown_words
 from vargen.base.reading import reading
 from vargen.checkpoints.finite import check_component_weights, check_pixels
 from vargen.checkpoints.foreign_weights import load_strictly, read_tensors
 from vargen.checkpoints.model_folder import check_model_folder, own_weights, shared_components
 from vargen.checkpoints.offloading import check_device_map, is_offloaded
+from vargen.checkpoints.source import is_hub_name
 from vargen.checkpoints.transformers_folder import checked_arguments, or_leave_out
 from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.base import Method, NamedMethod
@@ -228,9 +228,13 @@ class LlamaGenPipeline(StreamingPipeline):
             UserError: a local folder is incomplete, damaged or inconsistent, or it cannot be placed as asked; or code
                 of a repository is to be run.
         """
-        kwargs, remedy = checked_arguments(kwargs), f"copy the whole folder again{or_leave_out(kwargs)}"
+        is_folder = os.path.isdir(pretrained_model_name_or_path)
+        remedy = "copy the whole folder again" if is_folder else "name a folder, or a model on the hub that is in reach"
+        kwargs, remedy = checked_arguments(kwargs), f"{remedy}{or_leave_out(kwargs)}"
         check_device_map(kwargs.get("device_map"))
-        if os.path.isdir(pretrained_model_name_or_path):
+        if not is_folder and not is_hub_name(os.fspath(pretrained_model_name_or_path)):
+            raise UserError(f"model: {pretrained_model_name_or_path} does not exist; {remedy}")
+        if is_folder:
             kwargs = cls._shared(pretrained_model_name_or_path, kwargs) | kwargs
             parts = {*cls._get_signature_keys(cls)[0]}
             passed = {name for name in parts & {*kwargs} if kwargs[name] is None or isinstance(kwargs[name], nn.Module)}
@@ -403,7 +407,7 @@ class LlamaGenPipeline(StreamingPipeline):
             if self.text_encoder is None or self.tokenizer is None:
                 raise UserError("prompt needs a pipeline with text_encoder and tokenizer; give prompt_embeds instead")
             for problem in self.prompt_problems(prompt or "", max_sequence_length):
-                warnings.warn(problem, PromptWarning, stacklevel=3)
+                warn(problem, PromptWarning)
             prompts = [prompt] if isinstance(prompt, str) else list(prompt or ())
             length = self._sequence_length(max_sequence_length)
             prompt_embeds, mask = encode_each(self.tokenizer, self.text_encoder, prompts, length, trim=trim)

@@ -9,7 +9,6 @@ rule, so that an hour of video costs no more memory than the frames that are loo
 
 from __future__ import annotations
 
-import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from transformers.video_utils import VideoMetadata
 
 from metrics.errors import DataError
 from metrics.images import natural_key, read_rgb
-from vargen.base.errors import UserError
+from vargen.base.errors import UserError, warn
 from vargen.base.prompts import unknown_words
 from vargen.base.reading import expanded, reason_of
 
@@ -267,7 +266,7 @@ def processor_inputs(
     unknown = unknown_words(processor.tokenizer, question)
     if unknown:
         words = ", ".join(repr(word) for word in unknown)
-        warnings.warn(f"question: the model does not know {words}; use other words", QuestionWarning, stacklevel=2)
+        warn(f"question: the model does not know {words}; use other words", QuestionWarning)
     conversation = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": question}]}]
     text = processor.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
     # Left undecided, this class logs a warning; False is what undecided means.

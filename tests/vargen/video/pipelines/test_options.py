@@ -255,9 +255,10 @@ def test_a_model_without_a_drafter_answers_plainly_and_says_so(alone, qwen_pair,
     assert main(answer) == 0
     plain = capsys.readouterr()
     assert "alone has no drafter" in plain.err and "\nar: 8 tokens, 8 target passes" in plain.err
+    assert plain.out.endswith("\n") and not plain.out.endswith("\n\n")
     assert main([*answer, "--draft_model", small]) == 0
     drafted = capsys.readouterr()
-    assert "no drafter" not in drafted.err and "\nsd: 8 tokens" in drafted.err and drafted.out == plain.out
+    assert "no drafter" not in drafted.err and "sd: 8 tokens" in drafted.err and drafted.out == plain.out
     assert main([*answer, "--method_options.draft_length", "3"]) == 2
     assert "method_options needs method" in capsys.readouterr().err
     for option, told in (("--method", "method '' is not known"), ("--draft_model", "no folder with a config.json")):

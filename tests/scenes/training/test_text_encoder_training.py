@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from resumed import stop_and_go_on
 from transformers import AutoTokenizer, T5EncoderModel
 
 from scenes.training.caption_reading import caption_reading_loss
@@ -40,25 +41,7 @@ def config(tmp_path: Path) -> TextEncoderTrainingConfig:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_resumed_run_ends_with_the_same_weights(config, tmp_path, optimizer):
-    config = replace(config, optimizer=optimizer)
-    train_text_encoder(config)
-    whole = load_text_encoder(str(tmp_path / "text_encoder" / "export")).state_dict()
-    parts = replace(config, output=str(tmp_path / "parts"), checkpoint_seconds=1e-9)
-    original = TextEncoderTask.loss
-
-    def stop(self: TextEncoderTask, step: int, progress: float):
-        if step == 3 and not (tmp_path / "stopped").exists():
-            (tmp_path / "stopped").touch()
-            raise InterruptedError
-        return original(self, step, progress)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TextEncoderTask, "loss", stop)
-        with pytest.raises(InterruptedError):
-            train_text_encoder(parts)
-        train_text_encoder(parts)
-    resumed = load_text_encoder(str(tmp_path / "parts" / "export")).state_dict()
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    stop_and_go_on(TextEncoderTask, train_text_encoder, replace(config, optimizer=optimizer), tmp_path, 3)
 
 
 def test_length_groups_only_save_padding(config):

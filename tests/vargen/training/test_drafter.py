@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cheap_training import PICTURE_STEPS
+from resumed import stop_and_go_on
 
 from scenes.cases import scene_prompts
 from specdecode.sampling import SamplingConfig
@@ -114,23 +115,10 @@ def test_a_run_does_not_go_on_under_another_guidance(config, tiny_model_folder):
 
 
 def test_a_resumed_run_ends_with_the_same_weights(config, tmp_path):
-    config = replace(config, steps=6)
-    train_drafter(replace(config, output=str(tmp_path / "a")), scene_prompts)
-    loss = PictureDrafterTask.loss
-
-    def interrupted(self: PictureDrafterTask, step: int, progress: float) -> object:
-        if step == 3:
-            raise KeyboardInterrupt
-        return loss(self, step, progress)
-
-    stopping = replace(config, output=str(tmp_path / "b"), checkpoint_seconds=1e-9)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(PictureDrafterTask, "loss", interrupted)
-        train_drafter(stopping, scene_prompts)
-    train_drafter(stopping, scene_prompts)
-    left, right = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["module"] for name in "ab")
-    assert all(torch.equal(value, right[name]) for name, value in left.items())
-    assert read_jsonl(tmp_path / "b" / "log.jsonl")
+    stopped = stop_and_go_on(
+        PictureDrafterTask, lambda each: train_drafter(each, scene_prompts), replace(config, steps=6), tmp_path, 3
+    )
+    assert read_jsonl(stopped / "log.jsonl")
 
 
 @pytest.mark.parametrize("name", ["tiny_pipeline", "identity_pipeline"])

@@ -9,6 +9,7 @@ import text_models
 import torch
 from cheap_training import DRAFT_STEPS
 from language_models import ragged_prompts
+from resumed import stop_and_go_on
 
 import specdecode
 from vargen.base.errors import UserError
@@ -74,24 +75,10 @@ def test_a_learned_head_is_accepted_more_often_and_changes_no_token(config, fold
 
 def test_a_resumed_run_ends_with_the_same_weights(config, tmp_path):
     config = replace(config, steps=4, answers=str(tmp_path / "answers"))
-    train_text_drafter(replace(config, output=str(tmp_path / "a")))
-    loss = TextDrafterTask.loss
-
-    def interrupted(self: TextDrafterTask, step: int, progress: float) -> object:
-        if step == 2:
-            raise KeyboardInterrupt
-        return loss(self, step, progress)
-
-    stopping = replace(config, output=str(tmp_path / "b"), checkpoint_seconds=1e-9)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(TextDrafterTask, "loss", interrupted)
-        train_text_drafter(stopping)
-    train_text_drafter(stopping)
-    left, right = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["module"] for name in "ab")
-    assert all(torch.equal(value, right[name]) for name, value in left.items())
-    assert read_jsonl(tmp_path / "b" / "log.jsonl")
+    stopped = stop_and_go_on(TextDrafterTask, train_text_drafter, config, tmp_path, 2)
+    assert read_jsonl(stopped / "log.jsonl")
     with pytest.raises(UserError, match="draft_vocab_size"):
-        train_text_drafter(replace(stopping, draft_vocab_size=20))
+        train_text_drafter(replace(config, output=str(stopped), draft_vocab_size=20))
 
 
 def test_answers_go_on_where_they_stopped(config, tmp_path, monkeypatch):

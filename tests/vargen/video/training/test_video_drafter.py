@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from noise_videos import FIRST_SEEDS, FRAMES, SIZE, NoiseVideos, short_run
+from resumed import stop_and_go_on
 from safetensors import safe_open
 from small_video_llms import ARCHITECTURES, build_talkative, save_both
 from torch import Tensor
@@ -406,31 +407,20 @@ def test_a_run_exports_a_drafter(folders, tmp_path, kind, architecture):
     assert torch.equal(plain.tokens, decode(target, drafter=drafter, **settings).tokens)
 
 
-def test_a_resumed_run_ends_with_the_same_weights(qwen_folder, tmp_path):
+def test_a_resumed_run_ends_with_the_same_weights(qwen_folder, tmp_path, monkeypatch):
     """Half of the states fit into memory, so both ways of getting them are taken."""
     config = training_config(
-        qwen_folder, tmp_path / "whole", answers=str(tmp_path / "answers"), memory_gib=1e-5, autocast=True, steps=4
+        qwen_folder, tmp_path / "a", answers=str(tmp_path / "answers"), memory_gib=1e-5, autocast=True, steps=4
     )
-    train_on_noise(config)
-    loss = VideoDrafterTask.loss
-    kept = []
+    loss, kept = VideoDrafterTask.loss, []
 
-    def interrupted(self: VideoDrafterTask, step: int, progress: float) -> Any:
+    def watched(self: VideoDrafterTask, step: int, progress: float) -> Any:
         kept.append(len(self.training._kept))
-        if step == 2:
-            raise KeyboardInterrupt
         return loss(self, step, progress)
 
-    half = replace(config, output=str(tmp_path / "half"), checkpoint_seconds=1e-9)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(VideoDrafterTask, "loss", interrupted)
-        train_on_noise(half)
+    monkeypatch.setattr(VideoDrafterTask, "loss", watched)
+    stop_and_go_on(VideoDrafterTask, train_on_noise, config, tmp_path, 2)
     assert 0 < kept[-1] < config.num_videos
-    train_on_noise(half)
-    left, right = (
-        torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["module"] for name in ("whole", "half")
-    )
-    assert all(torch.equal(value, right[name]) for name, value in left.items())
 
 
 @pytest.mark.parametrize("kind", ["sparrow", "flash"])

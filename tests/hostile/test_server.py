@@ -192,7 +192,7 @@ def test_other_places_and_ways(engine: Engine) -> None:
     paths = (
         "/docs",
         "/v1",
-        "/v1/images/edits",
+        "/v1/images/variations",
         "//",
         "/%00",
         "/v1/images/generations/../../etc/passwd",

@@ -11,6 +11,7 @@ Belongs here: settings, the order of work, and the identity of a run. Does not b
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import time
 import warnings
@@ -21,11 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metrics.prompt_formats import FORMATS
-from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_PIXELS, MAX_SEED
 from vargen.base.errors import NotFiniteError, UserError, warn
 from vargen.base.options import DECODING, OUTPUT, SAMPLING, option
 from vargen.base.path_roles import READ_FILE, READ_FOLDER, READ_NAMES, writes_in
+from vargen.base.picture_files import check_edit, open_picture
 from vargen.base.prompts import gather_prompts
+from vargen.base.reading import expanded, read_bytes
 from vargen.base.resources import shipped_clip
 from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.checkpoints.options import SizedOptions
@@ -60,13 +63,22 @@ class GenerateConfig(SizedOptions):
     """What the file is of: parti, geneval, dpg or hpsv2, as published; null for prompts alone."""
     class_labels: list[int] = option(list, least=0)
     """Classes to draw instead of prompts, such as "[207, 360]", for a class-conditional model."""
+    image: str | None = option(None, path=READ_FILE)
+    """Picture to start from, with `mask_image` or `start_rows`: PNG, JPEG or WebP in the shape that is drawn."""
+    mask_image: str | None = option(None, path=READ_FILE)
+    """Picture of the same size, white where to draw."""
+    start_rows: int | None = option(None, least=1, most=MAX_PIXELS)
+    """Instead of a mask: so many first rows of codes stay, and what is below them is drawn."""
+    paste_back: bool = False
+    """Give the pixels of `image` where nothing is drawn, not the decoded ones."""
     num_images_per_prompt: int = option(1, least=1)
     """Number of pictures for every prompt."""
     num_candidates: int = option(1, least=1, most=MAX_CANDIDATES, group=SAMPLING)
     """Number of candidates for each picture; the best one is kept. The first has the picture's seed. 1 keeps the
     first."""
     ranker: str = option("judge", choices=RANKERS, group=SAMPLING)
-    """Chooses the best candidate: "judge" reads scenes of the shipped model, "clip" scores any picture."""
+    """Chooses the best candidate: "judge" reads scenes of the shipped model, "clip" scores any picture, "likelihood"
+    asks the model how likely `image` is behind what was drawn."""
     clip: str | None = option(None, path=READ_FOLDER)
     """Folder of the CLIP model that ranks; null for the one that comes with vargen (scenes only)."""
     method: str = option("jacobi", path=READ_NAMES, group=DECODING)
@@ -94,6 +106,9 @@ class GenerateConfig(SizedOptions):
         super().__post_init__()
         check_format(self.prompts_format, self.prompts_file)
         resolve_method(self.method, self.method_options)
+        check_edit(self.image, self.mask_image, self.start_rows, self.paste_back)
+        if self.ranker == "likelihood" and self.num_candidates > 1 and self.image is None:
+            raise UserError("ranker likelihood needs image: it compares candidates by the tokens that stay")
 
 
 @dataclass
@@ -273,6 +288,12 @@ class _Run:
         self._conditions = _read_conditions(config, prompts, self.model)
         self.requests = _build_requests(config, self._conditions, self.model.image_size)
         self._judge_ranker = judge_ranker
+        files = {name: path for name in ("image", "mask_image") if (path := getattr(config, name)) is not None}
+        contents = {name: read_bytes(expanded(path), name) for name, path in files.items()}
+        self._edit: dict[str, Any] = {name: open_picture(content, name) for name, content in contents.items()}
+        self._digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+        if self._edit:
+            self._edit |= {"start_rows": config.start_rows, "paste_back": config.paste_back}
         self._method = self.model.resolve_method(config.method, config.method_options)
         self.settings = self._all_settings()
         self.totals = RunTotals(seconds={"load": 0.0}, output=config.output or self._free_place())
@@ -290,6 +311,8 @@ class _Run:
             "seed": config.seed,
             "num_images_per_prompt": config.num_images_per_prompt,
             **(ranking if config.num_candidates > 1 else {}),
+            **self._edit,
+            **self._digests,
             "prompts" if model.num_classes is None else "class_labels": self._conditions,
         }
 
@@ -355,6 +378,8 @@ class _Run:
         config = self.config
         if config.num_candidates == 1:
             return None
+        if config.ranker == "likelihood":
+            return None
         if not prompts:
             raise UserError("num_candidates must be 1 for a class-conditional model: there is no prompt to rank by")
         if config.ranker == "judge":
@@ -396,13 +421,11 @@ class _Run:
 
         config, num_tokens = self.config, self.model.num_tokens
         candidates = [(request, number) for request in requests for number in range(config.num_candidates)]
-        name, of_each = ("prompt", "text") if self.model.num_classes is None else ("class_labels", "class_label")
         seeds = [candidate_seed(request.seed, number) for request, number in candidates]
         stream = open_stream(
             pipeline,
             config.continuous_batches,
-            **{name: [getattr(request, of_each) for request, _ in candidates]},
-            **{name: self.settings[name] for name in (*config.sampling, "height", "width") if name in self.settings},
+            **self._arguments([request for request, _ in candidates]),
             generator=[torch.Generator().manual_seed(seed) for seed in seeds],
             batch_size=config.batch_size,
             method=self._method,
@@ -419,8 +442,8 @@ class _Run:
                 own[number] = picture
                 if len(own) == config.num_candidates:
                     began = time.perf_counter()
-                    keep(request, *self._choose(request, [own[each] for each in sorted(own)], ranker))
-                    phase = "save" if ranker is None else "rank_and_save"
+                    keep(request, *self._choose(pipeline, request, [own[each] for each in sorted(own)], ranker))
+                    phase = "save" if config.num_candidates == 1 else "rank_and_save"
                     self.totals.add_seconds(phase, time.perf_counter() - began)
                     del made[request.index]
         except NotFiniteError as error:
@@ -435,15 +458,22 @@ class _Run:
                 self.totals.add_seconds(phase, seconds)
 
     def _choose(
-        self, request: ImageRequest, candidates: Sequence[FinishedPicture], ranker: Ranker | None
+        self,
+        pipeline: ImagePipeline,
+        request: ImageRequest,
+        candidates: Sequence[FinishedPicture],
+        ranker: Ranker | None,
     ) -> tuple[Image, dict[str, Any], Image | None]:
         """The best candidate, the rest of its record, and its trace image, if the config asks for one."""
         from vargen.drawing.trace_image import draw_trace
 
         chosen, ranked = candidates[0], {}
-        if ranker is not None:
-            assert request.text is not None
-            scores = ranker.score([each.image for each in candidates], [request.text] * len(candidates))
+        if len(candidates) > 1:
+            if ranker is None:
+                scores = self._likelihoods(pipeline, request, candidates)
+            else:
+                assert request.text is not None
+                scores = ranker.score([each.image for each in candidates], [request.text] * len(candidates))
             number = best(scores)
             chosen = candidates[number]
             ranked = {
@@ -462,6 +492,25 @@ class _Run:
         if self.config.trace_image:
             drawn = draw_trace(chosen.image, chosen.trace, 0, self.model.rows_and_columns, self.model.beside_grid)
         return chosen.image, measured, drawn
+
+    def _likelihoods(
+        self, pipeline: ImagePipeline, request: ImageRequest, candidates: Sequence[FinishedPicture]
+    ) -> list[float]:
+        """Log-likelihoods of the tokens of `image` behind what was drawn."""
+        import torch
+
+        from vargen.pipelines.base import beside
+
+        asked, tokens = self._arguments([request] * len(candidates)), torch.stack([each.tokens for each in candidates])
+        scored: list[float] = beside(pipeline).log_likelihoods(tokens, **asked)
+        return scored
+
+    def _arguments(self, requests: Sequence[ImageRequest]) -> dict[str, Any]:
+        """Those of a call for the pictures of some requests."""
+        name, of_each = ("prompt", "text") if self.model.num_classes is None else ("class_labels", "class_label")
+        sampled = (*self.config.sampling, "height", "width")
+        asked = {each: self.settings[each] for each in sampled if each in self.settings}
+        return {name: [getattr(each, of_each) for each in requests], **asked, **self._edit}
 
 
 class _TokenCount:

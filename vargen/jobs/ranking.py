@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-RANKERS = ("judge", "clip")
+RANKERS = ("judge", "clip", "likelihood")
 _STRIDE = 2_654_435_761  # odd, near 2^32 / golden ratio; torch's CPU generator reads the lower 32 bits of a seed
 _SEEDS = 2**63
 

@@ -19,14 +19,13 @@ from torch import Tensor
 
 from vargen.base.bounds import MAX_BATCH_SIZE, check_number
 from vargen.base.errors import UserError
+from vargen.base.picture_files import MAX_SIDE, check_edit
 from vargen.models.picture_size import Grid
 
 PictureInput = PIL.Image.Image | np.ndarray | Tensor | Sequence[PIL.Image.Image | np.ndarray | Tensor]
 """One picture for all prompts, or one for each, as diffusers takes them: an image, uint8 [H, W, 3], float32 [H, W, 3]
 in [0, 1], or a tensor [3, H, W] in [0, 1]; arrays and tensors may have one dimension more in front."""
 
-MAX_SIDE = 4096
-"""The longest side, in pixels, of a picture that is read."""
 _NEAR_RATIO = 1.02
 """How far the ratio of a picture's sides may be from that of the picture to draw."""
 
@@ -54,14 +53,9 @@ class Edit:
 
     def __post_init__(self) -> None:
         check_number("num_candidates", self.num_candidates, 1, MAX_BATCH_SIZE)
-        if self.image is None:
-            for name in ("mask_image", "start_rows", "paste_back"):
-                if getattr(self, name) not in (None, False):
-                    raise UserError(f"{name} needs image, the picture to start from")
-            if self.num_candidates > 1:
-                raise UserError("num_candidates needs image: fillings are compared by the tokens that it makes known")
-        elif (self.mask_image is None) == (self.start_rows is None):
-            raise UserError("image needs mask_image, white where to draw, or start_rows, and not both")
+        check_edit(self.image, self.mask_image, self.start_rows, self.paste_back)
+        if self.image is None and self.num_candidates > 1:
+            raise UserError("num_candidates needs image: fillings are compared by the tokens that it makes known")
 
 
 @dataclass(frozen=True)

@@ -290,6 +290,25 @@ class StreamingPipeline(PicturePipeline):
         with default_torch_mode():
             return self._draw(self._request_by_name(given), given["return_dict"])
 
+    def log_likelihoods(self, tokens: Tensor, **arguments: Any) -> list[float]:
+        """How likely the model finds the tokens of a user's picture that stand behind the first drawn one.
+
+        Args:
+            tokens: int64 [B, N] of finished pictures.
+            **arguments: of the call that drew them, with `image`.
+
+        Returns:
+            The logarithm for each picture, at temperature 1. It compares pictures of one mask alone.
+
+        Raises:
+            UserError: as `__call__`; or there is no `image`.
+        """
+        with default_torch_mode(), self._turn():
+            request = self._request_by_name({"prompt": None, **arguments})
+            if request.forced_tokens is None:
+                raise UserError("image must be given: only its tokens are scored")
+            return self._log_likelihood(request, tokens).tolist()
+
     def stream(
         self,
         prompt: Sequence[str] | None = None,

@@ -1,4 +1,4 @@
-"""The application: `/v1/images/generations` as OpenAI's client speaks it, health, metrics, and a key.
+"""The application: `/v1/images/generations` and `edits` as OpenAI's client speaks them, health, metrics, and a key.
 
 Belongs here: requests and answers. Does not belong here: which pictures are drawn together (`engine.py`).
 """
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, SAMPLING_BOUNDS, check_choice, check_text
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PIXELS, MAX_SEED, SAMPLING_BOUNDS, check_choice, check_text
 from vargen.base.errors import NotFiniteError, UserError, did_you_mean
 from vargen.base.http_clients import bounded_protocol, foreign_host, foreign_page, is_own_machine
 from vargen.base.options import DECODING, Settings, option, options_of
@@ -33,6 +33,7 @@ from vargen.checkpoints.options import SamplingOptions
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import read_method_list, resolve_method
 from vargen.serve.engine import Engine, Job, QueueFull
+from vargen.serve.forms import open_edited, read_form
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -50,12 +51,14 @@ WITHOUT_EFFECT = (
     "complexity",
     "style",
     "moderation",
+    "input_fidelity",
 )
 """Fields of OpenAI's interface that are taken whatever they say: any picture of the prompt answers them rightly."""
-MAX_BODY = 1 << 18
-"""The most bytes of a request."""
-PLACE, HEALTH = "/v1/images/generations", "/health"
-"""Where pictures are asked for; and where anybody may ask whether the server lives, under any name."""
+MAX_BODY, MAX_FORM = 1 << 18, 1 << 24
+"""The most bytes of a request, and of one with pictures."""
+PLACE, EDITS, HEALTH = "/v1/images/generations", "/v1/images/edits", "/health"
+"""Where pictures are asked for, and edits; and where anybody may ask whether the server lives, under any name."""
+_KINDS = {PLACE: "application/json", EDITS: "multipart/form-data"}
 KEY = "VARGEN_API_KEY"
 """The variable of the environment that holds the key of clients."""
 
@@ -213,6 +216,16 @@ class GenerationBody(Settings):
         return base64.b64encode(buffer.getvalue()).decode()
 
 
+@dataclass(frozen=True)
+class EditBody(GenerationBody):
+    """The fields of a request to edit a picture, beside the picture and its mask."""
+
+    start_rows: int | None = option(None, least=1, most=MAX_PIXELS)
+    """Instead of a mask: so many first rows of codes stay."""
+    paste_back: bool = option(True)
+    """Give the picture's own pixels where nothing is drawn."""
+
+
 def build_app(
     engine: Engine,
     model: str,
@@ -270,9 +283,10 @@ def build_app(
             answer = refused(401, "the key is missing or wrong; send it as `Authorization: Bearer KEY`")
             answer.headers["WWW-Authenticate"] = "Bearer"
             return answer
+        wanted = _KINDS.get(path, "")
         kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-        if path == PLACE and request.method == "POST" and kind != "application/json":
-            return refused(415, f"Content-Type must be application/json, got {kind!r:.40}")
+        if wanted and request.method == "POST" and kind != wanted:
+            return refused(415, f"Content-Type must be {wanted}, got {kind!r:.40}")
         return None
 
     class Door:
@@ -290,7 +304,7 @@ def build_app(
                 nonlocal started
                 if message["type"] == "http.response.start":
                     started = True
-                    if message["status"] >= 400 or scope["path"] == PLACE:
+                    if message["status"] >= 400 or scope["path"] in _KINDS:
                         metrics.requests.labels(str(message["status"])).inc()
                 await send(message)
 
@@ -305,29 +319,48 @@ def build_app(
                 for job in jobs:
                     job.finished.cancel()
 
-    async def body_of(request: Request) -> Any:
-        content = b""
+    async def body_of(request: Request, most: int, remedy: str) -> bytes:
+        content = bytearray()
         try:
             async for part in request.stream():
                 content += part
-                if len(content) > MAX_BODY:
-                    raise TooLarge(f"the request has more than {MAX_BODY:,} bytes; send a shorter prompt")
+                if len(content) > most:
+                    raise TooLarge(f"the request has more than {most:,} bytes; send a {remedy}")
         except ClientDisconnect:
             raise ClientLeft("the client left before it had sent its request") from None
+        return bytes(content)
+
+    async def generation_of(request: Request) -> tuple[GenerationBody, dict[str, Any]]:
+        content = await body_of(request, MAX_BODY, "shorter prompt")
         try:
-            return parse_json(content)
+            asked = parse_json(content)
         except RepeatedKeyError as error:
             raise UserError(f"body: {error}; send each key once") from None
         except (ValueError, RecursionError):
             raise UserError("body must be JSON") from None
+        return GenerationBody.read(asked, image_size, can_show, methods), {}
+
+    async def edit_of(request: Request) -> tuple[GenerationBody, dict[str, Any]]:
+        fields, sent = read_form(request.headers["content-type"], await body_of(request, MAX_FORM, "smaller picture"))
+        asked = EditBody.read(fields, image_size, can_show, methods)
+        assert isinstance(asked, EditBody)
+        pictures = await asyncio.to_thread(open_edited, sent, asked.start_rows is not None)
+        return asked, {**pictures, "start_rows": asked.start_rows, "paste_back": asked.paste_back}
 
     async def generations(request: Request) -> Any:
+        return await answered(request, generation_of)
+
+    async def edits(request: Request) -> Any:
+        return await answered(request, edit_of)
+
+    async def answered(request: Request, read: Callable[..., Any]) -> Any:
         began = time.perf_counter()
         try:
-            asked = GenerationBody.read(await body_of(request), image_size, can_show, methods)
+            asked, about = await read(request)
+            arguments = {**asked.arguments(methods), **about}
             first = next(seeds) if asked.seed is None else asked.seed
             jobs = [
-                Job(asked.prompt, first + number, asked.partial_images, arguments=asked.arguments(methods))
+                Job(asked.prompt, first + number, asked.partial_images, arguments=arguments)
                 for number in range(asked.n)
             ]
             for _ in jobs[1:] if asked.seed is None else ():
@@ -381,6 +414,7 @@ def build_app(
 
     routes = [
         Route(PLACE, generations, methods=["POST"]),
+        Route(EDITS, edits, methods=["POST"]),
         Route("/v1/models", models),
         Route("/v1/models/{id:path}", one_model),
         Route(HEALTH, health),
@@ -426,8 +460,9 @@ class _Events:
         def put(kind: str, value: Any, number: int = 0) -> None:
             loop.call_soon_threadsafe(self._queue.put_nowait, (kind, value, number))
 
-        job.on_partial = lambda picture, number: put("image_generation.partial_image", picture, number)
-        job.finished.add_done_callback(lambda future: put("image_generation.completed", future))
+        self._kind = "image_edit" if isinstance(asked, EditBody) else "image_generation"
+        job.on_partial = lambda picture, number: put(f"{self._kind}.partial_image", picture, number)
+        job.finished.add_done_callback(lambda future: put(f"{self._kind}.completed", future))
 
     async def sent(self) -> AsyncIterator[str]:
         """Lines of server-sent events."""
@@ -440,17 +475,18 @@ class _Events:
             }
             event |= {"quality": "auto", "background": "opaque", "output_format": self._asked.output_format}
             event["seed"] = self._job.seed
-            if kind == "image_generation.completed" and value.exception() is not None:
+            ends = kind.endswith(".completed")
+            if ends and value.exception() is not None:
                 said = " ".join(str(value.exception()).split())
                 event = {"error": {"message": said, "type": "server_error", "param": None, "code": None}}
-            elif kind == "image_generation.completed":
+            elif ends:
                 usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
                 usage["input_tokens_details"] = {"image_tokens": 0, "text_tokens": 0}  # type: ignore[assignment]
                 event |= {"b64_json": self._asked.encoded(value.result()), "usage": usage}
             else:
                 event |= {"b64_json": self._asked.encoded(value), "partial_image_index": number}
             yield f"event: {kind}\ndata: {json.dumps(event)}\n\n"
-            if kind == "image_generation.completed":
+            if ends:
                 return
 
 

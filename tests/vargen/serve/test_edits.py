@@ -1,0 +1,147 @@
+"""`/v1/images/edits` with the official client, and every picture that it refuses, each in one line."""
+
+import asyncio
+import base64
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_pipelines import build_tiny_pipeline
+
+from vargen.serve import app as application
+from vargen.serve.app import build_app
+from vargen.serve.engine import Engine
+
+pytest.importorskip("starlette", reason="needs the extra serve")
+pytest.importorskip("prometheus_client", reason="needs the extra serve")
+httpx = pytest.importorskip("httpx", reason="the client needs it")
+openai = pytest.importorskip("openai", reason="the official client")
+
+SIDE, PROMPT = 8, "a red cube"
+NOISE = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+SHOWN = Image.fromarray(NOISE)
+
+
+def content(image: Image.Image, kind: str = "PNG", **settings: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **settings)
+    return file.getvalue()
+
+
+def mask(rows: int = 4, side: int = SIDE) -> bytes:
+    """Transparent below its first rows."""
+    alpha = np.full((side, side), 255, np.uint8)
+    alpha[rows:] = 0
+    return content(Image.merge("RGBA", (*SHOWN.resize((side, side)).split(), Image.fromarray(alpha))))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    made = Engine(build_tiny_pipeline(), {"method": "ar"}, batch_size=2, queue=8)
+    yield made
+    made.close()
+
+
+def edit(engine: Engine, **fields: Any) -> Any:
+    async def ask() -> Any:
+        transport = httpx.ASGITransport(app=build_app(engine, "tiny"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            client = openai.AsyncOpenAI(api_key="none", base_url="http://localhost/v1", http_client=http, max_retries=0)
+            return await client.images.edit(prompt=PROMPT, **fields)
+
+    return asyncio.run(ask())
+
+
+def picture(made: Any) -> Any:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(made.b64_json))))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"mask": mask()}, {"extra_body": {"start_rows": 2}}, {"image": mask()}],
+    ids=["mask", "rows", "transparent"],
+)
+def test_the_official_client_edits_a_picture(engine: Engine, given: dict[str, Any]) -> None:
+    """As a call does, with the user's own pixels outside."""
+    fields: dict[str, Any] = {"image": content(SHOWN), "n": 2, "size": "8x8", **given}
+    fields["extra_body"] = {"seed": 5, **fields.get("extra_body", {})}
+    made = edit(engine, **fields)
+    pipeline = build_tiny_pipeline()
+    for number, each in enumerate(made.data):
+        generator = torch.Generator().manual_seed(5 + number)
+        call = pipeline(PROMPT, generator=generator, method="ar", image=SHOWN, start_rows=2, paste_back=True)
+        assert np.array_equal(picture(each), np.asarray(call.images[0]))
+        assert np.array_equal(picture(each)[:4], NOISE[:4])
+    assert not np.array_equal(picture(made.data[0]), picture(made.data[1]))
+
+
+def test_an_edit_is_streamed(engine: Engine) -> None:
+    async def ask() -> list[str]:
+        transport = httpx.ASGITransport(app=build_app(engine, "tiny"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            client = openai.AsyncOpenAI(api_key="none", base_url="http://localhost/v1", http_client=http)
+            stream = await client.images.edit(prompt=PROMPT, image=content(SHOWN), mask=mask(), stream=True)
+            return [event.type async for event in stream]
+
+    assert asyncio.run(ask()) == ["image_edit.completed"]
+
+
+LARGE = content(Image.new("RGB", (20_000, 2)))
+MOVING = content(SHOWN, "WEBP", save_all=True, append_images=[Image.new("RGB", (SIDE, SIDE))])
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "said"),
+    [
+        ({"mask": mask(side=4)}, 400, "mask must have the size of image, 8 x 8, got 4 x 4"),
+        ({"image": LARGE, "mask": mask()}, 400, "image must have sides of 1 to 4,096 pixels, got 20000 x 2"),
+        ({"image": content(SHOWN)[:-20], "mask": mask()}, 400, "image cannot be read as PNG, JPEG, WEBP"),
+        ({"image": b"no picture", "mask": mask()}, 400, "image cannot be read as PNG, JPEG, WEBP (it is none)"),
+        ({"image": content(SHOWN, "GIF"), "mask": mask()}, 400, "image cannot be read as PNG, JPEG, WEBP (it is none)"),
+        ({"image": MOVING, "mask": mask()}, 400, "image must be a single picture, got an animation of 2 frames"),
+        ({"mask": mask(rows=SIDE)}, 400, "mask leaves nothing to draw"),
+        ({}, 400, "image must be transparent where to draw"),
+        ({"image": content(SHOWN.resize((16, 8))), "extra_body": {"start_rows": 1}}, 400, "image must have the shape"),
+        ({"extra_body": {"start_rows": 4}}, 400, "start_rows must be at most 3, got 4"),
+        ({"extra_body": {"start_rows": "two"}}, 400, "start_rows must be an integer from 1 to 4,096 or null"),
+        ({"mask": mask(), "extra_body": {"start_rows": 1}}, 400, "mask cannot be sent beside start_rows"),
+        ({"mask": mask(), "n": 11}, 400, "n must be at most 10, got 11"),
+        ({"image": [content(SHOWN)] * 2, "mask": mask()}, 400, "'image' must be sent once"),
+        ({"mask": mask(), "extra_body": {"steps": 3}}, 400, "'steps' is no field of this server"),
+    ],
+)
+def test_what_cannot_be_edited_is_refused_in_one_line(
+    engine: Engine, given: dict[str, Any], status: int, said: str
+) -> None:
+    with pytest.raises(openai.APIStatusError) as error:
+        edit(engine, **{"image": content(SHOWN), **given})
+    message = error.value.response.json()["error"]["message"]
+    assert error.value.status_code == status and message.startswith(said) and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"content-type": "application/json"}, b"{}", 415),
+        ({"content-type": "multipart/form-data"}, b"--x\r\n", 400),
+        ({"content-type": "multipart/form-data; boundary=x"}, b"--x\r\n\r\n\r\n--x--", 400),
+        ({"content-type": "multipart/form-data; boundary=x"}, b"--x\r\n" * 100 + b"--x--", 400),
+        ({"content-type": "multipart/form-data; boundary=x"}, bytes(2_000), 413),
+    ],
+)
+def test_bodies_that_are_no_form(
+    engine: Engine, headers: dict[str, str], body: bytes, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "MAX_FORM", 1_000)
+
+    async def ask() -> Any:
+        transport = httpx.ASGITransport(app=build_app(engine, "tiny"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return await http.post("/v1/images/edits", headers=headers, content=body)
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == status and "\n" not in answer.json()["error"]["message"]

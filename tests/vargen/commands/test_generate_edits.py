@@ -39,7 +39,7 @@ def test_rows_and_a_mask_of_the_same_region_give_the_same_pictures(tiny_model_fo
     assert generate(tiny_model_folder, tmp_path / "mask", *filled, "--method", "ar") == 0
     for name in ("000000.png", "000001.png"):
         made = [np.asarray(Image.open(tmp_path / each / "images" / name)) for each in ("rows", "mask")]
-        assert np.array_equal(*made) and np.array_equal(made[0][:4], NOISE[:4])
+        assert np.array_equal(made[0], made[1]) and np.array_equal(made[0][:4], NOISE[:4])
         assert not np.array_equal(made[0][4:], NOISE[4:])
     records = [json.loads(line) for line in (tmp_path / "mask" / "result.jsonl").read_text().splitlines()]
     assert all(each["tokens"] == 16 and each["forward_passes"] == 9 for each in records)

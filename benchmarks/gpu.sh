@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Records on a machine with a GPU what the other scripts record on a CPU: passes, eager and compiled, and methods with
-# passes as heavy as LlamaGen-XL's. Under ten minutes. Rows that are there stay, so a run that was cut off goes on
-# where it was.
+# Records on a machine with a GPU what the other scripts record on a CPU: methods with passes as heavy as LlamaGen-XL's
+# and an 8B model's, eagerly and captured; methods for videos; passes. Ten minutes in all. What is finished stays, so
+# the same command goes on where time ran out.
 #
-#     bash benchmarks/gpu.sh                     # into benchmarks/results
-#     RESULTS=/tmp/gpu SECONDS_EACH=60 bash benchmarks/gpu.sh
+#     bash benchmarks/gpu.sh                     # into benchmarks/results/gpu, the table in table.md
+#     RESULTS=/tmp/gpu MINUTES=30 BACKEND=inductor bash benchmarks/gpu.sh     # captured steps are fused, too
+#     DEVICE=cpu SIZES=tiny BATCHES=1 bash benchmarks/gpu.sh                  # does it run? Its figures mean nothing
 #
 # Without a GPU it says so and does nothing; a part that fails or runs out of time is named, and the others go on.
 set -u
@@ -12,44 +13,50 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 python="${PYTHON:-python}"
-results="${RESULTS:-benchmarks/results}"
-limit="${SECONDS_EACH:-80}"
+device="${DEVICE:-cuda}"
+results="${RESULTS:-benchmarks/results/gpu}"
+methods="${METHODS:-jacobi,jacobi-wide,scd,scd-wide,vvs,vvs-paper-uniform,likeness-quality,rows-fast}"
+until=$((SECONDS + 60 * ${MINUTES:-10}))
 
 ask='import sys, torch; print("torch", torch.__version__); sys.exit(not torch.cuda.is_available())'
-if ! torch="$("$python" -c "$ask")"; then
+if [ "$device" = cuda ] && ! torch="$("$python" -c "$ask")"; then
     echo "skipped: torch finds no GPU here ($torch)"
     exit 0
 fi
 mkdir -p "$results" || exit 1
 
 failed=0
-record() { # record NAME COMMAND...
-    local name="$1"
+record() { # record NAME COMMAND...: once, and within the time that is left
+    local name="$1" limit=$((until - SECONDS))
     shift
+    [ -e "$results/$name/done" ] && return
     echo "== $name"
-    timeout "$limit" "$@" || {
-        echo "$name: ended with $? after at most $limit s; the rows that were measured are kept"
+    mkdir -p "$results/$name"
+    if [ "$limit" -gt 0 ] && timeout "$limit" "$@"; then
+        touch "$results/$name/done"
+    else
+        echo "$name: not finished; the same command goes on, and what was measured is kept"
         failed=$((failed + 1))
-    }
+    fi
 }
 
-record "passes of the shipped model, B and L" \
-    "$python" benchmarks/passes.py --device cuda --models shipped B L --tokens 1 8 32 64 \
-    --buffer_mib 1024 --output "$results/passes_cuda.json"
-record "passes of XL" \
-    "$python" benchmarks/passes.py --device cuda --models XL --dtypes bfloat16 --tokens 1 8 32 64 --batch_sizes 1 8 \
-    --buffer_mib 1024 --output "$results/passes_cuda.json"
-record "cache lengths of XL" \
-    "$python" benchmarks/passes.py --device cuda --models XL --dtypes bfloat16 --tokens 1 8 --lengths 256 1024 4096 \
-    --buffer_mib 1024 --output "$results/passes_cuda.json"
-record "compiled passes" \
-    "$python" benchmarks/passes.py --device cuda --models shipped --dtypes bfloat16 --tokens 1 8 --compiled \
-    --buffer_mib 1024 --output "$results/passes_compiled_cuda.json"
-record "steps as graphs" \
-    "$python" -m pytest -n 0 -q -m gpu tests/specdecode/graphs/test_static_step.py
-record "methods with heavy passes" \
-    "$python" benchmarks/weighted_bench.py --device cuda \
-    --methods ar,jacobi,jacobi-wide,vvs-jacobi-wide,benchmarks/methods/eagle-sampled-25.yaml \
-    --num_prompts 4 --weighted_by LlamaGen-XL --weight_dtype bfloat16 --output "$results/bench_weighted_cuda"
-echo "$failed parts failed; results lie in $results"
+for batch in ${BATCHES:-1 8}; do
+    for size in ${SIZES:-XL 8B}; do
+        for steps in eager captured; do
+            name="${size}_${batch}_$steps"
+            record "$name" "$python" benchmarks/weighted_bench.py --device "$device" --apart ${MODEL:+--model "$MODEL"} \
+                --methods "$methods" --weighted_by "$size" --batch_size "$batch" --num_prompts $((2 * batch)) \
+                $([ "$steps" = captured ] && echo --compile "${BACKEND:-eager}") --output "$results/$name"
+        done
+    done
+done
+record "video_1_eager" "$python" -m vargen bench --task video --device "$device" --methods sd,flash \
+    --num_videos "${VIDEOS:-4}" --output "$results/video_1_eager"
+# shellcheck disable=SC2046
+record "passes" "$python" benchmarks/passes.py --device "$device" --output "$results/passes/passes.json" \
+    $([ "$device" = cuda ] && echo --models shipped XL --dtypes bfloat16 --tokens 1 8 32 --compiled --buffer_mib 1024 ||
+        echo --smoke --no_kernels)
+[ "$device" = cuda ] && record "graphs" "$python" -m pytest -n 0 -q -m gpu tests/specdecode/graphs/test_static_step.py
+"$python" benchmarks/gpu_table.py "$results"
+echo "$failed parts are not finished; results lie in $results"
 exit "$((failed > 0))"

@@ -38,8 +38,13 @@ from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransform
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.pipelines.quantization import linear_weights
 
-SIZES = ("B", "L", "XL")
-"""Sizes that may be asked for."""
+GEOMETRIES: dict[str, dict[str, int]] = {
+    **{name: LLAMAGEN_SIZES[name] for name in ("B", "L", "XL")},
+    "8B": {"dim": 4096, "num_layers": 32, "num_attention_heads": 32, "intermediate_size": 14_336},
+    "tiny": {"dim": 16, "num_layers": 1, "num_attention_heads": 2},
+}
+"""Sizes that may be asked for: LlamaGen's; layers as wide as those of Emu3 8B; one for trying whether a script runs."""
+SIZES = tuple(GEOMETRIES)
 DRAFT_MODEL_SIZE = "B"
 """The size that stands for the draft model."""
 
@@ -65,7 +70,7 @@ class WeightNetworks:
 
     @classmethod
     def of_size(
-        cls, size: str, small: LlamaGenTransformer, dtype: torch.dtype, geometries: Mapping[str, Any] = LLAMAGEN_SIZES
+        cls, size: str, small: LlamaGenTransformer, dtype: torch.dtype, geometries: Mapping[str, Any] = GEOMETRIES
     ) -> Self:
         """Random networks beside a small model of the same grid.
 
@@ -80,9 +85,7 @@ class WeightNetworks:
         """
         name = size.removeprefix("LlamaGen-")
         if name not in SIZES:
-            raise UserError(
-                f"weighted_by must be one of {', '.join(f'LlamaGen-{each}' for each in SIZES)}, got {size!r}"
-            )
+            raise UserError(f"weighted_by must be one of {', '.join(SIZES)}, got {size!r}")
         shared = {"grid_size": small.config.grid_size, "condition_type": small.config.condition_type}
         transformer, draft_model = (
             LlamaGenTransformer(**geometries[each], **shared) for each in (name, DRAFT_MODEL_SIZE)
@@ -95,7 +98,8 @@ class WeightNetworks:
         )
         # `nn.Module.to`, because diffusers' own `to` warns of modules to be kept in float32; these networks have none.
         placed = [nn.Module.to(each, small.device, dtype).eval() for each in (transformer, drafter, draft_model)]
-        return cls(f"LlamaGen-{name} (random weights, {str(dtype).removeprefix('torch.')})", *placed)
+        told = f"LlamaGen-{name}" if name in LLAMAGEN_SIZES else name
+        return cls(f"{told} (random weights, {str(dtype).removeprefix('torch.')})", *placed)
 
     def quantize(self, quantization: str | None, draft_quantization: str | None) -> None:
         """Quantize the networks' layers as the model's own are, and say so in the label.
@@ -217,6 +221,8 @@ class WeightedTarget:
         passes: gets the number of new tokens of every forward pass.
     """
 
+    graph_state = ("target", "heavy")
+
     def __init__(self, target: LlamaGenTarget, heavy: LlamaGenTarget, passes: list[int]) -> None:
         self.target, self.heavy, self._passes = target, heavy, passes
         self.vocab_size, self.batch_size, self.device = target.vocab_size, target.batch_size, target.device
@@ -274,6 +280,8 @@ class WeightedHead:
         heavy: beside it. Its features mean nothing.
         passes: gets the number of new pairs of every forward pass.
     """
+
+    graph_state = ("head", "heavy")
 
     def __init__(self, head: LlamaGenDraftHead, heavy: LlamaGenDraftHead, passes: list[int]) -> None:
         self.head, self.heavy, self._passes = head, heavy, passes

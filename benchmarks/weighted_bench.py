@@ -8,6 +8,8 @@ whose forward passes cost that much; quality is that of the shipped model.
         --output weighted
 
 The folder of `--output` gets results.json. Measured calls are kept in it until the end, and the same command continues.
+With `--apart` each method works by itself and is written at once. One that fails is told, and the others go on.
+`--compile eager` makes steps graphs of torch's own kernels, which a GPU captures; `--compile inductor` fuses them, too.
 """
 
 from __future__ import annotations
@@ -16,16 +18,19 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from weighted import SIZES, WeightedPipeline, WeightNetworks
 
+from metrics.provenance import describe_hardware
 from metrics.tables import format_table
 from scenes.cases import scene_cases
 from scenes.judge.claim_judge import ClaimJudge
 from vargen.base.errors import UserError
+from vargen.base.reading import reason_of
 from vargen.checkpoints.model_folder import weights_fingerprint
-from vargen.checkpoints.options import DTYPES, OWN_QUANTIZATION, ModelOptions
+from vargen.checkpoints.options import COMPILE_BUCKET, DTYPES, OWN_QUANTIZATION, ModelOptions
 from vargen.jobs.benchmark import run_benchmark
 from vargen.jobs.cases import fitting_judge, told_cases
 from vargen.jobs.comparison import describe_run
@@ -51,6 +56,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="fresh processes, one after the other")
     parser.add_argument("--output", help="folder for results.json")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table")
+    parser.add_argument("--apart", action="store_true", help="one method after the other, not in turns")
+    parser.add_argument(
+        "--compile", choices=("eager", "inductor"), help="backend that makes steps graphs; none: eagerly"
+    )
     parser.add_argument("--model", help="folder of a LlamaGen model; the shipped one without it")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="precision of the shipped model")
@@ -78,6 +87,8 @@ def measure(arguments: argparse.Namespace) -> None:
     pipeline, _, dtype = load_pipeline(model, options)
     if not isinstance(pipeline, LlamaGenPipeline):
         raise UserError("model must be of the LlamaGen family: the networks have LlamaGen's sizes")
+    if arguments.compile is not None:
+        pipeline.compile(arguments.compile, bucket=2 * COMPILE_BUCKET)
     weight_dtype = getattr(
         torch, fast_dtype(pipeline.device) if arguments.weight_dtype == "auto" else arguments.weight_dtype
     )
@@ -92,36 +103,48 @@ def measure(arguments: argparse.Namespace) -> None:
         dtype=dtype,
         device=str(pipeline.device),
         weighted_by=networks.label,
+        compiled=arguments.compile,
         **options.identity,
         **shared,
         **sampling,
     )
+    told = {
+        "batch_size": arguments.batch_size,
+        "dtype": dtype,
+        "model": f"{model.name}, weighted by {networks.label}",
+        "weighted_by": networks.label,
+        "compiled": arguments.compile,
+        **options.identity,
+    }
+    judge = fitting_judge(model, ClaimJudge)
     with own_calls(arguments.output) as calls:
-        rows = run_benchmark(
-            pipeline,
-            methods,
-            cases,
-            warm_up=arguments.warm_up,
-            judge=fitting_judge(model, ClaimJudge),
-            records=Records(calls, settings),
-            **shared,
-            **sampling,
-        )
-        told = {
-            "batch_size": arguments.batch_size,
-            "dtype": dtype,
-            "model": f"{model.name}, weighted by {networks.label}",
-            "weighted_by": networks.label,
-            **options.identity,
-        }
-        rows = [{**row, **told} for row in rows]
-        text = json.dumps(rows, indent=1) + "\n"
-        if arguments.output is not None:
-            write_atomic(Path(arguments.output) / "results.json", text)
+        records = Records(calls, settings)
+
+        def measured(chosen: dict[str, Any]) -> list[dict[str, Any]]:
+            warm_up = arguments.warm_up
+            rows = run_benchmark(
+                pipeline, chosen, cases, warm_up=warm_up, judge=judge, records=records, **shared, **sampling
+            )
+            rows = [{**row, **told} for row in rows]
+            if arguments.output is not None:
+                write_atomic(Path(arguments.output) / "results.json", json.dumps(rows, indent=1) + "\n")
+            return rows
+
+        done: dict[str, Any] = {}
+        for label, method in methods.items() if arguments.apart else ():
+            try:
+                measured({**done, label: method})
+                done[label] = method
+            except Exception as error:  # of a method that this device cannot do, say
+                print(f"{label} is left out: {type(error).__name__}: {reason_of(error)}", file=sys.stderr)
+        rows = measured(done if arguments.apart else methods)
+    text = json.dumps(rows, indent=1) + "\n"
     if arguments.json:
         sys.stdout.write(text)
         return
-    print(f"Every forward pass is weighted by {networks.label}; the tokens are the model's own.\n")
+    place = describe_hardware()
+    print(f"On {place['processor' if place['device'] == 'cpu' else 'device']}, every forward pass is weighted by")
+    print(f"{networks.label}; the tokens are the model's own.\n")
     print(format_table(rows))
 
 

@@ -69,13 +69,36 @@ def test_passes_are_timed_and_kept(own_kernels, tmp_path, monkeypatch):
     assert json.loads(path.read_text())["rows"] == rows
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and recording takes minutes")
-def test_without_a_gpu_its_script_says_so(tmp_path):
-    environment = {**os.environ, "PYTHON": sys.executable, "RESULTS": str(tmp_path / "results")}
-    command = ["bash", str(BENCHMARKS / "gpu.sh")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0 and done.stdout.startswith("skipped: torch finds no GPU here")
-    assert not (tmp_path / "results").exists()
+def test_the_script_for_a_gpu_runs_where_there_is_none(tmp_path):
+    """Every part with tiny shapes; a second call has nothing to do, and one without time says what is missing."""
+    build_drafting_pipeline().save_pretrained(tmp_path / "model")
+
+    def script(results, **more):
+        own = {"PYTHON": sys.executable, "RESULTS": str(tmp_path / results), "VARGEN_CACHE": str(tmp_path / "cache")}
+        own |= {"MODEL": str(tmp_path / "model"), "METHODS": "jacobi,jacobi-wide", "VIDEOS": "1", "SIZES": "tiny"}
+        command = ["bash", str(BENCHMARKS / "gpu.sh")]
+        environment = {**os.environ, **own, "BATCHES": "1", **more}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1100)
+
+    if not torch.cuda.is_available():
+        done = script("none")
+        assert done.returncode == 0 and done.stdout.startswith("skipped: torch finds no GPU here")
+        assert not (tmp_path / "none").exists()
+    done = script("made", DEVICE="cpu", MINUTES="0")
+    assert done.returncode == 1 and "passes: not finished" in done.stdout and "nothing was measured" in done.stdout
+    done = script("made", DEVICE="cpu", MINUTES="60")
+    assert done.returncode == 0 and "0 parts are not finished" in done.stdout, done.stdout + done.stderr
+    assert "jacobi-wide is left out: UserError: jacobi.window must leave room" in done.stderr
+    rows = json.loads((tmp_path / "made" / "table.json").read_text())["rows"]
+    assert [(row["model"], row["method"]) for row in rows] == [
+        *(("tiny", name) for name in ("ar", "jacobi")),
+        *(("video", name) for name in ("ar", "sd", "flash")),
+    ]
+    ways = ("plain eager", "plain captured", "eager", "captured")
+    assert all(row[way] > 0 for row in rows[:2] for way in ways) and rows[2]["captured"] is None
+    assert (tmp_path / "made" / "table.md").read_text() in done.stdout
+    again = script("made", DEVICE="cpu")
+    assert again.returncode == 0 and "==" not in again.stdout
 
 
 def test_every_step_of_the_sweep_names_a_script_and_a_record():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from metrics.tables import format_table, format_video_table, nothing_gains
 from vargen.base.world import find_world
@@ -39,7 +40,7 @@ def _pictures(arguments: Sequence[str]) -> int:
         rows = in_processes(("-m", "vargen", "bench"), arguments, config.processes, config.output)
     else:
         rows = benchmark(config, find_world(), values.quiet)
-    print(json.dumps(rows, indent=1) if values.json else format_table(rows))
+    print(json.dumps(rows, indent=1) if values.json else f"{_place(rows)}\n\n{format_table(rows)}")
     if (line := nothing_gains(rows)) is not None:
         print(f"vargen: {line}", file=sys.stderr)
     if config.judge and all(row["judge_accuracy"] is None for row in rows):
@@ -59,5 +60,10 @@ def _videos(arguments: Sequence[str]) -> int:
     add_switches(parser, json="print the results as JSON instead of the table")
     values = parse(parser, arguments)
     rows = benchmark_videos(fill(BenchVideoConfig, values), find_world(), values.quiet)
-    print(json.dumps(rows, indent=1) if values.json else format_video_table(rows))
+    print(json.dumps(rows, indent=1) if values.json else f"{_place(rows)}\n\n{format_video_table(rows)}")
     return 0
+
+
+def _place(rows: Sequence[Mapping[str, Any]]) -> str:
+    hardware = rows[0]["provenance"]["hardware"]
+    return f"Measured on {hardware['processor' if hardware['device'] == 'cpu' else 'device']}, {rows[0]['dtype']}."

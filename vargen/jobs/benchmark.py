@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import escape
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from metrics.speculation import CallRecord, achieved, summarise
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP
 from vargen.base.errors import UserError
-from vargen.base.options import DECODING, OUTPUT, option
+from vargen.base.options import DECODING, LOADING, OUTPUT, option
 from vargen.base.path_roles import READ_FILE, READ_FOLDER, READ_NAMES, writes_in
 from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.checkpoints.options import SamplingOptions
@@ -80,7 +80,10 @@ class BenchConfig(SamplingOptions):
     """Give a finished picture's place in the batch to the next one at once, where the family of models can. A picture's
     passes and seconds are then its own. false lets a batch wait for its slowest."""
     warm_up: int = option(1, least=0, most=MAX_WARM_UP)
-    """Number of calls of each method that do not count, before the first that does."""
+    """Number of calls of each method that do not count, before the first that does, for every batch size."""
+    eager: bool = option(False, group=LOADING)
+    """Run steps operation by operation on a GPU, too. By default they are captured there, as with `compile`, since
+    waiting for launches would hide what methods gain."""
     judge: bool = True
     """Read the pictures and compare them with their prompts, where the model draws the project's own scenes."""
     clip: str | None = option(None, path=READ_FOLDER)
@@ -145,8 +148,11 @@ def benchmark(config: BenchConfig, world: World | None, quiet: bool = False) -> 
     if config.judge and world is not None and any(case.claims is not None for case in cases):
         judge = fitting_judge(model, world.judge)
 
-    from vargen.pipelines.loading import load_pipeline
+    from vargen.pipelines.compilation import can_capture
+    from vargen.pipelines.loading import load_pipeline, place_and_precision
 
+    if not config.eager and config.device_map is None:
+        config = replace(config, compile=config.compile or can_capture(place_and_precision(config.device, "auto")[0]))
     with own_calls(config.output, ["images", *(f"images/{escape(label)}" for label in methods)]) as calls:
         scorer = None if config.clip is None else ClipScorer(Path(config.clip))
         distance = None if config.extractor is None else _distance(config.extractor, model, world, quiet)
@@ -247,7 +253,7 @@ def run_benchmark(
         batch_size: number of pictures that are drawn at once.
         continuous_batches: a call draws four batches' pictures, each taking the place of a finished one, where the
             family can; a picture's passes and seconds are then its own. False: a call draws one batch.
-        warm_up: number of calls of each method before the first that counts, over the first call's cases.
+        warm_up: number of calls of each method before the first that counts, for every batch size that comes up.
         judge: reads the pictures; None for no judging. Its time is not counted.
         clip: scores them against their prompts, likewise.
         distance: compares them with reference pictures, likewise.
@@ -307,7 +313,8 @@ def run_benchmark(
             kept["clip_scores"] = clip.score_pixels(_to_bytes(pictures), [case.prompt or "" for case in chosen])
         return kept
 
-    compare(methods, len(batches), call, keep, warm_up=warm_up, records=records, shown=shown)
+    shapes = [len(batch) for batch in batches]
+    compare(methods, len(batches), call, keep, warm_up=warm_up, records=records, shown=shown, shapes=shapes)
     rows = build_rows(methods, records, len(batches), distance)
     sequences = 2 if pipeline.do_classifier_free_guidance else 1
     weight_bytes, weights = pipeline.weights_a_pass

@@ -41,6 +41,7 @@ def call_pipeline(
     device = pipeline.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.synchronize(device)  # whatever a caller left to do is not this call's
     began = time.perf_counter()
     output = pipeline(**_condition(cases), generator=generators, method=method, **arguments)
     if device.type == "cuda":

@@ -31,6 +31,7 @@ def compare(
     warm_up: int,
     records: Records,
     shown: Progress | None,
+    shapes: Sequence[Any] = (),
 ) -> None:
     """Do every piece of work with every method, but for those among the records, and record it.
 
@@ -39,16 +40,21 @@ def compare(
         count: number of pieces.
         call: does a piece, by number, with a method.
         keep: gives the record of a result, ready for JSON, from label, number and result.
-        warm_up: calls of each method before the first that counts, all with the first piece.
+        warm_up: calls of each method before the first that counts, with the first piece of every shape.
         records: of this run.
         shown: counts calls; None: nothing does.
+        shapes: of each piece, anything that tells pieces apart whose first call costs more, such as the batch size;
+            empty: all are alike.
     """
+    first: dict[Any, int] = {}
+    for number, shape in enumerate(shapes or [None] * count):
+        first.setdefault(shape, number)
     shown = Progress(disable=True) if shown is None else shown
     labels = list(methods)
     for label in labels:
         if any((label, number) not in records for number in range(count)):
-            for _ in range(warm_up):
-                call(methods[label], 0)
+            for number in [*first.values()] * warm_up:
+                call(methods[label], number)
     for number in range(count):
         turn = number % len(labels)
         for label in [*labels[turn:], *labels[:turn]]:

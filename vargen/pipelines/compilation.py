@@ -98,10 +98,15 @@ def check_compiler(device: torch.device, backend: str | Callable[..., Any] = "in
         check_choice("compile: backend", backend, torch._dynamo.list_backends(exclude_tags=()))
 
 
-def _check_triton() -> None:
+def can_capture(device: str) -> bool:
+    """Whether steps on a device can be compiled and captured."""
     from torch.utils._triton import has_triton
 
-    if not has_triton():
+    return device.startswith("cuda") and has_triton()
+
+
+def _check_triton() -> None:
+    if not can_capture("cuda"):
         raise UserError("compile needs Triton on a GPU; it is not installed or does not support this one; leave it out")
 
 

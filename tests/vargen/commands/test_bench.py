@@ -129,6 +129,9 @@ def test_methods_take_turns(drafting_pipeline, monkeypatch):
     run_benchmark(drafting_pipeline, contenders("ar", "eagle"), CASES[:3], warm_up=1)
     assert [name for name, _ in made] == ["ar", "eagle", "ar", "eagle", "eagle", "ar", "ar", "eagle"]
     assert [prompt for _, prompt in made[2:]] == [case.prompt for case in CASES[:3] for _ in range(2)]
+    made.clear()
+    run_benchmark(drafting_pipeline, contenders("ar"), CASES, batch_size=2, warm_up=1)
+    assert [prompt for _, prompt in made] == [CASES[number].prompt for number in (0, 4, 0, 2, 4)]  # both sizes are warm
 
 
 def test_a_killed_run_goes_on_with_the_calls_it_had(drafting_pipeline, tmp_path, monkeypatch):

@@ -81,3 +81,15 @@ def test_what_looks_like_a_switchs_value_is_no_prompt(value):
     parser.add_argument("prompts", nargs="*", type=str)
     with pytest.raises(UserError, match=f"compile must be true or false, got '{value}'"):
         parse(parser, ["--compile", value, "a red cube"])
+
+
+@pytest.mark.usefixtures("only_captured")
+def test_bench_captures_steps_where_it_can_unless_told_not_to(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vargen.pipelines.compilation.can_capture", lambda device: device == "cpu")
+    bench = ["bench", "--model", str(tiny_model_folder), "--methods", "ar", "--num_prompts", "1"]
+    for more, compiles in (([], True), (["--eager"], False)):
+        assert main([*bench, *more]) == 0
+        shown = capsys.readouterr()
+        assert ("compiling a decoding step" in shown.err) is compiles and "Measured on " in shown.out

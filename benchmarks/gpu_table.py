@@ -35,7 +35,7 @@ def table_rows(folder: Path) -> list[dict[str, Any]]:
         rows = {row["method"]: row for row in json.loads(path.read_text())}
         found.setdefault((size, int(batch)), {})[steps] = rows
     made = []
-    for (size, batch), ways in found.items():
+    for (size, number), ways in found.items():
         eager, captured = (ways.get(name, {}) for name in ("eager", "captured"))
         for method in dict.fromkeys((*eager, *captured)):
             both = eager.get(method), captured.get(method)
@@ -45,7 +45,7 @@ def table_rows(folder: Path) -> list[dict[str, Any]]:
             ratio = told[1] / told[3] if told[1] and told[3] else None
             achieved = best.get("achieved") or {}
             figures = (ratio, achieved.get("gb_per_second"), best.get("peak_memory_gib"))
-            named = {"model": size, "batch": batch, "method": method, "provenance": best["provenance"]}
+            named = {"model": size, "batch": number, "method": method, "provenance": best["provenance"]}
             made.append({**named, **cells, **dict(zip(MORE, figures, strict=True))})
     return made
 

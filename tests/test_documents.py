@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import figures
 import pytest
 from build_results import build, not_shown
 from results_page.plain import plain_tables
 from results_page.records import RESULTS
 
+from vargen.base.reading import read_yaml
 from vargen.base.resources import find_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,6 +21,19 @@ PUBLIC = ("https://github.com/vargen/vargen/blob/main/", "https://raw.githubuser
 def test_documents_are_built_from_the_recorded_results() -> None:
     stale = [str(path.relative_to(ROOT)) for path, text in build().items() if path.read_text() != text]
     assert not stale, f"run python benchmarks/build_results.py; out of date: {stale}"
+
+
+def test_every_figure_of_readme_and_docs_is_that_of_its_record(monkeypatch):
+    told = read_yaml(ROOT / "benchmarks" / "figures.yaml")
+    assert not [*figures.faults(told)]
+    text_of = figures.text_of
+    for changed, found in (
+        ("faster in ten processes", "slower"),
+        ("faster", "7.3 times faster"),
+        ("2.8 to 2.9", "2.8"),
+    ):
+        monkeypatch.setattr(figures, "text_of", lambda page: text_of(page).replace(changed, found))  # noqa: B023
+        assert any(each.startswith("README.md: ") for each in figures.faults(told))
 
 
 def test_shipped_weights_stay_within_their_share() -> None:

@@ -17,10 +17,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from specdecode.drafters.draft_model import DraftModelDrafter
+from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.roles import TargetOutput
 from vargen.base.bounds import MAX_DRAFT
 from vargen.base.options import option
-from vargen.video.methods.base import VideoMethod, VideoMethodConfig, likeliest_chain
+from vargen.video.methods.base import VideoMethod, VideoMethodConfig
 from vargen.video.models.pruning import token_budget
 from vargen.video.models.request import keep_visual
 from vargen.video.models.target import VideoTarget
@@ -117,4 +119,5 @@ class SparseToDenseConfig(VideoMethodConfig):
         target = components.target(self.draft_length + 1, capture_attention=True)
         budgets = [token_budget(request.num_visual, self.keep_ratio) for request in components.requests]
         draft = SparseDraft(target, budgets, **components.sizes(self.draft_length + 1))
-        return VideoMethod(likeliest_chain(draft, self.draft_length), target=target, network=draft)
+        size = FixedDraftSize(DraftSize(self.draft_length + 1, self.draft_length))
+        return VideoMethod(DraftModelDrafter(draft, size), target=target, network=draft)

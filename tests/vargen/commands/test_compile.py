@@ -84,9 +84,7 @@ def test_what_looks_like_a_switchs_value_is_no_prompt(value):
 
 
 @pytest.mark.usefixtures("only_captured")
-def test_bench_captures_steps_where_it_can_unless_told_not_to(
-    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_captures_steps_where_it_can_unless_told_not_to(tiny_model_folder, monkeypatch, capsys):
     monkeypatch.setattr("vargen.pipelines.compilation.can_capture", lambda device: device == "cpu")
     bench = ["bench", "--model", str(tiny_model_folder), "--methods", "ar", "--num_prompts", "1"]
     for more, compiles in (([], True), (["--eager"], False)):

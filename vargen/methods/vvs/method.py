@@ -27,7 +27,7 @@ class VVSConfig(LanternConfig):
     """LANTERN's draft and acceptance, with verification skipped at some steps; see docs/methods.md."""
 
     name: ClassVar[str] = "vvs"
-    summary: ClassVar[str] = "VVS: verification skipped at some steps, LANTERN's acceptance at the others"
+    summary: ClassVar[str] = "VVS by the model's own settings, else the paper's: verification skipped at some steps"
     draft_settings: ClassVar[tuple[str, ...]] = (*LanternConfig.draft_settings, "depth_behind_skip")
     paper_preset: ClassVar[str | None] = "vvs-paper-uniform"
 

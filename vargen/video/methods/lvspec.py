@@ -27,7 +27,7 @@ class LVSpecConfig(SpeculativeConfig):
     """LVSpec (arXiv 2604.05650): draft tokens that have little to do with the video are accepted as they are."""
 
     name: ClassVar[str] = "lvspec"
-    summary: ClassVar[str] = "LVSpec: tokens with little visual relevance are accepted as drafted"
+    summary: ClassVar[str] = "LVSpec with floors: tokens that are nearly as likely stay, sooner if they are not visual"
     exact: ClassVar[bool] = False
 
     draft_length: int = 10

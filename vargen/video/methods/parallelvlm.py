@@ -21,7 +21,7 @@ class ParallelConfig(SpeculativeConfig):
     """ParallelVLM (arXiv 2603.19610): the draft model works while the target does, in a process of its own."""
 
     name: ClassVar[str] = "parallelvlm"
-    summary: ClassVar[str] = "ParallelVLM: drafter and target work at the same time, in two processes"
+    summary: ClassVar[str] = "ParallelVLM on an even tenth of the video: drafter and target at once, two processes"
     one_at_a_time: ClassVar[bool] = True
 
     draft_length: int | Auto = AUTO  # type: ignore[assignment]

@@ -1,0 +1,122 @@
+"""Every measured figure of README and docs, computed anew from its record.
+
+    python benchmarks/figures.py        # exit 1, and every figure that has no record or is another one now
+
+`figures.yaml` has for each page the words around its figures. What stands in braces there is Python over the records,
+with a format, so that the words, once computed, must stand on the page. A name that ends in "_" stands for an
+expression under `names`. Under `without_record` stand figures that nothing measures, by the reason; "..." leaves words
+out. Tables between markers are `build_results.py`'s. A figure is a number with a decimal point, or one before a percent
+sign, "times", "points", "passes" or a unit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+from results_page.records import percent_points
+
+from vargen.base.reading import read_yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+REASONS = ("published", "reckoned", "setting", "asserted", "definition")
+"""Of another's paper or machine; from sizes by arithmetic; chosen; a bound that a test asserts; what a word says."""
+_UNIT = r"(?: to \d[\d.,]*)? ?(?:%|(?:times|points?|passes|ms|s|GB|MB|of 100)\b)"
+_FIGURE = re.compile(rf"(?<![\w.`/:-])(?:\d[\d,]*\.\d+|\d[\d,]*(?={_UNIT}))(?![\w`/-])")
+_NOT_TEXT = re.compile(r"```.*?```|<!-- (\w+):begin -->.*?<!-- \1:end -->|\]\([^)]*\)|arXiv \d+\.\d+", re.DOTALL)
+
+
+@cache
+def record(name: str) -> Any:
+    """A record, or one study of it as NAME/STUDY; fields of objects are attributes."""
+    name, _, study = name.partition("/")
+    content = json.loads((RESULTS / f"{name}.json").read_text(), object_hook=lambda fields: SimpleNamespace(**fields))
+    return getattr(content.studies, study) if study else content
+
+
+def row(name: str, /, **where: Any) -> Any:
+    """The only row of a record whose fields are so."""
+    content = record(name)
+    rows = content if isinstance(content, list) else content.rows
+    found = [each for each in rows if all(getattr(each, key, None) == value for key, value in where.items())]
+    if len(found) != 1:
+        raise LookupError(f"{len(found)} rows of {name} have {where}")
+    return found[0]
+
+
+def less(figure: Any, decimals: int = 1) -> str:
+    """A difference of shares in percentage points, without its sign; words say whether it is less or more."""
+    return f"{abs(100 * figure.value):.{decimals}f}"
+
+
+def span(figure: Any, gained: bool = False) -> str:
+    """Its interval: "0.2 to 5.7", or where it holds 0 "4.7 less to 0.4 more", or of a loss "0.4 gained to 4.7"."""
+    low, high = (100 * bound for bound in figure.interval)
+    if low < 0 < high:
+        return f"{high:.1f} gained to {-low:.1f}" if gained else f"{-low:.1f} less to {high:.1f} more"
+    return " to ".join(f"{bound:.1f}" for bound in sorted((abs(low), abs(high))))
+
+
+def signed(figure: Any) -> str:
+    """A difference and its interval: "-0.3 (-1.4 to +0.7)"."""
+    return percent_points(vars(figure))
+
+
+def ratios(name: str, *methods: str, decimals: int = 1) -> str:
+    """Speed-ups of the slowest and the fastest process: "1.4 to 2.2"."""
+    each = [speedup for method in methods for speedup in row(name, method=method).speedups]
+    return f"{min(each):.{decimals}f} to {max(each):.{decimals}f}"
+
+
+HELPERS = {each.__name__: each for each in (record, row, less, span, signed, ratios, median, getattr)}
+
+
+def text_of(page: str) -> str:
+    """The words of a page on one line, without code blocks, addresses and tables that are built."""
+    return " ".join(_NOT_TEXT.sub(" ", (ROOT / page).read_text()).split())
+
+
+def computed(words: str, names: Mapping[str, str]) -> str:
+    """Words with what stands in braces computed; `names` stand for expressions."""
+
+    def value(found: re.Match[str]) -> str:
+        expression = re.sub(r"\b[a-z]\w*_\b", lambda name: f"({names[name[0]]})", found[1])
+        return format(eval(expression, dict(HELPERS)), found[2] or "")
+
+    return re.sub(r"\{([^{}]+?)(?::([,.\w]+))?\}", value, " ".join(words.split()))
+
+
+def faults(told: dict[str, Any]) -> Iterator[str]:
+    """What is wrong on each page; nothing where every figure has its record."""
+    pages = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+    for page in pages:
+        text, covered = text_of(page), list[tuple[int, int]]()
+        words = [computed(each, told["names"]) for each in told["measured"].get(page, ())]
+        words += [each for reason in REASONS for each in told["without_record"].get(reason, {}).get(page, ())]
+        for each in words:
+            pattern = ".*?".join(re.escape(part) for part in " ".join(each.split()).split(" ... "))
+            spans = [found.span() for found in re.finditer(pattern, text)]
+            covered += spans
+            if not spans:
+                yield f"{page}: does not say: {each}"
+        for figure in _FIGURE.finditer(text):
+            if not any(first <= figure.start() and figure.end() <= last for first, last in covered):
+                yield f"{page}: no record: ...{text[max(0, figure.start() - 60) : figure.end() + 30]}..."
+
+
+def main() -> int:
+    found = list(faults(read_yaml(ROOT / "benchmarks" / "figures.yaml")))
+    print("\n".join(found) or "every figure has its record")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

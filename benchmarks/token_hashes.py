@@ -7,8 +7,8 @@
     python benchmarks/token_hashes.py --record benchmarks/results/token_hashes.json --kind images --only "preset rows"
 
 Every image method and preset on 8 prompts with the seeds 0 to 7 in one batch, further settings and greedy decoding on
-two of these; every video method on 2 videos, greedily and sampled; float32, one thread, sizes fixed. A check runs what
-the record says, with the settings that it says, so a method keeps its tokens where its defaults change. Only what users
+two of these; every video method on 2 videos, greedily and sampled (`token_hashes.yaml`); float32, one thread, sizes fixed. A check runs
+what the record says, with the settings that it says, so a method keeps its tokens where its defaults change. Only what users
 have is called: `LlamaGenPipeline` with a method by name, preset or YAML file, and `vargen caption`. Takes ten minutes
 of processor time beside other work.
 
@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from metrics.provenance import provenance, write_result
 from vargen import LlamaGenPipeline
@@ -65,193 +66,34 @@ Case = dict[str, Any]
 """What is run: "method", "settings", "call" for what else the call is given, and the "rows" that are made: pictures by
 the number of their prompt and seed, or answers by the number of their video and seed."""
 
-CHAIN = [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]
-BUSH = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
-TREE = {"total_tokens": 16, "depth": 4}
-SMALL_TREE = {"total_tokens": 8, "depth": 3}
-SAMPLED_CHAIN = {"tree": CHAIN, "depth": 4, "children": "sampled"}
-SKIPPING = {"window": 16, "initial_guess": "repeat", "max_skip": 4}
-PRESETS = (
-    "eagle-chain", "eagle-tree", "jacobi-wide", "lantern-tree", "likeness-balanced", "likeness-fast",
-    "likeness-quality", "rows-batch", "rows-fast", "rows-quality", "scd-wide", "vvs-jacobi-wide",
-    "vvs-paper-dynamic", "vvs-paper-uniform",
-)  # fmt: skip
-STUDIED = (
-    "eagle-sampled-9", "eagle-sampled-25", "eagle-sampled-57", "likeness-sampled-9", "likeness-sampled-25",
-    "likeness-sampled-57", "vvs-dynamic-8", "vvs-uniform-8",
-)  # fmt: skip
-"""Files in benchmarks/methods."""
-
-BESIDE_OWN = {
-    "vvs": {
-        "delta": 0.1, "mode": "exact_at_zero", "schedule": "uniform", "interval": 3, "threshold": 0.65,
-        "choice": "sample", "truncate": True, "refresh": False,
-    },
-}  # fmt: skip
-"""Settings that a case has where it says nothing else, so that those of the model's own cannot mix in."""
-
-IMAGE_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
-    "ar": {"": {}},
-    "eagle": {
-        "dynamic 16/4": TREE,
-        "dynamic 12/3, 3 wide": {"total_tokens": 12, "depth": 3, "tree_top_k": 3},
-        "chain": {"tree": CHAIN, "depth": 4},
-        "bush": {"tree": BUSH, "depth": 3},
-        "part of a published tree": {"tree": "mc_sim_7b_63", "depth": 2},
-        "sampled chain": SAMPLED_CHAIN,
-        "sampled bush": {"tree": BUSH, "depth": 3, "children": "sampled"},
-        "sampled tree": {"tree": "mc_sim_7b_63_balanced", "depth": 5, "children": "sampled"},
-    },
-    "lantern": {
-        "exact at zero": TREE,
-        "release": {**TREE, "mode": "release"},
-        "no relaxation": {**SMALL_TREE, "delta": 0.0},
-        "multiplier": {**SMALL_TREE, "multiplier": 3.0},
-        "few neighbours": {**SMALL_TREE, "num_neighbours": 20, "delta": 0.3},
-    },
-    "vvs": {
-        "uniform": {**SMALL_TREE, "schedule": "uniform", "interval": 3},
-        "uniform, interval 2": {**TREE, "schedule": "uniform", "interval": 2, "mode": "release"},
-        "dynamic": {**SMALL_TREE, "schedule": "dynamic", "threshold": 0.65},
-        "dynamic, low threshold": {**SMALL_TREE, "schedule": "dynamic", "threshold": 0.2},
-        "likeness": {**SMALL_TREE, "schedule": "likeness", "threshold": 0.5},
-        "likeness, sampled bush": {
-            "tree": BUSH, "depth": 3, "children": "sampled", "delta": 0.0, "schedule": "likeness", "threshold": 0.7,
-        },
-        "choice confidence": {**SMALL_TREE, "choice": "confidence"},
-        "choice central": {**SMALL_TREE, "choice": "central"},
-        "choice drafter": {**SMALL_TREE, "choice": "drafter"},
-        "choice drafter, sampled chain": {**SAMPLED_CHAIN, "choice": "drafter", "delta": 0.0},
-        "choice central, bush": {"tree": BUSH, "depth": 3, "choice": "central"},
-        "not truncated": {**SMALL_TREE, "truncate": False},
-        "refresh": {**SMALL_TREE, "truncate": False, "refresh": True},
-        "shallow behind a skip": {**SMALL_TREE, "truncate": False, "depth_behind_skip": 1},
-    },
-    "zipar": {"4": {"window": 4}, "2": {"window": 2}, "3, adaptive": {"window": 3, "adaptive": True}},
-    "pjd": {
-        "5, 2 guesses": {"opens_after": 5, "guesses": 2},
-        "4, 1 guess, adaptive": {"opens_after": 4, "guesses": 1, "adaptive": True},
-    },
-    "vvs-rows": {
-        "5, 2 guesses, 2 looks": {"opens_after": 5, "guesses": 2, "max_visits": 2},
-        "whole rows, 3 looks": {"opens_after": 16, "guesses": 15, "max_visits": 3},
-    },
-    "coolsd": {
-        "4": {"draft_length": 4},
-        "4, warmer": {"draft_length": 4, "delta": 1.5, "decay": 0.1},
-        "4, exact": {"draft_length": 4, "delta": 1.0, "decay": 0.0},
-    },
-    "jacobi": {
-        "16": {"window": 16, "initial_guess": "repeat"},
-        "16, branches": {"window": 16, "initial_guess": "repeat", "branches": 4, "branch_depth": 8},
-    },
-    "sjd": {
-        "8": {"window": 8},
-        "16": {"window": 16},
-        "16, repeat": {"window": 16, "initial_guess": "repeat"},
-        "16, survivors and branches": {"window": 16, "keep_overlap": 0.8, "branches": 4, "branch_depth": 3},
-    },
-    "scd": {
-        "gumbel 16": {"window": 16, "coupling": "gumbel", "initial_guess": "random"},
-        "maximal 16": {"window": 16, "coupling": "maximal", "initial_guess": "random"},
-        "gumbel 16, repeat": {"window": 16, "coupling": "gumbel", "initial_guess": "repeat"},
-    },
-    "gsd": {
-        "8": {"window": 8},
-    },
-    "vvs-jacobi": {
-        "likeness": {**SKIPPING, "schedule": "likeness", "threshold": 0.7},
-        "dynamic, settled": {**SKIPPING, "schedule": "dynamic", "threshold": 0.65, "survival": 0.3},
-        "uniform, maximal": {**SKIPPING, "schedule": "uniform", "interval": 3, "coupling": "maximal"},
-    },
-    "draft-model": {
-        "4, sampled": {"draft_length": 4, "children": "sampled"},
-        "4, top": {"draft_length": 4, "children": "top"},
-    },
-}  # fmt: skip
-"""Sampled; the first settings of each method greedily too."""
-
-CALLS: dict[str, dict[str, Any]] = {
-    "no guidance": {"guidance_scale": 1.0},
-    "filtered": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
-}
-"""Sampling of plain decoding and "eagle" beside the model's own."""
-
-PAIR = {"draft_length": 5}
-NO_FLOOR = {"min_p": 0.0, "relevant_min_p": 1.0}
-AS_PRINTED = {"relevance_from": "token", "relevance_layer": -1, "relevance_centred": False, **NO_FLOOR}
-VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
-    "ar": {"": {}},
-    "sd": {
-        "5": PAIR,
-        "5, its own weights, half the video": {**PAIR, "drafter": "self", "keep_ratio": 0.5},
-        **{
-            f"5, {by}": {**PAIR, "keep_ratio": 0.1, "pruning": by, "pruning_seed": 3}
-            for by in ("random", "jittered", "low_discrepancy")
-        },
-    },
-    "specvlm": {
-        "chain": {**PAIR, "tree": "chain", "keep_ratio": 0.1},
-        "tree": {"tree": "mc_sim_7b_63", "keep_ratio": 0.1},
-    },
-    "sparrow": {
-        "chain 8": {"tree": "chain", "depth": 8},
-        "dynamic 16/4": {"tree": "dynamic", **TREE, "tree_top_k": 4},
-        "part of a published tree": {"tree": "mc_sim_7b_63", "depth": 2},
-    },
-    "flash": {"chain 4": {"tree": "chain", "depth": 4}, "chain 2": {"tree": "chain", "depth": 2}},
-    "parallelvlm": {
-        "5, in turn": {**PAIR, "keep_ratio": 0.1, "pruning": "visual_gain", "workers": "in_turn"},
-        "5, uniform": {**PAIR, "keep_ratio": 0.5, "pruning": "uniform", "workers": "in_turn"},
-        "5, processes": {**PAIR, "keep_ratio": 0.1, "pruning": "visual_gain", "workers": "processes"},
-    },
-    "fly": {
-        "10": {"draft_length": 10, "keep_ratio": 0.1, "threshold": 0.3},
-    },
-    "lvspec": {
-        "10": {"draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.7, **AS_PRINTED},
-        "10, by predictions, no shift": {
-            "draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.5, "num_nearest": 3, "position_shift": False,
-            **AS_PRINTED, "relevance_from": "prediction",
-        },
-        "10, the last layer but one, centred": {
-            "draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.5, "relevance_from": "prediction",
-            "relevance_layer": -2, "relevance_centred": True, **NO_FLOOR,
-        },
-        "10, by entropy": {
-            "draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.3, "loosened_by": "entropy", **NO_FLOOR,
-        },
-        "10, only plausible tokens": {},
-    },
-}  # fmt: skip
-"""Greedily; the first settings of each method sampled too."""
-
-VIDEO_PRESETS: dict[str, dict[str, Any]] = {
-    "flash-paper": {}, "lvspec-min-p": {}, "lvspec-paper": {}, "sparrow-paper": {},
-    "parallelvlm-paper": {**PAIR, "workers": "in_turn"},  # what is measured may change counts
-}  # fmt: skip
-
+CASES: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+"""Settings of all cases."""
 WITHOUT_DRAFTER: dict[str, set[str]] = {"image": set(), "video": {"eagle", "msd", "vispec"}}
 
 
 def image_cases() -> dict[str, Case]:
     """What pictures are made by, by name."""
     cases: dict[str, Case] = {}
-    for method, variants in IMAGE_SETTINGS.items():
+    for method, variants in CASES["images"].items():
         first, settings = next(iter(variants.items()))
         for label, others in variants.items():
             cases[_name(method, label)] = _case(method, others, {}, ALL if label == first else TWO)
         cases[_name(method, first, "greedy")] = _case(method, settings, {"temperature": 0.0}, TWO)
         if method in ("ar", "eagle"):
-            cases |= {_name(method, first, label): _case(method, settings, call, TWO) for label, call in CALLS.items()}
-    cases |= {f"preset {name}": _case(name, {}, {}, ALL) for name in PRESETS}
-    return cases | {f"studied {name}": _case(f"benchmarks/methods/{name}.yaml", {}, {}, ALL) for name in STUDIED}
+            cases |= {
+                _name(method, first, label): _case(method, settings, call, TWO)
+                for label, call in CASES["calls"].items()
+            }
+    cases |= {f"preset {name}": _case(name, {}, {}, ALL) for name in CASES["presets"]}
+    return cases | {
+        f"studied {name}": _case(f"benchmarks/methods/{name}.yaml", {}, {}, ALL) for name in CASES["studied"]
+    }
 
 
 def video_cases() -> dict[str, Case]:
     """What answers are made by, by name."""
     cases: dict[str, Case] = {}
-    for method, variants in VIDEO_SETTINGS.items():
+    for method, variants in CASES["videos"].items():
         for label, others in variants.items():
             # A process of its own is long in starting, and starts anew for every call.
             rows = VIDEOS[:1] if others.get("workers") == "processes" else VIDEOS
@@ -260,12 +102,17 @@ def video_cases() -> dict[str, Case]:
         cases[_name(method, first, "sampled")] = _case(method, settings, {"temperature": 1.0, "top_p": 0.95}, VIDEOS)
     return cases | {
         f"preset {name}": _case(name, settings, {"temperature": 0.0}, VIDEOS)
-        for name, settings in VIDEO_PRESETS.items()
+        for name, settings in CASES["video_presets"].items()
     }
 
 
 def _case(method: str, settings: dict[str, Any], call: dict[str, Any], rows: list[int]) -> Case:
-    return {"method": method, "settings": {**BESIDE_OWN.get(method, {}), **settings}, "call": call, "rows": rows}
+    return {
+        "method": method,
+        "settings": {**CASES["beside_own"].get(method, {}), **settings},
+        "call": call,
+        "rows": rows,
+    }
 
 
 def _name(*parts: str) -> str:

@@ -7,10 +7,10 @@
     python benchmarks/token_hashes.py --record benchmarks/results/token_hashes.json --kind images --only "preset rows"
 
 Every image method and preset on 8 prompts with the seeds 0 to 7 in one batch, further settings and greedy decoding on
-two of these; every video method on 2 videos, greedily and sampled (`token_hashes.yaml`); float32, one thread, sizes fixed. A check runs
-what the record says, with the settings that it says, so a method keeps its tokens where its defaults change. Only what users
-have is called: `LlamaGenPipeline` with a method by name, preset or YAML file, and `vargen caption`. Takes ten minutes
-of processor time beside other work.
+two of these; every video method on 2 videos, greedily and sampled (`token_hashes.yaml`); float32, one thread, sizes
+fixed. A check runs what the record says, with the settings that it says, so a method keeps its tokens where its
+defaults change. Only what users have is called: `LlamaGenPipeline` with a method by name, preset or YAML file, and
+`vargen caption`. Takes ten minutes of processor time beside other work.
 
 Sums in float32 depend on the processor and the version of torch, and a near tie on such a sum. On another machine
 record anew with the old code, then check with the new.

@@ -165,34 +165,34 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows of a comparison on pictures as a Markdown table for people."""
-    header = ["method", "exact", "passes", "fewer", "rows fed", "tokens/pass", "accepted", "never verified", "s/image"]
     several = any("speedups" in row for row in rows)
-    header += ["p90", "speed-up, worst / median / best" if several else "speed-up", "GB/s", "GFLOP/s"]
     judged = any(row["judge_accuracy"] is not None for row in rows)
     scored = any(row.get("clip_score") is not None for row in rows)
     compared = [row["extractor"] for row in rows if row.get("frechet_distance") is not None][:1]
+    header = ["method", "exact", "fewer", "speed-up, worst / median / best" if several else "speed-up"]
+    header += (["judge"] if judged else []) + (["CLIP score"] if scored else [])
+    header += [quality_heading("frechet_distance", "FID", name) for name in compared]
+    header += ["never verified", "passes", "rows fed", "tokens/pass", "accepted", "s/image", "p90", "GB/s", "GFLOP/s"]
     cells = [
         [
             row["method"],
             "yes" if row["exact"] else "no",
-            f"{row['target_passes']:,}",
             format_ratio(row["pass_reduction"]),
-            f"{row['rows_fed']:,}",
-            f"{row['tokens_per_pass']:.2f}",
-            f"{row['mean_accepted_length']:.2f}",
-            format_never_verified(row),
-            f"{row['seconds_per_image']['p50']:.3f}",
-            f"{row['seconds_per_image']['p90']:.3f}",
             _speedups(row),
-            *(_achieved(row, name) for name in ("gb_per_second", "gflop_per_second")),
             *([f"{100 * row['judge_accuracy']:.1f} %"] if judged else []),
             *([f"{row['clip_score']:.2f}"] if scored else []),
             *([f"{row['frechet_distance']:.2f}"] if compared else []),
+            format_never_verified(row),
+            f"{row['target_passes']:,}",
+            f"{row['rows_fed']:,}",
+            f"{row['tokens_per_pass']:.2f}",
+            f"{row['mean_accepted_length']:.2f}",
+            f"{row['seconds_per_image']['p50']:.3f}",
+            f"{row['seconds_per_image']['p90']:.3f}",
+            *(_achieved(row, name) for name in ("gb_per_second", "gflop_per_second")),
         ]
         for row in rows
     ]
-    header += (["judge"] if judged else []) + (["CLIP score"] if scored else [])
-    header += [quality_heading("frechet_distance", "FID", name) for name in compared]
     return markdown_table(header, cells)
 
 

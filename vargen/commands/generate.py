@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from vargen.base.world import require_world
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.jobs.generation import GenerateConfig, RunTotals, generate
 from vargen.jobs.ranking import Ranker
+from vargen.methods.advice import FEW, IN_BATCHES
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -31,6 +33,10 @@ def run(arguments: Sequence[str]) -> int:
     totals = generate(config, values.prompts, _judge_ranker, values.quiet)
     if totals is not None:
         _report(totals, values.json)
+        at_once = min(config.batch_size, totals.new_images)
+        plain_passes = totals.tokens / max(at_once, 1)
+        if at_once > 1 and config.method == "jacobi" and plain_passes < FEW * totals.forward_passes:
+            print(f"vargen: jacobi saved few passes in this batch; {IN_BATCHES}", file=sys.stderr)
     return 0
 
 

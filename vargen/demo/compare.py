@@ -147,14 +147,15 @@ def build(gr: Any, models: Models, folder: Path) -> None:
     first = models.default
     with gr.Row(equal_height=False):
         with gr.Column(scale=4, min_width=320, elem_classes="controls"):
-            names = gr.CheckboxGroup(label="Methods, beside plain decoding", elem_id="methods", **_offer(models, first))
             count = gr.Slider(1, MAX_PROMPTS, 4, step=1, label="Number of example prompts", elem_id="prompts")
             options = {"placeholder": "a large green cone on grass", "elem_id": "comparison-prompts"}
             own = gr.Textbox(label="Or your own prompts, one a line", lines=3, max_lines=8, **options)
+            buttons = controls.start_and_stop(gr, "Compare")
+            label = "Methods, beside plain decoding; recommended ones first"
+            names = gr.CheckboxGroup(label=label, elem_id="methods", **_offer(models, first))
             with gr.Accordion("More", open=False):
                 model = gr.Dropdown(models.names, value=first, label="Model", filterable=False)
                 seed = gr.Number(0, label="Seed of the first picture", precision=0)
-            buttons = controls.start_and_stop(gr, "Compare")
         with gr.Column(scale=8, min_width=340):
             order = "Every method draws every prompt with the same seeds, in turns."
             shown = gr.HTML(markup.empty("The comparison appears here", order), elem_id="comparison")

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from vargen.pipelines.loading import ImagePipeline
     from vargen.video.pipelines.answering import VideoAnswerer
 
-_FIRST = ("jacobi", "scd", "eagle-chain", "likeness-quality", "likeness-balanced", "likeness-fast")
-"""Methods that are offered before the others. The first is the default: it draws plain decoding's very picture."""
+FIRST = ("jacobi", "scd", "vvs-jacobi", "likeness-quality", "rows-fast", "rows-batch")
+"""Methods that README recommends, offered before the others. The first is the default: it draws plain decoding's very
+picture."""
 
 _SHOWN = ("llamagen", "janus")
 """Families whose tokens form a square grid and can be decoded to pixels at any time."""
@@ -87,16 +88,18 @@ class Models:
         return name in shipped_models()
 
     def methods(self, name: str) -> dict[str, ImageMethodConfig]:
-        """Methods and presets by name that the model has the weights for, plain decoding left out."""
+        """Methods and presets by name that the model has the weights for, plain decoding left out: recommended ones,
+        then exact ones, then relaxed ones."""
         description = self.description(name)
-        names = [*_FIRST, *methods_for("image"), *find_presets()]
+        names = [*FIRST, *methods_for("image"), *find_presets()]
         configs = {each: description.resolve_method(each, None) for each in dict.fromkeys(names) if each != "ar"}
 
         def has_weights(config: MethodConfig) -> bool:
             folders = (name for name in config.weights if getattr(config, name) is None)
             return all((description.folder / name).is_dir() for name in folders)
 
-        return {each: config for each, config in configs.items() if has_weights(config)}
+        order = sorted(configs, key=lambda each: (each not in FIRST, each not in FIRST and not configs[each].exact))
+        return {each: configs[each] for each in order if has_weights(configs[each])}
 
     def video_methods(self) -> dict[str, VideoMethodConfig]:
         """Methods for videos by name whose drafters are there."""

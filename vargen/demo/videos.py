@@ -19,6 +19,7 @@ from vargen.demo import controls, markup
 from vargen.demo.models import Models
 from vargen.demo.requests import AT_ONCE, QUIET, connect, read_seed
 from vargen.demo.work import failure, follow
+from vargen.methods.advice import FEW
 
 if TYPE_CHECKING:
     from specdecode.trace import TokenOrigin
@@ -187,7 +188,7 @@ def _correctness(clip: Clip, question: str, answer: Answer) -> float | None:
 
 
 def account_of(answer: Answer, correctness: float | None) -> str:
-    """HTML that tells the cost of an answer."""
+    """HTML that tells what was saved, and the cost of an answer."""
     trace = answer.trace
     figures = {
         "tokens": f"{len(answer.token_ids):,}",
@@ -202,7 +203,11 @@ def account_of(answer: Answer, correctness: float | None) -> str:
     }
     if correctness is not None:
         figures["true claims, by the clip's truth"] = f"{100 * correctness:.0f} %"
-    return markup.account(figures)
+    fewer = len(answer.token_ids) / max(trace.target_passes, 1)
+    exact = answer.method.exact
+    words = "Exact: plain decoding's words." if exact else "Relaxed: words may differ from plain decoding's."
+    told = f"{fewer:.1f} times fewer passes" if fewer >= FEW else "About as many passes"
+    return f'<p class="verdict" role="status"><b>{told} than plain decoding.</b> {words}</p>{markup.account(figures)}'
 
 
 def build(gr: Any, models: Models, tab: Any) -> None:

@@ -11,8 +11,9 @@ import torch
 from vargen.base.errors import UserError
 from vargen.checkpoints.options import ModelOptions
 from vargen.demo import compare, pictures, videos
-from vargen.demo.models import Models
+from vargen.demo.models import FIRST, Models
 from vargen.demo.work import Stopped
+from vargen.methods.advice import LOSSES
 from vargen.methods.catalogue import resolve_method
 
 
@@ -100,6 +101,23 @@ def test_a_relaxed_method_says_what_it_took(drafting_pipeline):
     lanes = last(race(drafting_pipeline, methods, "a red cube", (0,)))
     skipped = lanes[1].trace.skipped_tokens
     assert skipped and f"{100 * skipped / 16:.0f} % of the tokens were never verified" in pictures.verdict(*lanes)
+    lanes[1].label, lanes[1].passes, lanes[1].images = "rows-batch", lanes[0].passes, lanes[1].images * 2
+    told = pictures.verdict(*lanes)
+    assert "About as many passes" in told and told.count("right 1 point less often") == 2, "its price, and in batches"
+
+
+def test_what_a_verdict_says_of_a_loss_stands_in_the_readme():
+    said = " ".join((Path(__file__).parents[3] / "README.md").read_text().split())
+    for name, loss in LOSSES.items():
+        assert f"`{name}`" in said and loss.removeprefix("the ") in said, name
+
+
+def test_recommended_methods_come_first_and_exact_ones_next(models):
+    configs = models.methods(models.default)
+    first = [name for name in FIRST if name in configs]
+    assert [*configs][: len(first)] == first and first[0] == "jacobi"
+    marks = [config.exact for name, config in configs.items() if name not in FIRST]
+    assert marks == sorted(marks, reverse=True)
 
 
 # Compare

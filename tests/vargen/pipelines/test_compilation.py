@@ -55,13 +55,10 @@ def shallow_pipeline(drafting_pipeline: Any) -> Any:
     return build_drafting_pipeline(num_layers=1)
 
 
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "ar": ("ar", {}),
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # a stream is drawn by scd, a chain that is sampled by the last
     "jacobi": ("jacobi", {"window": 4}),
-    "scd": ("scd", {"window": 4}),
     "gsd": ("gsd", {"window": 4}),
     "draft-model": ("draft-model", {"draft_length": 2}),
-    "eagle-chain": ("eagle", {"tree": [[0], [0, 0]], "depth": 2, "children": "sampled"}),
     "eagle": ("eagle", {"total_tokens": 8, "depth": 3, "tree_top_k": 3}),
     "lantern": ("lantern", {"total_tokens": 5, "depth": 2, "tree_top_k": 3}),
     "vvs": ("vvs", {"total_tokens": 5, "depth": 2, "tree_top_k": 3}),
@@ -76,7 +73,7 @@ def test_every_method_draws_what_eager_steps_draw(shallow_pipeline, name):
     length, other seeds and scales in the next batch. A step costs the host a replay, now and then a look at how far
     rows are, and where skips are due at some steps a copy of which rows."""
     method, compiler = resolve_method(*METHODS[name]), TapingCompiler(64)
-    prompts = PROMPTS[1:] if name in ("ar", "eagle") else PROMPTS * 2
+    prompts = PROMPTS[1:] if name == "eagle" else PROMPTS * 2
     shorter = PROMPTS[:1] * len(prompts)
     sampling = {"temperature": 0.0} if name in ("jacobi", "lantern") else {"top_k": 12, "top_p": 0.95}
 

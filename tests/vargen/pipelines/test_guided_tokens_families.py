@@ -22,7 +22,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 METHODS = {
     "ar": resolve_method("ar"),
     "jacobi": resolve_method("jacobi", {"window": 4}),
-    "scd": resolve_method("scd", {"window": 4}),
     "zipar": resolve_method("zipar", {"window": 2}),
     "vvs-rows": resolve_method("vvs-rows", {"opens_after": 2, "guesses": 1, "max_visits": 1}),
 }

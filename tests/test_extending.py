@@ -1,7 +1,5 @@
 """The worked examples of docs/extending.md, as they are written: applied to a copy of the repository, and tested."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -29,7 +27,7 @@ def copy_repository(folder: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", folder)
 
 
-def test_the_examples_work_as_written_and_touch_what_the_page_says(tmp_path: Path) -> None:
+def test_the_examples_work_as_written_and_touch_what_the_page_says(tmp_path):
     copy_repository(tmp_path)
     git = ("git", "-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "core.hooksPath=/dev/null")
     run("git", "init", "-q", folder=tmp_path)

@@ -1,7 +1,5 @@
 """Requests to the page that a stranger sends: an answer of the 400s, nothing let out, and the page goes on."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
@@ -63,7 +61,7 @@ def ask(page: Any, path: str, method: str = "GET", body: Any = None, **headers: 
         return error.code, error.read().decode()
 
 
-def test_it_is_for_this_machine_alone(page: Any, models: Models, folder: Path) -> None:
+def test_it_is_for_this_machine_alone(page, models, folder):
     """One computes at a time, and few wait."""
     status, text = ask(page, "/")
     assert status == 200 and "vargen" in text and page.share_url is None
@@ -77,7 +75,7 @@ def test_it_is_for_this_machine_alone(page: Any, models: Models, folder: Path) -
 @pytest.mark.parametrize(
     "host", ["foreign.example", "localhost.foreign.example", "127.0.0.1.foreign.example", "10.0.0.1"]
 )
-def test_a_foreign_host_is_answered_nowhere(page: Any, host: str) -> None:
+def test_a_foreign_host_is_answered_nowhere(page, host):
     """Every path that the page has."""
     paths = page.app.openapi()["paths"]
     assert len(paths) > 30
@@ -89,7 +87,7 @@ def test_a_foreign_host_is_answered_nowhere(page: Any, host: str) -> None:
 
 
 @pytest.mark.parametrize("origin", ["http://foreign.example", "null", "http://localhost.foreign.example"])
-def test_a_page_of_another_origin_starts_nothing(page: Any, origin: str) -> None:
+def test_a_page_of_another_origin_starts_nothing(page, origin):
     """Every path and method that the page has, with a body that its own page might send."""
     for path, methods in page.app.openapi()["paths"].items():
         for method in methods:
@@ -99,7 +97,7 @@ def test_a_page_of_another_origin_starts_nothing(page: Any, origin: str) -> None
     assert ask(page, "/", Origin=page.local_url.rstrip("/"))[0] == 200
 
 
-def test_half_a_request_holds_no_page(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_request_holds_no_page(page, monkeypatch):
     monkeypatch.setattr(http_clients, "PATIENCE", 0.2)
     for sent in (b"", b"GET / HTTP/1.1\r\n", b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"):
         with socket.create_connection(("127.0.0.1", port_of(page))) as half:
@@ -109,7 +107,7 @@ def test_half_a_request_holds_no_page(page: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("number", [-1, 10**6, 10**30, 1.5, "x", [], None])
-def test_a_function_that_the_page_does_not_have(page: Any, number: Any) -> None:
+def test_a_function_that_the_page_does_not_have(page, number):
     """Wherever a request names one, by its number or by its name."""
     for route in ("queue/join", "run/predict", "api/predict", "call/predict"):
         asked = {"data": [], "fn_index": number, "session_hash": "x"}
@@ -120,13 +118,13 @@ def test_a_function_that_the_page_does_not_have(page: Any, number: Any) -> None:
 @pytest.mark.parametrize(
     "body", [[], 7, "x", {}, {"data": {}}, {"data": [], "fn_index": 0, "session_hash": 7}], ids=str
 )
-def test_a_body_of_another_shape(page: Any, body: Any) -> None:
+def test_a_body_of_another_shape(page, body):
     for route in ("queue/join", "run/predict"):
         status, text = ask(page, f"gradio_api/{route}", "POST", body)
         assert 400 <= status < 500 and "Traceback" not in text, (route, status, text)
 
 
-def test_no_file_of_this_machine_is_let_out(page: Any, tmp_path: Path, folder: Path) -> None:
+def test_no_file_of_this_machine_is_let_out(page, tmp_path, folder):
     """But for downloads and what the page is made of."""
     (tmp_path / "secret.txt").write_text("a secret")
     below = "/".join([".."] * 20)

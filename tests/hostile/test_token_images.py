@@ -1,7 +1,5 @@
 """Families that draw token by token, from folders that do not fit: a line each, and no code of a repository is run."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -42,7 +40,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_size_that_a_family_does_not_have(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_size_that_a_family_does_not_have(folder, name, capsys):
     height, width = NO_SIZE[name]
     places = {"work": folder, "family": name}
     asked = arguments_of(f"{GENERATE} --height {height} --width {width}", places)
@@ -51,9 +49,7 @@ def test_a_size_that_a_family_does_not_have(folder: Path, name: str, capsys: pyt
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_another_vocabulary_another_tokenizer_and_code(
-    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_vocabulary_another_tokenizer_and_code(folder, name, capsys):
     family = TOKEN_IMAGE_FAMILIES[name]
     asked = arguments_of(GENERATE, {"work": folder, "family": name})
     named = family.codes.first == "named"

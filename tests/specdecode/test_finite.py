@@ -1,7 +1,5 @@
 """Logits that are no numbers end a run, whichever step, row and loop they come from; a forbidden token ends none."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from synthetic import MarkovTarget, random_table
@@ -50,18 +48,16 @@ def _run(target: MarkovTarget, temperature: float, drafted: bool) -> Tensor:
     [(torch.nan, slice(None)), (torch.nan, slice(3, 4)), (torch.inf, slice(2, 3)), (-torch.inf, slice(None))],
 )
 @pytest.mark.parametrize("first", [0, 2])
-def test_the_row_and_the_step_are_named(
-    first: int, value: float, places: slice, temperature: float, drafted: bool
-) -> None:
+def test_the_row_and_the_step_are_named(first, value, places, temperature, drafted):
     with pytest.raises(LogitsError, match=f"row 1 are not finite at step {first}") as raised:
         _run(_Faulty(first, value, places), temperature, drafted)
     assert (raised.value.row, raised.value.step) == (1, first)
 
 
-def test_a_forbidden_token_is_no_fault() -> None:
+def test_a_forbidden_token_is_no_fault():
     assert not bool((_run(_Faulty(0, -torch.inf, slice(2, 3)), 1.0, False)[1] == 2).any())
 
 
-def test_a_cache_that_no_memory_could_hold_is_refused_with_the_figure() -> None:
+def test_a_cache_that_no_memory_could_hold_is_refused_with_the_figure():
     with pytest.raises(MemoryError, match=r"need 74,505.8 GiB \(num_layers 10, batch_size 1,000, .* has"):
         StaticKVCache(10, 1000, 10, 1000, 100000)

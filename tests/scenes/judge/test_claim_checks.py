@@ -1,7 +1,5 @@
 """Verdicts: hand-made cases, a slow matching that must agree, truth that must be found right, and the tallies."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -41,7 +39,7 @@ RED_CUBE = seen("large matte red cube", -0.5, 2.0)
 BLUE_BALL = seen("small shiny blue sphere", 0.4, 0.5)
 
 
-def test_a_true_sentence_is_right() -> None:
+def test_a_true_sentence_is_right():
     claims = Claims(
         (ObjectClaim("sphere", "blue"), ObjectClaim("cube", "red", "matte", "large")),
         (RelationClaim(0, "right of", 1), RelationClaim(0, "in front of", 1)),
@@ -54,7 +52,7 @@ def test_a_true_sentence_is_right() -> None:
     assert kinds == ["count", "shape", "colour", *ATTRIBUTES, "relation", "relation", "ground"]
 
 
-def test_each_kind_can_be_wrong_alone() -> None:
+def test_each_kind_can_be_wrong_alone():
     picture = reading(RED_CUBE, BLUE_BALL)
     cube, ball = ObjectClaim("cube", "red", "matte", "large"), ObjectClaim("sphere", "blue", "shiny", "small")
     cases = {
@@ -73,7 +71,7 @@ def test_each_kind_can_be_wrong_alone() -> None:
         assert not verdict.right
 
 
-def test_an_object_that_is_missing_has_everything_wrong() -> None:
+def test_an_object_that_is_missing_has_everything_wrong():
     claims = Claims((ObjectClaim("sphere", "blue"), ObjectClaim("cube")), (RelationClaim(0, "right of", 1),))
     verdict = judge_claims(reading(RED_CUBE), claims)
     assert verdict.match == (None, 0)
@@ -81,20 +79,20 @@ def test_an_object_that_is_missing_has_everything_wrong() -> None:
     assert not judge_claims(reading(), claims).right
 
 
-def test_two_alike_need_two_counterparts() -> None:
+def test_two_alike_need_two_counterparts():
     claims = Claims((ObjectClaim("cube", "red"), ObjectClaim("cube", "red")))
     assert not judge_claims(reading(RED_CUBE), claims).right
     assert not judge_claims(reading(RED_CUBE, BLUE_BALL), claims).right
     assert judge_claims(reading(RED_CUBE, BLUE_BALL, seen("small matte red cube", 0.8)), claims).right
 
 
-def test_relations_choose_among_equal_attributes() -> None:
+def test_relations_choose_among_equal_attributes():
     near, far = seen("large matte red cube", -0.5, 0.0), seen("large matte red cube", 0.5, 2.0)
     claims = Claims((ObjectClaim("cube"), ObjectClaim("cube")), (RelationClaim(0, "behind", 1),))
     assert judge_claims(reading(near, far), claims).match == (1, 0)
 
 
-def test_half_of_a_clear_gap_is_enough_and_less_is_not() -> None:
+def test_half_of_a_clear_gap_is_enough_and_less_is_not():
     claims = Claims((ObjectClaim("cube"), ObjectClaim("sphere")), (RelationClaim(0, "left of", 1),))
 
     def right(gap: float) -> bool:
@@ -104,7 +102,7 @@ def test_half_of_a_clear_gap_is_enough_and_less_is_not() -> None:
     assert right(0.12) and not right(0.1) and not right(-0.5)
 
 
-def test_the_number_of_objects_is_judged_apart_where_it_is_not_said() -> None:
+def test_the_number_of_objects_is_judged_apart_where_it_is_not_said():
     claims = Claims((ObjectClaim("cube", "red"),))
     verdict = judge_claims(reading(RED_CUBE, BLUE_BALL), claims, object_count=1)
     assert outcome(verdict)[0] == ("object_count", False)
@@ -114,7 +112,7 @@ def test_the_number_of_objects_is_judged_apart_where_it_is_not_said() -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])
-def test_the_truth_bears_out_every_caption(split: str) -> None:
+def test_the_truth_bears_out_every_caption(split):
     for seed in range(150):
         scene = sample_scene(seed, split)
         truth = reading_from_scene(scene)
@@ -124,7 +122,7 @@ def test_the_truth_bears_out_every_caption(split: str) -> None:
             assert judge_claims(truth, caption.claims).right, caption.text
 
 
-def test_a_scene_described_wrongly_is_found_out() -> None:
+def test_a_scene_described_wrongly_is_found_out():
     """A caption of one scene is hardly ever true of another: a reading is not judged kindly."""
     right = sum(
         judge_claims(reading_from_scene(sample_scene(seed + 1)), compose_caption(sample_scene(seed), seed).claims).right
@@ -151,7 +149,7 @@ def claims_with_relations(draw: st.DrawFn) -> Claims:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(read_objects, max_size=4), claims_with_relations())
-def test_no_matching_does_better(objects: list[JudgedObject], claims: Claims) -> None:
+def test_no_matching_does_better(objects, claims):
     """Every partial matching is tried; none has more right by the rule, attributes first."""
     picture = Reading(tuple(objects), "grass", "clear")
     verdict = judge_claims(picture, claims)
@@ -183,7 +181,7 @@ def test_no_matching_does_better(objects: list[JudgedObject], claims: Claims) ->
     assert (sum(kind in ATTRIBUTES for kind in right), right.count("relation")) == best
 
 
-def test_tally_counts_by_kind_and_by_objects_named() -> None:
+def test_tally_counts_by_kind_and_by_objects_named():
     one = Judgement((Check("shape", True), Check("colour", False)), (0,))
     two = Judgement((Check("shape", True), Check("shape", True), Check("object_count", False)), (0, 1))
     tally = Tally.of([one, one, two])
@@ -199,7 +197,7 @@ def test_tally_counts_by_kind_and_by_objects_named() -> None:
         tally.share("colours")
 
 
-def test_verdict_table_sets_sources_side_by_side() -> None:
+def test_verdict_table_sets_sources_side_by_side():
     good, bad = Tally.of([Judgement((Check("sky", True),), ())]), Tally.of([Judgement((Check("shape", False),), (0,))])
     lines = verdict_table({"renders": good, "generated": bad}).splitlines()
     assert [line.split("|")[1].strip() for line in lines] == [
@@ -213,5 +211,5 @@ def test_verdict_table_sets_sources_side_by_side() -> None:
     assert "100.0 (20.7 to 100.0, n=1)" in lines[3] and lines[3].split("|")[3].strip() == "-"
 
 
-def test_a_reading_in_words() -> None:
+def test_a_reading_in_words():
     assert describe_reading(reading(RED_CUBE)) == "large matte red cube\ngrass, clear sky"

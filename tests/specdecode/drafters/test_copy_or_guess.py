@@ -1,7 +1,5 @@
 """How many tokens a head guesses, beside what a copy would give."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -37,7 +35,7 @@ def tokens_per_pass(rates: list[list[float]], guess_cost: float, length: int | N
     "rates", [[[0.9] * 4], [[0.9, 0.9, 0.05, 0.05]], [[0.05] * 4], [[0.05] * 4, [0.9] * 4, [0.05] * 4, [0.9] * 4]]
 )
 @pytest.mark.parametrize("guess_cost", [0.05, 0.3])
-def test_it_is_about_as_good_as_the_best_fixed_length(rates: list[list[float]], guess_cost: float) -> None:
+def test_it_is_about_as_good_as_the_best_fixed_length(rates, guess_cost):
     """Also where guesses come to pay that did not: what is not tried is tried again."""
     best = max(tokens_per_pass(rates, guess_cost, length) for length in range(5))
     assert tokens_per_pass(rates, guess_cost) > 0.93 * best
@@ -60,7 +58,7 @@ def drafter_of(now: list[float], took: Any) -> tuple[CopyOrGuessDrafter, DecodeS
     return CopyOrGuessDrafter(lookup, head, clock=lambda: now[0]), state
 
 
-def test_costs_follow_the_clock_but_for_the_first_guess_which_reads_the_prompt() -> None:
+def test_costs_follow_the_clock_but_for_the_first_guess_which_reads_the_prompt():
     now = [0.0]
     drafter, state = drafter_of(now, iter((9.0, *(0.02 for _ in range(60)))))
     assumed = drafter.costs().drafting_step_seconds
@@ -73,7 +71,7 @@ def test_costs_follow_the_clock_but_for_the_first_guess_which_reads_the_prompt()
     assert drafter.costs().drafting_step_seconds == pytest.approx(0.02 / depth / 0.01, rel=0.25)
 
 
-def test_time_that_a_head_took_is_left_out() -> None:
+def test_time_that_a_head_took_is_left_out():
     now = [0.0]
     sizer = LookupDraftLength(clock=lambda: now[0])
     for _ in range(20):

@@ -1,7 +1,5 @@
 """A smaller model as a drafter: exact, in step with the accepted tokens, and never past the end of a row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -84,7 +82,7 @@ def run(
 @pytest.mark.parametrize("children", ["sampled", "coupled"])
 @pytest.mark.parametrize("length", [1, 3])
 @pytest.mark.parametrize("sampling", [SAMPLING, SamplingConfig(1.3, 4, 0.8)], ids=str)
-def test_the_distribution_is_the_targets(p_value: PValue, length: int, children: str, sampling: SamplingConfig) -> None:
+def test_the_distribution_is_the_targets(p_value, length, children, sampling):
     tokens = run(chain(length), children, prompts=PROMPT.expand(DRAWS, 2), sampling=sampling)
     assert p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
 
@@ -105,7 +103,7 @@ class _DrawsAnew(DraftModelDrafter):
         return draft
 
 
-def test_a_drafted_token_is_the_draw_of_its_place() -> None:
+def test_a_drafted_token_is_the_draw_of_its_place():
     """The counter of its random numbers is its output position, wherever in a chain it stands."""
     model = MarkovTarget(DRAFT_TABLE, PROMPT.expand(9, 2), 20)
     drafter = _DrawsAnew(model, chain(3), "sampled")
@@ -115,7 +113,7 @@ def test_a_drafted_token_is_the_draw_of_its_place() -> None:
     assert drafter.steps >= 3
 
 
-def test_a_coupled_token_is_the_targets_draw_of_its_place() -> None:
+def test_a_coupled_token_is_the_targets_draw_of_its_place():
     """A model that says what the target says is always right, since it uses the target's number of the place."""
     model, streams = MarkovTarget(TABLE, PROMPT.expand(40, 2), 24), RandomStreams.from_seeds(range(40))
     target = MarkovTarget(TABLE, PROMPT.expand(40, 2), 12)
@@ -150,7 +148,7 @@ class _ClaimsIndifference(DraftModelDrafter):
         return Draft(draft.tree, flat)
 
 
-def test_faults_are_noticed(p_value: PValue) -> None:
+def test_faults_are_noticed(p_value):
     tokens = run(
         chain(3), "sampled", prompts=PROMPT.expand(DRAWS, 2), sampling=SAMPLING, drafter_type=_ClaimsIndifference
     )
@@ -160,9 +158,7 @@ def test_faults_are_noticed(p_value: PValue) -> None:
 @pytest.mark.parametrize("children", ["sampled", "coupled"])
 @pytest.mark.parametrize("sampling", [SamplingConfig(temperature=0), SamplingConfig(), SamplingConfig(2.5, 9)], ids=str)
 @pytest.mark.parametrize("sizer", [lambda: chain(4), Sizes], ids=["fixed", "changing"])
-def test_greedy_and_coupled_drafts_change_no_token(
-    children: str, sampling: SamplingConfig, sizer: Callable[[], Any]
-) -> None:
+def test_greedy_and_coupled_drafts_change_no_token(children, sampling, sizer):
     table = random_table(30, seed=7, scale=2.0)
     same: dict[str, Any] = {
         "prompts": torch.randint(0, 30, (6, 2), generator=torch.Generator().manual_seed(1)),
@@ -180,7 +176,7 @@ def test_greedy_and_coupled_drafts_change_no_token(
             assert torch.equal(alone[0], fast[0])
 
 
-def test_what_cannot_be_used_is_named() -> None:
+def test_what_cannot_be_used_is_named():
     prompts = PROMPT.expand(2, 2)
     with pytest.raises(ValueError, match="children"):
         DraftModelDrafter(MarkovTarget(TABLE, prompts, 4), chain(2), "drawn")

@@ -1,7 +1,5 @@
 """Trees drafted by a smaller model: exact, the tree that the model means, and in step with what is accepted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -111,7 +109,7 @@ def over(shape: StaticTree, table: Tensor = DRAFT_TABLE, prompts: Tensor = PROMP
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_no_token_changes(shape: StaticTree, sampling: SamplingConfig) -> None:
+def test_no_token_changes(shape, sampling):
     drafter = over(shape)
     fast = run(drafter, sampling)
     assert torch.equal(fast.tokens, run(None, sampling).tokens)
@@ -121,19 +119,19 @@ def test_no_token_changes(shape: StaticTree, sampling: SamplingConfig) -> None:
 
 
 @pytest.mark.parametrize("length", [2, 3, 4, 5, 6, 7])
-def test_rows_end_where_they_should(length: int) -> None:
+def test_rows_end_where_they_should(length):
     drafter = over(SHAPES["published"], length=length)
     assert torch.equal(run(drafter, length=length).tokens, run(None, length=length).tokens)
 
 
-def test_a_model_that_is_right_has_its_likeliest_path_accepted() -> None:
+def test_a_model_that_is_right_has_its_likeliest_path_accepted():
     drafter = over(SHAPES["published"], table=TABLE)
     result = run(drafter)
     assert result.trace.target_passes == 1 + -(-(LENGTH - 1) // 6)  # five levels and the bonus
     assert drafter.wrong == 0
 
 
-def test_each_level_costs_one_forward_of_the_nodes_with_children() -> None:
+def test_each_level_costs_one_forward_of_the_nodes_with_children():
     drafter = over(SHAPES["published"], table=TABLE)
     result = run(drafter)
     model: Any = drafter.model
@@ -142,7 +140,7 @@ def test_each_level_costs_one_forward_of_the_nodes_with_children() -> None:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-def test_a_tree_needs_no_more_passes_than_its_own_chain(sampling: SamplingConfig) -> None:
+def test_a_tree_needs_no_more_passes_than_its_own_chain(sampling):
     """Wherever a row stands, the tree holds the chain, and reaching further never reaches less far later."""
     for row in range(ROWS):
         prompts = PROMPTS[row : row + 1]
@@ -182,19 +180,19 @@ class NothingForgotten(Checked):
 
 
 @pytest.mark.parametrize("fault", [WrongParent, WrongBranch])
-def test_children_of_the_wrong_parent_are_noticed(fault: type[Checked]) -> None:
+def test_children_of_the_wrong_parent_are_noticed(fault):
     drafter = fault(Counting(DRAFT_TABLE, PROMPTS, LENGTH), SHAPES["bushy"])
     result = run(drafter)
     assert drafter.wrong > 0
     assert torch.equal(result.tokens, run(None).tokens), "exact whatever is drafted"
 
 
-def test_a_model_out_of_step_is_noticed() -> None:
+def test_a_model_out_of_step_is_noticed():
     with pytest.raises(AssertionError):
         run(NothingForgotten(Counting(DRAFT_TABLE, PROMPTS, LENGTH), SHAPES["bushy"]))
 
 
-def test_what_cannot_be_used_is_named() -> None:
+def test_what_cannot_be_used_is_named():
     with pytest.raises(ValueError, match="tree must not be wider than the vocabulary of 3 tokens, got 4"):
         DraftModelTreeDrafter(MarkovTarget(random_table(3, seed=0), PROMPTS % 3, 4), SHAPES["published"])
     with pytest.raises(ValueError, match="draft_model must have the target's vocabulary of 30 tokens, it has 6"):

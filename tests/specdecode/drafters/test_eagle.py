@@ -1,7 +1,5 @@
 """EAGLE drafting over a head that is a table: every guess can be written down, and every misalignment shows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -145,7 +143,7 @@ SHAPES: list[tuple[DynamicTree | StaticTree, DraftSize]] = [
     [GREEDY, SamplingConfig(), SamplingConfig(0.8, 10, 0.9), SamplingConfig(3.0), SamplingConfig(0.1)],
     ids=str,
 )
-def test_likeliest_and_coupled_children_change_no_token(shape: Any, size: DraftSize, sampling: SamplingConfig) -> None:
+def test_likeliest_and_coupled_children_change_no_token(shape, size, sampling):
     accepted = []
     for children in ("top", "coupled"):
         plain, fast, trace, head = run(shape, FixedDraftSize(size), children=children, sampling=sampling)
@@ -168,9 +166,7 @@ class _Misplaced(EagleDrafter):
 @pytest.mark.parametrize(
     "shape", [DynamicTree(4), StaticTree.chain(3), StaticTree.from_child_counts("2 / 2 2 / 1 1 1 1")]
 )
-def test_children_of_a_head_that_knows_the_target_are_its_very_draws(
-    shape: DynamicTree | StaticTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_children_of_a_head_that_knows_the_target_are_its_very_draws(shape, monkeypatch):
     """A head that says what the target says has its first child accepted at every level, and numbers that are not the
     target's of that place have not."""
     size = DraftSize(shape.num_nodes if isinstance(shape, StaticTree) else 13, 3)
@@ -191,7 +187,7 @@ def test_children_of_a_head_that_knows_the_target_are_its_very_draws(
 
 
 @pytest.mark.parametrize(("shape", "size"), SHAPES, ids=lambda value: type(value).__name__)
-def test_a_head_that_knows_the_target_is_always_right(shape: Any, size: DraftSize) -> None:
+def test_a_head_that_knows_the_target_is_always_right(shape, size):
     """One misplaced feature or token, and some draft would fail."""
     plain, fast, trace, _ = run(shape, FixedDraftSize(size), scale=15.0, noise=0.0, batch_size=3)
     assert torch.equal(plain, fast)
@@ -201,7 +197,7 @@ def test_a_head_that_knows_the_target_is_always_right(shape: Any, size: DraftSiz
         assert lengths[:full_steps] == [best] * full_steps
 
 
-def test_the_head_has_read_every_token_once_with_the_feature_before_it() -> None:
+def test_the_head_has_read_every_token_once_with_the_feature_before_it():
     _, fast, _, head = run(DynamicTree(4), FixedDraftSize(DraftSize(12, 3)))
     prompts = torch.randint(0, 30, (5, 2), generator=torch.Generator().manual_seed(9))
     for row, pairs in enumerate(head.sequence):
@@ -212,7 +208,7 @@ def test_the_head_has_read_every_token_once_with_the_feature_before_it() -> None
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig()], ids=str)
-def test_steps_without_a_draft_lose_nothing(sampling: SamplingConfig) -> None:
+def test_steps_without_a_draft_lose_nothing(sampling):
     sizer = Alternating(*[DraftSize(1, 0)] * 20, DraftSize(12, 3), DraftSize(1, 0), DraftSize(6, 2))
     plain, fast, trace, head = run(DynamicTree(4), sizer, sampling=sampling, length=80)
     assert torch.equal(plain, fast)
@@ -222,7 +218,7 @@ def test_steps_without_a_draft_lose_nothing(sampling: SamplingConfig) -> None:
         assert [token for _, token in pairs] == fast[row, : len(pairs)].tolist()
 
 
-def test_confidence_is_reported_for_every_candidate() -> None:
+def test_confidence_is_reported_for_every_candidate():
     sizer = Alternating(DraftSize(12, 3), DraftSize(6, 2))
     sizer.candidates = (DraftSize(1, 0), DraftSize(6, 2), DraftSize(12, 3), DraftSize(12, 4))  # type: ignore[attr-defined]
     run(DynamicTree(4), sizer)
@@ -232,7 +228,7 @@ def test_confidence_is_reported_for_every_candidate() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
-def test_predicted_acceptance_is_the_mass_of_the_best_nodes_that_fit(temperature: float) -> None:
+def test_predicted_acceptance_is_the_mass_of_the_best_nodes_that_fit(temperature):
     """Each size's nodes and levels count; the confidences are those of the sampling temperature."""
     table = random_table(25, seed=4, scale=2.0)
     prompts, first = torch.tensor([[1, 2], [7, 0], [3, 3]]), torch.tensor([5, 11, 24])
@@ -288,9 +284,7 @@ def slow_dynamic_tree(
 
 @pytest.mark.parametrize("children", ["top", "coupled"])
 @pytest.mark.parametrize(("top_k", "depth", "total_tokens"), [(4, 3, 12), (2, 4, 9), (10, 5, 60), (3, 1, 10)])
-def test_dynamic_trees_are_those_of_the_slow_algorithm(
-    top_k: int, depth: int, total_tokens: int, children: str
-) -> None:
+def test_dynamic_trees_are_those_of_the_slow_algorithm(top_k, depth, total_tokens, children):
     table = random_table(25, seed=4, scale=2.0)
     prompts = torch.tensor([[1, 2], [7, 0], [3, 3]])
     drafter = EagleDrafter(
@@ -366,9 +360,7 @@ TREE = StaticTree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
     "sampling", [SamplingConfig(0.9), SamplingConfig(1.3, 4, 0.8), SamplingConfig(1.0, 2)], ids=str
 )
 @pytest.mark.parametrize("shape", [StaticTree.chain(3), TREE], ids=["chain", "tree"])
-def test_sampled_children_leave_the_distribution_exact(
-    p_value: PValue, shape: StaticTree, sampling: SamplingConfig
-) -> None:
+def test_sampled_children_leave_the_distribution_exact(p_value, shape, sampling):
     """With top_k=2 the third sibling is no draw at all, which the verifier must be told."""
     assert p_value(sampled_tokens(shape, sampling, EagleDrafter), EAGLE_TABLE, PROMPT, sampling) > 1e-3
 
@@ -376,13 +368,13 @@ def test_sampled_children_leave_the_distribution_exact(
 @pytest.mark.parametrize(
     ("sure", "temperature"), [(20.0, 0.9), (50.0, 0.9), (80.0, 1.0), (100.0, 3.0), (4.0, 0.05), (10.0, 0.1)]
 )
-def test_sampled_children_of_a_very_sure_head_leave_it_exact(p_value: PValue, sure: float, temperature: float) -> None:
+def test_sampled_children_of_a_very_sure_head_leave_it_exact(p_value, sure, temperature):
     """What earlier siblings leave may be 1e-40, and later ones claim all of it, or be nothing that float32 can tell."""
     sampling = SamplingConfig(temperature)
     assert p_value(sampled_tokens(TREE, sampling, EagleDrafter, sure), EAGLE_TABLE, PROMPT, sampling) > 1e-3
 
 
-def test_drawn_children_say_what_they_were_drawn_from() -> None:
+def test_drawn_children_say_what_they_were_drawn_from():
     """Earlier siblings zeroed and the rest renormalised; a third of two that filters left is a guess, and says so."""
     sampling, prompts, first = SamplingConfig(1.0, 2), torch.tensor([[1, 2], [0, 4], [3, 3]]), torch.tensor([3, 1, 4])
     size = FixedDraftSize(DraftSize(TREE.num_nodes, TREE.max_depth))
@@ -408,13 +400,13 @@ def test_drawn_children_say_what_they_were_drawn_from() -> None:
             assert wanted[tokens[row][node]] > 0
 
 
-def test_a_wrong_distribution_of_later_siblings_is_noticed(p_value: PValue) -> None:
+def test_a_wrong_distribution_of_later_siblings_is_noticed(p_value):
     sampling = SamplingConfig(0.9)
     tokens = sampled_tokens(TREE, sampling, _ConfidencesAsProbabilities)
     assert p_value(tokens, EAGLE_TABLE, PROMPT, sampling) < 1e-6
 
 
-def test_what_cannot_be_drafted_is_refused() -> None:
+def test_what_cannot_be_drafted_is_refused():
     head = TableHead(random_table(6, seed=0))
     size = FixedDraftSize(DraftSize(8, 2))
     with pytest.raises(ValueError, match="wider than the vocabulary of 6"):
@@ -429,7 +421,7 @@ def test_what_cannot_be_drafted_is_refused() -> None:
         DynamicTree(0)
 
 
-def test_ties_do_not_tear_a_tree() -> None:
+def test_ties_do_not_tear_a_tree():
     """Certain guesses give children the score of their parents; the parents must still be kept first."""
     table = torch.full((6, 6, 6), -math.inf)
     table[..., 2] = 0.0
@@ -445,7 +437,7 @@ def test_ties_do_not_tear_a_tree() -> None:
     drafter.propose(state).tree.check()
 
 
-def test_no_number_of_a_draft_is_drawn_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_number_of_a_draft_is_drawn_twice(monkeypatch):
     """Steps advance by one place at least, and a draft reaches further: its nodes must not share numbers with them."""
     drawn: list[list[int]] = []
     exponential = RandomStreams.exponential
@@ -463,7 +455,7 @@ def test_no_number_of_a_draft_is_drawn_twice(monkeypatch: pytest.MonkeyPatch) ->
     assert len(drawn) > 10 and len(set(every)) == len(every)
 
 
-def test_a_head_has_room_for_what_waits_and_what_is_drafted() -> None:
+def test_a_head_has_room_for_what_waits_and_what_is_drafted():
     shape, size = StaticTree.chain(9), DraftSize(10, 9)
     room = EagleDrafter.most_new_pairs(shape, size)
     assert room == (2 * 9 + 1) + 8, "a skipped and an accepted draft, and the nodes of the next that are expanded"

@@ -1,7 +1,5 @@
 """Windows corrected by a drafter's change of mind: exact, the ratio that was meant, and worth its pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -96,7 +94,7 @@ PROMPTS = torch.randint(0, 30, (7, 2), generator=torch.Generator().manual_seed(1
     ],
     ids=str,
 )
-def test_tokens_are_plain_decodings(by: str, size: int, coupling: str, sampling: SamplingConfig) -> None:
+def test_tokens_are_plain_decodings(by, size, coupling, sampling):
     plain = decode(
         MarkovTarget(WIDE[0], PROMPTS, 49), max_new_tokens=50, sampling=sampling,
         streams=RandomStreams.from_seeds(range(7)),
@@ -116,7 +114,7 @@ def test_tokens_are_plain_decodings(by: str, size: int, coupling: str, sampling:
 @BOTH
 @pytest.mark.parametrize("coupling", ["gumbel", "target"])
 @pytest.mark.parametrize("sampling", [SAMPLING, SamplingConfig(1.3, 4, 0.8)], ids=str)
-def test_the_distribution_is_the_targets(p_value: PValue, by: str, coupling: str, sampling: SamplingConfig) -> None:
+def test_the_distribution_is_the_targets(p_value, by, coupling, sampling):
     tokens = run(coupling, by, PROMPT.expand(DRAWS, 2), sampling)[0].tokens
     assert p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
 
@@ -148,7 +146,7 @@ class _CorrectsWhatItDislikes(CorrectedJacobiDrafter):
 
 
 @pytest.mark.parametrize("fault", [_ClaimsTheStaleOpinion, _CorrectsWhatItDislikes])
-def test_faults_are_noticed(p_value: PValue, fault: type[CorrectedJacobiDrafter]) -> None:
+def test_faults_are_noticed(p_value, fault):
     tokens = run("gumbel", "head", PROMPT.expand(DRAWS, 2), kind=fault)[0].tokens
     assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
 
@@ -190,7 +188,7 @@ class _Compared(CorrectedJacobiDrafter):
 
 @BOTH
 @pytest.mark.parametrize("sampling", [SamplingConfig(0.8), SamplingConfig(1.2, 9, 0.9)], ids=str)
-def test_opinions_are_multiplied_by_the_change_of_mind(by: str, sampling: SamplingConfig) -> None:
+def test_opinions_are_multiplied_by_the_change_of_mind(by, sampling):
     drafters: list[_Compared] = []
 
     class Kept(_Compared):
@@ -204,7 +202,7 @@ def test_opinions_are_multiplied_by_the_change_of_mind(by: str, sampling: Sampli
 
 @BOTH
 @pytest.mark.parametrize("coupling", ["gumbel", "target"])
-def test_corrections_save_passes(by: str, coupling: str) -> None:
+def test_corrections_save_passes(by, coupling):
     base = torch.randn(20, generator=torch.Generator().manual_seed(3)) * 1.5
     table = base + random_table(20, seed=4, scale=0.8)
     tables = table, table + random_table(20, seed=9, scale=0.3)
@@ -216,7 +214,7 @@ def test_corrections_save_passes(by: str, coupling: str) -> None:
     assert accepted[1] > 1.1 * accepted[0]
 
 
-def test_what_cannot_be_corrected_is_named() -> None:
+def test_what_cannot_be_corrected_is_named():
     for options in ({"coupling": "independent"}, {"coupling": "gumbel", "keep_overlap": 0.5}):
         with pytest.raises(ValueError, match="corrected windows need coupling"):
             CorrectedJacobiDrafter(VOCAB, window(3), TableHead(GUESSES), **options)  # type: ignore[arg-type]

@@ -1,7 +1,5 @@
 """Semi-autoregressive drafts over a head whose guesses are a table: every draft can be written down."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -80,14 +78,14 @@ def run(shape: Any, size: DraftSize, children: str, sampling: SamplingConfig) ->
 @pytest.mark.parametrize(
     ("shape", "size"), [(StaticTree.chain(3), DraftSize(4, 3)), (DynamicTree(4), DraftSize(14, 3))], ids=str
 )
-def test_no_token_changes_and_the_head_is_asked_once_a_round(shape: Any, size: Any, sampling: SamplingConfig) -> None:
+def test_no_token_changes_and_the_head_is_asked_once_a_round(shape, size, sampling):
     result, plain, head = run(shape, size, "coupled", sampling)
     assert torch.equal(result.tokens, plain)
     assert result.trace.mean_accepted_length > 0.3
     assert head.calls == result.trace.target_passes - 1
 
 
-def test_a_chain_takes_the_likeliest_of_every_place() -> None:
+def test_a_chain_takes_the_likeliest_of_every_place():
     head = TableHead(tables())
     drafter = SemiAutoregressiveDrafter(head, StaticTree.chain(3), FixedDraftSize(DraftSize(4, 3)))
     state = state_of(torch.tensor([4, 9]), SamplingConfig(temperature=0.0))
@@ -96,7 +94,7 @@ def test_a_chain_takes_the_likeliest_of_every_place() -> None:
     assert drafter.propose(state).tree.tokens.tolist() == wanted
 
 
-def test_a_dynamic_tree_holds_the_likeliest_combinations() -> None:
+def test_a_dynamic_tree_holds_the_likeliest_combinations():
     head, top_k, total = TableHead(tables()), 3, 13
     drafter = SemiAutoregressiveDrafter(head, DynamicTree(top_k), FixedDraftSize(DraftSize(total, 3)), "top")
     state = state_of(torch.tensor([4]), SamplingConfig(temperature=1.0))
@@ -120,7 +118,7 @@ def test_a_dynamic_tree_holds_the_likeliest_combinations() -> None:
     assert found == wanted
 
 
-def test_drawn_children_leave_the_distribution_exact() -> None:
+def test_drawn_children_leave_the_distribution_exact():
     table, prompt, draws = random_table(4, seed=5, scale=1.2), torch.tensor([1, 3]), 20_000
     guesses = torch.stack([random_table(4, seed=seed, scale=0.8) for seed in (6, 7)])
     shape = StaticTree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0]])
@@ -136,6 +134,6 @@ def test_drawn_children_leave_the_distribution_exact() -> None:
     assert sequence_p_value(tokens, table, prompt, sampling) > 1e-3
 
 
-def test_more_places_than_are_guessed_are_refused() -> None:
+def test_more_places_than_are_guessed_are_refused():
     with pytest.raises(ValueError, match="draft_length must be at most 3"):
         SemiAutoregressiveDrafter(TableHead(tables()), StaticTree.chain(4), FixedDraftSize(DraftSize(5, 4)))

@@ -1,7 +1,5 @@
 """Kernels compute in place of modules only where calling these would run what their files say."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -55,7 +53,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kinds", EVERY)
-def test_nothing_that_would_run_can_be_replaced_unseen(kinds: str) -> None:
+def test_nothing_that_would_run_can_be_replaced_unseen(kinds):
     """Each method and each function that the code of a class names, in the class, its file and torch."""
     for kind in EVERY[kinds]():
         assert as_written(kind), kind
@@ -74,7 +72,7 @@ def test_nothing_that_would_run_can_be_replaced_unseen(kinds: str) -> None:
             assert as_written(kind)
 
 
-def test_what_was_replaced_before_anybody_asked_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_replaced_before_anybody_asked_is_seen(monkeypatch):
     from transformers.models.llama import modeling_llama as llama
     from transformers.models.mistral import modeling_mistral as mistral
 
@@ -198,7 +196,7 @@ CHANGES: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_generate_draws_what_the_changed_modules_say(own_kernels: None, change: str, architecture: str) -> None:
+def test_generate_draws_what_the_changed_modules_say(own_kernels, change, architecture):
     model, (ids, mask) = language_models.make(architecture, dtype=torch.float32), ragged_prompts()
     if architecture == "gemma3" and change in ("Activation", "another order"):
         return  # it has another activation, and its layers are not alike
@@ -211,7 +209,7 @@ def test_generate_draws_what_the_changed_modules_say(own_kernels: None, change: 
         assert torch.equal(found, wanted)
 
 
-def test_operations_are_counted_where_somebody_counts(own_kernels: None) -> None:
+def test_operations_are_counted_where_somebody_counts(own_kernels):
     model, (ids, _) = language_models.make("llama", dtype=torch.float32), ragged_prompts()
     with FlopCounterMode(display=False) as counted:
         specdecode.generate(model, ids, max_new_tokens=4, method="ar")
@@ -220,7 +218,7 @@ def test_operations_are_counted_where_somebody_counts(own_kernels: None) -> None
         assert not untouched([nn.Linear(2, 2)])
 
 
-def test_networks_of_the_project_are_asked_as_well(own_kernels: None) -> None:
+def test_networks_of_the_project_are_asked_as_well(own_kernels):
     """Every class of LlamaGen's network, the order of its layers and the numbers of each."""
     model = LlamaGenTransformer(dim=32, num_layers=2, num_attention_heads=2, vocab_size=8).eval()
     check = model.fast_pass.check

@@ -1,7 +1,5 @@
 """Continuous batches: what a request gives and what it took are what they are alone, whoever had its row before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -108,9 +106,7 @@ class Queue:
     stop=st.sampled_from([None, STOP]),
     arrivals=st.none() | st.lists(st.integers(0, 2), min_size=1, max_size=9),
 )
-def test_a_request_gets_what_it_gets_alone(
-    name: str, seeds: list[int], batch_size: int, sampling: SamplingConfig, stop: int | None, arrivals: list[int] | None
-) -> None:
+def test_a_request_gets_what_it_gets_alone(name, seeds, batch_size, sampling, stop, arrivals):
     """From a list, or into an open queue, in which some arrive after any pass."""
     queue = Queue(seeds, DRAFTERS[name], sampling, stop)
     if arrivals is None:
@@ -128,7 +124,7 @@ def test_a_request_gets_what_it_gets_alone(
     queue.check(list(decode_queue(queue, 1, batch_size, arriving=arriving)))
 
 
-def test_who_arrives_takes_a_free_place_after_the_running_pass() -> None:
+def test_who_arrives_takes_a_free_place_after_the_running_pass():
     queue, seen = Queue([0, 1, 2], DRAFTERS["none"], DRAWN), list[list[int | None]]()
     queue.rows, coming = 3, iter([0, 0, 2, 0])
     rows = decode_queue(queue, 1, 3, lambda state, who: seen.append(list(who)), lambda free: next(coming, 0))
@@ -137,7 +133,7 @@ def test_who_arrives_takes_a_free_place_after_the_running_pass() -> None:
     assert [requests for requests, _ in queue.asked] == [range(1), range(1, 3)]
 
 
-def test_places_are_refilled_at_once_and_the_shape_stays() -> None:
+def test_places_are_refilled_at_once_and_the_shape_stays():
     queue = Queue(list(range(20)), DRAFTERS["jacobi"], DRAWN)
     lengths: list[list[int | None]] = []
     ended: list[list[int | None]] = []
@@ -165,7 +161,7 @@ def test_places_are_refilled_at_once_and_the_shape_stays() -> None:
 
 @pytest.mark.parametrize("step", [0, 1])
 @pytest.mark.parametrize(("wrong", "well"), [(1, [0, 2]), (7, [0, 1, 2, 3, 4, 5, 6, 8])])
-def test_a_request_whose_logits_are_no_numbers_is_named_after_others(wrong: int, well: list[int], step: int) -> None:
+def test_a_request_whose_logits_are_no_numbers_is_named_after_others(wrong, well, step):
     """Its prompt ends with a token that nobody else has. Behind it, or one token later, nothing can be said."""
     last = VOCAB - 1
     table = TABLE.index_fill(-1, torch.tensor([last]), -torch.inf)
@@ -189,7 +185,7 @@ def test_a_request_whose_logits_are_no_numbers_is_named_after_others(wrong: int,
     assert alone.value.step == step
 
 
-def test_a_request_has_its_share_of_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_has_its_share_of_the_seconds(monkeypatch):
     """Two rows, a second a pass: half of what passes from its prefill to its end."""
     now = [0.0]
     monkeypatch.setattr("specdecode.runs.continuous.time", SimpleNamespace(perf_counter=lambda: now[0]))
@@ -211,7 +207,7 @@ def test_a_request_has_its_share_of_the_seconds(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("stop", [None, STOP])
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_requests_of_one_token_need_no_pass_but_their_prompts(name: str, stop: int | None) -> None:
+def test_requests_of_one_token_need_no_pass_but_their_prompts(name, stop):
     class Short(Queue):
         def arguments(self, requests: list[int]) -> tuple[MarkovTarget, dict[str, Any]]:
             target, others = super().arguments(requests)
@@ -222,7 +218,7 @@ def test_requests_of_one_token_need_no_pass_but_their_prompts(name: str, stop: i
     assert queue.run is not None and queue.run.trace.target_passes == 4
 
 
-def test_a_player_that_cannot_is_refused_by_name_before_anything_is_decoded() -> None:
+def test_a_player_that_cannot_is_refused_by_name_before_anything_is_decoded():
     class Rigid(JacobiDrafter):
         replace_rows = property()  # type: ignore[assignment]  # there is no such attribute
 
@@ -247,9 +243,7 @@ def test_a_player_that_cannot_is_refused_by_name_before_anything_is_decoded() ->
         (DecodeRun, "_buffer", "none"),
     ],
 )
-def test_what_stays_of_the_row_before_is_noticed(
-    player: type, attribute: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stays_of_the_row_before_is_noticed(player, attribute, name, monkeypatch):
     original = player.replace_rows  # type: ignore[attr-defined]
 
     def planted(self: Any, rows: Tensor, other: Any) -> None:
@@ -266,7 +260,7 @@ def test_what_stays_of_the_row_before_is_noticed(
 
 
 @pytest.mark.parametrize("fault", ["streams", "the drafter's model"])
-def test_a_part_that_is_not_replaced_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_is_not_replaced_is_noticed(fault, monkeypatch):
     if fault == "streams":
         monkeypatch.setattr(RandomStreams, "with_rows", lambda self, rows, other: self)
     else:

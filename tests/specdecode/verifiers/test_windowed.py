@@ -1,10 +1,7 @@
 """FLy's rule against a loop over its definition."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -65,9 +62,7 @@ def slow_rule(tokens: list[int], logits: torch.Tensor, threshold: float, window:
 
 @settings(max_examples=200, deadline=None)
 @given(windows(), st.sampled_from([0.0, 0.3, 0.8]), st.sampled_from([None, 1, 2, 3]))
-def test_the_rule_against_its_definition(
-    window: tuple[Draft, torch.Tensor], threshold: float, width: int | None
-) -> None:
+def test_the_rule_against_its_definition(window, threshold, width):
     draft, logits = window
     verdict = WindowedVerifier(threshold, width).accept(draft, TargetOutput(logits), state())
     wanted = slow_rule(draft.tree.tokens[0].tolist(), logits[0], threshold, width)
@@ -80,19 +75,19 @@ def test_the_rule_against_its_definition(
     assert torch.equal(relaxed, draft.tree.tokens[0, 1 : wanted + 1] != logits[0, :wanted].argmax(-1))
 
 
-def test_certain_targets_forgive_nothing() -> None:
+def test_certain_targets_forgive_nothing():
     logits = 50 * torch.nn.functional.one_hot(torch.tensor([[1, 2, 3, 4, 0, 1]]), VOCAB).float()
     draft = Draft(TokenTree.chain(torch.tensor([[0, 1, 4, 3, 4, 0]])))
     assert int(WindowedVerifier(0.3, 1).accept(draft, TargetOutput(logits), state()).accepted[0]) == 1
 
 
 @pytest.mark.parametrize(("options", "message"), [({"threshold": -1}, "threshold"), ({"window": 0}, "window")])
-def test_settings_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
+def test_settings_out_of_range_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         WindowedVerifier(**options)
 
 
-def test_entropy_is_a_share_of_the_largest_possible_one() -> None:
+def test_entropy_is_a_share_of_the_largest_possible_one():
     """Of 0.6 and four times 0.1."""
     entropy = 1.2275 / math.log(VOCAB)
     logits = torch.tensor([0.6, 0.1, 0.1, 0.1, 0.1]).log().expand(1, 2, -1)
@@ -102,7 +97,7 @@ def test_entropy_is_a_share_of_the_largest_possible_one() -> None:
         assert int(verdict.accepted[0]) == accepted
 
 
-def test_padding_is_never_forgiven() -> None:
+def test_padding_is_never_forgiven():
     tree = TokenTree.chain(torch.tensor([[0, 3, 3, 3]]))
     tree = replace(tree, valid=torch.tensor([[True, True, False, False]]))
     verdict = WindowedVerifier(0.0, None).accept(Draft(tree), TargetOutput(torch.zeros(1, 4, VOCAB)), state())

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from typing import get_args
 
-import pytest
-
 from specdecode.text.generate import Method
 from vargen.cli import main
 from vargen.methods.catalogue import methods_for
@@ -38,7 +36,7 @@ def test_lists_of_methods_and_help_texts_import_nothing_slow():
     assert process.stdout.startswith("[") and process.stdout.count("usage: vargen") == len(COMMANDS)
 
 
-def test_every_method_is_listed_and_one_of_each_task_has_the_mark(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_method_is_listed_and_one_of_each_task_has_the_mark(capsys):
     assert main(["methods"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if " * " in line] == ["jacobi", "flash", "prompt-lookup"]

@@ -1,7 +1,5 @@
 """The EAGLE head beside a LlamaGen target: its cache and masks against a forward without either, and its errors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -77,9 +75,7 @@ def slow_logits(
 @pytest.mark.parametrize("shape", [DynamicTree(3), StaticTree.published("mc_sim_7b_63_balanced"), StaticTree.chain(3)])
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
 @torch.no_grad()
-def test_every_tree_is_what_a_forward_without_cache_would_draft(
-    tiny_pipeline: LlamaGenPipeline, shape: DynamicTree | StaticTree, guidance_scale: float
-) -> None:
+def test_every_tree_is_what_a_forward_without_cache_would_draft(tiny_pipeline, shape, guidance_scale):
     drafter = build_drafter(tiny_pipeline)
     size = DraftSize(shape.num_nodes, shape.max_depth) if isinstance(shape, StaticTree) else DraftSize(9, 3)
     target = build_target(tiny_pipeline, guidance_scale, size.total_tokens)
@@ -121,9 +117,7 @@ def test_every_tree_is_what_a_forward_without_cache_would_draft(
 
 @pytest.mark.parametrize("sampling", [SamplingConfig(temperature=0), SamplingConfig()], ids=["greedy", "sampling"])
 @torch.no_grad()
-def test_rows_that_diverge_and_end_apart_equal_plain_decoding(
-    tiny_pipeline: LlamaGenPipeline, sampling: SamplingConfig
-) -> None:
+def test_rows_that_diverge_and_end_apart_equal_plain_decoding(tiny_pipeline, sampling):
     streams = RandomStreams.from_seeds([1, 2, 3])
     plain = decode(build_target(tiny_pipeline, 3.0, 1), max_new_tokens=16, sampling=sampling, streams=streams)
     size, shape = DraftSize(20, 4), DynamicTree(6)
@@ -136,7 +130,7 @@ def test_rows_that_diverge_and_end_apart_equal_plain_decoding(
 
 
 @torch.no_grad()
-def test_padding_of_a_prompt_is_seen_only_by_drafters_trained_on_it(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_padding_of_a_prompt_is_seen_only_by_drafters_trained_on_it(tiny_pipeline):
     def first_guess(trim: bool, attend_to_padding: bool) -> Tensor:
         target = build_target(tiny_pipeline, 3.0, 1, trim=trim)
         drafter = build_drafter(tiny_pipeline, attend_to_padding=attend_to_padding)
@@ -160,15 +154,13 @@ def test_padding_of_a_prompt_is_seen_only_by_drafters_trained_on_it(tiny_pipelin
         ({"dim": 24}, "24 channels"),
     ],
 )
-def test_a_drafter_of_another_model_is_refused(
-    tiny_pipeline: LlamaGenPipeline, overrides: dict[str, int], message: str
-) -> None:
+def test_a_drafter_of_another_model_is_refused(tiny_pipeline, overrides, message):
     with pytest.raises(UserError, match=message):
         LlamaGenDraftHead(build_drafter(tiny_pipeline, **overrides), build_target(tiny_pipeline, 1.0, 1), 4)
 
 
 @torch.no_grad()
-def test_guided_features_hold_both_halves(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_guided_features_hold_both_halves(tiny_pipeline):
     target = build_target(tiny_pipeline, 3.0, 1)
     output = target.prefill()
     assert isinstance(output, LlamaGenTargetOutput) and output.unconditional_hidden_states is not None
@@ -177,9 +169,7 @@ def test_guided_features_hold_both_halves(tiny_pipeline: LlamaGenPipeline) -> No
     assert torch.equal(features[..., 16:], output.unconditional_hidden_states)
 
 
-def test_states_of_several_layers_are_normed_one_by_one_and_the_last_is_left(
-    tiny_pipeline: LlamaGenPipeline, own_kernels: None
-) -> None:
+def test_states_of_several_layers_are_normed_one_by_one_and_the_last_is_left(tiny_pipeline, own_kernels):
     """Against a loop over layers: the root of the mean square plus 1e-6, no weight."""
     head = build_drafter(tiny_pipeline, feature_layers=[1, 2, 3])
     states = torch.randn(2, 5, 3 * head.config.dim, generator=torch.Generator().manual_seed(0)) * 1e-3

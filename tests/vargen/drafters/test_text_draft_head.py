@@ -1,10 +1,7 @@
 """A head for text changes no token of any model, drawn ones keep their distribution, and another model is refused."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +44,7 @@ def head_of(
 
 
 @pytest.mark.parametrize("architecture", language_models.ARCHITECTURES)
-def test_greedy_tokens_are_those_of_transformers(architecture: str) -> None:
+def test_greedy_tokens_are_those_of_transformers(architecture):
     model, prompts = language_models.make(architecture), ragged_prompts(2)
     wanted = language_models.by_generate(model, prompts, 24, [])
     accepted = 0
@@ -62,7 +59,7 @@ def test_greedy_tokens_are_those_of_transformers(architecture: str) -> None:
     assert accepted > 5, "drafting must have been of use here"
 
 
-def test_the_kernels_and_the_modules_draft_alike(own_kernels: None) -> None:
+def test_the_kernels_and_the_modules_draft_alike(own_kernels):
     model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(3)
     drafter = TextDrafter(head_of(model, [1, 2, 3]), model)
     run, served, passes = drafter.network.fast_pass.run, [], []
@@ -84,7 +81,7 @@ def test_the_kernels_and_the_modules_draft_alike(own_kernels: None) -> None:
     assert passes[0] == passes[1]
 
 
-def test_copies_take_turns_with_guesses_and_the_head_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_take_turns_with_guesses_and_the_head_reads_them(monkeypatch):
     """A head guesses behind copied tokens what it guesses behind its own, and every way is taken."""
     model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(2)
     drafter = TextDrafter(head_of(model, [1, 2, 3]), model)
@@ -125,7 +122,7 @@ def test_copies_take_turns_with_guesses_and_the_head_reads_them(monkeypatch: pyt
 
 @pytest.mark.parametrize("draft_length", [None, 3])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_drawn_tokens_are_plain_decodings_whatever_the_clock_says(temperature: float, draft_length: int | None) -> None:
+def test_drawn_tokens_are_plain_decodings_whatever_the_clock_says(temperature, draft_length):
     """Whether copied or guessed, a draft token decides no token."""
     model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(2)
     drafter, lengths, wanted = TextDrafter(head_of(model, [1, 2, 3]), model), [], torch.empty(0)
@@ -142,7 +139,7 @@ def test_drawn_tokens_are_plain_decodings_whatever_the_clock_says(temperature: f
     assert not lengths[0] and lengths[1]
 
 
-def test_processors_and_ends_count_with_a_head_as_without() -> None:
+def test_processors_and_ends_count_with_a_head_as_without():
     model, prompts = language_models.make("qwen3"), ragged_prompts(1)
     drafter = TextDrafter(head_of(model, [1, 2, 3]), model)
     end = int(language_models.by_generate(model, prompts, 14, [])[1, 9 + 4])
@@ -159,7 +156,7 @@ VOCAB, LENGTH, DRAWS = 5, 4, 8_000
 
 
 @pytest.mark.parametrize("tokens", [None, 3])
-def test_sampled_tokens_are_distributed_as_the_model_says(tokens: int | None) -> None:
+def test_sampled_tokens_are_distributed_as_the_model_says(tokens):
     """Also where only some tokens are drafted, so that others always come from the model."""
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "num_hidden_layers": 1, "dtype": torch.float32}
     model, prompt = language_models.make("gemma3", **sizes), torch.tensor([1, 3, 2, 1, 3, 4, 1])
@@ -182,7 +179,7 @@ def test_sampled_tokens_are_distributed_as_the_model_says(tokens: int | None) ->
     assert chi_square_p_value(result.sequences[:, len(prompt) :], other, VOCAB) < 1e-6
 
 
-def test_a_folder_keeps_a_head_and_its_model_is_recognised(tmp_path: Path, torch_lines: None) -> None:
+def test_a_folder_keeps_a_head_and_its_model_is_recognised(tmp_path, torch_lines):
     model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(4)
     head = head_of(model, [1, 2, 3], 30)
     head.choose_tokens(torch.arange(17, 47).flip(0))
@@ -213,7 +210,7 @@ def test_a_folder_keeps_a_head_and_its_model_is_recognised(tmp_path: Path, torch
         load_text_drafter(tmp_path / "nowhere", model)
 
 
-def test_a_loaded_head_of_bfloat16_has_eight_bits_too(tmp_path: Path, own_kernels: None) -> None:
+def test_a_loaded_head_of_bfloat16_has_eight_bits_too(tmp_path, own_kernels):
     """Its cache is of the model's type, whatever its matrices are rounded to."""
     model, prompts = language_models.make("llama", dtype=torch.bfloat16), ragged_prompts(1)
     head_of(model, [1, 2, 3]).save_pretrained(tmp_path)
@@ -225,7 +222,7 @@ def test_a_loaded_head_of_bfloat16_has_eight_bits_too(tmp_path: Path, own_kernel
     assert torch.equal(result.sequences, wanted) and result.trace.mean_accepted_length > 0
 
 
-def test_a_loaded_head_has_eight_bits_and_guesses_nearly_the_same(tmp_path: Path, own_kernels: None) -> None:
+def test_a_loaded_head_has_eight_bits_and_guesses_nearly_the_same(tmp_path, own_kernels):
     """Its matrices are rounded where kernels read them, and no token depends on it."""
     model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(4)
     head = head_of(model, [1, 2, 3], 30)
@@ -253,7 +250,7 @@ def test_a_loaded_head_has_eight_bits_and_guesses_nearly_the_same(tmp_path: Path
 
 
 @torch.no_grad()
-def test_a_head_reads_a_prompt_when_it_first_guesses(torch_lines: None) -> None:
+def test_a_head_reads_a_prompt_when_it_first_guesses(torch_lines):
     """Where only copies are drafted it reads nothing; then it reads the prompt and all that waits, each pair once."""
     model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(1)
     network = head_of(model, [1, 2, 3])
@@ -285,14 +282,14 @@ def test_a_head_reads_a_prompt_when_it_first_guesses(torch_lines: None) -> None:
         head.replace_rows(torch.tensor([0]), head)
 
 
-def test_states_in_another_precision_are_alike_and_those_of_other_layers_are_not() -> None:
+def test_states_in_another_precision_are_alike_and_those_of_other_layers_are_not():
     model = language_models.make("llama", dtype=torch.float32)
     own, low = describe_states(model, (1, 2, 3)), describe_states(model.bfloat16(), (1, 2, 3))
     assert own != low and are_alike(own, low, model)
     assert not are_alike(own, describe_states(model, (2, 3)), model)
 
 
-def test_rotary_angles_are_those_of_their_definition() -> None:
+def test_rotary_angles_are_those_of_their_definition():
     rotary = TextRotary(8, 100.0)
     positions = torch.tensor([[-3, 0, 5]])
     for place, position in enumerate((-3, 0, 5)):
@@ -306,7 +303,7 @@ def test_rotary_angles_are_those_of_their_definition() -> None:
 
 
 @torch.no_grad()
-def test_logits_of_chosen_tokens_are_the_models_own() -> None:
+def test_logits_of_chosen_tokens_are_the_models_own():
     head, output = TextHead(dim=16, num_attention_heads=2, vocab_size=10, draft_vocab_size=3), torch.nn.Linear(16, 10)
     head.borrow(SimpleNamespace(get_input_embeddings=lambda: output, get_output_embeddings=lambda: output))
     head.choose_tokens(torch.tensor([7, 2, 5]))
@@ -319,7 +316,7 @@ def test_logits_of_chosen_tokens_are_the_models_own() -> None:
     assert bool((spread[:, [0, 1, 3, 4, 6, 8, 9]] == -torch.inf).all())
 
 
-def test_sizes_that_do_not_fit_are_named() -> None:
+def test_sizes_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="dim must be num_attention_heads times an even number"):
         TextHead(dim=10, num_attention_heads=2)
     with pytest.raises(ValueError, match=r"draft_vocab_size must lie between 1 and vocab_size \(9\), got 10"):

@@ -1,7 +1,5 @@
 """Methods that other packages bring, by entry points of the group `vargen.methods`."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import sys
 from collections.abc import Iterator
@@ -54,7 +52,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("package")
-def test_a_package_adds_methods_and_takes_no_name() -> None:
+def test_a_package_adds_methods_and_takes_no_name():
     known = methods_for("image")
     assert [*known] == [*(method.name for method in METHODS), "brought"]
     assert resolve_method("brought", {"patience": 3}) == Brought(3)
@@ -62,7 +60,7 @@ def test_a_package_adds_methods_and_takes_no_name() -> None:
 
 
 @pytest.mark.usefixtures("package")
-def test_a_class_is_named_by_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_is_named_by_its_module(monkeypatch):
     monkeypatch.setattr(catalogue, "_IMPORTED", [])
     module = ModuleType("at_hand")
     vars(module).update(Own=type("Own", (Brought,), {"name": "own"}), Impostor=Impostor, other=3)

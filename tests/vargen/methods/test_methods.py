@@ -1,7 +1,5 @@
 """Methods through the pipeline and the command line: exact ones repeat plain decoding, bad settings are one line."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +12,7 @@ from PIL import Image
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.drafters.eagle_head import EagleHead
-from vargen.methods.base import ImageMethodConfig, MethodConfig
+from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import find_presets, methods_for, resolve_method
 from vargen.methods.jacobi import JacobiConfig
 from vargen.methods.trees import FIXED_TREES
@@ -54,9 +52,7 @@ SAME_DRAWS = [
 
 @pytest.mark.parametrize("call", [{}, {"temperature": 2.0, "top_k": 9, "guidance_scale": 1.0}, {"top_p": 0.8}], ids=str)
 @pytest.mark.parametrize(("name", "options"), SAME_DRAWS, ids=str)
-def test_coupled_drafts_and_likely_tokens_change_no_picture(
-    drafting_pipeline: LlamaGenPipeline, name: str, options: dict, call: dict
-) -> None:
+def test_coupled_drafts_and_likely_tokens_change_no_picture(drafting_pipeline, name, options, call):
     plain = make(drafting_pipeline, "ar", [0, 1, 2], **call)
     fast = make(drafting_pipeline, resolve_method(name, options), [0, 1, 2], **call)
     assert torch.equal(plain.tokens, fast.tokens)
@@ -77,18 +73,14 @@ EXACT = [(config.name, {}) for config in methods_for("image").values() if config
 
 
 @pytest.mark.parametrize(("name", "options"), EXACT, ids=str)
-def test_greedy_pictures_of_exact_methods_are_those_of_plain_decoding(
-    drafting_pipeline: LlamaGenPipeline, name: str, options: dict
-) -> None:
+def test_greedy_pictures_of_exact_methods_are_those_of_plain_decoding(drafting_pipeline, name, options):
     plain = make(drafting_pipeline, "ar", [0, 1, 2], temperature=0.0)
     fast = make(drafting_pipeline, resolve_method(name, options), [0, 1, 2], temperature=0.0)
     assert torch.equal(plain.tokens, fast.tokens)
 
 
 @pytest.mark.parametrize("config", methods_for("image").values(), ids=lambda config: config.name)
-def test_a_picture_does_not_depend_on_its_batch(
-    drafting_pipeline: LlamaGenPipeline, config: type[MethodConfig]
-) -> None:
+def test_a_picture_does_not_depend_on_its_batch(drafting_pipeline, config):
     options: dict[str, Any] = {"window": 4} if "window" in config.__dataclass_fields__ else {}
     if "draft_length" in config.__dataclass_fields__:
         options = {"draft_length": 3}
@@ -101,9 +93,7 @@ def test_a_picture_does_not_depend_on_its_batch(
 
 
 @pytest.mark.parametrize("config", methods_for("image").values(), ids=lambda config: config.name)
-def test_every_method_fills_the_picture_and_counts_honestly(
-    drafting_pipeline: LlamaGenPipeline, config: type[MethodConfig]
-) -> None:
+def test_every_method_fills_the_picture_and_counts_honestly(drafting_pipeline, config):
     output = make(drafting_pipeline, config.name, [0, 1])
     assert output.tokens.shape == (2, 16)
     assert output.trace.row_tokens == [16, 16]
@@ -111,9 +101,7 @@ def test_every_method_fills_the_picture_and_counts_honestly(
     assert make(drafting_pipeline, config.name, [0], guidance_scale=1.0).trace.row_tokens == [16]
 
 
-def test_class_conditional_models_can_be_drafted_for(
-    drafting_pipeline: LlamaGenPipeline, tiny_class_model_folder: Path
-) -> None:
+def test_class_conditional_models_can_be_drafted_for(drafting_pipeline, tiny_class_model_folder):
     base = LlamaGenPipeline.from_pretrained(tiny_class_model_folder)
     base.set_progress_bar_config(disable=True)
     base.drafter = drafting_pipeline.drafter
@@ -163,16 +151,14 @@ def test_class_conditional_models_can_be_drafted_for(
         ("draft-model", {"draft_model": "nowhere"}, "nowhere is not a folder"),
     ],
 )
-def test_settings_that_cannot_be_used_are_named(
-    drafting_pipeline: LlamaGenPipeline, name: str, options: dict[str, Any], message: str
-) -> None:
+def test_settings_that_cannot_be_used_are_named(drafting_pipeline, name, options, message):
     with pytest.raises(UserError) as caught:
         make(drafting_pipeline, resolve_method(name, options), [0])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_methods_that_need_what_a_model_lacks_say_so(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_methods_that_need_what_a_model_lacks_say_so(tiny_pipeline):
     for name in ("eagle", "lantern", "coolsd"):
         with pytest.raises(UserError, match="came without one"):
             make(tiny_pipeline, name, [0])
@@ -180,9 +166,7 @@ def test_methods_that_need_what_a_model_lacks_say_so(tiny_pipeline: LlamaGenPipe
         make(tiny_pipeline, "draft-model", [0])
 
 
-def test_drafters_and_smaller_models_are_saved_and_loaded_with_the_pipeline(
-    drafting_pipeline: LlamaGenPipeline, tmp_path: Path
-) -> None:
+def test_drafters_and_smaller_models_are_saved_and_loaded_with_the_pipeline(drafting_pipeline, tmp_path):
     drafting_pipeline.save_pretrained(tmp_path / "model")
     loaded = LlamaGenPipeline.from_pretrained(tmp_path / "model")
     loaded.set_progress_bar_config(disable=True)
@@ -198,7 +182,7 @@ def sizes_of(name: str, num_tokens: int = 256, **options: Any) -> tuple[tuple[in
     return tuple((size.total_tokens, size.depth) for size in sizes)
 
 
-def test_sizes_follow_the_settings() -> None:
+def test_sizes_follow_the_settings():
     assert resolve_method("ar").max_draft_nodes(256) == 1
     assert resolve_method("eagle", {"total_tokens": 30, "depth": 4}).max_draft_nodes(256) == 30
     assert resolve_method("eagle", {"tree": "naive_extend_57"}).max_draft_nodes(256) == 58
@@ -211,7 +195,7 @@ def test_sizes_follow_the_settings() -> None:
         assert sizes_of("eagle", tree=name)
 
 
-def test_seconds_choose_a_size_only_where_no_picture_depends_on_it() -> None:
+def test_seconds_choose_a_size_only_where_no_picture_depends_on_it():
     for config in methods_for("image").values():
         assert (len(sizes_of(config.name)) > 1) == (config.name in ("eagle", "jacobi", "draft-model"))
     assert len(sizes_of("eagle", tree="mc_sim_7b_63")) == 5
@@ -219,7 +203,7 @@ def test_seconds_choose_a_size_only_where_no_picture_depends_on_it() -> None:
     assert len(sizes_of("draft-model", children="sampled")) == 1
 
 
-def test_auto_stands_for_the_methods_own_size_in_records() -> None:
+def test_auto_stands_for_the_methods_own_size_in_records():
     for name, options, size in (
         ("lantern", {}, {"total_tokens": 60, "depth": 5}),
         ("lantern", {"depth": 3}, {"total_tokens": 60, "depth": 3}),
@@ -240,9 +224,7 @@ def test_auto_stands_for_the_methods_own_size_in_records() -> None:
     assert sizes_of("sjd", 9) == ((9, 8),) and sizes_of("lantern", 4) == ((60, 3),), "a small picture has room for less"
 
 
-def test_the_command_line_lists_methods_and_takes_their_options(
-    drafting_pipeline: LlamaGenPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_lists_methods_and_takes_their_options(drafting_pipeline, tmp_path, capsys):
     assert main(["methods"]) == 0
     pictures, images, presets, videos, answers, for_videos, *_ = capsys.readouterr().out.split("\n\n")
     assert "pictures" in pictures and "videos" in videos
@@ -276,16 +258,14 @@ def test_the_command_line_lists_methods_and_takes_their_options(
 
 
 @pytest.mark.parametrize("name", ["lantern", "vvs", "gsd"])
-def test_methods_that_compare_codes_need_a_codebook(
-    drafting_pipeline: LlamaGenPipeline, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_methods_that_compare_codes_need_a_codebook(drafting_pipeline, name, monkeypatch):
     monkeypatch.setattr(drafting_pipeline, "vqvae", None)
     with pytest.raises(UserError, match="compares the codes of the image tokenizer, and this pipeline has none"):
         make(drafting_pipeline, name, [0])
     assert make(drafting_pipeline, "eagle", [0]).tokens.shape == (1, 16)
 
 
-def test_presets_are_files_that_name_a_method_and_settings(tmp_path: Path) -> None:
+def test_presets_are_files_that_name_a_method_and_settings(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("method: eagle\ndepth: 2\ntree: [[0], [1], [0, 0]]\n")
     method = resolve_method(str(path), {"tree_top_k": 4})
@@ -303,7 +283,7 @@ def test_presets_are_files_that_name_a_method_and_settings(tmp_path: Path) -> No
         resolve_method(str(tmp_path / "nowhere.yaml"))
 
 
-def test_the_papers_own_settings_are_the_papers() -> None:
+def test_the_papers_own_settings_are_the_papers():
     for name in ("vvs-paper-uniform", "vvs-paper-dynamic"):
         preset = resolve_method(name).to_dict()
         assert (preset["name"], preset["total_tokens"], preset["depth"], preset["mode"]) == ("vvs", 59, 5, "release")
@@ -311,7 +291,7 @@ def test_the_papers_own_settings_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize("nodes", [9, 25, 57])
-def test_sampled_trees_have_the_sizes_that_they_are_named_by(nodes: int) -> None:
+def test_sampled_trees_have_the_sizes_that_they_are_named_by(nodes):
     method = resolve_method(str(STUDIED / f"eagle-sampled-{nodes}.yaml"))
     (size,) = method.sizes(256)
     assert size.total_tokens == nodes + 1 and method.exact and method.to_dict()["children"] == "sampled"
@@ -320,7 +300,7 @@ def test_sampled_trees_have_the_sizes_that_they_are_named_by(nodes: int) -> None
 CHAIN = {"tree": [[0], [0, 0], [0, 0, 0]], "depth": 3, "children": "sampled"}
 
 
-def test_skipping_composes_with_sampled_chains_and_exact_verification(drafting_pipeline: LlamaGenPipeline) -> None:
+def test_skipping_composes_with_sampled_chains_and_exact_verification(drafting_pipeline):
     """A likeness that nothing reaches skips nothing: the pictures are those of the chain without skipping."""
     eagle = make(drafting_pipeline, resolve_method("eagle", CHAIN), [0, 1, 2])
     vvs = {**CHAIN, "delta": 0.0, "schedule": "likeness"}
@@ -333,7 +313,7 @@ def test_skipping_composes_with_sampled_chains_and_exact_verification(drafting_p
 
 
 @pytest.mark.parametrize("method", methods_for("image").values(), ids=lambda method: method.name)
-def test_every_setting_of_a_window_reaches_its_drafter(method: type[ImageMethodConfig]) -> None:
+def test_every_setting_of_a_window_reaches_its_drafter(method):
     """Those that are options of `JacobiDrafter` under their own names."""
     if not issubclass(method, JacobiConfig):
         return

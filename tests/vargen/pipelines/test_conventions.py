@@ -1,8 +1,5 @@
 """Conventions of diffusers that every pipeline keeps: loading, negative prompts, callbacks, absent components."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -34,12 +31,12 @@ def drawn(pipeline: Any, prompt: Any = PROMPT, seeds: tuple[int, ...] = (0,), **
 
 
 @pytest.mark.parametrize("load", [AutoPicturePipeline, DiffusionPipeline])
-def test_a_folder_loads_by_every_name(load: Any, tiny_model_folder: Path) -> None:
+def test_a_folder_loads_by_every_name(load, tiny_model_folder):
     pipeline = load.from_pretrained(str(tiny_model_folder))
     assert type(pipeline) is LlamaGenPipeline is diffusers.LlamaGenPipeline  # type: ignore[attr-defined]
 
 
-def test_a_folder_of_transformers_loads_by_its_family(tmp_path: Path) -> None:
+def test_a_folder_of_transformers_loads_by_its_family(tmp_path):
     janus_models.save(tmp_path)
     pipeline = AutoPicturePipeline.from_pretrained(tmp_path, dtype=torch.float32)
     assert type(pipeline) is JanusPipeline and pipeline.dtype == torch.float32
@@ -50,7 +47,7 @@ def test_a_folder_of_transformers_loads_by_its_family(tmp_path: Path) -> None:
         AutoPicturePipeline()
 
 
-def test_arguments_for_the_hub_reach_every_fetch(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_for_the_hub_reach_every_fetch(tiny_model_folder, monkeypatch):
     fetched: list[dict[str, Any]] = []
 
     def download(name: str, *, allow_patterns: list[str], **arguments: Any) -> str:
@@ -63,7 +60,7 @@ def test_arguments_for_the_hub_reach_every_fetch(tiny_model_folder: Path, monkey
     assert fetched == [given, given], "of its settings, then of all its files"
 
 
-def test_a_model_may_lie_in_a_subfolder(tmp_path: Path) -> None:
+def test_a_model_may_lie_in_a_subfolder(tmp_path):
     janus_models.save(tmp_path / "inner")
     pipeline = JanusPipeline.from_pretrained(tmp_path, subfolder="inner")
     assert pipeline.processor is not None
@@ -72,19 +69,19 @@ def test_a_model_may_lie_in_a_subfolder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["bfloat16", {"default": "bfloat16"}, torch.bfloat16])
-def test_a_precision_may_be_named(given: Any, tiny_model_folder: Path) -> None:
+def test_a_precision_may_be_named(given, tiny_model_folder):
     for name in ("dtype", "torch_dtype"):
         pipeline: Any = AutoPicturePipeline.from_pretrained(tiny_model_folder, **{name: given})
         assert pipeline.transformer.dtype == torch.bfloat16
         assert pipeline.vqvae.dtype == (torch.bfloat16 if isinstance(given, dict) else torch.float32)
 
 
-def test_a_precision_of_glm_image_may_be_named(tmp_path: Path) -> None:
+def test_a_precision_of_glm_image_may_be_named(tmp_path):
     made = GlmImagePriorPipeline.from_pretrained(glm_image_models.save(tmp_path), dtype="bfloat16")
     assert made.vision_language_encoder.dtype == torch.bfloat16
 
 
-def test_wrong_arguments_send_nobody_to_download_again(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_wrong_arguments_send_nobody_to_download_again(tmp_path, tiny_model_folder):
     folders = {JanusPipeline: janus_models.save(tmp_path / "janus"), LlamaGenPipeline: tiny_model_folder}
     folders[GlmImagePriorPipeline] = glm_image_models.save(tmp_path / "glm")
     precision = r"^dtype must be torch.float32, torch.bfloat16, torch.float16 or the name of one, got "
@@ -108,7 +105,7 @@ def test_wrong_arguments_send_nobody_to_download_again(tmp_path: Path, tiny_mode
 
 
 @pytest.mark.parametrize("load", [AutoPicturePipeline, LlamaGenPipeline, GlmImagePriorPipeline])
-def test_no_code_of_a_folder_is_run(load: Any, tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_no_code_of_a_folder_is_run(load, tmp_path, tiny_model_folder):
     folder = glm_image_models.save(tmp_path / "model") if load is GlmImagePriorPipeline else tiny_model_folder
     ran = tmp_path / "ran"
     (tmp_path / "pipeline.py").write_text(
@@ -121,7 +118,7 @@ def test_no_code_of_a_folder_is_run(load: Any, tmp_path: Path, tiny_model_folder
     assert not ran.exists()
 
 
-def test_weights_of_torch_load_without_code(tiny_pipeline: LlamaGenPipeline, tmp_path: Path) -> None:
+def test_weights_of_torch_load_without_code(tiny_pipeline, tmp_path):
     tiny_pipeline.save_pretrained(tmp_path, safe_serialization=False)
     assert len([*tmp_path.rglob("*.bin")]) == 2, "of diffusers; transformers saves safetensors"
     assert torch.equal(drawn(LlamaGenPipeline.from_pretrained(tmp_path)), drawn(tiny_pipeline))
@@ -158,7 +155,7 @@ def guided_by_hand(pipeline: LlamaGenPipeline, away: str, scale: float, first: f
 
 
 @pytest.mark.parametrize("method", ["ar", "jacobi", "eagle", "draft-model", "zipar"])
-def test_guidance_leads_away_from_a_negative_prompt(drafting_pipeline: LlamaGenPipeline, method: str) -> None:
+def test_guidance_leads_away_from_a_negative_prompt(drafting_pipeline, method):
     """Of another length than the prompt, alone and in a batch."""
     wanted = guided_by_hand(drafting_pipeline, AWAY, 3.0)
     settings: dict[str, Any] = {"negative_prompt": AWAY, "temperature": 0, "guidance_scale": 3.0}
@@ -170,7 +167,7 @@ def test_guidance_leads_away_from_a_negative_prompt(drafting_pipeline: LlamaGenP
     assert not torch.equal(wanted, drawn(drafting_pipeline, temperature=0, guidance_scale=3.0, method="ar"))
 
 
-def test_negative_prompts_as_features_as_words_and_as_nothing(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_negative_prompts_as_features_as_words_and_as_nothing(tiny_pipeline):
     embeds, mask = tiny_pipeline.encode_prompt(AWAY)
     features = {"negative_prompt_embeds": embeds, "negative_prompt_attention_mask": mask}
     assert torch.equal(drawn(tiny_pipeline, **features), drawn(tiny_pipeline, negative_prompt=[AWAY]))
@@ -197,14 +194,14 @@ def test_negative_prompts_as_features_as_words_and_as_nothing(tiny_pipeline: Lla
             tiny_pipeline(**{"prompt": PROMPT, **arguments})
 
 
-def test_a_class_has_no_negative_prompt(tiny_class_model_folder: Path) -> None:
+def test_a_class_has_no_negative_prompt(tiny_class_model_folder):
     pipeline = AutoPicturePipeline.from_pretrained(tiny_class_model_folder)
     with pytest.raises(UserError, match="negative_prompt cannot be used: the model is class-conditional"):
         pipeline(class_labels=1, negative_prompt=AWAY)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("method", ["ar", "jacobi"])
-def test_janus_is_led_away_from_words(method: str) -> None:
+def test_janus_is_led_away_from_words(method):
     """The oracle: fresh passes of transformers over both prompts."""
     pipeline = JanusPipeline(janus_models.make(), janus_models.processor())
     pipeline.set_progress_bar_config(disable=True)
@@ -223,7 +220,7 @@ def test_janus_is_led_away_from_words(method: str) -> None:
     assert not torch.equal(drawn(pipeline, prompt, **settings), codes)
 
 
-def test_interrupting_ends_after_the_running_pass(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_interrupting_ends_after_the_running_pass(tiny_pipeline):
     whole = drawn(tiny_pipeline, method="ar")
 
     def end_at_5(pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -241,7 +238,7 @@ def test_interrupting_ends_after_the_running_pass(tiny_pipeline: LlamaGenPipelin
 
 
 @pytest.mark.parametrize(("method", "name"), [("ar", "tokens"), ("jacobi", "tokens"), ("eagle", "latents")])
-def test_tokens_that_a_callback_returns_are_obeyed(drafting_pipeline: LlamaGenPipeline, method: str, name: str) -> None:
+def test_tokens_that_a_callback_returns_are_obeyed(drafting_pipeline, method, name):
     """A new newest token is what the next pass reads, so plain decoding behind it draws the same. Diffusers' name of
     what a picture is made of serves as well."""
     first, last = drafting_pipeline.transformer.config.vocab_size - 1, []
@@ -262,7 +259,7 @@ def test_tokens_that_a_callback_returns_are_obeyed(drafting_pipeline: LlamaGenPi
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_callback_may_keep_what_it_is_given(drafting_pipeline: LlamaGenPipeline, compiled: bool) -> None:
+def test_a_callback_may_keep_what_it_is_given(drafting_pipeline, compiled):
     """Neither the next pass nor the next batch writes to it, though graphs write to the same memory again."""
     kept: list[tuple[Tensor, list[int]]] = []
 
@@ -288,14 +285,12 @@ def test_a_callback_may_keep_what_it_is_given(drafting_pipeline: LlamaGenPipelin
     ],
     ids=["unknown", "fixed", "shape", "range"],
 )
-def test_what_a_callback_cannot_change_is_named(
-    tiny_pipeline: LlamaGenPipeline, asked: list[str], returned: dict[str, Any], message: str
-) -> None:
+def test_what_a_callback_cannot_change_is_named(tiny_pipeline, asked, returned, message):
     with pytest.raises(UserError, match=message):
         tiny_pipeline(PROMPT, callback_on_step_end=lambda *_: returned, callback_on_step_end_tensor_inputs=asked)
 
 
-def test_a_callback_changes_guidance(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_a_callback_changes_guidance(tiny_pipeline):
     def set_to(scale: float) -> Any:
         def change(pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> None:
             pipeline._guidance_scale = scale
@@ -312,7 +307,7 @@ def test_a_callback_changes_guidance(tiny_pipeline: LlamaGenPipeline) -> None:
 
 
 @pytest.mark.parametrize(("given", "used"), [(9.0, 9.0), (0.5, 1.0)])
-def test_a_callback_changes_guidance_of_a_model_of_transformers(given: float, used: float) -> None:
+def test_a_callback_changes_guidance_of_a_model_of_transformers(given, used):
     """The oracle: fresh passes over prompt and negative prompt. A scale up to 1 is 1, as in a call."""
     pipeline = JanusPipeline(janus_models.make(), janus_models.processor())
     pipeline.set_progress_bar_config(disable=True)
@@ -331,7 +326,7 @@ def test_a_callback_changes_guidance_of_a_model_of_transformers(given: float, us
     assert not torch.equal(drawn(pipeline, prompt, **settings), codes)
 
 
-def test_absent_components_are_one_line(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_absent_components_are_one_line(tiny_pipeline):
     own = tiny_pipeline.components
     words = LlamaGenPipeline(None, None, own["text_encoder"], own["tokenizer"])
     assert torch.equal(words.encode_prompt(PROMPT)[0], tiny_pipeline.encode_prompt(PROMPT)[0])
@@ -349,7 +344,7 @@ def test_absent_components_are_one_line(tiny_pipeline: LlamaGenPipeline) -> None
         codes.encode_prompt(PROMPT)
 
 
-def test_a_single_generator_gives_each_picture_a_stream_of_its_own() -> None:
+def test_a_single_generator_gives_each_picture_a_stream_of_its_own():
     def keys(seed: int) -> list[int]:
         streams = random_streams(torch.Generator().manual_seed(seed), 2, torch.device("cpu"))
         return [int(key) for key in streams.keys]
@@ -357,19 +352,19 @@ def test_a_single_generator_gives_each_picture_a_stream_of_its_own() -> None:
     assert keys(0) == keys(0) and len({*keys(0), *keys(1)}) == 4
 
 
-def test_logits_that_are_no_numbers_are_those_of_a_picture_by_its_number() -> None:
+def test_logits_that_are_no_numbers_are_those_of_a_picture_by_its_number():
     with pytest.raises(NotFiniteError, match=r"^picture 6 of the batch: ") as raised, finite_logits(3, "of the batch"):
         raise LogitsError(2, 7)
     assert raised.value.row == 5
 
 
-def test_a_scale_of_1_guides_nothing(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_a_scale_of_1_guides_nothing(tiny_pipeline):
     for scale, guides in ((1.0, False), (2.0, True)):
         drawn(tiny_pipeline, guidance_scale=scale)
         assert tiny_pipeline.do_classifier_free_guidance is guides
 
 
-def test_parts_in_training_mode_are_named(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_parts_in_training_mode_are_named(tiny_pipeline):
     """In a call and in a stream."""
     tiny_pipeline.text_encoder.train()
     try:
@@ -382,7 +377,7 @@ def test_parts_in_training_mode_are_named(tiny_pipeline: LlamaGenPipeline) -> No
         tiny_pipeline.text_encoder.eval()
 
 
-def test_a_picture_that_a_callback_ends_is_looked_at_like_others(tiny_model_folder: Path) -> None:
+def test_a_picture_that_a_callback_ends_is_looked_at_like_others(tiny_model_folder):
     pipeline = LlamaGenPipeline.from_pretrained(tiny_model_folder)
     pipeline.transformer.transformer_blocks[0].ff.down_proj.weight.data.fill_(float("nan"))
 

@@ -1,7 +1,5 @@
 """From text to pictures with Emu3: those of transformers by every method, and one line for what cannot be done."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +54,7 @@ def codes(pipeline: Emu3Pipeline, prompt: str | list[str], seeds: list[int], **a
 
 
 @METHODS
-def test_text_becomes_the_tokens_and_pixels_of_transformers(
-    pipeline: Emu3Pipeline, by_transformers: tuple[float, Tensor, list[Any]], method: str
-) -> None:
+def test_text_becomes_the_tokens_and_pixels_of_transformers(pipeline, by_transformers, method):
     scale, sequences, pictures = by_transformers
     output = pipeline(PROMPTS, negative_prompt=AWAY, guidance_scale=scale, temperature=0, method=method, **SIZE)
     assert torch.equal(output.tokens, emu3_models.as_drawn(pipeline.model, sequences))
@@ -66,9 +62,7 @@ def test_text_becomes_the_tokens_and_pixels_of_transformers(
         assert made.size == (8 * COLUMNS, 8 * ROWS) and np.array_equal(made, wanted)
 
 
-def test_tokens_may_be_given_instead_of_prompts(
-    pipeline: Emu3Pipeline, by_transformers: tuple[float, Tensor, list[Any]]
-) -> None:
+def test_tokens_may_be_given_instead_of_prompts(pipeline, by_transformers):
     scale, sequences, pictures = by_transformers
     bare = Emu3Pipeline(pipeline.model)
     bare.set_progress_bar_config(disable=True)
@@ -90,7 +84,7 @@ def test_tokens_may_be_given_instead_of_prompts(
     ("arguments", "grid"),
     [({}, (4, 4)), ({"ratio": "16:9"}, (3, 5)), ({"ratio": "1:3"}, (7, 2)), ({"height": 40, "width": 8}, (5, 1))],
 )
-def test_any_ratio_of_the_processor(pipeline: Emu3Pipeline, arguments: dict[str, Any], grid: tuple[int, int]) -> None:
+def test_any_ratio_of_the_processor(pipeline, arguments, grid):
     if "height" not in arguments:
         arguments = {"image_area": 32 * 32, **arguments}
         wanted = pipeline.processor.calculate_generate_size(arguments.get("ratio", "1:1"), 32 * 32, 8)
@@ -108,7 +102,7 @@ GRIDS = [(2, 4), (4, 2), (3, 3)]
 
 
 @pytest.mark.parametrize("scale", [3.0, 1.0], ids=["guided", "unguided"])
-def test_pictures_of_several_sizes_are_those_of_plain_decoding(scale: float) -> None:
+def test_pictures_of_several_sizes_are_those_of_plain_decoding(scale):
     """In float32: greedy by every exact method (gsd is one where greedy), by seed with jacobi; together and alone."""
     pipeline = Emu3Pipeline(emu3_models.make().float(), emu3_models.processor())
     pipeline.set_progress_bar_config(disable=True)
@@ -132,7 +126,7 @@ def test_pictures_of_several_sizes_are_those_of_plain_decoding(scale: float) -> 
                 assert torch.equal(drawn([row], method, temperature)[0], plain[row]), method
 
 
-def test_negative_prompts_follow_their_pictures(pipeline: Emu3Pipeline) -> None:
+def test_negative_prompts_follow_their_pictures(pipeline):
     repeated = codes(pipeline, PROMPTS[:2], [1, 2, 3, 4], num_images_per_prompt=2, negative_prompt=["sand", "rain"])
     wanted = codes(
         pipeline, [PROMPTS[0]] * 2 + [PROMPTS[1]] * 2, [1, 2, 3, 4], negative_prompt=["sand", "sand", "rain", "rain"]
@@ -140,7 +134,7 @@ def test_negative_prompts_follow_their_pictures(pipeline: Emu3Pipeline) -> None:
     assert torch.equal(repeated, wanted) and int(repeated.max()) < CODES
 
 
-def test_what_a_call_does_not_say_is_the_models_own_and_then_generates() -> None:
+def test_what_a_call_does_not_say_is_the_models_own_and_then_generates():
     pipeline = build()
     usual = codes(pipeline, PROMPTS, [1, 2, 3])
     stated = {"guidance_scale": 3.0, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "negative_prompt": ""}
@@ -163,9 +157,7 @@ DRAWN = {"tree": [[0], [1], [0, 0], [0, 1]], "children": "sampled"}
 
 @pytest.mark.parametrize("scale", [3.0, 1.0])
 @pytest.mark.parametrize("options", [TREE, DRAWN], ids=["tree", "drawn"])
-def test_heads_draft_lines_that_end_where_they_end(
-    pipeline: Emu3Pipeline, head: str, scale: float, options: dict[str, Any]
-) -> None:
+def test_heads_draft_lines_that_end_where_they_end(pipeline, head, scale, options):
     plain = pipeline(PROMPTS, temperature=0, guidance_scale=scale, method="ar", output_type="latent", **SIZE)
     eagle = resolve_method("eagle", {"drafter": head, **options})
     drafted = pipeline(PROMPTS, temperature=0, guidance_scale=scale, method=eagle, output_type="latent", **SIZE)
@@ -188,7 +180,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_folder_is_loaded_as_what_its_files_say(saved: Path, tmp_path: Path) -> None:
+def test_a_folder_is_loaded_as_what_its_files_say(saved, tmp_path):
     told = describe_model(saved)
     loaded, _, dtype = load_pipeline(told, ModelOptions(model=str(saved), device="cpu"))
     assert isinstance(loaded, Emu3Pipeline) and isinstance(loaded.processor, Emu3Processor) and dtype == "float32"
@@ -234,6 +226,6 @@ class TestEmu3(PipelineContract):
         return pipeline.model.model.text_model
 
 
-def test_another_model_is_refused() -> None:
+def test_another_model_is_refused():
     with pytest.raises(UserError, match="model must be a Emu3ForConditionalGeneration, got Linear"):
         Emu3Pipeline(torch.nn.Linear(2, 2))  # type: ignore[arg-type]

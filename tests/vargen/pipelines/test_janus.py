@@ -1,7 +1,5 @@
 """From text to pictures with Janus: those of transformers by every method, and one line for what cannot be done."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -59,9 +57,7 @@ def codes(pipeline: JanusPipeline, prompt: str | list[str], seeds: list[int], **
 
 
 @pytest.mark.parametrize("method", ["ar", "jacobi", "sjd", "scd", "gsd"])
-def test_text_becomes_the_tokens_and_pixels_of_transformers(
-    pipeline: JanusPipeline, by_transformers: tuple[Tensor, Tensor], method: str
-) -> None:
+def test_text_becomes_the_tokens_and_pixels_of_transformers(pipeline, by_transformers, method):
     output = pipeline(PROMPTS, temperature=0, method=method)  # gsd is exact when greedy
     assert torch.equal(output.tokens, by_transformers[0])
     for made, wanted in zip(output.images, by_transformers[1], strict=True):
@@ -69,7 +65,7 @@ def test_text_becomes_the_tokens_and_pixels_of_transformers(
 
 
 @pytest.mark.parametrize("method", ["ar", "sjd", "scd"])
-def test_guidance_may_be_off(pipeline: JanusPipeline, tokens_of_prompts: dict[str, Tensor], method: str) -> None:
+def test_guidance_may_be_off(pipeline, tokens_of_prompts, method):
     wanted = janus_models.without_guidance(
         pipeline.model, tokens_of_prompts["input_ids"], tokens_of_prompts["attention_mask"]
     )
@@ -77,13 +73,13 @@ def test_guidance_may_be_off(pipeline: JanusPipeline, tokens_of_prompts: dict[st
     assert torch.equal(output.tokens, wanted)
 
 
-def test_skipping_needs_no_drafter(pipeline: JanusPipeline) -> None:
+def test_skipping_needs_no_drafter(pipeline):
     """The likeness is by the model's own codebook."""
     trace = pipeline(PROMPTS, generator=seeded(1, 2, 3), method="vvs-jacobi", output_type="latent").trace
     assert trace.row_tokens == [16] * 3 and 0 < trace.skipped_tokens < 48
 
 
-def test_eager_attention_in_float32() -> None:
+def test_eager_attention_in_float32():
     """In float64 transformers' own eager attention gives no numbers for rows that are padded on the left."""
     model, (ids, mask) = janus_models.make().float(), janus_models.prompts()
     model.set_attn_implementation("eager")
@@ -93,9 +89,7 @@ def test_eager_attention_in_float32() -> None:
     assert torch.equal(made.tokens, janus_models.by_generate(model, ids, mask, 5.0))
 
 
-def test_tokens_may_be_given_instead_of_prompts(
-    pipeline: JanusPipeline, tokens_of_prompts: dict[str, Tensor], by_transformers: tuple[Tensor, Tensor]
-) -> None:
+def test_tokens_may_be_given_instead_of_prompts(pipeline, tokens_of_prompts, by_transformers):
     bare = JanusPipeline(pipeline.model)
     bare.set_progress_bar_config(disable=True)
     images, tokens, _ = bare(**tokens_of_prompts, temperature=0, return_dict=False)
@@ -105,7 +99,7 @@ def test_tokens_may_be_given_instead_of_prompts(
         bare(PROMPTS)
 
 
-def test_what_a_call_does_not_say_is_as_generate_takes_it() -> None:
+def test_what_a_call_does_not_say_is_as_generate_takes_it():
     pipeline = build()
     assert torch.equal(
         codes(pipeline, PROMPTS, [1, 2, 3]),
@@ -130,9 +124,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_folder_is_loaded_and_saved_in_the_layout_of_transformers(
-    pipeline: JanusPipeline, saved: Path, tmp_path: Path
-) -> None:
+def test_a_folder_is_loaded_and_saved_in_the_layout_of_transformers(pipeline, saved, tmp_path):
     loaded = JanusPipeline.from_pretrained(saved, dtype=torch.float64)
     loaded.save_pretrained(tmp_path)
     again = JanusPipeline.from_pretrained(tmp_path, dtype=torch.float64)
@@ -149,13 +141,13 @@ def copied(saved: Path, folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_without_a_processor_serves_tokens(saved: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_processor_serves_tokens(saved, tmp_path):
     for name in ("config.json", "generation_config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((saved / name).read_bytes())
     assert JanusPipeline.from_pretrained(tmp_path).processor is None
 
 
-def test_folders_that_cannot_draw_are_refused(saved: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_folders_that_cannot_draw_are_refused(saved, tmp_path, tiny_model_folder):
     from safetensors.torch import load_file, save_file
 
     def refused(folder: Path | str, match: str) -> None:
@@ -180,7 +172,7 @@ def test_folders_that_cannot_draw_are_refused(saved: Path, tmp_path: Path, tiny_
     refused(folder, "cannot be loaded")
 
 
-def test_a_name_that_cannot_be_reached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_cannot_be_reached_is_refused(monkeypatch):
     with pytest.raises(UserError, match=r"cannot be loaded .*; name a folder, or try again with a network") as error:
         JanusPipeline.from_pretrained("nobody/no-such-janus", local_files_only=True)
     assert "\n" not in str(error.value)
@@ -216,7 +208,7 @@ class TestJanus(PipelineContract):
         return pipeline.model.model.language_model
 
 
-def test_a_model_that_cannot_be_served_is_refused(pipeline: JanusPipeline) -> None:
+def test_a_model_that_cannot_be_served_is_refused(pipeline):
     broken = build()
     broken.processor.chat_template = None
     with pytest.raises(UserError, match="prompt needs a processor with a chat template"):

@@ -48,7 +48,7 @@ class TestLlamaGen(PipelineContract):
 
 
 @pytest.mark.parametrize("guided", [True, False])
-def test_networks_that_draft_follow_known_tokens(guided: bool) -> None:
+def test_networks_that_draft_follow_known_tokens(guided):
     """In a batch, and in rows that others have left, whose caches have room for given tokens alone."""
     pipeline = build_drafting_pipeline().to(torch.float64)
     shown = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))

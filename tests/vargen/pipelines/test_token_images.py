@@ -1,13 +1,10 @@
 """From text to codes with every family that is described: its prompt, its rule, every exact method, and refusals."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,7 +91,7 @@ def every_size(pipeline: TokenImagePipeline) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("scale", [None, 1.0], ids=["guided", "unguided"])
-def test_exact_methods_draw_plain_decodings_codes(pipeline: TokenImagePipeline, scale: float | None) -> None:
+def test_exact_methods_draw_plain_decodings_codes(pipeline, scale):
     """In float32: greedy by every method, and by seed with jacobi; three prompts of unlike lengths and sizes, and each
     of them alone."""
     assert pipeline.model.dtype == torch.float32
@@ -122,7 +119,7 @@ def test_exact_methods_draw_plain_decodings_codes(pipeline: TokenImagePipeline, 
 
 
 @pytest.mark.parametrize("method", ["jacobi", "sjd"])
-def test_a_seeds_picture_is_the_same_whatever_is_drawn_beside_it(pipeline: TokenImagePipeline, method: str) -> None:
+def test_a_seeds_picture_is_the_same_whatever_is_drawn_beside_it(pipeline, method):
     """Alone, beside pictures of other sizes, and in a place that a picture of another size has left."""
     settings: dict[str, Any] = {"temperature": 1.0, "method": resolve_method(method, {"window": 3})}
     together = draw(pipeline, PROMPTS, **every_size(pipeline), **settings)
@@ -137,7 +134,7 @@ def test_a_seeds_picture_is_the_same_whatever_is_drawn_beside_it(pipeline: Token
         assert each.trace.row_passes == alone.trace.row_passes and each.trace.drafted == alone.trace.drafted
 
 
-def test_sizes_are_one_for_all_or_one_for_each(pipeline: TokenImagePipeline) -> None:
+def test_sizes_are_one_for_all_or_one_for_each(pipeline):
     sizes = every_size(pipeline)
     refused("height must be one for all prompts or one for each, 2 here; got 3", pipeline, ["a", "dog"], **sizes)
     wide = {**sizes, "method": resolve_method("zipar", {"window": 4}), "output_type": "latent"}
@@ -151,7 +148,7 @@ def test_sizes_are_one_for_all_or_one_for_each(pipeline: TokenImagePipeline) -> 
     refused("height and width must be a size of this model|height must be a multiple", pipeline, PROMPTS[:2], **other)
 
 
-def test_draft_heads_learn_from_every_family_and_draft_for_it(pipeline: TokenImagePipeline, tmp_path: Path) -> None:
+def test_draft_heads_learn_from_every_family_and_draft_for_it(pipeline, tmp_path):
     plain = draw(pipeline, PROMPTS, GRIDS[0], temperature=0, method="ar")
     config = DrafterTrainingConfig(str(tmp_path), num_images=3, evaluation_size=1, batch_size=2, autocast=False)
     tokens = plain.tokens
@@ -167,7 +164,7 @@ def test_draft_heads_learn_from_every_family_and_draft_for_it(pipeline: TokenIma
 
 
 @pytest.mark.parametrize("name", ["anole", "lumina_mgpt"])
-def test_heads_of_lantern_draft_for_chameleons(name: str, tmp_path: Any) -> None:
+def test_heads_of_lantern_draft_for_chameleons(name, tmp_path):
     pipeline = build(name)
     torch.manual_seed(0)
     head = ChameleonHead(16, 2, intermediate_size=20, vocab_size=pipeline.model.config.vocab_size)
@@ -211,11 +208,11 @@ class TestAnole(PipelineContract):
 
 
 @pytest.mark.parametrize("scale", [None, 1.0], ids=["guided", "unguided"])
-def test_known_tokens_are_the_prefix_of_plain_decoding(pipeline: TokenImagePipeline, scale: float | None) -> None:
+def test_known_tokens_are_the_prefix_of_plain_decoding(pipeline, scale):
     check_known_tokens(with_pixels(pipeline), PROMPTS, (4, 4), 16, scale, **pixels(pipeline, (4, 4)))
 
 
-def test_rows_side_by_side_draw_on_every_family(pipeline: TokenImagePipeline) -> None:
+def test_rows_side_by_side_draw_on_every_family(pipeline):
     """Plain decoding where a row waits for all of the one above; else in fewer passes, with marks where rows end."""
     plain = draw(pipeline, PROMPTS, GRIDS[2], temperature=0, method="ar")
     ends = [*pipeline.family.row_ends(GRIDS[2])]
@@ -231,7 +228,7 @@ def test_rows_side_by_side_draw_on_every_family(pipeline: TokenImagePipeline) ->
 
 
 @pytest.mark.parametrize("name", [*ROWS, "rows-quality"])
-def test_rows_side_by_side_of_several_sizes(pipeline: TokenImagePipeline, name: str) -> None:
+def test_rows_side_by_side_of_several_sizes(pipeline, name):
     """Each picture is what it is alone: beside others, and in a place that one of another size has left."""
     settings: dict[str, Any] = {"temperature": 1.0, "method": resolve_method(name, ROWS.get(name))}
     together = draw(pipeline, PROMPTS, **every_size(pipeline), **settings)
@@ -246,15 +243,12 @@ def test_rows_side_by_side_of_several_sizes(pipeline: TokenImagePipeline, name: 
         assert each.trace.row_passes == alone.trace.row_passes
 
 
-def test_relaxed_methods_draw_on_every_family(pipeline: TokenImagePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relaxed_methods_draw_on_every_family(pipeline, monkeypatch):
     """Pictures of several sizes; marks stand where rows end, whatever is taken unjudged or for another code."""
     monkeypatch.setattr(GroupedVerifier.__init__, "__defaults__", (1.0, 4.0))  # random codes are far apart
     made = with_pixels(pipeline)
     plain = draw(made, PROMPTS, temperature=0, method="ar", **every_size(made))
-    loose = {
-        "gsd": {"window": 4},
-        "vvs-jacobi": {"window": 4, "schedule": "likeness", "threshold": 0.0},
-    }
+    loose = {"gsd": {"window": 4}, "vvs-jacobi": {"window": 4, "schedule": "likeness", "threshold": 0.0}}
     for name, settings in loose.items():
         drawn = draw(made, PROMPTS, method=resolve_method(name, settings), **every_size(made))
         assert torch.equal(drawn.tokens == CODES, plain.tokens == CODES), name
@@ -266,9 +260,7 @@ def test_relaxed_methods_draw_on_every_family(pipeline: TokenImagePipeline, monk
     assert torch.equal(greedy.tokens, plain.tokens)
 
 
-def test_rounded_layers_draw_on_every_family(
-    own_kernels: None, pipeline: TokenImagePipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounded_layers_draw_on_every_family(own_kernels, pipeline, monkeypatch):
     """Every linear layer of the decoder is rounded, its head is not; jacobi draws plain decoding's tokens. A kind of
     rounding for each family in turn, since which layers are rounded does not depend on it."""
     quantization = ("int8", "int8-dynamic", "int4")[NAMES.index(pipeline.family.name) % 3]
@@ -290,7 +282,7 @@ def test_rounded_layers_draw_on_every_family(
     assert torch.equal(fast.tokens, plain.tokens)
 
 
-def test_a_head_of_codes_alone_draws_what_the_whole_head_does(pipeline: TokenImagePipeline) -> None:
+def test_a_head_of_codes_alone_draws_what_the_whole_head_does(pipeline):
     """Its rows lie in the model's memory. A hooked head is called whole."""
     head, columns = _head_of_codes(pipeline.model.lm_head, pipeline.vocabulary, torch.device("cpu"))
     first = int(pipeline.vocabulary.ids[0])
@@ -342,10 +334,7 @@ WRITTEN = {
         "<|t2i|> An image of aerial view , overexposed , low quality , deformation , a poor composition , bad hands , "
         "bad teeth , bad eyes , bad limbs , distortion <|soi|>",
     ),
-    "liquid": (
-        "<s> a dog Generate an image based on this description . <boi>",
-        "<s> <unconditional> <boi>",
-    ),
+    "liquid": ("<s> a dog Generate an image based on this description . <boi>", "<s> <unconditional> <boi>"),
 }
 """By family, the prompt and the null prompt of a picture of 2 x 4 codes (of 4 x 4 for Lumina-mGPT 2.0, whose patches
 have 4 x 4), in words of the tiny tokenizers."""
@@ -363,7 +352,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_pictures_are_drawn_as_the_authors_draw_them(name: str, tmp_path: Path) -> None:
+def test_pictures_are_drawn_as_the_authors_draw_them(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config(name)))
     model = describe_model(tmp_path, family=name)
     found = {setting: getattr(model, setting) for setting in SETTINGS[name]}
@@ -372,7 +361,7 @@ def test_pictures_are_drawn_as_the_authors_draw_them(name: str, tmp_path: Path) 
     assert (rows.image_scale, rows.least) == {"anole": (1.2, None), "lumina_mgpt_2": (None, 4.0)}.get(name, (None,) * 2)
 
 
-def test_prompts_are_those_of_the_authors(pipeline: TokenImagePipeline) -> None:
+def test_prompts_are_those_of_the_authors(pipeline):
     name = pipeline.family.name
     grid = (4, 4) if name == "lumina_mgpt_2" else (2, 4)
     negative = pipeline.family.negative_prompt
@@ -408,7 +397,7 @@ def slowly(pipeline: TokenImagePipeline, rows: list[tuple[list[int], float]], co
 
 @pytest.mark.parametrize("name", ["anole", "liquid", "simplear"])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_codes_are_those_of_the_rule(name: str, grid: tuple[int, int]) -> None:
+def test_codes_are_those_of_the_rule(name, grid):
     pipeline = build(name)
     scale = pipeline.family.guidance.scale
     for text in PROMPTS:
@@ -421,7 +410,7 @@ def test_codes_are_those_of_the_rule(name: str, grid: tuple[int, int]) -> None:
     assert len(set(wanted)) > 2, "or the comparison says little"
 
 
-def test_features_of_the_prompt_stand_before_those_of_the_null_prompt() -> None:
+def test_features_of_the_prompt_stand_before_those_of_the_null_prompt():
     pipeline = build("anole")
     asked, null = ((torch.tensor([ids_of(pipeline, text)]), None) for text in WRITTEN["anole"])
     guided = pipeline._target([GRIDS[0]], [asked, null], guidance_scale=3.0).prefill().hidden_states
@@ -430,7 +419,7 @@ def test_features_of_the_prompt_stand_before_those_of_the_null_prompt() -> None:
     assert not torch.allclose(guided[..., plain.shape[-1] :], plain, atol=1e-3)
 
 
-def test_pictures_in_a_prompt_have_a_row_of_their_own() -> None:
+def test_pictures_in_a_prompt_have_a_row_of_their_own():
     """Anole's three rows: null + 1.2 (picture - null) + 3.0 (all - picture)."""
     pipeline = build("anole")
     picture = [8_197, 4, 9, 17, 8_196]
@@ -444,7 +433,7 @@ def test_pictures_in_a_prompt_have_a_row_of_their_own() -> None:
     assert not torch.allclose(two, logits, atol=1e-2), "or the third row would not matter"
 
 
-def test_a_scale_decays_as_in_lumina_mgpt_2() -> None:
+def test_a_scale_decays_as_in_lumina_mgpt_2():
     """Each token multiplies what the one before left, in terms of halved rows and columns, never below 4."""
     scale, wanted = 9.0, []
     for drawn in range(2, 2 + 19):
@@ -480,7 +469,7 @@ def test_a_scale_decays_as_in_lumina_mgpt_2() -> None:
 # Pictures and files
 
 
-def test_codes_become_pictures_and_a_saved_pipeline_draws_them_again(tmp_path: Path) -> None:
+def test_codes_become_pictures_and_a_saved_pipeline_draws_them_again(tmp_path):
     made = build("lumina_mgpt")
     family, vqvae = made.family, token_image_models.tiny_vqvae(made.family)
     pipeline = TokenImagePipeline(made.model.float(), made.tokenizer, vqvae, family)
@@ -513,7 +502,7 @@ def test_codes_become_pictures_and_a_saved_pipeline_draws_them_again(tmp_path: P
     refused("tokenizer: .* cannot be read", TokenImagePipeline.from_pretrained, tmp_path, family=family)
 
 
-def test_a_description_says_what_commands_need(tmp_path: Path) -> None:
+def test_a_description_says_what_commands_need(tmp_path):
     text = json.dumps(config("emu3_5"))
     (tmp_path / "config.json").write_text(text)
     model = describe_model(tmp_path)
@@ -549,7 +538,7 @@ def test_a_description_says_what_commands_need(tmp_path: Path) -> None:
         ("liquid", {"ratio": "16:9"}, "ratio must be that of a size of this model"),
     ],
 )
-def test_sizes_are_those_of_the_family(name: str, asked: dict[str, Any], grid: Any) -> None:
+def test_sizes_are_those_of_the_family(name, asked, grid):
     sizes = TOKEN_IMAGE_FAMILIES[name].sizes
     if isinstance(grid, str):
         refused(grid, sizes.grid, **asked)
@@ -557,7 +546,7 @@ def test_sizes_are_those_of_the_family(name: str, asked: dict[str, Any], grid: A
         assert sizes.grid(**asked) == grid
 
 
-def test_emu3_5s_words_are_read_from_its_own_file(tmp_path: Path) -> None:
+def test_emu3_5s_words_are_read_from_its_own_file(tmp_path):
     """Bytes, and a few words that are made of others, by rank; marks lie behind."""
     words = [bytes([byte]) for byte in range(256)]
     words += [b"ab", b"abc", b"bc", b" d", b"og", b" dog", b"\xc3\xa9"]
@@ -583,7 +572,7 @@ def refused(match: str, function: Any, *arguments: Any, **settings: Any) -> None
     assert "\n" not in str(error.value)
 
 
-def test_what_cannot_be_done_is_refused_in_one_line(pipeline: TokenImagePipeline) -> None:
+def test_what_cannot_be_done_is_refused_in_one_line(pipeline):
     family, side = pipeline.family, pipeline.family.sizes.pixels_a_code
     refused(
         r"height and width must be a size of this model, got .*: it draws",
@@ -603,7 +592,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(pipeline: TokenImagePipeline
     refused("model must be a .*, got Linear", TokenImagePipeline, torch.nn.Linear(2, 2), family=family)
 
 
-def test_another_vocabulary_is_refused(pipeline: TokenImagePipeline) -> None:
+def test_another_vocabulary_is_refused(pipeline):
     family = pipeline.family
     many = replace(family, codes=replace(family.codes, count=300_000))
     found = (
@@ -620,7 +609,7 @@ def test_another_vocabulary_is_refused(pipeline: TokenImagePipeline) -> None:
         refused("whose token .* is number", TokenImagePipeline, pipeline.model, pipeline.tokenizer, family=moved)
 
 
-def test_codes_are_found_by_their_names() -> None:
+def test_codes_are_found_by_their_names():
     """Their ids may lie in any order; as many names as codes are not enough."""
     family = token_image_models.tiny_family("anole")
     model = token_image_models.tiny_model(family)
@@ -634,7 +623,7 @@ def test_codes_are_found_by_their_names() -> None:
     refused("model must name each of its 24 codes", vocabulary_of, family, other)
 
 
-def test_a_scale_that_its_authors_would_raise_is_refused() -> None:
+def test_a_scale_that_its_authors_would_raise_is_refused():
     pipeline = build("lumina_mgpt_2")
     refused("guidance_scale must be at least 4 for Lumina-mGPT 2.0", pipeline, "a dog", guidance_scale=3.0)
 
@@ -644,7 +633,7 @@ def config(name: str, **other: Any) -> dict[str, Any]:
     return {"model_type": family.model_type, "vocab_size": family.vocab_size, **other}
 
 
-def test_families_are_told_apart_by_their_config() -> None:
+def test_families_are_told_apart_by_their_config():
     assert find_family(None, config("emu3_5")).name == "emu3_5"
     assert find_family(None, config("lumina_mgpt_2")).name == "lumina_mgpt_2"
     assert find_family(None, config("liquid")).name == "liquid"
@@ -661,7 +650,7 @@ def test_families_are_told_apart_by_their_config() -> None:
     refused("fits no family which draws token by token", find_family, None, {"model_type": "qwen2"}, "here")
 
 
-def test_the_target_wants_a_null_prompt_for_every_prompt() -> None:
+def test_the_target_wants_a_null_prompt_for_every_prompt():
     pipeline = build("liquid")
     asked = pipeline.encode_prompt("a dog", GRIDS[0])
     with pytest.raises(ValueError, match="negative_input_ids must be given for every prompt where guidance is on"):

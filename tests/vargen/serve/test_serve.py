@@ -3,8 +3,6 @@
 What a server refuses: tests/hostile/test_server.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io
@@ -13,7 +11,6 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,7 +83,7 @@ def wanted() -> Callable[..., Any]:
     return draw
 
 
-def test_the_official_client_draws_two_pictures(engine: Engine, wanted: Callable[..., Any]) -> None:
+def test_the_official_client_draws_two_pictures(engine, wanted):
     async def ask() -> None:
         async with client(engine) as own:
             answer = await own.images.generate(
@@ -108,9 +105,7 @@ def test_the_official_client_draws_two_pictures(engine: Engine, wanted: Callable
     run(ask)
 
 
-def test_fields_of_the_official_client_that_any_picture_satisfies_are_taken(
-    engine: Engine, wanted: Callable[..., Any]
-) -> None:
+def test_fields_of_the_official_client_that_any_picture_satisfies_are_taken(engine, wanted):
     said = {"model": "gpt-image-1", "user": "u", "quality": "hd", "style": "vivid", "moderation": "low"}
     said |= {"background": "opaque", "output_format": "png"}
 
@@ -125,7 +120,7 @@ def test_fields_of_the_official_client_that_any_picture_satisfies_are_taken(
         assert asked == GenerationBody(PROMPT)
 
 
-def test_requests_with_arguments_of_their_own_share_no_wave_with_others(wanted: Callable[..., Any]) -> None:
+def test_requests_with_arguments_of_their_own_share_no_wave_with_others(wanted):
     """Six at once, whose waves follow the order of the queue, draw what calls with the same arguments draw."""
     pipeline, engine = build_tiny_pipeline(), Engine(build_tiny_pipeline(), {"method": "ar"}, batch_size=8)
     own = [{}, {"guidance_scale": 9.0}, {"temperature": 0}, {"negative_prompt": "a blue cone", "top_k": 5}]
@@ -160,7 +155,7 @@ def test_requests_with_arguments_of_their_own_share_no_wave_with_others(wanted: 
     engine.close()
 
 
-def test_the_official_client_streams_partial_pictures(engine: Engine, wanted: Callable[..., Any]) -> None:
+def test_the_official_client_streams_partial_pictures(engine, wanted):
     async def ask() -> None:
         async with client(engine) as own:
             events = [
@@ -180,7 +175,7 @@ def test_the_official_client_streams_partial_pictures(engine: Engine, wanted: Ca
     run(ask)
 
 
-def test_many_clients_lose_nothing_and_corrupt_nothing(engine: Engine, wanted: Callable[..., Any]) -> None:
+def test_many_clients_lose_nothing_and_corrupt_nothing(engine, wanted):
     """96 requests of 16 clients against a queue of 32; who is refused asks again."""
     prompts = [PROMPT, "two small blue cones", "a sphere"]
 
@@ -217,7 +212,7 @@ def test_many_clients_lose_nothing_and_corrupt_nothing(engine: Engine, wanted: C
     assert engine.waiting == engine.drawing == 0 and engine.totals.failures == 0
 
 
-def test_a_full_queue_refuses_with_429_and_takes_all_of_a_request_or_nothing() -> None:
+def test_a_full_queue_refuses_with_429_and_takes_all_of_a_request_or_nothing():
     pipeline, begun, go_on = build_tiny_pipeline(), threading.Event(), threading.Event()
     stream = pipeline.stream
 
@@ -270,7 +265,7 @@ class Held:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=6))
-def test_jobs_that_nobody_wants_any_more_take_no_place(left: list[bool]) -> None:
+def test_jobs_that_nobody_wants_any_more_take_no_place(left):
     held = Held()
     engine = Engine(held, batch_size=1, queue=len(left))
     try:
@@ -292,7 +287,7 @@ def test_jobs_that_nobody_wants_any_more_take_no_place(left: list[bool]) -> None
     assert held.arrived == ["first", *(job.prompt for job in (*wanted, *more))]
 
 
-def test_jobs_that_nobody_wants_any_more_do_not_close_a_wave() -> None:
+def test_jobs_that_nobody_wants_any_more_do_not_close_a_wave():
     """A narrow wave takes what arrives unless more wait than it has room for, and then leaves all to a wider one."""
     held = Held()
     engine = Engine(held, batch_size=8)
@@ -307,7 +302,7 @@ def test_jobs_that_nobody_wants_any_more_do_not_close_a_wave() -> None:
     assert held.arrived == ["first", "first", "wanted"] and not held.begun.is_set(), "both in one wave"
 
 
-def test_a_client_that_leaves_takes_its_pictures_out_of_the_queue() -> None:
+def test_a_client_that_leaves_takes_its_pictures_out_of_the_queue():
     """By ASGI itself: once the body is read, a server's next message is that the client has left."""
     held = Held()
     engine = Engine(held, batch_size=1, queue=2)
@@ -357,7 +352,7 @@ def test_a_client_that_leaves_takes_its_pictures_out_of_the_queue() -> None:
         *((2, 1, 1, True), (2, 1, 2, False), (1, 1, 1, False)),
     ],
 )
-def test_a_wave_takes_no_more_where_the_next_one_fits_better(places: int, free: int, waiting: int, joins: bool) -> None:
+def test_a_wave_takes_no_more_where_the_next_one_fits_better(places, free, waiting, joins):
     """Wider, or less than half as wide; a batch has eight places."""
     waves, begun, go_on = list[tuple[int, int]](), threading.Event(), threading.Event()
 
@@ -382,7 +377,7 @@ def test_a_wave_takes_no_more_where_the_next_one_fits_better(places: int, free: 
     assert waves == ([(places, waiting)] if joins else [(places, 0), (waiting, 0)])
 
 
-def test_a_job_that_is_cancelled_as_it_is_taken_is_not_drawn(engine: Engine) -> None:
+def test_a_job_that_is_cancelled_as_it_is_taken_is_not_drawn(engine):
     gone, wanted = Job("gone", 0), Job("wanted", 0)
     with engine._changed:
         engine._waiting.extend([gone, wanted])
@@ -390,7 +385,7 @@ def test_a_job_that_is_cancelled_as_it_is_taken_is_not_drawn(engine: Engine) -> 
         assert engine._taken(2) == [wanted]
 
 
-def test_one_that_fails_fails_alone(engine: Engine, wanted: Callable[..., Any]) -> None:
+def test_one_that_fails_fails_alone(engine, wanted):
     jobs = [Job(PROMPT, 0), Job("", 1), Job(PROMPT, 2)]
     engine.submit(jobs)
     assert np.array_equal(np.asarray(jobs[0].finished.result(600)), wanted(0))
@@ -399,7 +394,7 @@ def test_one_that_fails_fails_alone(engine: Engine, wanted: Callable[..., Any]) 
     assert engine.alive and engine.totals.failures == 1
 
 
-def test_passes_are_added_up_over_pictures() -> None:
+def test_passes_are_added_up_over_pictures():
     engine, drawing = Engine(build_tiny_pipeline(), {"method": "ar"}), []
     jobs = [Job(PROMPT, 0), Job(PROMPT, 1)]
     for job in jobs:
@@ -429,9 +424,7 @@ def by_page(pipeline: Any, seed: int) -> int:
 
 
 @pytest.mark.parametrize("way", [by_request, by_stream, by_page])
-def test_a_picture_alone_takes_the_passes_of_a_call(
-    way: Callable[[Any, int], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_alone_takes_the_passes_of_a_call(way, tmp_path, monkeypatch):
     """By the default: no row is beside it, so what rows cost beside each other does not keep it from drafting."""
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
 
@@ -443,7 +436,7 @@ def test_a_picture_alone_takes_the_passes_of_a_call(
     assert way(build_tiny_pipeline(), 3) == call.trace.target_passes < 16
 
 
-def test_partial_pictures_are_evenly_spaced() -> None:
+def test_partial_pictures_are_evenly_spaced():
     shown: list[tuple[int, int]] = []
     engine, job = Engine(SimpleNamespace(grid_size=4, decode_tokens=lambda tokens: [tokens])), Job(PROMPT, 0, 3)
     for length in range(1, 17):
@@ -454,7 +447,7 @@ def test_partial_pictures_are_evenly_spaced() -> None:
     assert shown == [(4, 0), (8, 1), (12, 2)]
 
 
-def test_a_thread_that_dies_ends_its_requests_in_500_and_health_says_so() -> None:
+def test_a_thread_that_dies_ends_its_requests_in_500_and_health_says_so():
     pipeline = build_tiny_pipeline()
 
     def die(*_: Any, **__: Any) -> Any:
@@ -475,7 +468,7 @@ def test_a_thread_that_dies_ends_its_requests_in_500_and_health_says_so() -> Non
     run(ask)
 
 
-def test_a_key_is_asked_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_asked_for(engine, monkeypatch):
     async def ask(sent: str) -> None:
         async with client(engine, "secret", sent) as own:
             await own.images.generate(prompt=PROMPT)
@@ -501,7 +494,7 @@ def test_a_key_is_asked_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> 
         ServeConfig(port=0)
 
 
-def test_a_port_in_use_is_one_line() -> None:
+def test_a_port_in_use_is_one_line():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UserError, match=rf"port {port} of 127\.0\.0\.1 cannot be used \(.*; choose another"):

@@ -1,13 +1,10 @@
 """A real server in a process of its own is asked to end while it has a request."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import signal
 import socket
 import sys
-from pathlib import Path
 
 import pytest
 from background import process, wait_for
@@ -17,9 +14,7 @@ pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
 
 
-def test_sigterm_lets_a_request_end_takes_no_other_and_is_no_failure(
-    _saved_tiny_pipelines: dict[str, Path], tmp_path: Path
-) -> None:
+def test_sigterm_lets_a_request_end_takes_no_other_and_is_no_failure(_saved_tiny_pipelines, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "vargen", "serve", "--model", str(_saved_tiny_pipelines["text"]), "--port"]

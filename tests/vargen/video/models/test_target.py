@@ -1,7 +1,5 @@
 """Video-LLMs on the core give what transformers' own `generate` gives, token for token, in fp32."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -22,13 +20,7 @@ from specdecode.tree import TokenTree
 from vargen.video.methods.base import SPREADS
 from vargen.video.methods.speculative import SpeculativeConfig
 from vargen.video.models.architectures.base import VideoFeatures
-from vargen.video.models.pruning import (
-    keep_jittered,
-    keep_low_discrepancy,
-    keep_random,
-    keep_uniform,
-    token_budget,
-)
+from vargen.video.models.pruning import keep_jittered, keep_low_discrepancy, keep_random, keep_uniform, token_budget
 from vargen.video.models.request import (
     VideoRequest,
     encode_video,
@@ -78,16 +70,14 @@ def drafter_of(model: Any, request: VideoRequest, length: int = 4) -> DraftModel
     return DraftModelDrafter(VideoTarget(model, request), FixedDraftSize(DraftSize(length + 1, length)))
 
 
-def test_the_answer_depends_on_the_video(architecture: str, models: Models, inputs_of: Inputs) -> None:
+def test_the_answer_depends_on_the_video(architecture, models, inputs_of):
     model, inputs = models(architecture), inputs_of(architecture)
     other = {**inputs, "pixel_values_videos": inputs_of(architecture, 9)["pixel_values_videos"]}
     first, second = (answer(VideoTarget(model, prepare_request(model, each)), 20).tokens for each in (inputs, other))
     assert not torch.equal(first, second)
 
 
-def test_a_pruned_drafter_of_the_same_weights_leaves_the_request_alone(
-    architecture: str, models: Models, inputs_of: Inputs
-) -> None:
+def test_a_pruned_drafter_of_the_same_weights_leaves_the_request_alone(architecture, models, inputs_of):
     """Two requests and their drafters take turns on one model object."""
     model = models(architecture)
     states = []
@@ -116,9 +106,7 @@ def test_a_pruned_drafter_of_the_same_weights_leaves_the_request_alone(
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 7])
-def test_answers_have_exactly_as_many_tokens_as_asked(
-    architecture: str, models: Models, inputs_of: Inputs, count: int
-) -> None:
+def test_answers_have_exactly_as_many_tokens_as_asked(architecture, models, inputs_of, count):
     model, inputs = models(architecture), inputs_of(architecture, 2)
     request = prepare_request(model, inputs)
     result = answer(VideoTarget(model, request), count, drafter_of(model, request))
@@ -180,9 +168,7 @@ def way_to(tree: TokenTree, node: int) -> list[int]:
 
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(trees(), st.integers(0, 6)), min_size=1, max_size=3), st.booleans())
-def test_trees_and_what_is_kept_of_them_are_what_a_fresh_run_says(
-    architecture: str, models: Models, inputs_of: Inputs, steps: list[tuple[TokenTree, int]], pruned: bool
-) -> None:
+def test_trees_and_what_is_kept_of_them_are_what_a_fresh_run_says(architecture, models, inputs_of, steps, pruned):
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture, 7))
     if pruned:
@@ -201,7 +187,7 @@ def test_trees_and_what_is_kept_of_them_are_what_a_fresh_run_says(
         sequence += [int(tree.tokens[0, each]) for each in kept]
 
 
-def test_eager_attention_says_the_same_of_a_tree(architecture: str, models: Models, inputs_of: Inputs) -> None:
+def test_eager_attention_says_the_same_of_a_tree(architecture, models, inputs_of):
     model = deepcopy(models(architecture))
     request = prepare_request(model, inputs_of(architecture, 7))
     tree = TokenTree.from_parents(torch.tensor([[10, 11, 12, 13]]), torch.tensor([[-1, 0, 0, 1]]))
@@ -214,7 +200,7 @@ def test_eager_attention_says_the_same_of_a_tree(architecture: str, models: Mode
     torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-4)
 
 
-def test_rewinding_forgets(architecture: str, models: Models, inputs_of: Inputs) -> None:
+def test_rewinding_forgets(architecture, models, inputs_of):
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture, 7))
     target, fresh = VideoTarget(model, request), Recomputed(model, request)
@@ -228,7 +214,7 @@ def test_rewinding_forgets(architecture: str, models: Models, inputs_of: Inputs)
     torch.testing.assert_close(logits[0, 0], fresh.logits([10, 20]), rtol=1e-3, atol=1e-3)
 
 
-def test_states_of_the_prefill_are_the_models_own(architecture: str, models: Models, inputs_of: Inputs) -> None:
+def test_states_of_the_prefill_are_the_models_own(architecture, models, inputs_of):
     model, inputs = models(architecture), inputs_of(architecture, 1)
     request = prepare_request(model, inputs)
     target = VideoTarget(model, request, capture_layers=(0, 2))
@@ -242,9 +228,7 @@ def test_states_of_the_prefill_are_the_models_own(architecture: str, models: Mod
         torch.testing.assert_close(seen.captured[layer], states[layer][0], rtol=1e-4, atol=1e-4)
 
 
-def test_the_vision_tower_runs_once_for_target_and_drafter(
-    architecture: str, models: Models, inputs_of: Inputs
-) -> None:
+def test_the_vision_tower_runs_once_for_target_and_drafter(architecture, models, inputs_of):
     model, inputs = models(architecture), inputs_of(architecture, 1)
     features = encode_video(model, inputs)
     once, again = prepare_request(model, inputs, features), prepare_request(model, inputs)
@@ -252,7 +236,7 @@ def test_the_vision_tower_runs_once_for_target_and_drafter(
     assert once.num_visual == len(features.embeds) == int((inputs["input_ids"] == model.config.video_token_id).sum())
 
 
-def test_pruning_keeps_text_order_and_positions(architecture: str, models: Models, inputs_of: Inputs) -> None:
+def test_pruning_keeps_text_order_and_positions(architecture, models, inputs_of):
     model, inputs = models(architecture), inputs_of(architecture, 1)
     request = prepare_request(model, inputs)
     kept = torch.tensor([0, 3, 4])
@@ -263,9 +247,7 @@ def test_pruning_keeps_text_order_and_positions(architecture: str, models: Model
     assert pruned.num_visual == 3 and pruned.next_position == request.next_position
 
 
-def test_a_share_is_of_what_shows_something_and_separators_stay(
-    architecture: str, models: Models, inputs_of: Inputs
-) -> None:
+def test_a_share_is_of_what_shows_something_and_separators_stay(architecture, models, inputs_of):
     request = prepare_request(models(architecture), inputs_of(architecture, 1))
     assert request.num_separators == (1 if architecture == "llava_onevision" else 0)
     shown, asked = request.num_visual - request.num_separators, []
@@ -283,9 +265,7 @@ def test_a_share_is_of_what_shows_something_and_separators_stay(
         assert torch.equal(pruned.inputs_embeds[0, pruned.is_visual][-1], request.inputs_embeds[0, last])
 
 
-def test_a_spread_has_a_seeded_generator_of_its_own_for_each_request(
-    architecture: str, models: Models, inputs_of: Inputs
-) -> None:
+def test_a_spread_has_a_seeded_generator_of_its_own_for_each_request(architecture, models, inputs_of):
     """What a request is shown depends on the seed, and not on who was asked before it."""
     requests = [prepare_request(models(architecture), inputs_of(architecture, 1, length)) for length in (6, 9)]
     shown = requests[0].num_visual - requests[0].num_separators
@@ -315,9 +295,7 @@ def test_a_spread_has_a_seeded_generator_of_its_own_for_each_request(
 
 
 @pytest.mark.parametrize("layer", [1, 2])
-def test_hidden_states_after_a_layer_are_those_of_the_decoder(
-    architecture: str, models: Models, inputs_of: Inputs, layer: int
-) -> None:
+def test_hidden_states_after_a_layer_are_those_of_the_decoder(architecture, models, inputs_of, layer):
     """Of prompts and new tokens, against what the decoder itself gives out."""
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture, 2))
@@ -339,13 +317,13 @@ def test_hidden_states_after_a_layer_are_those_of_the_decoder(
 
 
 @pytest.mark.parametrize("kept", [[3, 1], [1, 1], [-1], [999]])
-def test_impossible_choices_are_refused(architecture: str, models: Models, inputs_of: Inputs, kept: list[int]) -> None:
+def test_impossible_choices_are_refused(architecture, models, inputs_of, kept):
     request = prepare_request(models(architecture), inputs_of(architecture))
     with pytest.raises(ValueError, match="kept must be ascending"):
         keep_visual(request, torch.tensor(kept))
 
 
-def test_prompts_without_a_video_are_refused(architecture: str, models: Models, inputs_of: Inputs) -> None:
+def test_prompts_without_a_video_are_refused(architecture, models, inputs_of):
     model, inputs = models(architecture), inputs_of(architecture)
     with pytest.raises(ValueError, match="pixel_values_videos"):
         prepare_request(model, {name: value for name, value in inputs.items() if name != "pixel_values_videos"})
@@ -359,13 +337,13 @@ def test_prompts_without_a_video_are_refused(architecture: str, models: Models, 
         prepare_request(model, inputs, VideoFeatures(torch.zeros(3, 64)))
 
 
-def test_the_right_positions_need_the_token_types(models: Models, inputs_of: Inputs) -> None:
+def test_the_right_positions_need_the_token_types(models, inputs_of):
     inputs = {name: value for name, value in inputs_of("qwen2_5_vl").items() if name != "mm_token_type_ids"}
     with pytest.raises(ValueError, match="mm_token_type_ids"):
         prepare_request(models("qwen2_5_vl"), inputs)
 
 
-def test_layers_and_vocabularies_that_are_not_there(models: Models, inputs_of: Inputs) -> None:
+def test_layers_and_vocabularies_that_are_not_there(models, inputs_of):
     model = models("llava_onevision")
     request = prepare_request(model, inputs_of("llava_onevision"))
     with pytest.raises(ValueError, match="capture_layers"):
@@ -388,7 +366,7 @@ class Watching:
         return ExactVerifier().accept(draft, output, state)
 
 
-def test_windows_are_as_long_as_the_drafter_says(architecture: str, models: Models, inputs_of: Inputs) -> None:
+def test_windows_are_as_long_as_the_drafter_says(architecture, models, inputs_of):
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture))
     watching = Watching()

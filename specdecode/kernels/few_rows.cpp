@@ -1,7 +1,7 @@
 // Products of few rows with large matrices, and a whole forward pass of a decoder, at the speed of the memory.
 //
 // Belongs here: arithmetic on plain pointers. Does not belong here: torch, and which tensors are passed when (`native.py`).
-// `build.py` compiles this for the machine it runs on; without AVX-512 the compiler's own vectors are used.
+// `build.py` compiles this for the machine it runs on; without AVX-512 sixteen lanes are two registers of eight.
 //
 // The rule of this file: **the result of a row depends on that row alone.** The sum of an output runs over the columns in
 // one order, in sixteen lanes that are added in one order at the end; other rows, other outputs and threads do not change
@@ -19,23 +19,78 @@
 
 #include <omp.h>
 #include <sched.h>
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define HAS_AVX512 1
+#elif defined(__AVX2__) && defined(__FMA__)
+#define HAS_AVX2 1
 #endif
 
 namespace {
 
+constexpr int LANES = 16;
+constexpr int OUTPUTS = 4;  // outputs of a tile, whose lanes are added together
+
+typedef float Four __attribute__((vector_size(16)));
+typedef uint16_t bfloat16;
+#ifdef HAS_AVX512
 typedef float Lanes __attribute__((vector_size(64)));
 typedef uint32_t Bits __attribute__((vector_size(64)));
 typedef int32_t Integers __attribute__((vector_size(64)));
-typedef float Four __attribute__((vector_size(16)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 typedef int8_t Bytes __attribute__((vector_size(16)));
-typedef uint16_t bfloat16;
 
-constexpr int LANES = 16;
-constexpr int OUTPUTS = 4;  // outputs of a tile, whose lanes are added together
+typedef Lanes Register;
+constexpr int REGISTERS = 1, MOST_QUERIES = 4;
+constexpr int OUTPUTS_AT_ONCE = OUTPUTS, CHAINS_AT_ONCE = 4;  // 24 sums fit the registers beside what is added
+inline Register& part(Lanes& lanes, int) { return lanes; }
+
+template <typename Mask, typename Numbers>
+inline Numbers select(Mask where, Numbers yes, Numbers no) { return where ? yes : no; }
+inline Lanes converted(Integers whole) { return __builtin_convertvector(whole, Lanes); }
+#else
+// Sixteen numbers in two registers. Compilers would keep vectors that are wider than a register in memory.
+template <typename Number>
+struct Sixteen {
+    typedef Number Eight __attribute__((vector_size(8 * sizeof(Number))));
+    Eight half[2];
+    Sixteen() = default;
+    Sixteen(Number value) : half{Eight{} + value, Eight{} + value} {}
+    Sixteen(Eight low, Eight high) : half{low, high} {}
+    template <typename Other>
+    explicit operator Sixteen<Other>() const {  // the same bits
+        typedef typename Sixteen<Other>::Eight To;
+        return {(To)half[0], (To)half[1]};
+    }
+    Number operator[](int lane) const { return half[lane / 8][lane % 8]; }
+#define BY_HALVES(op, Result) \
+    friend Sixteen<Result> operator op(Sixteen a, Sixteen b) { return {a.half[0] op b.half[0], a.half[1] op b.half[1]}; }
+    BY_HALVES(+, Number) BY_HALVES(-, Number) BY_HALVES(*, Number) BY_HALVES(/, Number)
+    BY_HALVES(&, Number) BY_HALVES(|, Number) BY_HALVES(<<, Number) BY_HALVES(>>, Number)
+    BY_HALVES(<, int32_t) BY_HALVES(>, int32_t)
+    Sixteen operator-() const { return {-half[0], -half[1]}; }
+    Sixteen operator~() const { return {~half[0], ~half[1]}; }
+    Sixteen& operator+=(Sixteen other) { return *this = *this + other; }
+};
+typedef Sixteen<float> Lanes;
+typedef Sixteen<uint32_t> Bits;
+typedef Sixteen<int32_t> Integers;
+
+typedef Lanes::Eight Register;
+constexpr int REGISTERS = 2, MOST_QUERIES = 3;
+constexpr int OUTPUTS_AT_ONCE = 2, CHAINS_AT_ONCE = 1;  // 12 registers of sums fit beside what is added
+inline Register& part(Lanes& lanes, int which) { return lanes.half[which]; }
+
+template <typename Numbers>
+inline Numbers select(Integers where, Numbers yes, Numbers no) {
+    return {where.half[0] ? yes.half[0] : no.half[0], where.half[1] ? yes.half[1] : no.half[1]};
+}
+inline Lanes converted(Integers whole) {
+    return {__builtin_convertvector(whole.half[0], Register), __builtin_convertvector(whole.half[1], Register)};
+}
+#endif
 
 // INT8_ROWS: INT8 weights, with input rows that are rounded to bytes, too. INT4: `Nibbles`.
 enum Kind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT8_ROWS = 3, INT4 = 4 };
@@ -62,20 +117,28 @@ inline int64_t bytes_of_weights(int64_t kind, int64_t count) {
 
 // --- numbers -----------------------------------------------------------------------------------------------------------
 
-inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
-#ifdef HAS_AVX512
+inline Register multiply_add(Register a, Register b, Register c) {
+#if defined(HAS_AVX512)
     return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(HAS_AVX2)
+    return (Register)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
     return a * b + c;
 #endif
 }
 
-// Keeps a value in a register: compilers would read it from memory again for every sum that it enters.
-inline Lanes held(Lanes lanes) {
-#ifdef HAS_AVX512
-    asm("" : "+v"(lanes));
+#ifndef HAS_AVX512
+inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
+    return {multiply_add(a.half[0], b.half[0], c.half[0]), multiply_add(a.half[1], b.half[1], c.half[1])};
+}
 #endif
-    return lanes;
+
+// Keeps a value in a register: compilers would read it from memory again for every sum that it enters.
+inline Register held(Register numbers) {
+#if defined(HAS_AVX512) || defined(HAS_AVX2)
+    asm("" : "+v"(numbers));
+#endif
+    return numbers;
 }
 
 inline float widen(bfloat16 value) {
@@ -92,6 +155,7 @@ inline bfloat16 narrow(float value) {  // to the nearest, ties to even
     return (bfloat16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+#ifdef HAS_AVX512
 inline Lanes load(const float* from) {
     Lanes lanes;
     std::memcpy(&lanes, from, 64);
@@ -99,22 +163,48 @@ inline Lanes load(const float* from) {
 }
 
 inline Lanes load(const bfloat16* from) {
-#ifdef HAS_AVX512
     return (Lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
-#endif
-    Halves halves;
-    std::memcpy(&halves, from, 32);
-    return (Lanes)(__builtin_convertvector(halves, Bits) << 16);
 }
 
 inline Lanes load(const int8_t* from) {
-#ifdef HAS_AVX512
     return (Lanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
-#endif
-    Bytes bytes;
-    std::memcpy(&bytes, from, 16);
-    return __builtin_convertvector(__builtin_convertvector(bytes, Integers), Lanes);
 }
+
+template <typename Number>
+inline Register load_part(const Number* from, int) { return load(from); }
+#else
+inline Register load_half(const float* from) {
+    Register numbers;
+    std::memcpy(&numbers, from, 32);
+    return numbers;
+}
+
+inline Register load_half(const bfloat16* from) {
+#ifdef HAS_AVX2
+    return (Register)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
+#else
+    Bits::Eight bits;
+    for (int i = 0; i < 8; i++) bits[i] = (uint32_t)from[i] << 16;
+    return (Register)bits;
+#endif
+}
+
+inline Register load_half(const int8_t* from) {
+#ifdef HAS_AVX2
+    return (Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+    Register numbers;
+    for (int i = 0; i < 8; i++) numbers[i] = from[i];
+    return numbers;
+#endif
+}
+
+template <typename Number>
+inline Register load_part(const Number* from, int which) { return load_half(from + 8 * which); }
+
+template <typename Number>
+inline Lanes load(const Number* from) { return {load_half(from), load_half(from + 8)}; }
+#endif
 
 #if defined(HAS_AVX512) && defined(__AVX512BF16__)
 // 32 bytes as bfloat16, which represents every byte exactly.
@@ -158,8 +248,15 @@ inline void store(bfloat16* to, Lanes lanes) {
     Bits bits = (Bits)lanes, odd = bits >> 16 & 1;
     Bits is_nan = (Bits)((bits & 0x7fffffff) > 0x7f800000);
     bits = ((bits + 0x7fff + odd) & ~is_nan) | ((bits | 0x400000) & is_nan);
+#if defined(HAS_AVX512)
     Halves halves = __builtin_convertvector(bits >> 16, Halves);
     std::memcpy(to, &halves, 32);
+#elif defined(HAS_AVX2)
+    __m256i mixed = _mm256_packus_epi32((__m256i)(bits.half[0] >> 16), (__m256i)(bits.half[1] >> 16));
+    _mm256_storeu_si256((__m256i*)to, _mm256_permute4x64_epi64(mixed, 0xd8));
+#else
+    for (int i = 0; i < LANES; i++) to[i] = (bfloat16)(bits[i] >> 16);
+#endif
 #endif
 }
 
@@ -191,12 +288,13 @@ inline Lanes all(float value) {
 #ifdef HAS_AVX512
     return (Lanes)_mm512_set1_ps(value);
 #else
-    return Lanes{} + value;
+    return value;
 #endif
 }
 
 // The lane sums of four vectors, in one order: each quarter is transposed four by four and added up; then the first
 // quarter is added to the third, the second to the fourth, and the two results to each other.
+#ifdef HAS_AVX512
 inline Lanes quarters(const Lanes* four) {
     const Integers low = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29};
     const Integers high = {2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31};
@@ -209,14 +307,8 @@ inline Lanes quarters(const Lanes* four) {
 
 inline Four sums(const Lanes* four) {
     Lanes abcd = quarters(four);
-#ifdef HAS_AVX512
     __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)abcd), _mm512_extractf32x8_ps((__m512)abcd, 1));
     return (Four)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-#else
-    Four parts[4];
-    std::memcpy(parts, &abcd, 64);
-    return (parts[0] + parts[2]) + (parts[1] + parts[3]);
-#endif
 }
 
 // The same for four rows at once: each quarter holds the four sums of a row.
@@ -227,6 +319,36 @@ inline Lanes sums_of_rows(Lanes a, Lanes b, Lanes c, Lanes d) {
     Lanes cd = __builtin_shuffle(c, d, front) + __builtin_shuffle(c, d, front + 8);
     return __builtin_shuffle(ab, cd, even) + __builtin_shuffle(ab, cd, even + 4);
 }
+
+#else
+inline Lanes quarters(const Lanes* four) {
+    const Integers::Eight low = {0, 8, 1, 9, 4, 12, 5, 13}, high = {2, 10, 3, 11, 6, 14, 7, 15};
+    const Integers::Eight first = {0, 1, 8, 9, 4, 5, 12, 13}, second = {2, 3, 10, 11, 6, 7, 14, 15};
+    auto of = [&](int half) {
+        Register a = four[0].half[half], b = four[1].half[half], c = four[2].half[half], d = four[3].half[half];
+        Register ab = __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+        Register cd = __builtin_shuffle(c, d, low) + __builtin_shuffle(c, d, high);
+        return __builtin_shuffle(ab, cd, first) + __builtin_shuffle(ab, cd, second);
+    };
+    return {of(0), of(1)};
+}
+
+inline Four ends_added(Lanes abcd) {
+    Register both = abcd.half[0] + abcd.half[1];
+    Four parts[2];
+    std::memcpy(parts, &both, 32);
+    return parts[0] + parts[1];
+}
+
+inline Four sums(const Lanes* four) { return ends_added(quarters(four)); }
+
+inline Lanes sums_of_rows(Lanes a, Lanes b, Lanes c, Lanes d) {
+    Four rows[4] = {ends_added(a), ends_added(b), ends_added(c), ends_added(d)};
+    Lanes result;
+    std::memcpy(&result, rows, 64);
+    return result;
+}
+#endif
 
 inline float sum(Lanes lanes) {
     Lanes four[4] = {lanes, Lanes{}, Lanes{}, Lanes{}};
@@ -265,44 +387,73 @@ struct Matrix {
 
 #define UNROLLED _Pragma("GCC unroll 8")  // without unrolling, the sums of a loop lie in memory and not in registers
 
-// Adds products of bytes with bytes to sixteen sums, four neighbours per lane. 128 is added to the bytes of `weight`.
-inline Integers add_bytes(Integers sums, const int8_t* weight, const int8_t* row, int64_t count) {
-    int8_t weights[4 * LANES] = {}, own[4 * LANES] = {};
-    std::memcpy(weights, weight, count);
-    std::memcpy(own, row, count);
-    for (int i = 0; i < 4 * LANES; i++) sums[i / 4] += (weights[i] + 128) * own[i];
-    return sums;
+typedef int8_t ByteRegister __attribute__((vector_size(sizeof(Register))));
+typedef int32_t IntegerRegister __attribute__((vector_size(sizeof(Register))));
+
+// Register `which` of 64 bytes, of which the first `count` exist; the others are zero.
+inline ByteRegister load_bytes(const int8_t* from, int64_t count, int which) {
+#ifdef HAS_AVX512
+    return (ByteRegister)_mm512_maskz_loadu_epi8(~(__mmask64)0 >> (4 * LANES - count), from);
+#else
+    ByteRegister bytes = {};
+    int64_t here = count - 32 * which;
+    if (here >= 32) std::memcpy(&bytes, from + 32 * which, 32);
+    else if (here > 0) std::memcpy(&bytes, from + 32 * which, here);
+    return bytes;
+#endif
 }
 
-// As `tile` below, for rows in bytes: `base` [ROWS] is added to every lane, and the sums are exact.
-template <int ROWS>
-inline void byte_sums(const int8_t* const* line, const int8_t* const* soon, const int8_t* rows, int64_t stride,
-                      int64_t columns, const int32_t* base, const Lanes* before, Lanes (*total)[OUTPUTS]) {
-    Integers sums[ROWS][OUTPUTS];
+// Adds products of bytes with bytes to as many sums as lanes, four neighbours each. `SHIFTED`: 128 has been added to `weights`.
+#if defined(HAS_AVX512) && defined(__AVX512VNNI__)
+constexpr bool SHIFTED = true;
+inline ByteRegister weights_of_bytes(ByteRegister weights) {
+    return (ByteRegister)_mm512_xor_si512((__m512i)weights, _mm512_set1_epi8(-128));
+}
+inline IntegerRegister add_bytes(IntegerRegister sums, ByteRegister weights, ByteRegister own) {
+    return (IntegerRegister)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)own);
+}
+#else
+constexpr bool SHIFTED = false;
+inline ByteRegister weights_of_bytes(ByteRegister weights) { return weights; }
+inline IntegerRegister add_bytes(IntegerRegister sums, ByteRegister weights, ByteRegister own) {
+#ifdef HAS_AVX2  // two products fit 16 bits, since bytes of rows are -127 to 127
+    __m256i sign = _mm256_sign_epi8((__m256i)own, (__m256i)weights);
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)weights), sign);
+    return sums + (IntegerRegister)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#else
+    for (int i = 0; i < (int)sizeof(Register); i++) sums[i / 4] += weights[i] * own[i];
+    return sums;
+#endif
+}
+#endif
+
+// As `float_sums` below, for rows in bytes: `base` [ROWS] is added to every lane, and the sums are exact.
+template <int ROWS, int COUNT, int PARTS>
+inline void byte_sums(int at, const int8_t* const* line, const int8_t* const* soon, const int8_t* rows, int64_t stride,
+                      int64_t columns, const int32_t* base, const Lanes* before, Lanes* result) {
+    IntegerRegister total[ROWS][COUNT][PARTS];
     UNROLLED for (int r = 0; r < ROWS; r++)
-        UNROLLED for (int o = 0; o < OUTPUTS; o++)
-            sums[r][o] = before ? (Integers)before[r * OUTPUTS + o] : Integers{} + base[r];
+        UNROLLED for (int o = 0; o < COUNT; o++)
+            UNROLLED for (int p = 0; p < PARTS; p++) {
+                Lanes own = before ? before[r * OUTPUTS + o] : Lanes{};
+                total[r][o][p] = before ? (IntegerRegister)part(own, at + p) : IntegerRegister{} + base[r];
+            }
     for (int64_t column = 0; column < columns; column += 4 * LANES) {
         int64_t count = std::min<int64_t>(columns - column, 4 * LANES);
-        UNROLLED for (int o = 0; o < OUTPUTS; o++) __builtin_prefetch(soon[o] + column);
-#if defined(HAS_AVX512) && defined(__AVX512VNNI__)
-        __mmask64 there = ~(__mmask64)0 >> (4 * LANES - count);
-        __m512i weights[OUTPUTS];
-        UNROLLED for (int o = 0; o < OUTPUTS; o++)
-            weights[o] = _mm512_xor_si512(_mm512_maskz_loadu_epi8(there, line[o] + column), _mm512_set1_epi8(-128));
-        UNROLLED for (int r = 0; r < ROWS; r++) {
-            Lanes own = held((Lanes)_mm512_maskz_loadu_epi8(there, rows + r * stride + column));
-            UNROLLED for (int o = 0; o < OUTPUTS; o++)
-                sums[r][o] = (Integers)_mm512_dpbusd_epi32((__m512i)sums[r][o], weights[o], (__m512i)own);
+        UNROLLED for (int o = 0; o < COUNT && !at; o++) __builtin_prefetch(soon[o] + column);
+        UNROLLED for (int p = 0; p < PARTS; p++) {
+            ByteRegister weights[COUNT];
+            UNROLLED for (int o = 0; o < COUNT; o++)
+                weights[o] = weights_of_bytes(load_bytes(line[o] + column, count, at + p));
+            UNROLLED for (int r = 0; r < ROWS; r++) {
+                ByteRegister own = (ByteRegister)held((Register)load_bytes(rows + r * stride + column, count, at + p));
+                UNROLLED for (int o = 0; o < COUNT; o++) total[r][o][p] = add_bytes(total[r][o][p], weights[o], own);
+            }
         }
-#else
-        for (int r = 0; r < ROWS; r++)
-            for (int o = 0; o < OUTPUTS; o++)
-                sums[r][o] = add_bytes(sums[r][o], line[o] + column, rows + r * stride + column, count);
-#endif
     }
     UNROLLED for (int r = 0; r < ROWS; r++)
-        UNROLLED for (int o = 0; o < OUTPUTS; o++) total[r][o] = (Lanes)sums[r][o];
+        UNROLLED for (int o = 0; o < COUNT; o++)
+            UNROLLED for (int p = 0; p < PARTS; p++) part(result[r * OUTPUTS + o], at + p) = (Register)total[r][o][p];
 }
 
 // The `part`th sixteen of 64 four-bit weights, before their scale: -8 to 7.
@@ -312,10 +463,16 @@ inline Lanes load_steps(const Nibbles& from, int part) {
     __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)pairs));  // the lookup reads the lowest four bits
     const __m512 steps = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
     return (Lanes)_mm512_permutexvar_ps(part < 2 ? both : _mm512_srli_epi32(both, 4), steps);
+#elif defined(HAS_AVX2)
+    __m128i both = _mm_loadu_si128((const __m128i*)pairs), four = _mm_set1_epi8(15);
+    __m128i steps = _mm_and_si128(part < 2 ? both : _mm_srli_epi16(both, 4), four);
+    steps = _mm_sub_epi8(steps, _mm_set1_epi8(8));
+    auto half = [](__m128i bytes) { return (Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)); };
+    return {half(steps), half(_mm_srli_si128(steps, 8))};
 #else
-    Lanes lanes;
-    for (int i = 0; i < LANES; i++) lanes[i] = (float)(pairs[i] >> (part < 2 ? 0 : 4) & 15) - 8.0f;
-    return lanes;
+    int8_t steps[LANES];
+    for (int i = 0; i < LANES; i++) steps[i] = (int8_t)((pairs[i] >> (part < 2 ? 0 : 4) & 15) - 8);
+    return load(steps);
 #endif
 }
 
@@ -365,49 +522,59 @@ inline void nibble_sums(const Nibbles* const* line, const Nibbles* const* soon, 
         UNROLLED for (int o = 0; o < OUTPUTS; o++) result[r][o] = total[r][o];
 }
 
-// As `tile` below, for floating-point rows.
-template <typename Weight, typename Number, int ROWS>
-inline void float_sums(const Weight* const* line, const Weight* const* soon, const Number* rows, int64_t stride,
-                       int64_t columns, const Lanes* before, Lanes (*result)[OUTPUTS]) {
-    Lanes total[ROWS][OUTPUTS];
+// Sums of `COUNT` outputs, a part of a tile's, in `PARTS` registers of the lanes from `at` on, for floating-point rows.
+// `before`, `result`: [ROWS, OUTPUTS].
+template <typename Weight, typename Number, int ROWS, int COUNT, int PARTS>
+inline void float_sums(int at, const Weight* const* line, const Weight* const* soon, const Number* rows, int64_t stride,
+                       int64_t columns, const Lanes* before, Lanes* result) {
+    Register total[ROWS][COUNT][PARTS];
     UNROLLED for (int r = 0; r < ROWS; r++)
-        UNROLLED for (int o = 0; o < OUTPUTS; o++) total[r][o] = before ? before[r * OUTPUTS + o] : Lanes{};
+        UNROLLED for (int o = 0; o < COUNT; o++)
+            UNROLLED for (int p = 0; p < PARTS; p++) {
+                Lanes own = before ? before[r * OUTPUTS + o] : Lanes{};
+                total[r][o][p] = part(own, at + p);
+            }
     int64_t column = 0;
 #if defined(HAS_AVX512) && defined(__AVX512BF16__)
     if constexpr (sizeof(Number) == 2) {
         for (; column + 32 <= columns; column += 32) {
-            __m512i weights[OUTPUTS];
-            UNROLLED for (int o = 0; o < OUTPUTS; o++) {
+            __m512i weights[COUNT];
+            UNROLLED for (int o = 0; o < COUNT; o++) {
                 weights[o] = load_narrow(line[o] + column);
                 __builtin_prefetch(soon[o] + column);
             }
             UNROLLED for (int r = 0; r < ROWS; r++) {
                 __m512i own = (__m512i)held((Lanes)_mm512_loadu_si512(rows + r * stride + column));
-                UNROLLED for (int o = 0; o < OUTPUTS; o++)
-                    total[r][o] = (Lanes)_mm512_dpbf16_ps((__m512)total[r][o], (__m512bh)weights[o], (__m512bh)own);
+                UNROLLED for (int o = 0; o < COUNT; o++)
+                    total[r][o][0] = (Lanes)_mm512_dpbf16_ps((__m512)total[r][o][0], (__m512bh)weights[o], (__m512bh)own);
             }
         }
     }
 #endif
-    for (; column + LANES <= columns; column += LANES) {
-        Lanes weights[OUTPUTS];
-        UNROLLED for (int o = 0; o < OUTPUTS; o++) {
-            weights[o] = held(load(line[o] + column));
-            __builtin_prefetch(soon[o] + column);
+    for (; column + LANES <= columns; column += LANES)
+        UNROLLED for (int p = 0; p < PARTS; p++) {
+            Register weights[COUNT];
+            UNROLLED for (int o = 0; o < COUNT; o++) {
+                weights[o] = held(load_part(line[o] + column, at + p));
+                if (at + p == 0) __builtin_prefetch(soon[o] + column);
+            }
+            UNROLLED for (int r = 0; r < ROWS; r++) {
+                Register own = held(load_part(rows + r * stride + column, at + p));
+                UNROLLED for (int o = 0; o < COUNT; o++) total[r][o][p] = multiply_add(weights[o], own, total[r][o][p]);
+            }
         }
-        UNROLLED for (int r = 0; r < ROWS; r++) {
-            Lanes own = held(load(rows + r * stride + column));
-            UNROLLED for (int o = 0; o < OUTPUTS; o++) total[r][o] = multiply_add(weights[o], own, total[r][o]);
-        }
-    }
     if (int64_t rest = columns - column)
         UNROLLED for (int r = 0; r < ROWS; r++) {
             Lanes own = load_some(rows + r * stride + column, rest);
-            UNROLLED for (int o = 0; o < OUTPUTS; o++)
-                total[r][o] = multiply_add(load_some(line[o] + column, rest), own, total[r][o]);
+            UNROLLED for (int o = 0; o < COUNT; o++) {
+                Lanes weight = load_some(line[o] + column, rest);
+                UNROLLED for (int p = 0; p < PARTS; p++)
+                    total[r][o][p] = multiply_add(part(weight, at + p), part(own, at + p), total[r][o][p]);
+            }
         }
     UNROLLED for (int r = 0; r < ROWS; r++)
-        UNROLLED for (int o = 0; o < OUTPUTS; o++) result[r][o] = total[r][o];
+        UNROLLED for (int o = 0; o < COUNT; o++)
+            UNROLLED for (int p = 0; p < PARTS; p++) part(result[r * OUTPUTS + o], at + p) = total[r][o][p];
 }
 
 // Sums of `OUTPUTS` outputs (the last `OUTPUTS - count` of a narrower tile mean nothing) for `ROWS` rows over `columns`
@@ -423,10 +590,18 @@ inline void tile(const Weight* weight, int64_t count, const Number* rows, int64_
         line[o] = weight + std::min<int64_t>(o, count - 1) * (stride / COLUMNS_IN<Weight>);
         soon[o] = next[o];
     }
-    if constexpr (IN_BYTES) byte_sums<ROWS>(line, soon, rows, stride, columns, base, before, total);
-    else if constexpr (std::is_same_v<Weight, Nibbles>)
+    constexpr int COUNT = ROWS == 1 ? OUTPUTS : OUTPUTS_AT_ONCE, PARTS = ROWS > 3 ? 1 : REGISTERS;
+    if constexpr (std::is_same_v<Weight, Nibbles>)
         nibble_sums<Number, ROWS>(line, soon, rows, stride, columns, before, total);
-    else float_sums<Weight, Number, ROWS>(line, soon, rows, stride, columns, before, total);
+    else
+        UNROLLED for (int o = 0; o < OUTPUTS; o += COUNT)
+            UNROLLED for (int at = 0; at < REGISTERS; at += PARTS) {
+                const Lanes* own = before ? before + o : nullptr;
+                Lanes* to = total[0] + o;
+                if constexpr (IN_BYTES)
+                    byte_sums<ROWS, COUNT, PARTS>(at, line + o, soon + o, rows, stride, columns, base, own, to);
+                else float_sums<Weight, Number, ROWS, COUNT, PARTS>(at, line + o, soon + o, rows, stride, columns, own, to);
+            }
     if (after) {
         UNROLLED for (int r = 0; r < ROWS; r++)
             UNROLLED for (int o = 0; o < OUTPUTS; o++) after[r * OUTPUTS + o] = total[r][o];
@@ -435,7 +610,7 @@ inline void tile(const Weight* weight, int64_t count, const Number* rows, int64_
     if constexpr (IN_BYTES)
         UNROLLED for (int r = 0; r < ROWS; r++)
             UNROLLED for (int o = 0; o < OUTPUTS; o++)
-                total[r][o] = __builtin_convertvector((Integers)total[r][o], Lanes);
+                total[r][o] = converted((Integers)total[r][o]);
     Lanes part[ROWS + 3];
     UNROLLED for (int r = 0; r < ROWS; r++) part[r] = quarters(total[r]);
     UNROLLED for (int r = ROWS; r < ROWS + 3; r++) part[r] = part[ROWS - 1];
@@ -445,12 +620,12 @@ inline void tile(const Weight* weight, int64_t count, const Number* rows, int64_
     }
 }
 
-constexpr int MOST_ROWS = 6;  // of a tile: 24 sums fit the registers beside what is added
+constexpr int MOST_ROWS = 6;  // of a tile
 
 template <typename Weight, typename Number>
 inline void tile_of(int rows, const Weight* weight, int64_t count, const Number* from, int64_t stride, int64_t columns,
                     const int32_t* base, const Weight* const* next, const Lanes* before, Lanes* after, Four* result) {
-    auto run = tile<Weight, Number, 6>;
+    auto run = tile<Weight, Number, MOST_ROWS>;
     switch (rows) {
         case 1: run = tile<Weight, Number, 1>; break;
         case 2: run = tile<Weight, Number, 2>; break;
@@ -554,6 +729,9 @@ struct Goal {
 constexpr int64_t ROW_BLOCK = 4 * MOST_ROWS, OUTPUT_BLOCK = 8 * OUTPUTS, COLUMN_UNIT = 64;
 constexpr int64_t COLUMN_BYTES = 24 << 10, WHOLE_BYTES = 64 << 10;
 
+template <typename Weight, typename Number>
+constexpr bool WIDENED = REGISTERS > 1 && std::is_same_v<Number, float> && sizeof(Weight) < 4;
+
 // Outputs `span` of all rows: calls take(row, first output, four sums, number of valid sums), which stores them as `goal`
 // says. Outputs up to `until` will be read next. For rows in bytes: `bases`, see `byte_sums`, and `steps`, each row's scale.
 template <typename Weight, typename Number, typename Take>
@@ -565,6 +743,9 @@ void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span sp
     bool whole = num_rows <= MOST_ROWS || of_column * columns <= WHOLE_BYTES;
     int64_t chunk = whole ? std::max<int64_t>(columns, 1) : of_chunk;
     Block<Lanes> waiting(whole ? 0 : OUTPUT_BLOCK * ROW_BLOCK);
+    // Without AVX-512 the weights that several groups of rows multiply are widened once for all; the sums are the same.
+    bool widened = WIDENED<Weight, Number> && num_rows > MOST_ROWS;
+    Block<float> wide(widened ? OUTPUTS * columns : 0);
     for (int64_t outputs = span.begin; outputs < span.end; outputs += OUTPUT_BLOCK) {
         int64_t last_output = std::min(span.end, outputs + OUTPUT_BLOCK);
         for (int64_t block = 0; block < num_rows; block += ROW_BLOCK) {
@@ -581,16 +762,28 @@ void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span sp
                     int64_t count = std::min<int64_t>(OUTPUTS, span.end - output);
                     const Weight* weights = (const Weight*)matrix.weight + (output * columns + begin) / COLUMNS_IN<Weight>;
                     bool is_last = output + 2 * OUTPUTS > until;
+                    if constexpr (WIDENED<Weight, Number>)
+                        for (int64_t o = 0; widened && o < count; o++)
+                            sweep(some, [&](int64_t i, auto load, auto store) {
+                                store(&wide[o * columns + i], load(weights + o * columns + i));
+                                __builtin_prefetch(weights + (is_last ? 0 : (OUTPUTS + o) * columns) + i);
+                            });
                     for (int64_t group = 0; group < groups; group++) {
                         int64_t first = bounds[group], last = bounds[group + 1];
                         Four result[MOST_ROWS];
                         const Weight* next[OUTPUTS];
                         for (int o = 0; o < OUTPUTS; o++) next[o] = weights + (is_last ? 0 : fetched[group][o] / COLUMNS_IN<Weight>);
                         Lanes* sums = whole ? nullptr : &waiting[(output - outputs) * ROW_BLOCK + (first - block) * OUTPUTS];
-                        tile_of<Weight, Number>((int)(last - first), weights, count, rows + first * columns + begin,
-                                                columns, some, bases ? bases + first : nullptr, next,
-                                                begin ? sums : nullptr,
-                                                begin + some < columns ? sums : nullptr, result);
+                        auto run = [&](auto* weights, auto* const* next) {
+                            tile_of((int)(last - first), weights, count, rows + first * columns + begin, columns, some,
+                                    bases ? bases + first : nullptr, next, begin ? sums : nullptr,
+                                    begin + some < columns ? sums : nullptr, result);
+                        };
+                        if constexpr (WIDENED<Weight, Number>) {
+                            const float *own = wide.data(), *others[OUTPUTS] = {own, own, own, own};
+                            if (widened) run(own, others);
+                            else run(weights, next);
+                        } else run(weights, next);
                         for (int64_t row = first; row < last && begin + some >= columns; row++) {
                             Four sums = result[row - first];
                             if (steps) sums *= steps[row];
@@ -635,8 +828,8 @@ struct ByteRows {
             int8_t* to = &bytes[row * columns];
             Lanes most = {}, nothing = {};
             sweep(columns, [&](int64_t i, auto load, auto) {
-                Lanes own = load(from + i), size = own < Lanes{} ? -own : own;
-                most = size > most ? size : most;
+                Lanes own = load(from + i), size = select(own < Lanes{}, -own, own);
+                most = select(size > most, size, most);
                 nothing += own * Lanes{};
             });
             float largest = 0;
@@ -648,13 +841,18 @@ struct ByteRows {
                 Lanes magic = all(12582912.0f), shifted = multiply_add(load(from + i), all(units), magic);
                 Integers own = (Integers)shifted - (Integers)magic;
                 sums += own;
+#ifdef HAS_AVX512
                 Bytes small = __builtin_convertvector(own, Bytes);
+#else
+                int8_t small[LANES];
+                for (int lane = 0; lane < LANES; lane++) small[lane] = (int8_t)own[lane];
+#endif
                 std::memcpy(to + i, &small, std::min<int64_t>(columns - i, LANES));
             });
             int32_t total = 0;
             for (int lane = 0; lane < LANES; lane++) total += sums[lane];
             steps[row] = largest / 127.0f + sum(nothing);  // NaN where the row has a NaN or infinity
-            bases[row] = -8 * total;
+            bases[row] = SHIFTED ? -8 * total : 0;
         }
     }
 };
@@ -663,16 +861,26 @@ struct ByteRows {
 template <typename Take>
 void product(const Matrix& matrix, const float* wide, const bfloat16* small, int64_t num_rows, Span span, int64_t until,
              const Goal& goal, Take take) {
+    Block<float> widened;
+    if (REGISTERS > 1 && !wide && matrix.kind != INT8_ROWS) {  // without AVX-512 rows are widened once, not at every sum
+        widened.resize(num_rows * matrix.columns);
+        sweep(num_rows * matrix.columns, [&](int64_t i, auto load, auto store) { store(&widened[i], load(small + i)); });
+        wide = widened.data();
+    }
     if (matrix.kind == INT8_ROWS) {
         ByteRows rows = wide ? ByteRows(wide, num_rows, matrix.columns) : ByteRows(small, num_rows, matrix.columns);
         product<int8_t, int8_t>(matrix, rows.bytes.data(), num_rows, span, until, goal, take, rows.bases.data(),
                                 rows.steps.data());
-    } else if (matrix.kind == BFLOAT16) product<bfloat16, bfloat16>(matrix, small, num_rows, span, until, goal, take);
-    else if (matrix.kind == FLOAT32) product<float, float>(matrix, wide, num_rows, span, until, goal, take);
+    } else if (matrix.kind == FLOAT32) product<float, float>(matrix, wide, num_rows, span, until, goal, take);
     else if (matrix.kind == INT4 && wide) product<Nibbles, float>(matrix, wide, num_rows, span, until, goal, take);
+    else if (matrix.kind == INT8 && wide) product<int8_t, float>(matrix, wide, num_rows, span, until, goal, take);
+#ifdef HAS_AVX512
+    else if (matrix.kind == BFLOAT16) product<bfloat16, bfloat16>(matrix, small, num_rows, span, until, goal, take);
     else if (matrix.kind == INT4) product<Nibbles, bfloat16>(matrix, small, num_rows, span, until, goal, take);
-    else if (wide) product<int8_t, float>(matrix, wide, num_rows, span, until, goal, take);
     else product<int8_t, bfloat16>(matrix, small, num_rows, span, until, goal, take);
+#else
+    else product<bfloat16, float>(matrix, wide, num_rows, span, until, goal, take);
+#endif
 }
 
 template <typename Take>
@@ -810,11 +1018,20 @@ inline float number(const void* from, int64_t index, int64_t kind) {
 
 // Rotary positions: pairs of neighbouring channels, rotated by an angle with this cosine and sine.
 inline Lanes turned(Lanes channels, Lanes angles) {
+#ifdef HAS_AVX512
     Integers even = {0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14};
     Integers swap = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
     Lanes sign = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
-    Lanes cosine = __builtin_shuffle(angles, even), sine = __builtin_shuffle(angles, even + 1) * sign;
-    return multiply_add(channels, cosine, __builtin_shuffle(channels, swap) * sine);
+#else
+    IntegerRegister even = {0, 0, 2, 2, 4, 4, 6, 6}, swap = {1, 0, 3, 2, 5, 4, 7, 6};
+    Register sign = {-1, 1, -1, 1, -1, 1, -1, 1};
+#endif
+    UNROLLED for (int p = 0; p < REGISTERS; p++) {
+        Register angle = part(angles, p), &own = part(channels, p);
+        Register cosine = __builtin_shuffle(angle, even), sine = __builtin_shuffle(angle, even + 1) * sign;
+        own = multiply_add(own, cosine, __builtin_shuffle(own, swap) * sine);
+    }
+    return channels;
 }
 
 // The same for all channels of a head, in either form; calls store(to + channel, lanes).
@@ -837,31 +1054,50 @@ inline void turn(const float* head, const float* angles, int64_t channels, bool 
 constexpr int64_t AHEAD = 24;  // how many keys ahead are prefetched when several queries read them
 constexpr int CHAINS = 4;  // partial sums, each over every fourth key's value; added up at the end
 
+// Dot products, still in lanes, of `QUERIES` queries with `COUNT` keys. `whole`, `rest`: channels in sixteens, and others.
+template <int QUERIES, int COUNT, typename Number>
+inline void dots(const float* queries, int64_t padded, const Number* const* key, int64_t stride, int64_t whole, int64_t rest,
+                 Lanes (*result)[OUTPUTS], int first) {
+    Lanes total[QUERIES][COUNT];
+    UNROLLED for (int q = 0; q < QUERIES; q++)
+        UNROLLED for (int o = 0; o < COUNT; o++) total[q][o] = Lanes{};
+    UNROLLED for (int64_t d = 0; d < whole; d += LANES)
+        UNROLLED for (int p = 0; p < REGISTERS; p++) {
+            Register own[COUNT];
+            UNROLLED for (int o = 0; o < COUNT; o++) {
+                own[o] = load_part(key[o] + d, p);
+                if constexpr (QUERIES > 1)
+                    if (p == 0) __builtin_prefetch(key[o] + d + AHEAD * stride);
+            }
+            UNROLLED for (int q = 0; q < QUERIES; q++) {
+                Register query = held(load_part(queries + q * padded + d, p));
+                UNROLLED for (int o = 0; o < COUNT; o++)
+                    part(total[q][o], p) = multiply_add(own[o], query, part(total[q][o], p));
+            }
+        }
+    if (rest)
+        UNROLLED for (int o = 0; o < COUNT; o++) {
+            Lanes own = load_some(key[o] + whole, rest);
+            UNROLLED for (int q = 0; q < QUERIES; q++)
+                total[q][o] = multiply_add(own, load(queries + q * padded + whole), total[q][o]);
+        }
+    UNROLLED for (int q = 0; q < QUERIES; q++)
+        UNROLLED for (int o = 0; o < COUNT; o++) result[q][first + o] = total[q][o];
+}
+
 // Dot products of `QUERIES` queries with keys `from` to `to`, times `scale`; key k lies in slot `slot(k)`. `BLOCKS`: how
 // many sixteens of channels; 0: any number. The scores of two queries lie `scores_of` apart, with room behind the last.
 template <int BLOCKS, int QUERIES, typename Number, typename Slot>
 inline void score(const float* queries, int64_t padded, const Number* keys, Slot slot, int64_t from, int64_t to,
                   int64_t stride, int64_t channels, float scale, float* scores, int64_t scores_of) {
     int64_t whole = BLOCKS ? BLOCKS * LANES : channels / LANES * LANES, rest = BLOCKS ? 0 : channels - whole;
+    constexpr int COUNT = QUERIES == 1 ? OUTPUTS : OUTPUTS_AT_ONCE;
     for (int64_t k = from; k < to; k += OUTPUTS) {
         const Number* key[OUTPUTS];
         UNROLLED for (int o = 0; o < OUTPUTS; o++) key[o] = keys + slot(std::min(k + o, to - 1)) * stride;
         Lanes total[QUERIES][OUTPUTS];
-        UNROLLED for (int q = 0; q < QUERIES; q++)
-            UNROLLED for (int o = 0; o < OUTPUTS; o++) total[q][o] = Lanes{};
-        auto add = [&](int64_t d, auto load_key) {
-            Lanes own[OUTPUTS];
-            UNROLLED for (int o = 0; o < OUTPUTS; o++) {
-                own[o] = load_key(key[o] + d);
-                if constexpr (QUERIES > 1) __builtin_prefetch(key[o] + d + AHEAD * stride);
-            }
-            UNROLLED for (int q = 0; q < QUERIES; q++) {
-                Lanes query = held(load(queries + q * padded + d));
-                UNROLLED for (int o = 0; o < OUTPUTS; o++) total[q][o] = multiply_add(own[o], query, total[q][o]);
-            }
-        };
-        UNROLLED for (int64_t d = 0; d < whole; d += LANES) add(d, [](const Number* from) { return load(from); });
-        if (rest) add(whole, [rest](const Number* from) { return load_some(from, rest); });
+        UNROLLED for (int o = 0; o < OUTPUTS; o += COUNT)
+            dots<QUERIES, COUNT>(queries, padded, key + o, stride, whole, rest, total, o);
         Four own[QUERIES];
         if constexpr (QUERIES == 4) {
             Lanes four = sums_of_rows(quarters(total[0]), quarters(total[1]), quarters(total[2]), quarters(total[3]));
@@ -880,12 +1116,18 @@ inline float weights_of(float* scores, int64_t count) {
     for (int64_t k = count; k % LANES; k++) scores[k] = -INFINITY;
     for (int64_t k = 0; k < count; k += LANES) {
         Lanes own = load(scores + k);
-        most = own > most ? own : most;
+        most = select(own > most, own, most);
     }
+#ifdef HAS_AVX512
     for (int apart = LANES / 2; apart; apart /= 2) {
         Lanes other = __builtin_shuffle(most, Integers{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} ^ apart);
         most = other > most ? other : most;
     }
+#else
+    float largest = -INFINITY;
+    for (int lane = 0; lane < LANES; lane++) largest = std::max(largest, most[lane]);
+    most = all(largest);
+#endif
     for (int64_t k = 0; k < count; k += LANES) {
         Lanes own = exponential(load(scores + k) - most);
         total = total + own;
@@ -894,18 +1136,17 @@ inline float weights_of(float* scores, int64_t count) {
     return 1.0f / sum(total);
 }
 
-// Adds the values of keys `from` (a multiple of `CHAINS`) to `to`, weighted by `scores`, to sums over `BLOCKS` times sixteen
-// channels for `QUERIES` queries. Two queries' scores lie `scores_of` apart, their sums `CHAINS * padded`. `rest`: how many
-// of the last sixteen channels exist.
+// As `weigh`, of the chains from `first` on that are summed at once.
 template <int BLOCKS, int QUERIES, bool WHOLE, typename Number, typename Slot>
-inline void weigh(const Number* values, Slot slot, int64_t from, int64_t to, int64_t stride, int64_t rest,
-                  const float* scores, int64_t scores_of, float* chains, int64_t padded) {
-    Lanes total[CHAINS][QUERIES][BLOCKS];
+inline void weigh_chains(int first, const Number* values, Slot slot, int64_t from, int64_t to, int64_t stride, int64_t rest,
+                         const float* scores, int64_t scores_of, float* chains, int64_t padded) {
+    constexpr int LAST = CHAINS_AT_ONCE < CHAINS ? CHAINS_AT_ONCE : CHAINS - 1;
+    Lanes total[CHAINS_AT_ONCE][QUERIES][BLOCKS];
     auto each = [&](auto take) {
-        UNROLLED for (int c = 0; c < CHAINS; c++)
+        UNROLLED for (int c = 0; c < CHAINS_AT_ONCE; c++)
             UNROLLED for (int q = 0; q < QUERIES; q++)
                 UNROLLED for (int b = 0; b < BLOCKS; b++)
-                    take(total[c][q][b], chains + (q * CHAINS + c) * padded + b * LANES);
+                    take(total[c][q][b], chains + (q * CHAINS + first + c) * padded + b * LANES);
     };
     each([&](Lanes& sum, const float* before) { sum = from ? load(before) : Lanes{}; });
     auto add = [&](int c, int64_t key) {
@@ -919,10 +1160,20 @@ inline void weigh(const Number* values, Slot slot, int64_t from, int64_t to, int
         }
     };
     int64_t k = from;
-    for (; k + CHAINS <= to; k += CHAINS) UNROLLED for (int c = 0; c < CHAINS; c++) add(c, k + c);
-    UNROLLED for (int c = 0; c < CHAINS - 1; c++)
-        if (k + c < to) add(c, k + c);
+    for (; k + CHAINS <= to; k += CHAINS) UNROLLED for (int c = 0; c < CHAINS_AT_ONCE; c++) add(c, k + first + c);
+    UNROLLED for (int c = 0; c < LAST; c++)
+        if (k + first + c < to) add(c, k + first + c);
     each([&](Lanes& sum, float* after) { store(after, sum); });
+}
+
+// Adds the values of keys `from` (a multiple of `CHAINS`) to `to`, weighted by `scores`, to sums over `BLOCKS` times sixteen
+// channels for `QUERIES` queries. Two queries' scores lie `scores_of` apart, their sums `CHAINS * padded`. `rest`: how many
+// of the last sixteen channels exist.
+template <int BLOCKS, int QUERIES, bool WHOLE, typename Number, typename Slot>
+inline void weigh(const Number* values, Slot slot, int64_t from, int64_t to, int64_t stride, int64_t rest,
+                  const float* scores, int64_t scores_of, float* chains, int64_t padded) {
+    UNROLLED for (int first = 0; first < CHAINS; first += CHAINS_AT_ONCE)
+        weigh_chains<BLOCKS, QUERIES, WHOLE>(first, values, slot, from, to, stride, rest, scores, scores_of, chains, padded);
 }
 
 inline int64_t length_of(const Pass& pass, int64_t sequence) { return pass.lengths ? pass.lengths[sequence] : 0; }
@@ -1051,7 +1302,8 @@ void attend(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequ
                                                           scores_of);
                 };
                 int64_t query = 0;
-                for (; query + 4 <= of_group; query += 4) some(std::integral_constant<int, 4>(), query);
+                for (; query + MOST_QUERIES <= of_group; query += MOST_QUERIES)
+                    some(std::integral_constant<int, MOST_QUERIES>(), query);
                 switch (of_group - query) {
                     case 1: some(std::integral_constant<int, 1>(), query); break;
                     case 2: some(std::integral_constant<int, 2>(), query); break;
@@ -1286,7 +1538,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
                     activated.at(row, span.begin, [&](auto* to) {
                         const float *gate = &gates[row * I + span.begin], *gates_what = &ups[row * I + span.begin];
                         sweep(span.end - span.begin, [&](int64_t i, auto load, auto store) {
-                            Lanes own = load(gate + i), bounded = -own < all(88.0f) ? -own : all(88.0f);
+                            Lanes own = load(gate + i), bounded = select(-own < all(88.0f), -own, all(88.0f));
                             store(to + i, own / (all(1.0f) + exponential(bounded)) * load(gates_what + i));
                         });
                     });

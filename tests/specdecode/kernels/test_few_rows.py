@@ -16,6 +16,7 @@ SHAPES = [(1, 768, 70), (2, 192, 5), (7, 100, 33), (13, 37, 64), (33, 64, 128)]
 """Rows, columns, outputs: whole lanes and not, whole tiles and not."""
 DTYPES = (torch.float32, torch.bfloat16)
 REPOSITORY = Path(__file__).parents[3]
+CPUINFO = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
 
 
 def example(rows: int, columns: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,6 +35,21 @@ def test_a_product_is_the_product(own_kernels, shape, dtype):
     bound = largest * 2e-6 + exact.abs() * (2**-8 if dtype == torch.bfloat16 else 0)
     assert ((linear_now(x, weight, None, bias) - exact).abs() <= bound).all()
     assert not ((linear_now(x, weight.roll(1, 0), None, bias) - exact).abs() <= bound).all()  # the bound is tight
+
+
+@pytest.mark.skipif(not any(flag in CPUINFO for flag in (" fma ", " asimd ")), reason="no fused multiply-add")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_float32_has_the_same_bits_on_every_processor(own_kernels: None, shape: tuple[int, int, int]) -> None:
+    x, weight, _ = example(*shape, torch.float32)
+    lanes = torch.zeros(shape[0], shape[2], 16)
+    for begin in range(0, shape[1], 16):  # products of float32 are exact in float64
+        own, weights = (tensor[:, begin : begin + 16].double() for tensor in (x, weight))
+        width = own.shape[1]
+        lanes[..., :width] = (lanes[..., :width].double() + own[:, None] * weights).float()
+    for apart in (2, 1):  # in each quarter, then quarters
+        lanes = lanes.unflatten(-1, (-1, 2, apart)).sum(-2).flatten(-2)
+    lanes = lanes.unflatten(-1, (2, 2)).sum(-2)
+    assert torch.equal(linear_now(x, weight), lanes[..., 0] + lanes[..., 1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,23 +8,36 @@ An IMAGE of ComfyUI is float32 [B, H, W, 3] in [0, 1], which is vargen's `output
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from vargen.base.bounds import MAX_BATCH_SIZE, MAX_GUIDANCE_SCALE, MAX_SEED, check_number, check_text
+from vargen.base.bounds import (
+    MAX_BATCH_SIZE,
+    MAX_GUIDANCE_SCALE,
+    MAX_SEED,
+    MAX_TOP_K,
+    TEMPERATURES,
+    check_number,
+    check_text,
+)
 from vargen.base.errors import UserError
+from vargen.base.resources import shipped_models
 from vargen.checkpoints.options import DTYPES, ModelOptions
 from vargen.drawing.trace_image import draw_trace
-from vargen.methods.catalogue import find_presets, methods_for
+from vargen.methods.catalogue import find_presets, methods_for, resolve_method
 from vargen.models.description import ModelDescription, open_model
 from vargen.pipelines.loading import load_pipeline
 
 CATEGORY = "vargen"
-METHODS = [*methods_for("image"), *find_presets("image")]
+_EXACT = {name: resolve_method(name).exact for name in (*methods_for("image"), *find_presets("image"))}
+METHODS = sorted(_EXACT, key=lambda name: (name != "jacobi", not _EXACT[name]))
+"""The default, then exact ones, then relaxed ones."""
+METHOD = {"tooltip": f"relaxed, so that quality may drop: {', '.join(name for name in METHODS if not _EXACT[name])}"}
+SHIPPED = shipped_models() or [""]
 PROMPT = ("STRING", {"multiline": True, "default": "a large green cone on grass"})
 MOST = 64
 """The most pictures of one node."""
@@ -33,11 +46,19 @@ GUIDANCE = (
     "FLOAT",
     {"default": 0.0, "min": 0.0, "max": MAX_GUIDANCE_SCALE, "step": 0.5, "tooltip": "0: the model's own"},
 )
+OWN = {"tooltip": "-1: the model's own"}
+SAMPLING = {
+    "negative_prompt": ("STRING", {"multiline": True, "default": ""}),
+    "temperature": ("FLOAT", {"default": -1.0, "min": -1.0, "max": TEMPERATURES[1], "step": 0.05, **OWN}),
+    "top_k": ("INT", {"default": -1, "min": -1, "max": MAX_TOP_K, **OWN}),
+    "top_p": ("FLOAT", {"default": -1.0, "min": -1.0, "max": 1.0, "step": 0.05, **OWN}),
+}
 
 
 def _drawing(**between: Any) -> dict[str, Any]:
     """The inputs of a node that draws."""
-    return {"required": {"model": ("VARGEN_MODEL",), "prompt": PROMPT, **between, "guidance_scale": GUIDANCE}}
+    required = {"model": ("VARGEN_MODEL",), "prompt": PROMPT, **between, "guidance_scale": GUIDANCE}
+    return {"required": required, "optional": SAMPLING}
 
 
 class Model:
@@ -46,7 +67,9 @@ class Model:
     def __init__(self, description: ModelDescription, pipeline: Any) -> None:
         self.description, self.pipeline = description, pipeline
 
-    def draw(self, prompt: str, method: str, seed: int, count: int, guidance_scale: float) -> Any:
+    def draw(
+        self, prompt: str, method: str, seed: int, count: int, guidance_scale: float, sampling: Mapping[str, Any]
+    ) -> Any:
         """Pictures with seeds from `seed` on. Raises UserError for an argument that cannot be used."""
         check_number("seed", seed, 0, MAX_SEED - MAX_BATCH_SIZE)
         check_number("count", count, 1, MOST)
@@ -56,6 +79,7 @@ class Model:
             num_images_per_prompt=count,
             generator=[torch.Generator().manual_seed(seed + number) for number in range(count)],
             guidance_scale=guidance_scale or None,
+            **{name: value for name, value in sampling.items() if value not in (-1, "")},
             output_type="np",
             callback_on_step_end=_watch(self.description.num_tokens),
         )
@@ -87,13 +111,17 @@ class LoadModel:
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
         return {
-            "required": {"model": ("STRING", {"default": ""})},
-            "optional": {"device": (["auto", "cpu", "cuda"],), "dtype": ([*DTYPES],)},
+            "required": {"model": ("STRING", {"default": "", "tooltip": "a folder, or a name on the hub"})},
+            "optional": {
+                "device": (["auto", "cpu", "cuda"],),
+                "dtype": ([*DTYPES],),
+                "shipped": (SHIPPED, {"default": SHIPPED[0], "tooltip": "taken where model is empty"}),
+            },
         }
 
-    def load(self, model: str, device: str = "auto", dtype: str = "auto") -> tuple[Model]:
+    def load(self, model: str, device: str = "auto", dtype: str = "auto", shipped: str | None = None) -> tuple[Model]:
         check_text("model", model)
-        options = ModelOptions(model=model.strip() or None, device=device, dtype=dtype)
+        options = ModelOptions(model=model.strip() or shipped or None, device=device, dtype=dtype)
         description = open_model(options)
         if description.num_classes is not None or not description.pixels_from_tokens:
             raise UserError(
@@ -113,12 +141,19 @@ class Draw:
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
         count = ("INT", {"default": 1, "min": 1, "max": MOST})
-        return _drawing(method=(METHODS, {"default": "jacobi"}), seed=SEED, count=count)
+        return _drawing(method=(METHODS, {"default": "jacobi", **METHOD}), seed=SEED, count=count)
 
     def draw(
-        self, model: Model, prompt: str, method: str, seed: int, count: int = 1, guidance_scale: float = 0.0
+        self,
+        model: Model,
+        prompt: str,
+        method: str,
+        seed: int,
+        count: int = 1,
+        guidance_scale: float = 0.0,
+        **sampling: Any,
     ) -> tuple[torch.Tensor, tuple[Model, Any], int]:
-        output = model.draw(prompt, method, seed, count, guidance_scale)
+        output = model.draw(prompt, method, seed, count, guidance_scale, sampling)
         return torch.from_numpy(output.images), (model, output), output.trace.target_passes
 
 
@@ -155,7 +190,7 @@ class Compare:
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        first, second = ((METHODS, {"default": name}) for name in ("ar", "jacobi"))
+        first, second = ((METHODS, {"default": name, **METHOD}) for name in ("ar", "jacobi"))
         return _drawing(first_method=first, second_method=second, seed=SEED)
 
     def compare(
@@ -166,9 +201,10 @@ class Compare:
         second_method: str,
         seed: int,
         guidance_scale: float = 0.0,
+        **sampling: Any,
     ) -> tuple[torch.Tensor, str]:
         methods = (first_method, second_method)
-        outputs = [model.draw(prompt, method, seed, 1, guidance_scale) for method in methods]
+        outputs = [model.draw(prompt, method, seed, 1, guidance_scale, sampling) for method in methods]
         lines = [
             f"{method}: {output.trace.target_passes} forward passes, {sum(output.trace.phase_seconds.values()):.2f} s"
             for method, output in zip(methods, outputs, strict=True)

@@ -1,13 +1,21 @@
 """ComfyUI's nodes by its documented contract. What they refuse: tests/hostile/test_nodes.py.
 
-ComfyUI is no package of an index, so its own loader is not run here. Its documentation says what it does with a folder
-of `custom_nodes`: it imports `__init__.py` under a name of its own, takes classes from NODE_CLASS_MAPPINGS, asks
+ComfyUI is no package of an index: its own loader runs where VARGEN_COMFYUI names a checkout, and
+VARGEN_COMFYUI_PYTHON a Python with its requirements and vargen. Its documentation says what it does with a folder of
+`custom_nodes`: it imports `__init__.py` under a name of its own, takes classes from NODE_CLASS_MAPPINGS, asks
 INPUT_TYPES for widgets and their defaults, and calls the method that FUNCTION names.
 """
 
 import importlib.util
+import json
+import os
+import socket
+import subprocess
 import sys
+import time
 import tomllib
+import urllib.request
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -79,3 +87,61 @@ def test_a_node_moves_the_progress_bar_and_obeys_stop(
     with pytest.raises(Stop):
         execute(nodes["VargenDraw"], model=model, method="ar")
     assert shown == [1, 2, 3, 4, 5]
+
+
+EXAMPLE = INTEGRATIONS / "comfyui" / "examples" / "draw_and_trace.json"
+
+
+def test_the_example_workflow_fits_the_nodes(nodes):  # noqa: F811
+    workflow = json.loads(EXAMPLE.read_text())
+    for step in workflow.values():
+        if (node := nodes.get(step["class_type"])) is None:
+            continue  # ComfyUI's own
+        asked = {name: kind for part in node.INPUT_TYPES().values() for name, (kind, *_) in part.items()}
+        assert {*node.INPUT_TYPES()["required"]} <= {*step["inputs"]} <= {*asked}
+        for name, value in step["inputs"].items():
+            if isinstance(value, list):
+                assert nodes[workflow[value[0]]["class_type"]].RETURN_TYPES[value[1]] == asked[name]
+
+
+def test_sampling_and_a_negative_prompt_reach_the_pipeline(nodes, model):  # noqa: F811
+    draw = lambda **given: execute(nodes["VargenDraw"], model=model, prompt="a red cube", **given)[0]  # noqa: E731
+    assert not torch.equal(draw(), draw(negative_prompt="a blue cone"))
+    assert torch.equal(draw(temperature=0.0, seed=1), draw(temperature=0.0, seed=2)), "greedy"
+    assert torch.equal(draw(top_k=1), draw(top_p=1e-9)), "the likeliest token alone"
+
+
+@pytest.mark.skipif("VARGEN_COMFYUI" not in os.environ, reason="VARGEN_COMFYUI names no checkout of ComfyUI")
+def test_comfyuis_own_server_runs_the_example(tmp_path):
+    (tmp_path / "custom_nodes").mkdir()
+    (tmp_path / "custom_nodes" / "vargen").symlink_to(INTEGRATIONS / "comfyui")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"http://127.0.0.1:{free.getsockname()[1]}"
+    python = os.environ.get("VARGEN_COMFYUI_PYTHON", sys.executable)
+    options = ["--cpu", "--port", place.rpartition(":")[2], "--base-directory", str(tmp_path), "--disable-auto-launch"]
+    server = subprocess.Popen([python, "main.py", *options], cwd=os.environ["VARGEN_COMFYUI"])
+
+    def ask(path, body=None):
+        content = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(place + path, content, {"Content-Type": "application/json"})
+        return json.load(urllib.request.urlopen(request, timeout=60))
+
+    def wait_for(answer):
+        while server.poll() is None:
+            try:
+                if found := answer():
+                    return found
+            except OSError:
+                pass  # it does not listen yet
+            time.sleep(1)
+        pytest.fail("ComfyUI ended")
+
+    try:
+        wait_for(lambda: "VargenDraw" in ask("/object_info"))
+        number = ask("/prompt", {"prompt": json.loads(EXAMPLE.read_text())})["prompt_id"]
+        done = wait_for(lambda: ask(f"/history/{number}").get(number))
+        assert done["status"]["status_str"] == "success", done["status"]
+        assert len([*Path(tmp_path, "output").glob("vargen*.png")]) == 2
+    finally:
+        server.terminate()
+        server.wait(60)

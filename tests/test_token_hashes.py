@@ -45,27 +45,6 @@ def test_every_method_and_preset_is_among_the_cases(capsys):
         assert listed - {case["method"] for case in cases.values()} == SCRIPT["WITHOUT_DRAFTER"][task]
 
 
-def test_exact_methods_were_recorded_greedily_with_the_tokens_of_plain_decoding(record):
-    greedy = {name: case["tokens"] for name, case in record["images"].items() if name.endswith(", greedy")}
-    exact = [name for name in greedy if name.split(",")[0] in ("eagle", "jacobi", "sjd", "scd", "draft-model")]
-    assert len(exact) == 5 and all(greedy[name] == greedy["ar, greedy"] for name in exact)
-    for name in ("jacobi, 16", "preset jacobi-wide"):
-        assert record["images"][name]["tokens"] == record["images"]["ar"]["tokens"]
-    assert greedy["vvs, uniform, greedy"] != greedy["ar, greedy"]
-
-
-def test_plain_decoding_was_recorded_with_one_pass_a_token_and_others_with_fewer(record):
-    plain = record["images"]["ar"]
-    assert plain["passes"] == 8 * 256 and plain["accepted"] == plain["skipped"] == 0
-    for name, case in record["images"].items():
-        if case["method"] != "ar":
-            assert case["passes"] < 256 * len(case["rows"]), name
-        rows_side_by_side = ("zipar", "pjd", "vvs-rows", "rows-batch", "rows-fast", "rows-quality")
-        if case["method"] not in rows_side_by_side:  # whose passes each draw a token in several rows of the grid
-            tokens = case["passes"] + case["accepted"] + case["skipped"]
-            assert tokens >= 256 * len(case["rows"]), name
-
-
 def test_every_difference_is_named(record):
     differences = SCRIPT["differences"]
     then, now = record["images"], copy.deepcopy(record["images"])

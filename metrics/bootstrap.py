@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from metrics.errors import DataError
 from metrics.proportion import Proportion
 
 Interval = tuple[float, float]
@@ -32,7 +33,7 @@ def spread_interval(
         value: the figure over all pictures.
         count, figure, draws, seed: as for `percentile_interval`.
     """
-    values = _drawn_again(count, figure, draws, seed)
+    values = _known(_drawn_again(count, figure, draws, seed))
     if values is None:
         return None
     margin = 1.96 * statistics.stdev(values)
@@ -50,7 +51,7 @@ def percentile_interval(
         draws: how often pictures are drawn again; below 2 there is no interval.
         seed: of the draws; the same seed draws the same pictures for every method.
     """
-    values = _drawn_again(count, figure, draws, seed)
+    values = _known(_drawn_again(count, figure, draws, seed))
     if values is None:
         return None
     low, high = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
@@ -80,12 +81,17 @@ def mean_interval(values: Tensor, draws: int = 200, seed: int = 0) -> Interval |
 
     Returns:
         Lower and upper bound; None for fewer than two draws or numbers.
+
+    Raises:
+        DataError: an infinite number.
     """
     if values.dtype == torch.bool:
         enough = draws >= 2 and len(values) >= 2
         return Proportion(int(values.sum()), len(values)).interval() if enough else None
     values = values.double()
     known = values[~values.isnan()]
+    if known.isinf().any():
+        raise DataError("figures of pictures hold infinite numbers, which have no mean; look for a damaged picture")
     if draws < 2 or len(known) < 2:
         return None
     mean, error = _mean_and_error(known)
@@ -114,8 +120,17 @@ def _mean_and_error(numbers: Tensor) -> tuple[float, float]:
     return float(numbers.mean()), float(numbers.std()) / math.sqrt(len(numbers))
 
 
+def _known(values: list[float] | None) -> list[float] | None:
+    """Without draws that have no figure; None where fewer than two are left."""
+    known = [value for value in values or () if not math.isnan(value)]
+    return known if len(known) > 1 else None
+
+
 def _drawn_again(count: int, figure: Callable[[Tensor], float], draws: int, seed: int) -> list[float] | None:
     if draws < 2 or count < 2:
         return None
     generator = torch.Generator().manual_seed(seed)
-    return [figure(torch.randint(count, (count,), generator=generator)) for _ in range(draws)]
+    values = [figure(torch.randint(count, (count,), generator=generator)) for _ in range(draws)]
+    if any(map(math.isinf, values)):
+        raise DataError("a figure of pictures is infinite, and has no interval; look for a damaged picture")
+    return values

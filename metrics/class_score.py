@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metrics.errors import DataError
+from metrics.errors import DataError, check_features
 
 PARTS = 10
 """Parts of the pictures that are scored by themselves; published scores are means over so many."""
@@ -25,10 +25,12 @@ def inception_score(logits: Tensor, parts: int = PARTS) -> tuple[float, float]:
         parts: of equal size, of pictures that are mixed in one fixed order first. The score grows with their size.
 
     Raises:
-        DataError: fewer pictures than parts.
+        DataError: fewer pictures than parts, no part, or numbers that are not finite.
     """
-    count = len(logits)
-    if count < parts:
+    if isinstance(parts, bool) or parts < 1:
+        raise DataError(f"parts must be an integer of at least 1, got {parts!r}")
+    check_features(logits)
+    if (count := len(logits)) < parts:
         raise DataError(f"the Inception Score of {parts} parts needs {parts} or more pictures, got {count}")
     order = np.random.RandomState(_ORDER_SEED).permutation(count)
     certain = logits.double()[torch.from_numpy(order)].log_softmax(dim=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from metrics.errors import DataError
+from metrics.errors import DataError, check_features
 
 _CHUNK = 1024
 
@@ -16,8 +16,9 @@ def distances_to_others(features: Tensor) -> Tensor:
     The mean of these is the mean distance between two different pictures.
 
     Raises:
-        DataError: fewer than two features.
+        DataError: fewer than two features, or numbers that are not finite.
     """
+    check_features(features)
     if len(features) < 2:
         raise DataError(f"a distance between pictures needs 2 or more pictures, got {len(features)}")
     features = features.double()

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metrics.errors import DataError
+from metrics.errors import DataError, check_features
 from metrics.images import open_npz
 
 _CHUNK = 4096  # rows turned into float64 at once
+_ROUNDING = 1e-3
+"""How far below zero the least variance may be, in greatest ones: other tools round to float32."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,9 @@ class GaussianStatistics:
     def of(cls, features: Tensor) -> GaussianStatistics:
         """The statistics of features `[N, D]`; sums are in float64 and in order, so equal features give equal bits.
         Raises DataError for fewer than two features, or one that is not finite."""
-        count = len(features)
-        if features.ndim != 2 or count < 2:
-            raise DataError(f"a covariance needs 2 or more pictures, got features of shape {tuple(features.shape)}")
-        if not torch.isfinite(features).all():
-            raise DataError("features hold numbers that are not finite; look for a damaged extractor or picture")
+        check_features(features)
+        if (count := len(features)) < 2:
+            raise DataError(f"a covariance needs 2 or more pictures, got {count}")
         total = torch.zeros(features.shape[1], dtype=torch.float64)
         for chunk in features.split(_CHUNK):
             total += chunk.double().sum(dim=0)
@@ -82,7 +82,9 @@ class GaussianStatistics:
                     f"{path}: {names[0]} and {names[1]} must hold real numbers, not {array.dtype}; make them again"
                 )
         mean, covariance = (torch.from_numpy(np.asarray(array, dtype=np.float64)) for array in stored)
-        count = int(arrays["count"]) if "count" in arrays else 0
+        count = arrays["count"] if "count" in arrays else np.asarray(0)
+        if count.shape or count.dtype.kind not in "iu" or count == 1 or count < 0:  # 0: it is not known
+            raise DataError(f"{path}: count must be a number of pictures from 2 on, got {count!s:.40}; make it again")
         if not torch.isfinite(mean.square().sum() + covariance.square().sum()):
             raise DataError(
                 f"{path}: {names[0]} and {names[1]} hold numbers that are not finite, or too large; make them again"
@@ -95,7 +97,9 @@ class GaussianStatistics:
         variance, scale = covariance.diagonal(), 1e-6 * float(covariance.abs().amax())
         if bool((variance < -scale).any()) or not torch.allclose(covariance, covariance.T, rtol=0, atol=scale):
             raise DataError(f"{path}: {names[1]} is no covariance: it must be symmetric, with no variance below zero")
-        return cls(mean, covariance, count or None)
+        if scale == 0:
+            raise DataError(f"{path}: {names[1]} is no covariance of pictures: no feature differs; make it again")
+        return cls(mean, covariance, int(count) or None)
 
 
 def frechet_distance(reference: GaussianStatistics, generated: GaussianStatistics) -> float:
@@ -105,16 +109,33 @@ def frechet_distance(reference: GaussianStatistics, generated: GaussianStatistic
     the root is that of `(R C' R)^(1/2)` with `R = C^(1/2)`, which is symmetric, so that its eigenvalues are real.
 
     Raises:
-        DataError: the features have different numbers of dimensions.
+        DataError: the features have different numbers of dimensions, or statistics that are none.
     """
+    reference, generated = _checked("reference", reference), _checked("generated", generated)
     if len(reference.mean) != len(generated.mean):
         raise DataError(
             f"the reference has features of {len(reference.mean)} dimensions, the pictures of {len(generated.mean)}: "
             "they come from different networks"
         )
     values, vectors = torch.linalg.eigh(reference.covariance)
+    if values[0] < -_ROUNDING * values[-1]:
+        raise DataError("the reference is no covariance: it has directions of negative variance; make it again")
     root = vectors * values.clamp_min(0).sqrt() @ vectors.T
     product = torch.linalg.eigvalsh(root @ generated.covariance @ root).clamp_min(0)
     distance = (reference.mean - generated.mean).square().sum()
     distance = distance + reference.covariance.trace() + generated.covariance.trace() - 2 * product.sqrt().sum()
     return max(float(distance), 0.0)
+
+
+def _checked(name: str, found: object) -> GaussianStatistics:
+    """Statistics in float64. Raises DataError for others than finite numbers of fitting sizes."""
+    if not isinstance(found, GaussianStatistics) or not all(
+        isinstance(each, Tensor) and each.is_floating_point() for each in (found.mean, found.covariance)
+    ):
+        raise DataError(f"{name} must be statistics, as GaussianStatistics.of makes them, got {type(found).__name__}")
+    mean, covariance = found.mean.double(), found.covariance.double()
+    if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
+        raise DataError(f"{name} has a mean {list(mean.shape)} and a covariance {list(covariance.shape)}")
+    if not torch.isfinite(mean.square().sum() + covariance.square().sum()):
+        raise DataError(f"{name} has statistics that are not finite, or too large; make them again")
+    return GaussianStatistics(mean, covariance, found.count)

@@ -3,15 +3,18 @@
 Belongs here: listing, reading, resizing. Does not belong here: what is computed from the pictures.
 
 A picture is uint8 `[3, H, W]`, RGB. Nothing is skipped silently: a file that cannot be read is an error that names it
-and says how many there are. The resizer is part of a protocol: FID changes by whole points between them (Parmar et al.,
-"On Aliased Resizing and Surprising Subtleties in GAN Evaluation", arXiv 2104.11222).
+and says how many there are, and pictures that are left out are told. The resizer is part of a protocol: FID changes by
+whole points between them (Parmar et al., "On Aliased Resizing and Surprising Subtleties in GAN Evaluation", arXiv
+2104.11222).
 """
 
 from __future__ import annotations
 
 import hashlib
+import mimetypes
 import os
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +28,12 @@ from torch import Tensor
 
 from metrics.errors import DataError
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+IMAGE_SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".tif", ".tiff", ".gif"),
+    *(".ppm", ".pgm", ".pbm"),
+)
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+"""What Pillow reads here, whatever a file is called. Its readers of PostScript and others start programs."""
 
 
 class ImageFolder:
@@ -41,15 +49,9 @@ class ImageFolder:
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
             raise DataError(f"{path} is not a folder of pictures; name one, or an .npz file")
-        found = [
-            file
-            for file in path.rglob("*")
-            if file.suffix.lower() in IMAGE_SUFFIXES and not is_hidden(file.relative_to(path)) and file.is_file()
-        ]
-        if not found:
+        self.path, self.files = path, list_pictures(path)
+        if not self.files:
             raise DataError(f"{path} holds no picture ({', '.join(IMAGE_SUFFIXES)}); name another folder")
-        self.path = path
-        self.files = sorted(found, key=lambda file: natural_key(file.relative_to(path).as_posix()))
 
     def __len__(self) -> int:
         return len(self.files)
@@ -65,6 +67,37 @@ class ImageFolder:
             total.update(file.relative_to(self.path).as_posix().encode() + b"\0")
             total.update(hashlib.sha256(file.read_bytes()).digest())
         return total.hexdigest()
+
+
+def list_pictures(folder: Path, below: bool = True) -> list[Path]:
+    """The pictures of a folder in natural order, without hidden files, behind links, too. A warning tells of pictures
+    that are left out: of other suffixes, behind links that lead nowhere, or to a folder that is read already.
+
+    Args:
+        folder: to be read.
+        below: whether those in folders below it count.
+    """
+    found, left_out, seen = [], list[str](), set[str]()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        where = Path(place)
+        if (real := os.path.realpath(place)) in seen:
+            left_out.append(f"{where.relative_to(folder)}, a folder that is read already")
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if below and not is_hidden(Path(name)))
+        for name in names:
+            path = where / name
+            if is_hidden(Path(name)):
+                continue
+            if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file():
+                found.append(path)
+            elif path.suffix.lower() in IMAGE_SUFFIXES or (mimetypes.guess_type(name)[0] or "").startswith("image/"):
+                left_out.append(path.relative_to(folder).as_posix())
+    if left_out:
+        shown = ", ".join(sorted(left_out)[:3]) + (", ..." if len(left_out) > 3 else "")
+        warnings.warn(f"{folder}: {len(left_out)} are left out: {shown}; use {', '.join(IMAGE_SUFFIXES)}", stacklevel=2)
+    return sorted(found, key=lambda path: natural_key(path.relative_to(folder).as_posix()))
 
 
 class ImageArray:
@@ -133,9 +166,14 @@ def open_npz(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
         with np.load(path, allow_pickle=False) as opened:
             if not isinstance(opened, np.lib.npyio.NpzFile):
                 raise DataError(f"{path} is not an .npz file")
+            names = [name.removesuffix(".npy") for name in opened.zip.namelist()]
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise DataError(f"{path} holds two arrays {twice}; make it again")
             yield opened
-    except (DataError, MemoryError):
+    except DataError:
         raise
+    except MemoryError as error:
+        raise DataError(f"{path} needs more memory than there is ({error}); make it again, or smaller") from error
     except Exception as error:  # numpy reads arrays when they are asked for, and a damaged one can raise anything
         reason = str(error).split("\n")[0] or type(error).__name__
         raise DataError(f"{path} cannot be read ({reason}); make or copy it again") from error
@@ -162,13 +200,13 @@ def read_rgb(path: Path, upright: bool = False) -> Image.Image:
 
 
 @contextmanager
-def open_whole(path: Path) -> Iterator[Image.Image]:
-    """A picture that is loaded. Reading pixels shows what is missing; a byte of a PNG that is another one shows in the
-    sums of its parts alone. Raises half a dozen kinds of errors."""
-    with Image.open(path) as image:
+def open_whole(path: Path, formats: Sequence[str] = FORMATS) -> Iterator[Image.Image]:
+    """A picture of one of these formats, which is loaded. Reading pixels shows what is missing; a byte of a PNG that is
+    another one shows in the sums of its parts alone. Raises half a dozen kinds of errors."""
+    with Image.open(path, formats=formats) as image:
         if image.format == "PNG":
             image.verify()
-    with Image.open(path) as image:
+    with Image.open(path, formats=formats) as image:
         image.load()
         yield image
 
@@ -266,7 +304,19 @@ RESIZERS: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 
 def resize(pictures: Sequence[Tensor], resizer: str, side: int) -> Tensor:
-    """uint8 `[B, 3, side, side]`. Raises DataError for another resizer, or a picture of another size under "none"."""
+    """uint8 `[B, 3, side, side]`. Raises DataError for another resizer, a picture of another size under "none", or none
+    that is uint8 `[3, H, W]`."""
     if resizer not in RESIZERS:
         raise DataError(f"resizer must be one of {', '.join(RESIZERS)}, got {resizer!r}")
+    for picture in pictures or [None]:
+        is_tensor = isinstance(picture, Tensor)
+        if (
+            not is_tensor
+            or picture.dtype != torch.uint8
+            or picture.ndim != 3
+            or len(picture) != 3
+            or not picture.numel()
+        ):
+            found = f"{picture.dtype} {list(picture.shape)}" if is_tensor else "none"
+            raise DataError(f"pictures must be uint8 [3, H, W], one or more, got {found}")
     return torch.stack([RESIZERS[resizer](picture, side) for picture in pictures])

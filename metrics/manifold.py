@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from metrics.errors import DataError
+from metrics.errors import DataError, check_features
 
 _CHUNK = 2048  # rows of the distance matrix at once
 
@@ -48,9 +48,13 @@ def compare_manifolds(reference: Tensor, generated: Tensor, neighbours: int) -> 
         neighbours: k; the authors take 3 for precision and recall, 5 for density and coverage.
 
     Raises:
-        DataError: a set of k features or fewer, or different numbers of dimensions.
+        DataError: k below 1, a set of k features or fewer, numbers that are not finite, or different numbers of
+            dimensions.
     """
+    if isinstance(neighbours, bool) or not isinstance(neighbours, int) or neighbours < 1:
+        raise DataError(f"neighbours must be an integer of at least 1, got {neighbours!r}")
     for name, features in (("reference", reference), ("generated", generated)):
+        check_features(features, name)
         if len(features) <= neighbours:
             raise DataError(
                 f"precision, recall, density and coverage with k {neighbours} need more {name} pictures than "

@@ -9,6 +9,8 @@ from typing import Any
 
 from scipy.stats import binomtest, t
 
+from metrics.errors import DataError
+
 
 @dataclass
 class Proportion:
@@ -50,7 +52,12 @@ def clustered_interval(right: Sequence[float], total: Sequence[float]) -> tuple[
     Args:
         right: in each group, how many were right.
         total: in each group, how many there were.
+
+    Raises:
+        DataError: a group in which more, or less than nothing, was right than there was.
     """
+    if not all(0 <= one <= all_ < math.inf for one, all_ in zip(right, total, strict=True)):
+        raise DataError("each group needs a number of right cases from 0 to that of its cases")
     groups = [(float(one), float(all_)) for one, all_ in zip(right, total, strict=True) if all_ > 0]
     count, whole = len(groups), sum(all_ for _, all_ in groups)
     if count < 2:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
+import io
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 
 from vargen.base.bounds import check_argument
 from vargen.base.errors import UserError, did_you_mean
+from vargen.base.reading import reason_of
 from vargen.base.world import COMMANDS, Command, listed
 
 OWN_COMMANDS = {
@@ -39,6 +41,8 @@ OWN_COMMANDS = {
 """vargen's own subcommands; a world adds its own (`vargen.base.world`)."""
 
 _NO_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory|Invalid buffer size", re.IGNORECASE)
+_LONGEST = 2000
+"""The most characters of an error: names out of files can have any length."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -55,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.set_threshold(10_000)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     showwarning, warnings.showwarning = warnings.showwarning, _show_warning
+    for stream in (sys.stdout, sys.stderr):  # a console without a letter shows its number instead
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     try:
         for number, argument in enumerate(arguments, start=1):
             check_argument(f"argument {number}", argument)
@@ -62,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error))
     except KeyboardInterrupt as interrupt:
-        print(f"vargen: interrupted{f'; {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
+        print(f"vargen: interrupted{f'; {in_one_line(str(interrupt))}' if str(interrupt) else ''}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of the output has ended (`vargen methods | head -1`). Python would complain again at exit.
@@ -74,14 +81,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(f"the disk is full{where}; free some space and run the same command again")
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return _fail(f"{(error.strerror or 'not allowed').lower()}{where}; choose a place that can be written")
-        if error.errno is None:
-            raise
+        if error.errno is None:  # of libraries, and shutil.Error, which lists what it could not do
+            return _fail(f"a file could not be read or written ({reason_of(error)}); name another file or folder")
         return _fail(f"{(error.strerror or type(error).__name__).lower()}{where}; name another file or folder")
     except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError
+        if isinstance(error, RecursionError):
+            return _fail("something that was read is nested too deeply; copy it again, or write it flatter")
         if isinstance(error, RuntimeError) and not _NO_MEMORY.search(str(error)):
             raise
         reason = str(error).split("\n")[0] or "there is not enough memory"
         return _fail(f"{reason}; give a smaller batch_size, fewer draft tokens or a smaller model")
+    except UnicodeError as error:  # names in no encoding of this system, or bytes that are no text
+        return _fail(f"{reason_of(error)}; save it as UTF-8, or choose a name in other letters")
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # of libraries in Rust, and no Exception
             raise
@@ -125,9 +136,15 @@ def _usage() -> str:
     )
 
 
+def in_one_line(message: str) -> str:
+    """A message for a terminal: no line break, no control character of a foreign name, and not too much of one."""
+    line = "".join(each if each.isprintable() else repr(each)[1:-1] for each in " ".join(message.split()))
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+
+
 def _fail(message: str) -> int:
     """Print an error in one line."""
-    print(f"vargen: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"vargen: error: {in_one_line(message)}", file=sys.stderr)
     return 2
 
 
@@ -135,7 +152,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *args: object
     """Print a warning in one line. Warnings about code are left out, since a user of the command cannot act on them."""
     if issubclass(category, DeprecationWarning | PendingDeprecationWarning | FutureWarning):
         return
-    print(f"vargen: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"vargen: warning: {in_one_line(str(message))}", file=sys.stderr)
 
 
 if __name__ == "__main__":

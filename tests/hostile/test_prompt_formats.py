@@ -56,7 +56,7 @@ CASES = [
     parti("a zero character", PARTI + "a\0cat\tAnimals\tBasic\n", "zero character"),
     parti("a prompt of a megabyte", PARTI + "cat " * 250_000 + "\tAnimals\tBasic\n", "field larger than"),
     parti("a category of a megabyte", PARTI + "a cat\t" + "x" * 1_000_000 + "\tBasic\n", "field larger than"),
-    parti("a column twice", PARTI.replace("Challenge", "Category"), "challenge"),
+    parti("a column twice", PARTI.replace("Challenge", "Category"), "two columns 'category'"),
     parti("of another benchmark", DPG, "p.tsv"),
     geneval("no tag", "needs a text in a column tag", tag=None),
     geneval("a tag of a list", "needs a text in a column tag", tag=["counting"]),

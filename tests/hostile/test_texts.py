@@ -36,7 +36,7 @@ def say(name: str, command: str, expected: str) -> Case:
 
 
 CASES = [
-    say("no command that is one", "paint", "'paint' is not a command; choose one of: generate"),
+    say("no command that is one", "paint", "'paint' is not a command; choose one of: check, generate"),
     say("an option that is none", "generate 'a cube' --colour red", "colour"),
     say("an option without its value", "generate 'a cube' --seed", "seed"),
     say("a nested option without its value", "bench --method_options.eagle.depth", "needs a value"),
@@ -129,7 +129,7 @@ CASES = [
     file("a surrogate", "jsonl", '"a \\ud800 cube"\n', "is not UTF-8 text"),
     file("a zero character in JSON", "jsonl", '"a \\u0000 cube"\n', "zero character"),
     yaml("of another encoding", CONFIG, b"model: \xff\xfe", "cannot be read"),
-    yaml("a list", CONFIG, "- 1\n", "Unexpected config"),
+    yaml("a list", CONFIG, "- 1\n", "must hold options by name"),
     yaml("no YAML", CONFIG, "a: [", "it is not YAML"),
     yaml("a class of Python", CONFIG, "a: !!python/object/apply:os.system [ls]\n", "it is not YAML"),
     yaml("aliases", CONFIG, BOMB, "it uses aliases"),

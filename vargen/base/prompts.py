@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 PROMPT_COLUMNS = ("prompt", "caption", "text")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_QUOTED = re.compile(r'"(?=.*"".*")(?:[^"]|"")*"', re.DOTALL)
+"""A cell in quotes whose own are doubled."""
 
 
 def gather_prompts(prompts: Sequence[str], prompts_file: str | None = None) -> list[str]:
@@ -155,15 +157,17 @@ def split_lines(text: str) -> list[str]:
 
 
 def _from_table(text: str, name: str, delimiter: str, wanted: tuple[str, ...]) -> Iterator[tuple[str, Row]]:
-    # Tab-separated files in the field (PartiPrompts) do not quote, and their prompts contain quotation marks.
+    # Tab-separated files in the field (PartiPrompts) do not quote, and their prompts contain quotation marks. What
+    # pandas writes quotes a cell with a mark in it, and doubles that; or all, the header too.
     lines = io.StringIO(text, newline="")
-    if delimiter == "\t":
-        reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE)
-    else:
-        reader = csv.reader(lines, delimiter=delimiter)
+    bare = delimiter == "\t" and not text.startswith('"')
+    quoting = csv.QUOTE_NONE if bare else csv.QUOTE_MINIMAL
+    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     try:
         header = next(reader, [])
         columns = [cell.strip().lower() for cell in header]
+        if twice := next((name for name in columns if name and columns.count(name) > 1), None):
+            raise UserError(f"{name}: the first line names two columns {twice!r:.80}; keep one")
         if not set(columns) & set(wanted):
             raise UserError(f"{name}: the first line must name a column {' or '.join(wanted)}")
         for row in reader:
@@ -177,6 +181,8 @@ def _from_table(text: str, name: str, delimiter: str, wanted: tuple[str, ...]) -
                 raise UserError(
                     f"{where} {len(row)} cells under {len(header)} columns; quote cells that contain {delimiter!r}"
                 )
+            if bare:
+                row = [cell[1:-1].replace('""', '"') if _QUOTED.fullmatch(cell) else cell for cell in row]
             yield where, dict(zip(columns, row, strict=True))
     except csv.Error as error:
         raise UserError(f"{name}, line {reader.line_num}: {error}") from error
@@ -197,6 +203,8 @@ def _from_json_lines(text: str, name: str) -> Iterator[tuple[str, Row]]:
 def prompt_of(row: Row, where: str) -> str:
     """The prompt in a row. Raises UserError for a row without one; `where` names the row."""
     own = lower_keys(row)
+    if len(own) < len(row):
+        raise UserError(f"{where} two keys differ by their case alone: {', '.join(map(str, row))[:80]}; keep one")
     value = next((own[name] for name in PROMPT_COLUMNS if name in own), None)
     if not isinstance(value, str):
         raise UserError(f"{where} need a string, or an object with a string under {' or '.join(PROMPT_COLUMNS)}")

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from vargen.base.bounds import is_too_deep
+from vargen.base.bounds import MAX_ARGUMENT, is_too_deep
 from vargen.base.errors import UserError
 
 _LONGEST_REASON = 200
@@ -95,8 +95,11 @@ class RepeatedKeyError(ValueError):
 
 
 def parse_json(text: str | bytes) -> Any:
-    """`json.loads`, but RepeatedKeyError, a ValueError, for a key that comes twice."""
-    return json.loads(text, object_pairs_hook=_object_of)
+    """`json.loads`; a ValueError also for what is nested too deeply, RepeatedKeyError for a key that comes twice."""
+    try:
+        return json.loads(text, object_pairs_hook=_object_of)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -108,8 +111,11 @@ def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_yaml(path: Path, remedy: str = "repair it", argument: str = "") -> Any:
-    """The content of a YAML file of plain values. Raises FileNotFoundError for a missing one, else UserError."""
+    """The content of a YAML file of plain values. Raises FileNotFoundError for a missing one, else UserError: also for
+    one that is too long for options, which their reader would take minutes for."""
     with _there(path), reading(path, remedy, argument):
+        if os.path.isfile(path) and (size := os.path.getsize(path)) > MAX_ARGUMENT:
+            raise ValueError(f"it has {size:,} bytes, and a file of options at most {MAX_ARGUMENT:,}")
         return parse_yaml(read_bytes(path, argument).decode("utf-8-sig"))
 
 
@@ -132,11 +138,13 @@ def _plain_loader() -> type[Any]:
 
 
 def _check_keys(loader: Any, node: Any) -> None:
-    """Raises YAMLError for a mapping with a key that comes twice."""
+    """Raises YAMLError for a mapping with a key that comes twice, or is merged into it, as a second one may be."""
     import yaml
 
     seen: set[Any] = set()
-    for key_node in (key_node for key_node, _ in node.value if key_node.tag != _MERGE):
+    for key_node, _ in node.value:
+        if key_node.tag == _MERGE:
+            raise yaml.YAMLError(f"it merges keys (<<) in line {key_node.start_mark.line + 1}; write them out")
         key = loader.construct_object(key_node, deep=True)
         if isinstance(key, Hashable):
             if key in seen:
@@ -175,7 +183,11 @@ def parse_yaml(text: str) -> Any:
             raise ValueError("it uses aliases (*name); write values out")
         return yaml.load(text, Loader=_plain_loader())
     except yaml.YAMLError as error:
-        raise ValueError(f"it is not YAML: {' '.join(str(error).split())}") from error
+        # What PyYAML says of a place has lines of the file in it, which may be anything.
+        parts = [getattr(error, name, None) for name in ("context", "problem")]
+        mark = getattr(error, "problem_mark", None)
+        said = ", ".join(filter(None, parts)) or " ".join(str(error).split())
+        raise ValueError(f"it is not YAML: {said}{'' if mark is None else f' in line {mark.line + 1}'}") from error
 
 
 @contextmanager

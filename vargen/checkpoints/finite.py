@@ -17,9 +17,12 @@ from torch.nn import Parameter
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.checkpoints.model_folder import find_tensor
 
+_NOTHING = 1e-30
+"""Below it, all numbers of a matrix are as good as 0."""
+
 
 def check_weights(model: torch.nn.Module, place: str | os.PathLike[str]) -> None:
-    """Refuse weights that are not finite.
+    """Refuse weights that are not finite, or mostly zeros.
 
     Args:
         model: as loaded, on any device.
@@ -35,6 +38,9 @@ def check_weights(model: torch.nn.Module, place: str | os.PathLike[str]) -> None
         return
     # Smallest and largest of each tensor: NaN wins both, and one small tensor is copied instead of many masks.
     extremes = [torch.stack(torch.aminmax(tensor.detach())).float().cpu() for tensor in floating.values()]
+    matrices = [each for each, tensor in zip(extremes, floating.values(), strict=True) if tensor.ndim > 1]
+    if matrices and 2 * int((torch.stack(matrices).abs().amax(1) < _NOTHING).sum()) > len(matrices):
+        raise UserError(f"{place}: most weights are 0, as in a file that was never filled; copy or download it again")
     finite = torch.stack(extremes).isfinite().all(1).tolist()
     for (name, tensor), is_finite in zip(floating.items(), finite, strict=True):
         if not is_finite:

@@ -27,7 +27,7 @@ from vargen.base.bounds import check_number
 from vargen.base.errors import UserError
 from vargen.base.kinds import fits, in_words
 from vargen.methods.base import MethodConfig
-from vargen.runs.files import write_atomic
+from vargen.runs.files import inside, write_atomic
 
 if TYPE_CHECKING:
     import torch
@@ -201,7 +201,7 @@ def index_text(index: Mapping[str, Any]) -> str:
 def _without_methods(content: bytes) -> bytes:
     """A model_index.json without the settings of methods, if it has any."""
     try:
-        index = json.loads(content)
+        index = reading.parse_json(content)
     except (ValueError, RecursionError):
         return content
     if not isinstance(index, dict) or "methods" not in index:
@@ -418,7 +418,7 @@ def _weight_files(folder: Path, variant: str | None) -> list[Path]:
             shards = read_json(index).get("weight_map")
             if not isinstance(shards, dict) or any(Path(str(shard)).name != shard for shard in shards.values()):
                 raise UserError(f"{index} must name files beside it in its weight_map; copy it again")
-            return sorted({folder / shard for shard in shards.values()})
+            return sorted({inside(folder, shard, linked=True) for shard in shards.values()})
         if (folder / f"{name}.safetensors").is_file():
             return [folder / f"{name}.safetensors"]
     variants = list(folder.glob("*.safetensors"))

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 
-from vargen.base.bounds import check_characters, check_choice, check_magnitudes
+from vargen.base.bounds import check_characters, check_choice, check_magnitudes, shown
 from vargen.base.errors import UserError, did_you_mean
 from vargen.base.options import (
     COMPUTING,
@@ -350,11 +350,20 @@ def _find(parser: ArgumentParser, path: str) -> str:
     """The file of a configuration. It is read as YAML here, since jsonargparse says less about what is wrong."""
     if path.strip().startswith("{"):
         with reading("config", "give YAML"):
-            content, place = parse_yaml(path), path
+            content, place, where = parse_yaml(path), path, "config:"
     else:
         place = path if os.path.exists(path) else str(find_config(path))
-        content = read_yaml(Path(place), argument="config")
-    for name, value in content.items() if isinstance(content, dict) else ():
+        content, where = read_yaml(Path(place), argument="config"), f"config: {place}"
+    if content is None or content == {}:
+        raise UserError(f"{where} holds no options; leave it out for the defaults")
+    if not isinstance(content, dict):
+        raise UserError(f"{where} must hold options by name, such as seed: 3")
+    known = {action.dest for action in parser._actions} | {action.dest.split(".")[0] for action in parser._actions}
+    for name, value in content.items():
+        if name not in known or "." in name:
+            nested = f"; write {name.partition('.')[2]} below {name.partition('.')[0]}" if "." in str(name) else ""
+            hint = nested or did_you_mean(str(name)[:80], sorted(known))
+            raise UserError(f"{where} {shown(name)} is not an option of {parser.prog}{hint}")
         _check_base_sixty(parser, str(name), value)
     return place
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vargen.base.reading import parse_json
 from vargen.base.world import find_world
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.jobs.evaluation import EvaluateConfig, evaluate
@@ -57,7 +58,7 @@ def _report(config: EvaluateConfig, rows: list[dict[str, Any]], as_json: bool) -
 def _warn_of_lost_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Name the methods of an earlier command that this one's scores leave out."""
     try:
-        earlier = [row["method"] for row in json.loads(path.read_bytes())]
+        earlier = [row["method"] for row in parse_json(path.read_bytes())]
     except (OSError, ValueError, TypeError, KeyError):
         return
     if gone := [label for label in earlier if label not in {row["method"] for row in rows}]:

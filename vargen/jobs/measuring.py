@@ -25,6 +25,7 @@ from metrics.picture_checks import PictureCheck, check_pictures
 from metrics.protocol import Protocol
 from metrics.quality import Reference
 from vargen.base.errors import UserError
+from vargen.base.reading import parse_json
 from vargen.base.resources import cache_folder
 from vargen.checkpoints.model_folder import check_stored
 from vargen.checkpoints.options import SamplingOptions
@@ -258,7 +259,7 @@ def stored_statistics(run: Evaluation, path: Path | None) -> tuple[Reference, li
             if "mu" not in arrays:
                 return None
             has_spatial = run.protocol.spatial_distance and "mu_s" in arrays
-            note = json.loads(arrays["made_with"].tobytes()) if "made_with" in arrays else None
+            note = parse_json(arrays["made_with"].tobytes()) if "made_with" in arrays else None
             statistics = GaussianStatistics.read(arrays, path)
             spatial = GaussianStatistics.read(arrays, path, "_s") if has_spatial else None
         reference = Reference(statistics, None, spatial)

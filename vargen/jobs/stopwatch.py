@@ -17,7 +17,7 @@ from typing import Any
 
 from metrics.speculation import over_processes
 from vargen.base.errors import UserError
-from vargen.base.reading import read_json
+from vargen.base.reading import parse_json, read_json
 from vargen.runs.files import write_atomic
 
 
@@ -80,5 +80,5 @@ def _measured(folder: Path | None, command: Sequence[str], arguments: Sequence[s
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if ended.returncode:
         raise UserError(f"processes: {told} ended with {ended.returncode}; its message stands above")
-    rows: list[dict[str, Any]] = json.loads(ended.stdout)
+    rows: list[dict[str, Any]] = parse_json(ended.stdout)
     return rows

@@ -28,6 +28,7 @@ from specdecode.drafters.draft_size import (
 )
 from specdecode.roles import Target
 from vargen.base.errors import UserError
+from vargen.base.reading import parse_json
 from vargen.base.resources import cache_folder
 from vargen.runs.files import write_atomic
 from vargen.runs.identity import digest
@@ -112,7 +113,7 @@ def _path(identity: str) -> Path:
 
 def _read(identity: str) -> StepCosts | None:
     try:
-        values = json.loads(_path(identity).read_bytes())
+        values = parse_json(_path(identity).read_bytes())
         return StepCosts(
             tuple(int(count) for count in values["nodes"]),
             tuple(float(seconds) for seconds in values["target_seconds"]),

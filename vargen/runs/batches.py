@@ -26,8 +26,8 @@ import numpy as np
 from metrics.errors import DataError
 from metrics.images import open_npz
 from vargen.base.errors import UserError
-from vargen.base.reading import reading, reason_of
-from vargen.runs.files import save_image_atomic, write_atomic, write_json_atomic
+from vargen.base.reading import parse_json, reading, reason_of
+from vargen.runs.files import pixels_of, read_png, save_image_atomic, write_atomic, write_json_atomic
 from vargen.runs.identity import check_identity_file
 from vargen.runs.progress import Progress
 
@@ -95,7 +95,7 @@ class BatchStore:
         except DataError as error:
             raise UserError(f"{path} cannot be read ({reason_of(error.__cause__ or error)}); {remedy}") from error
         with reading(path, remedy):
-            record = json.loads(arrays.pop("record").tobytes())
+            record = parse_json(arrays.pop("record").tobytes())
         if any(array.shape[:1] != (len(self.batches[batch]),) for array in arrays.values()):
             raise UserError(f"{path} holds another number of pictures; delete it and run the same command again")
         return arrays, record
@@ -200,23 +200,13 @@ class PictureBatches:
         from PIL.PngImagePlugin import PngInfo
 
         chunk = PngInfo()
-        chunk.add_text(_NUMBER, str(index))
+        chunk.add_text(_NUMBER, f"{index} {pixels_of(picture)}")
         save_image_atomic(picture, self.image_path(index), pnginfo=chunk)
 
     def _is_own(self, index: int) -> bool:
         """Whether a picture is whole, and the one that was written there."""
-        from metrics.images import open_whole
-
-        path = self.image_path(index)
-        if not path.is_file():
-            return False
-        try:
-            with open_whole(path) as image:
-                return bool(image.info.get(_NUMBER) == str(index))
-        except MemoryError:
-            raise
-        except Exception:  # half a dozen kinds; whatever it is, the picture is made again
-            return False
+        pixels, told = read_png(self.image_path(index))
+        return pixels is not None and told.get(_NUMBER) == f"{index} {pixels}"
 
     def call_records(self) -> list[dict[str, Any]]:
         """The cost of each batch, in order."""

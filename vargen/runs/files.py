@@ -12,14 +12,19 @@ the command line uses this before it needs a model.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import ntpath
 import os
+import posixpath
 import re
 import secrets
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from fnmatch import fnmatch
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
@@ -237,11 +242,67 @@ def read_jsonl(path: str | os.PathLike[str], once: Sequence[str] = ()) -> list[d
     return records
 
 
-def inside(folder: Path, name: object) -> Path:
-    """The path of `name` in the folder of a record. Raises UserError for a name that leads out of the folder."""
-    if isinstance(name, str) and "\0" not in name and (folder / name).resolve().is_relative_to(folder.resolve()):
-        return folder / name
-    raise UserError(f"{folder}: {name!r} is not the name of something in it; repair or delete the record")
+def pixels_of(image: Image) -> str:
+    """A short digest of a picture's size, mode and pixels."""
+    return hashlib.sha256(f"{image.mode} {image.size} ".encode() + image.tobytes()).hexdigest()[:16]
+
+
+def read_png(path: Path) -> tuple[str | None, dict[str, str]]:
+    """The pixels of a PNG, see `pixels_of`, and its texts; None and nothing where it is missing, not whole, or of
+    another kind."""
+    from metrics.images import open_whole
+
+    if not path.is_file():
+        return None, {}
+    try:
+        with open_whole(path, ("PNG",)) as image:
+            return pixels_of(image), dict(image.text)  # type: ignore[attr-defined]  # PNG images have it
+    except MemoryError:
+        raise
+    except Exception:  # half a dozen kinds; whatever it is, the picture is made again
+        return None, {}
+
+
+def inside(folder: Path, name: object, linked: bool = False) -> Path:
+    """The path of a name that stands in a file, in that file's folder. Every such name becomes a path here.
+
+    Args:
+        folder: of the file.
+        name: as it stands there.
+        linked: whether what has the name may be a link out of the folder, as in the cache of a hub.
+
+    Raises:
+        UserError: no name, or one that leads out of the folder on any system.
+    """
+    if isinstance(name, str) and name and "\0" not in name:
+        leads = [each.normpath(name).split(each.sep)[0] for each in (posixpath, ntpath)]
+        is_plain = not PureWindowsPath(name).anchor and not posixpath.isabs(name) and ".." not in leads
+        if is_plain and (linked or (folder / name).resolve().is_relative_to(folder.resolve())):
+            return folder / name
+    raise UserError(f"{folder}: {name!r:.100} is not the name of something in it; repair or delete the record")
+
+
+def copy_files(source: Path, folder: Path, left_out: Sequence[str] = ()) -> None:
+    """Copy the files of a model's folder, but no link that leads elsewhere: what it leads to would be published.
+
+    A link within the folder is copied as what it leads to; so are those of a hub's cache, which all lead to `blobs`.
+
+    Args:
+        source: of the model.
+        folder: is made.
+        left_out: patterns of names.
+    """
+    real = source.resolve()
+    homes = (real, real.parents[1] / "blobs") if real.parent.name == "snapshots" else (real,)
+    for place, folders, names in os.walk(real):
+        folders[:] = [each for each in folders if not any(fnmatch(each, pattern) for pattern in left_out)]
+        for path in (Path(place) / name for name in names if not any(fnmatch(name, each) for each in left_out)):
+            if path.is_file() and any(path.resolve().is_relative_to(home) for home in homes):
+                target = folder / path.relative_to(real)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+            else:
+                warnings.warn(f"{path} is not copied: it is a link that leads elsewhere, or no file", stacklevel=2)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from metrics.speculation import CallRecord
 from vargen.base.errors import UserError
 from vargen.base.path_roles import check_replaceable
-from vargen.base.reading import read_json
+from vargen.base.reading import parse_json, read_json
 from vargen.runs import files
 from vargen.runs.identity import check_identity, digest
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 RECORD_CHUNK = "vargen"
+_PIXELS = "pixels"
+"""The field with a digest of the picture's size, mode and pixels."""
 _ANOTHER_FOLDER = "choose another --output or delete that one"
 _DIGEST = "digest"
 """The field with the digest of the rest of a line. It reveals a change that is still valid JSON."""
@@ -179,7 +181,7 @@ class PictureFolder:
             check_identity(self.path, earlier, settings, holds="a run", remedy=_ANOTHER_FOLDER)
 
     def scan(self) -> None:
-        """Find the finished pictures: whole PNGs with the record of their request.
+        """Find the finished pictures: whole PNGs with the record of their request and the pixels that it says.
 
         A picture whose text chunk was lost, by an optimiser for instance, counts if `result.jsonl` still has its line.
         """
@@ -190,10 +192,9 @@ class PictureFolder:
             path = self.path / request.image_path
             if not path.is_file() or (self._traced and not self._trace_path(request).is_file()):
                 continue
-            found, record = _read_image_record(path)
-            if found and record is None:
-                record = lines.get(request.index)
-            if record is not None and record.items() >= request.to_record().items():
+            pixels, record = _read_image_record(path)
+            record = lines.get(request.index) if record is None else record
+            if record is not None and record.items() >= {**request.to_record(), _PIXELS: pixels}.items():
                 self.records[request.index] = record
 
     def begin(self, config: Mapping[str, Any]) -> None:
@@ -231,7 +232,7 @@ class PictureFolder:
             files.write_json_atomic(self.path / "config.json", self._config)
         if trace_image is not None:  # before the picture, which marks the end
             files.save_image_atomic(trace_image, self._trace_path(request))
-        record = {**request.to_record(), **measured}
+        record = {**request.to_record(), **measured, _PIXELS: files.pixels_of(image)}
         chunk = PngInfo()
         chunk.add_itxt(RECORD_CHUNK, json.dumps(record, ensure_ascii=False))
         files.save_image_atomic(image, self.path / request.image_path, pnginfo=chunk)
@@ -249,25 +250,11 @@ class PictureFolder:
             files.write_atomic(path, content)
 
 
-def _read_image_record(path: Path) -> tuple[bool, dict[str, Any] | None]:
-    """Whether a PNG is whole, and its record, if it has one."""
-    from PIL import Image
-
-    from metrics.images import open_whole
-
+def _read_image_record(path: Path) -> tuple[str | None, dict[str, Any] | None]:
+    """The pixels of a PNG, see `files.pixels_of`, None where it is not whole; and its record, if it has one."""
+    pixels, told = files.read_png(path)
     try:
-        with open_whole(path) as image:
-            text = image.text.get(RECORD_CHUNK)  # type: ignore[attr-defined]  # PNG images have it
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        AttributeError,
-        Image.DecompressionBombError,
-    ):  # SyntaxError: a broken PNG
-        return False, None
-    try:
-        record = json.loads(text) if text is not None else None
+        record = parse_json(told.get(RECORD_CHUNK, ""))
     except ValueError:
         record = None
-    return True, record if isinstance(record, dict) else None
+    return pixels, record if isinstance(record, dict) else None

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vargen.base.reading import reading
+from vargen.base.reading import parse_json, reading
 from vargen.runs.files import atomic_path, own_folder
 from vargen.runs.identity import check_identity
 from vargen.runs.progress import progress
@@ -120,7 +120,7 @@ def keep_batches(
             described = settings if asked is None else {**settings, "prompts": asked}
             if path.exists():
                 with reading(path, "delete it", argument), safe_open(path, framework="pt") as file:
-                    before = json.loads((file.metadata() or {}).get("settings", "{}"))
+                    before = parse_json((file.metadata() or {}).get("settings", "{}"))
                     now = described
                     if asked is not None:
                         before.pop("prompts_file", None)  # noted by earlier versions in place of the prompts

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from vargen.base.errors import UserError
-from vargen.base.reading import reason_of
+from vargen.base.reading import parse_json, reason_of
 from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.runs.files import append_jsonl, atomic_folder, atomic_path
 from vargen.runs.identity import check_identity
@@ -274,7 +274,7 @@ class _State:
                     raise ValueError(f"{garbled} is garbled")
             saved = torch.load(path, map_location=self.config.device, weights_only=True)
             # Checkpoints written before the optimizer was compared do not name it.
-            identity = {"optimizer": self.config.optimizer, **json.loads(saved["architecture"])}
+            identity = {"optimizer": self.config.optimizer, **parse_json(saved["architecture"])}
         except Exception as error:  # a damaged file can raise anything
             raise UserError(f"output: {path} cannot be read ({reason_of(error)}); {remedy}") from error
         remedy_of_another = "change it back or choose another output"

@@ -149,9 +149,49 @@ def test_names_in_a_record_lead_to_its_folder_alone(tmp_path):
     (folder / "out").symlink_to(tmp_path)
     assert files.inside(folder, "images/0.png") == folder / "images" / "0.png"
     assert files.inside(folder, "images/../0.png") == folder / "images" / ".." / "0.png"
-    for name in ("../0.png", "out/0.png", "/0.png", "a\0", 7):
-        with pytest.raises(UserError, match="is not the name of something in it"):
-            files.inside(folder, name)
+    assert files.inside(folder, "out/0.png", linked=True) == folder / "out" / "0.png"
+    hostile = [
+        "../0.png",
+        "a/../../b",
+        "..",
+        "a/../..",
+        "/0.png",
+        "//x/y",
+        "\\x",
+        "C:x",
+        "c:\\x",
+        "..\\x",
+        "a\\..\\..\\b",
+    ]
+    for name in (*hostile, "a\0", "", 7, None, ["a"]):
+        for linked in (False, True):
+            with pytest.raises(UserError, match="is not the name of something in it"):
+                files.inside(folder, name, linked)
+    with pytest.raises(UserError, match="is not the name of something in it"):
+        files.inside(folder, "out/0.png")
+
+
+def test_a_copy_of_a_model_follows_no_link_out_of_it(tmp_path: Path) -> None:
+    """But those of a hub's cache, whose files are all links, and of files within the folder."""
+    (tmp_path / "secret").write_text("a secret")
+    hub = tmp_path / "hub" / "models--a--b"
+    for source, blobs in ((tmp_path / "model", tmp_path / "model"), (hub / "snapshots" / "1", hub / "blobs")):
+        for folder in (source / "part", source / "cut", blobs):
+            folder.mkdir(parents=True, exist_ok=True)
+        (blobs / "config").write_text("{}")
+        (source / "config.json").symlink_to(os.path.relpath(blobs / "config", source))
+        (source / "part" / "own.txt").write_text("own")
+        (source / "cut" / "left.txt").write_text("left")
+        (source / "weights.bin").write_text("weights")
+        for name, target in {"secret.txt": tmp_path / "secret", "part/again": source, "nowhere": "nowhere"}.items():
+            (source / name).symlink_to(target)
+        os.mkfifo(source / "pipe")
+        copy = tmp_path / f"copy-{source.name}"
+        with pytest.warns(UserWarning, match="is not copied"):
+            files.copy_files(source, copy, ("cut", "*.bin"))
+        copied = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
+        assert copied - {"config"} == {"config.json", "part/own.txt"}
+        assert not any(path.is_symlink() for path in copy.rglob("*")) and (copy / "config.json").read_text() == "{}"
 
 
 def test_temporary_names_cannot_be_guessed_and_files_are_readable_as_others_are(tmp_path):

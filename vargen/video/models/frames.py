@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers.video_utils import VideoMetadata
 
 from metrics.errors import DataError
-from metrics.images import natural_key, read_rgb
+from metrics.images import IMAGE_SUFFIXES, list_pictures, read_rgb
 from vargen.base.errors import UserError, warn
 from vargen.base.prompts import unknown_words
 from vargen.base.reading import expanded, reason_of
@@ -42,8 +42,6 @@ CAPTION_PROMPTS = (
 )
 """What asks for a caption; the second is the one published evaluations use."""
 
-PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
-"""What counts as a picture in a folder."""
 
 # Where a file says which packets decoding can begin at, and every packet is one frame, frames can be sought. VP8 is
 # missing on purpose: some of its packets show nothing.
@@ -322,11 +320,9 @@ def _stack(pictures: Sequence[np.ndarray], place: Path) -> Tensor:
 
 def _pictures_of(folder: Path) -> list[Path]:
     """Pictures of a folder by name, numbers in names by their value."""
-    shown = (path for path in folder.iterdir() if path.suffix.lower() in PICTURE_SUFFIXES and path.is_file())
-    found = sorted(shown, key=lambda path: natural_key(path.name))
-    found = [path for path in found if not path.name.startswith(".")]
+    found = list_pictures(folder, below=False)
     if not found:
-        raise UserError(f"video: {folder} holds no pictures ({', '.join(PICTURE_SUFFIXES)}); name another folder")
+        raise UserError(f"video: {folder} holds no pictures ({', '.join(IMAGE_SUFFIXES)}); name another folder")
     return found
 
 

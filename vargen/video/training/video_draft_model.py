@@ -12,7 +12,6 @@ read the target's hidden states (`video_drafter.py`).
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from vargen.base.errors import UserError
 from vargen.base.options import LOADING, option
 from vargen.base.path_roles import MODEL
 from vargen.checkpoints.model_folder import weights_fingerprint
+from vargen.runs.files import copy_files
 from vargen.training.config import check
 from vargen.training.cpu_attention import FLOAT32_ATTENTION
 from vargen.training.run import RunResult, Task, autocast, prepare, train
@@ -185,7 +185,7 @@ class VideoDraftModelTask(Task):
 
     def export(self, folder: Path) -> None:
         """Write the model in bfloat16, with its processor."""
-        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns(*_NOT_COPIED), dirs_exist_ok=True)
+        copy_files(self.folder, folder, _NOT_COPIED)
         exported = copy.deepcopy(self.draft_model)
         exported.set_attn_implementation("sdpa")
         exported.to(torch.bfloat16).save_pretrained(folder)

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vargen.base.errors import UserError
-from vargen.base.reading import reading
+from vargen.base.reading import parse_json, reading
 from vargen.runs.files import atomic_path
 from vargen.runs.identity import check_identity, digest
 from vargen.video.drafters.video_head import TargetStates
@@ -85,7 +85,7 @@ class StatesFolder:
             with atomic_path(path) as temporary:
                 save_file(tensors, temporary, metadata={"settings": json.dumps(settings)})
         with reading(path, "delete it", "states"), safe_open(path, framework="pt") as file:
-            before = json.loads((file.metadata() or {}).get("settings", "{}"))
+            before = parse_json((file.metadata() or {}).get("settings", "{}"))
             check_identity(path, before, settings, holds="states", argument="states")
             kept: dict[str, Any] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             return AnswerStates(**kept)

@@ -166,7 +166,7 @@ def open_npz(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
         with np.load(path, allow_pickle=False) as opened:
             if not isinstance(opened, np.lib.npyio.NpzFile):
                 raise DataError(f"{path} is not an .npz file")
-            names = [name.removesuffix(".npy") for name in opened.zip.namelist()]
+            names = [name.removesuffix(".npy") for name in (opened.zip.namelist() if opened.zip else ())]
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise DataError(f"{path} holds two arrays {twice}; make it again")
             yield opened
@@ -200,7 +200,7 @@ def read_rgb(path: Path, upright: bool = False) -> Image.Image:
 
 
 @contextmanager
-def open_whole(path: Path, formats: Sequence[str] = FORMATS) -> Iterator[Image.Image]:
+def open_whole(path: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[Image.Image]:
     """A picture of one of these formats, which is loaded. Reading pixels shows what is missing; a byte of a PNG that is
     another one shows in the sums of its parts alone. Raises half a dozen kinds of errors."""
     with Image.open(path, formats=formats) as image:
@@ -308,15 +308,8 @@ def resize(pictures: Sequence[Tensor], resizer: str, side: int) -> Tensor:
     that is uint8 `[3, H, W]`."""
     if resizer not in RESIZERS:
         raise DataError(f"resizer must be one of {', '.join(RESIZERS)}, got {resizer!r}")
-    for picture in pictures or [None]:
-        is_tensor = isinstance(picture, Tensor)
-        if (
-            not is_tensor
-            or picture.dtype != torch.uint8
-            or picture.ndim != 3
-            or len(picture) != 3
-            or not picture.numel()
-        ):
-            found = f"{picture.dtype} {list(picture.shape)}" if is_tensor else "none"
+    for picture in pictures or (torch.empty(0),):
+        if picture.dtype != torch.uint8 or picture.ndim != 3 or len(picture) != 3 or not picture.numel():
+            found = f"{picture.dtype} {list(picture.shape)}"
             raise DataError(f"pictures must be uint8 [3, H, W], one or more, got {found}")
     return torch.stack([RESIZERS[resizer](picture, side) for picture in pictures])

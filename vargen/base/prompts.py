@@ -161,8 +161,7 @@ def _from_table(text: str, name: str, delimiter: str, wanted: tuple[str, ...]) -
     # pandas writes quotes a cell with a mark in it, and doubles that; or all, the header too.
     lines = io.StringIO(text, newline="")
     bare = delimiter == "\t" and not text.startswith('"')
-    quoting = csv.QUOTE_NONE if bare else csv.QUOTE_MINIMAL
-    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+    reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE if bare else csv.QUOTE_MINIMAL, strict=True)
     try:
         header = next(reader, [])
         columns = [cell.strip().lower() for cell in header]

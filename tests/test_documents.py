@@ -41,13 +41,8 @@ def test_shipped_weights_stay_within_their_share() -> None:
     sizes = {path.relative_to(weights): path.stat().st_size for path in weights.rglob("*") if path.is_file()}
     # These have their own share of 60 MiB.
     others = {
-        "scenes-256",
-        "drafter",
-        "draft_model",
-        "clip",
-        "video-llm",
-        "video-llm-draft",
-    }
+        "scenes-256", "drafter", "draft_model", "clip", "video-llm", "video-llm-draft",
+    }  # fmt: skip
     assert 0 < sum(size for path, size in sizes.items() if not others & {*path.parts}) <= 38 * 2**20
     assert sum(sizes.values()) <= 60 * 2**20
 

@@ -52,18 +52,9 @@ def test_the_examples_work_as_written_and_touch_what_the_page_says(tmp_path):
     tests = [name for _, name, _ in blocks if name.startswith("tests/")]
     assert len(tests) == 4
     run(
-        sys.executable,
-        "-m",
-        "pytest",
-        "-n",
-        "0",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *tests,
-        folder=tmp_path,
+        sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *tests, folder=tmp_path,
         PYTHONPATH=str(tmp_path),
-    )
+    )  # fmt: skip
     counted = """
 import torch
 from vargen import AutoPicturePipeline

@@ -17,14 +17,9 @@ TUNE = "tune --method eagle --model {model} --quiet --output {work}/out"
 TRAIN = "train judge --output {work}/out --batch_size 2 --steps 1 --evaluation_size 2 --image_size 32"
 CONVERT = "convert llamagen --transformer a.pt --vqvae b.pt --image_size 256 --output {work}/out"
 WRITERS = {
-    "generate": GENERATE,
-    "bench": BENCH,
-    "evaluate": EVALUATE,
-    "scenes": SCENES,
-    "tune": TUNE,
-    "train": TRAIN,
+    "generate": GENERATE, "bench": BENCH, "evaluate": EVALUATE, "scenes": SCENES, "tune": TUNE, "train": TRAIN,
     "convert": CONVERT,
-}
+}  # fmt: skip
 
 
 def file(name: str, content: str = "mine") -> Callable[[Path], object]:

@@ -11,23 +11,9 @@ from metrics.errors import DataError
 from metrics.picture_readers import Mask2FormerDetector, OwlDetector, VisualAnswers, load_detector
 
 WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "a",
-    "photo",
-    "of",
-    "is",
-    "there",
-    "cube",
-    "sphere",
-    "red",
-    "yes",
-    "no",
-    "the",
+    "[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "is", "there", "cube", "sphere", "red", "yes", "no", "the",
     "?",
-]
+]  # fmt: skip
 
 
 def word_tokenizer(**more: Any) -> Any:

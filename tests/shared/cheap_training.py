@@ -73,13 +73,9 @@ def repeated_tiny_scenes() -> CheapScenes:
 @pytest.fixture
 def tokenizer_config(tmp_path: Path) -> TokenizerTrainingConfig:
     return TokenizerTrainingConfig(
-        output=str(tmp_path / "tokenizer"),
-        evaluate_every=3,
-        sample_every=3,
-        image_size=IMAGE_SIZE,
-        shape=VQModelConfig((8, 16), 1, 16, 32, 4, 4),
-        **FEW_STEPS | {"evaluation_size": 4},
-    )
+        output=str(tmp_path / "tokenizer"), evaluate_every=3, sample_every=3, image_size=IMAGE_SIZE,
+        shape=VQModelConfig((8, 16), 1, 16, 32, 4, 4), **FEW_STEPS | {"evaluation_size": 4},
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -92,12 +88,7 @@ def transformer_config(tmp_path: Path, tokenizer_config) -> TransformerTrainingC
     text_encoder = build_text_encoder(TextEncoderConfig(16, 8, 24, 1, 2), build_tokenizer())
     text_encoder.save_pretrained(tmp_path / "text" / "text_encoder")
     return TransformerTrainingConfig(
-        output=str(tmp_path / "transformer"),
-        vqvae=str(tmp_path / "vqvae"),
-        evaluate_every=100,
-        sample_every=100,
-        image_size=tokenizer_config.image_size,
-        shape=TransformerConfig(32, 2, 2, 48, 48),
-        frozen_text_encoder=str(tmp_path / "text"),
-        **FEW_STEPS,
-    )
+        output=str(tmp_path / "transformer"), vqvae=str(tmp_path / "vqvae"), evaluate_every=100, sample_every=100,
+        image_size=tokenizer_config.image_size, shape=TransformerConfig(32, 2, 2, 48, 48),
+        frozen_text_encoder=str(tmp_path / "text"), **FEW_STEPS,
+    )  # fmt: skip

@@ -127,13 +127,9 @@ def fresh_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
 def by_generate(model: PreTrainedModel, prompts: tuple[Tensor, Tensor], count: int, end: list[int]) -> Tensor:
     """transformers' own greedy decoding: [B, T + n]."""
     output = model.generate(
-        input_ids=prompts[0],
-        attention_mask=prompts[1],
-        max_new_tokens=count,
-        do_sample=False,
-        eos_token_id=end or [-1],
-        pad_token_id=PAD,
-    )
+        input_ids=prompts[0], attention_mask=prompts[1], max_new_tokens=count, do_sample=False,
+        eos_token_id=end or [-1], pad_token_id=PAD,
+    )  # fmt: skip
     assert isinstance(output, Tensor)
     return output
 

@@ -24,17 +24,7 @@ class NoiseVideos:
 def short_run(target: Path, folder: Path) -> dict[str, Any]:
     """Settings of a training of three steps."""
     return {
-        "output": str(folder),
-        "model": str(target),
-        "num_videos": 6,
-        "num_frames": FRAMES,
-        "image_size": SIZE,
-        "generation_batch_size": 3,
-        "max_new_tokens": 10,
-        "batch_size": 3,
-        "steps": 3,
-        "evaluation_size": 2,
-        "warmup_steps": 1,
-        "log_every": 1,
-        "autocast": False,
-    }
+        "output": str(folder), "model": str(target), "num_videos": 6, "num_frames": FRAMES, "image_size": SIZE,
+        "generation_batch_size": 3, "max_new_tokens": 10, "batch_size": 3, "steps": 3, "evaluation_size": 2,
+        "warmup_steps": 1, "log_every": 1, "autocast": False,
+    }  # fmt: skip

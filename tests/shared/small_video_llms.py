@@ -29,15 +29,10 @@ def build_video_llm(config: VideoLLMConfig, architecture: str = "qwen2_5_vl") ->
     processor = build_llava_processor(config.image_size, config.patch_size)
     tokenizer = processor.tokenizer
     text = {
-        **vars(config.text),
-        "model_type": "qwen2",
-        "vocab_size": len(tokenizer),
-        "max_position_embeddings": 4096,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
+        **vars(config.text), "model_type": "qwen2", "vocab_size": len(tokenizer), "max_position_embeddings": 4096,
+        "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id,
         "tie_word_embeddings": True,
-    }
+    }  # fmt: skip
     vision = {
         "model_type": "siglip_vision_model",
         **vars(config.vision),

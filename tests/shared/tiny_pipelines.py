@@ -46,15 +46,9 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 def build_tiny_transformer(seed: int = 0, **overrides: object) -> LlamaGenTransformer:
     torch.manual_seed(seed)
     sizes: dict[str, object] = {
-        "dim": 16,
-        "num_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "vocab_size": VOCAB,
-        "grid_size": GRID,
-        "condition_type": "text",
-        "caption_dim": 12,
-    }
+        "dim": 16, "num_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": VOCAB,
+        "grid_size": GRID, "condition_type": "text", "caption_dim": 12,
+    }  # fmt: skip
     model = LlamaGenTransformer(**{**sizes, **overrides})  # type: ignore[arg-type]
     randomise(model, seed)
     return model.eval()
@@ -105,14 +99,8 @@ def build_drafting_pipeline(**overrides: object) -> LlamaGenPipeline:
     draft_model = build_tiny_transformer(2, dim=8, num_layers=1, num_attention_heads=1, intermediate_size=16)
     randomise(drafter, 1)
     pipeline = LlamaGenPipeline(
-        base.transformer,
-        base.vqvae,
-        base.text_encoder,
-        base.tokenizer,
-        drafter=drafter.eval(),
-        draft_model=draft_model,
-        default_guidance_scale=3.0,
-        default_top_k=0,
-    )
+        base.transformer, base.vqvae, base.text_encoder, base.tokenizer, drafter=drafter.eval(),
+        draft_model=draft_model, default_guidance_scale=3.0, default_top_k=0,
+    )  # fmt: skip
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

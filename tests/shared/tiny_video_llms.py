@@ -39,18 +39,10 @@ def sharpen(model: Any, factor: float = 4.0) -> Any:
 def build_model(architecture: str, seed: int = 0, num_layers: int = 3) -> Any:
     torch.manual_seed(seed)
     text: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
-        "bos_token_id": 1,
-        "eos_token_id": END,
-        "pad_token_id": 0,
-        "tie_word_embeddings": False,
-    }
+        "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": num_layers,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096, "bos_token_id": 1,
+        "eos_token_id": END, "pad_token_id": 0, "tie_word_embeddings": False,
+    }  # fmt: skip
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
     tokens = {
         "image_token_id": IMAGE,

@@ -61,23 +61,9 @@ def golden_folder(name: str, folder: Path) -> Path:
 
 CODES = 24
 WORDS = [
-    "<unk>",
-    "<s>",
-    "<|endoftext|>",
-    "a",
-    "dog",
-    "cat",
-    "runs",
-    "red",
-    "rain",
-    "on",
-    "sand",
-    "Generate",
-    "an",
-    "image",
-    ".",
-    ":",
-]
+    "<unk>", "<s>", "<|endoftext|>", "a", "dog", "cat", "runs", "red", "rain", "on", "sand", "Generate", "an", "image",
+    ".", ":",
+]  # fmt: skip
 PROMPTS = ["a dog", "a red cat runs on sand", "the dog runs on sand"]
 TINY = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -13,13 +13,9 @@ from scenes.captions.story_captions import happening
 from scenes.rendering.story import Story
 
 BACKWARDS = {
-    "goes left": "goes right",
-    "goes right": "goes left",
-    "comes closer": "goes away",
-    "goes away": "comes closer",
-    "appears": "leaves",
-    "leaves": "appears",
-}
+    "goes left": "goes right", "goes right": "goes left", "comes closer": "goes away", "goes away": "comes closer",
+    "appears": "leaves", "leaves": "appears",
+}  # fmt: skip
 
 
 def backwards(story: Story) -> Story:

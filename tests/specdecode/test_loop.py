@@ -116,13 +116,9 @@ def test_speculative_decoding_keeps_the_books(parents, max_new_tokens):
 
     drafter = make_drafter(target, parents)
     result = decode(
-        target,
-        max_new_tokens=max_new_tokens,
-        sampling=SamplingConfig(),
-        streams=streams,
-        drafter=drafter,
+        target, max_new_tokens=max_new_tokens, sampling=SamplingConfig(), streams=streams, drafter=drafter,
         on_step=on_step,
-    )
+    )  # fmt: skip
     trace = result.trace
     assert torch.equal(target.committed[:, 2:-1], result.tokens[:, :-1])
     assert target.lengths.tolist() == [max_new_tokens - 1] * 5

@@ -26,14 +26,9 @@ from scenes.rendering.textures import LATTICE_SIDE, NOISE_LENGTH, Octave, noise_
 
 def one_object_scene(**changes: object) -> Scene:
     values: dict = {
-        "shape": "sphere",
-        "colour": "red",
-        "material": "matte",
-        "size": "large",
-        "x": 0.0,
-        "depth": 1.0,
+        "shape": "sphere", "colour": "red", "material": "matte", "size": "large", "x": 0.0, "depth": 1.0,
         "rotation": 0.3,
-    }
+    }  # fmt: skip
     item = SceneObject(**(values | {k: v for k, v in changes.items() if k in values}))
     scene = Scene(5, (item,), "sand", "clear", 0.4, 0.9)
     return dataclasses.replace(scene, **{k: v for k, v in changes.items() if k not in values})

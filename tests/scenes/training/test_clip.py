@@ -24,21 +24,10 @@ from vargen.runs.files import read_jsonl
 def small_config(folder: Path, **changes: object) -> ClipTrainingConfig:
     tower = TowerConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
     values: dict = {
-        "output": str(folder),
-        "image_size": 32,
-        "patch_size": 8,
-        "vision": tower,
-        "text": tower,
-        "projection_dim": 8,
-        "batch_size": 8,
-        "steps": 3,
-        "warmup_steps": 1,
-        "evaluation_size": 32,
-        "log_every": 1,
-        "num_threads": 1,
-        "autocast": False,
-        "sample_every": 3,
-    }
+        "output": str(folder), "image_size": 32, "patch_size": 8, "vision": tower, "text": tower, "projection_dim": 8,
+        "batch_size": 8, "steps": 3, "warmup_steps": 1, "evaluation_size": 32, "log_every": 1, "num_threads": 1,
+        "autocast": False, "sample_every": 3,
+    }  # fmt: skip
     return ClipTrainingConfig(**(values | changes))
 
 

@@ -22,14 +22,9 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def config(tmp_path: Path, transformer_config) -> CodeStoreConfig:
     return CodeStoreConfig(
-        output=str(tmp_path / "codes"),
-        vqvae=transformer_config.vqvae,
-        num_images=10,
-        shard_size=5,
-        batch_size=2,
-        image_size=transformer_config.image_size,
-        autocast=False,
-    )
+        output=str(tmp_path / "codes"), vqvae=transformer_config.vqvae, num_images=10, shard_size=5, batch_size=2,
+        image_size=transformer_config.image_size, autocast=False,
+    )  # fmt: skip
 
 
 def files(folder: str) -> dict[str, bytes]:

@@ -32,20 +32,10 @@ CPU = torch.device("cpu")
 
 def small_config(folder: Path, **changes: object) -> JudgeTrainingConfig:
     values: dict = {
-        "output": str(folder),
-        "image_size": 64,
-        "block_out_channels": (8, 16, 16, 16),
-        "batch_size": 6,
-        "steps": 3,
-        "warmup_steps": 5,
-        "learning_rate": 4e-3,
-        "evaluation_size": 4,
-        "log_every": 1,
-        "evaluate_every": 3,
-        "sample_every": 3,
-        "num_threads": 1,
-        "autocast": False,
-    }
+        "output": str(folder), "image_size": 64, "block_out_channels": (8, 16, 16, 16), "batch_size": 6, "steps": 3,
+        "warmup_steps": 5, "learning_rate": 4e-3, "evaluation_size": 4, "log_every": 1, "evaluate_every": 3,
+        "sample_every": 3, "num_threads": 1, "autocast": False,
+    }  # fmt: skip
     return JudgeTrainingConfig(**(values | changes))
 
 

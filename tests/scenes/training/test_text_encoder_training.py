@@ -26,17 +26,9 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def config(tmp_path: Path) -> TextEncoderTrainingConfig:
     return TextEncoderTrainingConfig(
-        output=str(tmp_path / "text_encoder"),
-        batch_size=16,
-        steps=6,
-        warmup_steps=2,
-        learning_rate=3e-3,
-        evaluation_size=40,
-        log_every=2,
-        evaluate_every=100,
-        autocast=False,
-        shape=TextEncoderConfig(16, 8, 24, 1, 2),
-    )
+        output=str(tmp_path / "text_encoder"), batch_size=16, steps=6, warmup_steps=2, learning_rate=3e-3,
+        evaluation_size=40, log_every=2, evaluate_every=100, autocast=False, shape=TextEncoderConfig(16, 8, 24, 1, 2),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -53,14 +53,9 @@ def model_config(**changes: Any) -> VideoLLMConfig:
 
 def training_config(folder: Path, **changes: Any) -> VideoLLMTrainingConfig:
     values: dict[str, Any] = {
-        "output": str(folder),
-        "batch_size": 2,
-        "steps": 4,
-        "evaluation_size": 2,
-        "log_every": 1,
-        "warmup_steps": 1,
+        "output": str(folder), "batch_size": 2, "steps": 4, "evaluation_size": 2, "log_every": 1, "warmup_steps": 1,
         "optimizer": "muon",
-    }
+    }  # fmt: skip
     return VideoLLMTrainingConfig(**{"shape": model_config(), **values, **changes})
 
 
@@ -114,17 +109,9 @@ def test_stories_are_learned_from_parts_of_them_at_several_lengths(tmp_path, mon
     """Everything that makes long videos affordable at once: lengths, parts, early readers, states like the question."""
     monkeypatch.setattr(video_llm, "MAX_CAPTION_TOKENS", FEW_TOKENS)
     config = training_config(
-        tmp_path,
-        steps=12,
-        learning_rate=3e-3,
-        frame_counts=(8, 12),
-        short_until=0.3,
-        kept_shares=(1.0, 0.5, 0.2),
-        fusion_share=0.5,
-        repeats=(1, 4),
-        grounded_layer=1,
-        alignment_weight=0.5,
-    )
+        tmp_path, steps=12, learning_rate=3e-3, frame_counts=(8, 12), short_until=0.3, kept_shares=(1.0, 0.5, 0.2),
+        fusion_share=0.5, repeats=(1, 4), grounded_layer=1, alignment_weight=0.5,
+    )  # fmt: skip
     config.shape = model_config(text=TextModelConfig(32, 64, 3, 4, 2))
     result = train_video_llm(config)
     assert result.finished and {"sequence_pruned", "all_shuffled", "objects"} <= set(result.evaluation)

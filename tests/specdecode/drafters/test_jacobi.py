@@ -241,13 +241,9 @@ def _alone(drafter: JacobiDrafter, lengths: list[int], opinions: Tensor, accepte
     """The draft after one chain with these opinions [n, V] in every row, of which `accepted` guesses were right."""
     batch = len(lengths)
     state = DecodeState(
-        torch.zeros(batch, 32, dtype=torch.long),
-        torch.tensor(lengths),
-        torch.ones(batch, dtype=torch.bool),
-        32,
-        SamplingConfig(),
-        RandomStreams.from_seeds(range(batch)),
-    )
+        torch.zeros(batch, 32, dtype=torch.long), torch.tensor(lengths), torch.ones(batch, dtype=torch.bool), 32,
+        SamplingConfig(), RandomStreams.from_seeds(range(batch)),
+    )  # fmt: skip
     drafter._opinions = opinions.expand(batch, -1, -1)
     drafter._tokens = torch.zeros(batch, len(opinions), dtype=torch.long)
     drafter._drawn_from = torch.zeros_like(drafter._opinions)
@@ -274,13 +270,9 @@ def test_no_pass_draws_with_numbers_that_another_place_had_before(coupling):
     """Else a guess would hang together with a verdict that was passed on its neighbour."""
     drafter = JacobiDrafter(VOCAB, window(3), coupling=coupling)
     state = DecodeState(
-        torch.zeros(1, 32, dtype=torch.long),
-        torch.tensor([0]),
-        torch.ones(1, dtype=torch.bool),
-        32,
-        SamplingConfig(),
+        torch.zeros(1, 32, dtype=torch.long), torch.tensor([0]), torch.ones(1, dtype=torch.bool), 32, SamplingConfig(),
         RandomStreams.from_seeds([0]),
-    )
+    )  # fmt: skip
     seen: set[int] = set()
     for iteration in range(40):
         drafter._iteration = torch.tensor([iteration])

@@ -86,16 +86,9 @@ def test_sampled_tokens_are_distributed_as_the_model_says(method, sampling):
     model, prompt = language_models.make("gemma3", **sizes), torch.tensor([1, 3, 2, 1, 3, 4, 1])
     prompts = prompt.expand(DRAWS, -1), torch.ones(DRAWS, len(prompt), dtype=torch.int64)
     result = speculate(
-        model,
-        method,
-        prompts,
-        max_new_tokens=LENGTH,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        generator=torch.Generator().manual_seed(0),
-        draft_length=3,
-    )
+        model, method, prompts, max_new_tokens=LENGTH, temperature=sampling.temperature, top_k=sampling.top_k,
+        top_p=sampling.top_p, generator=torch.Generator().manual_seed(0), draft_length=3,
+    )  # fmt: skip
     expected, tokens = true_distribution(model, prompt, sampling, LENGTH), result.sequences[:, len(prompt) :]
     assert result.trace.mean_accepted_length > 0.05
     assert chi_square_p_value(tokens, expected, VOCAB) > 1e-3

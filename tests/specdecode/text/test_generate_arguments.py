@@ -238,15 +238,9 @@ def test_sampled_tokens_have_the_processed_distribution(method):
     prompts = prompt.expand(DRAWS, -1), torch.ones(DRAWS, len(prompt), dtype=torch.int64)
     settings: dict[str, Any] = {"repetition_penalty": 2.5, "min_p": 0.05}
     result = speculate(
-        model,
-        method,
-        prompts,
-        max_new_tokens=LENGTH,
-        temperature=1.5,
-        generator=torch.Generator().manual_seed(0),
-        draft_length=2,
-        **settings,
-    )
+        model, method, prompts, max_new_tokens=LENGTH, temperature=1.5, generator=torch.Generator().manual_seed(0),
+        draft_length=2, **settings,
+    )  # fmt: skip
 
     def expected(penalty: float) -> Tensor:
         chain = [RepetitionPenaltyLogitsProcessor(penalty), Temperature(1.5), MinPLogitsWarper(0.05)]
@@ -449,14 +443,9 @@ def test_scores_are_those_of_transformers(method, sampled):
     warpers = [TemperatureLogitsWarper(0.8), TopKLogitsWarper(9), TopPLogitsWarper(0.9)] if sampled else []
     count = forced.shape[1] - 9
     output = theirs(
-        model,
-        prompts,
-        count,
-        logits_processor=LogitsProcessorList([*warpers, Kept(), Forced()]),
-        return_dict_in_generate=True,
-        output_logits=True,
-        repetition_penalty=1.3,
-    )
+        model, prompts, count, logits_processor=LogitsProcessorList([*warpers, Kept(), Forced()]),
+        return_dict_in_generate=True, output_logits=True, repetition_penalty=1.3,
+    )  # fmt: skip
     assert torch.equal(output.sequences, forced) and len(result.scores) == len(result.logits) == count
     for place in range(count):
         for row in range(3):
@@ -563,14 +552,9 @@ def from_folder(model: PreTrainedModel, prompts: tuple[Tensor, Tensor], count: i
 
 
 OF_DRAFTS: dict[str, Any] = {
-    "num_assistant_tokens": 3,
-    "num_assistant_tokens_schedule": "constant",
-    "assistant_confidence_threshold": 0.5,
-    "assistant_lookbehind": 3,
-    "target_lookbehind": 3,
-    "max_matching_ngram_size": 3,
-    "assistant_tokenizer": object(),
-}
+    "num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.5,
+    "assistant_lookbehind": 3, "target_lookbehind": 3, "max_matching_ngram_size": 3, "assistant_tokenizer": object(),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OF_DRAFTS)

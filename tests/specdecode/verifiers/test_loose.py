@@ -23,13 +23,9 @@ VOCAB, DIM, END = 6, 5, 0
 
 def state_of(batch: int = 1) -> DecodeState:
     return DecodeState(
-        torch.zeros(batch, 40, dtype=torch.long),
-        torch.full((batch,), 3),
-        torch.ones(batch, dtype=torch.bool),
-        40,
-        SamplingConfig(temperature=0.0),
-        RandomStreams.from_seeds(list(range(batch))),
-    )
+        torch.zeros(batch, 40, dtype=torch.long), torch.full((batch,), 3), torch.ones(batch, dtype=torch.bool), 40,
+        SamplingConfig(temperature=0.0), RandomStreams.from_seeds(list(range(batch))),
+    )  # fmt: skip
 
 
 @st.composite

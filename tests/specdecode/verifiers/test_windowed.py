@@ -18,13 +18,9 @@ VOCAB = 5
 
 def state() -> DecodeState:
     return DecodeState(
-        torch.zeros(1, 60, dtype=torch.long),
-        torch.tensor([2]),
-        torch.ones(1, dtype=torch.bool),
-        60,
-        SamplingConfig(temperature=0.0),
-        RandomStreams.from_seeds([0]),
-    )
+        torch.zeros(1, 60, dtype=torch.long), torch.tensor([2]), torch.ones(1, dtype=torch.bool), 60,
+        SamplingConfig(temperature=0.0), RandomStreams.from_seeds([0]),
+    )  # fmt: skip
 
 
 @st.composite

@@ -168,16 +168,11 @@ class CodesTarget(GuidedTarget):
         self.ids = torch.arange(4, 24)
         embed = model.get_input_embeddings()
         super().__init__(
-            model,
-            attention_mask=mask,
-            inputs_embeds=embed(prompt_ids),
-            max_new_tokens=TOKENS,
-            max_draft_nodes=max_draft_nodes,
-            vocab_size=len(self.ids),
-            decoder=model.model,
+            model, attention_mask=mask, inputs_embeds=embed(prompt_ids), max_new_tokens=TOKENS,
+            max_draft_nodes=max_draft_nodes, vocab_size=len(self.ids), decoder=model.model,
             output_head=lambda states: model.lm_head(states)[..., self.ids],
             embed=partial(lambda tokens: embed(self.ids[tokens])),
-        )
+        )  # fmt: skip
         self.prompt_ids = prompt_ids
 
 

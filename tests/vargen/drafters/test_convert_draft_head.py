@@ -16,14 +16,9 @@ from vargen.drafters.eagle_head import EagleHead
 
 DIM, HEADS, WIDTH, VOCAB, PREFIX = 16, 2, 20, 11, 5
 CONFIG = {
-    "hidden_size": DIM,
-    "num_attention_heads": HEADS,
-    "intermediate_size": WIDTH,
-    "vocab_size": VOCAB,
-    "rms_norm_eps": 1e-6,
-    "num_hidden_layers": 1,
-    "input_type": "t2i",
-}
+    "hidden_size": DIM, "num_attention_heads": HEADS, "intermediate_size": WIDTH, "vocab_size": VOCAB,
+    "rms_norm_eps": 1e-6, "num_hidden_layers": 1, "input_type": "t2i",
+}  # fmt: skip
 
 
 def published_weights(seed: int = 0) -> dict[str, Tensor]:

@@ -32,13 +32,9 @@ def head_of(
     torch.manual_seed(seed)
     config = model.config.get_text_config()
     head = TextHead(
-        dim=config.hidden_size,
-        num_attention_heads=4,
-        intermediate_size=48,
-        vocab_size=config.vocab_size,
-        draft_vocab_size=tokens,
-        feature_layers=layers,
-    )
+        dim=config.hidden_size, num_attention_heads=4, intermediate_size=48, vocab_size=config.vocab_size,
+        draft_vocab_size=tokens, feature_layers=layers,
+    )  # fmt: skip
     head.start_from_features(1.0)
     return torch.nn.Module.to(head, model.dtype).eval().requires_grad_(False)
 
@@ -162,16 +158,9 @@ def test_sampled_tokens_are_distributed_as_the_model_says(tokens):
     model, prompt = language_models.make("gemma3", **sizes), torch.tensor([1, 3, 2, 1, 3, 4, 1])
     drafter = TextDrafter(head_of(model, None, tokens), model)
     result = specdecode.generate(
-        model,
-        prompt.expand(DRAWS, -1),
-        drafter=drafter,
-        max_new_tokens=LENGTH,
-        temperature=1.5,
-        top_k=0,
-        top_p=1.0,
-        generator=torch.Generator().manual_seed(0),
-        draft_length=3,
-    )
+        model, prompt.expand(DRAWS, -1), drafter=drafter, max_new_tokens=LENGTH, temperature=1.5, top_k=0, top_p=1.0,
+        generator=torch.Generator().manual_seed(0), draft_length=3,
+    )  # fmt: skip
     assert result.trace.mean_accepted_length > 0.05
     expected = true_distribution(model, prompt, SamplingConfig(1.5), LENGTH)
     assert chi_square_p_value(result.sequences[:, len(prompt) :], expected, VOCAB) > 1e-3

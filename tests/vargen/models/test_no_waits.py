@@ -38,14 +38,10 @@ def _janus(nodes: int) -> JanusTarget:
 def _emu3(nodes: int) -> emu3_models.Emu3Target:
     away, mask = emu3_models.tokens([emu3_models.AWAY] * len(emu3_models.PROMPTS))
     return emu3_models.Emu3Target(
-        emu3_models.make(),
-        *emu3_models.tokens(emu3_models.PROMPTS),
-        negative_input_ids=away,
-        negative_attention_mask=mask,
-        guidance_scale=3.0,
-        max_draft_nodes=nodes,
+        emu3_models.make(), *emu3_models.tokens(emu3_models.PROMPTS), negative_input_ids=away,
+        negative_attention_mask=mask, guidance_scale=3.0, max_draft_nodes=nodes,
         grids=[(emu3_models.ROWS, emu3_models.COLUMNS)],
-    )
+    )  # fmt: skip
 
 
 def _lumina_mgpt_2(nodes: int) -> TokenImageTarget:

@@ -33,13 +33,9 @@ from vargen.training.teachers import masked_features, teacher_of
 @pytest.fixture
 def config(tmp_path: Path, tiny_model_folder: Path) -> DrafterTrainingConfig:
     return DrafterTrainingConfig(
-        output=str(tmp_path / "drafter"),
-        model=str(tiny_model_folder),
-        log_every=10,
-        sample_every=1000,
-        num_threads=1,
+        output=str(tmp_path / "drafter"), model=str(tiny_model_folder), log_every=10, sample_every=1000, num_threads=1,
         **PICTURE_STEPS,
-    )
+    )  # fmt: skip
 
 
 def test_it_learns_and_its_export_drafts_for_the_model(config, tiny_model_folder):

@@ -52,17 +52,9 @@ class LineTask(Task):
 
 def make_config(folder: Path, **changes: object) -> RunConfig:
     config = RunConfig(
-        output=str(folder),
-        steps=40,
-        learning_rate=0.15,
-        warmup_steps=3,
-        ema_decay=0.9,
-        autocast=False,
-        checkpoint_seconds=1e9,
-        log_every=5,
-        evaluate_every=15,
-        sample_every=20,
-    )
+        output=str(folder), steps=40, learning_rate=0.15, warmup_steps=3, ema_decay=0.9, autocast=False,
+        checkpoint_seconds=1e9, log_every=5, evaluate_every=15, sample_every=20,
+    )  # fmt: skip
     return replace(config, **changes)  # type: ignore[arg-type]
 
 

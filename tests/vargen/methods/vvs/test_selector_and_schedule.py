@@ -31,13 +31,9 @@ CODEBOOK = torch.nn.functional.normalize(torch.randn(VOCAB, 4, generator=torch.G
 def state_of(lengths: list[int], seed: int = 0) -> DecodeState:
     batch_size = len(lengths)
     return DecodeState(
-        torch.zeros(batch_size, 64, dtype=torch.long),
-        torch.tensor(lengths),
-        torch.ones(batch_size, dtype=torch.bool),
-        64,
-        SamplingConfig(),
-        RandomStreams.from_seeds(range(seed, seed + batch_size)),
-    )
+        torch.zeros(batch_size, 64, dtype=torch.long), torch.tensor(lengths), torch.ones(batch_size, dtype=torch.bool),
+        64, SamplingConfig(), RandomStreams.from_seeds(range(seed, seed + batch_size)),
+    )  # fmt: skip
 
 
 @st.composite

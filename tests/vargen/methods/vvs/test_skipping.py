@@ -85,14 +85,9 @@ def run(
     head = LlamaGenDraftHead(pipeline.drafter, target, EagleDrafter.most_new_pairs(SHAPES[shape], SIZE))
     features = FeatureCache(16)
     drafter = EagleDrafter(
-        head,
-        SHAPES[shape],
-        FixedDraftSize(SIZE),
-        "sampled" if shape == "sampled" else "top",
-        feature_reuse=features,
-        refresh=refresh,
-        depth_behind_skip=depth_behind_skip,
-    )
+        head, SHAPES[shape], FixedDraftSize(SIZE), "sampled" if shape == "sampled" else "top", feature_reuse=features,
+        refresh=refresh, depth_behind_skip=depth_behind_skip,
+    )  # fmt: skip
     result = new_run(
         target,
         max_new_tokens=16,

@@ -73,13 +73,9 @@ def test_greedy_tokens_through_the_cache(golden, fill_by_rule, name, trimmed):
     )
     positions = torch.full((1, length), CONDITION_POSITION)
     output = model(
-        inputs_embeds=embeds,
-        positions=positions,
-        attention_mask=condition_attention_mask(mask),
-        kv_cache=cache,
-        kv_length=length,
-        logits_to_keep=1,
-    )
+        inputs_embeds=embeds, positions=positions, attention_mask=condition_attention_mask(mask), kv_cache=cache,
+        kv_length=length, logits_to_keep=1,
+    )  # fmt: skip
     cache.starts = length - mask.sum(1)
     cache.advance(length)
     tokens, picks = [], []

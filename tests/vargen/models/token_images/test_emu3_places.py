@@ -37,15 +37,9 @@ def target_of(
 ) -> Emu3Target:
     (ids, mask), (away, away_mask) = emu3_models.tokens(PROMPTS), emu3_models.tokens([AWAY] * 3)
     return Emu3Target(
-        model,
-        ids[requests],
-        mask[requests],
-        negative_input_ids=away[requests],
-        negative_attention_mask=away_mask[requests],
-        guidance_scale=scale,
-        max_draft_nodes=8,
-        grids=grids,
-    )
+        model, ids[requests], mask[requests], negative_input_ids=away[requests],
+        negative_attention_mask=away_mask[requests], guidance_scale=scale, max_draft_nodes=8, grids=grids,
+    )  # fmt: skip
 
 
 class Emu3Passes(FullPasses):

@@ -67,15 +67,9 @@ class Golden:
         case = self.case(number)[0]
         prompts = [(ids.expand(copies, -1), mask) for ids, mask in self.prompts(number)]
         return TokenImageTarget(
-            self.model,
-            self.vocabulary,
-            prompts,
-            grids=[self.grid(number)],
-            decoder=self.family.decoder,
-            guidance=self.family.guidance,
-            guidance_scale=case["guidance_scale"],
-            max_draft_nodes=nodes,
-        )
+            self.model, self.vocabulary, prompts, grids=[self.grid(number)], decoder=self.family.decoder,
+            guidance=self.family.guidance, guidance_scale=case["guidance_scale"], max_draft_nodes=nodes,
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -128,13 +122,9 @@ def test_every_method_draws_them_too(goldens, name, number, method):
     assert players.drafter is not None
     drafter = ForcedTokensDrafter(players.drafter, target.forced_tokens, target.vocab_size)
     result = decode(
-        target,
-        max_new_tokens=target.max_new_tokens,
-        sampling=SamplingConfig(temperature=0),
-        streams=RandomStreams.from_seeds([0]),
-        drafter=drafter,
-        verifier=players.verifier,
-    )
+        target, max_new_tokens=target.max_new_tokens, sampling=SamplingConfig(temperature=0),
+        streams=RandomStreams.from_seeds([0]), drafter=drafter, verifier=players.verifier,
+    )  # fmt: skip
     assert torch.equal(made.vocabulary.text(result.tokens), made.drawn(number))
     assert result.trace.target_passes <= target.max_new_tokens - len(made.family.row_ends(made.grid(number)))
 

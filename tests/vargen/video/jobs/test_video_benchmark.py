@@ -25,15 +25,9 @@ FRAMES, SIZE = 8, 64
 
 def kept(method: str, batch: int, seconds: float, decode: float, tokens: int, right: float, **more: Any) -> dict:
     call = CallRecord(
-        seconds=seconds,
-        images=1,
-        tokens=tokens,
-        target_passes=1 + more.pop("steps", tokens - 1),
-        row_passes=tokens,
-        drafted=0,
-        accepted_histogram=[tokens - 1],
-        phase_seconds={"prefill": 0.5, "decode": decode},
-    )
+        seconds=seconds, images=1, tokens=tokens, target_passes=1 + more.pop("steps", tokens - 1), row_passes=tokens,
+        drafted=0, accepted_histogram=[tokens - 1], phase_seconds={"prefill": 0.5, "decode": decode},
+    )  # fmt: skip
     accuracies = {"all": right, "setting": right, "objects": right, "events": right}
     drafting = {"draft_passes": None, "draft_prompt_passes": 1, "draft_flops": None}
     record = {"token_ids": [1, 2], "relaxed": [], "run_lengths": [], "accuracies": accuracies, **drafting, **more}

@@ -23,25 +23,15 @@ def loose_answer(
     shift: bool = True,
 ) -> DecodeResult:
     config = LVSpecConfig(
-        drafter="self",
-        draft_length=6,
-        keep_ratio=0.2,
-        loose_ratio=ratio,
-        min_p=min_p,
-        relevant_min_p=1.0,
-        branches=branches,
-        position_shift=shift,
-    )
+        drafter="self", draft_length=6, keep_ratio=0.2, loose_ratio=ratio, min_p=min_p, relevant_min_p=1.0,
+        branches=branches, position_shift=shift,
+    )  # fmt: skip
     players = config.build(VideoLLMComponents(model, [inputs], max_new_tokens=30))
     assert isinstance(players, VideoMethod)
     return decode(
-        players.target,
-        max_new_tokens=30,
-        sampling=SamplingConfig(temperature=temperature),
-        streams=RandomStreams.from_seeds([0]),
-        drafter=players.drafter,
-        verifier=players.verifier,
-    )
+        players.target, max_new_tokens=30, sampling=SamplingConfig(temperature=temperature),
+        streams=RandomStreams.from_seeds([0]), drafter=players.drafter, verifier=players.verifier,
+    )  # fmt: skip
 
 
 def test_looseness_saves_passes_and_none_is_strict(architecture, models, inputs_of):

@@ -56,14 +56,9 @@ def answer(
     seed: int = 0,
 ) -> DecodeResult:
     return decode(
-        target,
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        streams=RandomStreams.from_seeds([seed]),
-        drafter=drafter,
-        verifier=verifier,
-        stop_token=end,
-    )
+        target, max_new_tokens=max_new_tokens, sampling=sampling, streams=RandomStreams.from_seeds([seed]),
+        drafter=drafter, verifier=verifier, stop_token=end,
+    )  # fmt: skip
 
 
 def drafter_of(model: Any, request: VideoRequest, length: int = 4) -> DraftModelDrafter:

@@ -427,23 +427,10 @@ def test_a_resumed_run_ends_with_the_same_weights(qwen_folder, tmp_path, monkeyp
 def test_it_learns_to_be_accepted(qwen_folder, tmp_path, kind):
     """By heart, what it is asked again: the drafts of a whole answer are accepted."""
     config = training_config(
-        qwen_folder,
-        tmp_path,
-        kind=kind,
-        num_videos=1,
-        evaluation_size=1,
-        steps=120,
-        learning_rate=4e-3,
-        muon_learning_rate=1e-2,
-        feature_noise=0.0,
-        log_every=40,
-        evaluate_every=1000,
-        ema_decay=0.0,
-        weight_decay=0.0,
-        token_loss_weight=1.0,
-        max_new_tokens=16,
-        text_only=False,
-    )
+        qwen_folder, tmp_path, kind=kind, num_videos=1, evaluation_size=1, steps=120, learning_rate=4e-3,
+        muon_learning_rate=1e-2, feature_noise=0.0, log_every=40, evaluate_every=1000, ema_decay=0.0, weight_decay=0.0,
+        token_loss_weight=1.0, max_new_tokens=16, text_only=False,
+    )  # fmt: skip
     result = train_on_noise(config, dict.fromkeys(FIRST_SEEDS, FIRST_SEEDS["heldout"]))
     assert result.evaluation["agreement_1"] > 0.6
     assert result.evaluation["accepted_length"] > 1.0

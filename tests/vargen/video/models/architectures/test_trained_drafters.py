@@ -43,14 +43,9 @@ def test_any_target_trains_a_drafter(name, kind, models, inputs_of, tmp_path):
         alone = model.generate(**asked.inputs(number), max_new_tokens=8, do_sample=False)
         assert answer == alone[0, asked.inputs(number)["input_ids"].shape[1] :].tolist()
     config = VideoDrafterTrainingConfig(
-        str(tmp_path),
-        kind=kind,
-        batch_size=4,
-        evaluation_size=4,
-        num_decoded_videos=1,
-        max_new_tokens=8,
+        str(tmp_path), kind=kind, batch_size=4, evaluation_size=4, num_decoded_videos=1, max_new_tokens=8,
         autocast=False,
-    )
+    )  # fmt: skip
     layer = config.new_video_head(model).config.visual_layer
     reader = TeacherForcing(model, asked, answers, layer, torch.float32, 2**30)
     parts = reader.batches([0, 1, 2, 3])

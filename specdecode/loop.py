@@ -118,6 +118,8 @@ class DecodeRun:
     theirs likewise. See `specdecode.graphs.static_step`."""
     rows_in_lockstep = False
     """Whether all rows are at the same pass, so that others take their places only when all have ended."""
+    ends_with_last_drawn = True
+    """Whether a row has ended where all that is left is known."""
     logged_places = 0
     """Places of a row, where steps record what they add by place."""
 
@@ -179,8 +181,14 @@ class DecodeRun:
         self._given, self._most_given = self._no_tokens, 0
         if forced_tokens is not None:
             self._buffer[:, :max_new_tokens].copy_(forced_tokens.clamp(min=0))
-            given = (forced_tokens >= 0).long().cumprod(1).sum(1)
-            self._give(torch.minimum(given, torch.as_tensor(self.state.ends, device=device) - 1))
+            is_known, ends = forced_tokens >= 0, torch.as_tensor(self.state.ends, device=device)
+            self._give(torch.minimum(is_known.long().cumprod(1).sum(1), ends - 1))
+            if self.ends_with_last_drawn:  # what is known behind it is fed to nobody
+                places = torch.arange(1, max_new_tokens + 1, device=device)
+                last = (places * (~is_known & (places <= ends.view(-1, 1)))).amax(1)
+                self.state.row_tokens = torch.maximum(last, self._given + 1)
+                assert self.trace.forced_places is not None
+                self.trace.forced_places.left = ends - self.state.row_tokens
         self._skipped = self._no_tokens.clone()  # taken unverified before this step, which only `SkippingRun` does
         self.watch = FiniteWatch(batch_size, device)
         self.steps = 0
@@ -472,7 +480,10 @@ class DecodeRun:
             )
         self._forced_tokens[rows] = other._forced_tokens  # in place: a captured step reads it where it lies
         assert self.trace.forced_places is not None and self.trace.forced_places.given is not None
-        self.trace.forced_places.given[rows] = other._given
+        forced, theirs = self.trace.forced_places, other.trace.forced_places
+        forced.given[rows] = other._given
+        if forced.left is not None and theirs is not None and theirs.left is not None:
+            forced.left[rows] = theirs.left
 
 
 def stop_tokens(stop_token: int | Sequence[int] | None, vocab_size: int, device: torch.device) -> Tensor | None:

@@ -73,17 +73,19 @@ class ForcedPlaces:
     Args:
         places: [max_new_tokens] bool, or [B, max_new_tokens], output places whose token is known.
         chains: Every draft was a chain. In trees, forced tokens that were fed in vain stay among the drafted ones.
-        given: [B] int64, first tokens of each row that were fed before any was drawn; None: none.
+        given, left: [B] int64, first tokens of each row that were fed before any was drawn, and last ones that no pass
+            is made for; None: none.
     """
 
     places: Tensor
     chains: bool = True
     given: Tensor | None = None
+    left: Tensor | None = None
 
     def of_row(self, row: int) -> ForcedPlaces:
         """Those of one row."""
-        given = None if self.given is None else self.given[row : row + 1].clone()
-        return ForcedPlaces(self.places if self.places.ndim == 1 else self.places[row], self.chains, given)
+        given, left = (None if each is None else each[row : row + 1].clone() for each in (self.given, self.left))
+        return ForcedPlaces(self.places if self.places.ndim == 1 else self.places[row], self.chains, given, left)
 
 
 class TokenOrigin(IntEnum):
@@ -310,8 +312,11 @@ class DecodeTrace(_Records):
     @property
     def _given(self) -> Tensor:
         """[B] int64 on the CPU, first tokens of each row that were given."""
-        given = None if self.forced_places is None else self.forced_places.given
-        return torch.zeros(self.batch_size, dtype=torch.int64) if given is None else given.cpu()
+        return self._known("given")
+
+    def _known(self, which: str) -> Tensor:
+        known = getattr(self.forced_places, which, None)
+        return torch.zeros(self.batch_size, dtype=torch.int64) if known is None else known.cpu()
 
     def _unforced(self, name: str) -> Tensor:
         """[steps, B] on the CPU: "accepted", "drafted" or "emitted" without forced draft tokens."""
@@ -336,7 +341,7 @@ class DecodeTrace(_Records):
     def row_tokens(self) -> list[int]:
         """Tokens of each row."""
         drawn = self._column("emitted").sum(0) + self._column("skipped").sum(0) + self._first_tokens
-        return (drawn + self._given).tolist()
+        return (drawn + self._given + self._known("left")).tolist()
 
     @property
     def rows_fed(self) -> list[int]:
@@ -391,6 +396,8 @@ class DecodeTrace(_Records):
                 origins += [TokenOrigin.UNVERIFIED] * step["skipped"][row]
                 origins += [TokenOrigin.RELAXED if lent[i] else TokenOrigin.ACCEPTED for i in range(accepted)]
                 origins += [TokenOrigin.TARGET] * (step["emitted"][row] - accepted)
+        for origins, left in zip(rows, self._known("left").tolist(), strict=True):
+            origins += [TokenOrigin.TARGET] * left
         if self.forced_places is not None:
             for origins, places in zip(rows, self.forced_places.places.expand(len(rows), -1), strict=True):
                 for place in places[: len(origins)].nonzero().flatten().tolist():
@@ -413,6 +420,7 @@ class DecodeTrace(_Records):
             for step in self.steps:
                 number += step["active"][row]
                 passes += [number] * (step["skipped"][row] + step["emitted"][row])
+            passes += [number] * int(self._known("left")[row])
         return rows
 
     def _added_by_place(self) -> Tensor:

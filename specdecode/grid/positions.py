@@ -356,7 +356,7 @@ class OrderedRun(DecodeRun):
         ValueError: As `DecodeRun` and `check_takes_places`. At the first step: the target has no room.
     """
 
-    rows_in_lockstep = True
+    rows_in_lockstep, ends_with_last_drawn = True, False
     graph_state = (*DecodeRun.graph_state, "_undrawn", "_tables", "_number_in_graph")
 
     def __init__(self, target: Target, *, order: StaggeredLines, **settings: Any) -> None:

@@ -164,6 +164,7 @@ class RowWindowRun(DecodeRun):
         ValueError: As `DecodeRun` and `positions.check_takes_places`. At the first step: the target has no room.
     """
 
+    ends_with_last_drawn = False
     graph_state = (
         *(*DecodeRun.graph_state, "_layout", "_places", "_columns", "_copied", "_placeholders", "_counts", "_windows"),
         *("_guessable", "_guesses", "_fed", "_visits"),

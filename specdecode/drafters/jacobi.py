@@ -65,7 +65,15 @@ class JacobiDrafter(Drafter):
         ValueError: an unknown word, or an overlap out of range or for guesses that are no draws.
     """
 
-    graph_state = ("sizer", "_opinions", "_tokens", "_drawn_from", "_accepted", "_last_node", "_iteration")
+    graph_state: tuple[str, ...] = (
+        "sizer",
+        "_opinions",
+        "_tokens",
+        "_drawn_from",
+        "_accepted",
+        "_last_node",
+        "_iteration",
+    )
 
     def __init__(
         self,

@@ -41,6 +41,8 @@ def starting_points(
     """
     presets = [resolve(name, None) for name in find_presets()]
     default = resolve(method, None)
+    if default.name != method:  # another method stands for the bare name
+        default = methods_for("image")[method]()
     own = [
         resolve(method, settings)
         for settings in default.search_starts()

@@ -162,7 +162,7 @@ def _tune(
     if not (folder / "trials.log").exists():
         # One picture before anything is written, since a model without a drafter would refuse every trial.
         try:
-            method = pipeline.resolve_method(config.method, config.method_options)
+            method = pipeline.resolve_method(resolve_method(config.method, config.method_options))
             run_benchmark(pipeline, {CANDIDATE: method}, cases[:1], seed=config.seed, warm_up=0)
         except UserError as error:
             raise UserError(f"method {config.method!r} cannot be tuned with this model: {error}") from error

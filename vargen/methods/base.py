@@ -52,8 +52,8 @@ class MethodConfig(Settings):
         summary: one line for `vargen methods`.
         exact: whether what it makes is distributed exactly as with plain decoding.
         weights: settings that name a folder of weights, or null for those that came with the model.
-        paper_preset: preset with the settings of the method's paper, for models that bring none of their own; None: the
-            defaults are those.
+        stand_in: the method that its bare name means where neither the model nor a call sets what this one alone has;
+            None: itself.
         draft_settings: settings that together say what is drafted. If one of them is given, a model's own values of the
             others are ignored.
     """
@@ -64,7 +64,7 @@ class MethodConfig(Settings):
     exact: ClassVar[bool]
     weights: ClassVar[tuple[str, ...]] = ()
     draft_settings: ClassVar[tuple[str, ...]] = ()
-    paper_preset: ClassVar[str | None] = None
+    stand_in: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         check_options(self, f"{self.name}.")

@@ -11,10 +11,11 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from vargen.base.errors import UserError, did_you_mean, warn
+from vargen.base.errors import UserError, did_you_mean
 from vargen.base.reading import parse_yaml, read_yaml, reading
 from vargen.base.resources import configs_folder
 from vargen.base.world import find_methods
@@ -100,8 +101,7 @@ def resolve_method(
             mapping of "name", any of these, and settings that differ; or settings.
         options: fields that differ from these; not with settings.
         own: a model's own settings by method (`check_own_settings`); a method's name includes them, a preset does not.
-            A method with a `paper_preset` has the settings of its paper on a model without an entry for it, and a
-            warning says so. None: there is no model yet.
+            On a model without an entry for it, a method may mean its `stand_in`. None: there is no model yet.
         task: what the method must make.
 
     Raises:
@@ -122,15 +122,12 @@ def resolve_method(
         example = '{"name": "jacobi", "window": 16}'
         raise UserError(f"method must be a name, {example} or settings of a method for {TASKS[task]}, got {method!r}")
     if method in by_name:
-        config, settings = by_name[method], None if own is None else own.get(method)
-        if own is not None and settings is None and config.paper_preset is not None:
-            settings = _read_preset(find_presets(task)[config.paper_preset])
-            del settings["method"]
-            warn(
-                f"{method}: this model brings no settings of its own for it, so those of the paper are used "
-                f"({config.paper_preset}); `vargen tune --method {method}` finds faster ones"
-            )
-        return configure(config, options or {}, settings)
+        config, options = by_name[method], options or {}
+        if own is not None and method not in own and config.stand_in is not None:
+            stand_in = by_name[config.stand_in]
+            if options.keys() <= {field.name for field in fields(stand_in)}:
+                config = stand_in
+        return configure(config, options, None if own is None else own.get(config.name))
     presets = find_presets(task)
     path = presets.get(method, Path(method))
     if path.suffix not in (".yaml", ".yml"):

@@ -458,5 +458,5 @@ def test_skipping_methods_are_tuned_within_what_is_fixed(arguments, drafting_pip
     assert main([*arguments, "--method", "vvs", *fixed, "--model", str(folder), "--max_quality_loss", "1"]) == 0
     assert [(method.schedule, method.num_neighbours) for method in measured] == [("dynamic", 4)] * 4
     options = {"schedule": "dynamic", "num_neighbours": 4}
-    assert measured[0] == resolve_method("vvs", options, {}).resolved(16), "the model has no entry: the paper's"
+    assert measured[0] == resolve_method("vvs", options).resolved(16)
     assert resolve_method(str(tmp_path / "tuning" / "best.yaml")) in measured

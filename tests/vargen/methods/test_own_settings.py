@@ -1,7 +1,6 @@
 """What a model prefers: the `methods` part of its configuration, what overrides it, and how it is refused."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +58,13 @@ def test_options_come_on_top_and_another_draft_replaces_the_models_own():
         resolve("eagle", dept=3)
 
 
-def test_a_model_without_an_entry_gets_the_papers_settings_and_one_line_says_so():
-    paper = resolve_method("vvs-paper-uniform")
-    with pytest.warns(UserWarning, match="^vvs: this model brings no settings of its own") as warned:
-        assert resolve_method("vvs", {}, {}) == paper
-        assert resolve_method("vvs", {"interval": 2}, {}) == resolve_method("vvs-paper-uniform", {"interval": 2})
-    assert len(warned) == 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for own in (None, OWN):
-            assert resolve_method("vvs", {}, own) != paper
-        assert resolve_method("eagle", {}, {}) == resolve_method("eagle"), "only methods of a paper have such settings"
+def test_bare_vvs_skips_on_windows_where_the_model_says_nothing_else():
+    preferred, both = {"vvs-jacobi": {"window": 8}}, {"window": 8, "max_skip": 2}
+    assert resolve_method("vvs", {}, {}) == resolve_method("vvs-jacobi")
+    assert resolve_method("vvs", {"max_skip": 2}, preferred) == resolve_method("vvs-jacobi", both)
+    for options, own in (({"tree": CHAIN}, {}), ({}, OWN), ({}, None), ({"drafter": "here"}, preferred)):
+        assert resolve_method("vvs", options, own).name == "vvs"
+    assert resolve_method("vvs-paper-uniform", {}, {}).name == "vvs", "a preset says what it means"
 
 
 def test_commands_resolve_as_the_pipeline_does(own_folder):

@@ -54,6 +54,23 @@ def arguments(tmp_path: Path, tiny_model_folder: Path, clip_folder: Path) -> lis
     ]
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("finished") / "run"
+
+
+@pytest.fixture
+def finished(arguments: list[str], kept: Path, tmp_path: Path) -> list[str]:
+    """The arguments of a run that is finished: once for all tests, each of which has a copy."""
+    if not kept.exists():
+        assert main(arguments) == 0
+        for name in ("out", "cache"):
+            shutil.copytree(tmp_path / name, kept / name)
+    else:
+        shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
+    return arguments
+
+
 def write_reference(folder: Path, count: int = 16, side: int = 24) -> None:
     generator = torch.Generator().manual_seed(5)
     folder.mkdir()
@@ -99,8 +116,7 @@ def test_every_figure_of_every_method_is_written(arguments, tmp_path, capsys):
     assert len(list((tmp_path / "out").rglob("images/*.png"))) == 2 * COUNT
 
 
-def test_a_finished_run_makes_nothing_again(arguments, tmp_path, monkeypatch):
-    assert main(arguments) == 0
+def test_a_finished_run_makes_nothing_again(finished, tmp_path, monkeypatch):
     before = lasting(tmp_path / "out")
 
     def never(*_: Any, **__: Any) -> None:
@@ -108,7 +124,7 @@ def test_a_finished_run_makes_nothing_again(arguments, tmp_path, monkeypatch):
 
     monkeypatch.setattr(evaluated_pictures, "stream_pipeline", never)
     monkeypatch.setattr(measuring, "measure", never)
-    assert main(arguments) == 0
+    assert main(finished) == 0
     assert lasting(tmp_path / "out") == before
 
 
@@ -145,8 +161,7 @@ def test_one_more_method_leaves_the_others_alone(arguments, tmp_path, monkeypatc
     assert "had sjd too; --methods sjd,ar gives one table of all" in capsys.readouterr().err
 
 
-def test_a_folder_of_other_pictures_is_refused(arguments, capsys):
-    assert main(arguments) == 0
+def test_a_folder_of_other_pictures_is_refused(finished, capsys):
     for changed, messages in (
         (["--seed", "1"], ["another seed"]),
         (["--batch_size", "5"], ["another batch_size"]),
@@ -155,15 +170,14 @@ def test_a_folder_of_other_pictures_is_refused(arguments, capsys):
         (["--num_prompts", "12"], ["another captions", "another count"]),
     ):
         capsys.readouterr()
-        assert main([*arguments, *changed]) == 2
+        assert main([*finished, *changed]) == 2
         error = capsys.readouterr().err
         assert any(message in error for message in messages), error
 
 
-def test_pictures_of_a_folder_score_as_they_did_when_made(arguments, tmp_path):
-    assert main(arguments) == 0
+def test_pictures_of_a_folder_score_as_they_did_when_made(finished, tmp_path):
     made = lasting(tmp_path / "out")[0][0]
-    given = [*arguments, "--given_images", str(tmp_path / "out/ar/images"), "--output", str(tmp_path / "given")]
+    given = [*finished, "--given_images", str(tmp_path / "out/ar/images"), "--output", str(tmp_path / "given")]
     assert main(given) == 0
     row = lasting(tmp_path / "given")[0][0]
     assert row["method"] == "given" and "decoding" not in row
@@ -204,34 +218,31 @@ def test_given_pictures_that_do_not_fit(arguments, tmp_path, capsys):
     assert "holds 12 pictures, but there are 14 captions" in capsys.readouterr().err
 
 
-def test_a_reference_changed_behind_the_cache_is_another_one(arguments, tmp_path):
-    assert main(arguments) == 0
+def test_a_reference_changed_behind_the_cache_is_another_one(finished, tmp_path):
     before = lasting(tmp_path / "out")[0][0]["frechet_distance"]["value"]
     Image.new("RGB", (24, 24), (255, 0, 0)).save(tmp_path / "reference" / "3.png")
-    assert main(arguments) == 0
+    assert main(finished) == 0
     assert lasting(tmp_path / "out")[0][0]["frechet_distance"]["value"] != before
     assert len(list((tmp_path / "cache" / "references").iterdir())) == 2
 
 
-def test_a_file_of_pictures_and_statistics_gives_all_scores(arguments, tmp_path, capsys):
+def test_a_file_of_pictures_and_statistics_gives_all_scores(finished, tmp_path, capsys):
     """As ADM's files do: the distance by the statistics, precision and recall by the pictures."""
-    assert main(arguments) == 0
     from_pictures = lasting(tmp_path / "out")[0][0]
-    reference = ImageFolder(Path(arguments[arguments.index("--reference") + 1]))
+    reference = ImageFolder(Path(finished[finished.index("--reference") + 1]))
     pixels = torch.stack(reference.read(range(len(reference)))).permute(0, 2, 3, 1).numpy()
     np.savez(tmp_path / "both.npz", arr_0=pixels, **np.load(tmp_path / "out" / "reference.npz"))
     capsys.readouterr()
-    assert main([*arguments, "--reference", str(tmp_path / "both.npz")]) == 0
+    assert main([*finished, "--reference", str(tmp_path / "both.npz")]) == 0
     row = lasting(tmp_path / "out")[0][0]
     for name in ("frechet_distance", "precision", "recall"):
         assert row[name]["value"] == pytest.approx(from_pictures[name]["value"], rel=1e-6)
     assert f"use the {len(reference)} pictures beside the statistics" in capsys.readouterr().err
 
 
-def test_statistics_made_with_another_resizer_are_refused(arguments, tmp_path, capsys):
-    assert main(arguments) == 0
+def test_statistics_made_with_another_resizer_are_refused(finished, tmp_path, capsys):
     (tmp_path / "mine.yaml").write_text(PRESET.replace("resizer: bicubic", "resizer: center-crop-lanczos"))
-    stored = [*arguments, "--reference", str(tmp_path / "out" / "reference.npz")]
+    stored = [*finished, "--reference", str(tmp_path / "out" / "reference.npz")]
     assert main(stored) == 2
     assert 'made with another resizer ("bicubic", now "center-crop-lanczos")' in capsys.readouterr().err
 

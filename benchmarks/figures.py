@@ -76,7 +76,22 @@ def ratios(name: str, *methods: str, decimals: int = 1) -> str:
     return f"{min(each):.{decimals}f} to {max(each):.{decimals}f}"
 
 
-HELPERS = {each.__name__: each for each in (record, row, less, span, signed, ratios, median, getattr)}
+def quality(row: Any) -> str:
+    """Cells of an evaluation: passes, never verified, claims, prompts, number of objects, precision and recall."""
+    numbers, paired = row.judge.object_count, getattr(row, "against_plain", None)
+    claims = f"{100 * row.judge_accuracy.value:.1f} %" + (f", {signed(paired.judge_accuracy)}" if paired else "")
+    low, high = (100 * bound for bound in numbers.interval)
+    cells = (
+        f"{row.decoding.pass_reduction:.1f}",
+        f"{100 * row.decoding.skipped_tokens / row.decoding.tokens:.0f} %",
+        claims,
+    )
+    others = [f"{100 * each.value:.1f} %" for each in (row.judge_prompts, numbers, row.precision, row.recall)]
+    others[1] += f" ({low:.1f} to {high:.1f})"
+    return " | ".join((*cells, *others))
+
+
+HELPERS = {each.__name__: each for each in (record, row, less, span, signed, ratios, quality, median, getattr)}
 
 
 def text_of(page: str) -> str:

@@ -37,7 +37,7 @@ from metrics.provenance import provenance, write_result
 from scenes.captions.story_captions import MAX_CAPTION_TOKENS, written_accuracy
 from scenes.cases import scene_video_cases
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
-from specdecode.runs.parallel import measure_draft_length
+from specdecode.runs.parallel.draft_length import measure_draft_length
 from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace
 from specdecode.verifiers.exact import ExactVerifier

@@ -9,27 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vargen.base.resources import find_model
-    from vargen.models.llamagen.transformer import LlamaGenTransformer
-    from vargen.pipelines.auto import AutoPicturePipeline
-    from vargen.pipelines.base import AutoregressivePipelineOutput
-    from vargen.pipelines.emu3 import Emu3Pipeline
-    from vargen.pipelines.glm_image import GlmImagePriorPipeline
-    from vargen.pipelines.janus import JanusPipeline
-    from vargen.pipelines.llamagen import LlamaGenPipeline
-    from vargen.pipelines.token_images import TokenImagePipeline
+    from vargen.base.resources import find_model as find_model
+    from vargen.models.llamagen.transformer import LlamaGenTransformer as LlamaGenTransformer
+    from vargen.pipelines.auto import AutoPicturePipeline as AutoPicturePipeline
+    from vargen.pipelines.base import AutoregressivePipelineOutput as AutoregressivePipelineOutput
+    from vargen.pipelines.emu3 import Emu3Pipeline as Emu3Pipeline
+    from vargen.pipelines.glm_image import GlmImagePriorPipeline as GlmImagePriorPipeline
+    from vargen.pipelines.janus import JanusPipeline as JanusPipeline
+    from vargen.pipelines.llamagen import LlamaGenPipeline as LlamaGenPipeline
+    from vargen.pipelines.token_images import TokenImagePipeline as TokenImagePipeline
 
-__all__ = [
-    "AutoPicturePipeline",
-    "AutoregressivePipelineOutput",
-    "Emu3Pipeline",
-    "GlmImagePriorPipeline",
-    "JanusPipeline",
-    "LlamaGenPipeline",
-    "LlamaGenTransformer",
-    "TokenImagePipeline",
-    "find_model",
-]
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -43,6 +32,7 @@ _HOMES = {
     "AutoregressivePipelineOutput": "vargen.pipelines.base",
     "LlamaGenTransformer": "vargen.models.llamagen.transformer",
 }
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:

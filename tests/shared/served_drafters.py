@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from specdecode.runs.parallel import RemoteDrafter, Round, Rounds, serve_drafts
-from specdecode.runs.parallel.two_processes import PipeLink
+from specdecode.runs.parallel.rounds import Round, Rounds
+from specdecode.runs.parallel.two_processes import PipeLink, RemoteDrafter, serve_drafts
 
 
 @contextmanager

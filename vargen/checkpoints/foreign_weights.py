@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -18,8 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vargen.base.errors import UserError
+from vargen.base.reading import reading
 
 StateDict = dict[str, Tensor]
+Converted = TypeVar("Converted", bound=nn.Module)
 _CONTAINERS = ("state_dict", "model", "module")
 """Where trainers put the weights: others, DDP, DeepSpeed. FSDP files are the bare weights."""
 
@@ -63,6 +65,32 @@ def read_tensors(path: Path, argument: str) -> StateDict:
     if not isinstance(checkpoint, Mapping):
         raise UserError(f"{argument}: {path} holds no weights by name; download it again.")
     return {key: value for key, value in checkpoint.items() if isinstance(key, str) and isinstance(value, Tensor)}
+
+
+def load_converted(
+    model_class: Callable[..., Converted],
+    config: Mapping[str, Any],
+    convert: Callable[[StateDict], StateDict],
+    weights: StateDict,
+    source: str | os.PathLike[str],
+) -> Converted:
+    """A model with published weights, in eval mode.
+
+    Args:
+        model_class, config: of the model.
+        convert: gives weights under the model's names.
+        weights: under the authors' names.
+        source: names the file in errors.
+
+    Raises:
+        UserError: a tensor is missing, unknown or of another size.
+    """
+    with reading(source, "download it again"):
+        with torch.device("meta"):
+            model = model_class(**config)
+        own = convert(weights)
+    load_strictly(model, own, source)
+    return model.eval()
 
 
 def load_strictly(model: nn.Module, state_dict: StateDict, source: str | os.PathLike[str]) -> None:

@@ -20,8 +20,7 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 
 from vargen.base.errors import UserError
-from vargen.base.reading import reading
-from vargen.checkpoints.foreign_weights import StateDict, load_strictly
+from vargen.checkpoints.foreign_weights import StateDict, load_converted
 
 CODEBOOK = "quantize.embedding.weight"
 """The key by which a VQGAN is known."""
@@ -126,13 +125,7 @@ def load_vqgan(weights: StateDict, source: str | os.PathLike[str] = "checkpoint"
     Raises:
         UserError: a tensor is missing, unknown or of another size.
     """
-    config = infer_vqgan_config(weights, str(source))
-    with reading(source, "download it again"):
-        with torch.device("meta"):
-            model = VQModel(**config)
-        converted = convert_vqgan_state_dict(weights)
-    load_strictly(model, converted, source)
-    return model.eval()
+    return load_converted(VQModel, infer_vqgan_config(weights, str(source)), convert_vqgan_state_dict, weights, source)
 
 
 def decode_codes(vqvae: VQModel, codes: Tensor, dtype: torch.dtype | None = None) -> Tensor:

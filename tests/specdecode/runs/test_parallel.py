@@ -17,22 +17,12 @@ from torch import Tensor
 import specdecode.runs.parallel.loop
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, TargetOutput
-from specdecode.runs.parallel import (
-    DraftChannel,
-    DrafterError,
-    DraftLength,
-    DraftOrder,
-    DraftRequest,
-    InTurnChannel,
-    ParallelResult,
-    Round,
-    Rounds,
-    Window,
-    WindowDrafter,
-    decode_parallel,
-    draft_length_of,
-    measure_draft_length,
-)
+from specdecode.runs.parallel.channel import DraftChannel, DraftRequest, Window
+from specdecode.runs.parallel.draft_length import DraftLength, draft_length_of, measure_draft_length
+from specdecode.runs.parallel.drafter import InTurnChannel, WindowDrafter
+from specdecode.runs.parallel.loop import ParallelResult, decode_parallel
+from specdecode.runs.parallel.rounds import DraftOrder, Round, Rounds
+from specdecode.runs.parallel.two_processes import DrafterError
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
 from specdecode.trace import DecodeTrace
 

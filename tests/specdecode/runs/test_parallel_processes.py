@@ -19,16 +19,10 @@ from torch import Tensor
 
 from specdecode.loop import decode
 from specdecode.roles import TargetOutput
-from specdecode.runs.parallel import (
-    DraftChannel,
-    DrafterError,
-    DraftProcess,
-    InTurnChannel,
-    ParallelResult,
-    RemoteDrafter,
-    decode_parallel,
-)
-from specdecode.runs.parallel.two_processes import PipeLink
+from specdecode.runs.parallel.channel import DraftChannel
+from specdecode.runs.parallel.drafter import InTurnChannel
+from specdecode.runs.parallel.loop import ParallelResult, decode_parallel
+from specdecode.runs.parallel.two_processes import DrafterError, DraftProcess, PipeLink, RemoteDrafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 
 sys.path.append(str(Path(__file__).parent))  # started processes get this path, too

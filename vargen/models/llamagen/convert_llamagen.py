@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 
 from vargen.base.errors import UserError
-from vargen.base.reading import reading, reason_of
-from vargen.checkpoints.foreign_weights import StateDict, load_strictly, read_tensors
+from vargen.base.reading import reason_of
+from vargen.checkpoints.foreign_weights import StateDict, load_converted, read_tensors
 from vargen.checkpoints.model_folder import MAX_LAYERS, check_stored
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
 from vargen.models.vqgan import CODEBOOK, convert_vqgan_state_dict, infer_vqgan_config
@@ -178,12 +178,7 @@ def load_transformer(
     official: StateDict, config: dict[str, Any], source: str | os.PathLike[str] = "transformer"
 ) -> LlamaGenTransformer:
     """A `LlamaGenTransformer` with official weights, in eval mode. Raises UserError unless every tensor fits."""
-    with reading(source, "download it again"):
-        with torch.device("meta"):
-            model = LlamaGenTransformer(**config)
-        weights = convert_transformer_state_dict(official)
-    load_strictly(model, weights, source)
-    return model.eval()
+    return load_converted(LlamaGenTransformer, config, convert_transformer_state_dict, official, source)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -204,13 +199,7 @@ def convert_vq_state_dict(official: StateDict) -> StateDict:
 
 def load_vq_model(official: StateDict, source: str | os.PathLike[str] = "vqvae") -> VQModel:
     """A `VQModel` with official weights, in eval mode. Raises UserError unless every tensor fits."""
-    config = infer_vqgan_config(official, "vqvae")
-    with reading(source, "download it again"):
-        with torch.device("meta"):
-            model = VQModel(**config)
-        weights = convert_vq_state_dict(official)
-    load_strictly(model, weights, source)
-    return model.eval()
+    return load_converted(VQModel, infer_vqgan_config(official, "vqvae"), convert_vq_state_dict, official, source)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -239,20 +239,24 @@ class LlamaGenTarget:
         if num_new > self._max_draft_nodes and num_new > self.kv_cache.max_length - self.kv_cache.most_committed:
             raise ValueError(f"tokens must be at most max_draft_nodes ({self._max_draft_nodes}) per row, got {num_new}")
         halves, cache, origins = self._fed(lambda: self._num_placed)  # the next tokens stand behind these
-        found = self.transformer.fast_pass.run(
-            NewTokens(
-                depths, mask, tokens=tokens, halves=halves, lengths=cache.lengths, starts=cache.starts, origins=origins
-            ),
-            cache,
-            self.transformer.lm_head,
-            guidance_scale=self._scale_at_once,
-            kept_layers=self.feature_layers,
-        )
+        found = self._by_kernels(depths, mask, cache, tokens=tokens, halves=halves, origins=origins)
         if found is None:
             found = self._pass(tokens, mask, depths, cache, halves, self.kv_cache.reach(num_new))
         features, logits = found
         assert logits is not None
         return self._split(self._guided_at(logits, lambda: self._num_placed[:, None] + depths + 1), features)
+
+    def _by_kernels(
+        self, depths: Tensor, mask: Tensor, cache: StaticKVCache, **new: Any
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Features, and guided logits, of new tokens by `FastPass.run`; None where it does not serve."""
+        return self.transformer.fast_pass.run(
+            NewTokens(depths, mask, lengths=cache.lengths, starts=cache.starts, **new),
+            cache,
+            self.transformer.lm_head,
+            guidance_scale=self._scale_at_once,
+            kept_layers=self.feature_layers,
+        )
 
     def check_places(self, num_slots: int) -> None:
         """See `specdecode.roles.PlacedTarget`."""
@@ -271,22 +275,8 @@ class LlamaGenTarget:
         """
         halves, cache, origins = self._fed(lambda: placed.positions)
         slots = cache.lengths[:, None] + _for_halves(placed.slots, halves)
-        found = self.transformer.fast_pass.run(
-            NewTokens(
-                placed.positions,
-                placed.visible,
-                tokens=tokens,
-                halves=halves,
-                lengths=cache.lengths,
-                starts=cache.starts,
-                origins=origins,
-                places=cache.flatten_slots(slots),
-            ),
-            cache,
-            self.transformer.lm_head,
-            guidance_scale=self._scale_at_once,
-            kept_layers=self.feature_layers,
-        )
+        own = {"tokens": tokens, "halves": halves, "origins": origins, "places": cache.flatten_slots(slots)}
+        found = self._by_kernels(placed.positions, placed.visible, cache, **own)
         if found is None:
             kv_length = self.kv_cache.reach(placed.visible.shape[2])
             output = self.transformer(

@@ -18,16 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecode.runs.parallel import (
-    DraftChannel,
-    DrafterError,
-    DraftProcess,
-    DraftSource,
-    InTurnChannel,
-    decode_parallel,
-    measure_draft_length,
-)
-from specdecode.runs.parallel.draft_length import LONGEST
+from specdecode.runs.parallel.channel import DraftChannel, DraftSource
+from specdecode.runs.parallel.draft_length import LONGEST, measure_draft_length
+from specdecode.runs.parallel.drafter import InTurnChannel
+from specdecode.runs.parallel.loop import decode_parallel
+from specdecode.runs.parallel.two_processes import DrafterError, DraftProcess
 from vargen.base.errors import UserError
 from vargen.checkpoints.options import LoadingOptions
 from vargen.video.methods.base import SPREADS, Pruning

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from specdecode.loop import decode
-from specdecode.runs.parallel import InTurnChannel, ParallelResult, decode_parallel, measure_draft_length
+from specdecode.runs.parallel.draft_length import measure_draft_length
+from specdecode.runs.parallel.drafter import InTurnChannel
+from specdecode.runs.parallel.loop import ParallelResult, decode_parallel
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.video.models.pruning import keep_highest, token_budget, visual_gain
 from vargen.video.models.request import VideoRequest, keep_visual, prepare_request

@@ -18,6 +18,7 @@ from PIL import Image
 from vargen.base.bounds import (
     MAX_BATCH_SIZE,
     MAX_GUIDANCE_SCALE,
+    MAX_PIXELS,
     MAX_SEED,
     MAX_TOP_K,
     TEMPERATURES,
@@ -53,6 +54,11 @@ SAMPLING = {
     "top_k": ("INT", {"default": -1, "min": -1, "max": MAX_TOP_K, **OWN}),
     "top_p": ("FLOAT", {"default": -1.0, "min": -1.0, "max": 1.0, "step": 0.05, **OWN}),
 }
+EDITED = {
+    "image": ("IMAGE",),
+    "mask": ("MASK",),
+    "start_rows": ("INT", {"default": 0, "min": 0, "max": MAX_PIXELS, "tooltip": "so many rows of codes stay"}),
+}
 
 
 def _drawing(**between: Any) -> dict[str, Any]:
@@ -68,7 +74,14 @@ class Model:
         self.description, self.pipeline = description, pipeline
 
     def draw(
-        self, prompt: str, method: str, seed: int, count: int, guidance_scale: float, sampling: Mapping[str, Any]
+        self,
+        prompt: str,
+        method: str,
+        seed: int,
+        count: int,
+        guidance_scale: float,
+        sampling: Mapping[str, Any],
+        edited: Mapping[str, Any] | None = None,
     ) -> Any:
         """Pictures with seeds from `seed` on. Raises UserError for an argument that cannot be used."""
         check_number("seed", seed, 0, MAX_SEED - MAX_BATCH_SIZE)
@@ -80,6 +93,7 @@ class Model:
             generator=[torch.Generator().manual_seed(seed + number) for number in range(count)],
             guidance_scale=guidance_scale or None,
             **{name: value for name, value in sampling.items() if value not in (-1, "")},
+            **(edited or {}),
             output_type="np",
             callback_on_step_end=_watch(self.description.num_tokens),
         )
@@ -141,7 +155,8 @@ class Draw:
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
         count = ("INT", {"default": 1, "min": 1, "max": MOST})
-        return _drawing(method=(METHODS, {"default": "jacobi", **METHOD}), seed=SEED, count=count)
+        asked = _drawing(method=(METHODS, {"default": "jacobi", **METHOD}), seed=SEED, count=count)
+        return {**asked, "optional": {**asked["optional"], **EDITED}}
 
     def draw(
         self,
@@ -151,9 +166,20 @@ class Draw:
         seed: int,
         count: int = 1,
         guidance_scale: float = 0.0,
+        image: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        start_rows: int = 0,
         **sampling: Any,
     ) -> tuple[torch.Tensor, tuple[Model, Any], int]:
-        output = model.draw(prompt, method, seed, count, guidance_scale, sampling)
+        edited: dict[str, Any] = {"start_rows": start_rows or None}
+        for name, value in (("image", image), ("mask", mask)):
+            if value is not None and len(value) != 1:
+                raise UserError(f"{name} must be one picture, got a batch of {len(value)}")
+        if image is not None:
+            edited |= {"image": image[0].permute(2, 0, 1)[:3], "paste_back": True}
+        if mask is not None:
+            edited["mask_image"] = mask[0]
+        output = model.draw(prompt, method, seed, count, guidance_scale, sampling, edited)
         return torch.from_numpy(output.images), (model, output), output.trace.target_passes
 
 

@@ -24,6 +24,7 @@ import torch
 from comfy_nodes import INTEGRATIONS, execute, model, nodes  # noqa: F401  # the fixtures are for the tests below
 
 from vargen import LlamaGenPipeline
+from vargen.base.errors import UserError
 
 
 def test_the_registry_finds_what_it_asks_for():
@@ -109,6 +110,17 @@ def test_sampling_and_a_negative_prompt_reach_the_pipeline(nodes, model):  # noq
     assert not torch.equal(draw(), draw(negative_prompt="a blue cone"))
     assert torch.equal(draw(temperature=0.0, seed=1), draw(temperature=0.0, seed=2)), "greedy"
     assert torch.equal(draw(top_k=1), draw(top_p=1e-9)), "the likeliest token alone"
+
+
+def test_a_node_goes_on_from_a_picture_and_fills_a_mask(nodes, model):  # noqa: F811
+    image, mask = torch.rand(1, 8, 8, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 8, 8)
+    mask[:, 4:] = 1
+    draw = lambda **given: execute(nodes["VargenDraw"], model=model, prompt="a red cube", **given)[0]  # noqa: E731
+    rows, filled = draw(image=image, start_rows=2, count=2), draw(image=image, mask=mask, count=2)
+    assert torch.equal(rows, filled) and torch.allclose(rows[:, :4], image[:, :4], atol=1e-6)
+    for given, said in (({"mask": mask}, "mask_image needs image"), ({"image": image[[0, 0]]}, "got a batch of 2")):
+        with pytest.raises(UserError, match=said):
+            draw(**given)
 
 
 @pytest.mark.skipif("VARGEN_COMFYUI" not in os.environ, reason="VARGEN_COMFYUI names no checkout of ComfyUI")

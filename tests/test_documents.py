@@ -1,12 +1,9 @@
 """The README, the lab book and the model card say what the recorded results say; weights keep to their limit."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import figures
-import pytest
 from build_results import build, not_shown
 from results_page.plain import plain_tables
 from results_page.records import RESULTS
@@ -18,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PUBLIC = ("https://github.com/vargen/vargen/blob/main/", "https://raw.githubusercontent.com/vargen/vargen/main/")
 
 
-def test_documents_are_built_from_the_recorded_results() -> None:
+def test_documents_are_built_from_the_recorded_results():
     stale = [str(path.relative_to(ROOT)) for path, text in build().items() if path.read_text() != text]
     assert not stale, f"run python benchmarks/build_results.py; out of date: {stale}"
 
@@ -36,7 +33,7 @@ def test_every_figure_of_readme_and_docs_is_that_of_its_record(monkeypatch):
         assert any(each.startswith("README.md: ") for each in figures.faults(told))
 
 
-def test_shipped_weights_stay_within_their_share() -> None:
+def test_shipped_weights_stay_within_their_share():
     weights = ROOT / "scenes" / "weights"
     sizes = {path.relative_to(weights): path.stat().st_size for path in weights.rglob("*") if path.is_file()}
     # These have their own share of 60 MiB.
@@ -47,13 +44,13 @@ def test_shipped_weights_stay_within_their_share() -> None:
     assert sum(sizes.values()) <= 60 * 2**20
 
 
-def test_every_record_has_a_table_or_is_named_as_one_without() -> None:
+def test_every_record_has_a_table_or_is_named_as_one_without():
     page = (ROOT / "benchmarks" / "lab" / "results.md").read_text()
     assert all(f"`{name}`" in page for name in not_shown())
     assert len(not_shown()) < len([*RESULTS.glob("*.json")]) / 10
 
 
-def test_a_plain_table_has_a_column_for_each_field_that_varies() -> None:
+def test_a_plain_table_has_a_column_for_each_field_that_varies():
     rows = [
         {"way": "ar", "bytes_peak": 3 * 2**20, "share": {"value": 0.5, "interval": [0.4, 0.6]}, "exact": True},
         {"way": "scd", "bytes_peak": 2**20, "share": {"value": 0.25, "interval": None}, "exact": True},
@@ -67,7 +64,7 @@ def test_a_plain_table_has_a_column_for_each_field_that_varies() -> None:
     assert plain_tables(rows, ("way",)).count("|---|") == 1
 
 
-def test_every_picture_and_page_the_readme_links_to_is_there() -> None:
+def test_every_picture_and_page_the_readme_links_to_is_there():
     text = (ROOT / "README.md").read_text()
     links = [part.split(")")[0] for part in text.split("](")[1:]]
     assert links and all(link.startswith("https://") for link in links)  # so that they work on a package index
@@ -75,7 +72,7 @@ def test_every_picture_and_page_the_readme_links_to_is_there() -> None:
     assert len(own) >= 10 and all((ROOT / link).is_file() for link in own)
 
 
-def test_every_claim_of_exactness_stands_on_its_page_and_has_its_test() -> None:
+def test_every_claim_of_exactness_stands_on_its_page_and_has_its_test():
     """The table of benchmarks/lab/robustness.md; a claim in other words, or a test of another name, is found here."""
     page = (ROOT / "benchmarks" / "lab" / "robustness.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.split("|---|---|---|\n")[1].splitlines()]
@@ -87,12 +84,12 @@ def test_every_claim_of_exactness_stands_on_its_page_and_has_its_test() -> None:
         assert f"def {name}(" in (ROOT / file).read_text(), test
 
 
-def test_the_readme_holds_no_figure_of_an_unclean_commit() -> None:
+def test_the_readme_holds_no_figure_of_an_unclean_commit():
     assert "-dirty" not in (ROOT / "README.md").read_text()
     assert "dirty" not in (RESULTS / "bench_weighted.json").read_text()
 
 
-def test_the_readme_draws_in_less_than_half_of_the_passes_as_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readme_draws_in_less_than_half_of_the_passes_as_it_says(capsys):
     """Its Python example, as it stands; the passes it prints are those of the comment behind it."""
     text = (ROOT / "README.md").read_text()
     example = text.split("```python\n")[1].split("```")[0]
@@ -101,17 +98,17 @@ def test_the_readme_draws_in_less_than_half_of_the_passes_as_it_says(capsys: pyt
     assert int(capsys.readouterr().out) == said <= 128
 
 
-def test_shipped_configs_name_no_folder_of_the_machine_that_trained_them() -> None:
+def test_shipped_configs_name_no_folder_of_the_machine_that_trained_them():
     for path in (ROOT / "scenes" / "weights").rglob("*.json"):
         assert '"_name_or_path": "/' not in path.read_text(), path
 
 
-def test_recorded_results_name_no_folder_of_the_machine_that_made_them() -> None:
+def test_recorded_results_name_no_folder_of_the_machine_that_made_them():
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
         assert ': "/' not in path.read_text(), path
 
 
-def test_every_configuration_that_a_page_names_is_shipped() -> None:
+def test_every_configuration_that_a_page_names_is_shipped():
     named = set()
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks" / "lab").glob("*.md")):
         named |= {(page, name) for name in re.findall(r"--config ([\w./-]+)", page.read_text())}
@@ -120,7 +117,7 @@ def test_every_configuration_that_a_page_names_is_shipped() -> None:
         assert find_config(name).is_file(), page
 
 
-def test_no_two_commands_of_a_page_write_to_one_folder() -> None:
+def test_no_two_commands_of_a_page_write_to_one_folder():
     """Another run's folder would be refused. Without `--output`, `vargen generate` finds a free one."""
     assert 'vargen generate "a green cone on grass"\n' in (ROOT / "README.md").read_text()
     usual = {"evaluate": "evaluation", "tune": "tuning"}

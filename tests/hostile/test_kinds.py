@@ -1,7 +1,5 @@
 """Kinds of faults that strangers found, each wherever it can occur: pictures, tables, files of options, figures."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import io
@@ -45,7 +43,7 @@ CUBE = Image.new("RGB", (4, 4), "red")
 # Pictures: none is left out or counted twice without a word, and what is none starts no program
 
 
-def test_pictures_are_read_whatever_their_suffix_and_others_are_told(tmp_path: Path) -> None:
+def test_pictures_are_read_whatever_their_suffix_and_others_are_told(tmp_path):
     for number, suffix in enumerate(IMAGE_SUFFIXES):
         for name in (f"a{number}{suffix}", f"b{number}{suffix.upper()}"):
             CUBE.save(tmp_path / name, {".jpe": "JPEG", ".jfif": "JPEG"}.get(suffix))
@@ -63,7 +61,7 @@ def test_pictures_are_read_whatever_their_suffix_and_others_are_told(tmp_path: P
             (tmp_path / name).unlink()
 
 
-def test_pictures_behind_links_count_once(tmp_path: Path) -> None:
+def test_pictures_behind_links_count_once(tmp_path):
     folder, other = tmp_path / "reference", tmp_path / "other"
     for place in (folder / "a", other):
         place.mkdir(parents=True)
@@ -84,9 +82,7 @@ PROGRAMS = {"eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "text":
 
 @pytest.mark.parametrize("content", PROGRAMS)
 @pytest.mark.parametrize("suffix", [".png", ".jpg"])
-def test_what_is_no_picture_starts_no_program(
-    content: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_picture_starts_no_program(content, suffix, tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *given, **named: pytest.fail(f"{given} was started"))
     path = tmp_path / f"0{suffix}"
     path.write_bytes(PROGRAMS[content])
@@ -94,7 +90,7 @@ def test_what_is_no_picture_starts_no_program(
         read_image(path)
 
 
-def test_every_reader_of_pictures_names_the_formats_that_it_reads() -> None:
+def test_every_reader_of_pictures_names_the_formats_that_it_reads():
     opened = [
         (path, node)
         for package in ("vargen", "metrics", "scenes", "specdecode", "integrations")
@@ -143,9 +139,7 @@ def _with(image: Image.Image, path: Path, told: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("change", [_as_jpeg, _repainted, _resized, _grey, _deep])
 @pytest.mark.parametrize("kept", ["a run", "an evaluation"])
-def test_a_finished_picture_is_believed_for_its_pixels_alone(
-    change: Callable[[Path], None], kept: str, tmp_path: Path
-) -> None:
+def test_a_finished_picture_is_believed_for_its_pixels_alone(change, kept, tmp_path):
     from vargen.runs.batches import PictureBatches
 
     request = ImageRequest(0, 3, "a red cube")
@@ -177,7 +171,7 @@ TWICE = {
 
 
 @pytest.mark.parametrize(("name", "content"), [(name, each) for name, every in TWICE.items() for each in every])
-def test_a_name_that_stands_twice_in_a_table(name: str, content: str, tmp_path: Path) -> None:
+def test_a_name_that_stands_twice_in_a_table(name, content, tmp_path):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=r"two columns|two keys|is there twice"):
         read_prompts(str(tmp_path / name))
@@ -191,7 +185,7 @@ TWO_KEYS = [
 
 
 @pytest.mark.parametrize("text", TWO_KEYS)
-def test_a_name_that_stands_twice_in_yaml(text: str) -> None:
+def test_a_name_that_stands_twice_in_yaml(text):
     with pytest.raises(ValueError, match=r"is there twice|merges keys|not YAML"):
         parse_yaml(text)
 
@@ -209,7 +203,7 @@ QUOTED = [
 
 
 @pytest.mark.parametrize(("name", "content", "found"), QUOTED)
-def test_quotes_of_tables(name: str, content: str, found: Any, tmp_path: Path) -> None:
+def test_quotes_of_tables(name, content, found, tmp_path):
     (tmp_path / name).write_text(content)
     if isinstance(found, list):
         assert read_prompts(str(tmp_path / name)) == found
@@ -221,7 +215,7 @@ def test_quotes_of_tables(name: str, content: str, found: Any, tmp_path: Path) -
 @pytest.mark.parametrize(
     "content", ["", "# nothing\n", "secret: root:x:0:0\nroot:x:0:0:root\n", "a secret", "- a secret\n"]
 )
-def test_no_error_shows_what_stands_in_a_file(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_error_shows_what_stands_in_a_file(content, tmp_path, capsys):
     path = tmp_path / "c.yaml"
     path.write_text(content)
     for command in (["generate", "a"], ["bench"], ["evaluate"], ["serve"], ["caption", "x"], ["train", "tokenizer"]):
@@ -241,7 +235,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("content", LARGE)
-def test_files_of_options_have_a_bound(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_options_have_a_bound(content, tmp_path, capsys):
     (tmp_path / "c.yaml").write_text(LARGE[content])
     assert cli.main(["generate", "a", "--config", str(tmp_path / "c.yaml")]) == 2
     assert len(capsys.readouterr().err) < 3000
@@ -266,9 +260,7 @@ def _raised() -> list[BaseException]:
 
 
 @pytest.mark.parametrize("error", _raised(), ids=repr)
-def test_an_error_of_reading_or_writing_is_one_line(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_of_reading_or_writing_is_one_line(error, monkeypatch, capsys):
     if isinstance(error, BrokenPipeError):
         return
 
@@ -281,9 +273,7 @@ def test_an_error_of_reading_or_writing_is_one_line(
     assert told.startswith("vargen: error: ") and told.count("\n") == 1 and len(told) < 400
 
 
-def test_no_name_reaches_a_terminal_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_name_reaches_a_terminal_as_it_is(monkeypatch, capsys):
     names = ["\x1b[2J", "\x07", "\r\n", "\x9b31m", "\u202e", "\x7f", "\u2028", "x" * 9000]
 
     def fails(arguments: list[str]) -> int:
@@ -297,7 +287,7 @@ def test_no_name_reaches_a_terminal_as_it_is(
     assert "\\x1b[2J" in lines[1]
 
 
-def test_a_console_without_a_letter_shows_its_number(tmp_path: Path) -> None:
+def test_a_console_without_a_letter_shows_its_number(tmp_path):
     told = subprocess.run(
         [sys.executable, "-c", "from vargen import cli; cli._dispatch = print; cli.main(['\u2603'])"],
         env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
@@ -305,7 +295,7 @@ def test_a_console_without_a_letter_shows_its_number(tmp_path: Path) -> None:
     assert told.returncode == 0 and "\\u2603" in told.stdout, told.stderr
 
 
-def test_json_of_strangers_is_read_in_one_place() -> None:
+def test_json_of_strangers_is_read_in_one_place():
     """`json.loads` takes the last of two keys, and ends in a RecursionError for deep ones."""
     for path in (ROOT / "vargen").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -344,7 +334,7 @@ NOTHING: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("figure", "features"), itertools.product(FIGURES, NOTHING))
-def test_features_that_mean_nothing(figure: str, features: str) -> None:
+def test_features_that_mean_nothing(figure, features):
     if figure == "clip score" and features == "none":
         return
     with pytest.raises(DataError):
@@ -353,13 +343,13 @@ def test_features_that_mean_nothing(figure: str, features: str) -> None:
 
 @pytest.mark.parametrize("figure", [name for name in FIGURES if name != "clip score"])
 @pytest.mark.parametrize("features", [[[1.0]], np.zeros((9, 4)), None, torch.zeros(9, 4, dtype=torch.complex64)])
-def test_features_that_are_no_tensor(figure: str, features: Any) -> None:
+def test_features_that_are_no_tensor(figure, features):
     with pytest.raises(DataError, match="features must be a tensor of real numbers"):
         FIGURES[figure](features)
 
 
 @pytest.mark.parametrize("neighbours", [0, -1, True, False, 1.0, None])
-def test_neighbours_that_are_none(neighbours: Any) -> None:
+def test_neighbours_that_are_none(neighbours):
     with pytest.raises(DataError, match="neighbours must be an integer of at least 1"):
         compare_manifolds(GOOD, GOOD, neighbours)
 
@@ -378,7 +368,7 @@ REFERENCES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_a_reference_that_no_set_of_pictures_has(reference: str, tmp_path: Path) -> None:
+def test_a_reference_that_no_set_of_pictures_has(reference, tmp_path):
     changed, message = REFERENCES[reference]
     whole = {"mu": np.zeros(2), "sigma": np.eye(2), "count": np.asarray(9)}
     np.savez(tmp_path / "r.npz", **whole)  # type: ignore[arg-type]
@@ -388,7 +378,7 @@ def test_a_reference_that_no_set_of_pictures_has(reference: str, tmp_path: Path)
         GaussianStatistics.load(tmp_path / "r.npz")
 
 
-def test_statistics_that_are_none() -> None:
+def test_statistics_that_are_none():
     good = GaussianStatistics.of(GOOD)
     eye, mean = torch.eye(4).double(), torch.zeros(4).double()
     turned = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
@@ -404,7 +394,7 @@ def test_statistics_that_are_none() -> None:
     assert frechet_distance(single, good) < 1e-5
 
 
-def test_an_array_that_is_there_twice(tmp_path: Path) -> None:
+def test_an_array_that_is_there_twice(tmp_path):
     import zipfile
 
     for names in (("mu", "mu.npy"), ("mu.npy", "mu.npy")):
@@ -418,7 +408,7 @@ def test_an_array_that_is_there_twice(tmp_path: Path) -> None:
             pass
 
 
-def test_intervals_of_numbers_that_mean_nothing() -> None:
+def test_intervals_of_numbers_that_mean_nothing():
     infinite = torch.tensor([1.0, 2, 3, 4, 5, 6, float("inf")])
     with pytest.raises(DataError, match="infinite"):
         mean_interval(infinite)
@@ -434,13 +424,13 @@ def test_intervals_of_numbers_that_mean_nothing() -> None:
 
 
 @pytest.mark.parametrize("value", [torch.zeros(3, 4, 4), torch.zeros(4, 4).byte(), torch.zeros(1, 4, 4).byte(), None])
-def test_pictures_that_are_none_are_not_resized(value: Tensor | None) -> None:
+def test_pictures_that_are_none_are_not_resized(value):
     with pytest.raises(DataError, match=r"pictures must be uint8 \[3, H, W\]"):
         resize([] if value is None else [value], "bicubic", 2)
 
 
 @pytest.mark.parametrize("filler", [0.0, 1e-42])
-def test_weights_of_a_file_that_was_never_filled(filler: float) -> None:
+def test_weights_of_a_file_that_was_never_filled(filler):
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
     nn.init.zeros_(model[0].weight)  # as a head that is not trained yet
     check_weights(model, "model")

@@ -1,13 +1,10 @@
 """Requests and settings that a server cannot serve: a status and one line, and the next request is drawn."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,13 +91,13 @@ BODIES: list[tuple[Any, int, str]] = [
 
 
 @pytest.mark.parametrize(("body", "status", "message"), BODIES, ids=range(len(BODIES)))
-def test_a_body_is_refused(engine: Engine, body: Any, status: int, message: str) -> None:
+def test_a_body_is_refused(engine, body, status, message):
     check_answer(ask(engine, json.dumps(body).encode()), status, message)
     assert engine.alive and engine.waiting == 0
 
 
 @given(st.text())
-def test_a_field_that_is_not_known_is_named(name: str) -> None:
+def test_a_field_that_is_not_known_is_named(name):
     assume(name not in {*WITHOUT_EFFECT, *options_of(GenerationBody)})
     with pytest.raises(UserError) as refused:
         GenerationBody.read({"prompt": PROMPT, name: 1}, 8, True)
@@ -108,18 +105,18 @@ def test_a_field_that_is_not_known_is_named(name: str) -> None:
     assert GenerationBody.read({"prompt": PROMPT, name: None}, 8, True) == GenerationBody(PROMPT), "null is not given"
 
 
-def test_a_refusal_has_the_fields_name_apart(engine: Engine) -> None:
+def test_a_refusal_has_the_fields_name_apart(engine):
     for field in ("sed", "size"):
         answer = ask(engine, json.dumps({"prompt": PROMPT, field: "1x1"}).encode())
         assert answer.json()["error"]["param"] == field
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000, b"9" * 100_000], ids=range(5))
-def test_a_body_that_is_no_json(engine: Engine, content: bytes) -> None:
+def test_a_body_that_is_no_json(engine, content):
     check_answer(ask(engine, content), 400, "body must be JSON")
 
 
-def test_a_key_that_is_there_twice(engine: Engine) -> None:
+def test_a_key_that_is_there_twice(engine):
     check_answer(ask(engine, b'{"prompt": "a", "n": 1, "n": 2}'), 400, "send each key once")
 
 
@@ -134,7 +131,7 @@ PLACES = (PLACE, "/v1/models", "/metrics", "/nowhere", "/v1/models/", "/v1/image
 
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
-def test_whoever_is_not_of_this_machine_needs_a_key(engine: Engine, headers: Any) -> None:
+def test_whoever_is_not_of_this_machine_needs_a_key(engine, headers):
     """A page in a browser on this machine may have a name that leads here, or send what it cannot read. It is refused
     before anything else answers: a place that there is not, a method, a redirect."""
     named = "Host" if "host" in dict(headers) else "Origin"
@@ -145,7 +142,7 @@ def test_whoever_is_not_of_this_machine_needs_a_key(engine: Engine, headers: Any
     assert ask(engine, GOOD, sent, "secret").status_code == 200
 
 
-def test_a_page_of_this_machine_may_ask_and_a_form_may_not(engine: Engine) -> None:
+def test_a_page_of_this_machine_may_ask_and_a_form_may_not(engine):
     for origin in ("http://localhost:3000", "http://127.0.0.1", "https://[::1]:8"):
         assert ask(engine, GOOD, {"origin": origin, "sec-fetch-site": "same-site"}).status_code == 200
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
@@ -154,18 +151,18 @@ def test_a_page_of_this_machine_may_ask_and_a_form_may_not(engine: Engine) -> No
 
 
 @pytest.mark.parametrize("sent", ["Bearer secret", "bearer secret", "BEARER  secret", "bEaReR secret "])
-def test_the_scheme_of_a_key_has_any_case(engine: Engine, sent: str) -> None:
+def test_the_scheme_of_a_key_has_any_case(engine, sent):
     assert ask(engine, GOOD, {"authorization": sent}, "secret").status_code == 200
 
 
 @pytest.mark.parametrize("key", ["s\u00e9cret", " secret", "secret ", "secret\n", "sec\tret", "\u2603"])
-def test_a_key_that_no_header_can_carry_is_refused_at_the_start(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_no_header_can_carry_is_refused_at_the_start(key, monkeypatch):
     monkeypatch.setenv(KEY, key)
     with pytest.raises(UserError, match=f"{KEY} must be printable ASCII"):
         check_serving(ServeConfig())
 
 
-def test_a_request_that_can_never_fit_is_no_overload() -> None:
+def test_a_request_that_can_never_fit_is_no_overload():
     engine = Engine(build_tiny_pipeline(), queue=4)
     answer = ask(engine, json.dumps({"prompt": PROMPT, "n": 5}).encode())
     check_answer(answer, 400, "n must be at most 4")
@@ -175,20 +172,20 @@ def test_a_request_that_can_never_fit_is_no_overload() -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1:8000", "127.9.9.9", "[::1]:8000"])
-def test_this_machine_needs_none(engine: Engine, host: str) -> None:
+def test_this_machine_needs_none(engine, host):
     assert ask(engine, GOOD, {"host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(
     "sent", ["", "secret", "Bearer ", "Bearer wrong", "Basic secret", "Bearer secre", "Bearer " + "x" * 50_000]
 )
-def test_a_wrong_key(engine: Engine, sent: str) -> None:
+def test_a_wrong_key(engine, sent):
     answer = ask(engine, GOOD, {"authorization": sent}, "secret")
     check_answer(answer, 401, "the key is missing or wrong")
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_other_places_and_ways(engine: Engine) -> None:
+def test_other_places_and_ways(engine):
     paths = (
         "/docs", "/v1", "/v1/images/variations", "//", "/%00", "/v1/images/generations/../../etc/passwd",
         "/" + "x" * 999,
@@ -260,7 +257,7 @@ def connected(port: int, sent: bytes) -> socket.socket:
 
 
 @pytest.mark.parametrize("undone", UNDONE)
-def test_a_client_that_leaves_something_undone_holds_no_server(undone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_leaves_something_undone_holds_no_server(undone, monkeypatch):
     """Neither its connection nor the end: all stay connected, and the server ends."""
     monkeypatch.setattr(http_clients, "PATIENCE", 0.2)
 
@@ -277,7 +274,7 @@ def test_a_client_that_leaves_something_undone_holds_no_server(undone: str, monk
         asyncio.run(asyncio.wait_for(work(ends), 300))
 
 
-def test_clients_that_send_half_a_request_take_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_that_send_half_a_request_take_nobodys_place(monkeypatch):
     monkeypatch.setattr(http_clients, "most_undone", lambda: 8)
 
     async def health(scope: Any, receive: Any, send: Any) -> None:
@@ -313,13 +310,7 @@ CASES = [
 
 
 @each(CASES)
-def test_settings_are_refused(
-    case: Case,
-    tmp_path: Path,
-    _saved_tiny_pipelines: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_settings_are_refused(case, tmp_path, _saved_tiny_pipelines, capsys, monkeypatch):
     monkeypatch.delenv(KEY, raising=False)
     with socket.create_server(("127.0.0.1", 0)) as used:
         with socket.create_server(("127.0.0.1", 0)) as other:

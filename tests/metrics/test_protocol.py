@@ -71,12 +71,9 @@ def test_scores_have_every_figure_of_the_protocol():
     reference = torch.nn.functional.normalize(torch.randn(80, 6, generator=generator), dim=-1)
     protocol = Protocol("mine", extractor="clip", manifold_extractor="clip")
     scores = score_pictures(
-        protocol,
-        {"clip": features},
-        Reference(GaussianStatistics.of(reference), reference),
-        text_features=features,
+        protocol, {"clip": features}, Reference(GaussianStatistics.of(reference), reference), text_features=features,
         draws=20,
-    )
+    )  # fmt: skip
     assert set(scores) == {
         "frechet_distance", "clip_score", "precision", "recall", "density", "coverage", "diversity"
     }  # fmt: skip

@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
-    ("ar", {}),
-    ("sjd", {"window": 3, "branches": 2, "branch_depth": 1}),
-    ("scd", {"window": 4}),
-    ("scd", {"window": 2, "coupling": "maximal"}),
-    ("jacobi", {"window": 3}),
-]
+    ("ar", {}), ("sjd", {"window": 3, "branches": 2, "branch_depth": 1}), ("scd", {"window": 4}),
+    ("scd", {"window": 2, "coupling": "maximal"}), ("jacobi", {"window": 3}),
+]  # fmt: skip

@@ -20,12 +20,8 @@ from vargen.models.components import SINGLE_BATCH
 from vargen.pipelines.arguments import DrawSettings
 
 SETTINGS: list[dict[str, Any]] = [
-    {},
-    {"method": "sjd"},
-    {"guidance_scale": 1.0},
-    {"method": "scd", "top_p": 0.9, "temperature": 1.3},
-    {"top_k": 5},
-]
+    {}, {"method": "sjd"}, {"guidance_scale": 1.0}, {"method": "scd", "top_p": 0.9, "temperature": 1.3}, {"top_k": 5},
+]  # fmt: skip
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": []}, "prompt must hold at least one prompt"),
     ({"prompt": ["a dog", " "]}, "prompt 2 is empty"),
@@ -40,13 +36,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 """Arguments beside a prompt that no family takes, and what the one line says."""
 
 EXACT: list[tuple[str, dict[str, Any]]] = [
-    ("ar", {}),
-    ("jacobi", {"window": 3}),
-    ("scd", {"window": 4}),
-    ("sjd", {"window": 3, "branches": 2, "branch_depth": 1}),
-    ("zipar", {"window": 4}),
+    ("ar", {}), ("jacobi", {"window": 3}), ("scd", {"window": 4}),
+    ("sjd", {"window": 3, "branches": 2, "branch_depth": 1}), ("zipar", {"window": 4}),
     ("pjd", {"opens_after": 4, "guesses": 2}),
-]
+]  # fmt: skip
 """Methods that draw plain decoding's tokens, by seed or, where they test ratios, the likeliest ones. The last two draw
 rows of four codes side by side, each behind the whole row above."""
 

@@ -34,12 +34,9 @@ def build_video_llm(config: VideoLLMConfig, architecture: str = "qwen2_5_vl") ->
         "tie_word_embeddings": True,
     }  # fmt: skip
     vision = {
-        "model_type": "siglip_vision_model",
-        **vars(config.vision),
-        "image_size": config.image_size,
-        "patch_size": config.patch_size,
-        "vision_use_head": False,
-    }
+        "model_type": "siglip_vision_model", **vars(config.vision), "image_size": config.image_size,
+        "patch_size": config.patch_size, "vision_use_head": False,
+    }  # fmt: skip
     model = LlavaOnevisionForConditionalGeneration(
         LlavaOnevisionConfig(
             text_config=text,

@@ -34,13 +34,10 @@ def backwards(story: Story) -> Story:
             )
         )
     return replace(
-        story,
-        frames=story.frames[::-1],
-        objects=tuple(state.item for state in firsts),
-        columns=tuple(state.column for state in firsts),
-        distances=tuple(state.distance for state in firsts),
+        story, frames=story.frames[::-1], objects=tuple(state.item for state in firsts),
+        columns=tuple(state.column for state in firsts), distances=tuple(state.distance for state in firsts),
         events=tuple(events),
-    )
+    )  # fmt: skip
 
 
 def order_answers(story: Story, text: str) -> tuple[int, int]:

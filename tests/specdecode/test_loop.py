@@ -164,13 +164,10 @@ def test_rows_may_have_their_own_numbers_of_tokens(parents):
     def run(rows: list[int], longest: int, row_tokens: Tensor | None) -> tuple[DecodeResult, CheckedTarget]:
         part = CheckedTarget(target.table, target.prompts[rows], 29)
         result = decode(
-            part,
-            max_new_tokens=longest,
-            sampling=SamplingConfig(0.9, 8),
+            part, max_new_tokens=longest, sampling=SamplingConfig(0.9, 8),
             streams=RandomStreams.from_seeds([seeds[row] for row in rows]),
-            drafter=None if parents is None else make_drafter(part, parents),
-            row_tokens=row_tokens,
-        )
+            drafter=None if parents is None else make_drafter(part, parents), row_tokens=row_tokens,
+        )  # fmt: skip
         return result, part
 
     together, part = run([0, 1, 2, 3, 4], 30, torch.tensor(ends))
@@ -234,12 +231,9 @@ def test_logits_of_another_shape_or_type_are_refused(wrong, parents, sampling):
         message = rf"Changed\.{function} must give logits float32 of shape \[3, \d+, 13\], got "
         with pytest.raises(ValueError, match=message):
             decode(
-                target,
-                max_new_tokens=12,
-                sampling=sampling,
-                streams=RandomStreams.from_seeds([1, 2, 3]),
+                target, max_new_tokens=12, sampling=sampling, streams=RandomStreams.from_seeds([1, 2, 3]),
                 drafter=drafter,
-            )
+            )  # fmt: skip
 
 
 def with_probabilities(wrong: str) -> Callable[[Draft], Draft]:

@@ -231,12 +231,9 @@ def test_a_run_starts_from_the_weights_of_a_smaller_grid(transformer_config, che
     folder = Path(transformer_config.output) / "export"
     before = LlamaGenTransformer.from_pretrained(folder / "transformer")
     larger = replace(
-        transformer_config,
-        output=str(tmp_path / "larger"),
-        image_size=2 * transformer_config.image_size,
-        initial_weights=str(folder),
-        shape=replace(transformer_config.shape, position_scale=0.5),
-    )
+        transformer_config, output=str(tmp_path / "larger"), image_size=2 * transformer_config.image_size,
+        initial_weights=str(folder), shape=replace(transformer_config.shape, position_scale=0.5),
+    )  # fmt: skip
     task = TransformerTask(larger, CheapScenes(size=larger.image_size), CPU)
     side = before.config.grid_size
     assert task.transformer.config.grid_size == 2 * side and task.heldout.codes.shape[1] == 4 * side**2

@@ -95,12 +95,9 @@ def run(
     drafter: Drafter | None, sampling: SamplingConfig = GREEDY, prompts: Tensor = PROMPTS, length: int = LENGTH
 ) -> DecodeResult:
     return decode(
-        MarkovTarget(TABLE, prompts, length + 40),
-        max_new_tokens=length,
-        sampling=sampling,
-        streams=RandomStreams.from_seeds(range(len(prompts))),
-        drafter=drafter,
-    )
+        MarkovTarget(TABLE, prompts, length + 40), max_new_tokens=length, sampling=sampling,
+        streams=RandomStreams.from_seeds(range(len(prompts))), drafter=drafter,
+    )  # fmt: skip
 
 
 def over(shape: StaticTree, table: Tensor = DRAFT_TABLE, prompts: Tensor = PROMPTS, length: int = LENGTH) -> Checked:

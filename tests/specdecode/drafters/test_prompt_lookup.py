@@ -124,9 +124,6 @@ def test_arguments_that_cannot_be_used_are_named():
         PromptLookupDrafter(PROMPT[None], sizer(2), torch.ones(2, 2))
     with pytest.raises(ValueError, match="prompt must have the target's 3 rows, got 1"):
         decode(
-            MarkovTarget(TABLE, PROMPT.expand(3, 2), 4),
-            max_new_tokens=5,
-            sampling=SamplingConfig(),
-            streams=RandomStreams.from_seeds(range(3)),
-            drafter=PromptLookupDrafter(PROMPT[None], sizer(2)),
-        )
+            MarkovTarget(TABLE, PROMPT.expand(3, 2), 4), max_new_tokens=5, sampling=SamplingConfig(),
+            streams=RandomStreams.from_seeds(range(3)), drafter=PromptLookupDrafter(PROMPT[None], sizer(2)),
+        )  # fmt: skip

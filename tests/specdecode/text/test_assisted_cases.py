@@ -23,12 +23,9 @@ COUNT = 20
 def by_custom(model: PreTrainedModel, prompts: tuple[Tensor, Tensor], count: int = COUNT, **options: Any) -> Any:
     options = {"pad_token_id": PAD, "eos_token_id": [-1], "do_sample": False, **options}
     return model.generate(
-        prompts[0],
-        attention_mask=prompts[1],
-        max_new_tokens=count,
-        custom_generate=specdecode.custom_generate,
+        prompts[0], attention_mask=prompts[1], max_new_tokens=count, custom_generate=specdecode.custom_generate,
         **options,
-    )
+    )  # fmt: skip
 
 
 def one(prompts: tuple[Tensor, Tensor], row: int = 0) -> tuple[Tensor, Tensor]:

@@ -33,12 +33,9 @@ def test_emu3_draws_what_its_pipeline_draws(emu3, tmp_path, capsys):
     assert picture.size == (32, 24)
     pipeline = Emu3Pipeline.from_pretrained(emu3)
     expected = pipeline(
-        emu3_models.PROMPTS[0],
-        height=24,
-        width=32,
-        method=resolve_method("scd", {"window": 4}),
+        emu3_models.PROMPTS[0], height=24, width=32, method=resolve_method("scd", {"window": 4}),
         generator=torch.Generator().manual_seed(0),
-    )
+    )  # fmt: skip
     assert picture.convert("RGB").tobytes() == expected.images[0].tobytes()
     trace = Image.open(tmp_path / "out" / "traces" / "000000.png")
     assert trace.size[0] > trace.size[1]

@@ -24,12 +24,9 @@ def build_drafter(pipeline: LlamaGenPipeline, seed: int = 0, **overrides: object
     torch.manual_seed(seed)
     config = pipeline.transformer.config
     sizes: dict[str, object] = {
-        "dim": config.dim,
-        "num_attention_heads": config.num_attention_heads,
-        "intermediate_size": 20,
-        "vocab_size": config.vocab_size,
-        "grid_size": config.grid_size,
-    }
+        "dim": config.dim, "num_attention_heads": config.num_attention_heads, "intermediate_size": 20,
+        "vocab_size": config.vocab_size, "grid_size": config.grid_size,
+    }  # fmt: skip
     drafter = EagleHead(**{**sizes, **overrides})  # type: ignore[arg-type]
     with torch.no_grad():
         for parameter in drafter.parameters():

@@ -24,12 +24,9 @@ PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone o
 
 def make(pipeline: LlamaGenPipeline, method: str | MethodConfig, rows: list[int], **kwargs: Any) -> Any:
     return pipeline(
-        [PROMPTS[row] for row in rows],
-        generator=[torch.Generator().manual_seed(100 + row) for row in rows],
-        method=method,
-        output_type="latent",
-        **kwargs,
-    )
+        [PROMPTS[row] for row in rows], generator=[torch.Generator().manual_seed(100 + row) for row in rows],
+        method=method, output_type="latent", **kwargs,
+    )  # fmt: skip
 
 
 # Coupled drafts and likely tokens: the picture is plain decoding's. Sampled drafts only keep the distribution.

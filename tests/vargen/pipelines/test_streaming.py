@@ -118,8 +118,7 @@ def test_fixed_batches_give_the_same_pictures_in_more_passes(pipeline):
 
 
 @pytest.mark.parametrize(
-    ("name", "continuous"),
-    [(name, True) for name in ("sjd", "eagle", "draft-model", "vvs")] + [("sjd", False)],
+    ("name", "continuous"), [(name, True) for name in ("sjd", "eagle", "draft-model", "vvs")] + [("sjd", False)]
 )
 def test_a_stream_beside_another_changes_no_picture(pipeline, name, continuous):
     caches = pipeline.reuse.memory.caches

@@ -21,12 +21,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "anole": {"height": 32, "width": 64},
 }
 METHODS: list[tuple[str, dict[str, Any]]] = [
-    ("ar", {}),
-    ("jacobi", {"window": 5}),
-    ("scd", {"window": 5}),
-    ("vvs-jacobi", {"window": 5, "schedule": "uniform"}),
+    ("ar", {}), ("jacobi", {"window": 5}), ("scd", {"window": 5}), ("vvs-jacobi", {"window": 5, "schedule": "uniform"}),
     ("eagle", {"total_tokens": 12, "depth": 4, "tree_top_k": 3}),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))

@@ -65,7 +65,7 @@ def picture(made: Any) -> Any:
     [{"mask": mask()}, {"extra_body": {"start_rows": 2}}, {"image": mask()}],
     ids=["mask", "rows", "transparent"],
 )
-def test_the_official_client_edits_a_picture(engine: Engine, given: dict[str, Any]) -> None:
+def test_the_official_client_edits_a_picture(engine, given):
     """As a call does, with the user's own pixels outside."""
     fields: dict[str, Any] = {"image": content(SHOWN), "n": 2, "size": "8x8", **given}
     fields["extra_body"] = {"seed": 5, **fields.get("extra_body", {})}
@@ -79,7 +79,7 @@ def test_the_official_client_edits_a_picture(engine: Engine, given: dict[str, An
     assert not np.array_equal(picture(made.data[0]), picture(made.data[1]))
 
 
-def test_an_edit_is_streamed(engine: Engine) -> None:
+def test_an_edit_is_streamed(engine):
     async def ask() -> list[str]:
         transport = httpx.ASGITransport(app=build_app(engine, "tiny"))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
@@ -114,9 +114,7 @@ MOVING = content(SHOWN, "WEBP", save_all=True, append_images=[Image.new("RGB", (
         ({"mask": mask(), "extra_body": {"steps": 3}}, 400, "'steps' is no field of this server"),
     ],
 )
-def test_what_cannot_be_edited_is_refused_in_one_line(
-    engine: Engine, given: dict[str, Any], status: int, said: str
-) -> None:
+def test_what_cannot_be_edited_is_refused_in_one_line(engine, given, status, said):
     with pytest.raises(openai.APIStatusError) as error:
         edit(engine, **{"image": content(SHOWN), **given})
     message = error.value.response.json()["error"]["message"]
@@ -133,9 +131,7 @@ def test_what_cannot_be_edited_is_refused_in_one_line(
         ({"content-type": "multipart/form-data; boundary=x"}, bytes(2_000), 413),
     ],
 )
-def test_bodies_that_are_no_form(
-    engine: Engine, headers: dict[str, str], body: bytes, status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bodies_that_are_no_form(engine, headers, body, status, monkeypatch):
     monkeypatch.setattr(application, "MAX_FORM", 1_000)
 
     async def ask() -> Any:

@@ -75,12 +75,9 @@ def run(
     embeds, mask = pipeline.encode_prompt(PROMPTS)
     condition = pipeline.transformer.embed_condition(caption_embeds=embeds)
     target = LlamaGenTarget(
-        pipeline.transformer,
-        condition,
-        mask,
-        guidance_scale=guidance_scale,
+        pipeline.transformer, condition, mask, guidance_scale=guidance_scale,
         max_draft_nodes=SIZE.total_tokens + SIZE.depth,
-    )
+    )  # fmt: skip
     assert isinstance(pipeline.drafter, EagleHead)
     head = LlamaGenDraftHead(pipeline.drafter, target, EagleDrafter.most_new_pairs(SHAPES[shape], SIZE))
     features = FeatureCache(16)

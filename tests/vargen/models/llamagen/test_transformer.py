@@ -339,12 +339,9 @@ def test_one_pass_over_a_tree_equals_its_paths(seed, kv_heads, bounded, identity
     cache = make_cache(model, batch_size, CONDITION_LENGTH + 22)
     cache._rows.normal_(std=30, generator=generator)
     model(
-        inputs_embeds=condition,
-        positions=torch.full((1, CONDITION_LENGTH), CONDITION_POSITION),
-        attention_mask=condition_attention_mask(mask),
-        kv_cache=cache,
-        kv_length=CONDITION_LENGTH,
-    )
+        inputs_embeds=condition, positions=torch.full((1, CONDITION_LENGTH), CONDITION_POSITION),
+        attention_mask=condition_attention_mask(mask), kv_cache=cache, kv_length=CONDITION_LENGTH,
+    )  # fmt: skip
     cache.starts = CONDITION_LENGTH - mask.sum(1)
     cache.advance(CONDITION_LENGTH)
 
@@ -362,12 +359,9 @@ def test_one_pass_over_a_tree_equals_its_paths(seed, kv_heads, bounded, identity
         lengths = torch.tensor([len(path) for path in paths])
         kv_length = CONDITION_LENGTH + int(lengths.max()) + num_nodes if bounded else None
         output = model(
-            input_ids=tokens,
-            positions=lengths[:, None] + depths,
-            attention_mask=cache.attention_mask(tree, kv_length),
-            kv_cache=cache,
-            kv_length=kv_length,
-        )
+            input_ids=tokens, positions=lengths[:, None] + depths, attention_mask=cache.attention_mask(tree, kv_length),
+            kv_cache=cache, kv_length=kv_length,
+        )  # fmt: skip
         torch.testing.assert_close(model.lm_head(output.hidden_states), output.logits)
         for row in range(batch_size):
             for node in range(num_nodes):

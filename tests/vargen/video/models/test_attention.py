@@ -149,12 +149,9 @@ def test_what_cannot_be_scored_is_named(architecture, models, inputs_of):
         VideoTarget(model, request, capture_attention=True).video_attention()
     end = int(request.is_visual.nonzero()[-1]) + 1
     cut = replace(
-        request,
-        input_ids=request.input_ids[:, :end],
-        inputs_embeds=request.inputs_embeds[:, :end],
-        position_ids=request.position_ids[..., :end],
-        is_visual=request.is_visual[:end],
-    )
+        request, input_ids=request.input_ids[:, :end], inputs_embeds=request.inputs_embeds[:, :end],
+        position_ids=request.position_ids[..., :end], is_visual=request.is_visual[:end],
+    )  # fmt: skip
     with pytest.raises(ValueError, match="no text after the video"):
         VideoTarget(model, cut, capture_attention=True).prefill()
     assert request.question_places.tolist() == list(range(end, request.input_ids.shape[1]))

@@ -303,12 +303,9 @@ def test_answers_are_the_targets_and_are_kept(target_folder, tmp_path, monkeypat
     for number, tokens in enumerate(kept):
         target = VideoTarget(model, prepare_request(model, questions.inputs(number)))
         plain = decode(
-            target,
-            max_new_tokens=8,
-            sampling=SamplingConfig(temperature=0.0),
-            streams=RandomStreams.from_seeds([0]),
+            target, max_new_tokens=8, sampling=SamplingConfig(temperature=0.0), streams=RandomStreams.from_seeds([0]),
             stop_token=video_questions.stop_tokens(model),
-        )
+        )  # fmt: skip
         assert tokens == plain.tokens[0, : int(plain.lengths[0])].tolist()
     with pytest.raises(UserError, match=r'holds answers with another target \("a", now "b"\)'):
         answers(target="b")

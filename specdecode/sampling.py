@@ -307,6 +307,8 @@ class RandomStreams:
 
         The same generator may appear several times; each appearance draws a new key and so a different stream.
 
+        torch's generator of a CPU reads the last 32 bits of its seed; those above them are mixed into its keys here.
+
         Raises:
             ValueError: `generators` is empty, or holds something else.
         """
@@ -326,6 +328,10 @@ class RandomStreams:
             ).to(device)
             for generator in generators
         ]
+        for row, generator in enumerate(generators):
+            generator = torch.default_generator if generator is None else generator
+            if generator.device.type == "cpu" and (above := generator.initial_seed() % (1 << 64) >> 32):
+                keys[row] = keys[row] ^ _signed(above * _ADVANCE)
         return cls(torch.cat(keys))
 
     @classmethod

@@ -17,6 +17,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 import warnings
@@ -32,6 +33,7 @@ _OWN_FLAGS = {"judging": ("-ffp-contract=off",)}
 _DECISIVE = ("VARGEN_KERNELS", "VARGEN_CACHE", "XDG_CACHE_HOME", "HOME", "CXX")
 """Environment variables that decide which library is loaded."""
 _NO_COMPILER = "there is no C++ compiler; install g++ or clang++, or name one in CXX"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _PATIENCE = 300
 """Seconds after which a compiler is stopped."""
 
@@ -81,11 +83,23 @@ def _decided(*values: str | None) -> tuple[ctypes.CDLL | None, str | None]:
     path, reason = _built()
     if path is not None:
         try:
+            _check_owner(path)
             return ctypes.CDLL(os.fspath(path)), None
         except OSError as error:
             reason = f"{path} cannot be loaded: {error}"
     warnings.warn(f"kernels: {reason}. PyTorch's own operations do the work, more slowly", RuntimeWarning, stacklevel=1)
     return None, reason
+
+
+def _check_owner(path: Path) -> None:
+    """Refuse a library that somebody else could have put there: its name says what it is of, not who made it. Raises
+    PermissionError."""
+    for each in (path, path.parent) if hasattr(os, "geteuid") else ():
+        status = os.stat(each)
+        if status.st_uid not in (0, os.geteuid()) or stat.S_IMODE(status.st_mode) & _OTHERS_WRITE:
+            raise PermissionError(
+                f"{each} must belong to you or root, and nobody else may write it; chmod go-w it, or set VARGEN_CACHE"
+            )
 
 
 def build_ahead() -> str | None:
@@ -164,4 +178,7 @@ def _build(compiler: str, sources: Sequence[Path], path: Path) -> None:
             [compiler, "-shared", *compiled, "-o", linked],
         ):
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PATIENCE)
+        if hasattr(os, "geteuid"):  # see `_check_owner`
+            for each in (linked, path.parent):
+                os.chmod(each, stat.S_IMODE(os.stat(each).st_mode) & ~_OTHERS_WRITE)
         os.replace(linked, path)

@@ -354,7 +354,7 @@ def _continue(
     settings: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "sampling": arguments.sampling,
-        "streams": _streams(players.generator, input_ids),
+        "streams": _streams(players.generator, input_ids, arguments.sampling.temperature == 0),
         "stop_token": arguments.stop_tokens,
     }
     if arguments.processors is None and not (arguments.keep_scores or arguments.keep_logits):
@@ -495,8 +495,13 @@ def _sampling(
     }
 
 
-def _streams(generator: torch.Generator | Sequence[torch.Generator] | None, input_ids: Tensor) -> RandomStreams:
-    """One random stream per row. Raises ValueError for another number of generators, or none at all."""
+def _streams(
+    generator: torch.Generator | Sequence[torch.Generator] | None, input_ids: Tensor, is_greedy: bool
+) -> RandomStreams:
+    """One random stream per row; greedy decoding leaves torch's own generator as it is. Raises ValueError for another
+    number of generators, or none at all."""
+    if generator is None and is_greedy:
+        return RandomStreams.from_seeds(range(len(input_ids)), input_ids.device)
     batch_size = len(input_ids)
     several = isinstance(generator, Sequence)
     generators = list(generator) if isinstance(generator, Sequence) else [generator] * batch_size

@@ -181,6 +181,20 @@ def test_generators_give_keys_in_order():
     assert torch.equal(default, RandomStreams.from_generators([None]).keys)
 
 
+def test_all_bits_of_a_seed_count():
+    """torch's generator of a CPU reads the last 32 alone; seeds below 2**32 keep their keys."""
+    seeds = [7, *(7 + (1 << bit) for bit in range(32, 63)), 2**63 - 1, 2**64 - 1]
+    keys = RandomStreams.from_generators([torch.Generator().manual_seed(seed) for seed in seeds]).keys
+    assert len(set(keys.tolist())) == len(seeds)
+    own = torch.randint(-(1 << 63), (1 << 63) - 1, (1,), generator=torch.Generator().manual_seed(7))
+    assert torch.equal(keys[:1], own)
+    drawn = []
+    for seed in seeds[:3]:
+        torch.manual_seed(seed)
+        drawn.append(RandomStreams.from_generators([None]).keys)
+    assert torch.equal(torch.cat(drawn), keys[:3])
+
+
 def test_bad_streams_are_refused():
     with pytest.raises(ValueError, match="generators"):
         RandomStreams.from_generators([])

@@ -343,10 +343,15 @@ def check_sampling(temperature: float, top_k: int, top_p: float, guidance_scale:
 
 
 def random_streams(
-    generator: torch.Generator | Sequence[torch.Generator] | None, batch_size: int, device: torch.device
+    generator: torch.Generator | Sequence[torch.Generator] | None,
+    batch_size: int,
+    device: torch.device,
+    is_greedy: bool = False,
 ) -> RandomStreams:
-    """One stream for each picture. A single generator gives each picture its own stream, in order. Raises UserError for
-    a list of another length than there are pictures."""
+    """One stream for each picture. A single generator gives each picture its own stream, in order; without one, greedy
+    decoding leaves torch's own as it is. Raises UserError for a list of another length than there are pictures."""
+    if generator is None and is_greedy:
+        return RandomStreams.from_seeds(range(batch_size), device)
     if generator is None or isinstance(generator, torch.Generator):
         return RandomStreams.from_generators([generator] * batch_size, device)
     generators = list(generator) if isinstance(generator, Iterable) else [generator]

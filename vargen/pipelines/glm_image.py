@@ -307,7 +307,8 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         asked = (settings.temperature, settings.top_k, settings.top_p)
         sampling = sampling_as_generate(model.generation_config, *asked, guidance_scale=1.0)
         count = len(check_prompts(prompt)) * settings.num_images_per_prompt
-        streams, trace = random_streams(settings.generator, count, device), DecodeTrace(count, device)
+        streams = random_streams(settings.generator, count, device, sampling.temperature == 0)
+        trace = DecodeTrace(count, device)
         with trace.phase("encode_prompt"), refusals():
             move_offloaded(model)
             prior = self.encode_request(prompt, image, height, width, settings.num_images_per_prompt)

@@ -144,15 +144,15 @@ class LlamaGenPipeline(StreamingPipeline):
         self.image_size: int = self.grid_size * self.vae_scale_factor if known else image_size or 0
         self._check_components(image_size)
         # `LlamaGenPipeline(**pipeline.components)` hands on modules alone, and is to draw the same pictures.
-        known_by: tuple[Any, ...] = getattr(transformer, "drawn_with", (None,) * 4)
+        drawn_with: tuple[Any, ...] | None = getattr(transformer, "drawn_with", None)
         given: tuple[Any, ...] = (default_guidance_scale, default_top_k, default_temperature, methods)
         scale, top_k, temperature, methods = (
-            kept if each is None else each for each, kept in zip(given, known_by, strict=True)
+            kept if each is None else each for each, kept in zip(given, drawn_with or (None,) * 4, strict=True)
         )
         check_own_settings(methods or {}, "model_index.json: methods")
         reads = None if transformer is None else transformer.config
         usual_scale, usual_top_k = _USUAL_SETTINGS["text" if reads is None else reads.condition_type]
-        if transformer is not None:
+        if transformer is not None and drawn_with is None:  # of the first pipeline: others may share the module
             transformer.drawn_with = (scale, top_k, temperature, methods)
         self.register_to_config(
             default_guidance_scale=usual_scale if scale is None else scale,
@@ -620,7 +620,7 @@ class LlamaGenPipeline(StreamingPipeline):
             num_tokens=self._usual_num_tokens,
             longest_prompt=lambda: max(longest(shown), longest(avoided)),
             sampling=sampling,
-            streams=random_streams(settings.generator, len(given) * copies, device),
+            streams=random_streams(settings.generator, len(given) * copies, device, sampling.temperature == 0),
             report=settings.report,
             guidance_scale=scale,
             offloaded=is_offloaded(self.transformer),

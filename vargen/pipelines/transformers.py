@@ -124,6 +124,7 @@ class TransformersPipeline(StreamingPipeline):
         method = self.resolve_method(settings.method, num_tokens=num_tokens)
         check_guided_tokens(settings.guided_tokens, method, self.reuse.compiler is not None)
         scale = self._guidance(settings.guidance_scale)
+        sampling = self._sampling(settings.temperature, settings.top_k, settings.top_p, scale)
         encoded, count = functools.cache(encode), num_prompts * settings.num_images_per_prompt
         device = self._execution_device
 
@@ -145,8 +146,8 @@ class TransformersPipeline(StreamingPipeline):
             images=images,
             num_tokens=num_tokens,
             longest_prompt=lambda: max(ids.shape[1] for ids, _ in encoded()),
-            sampling=self._sampling(settings.temperature, settings.top_k, settings.top_p, scale),
-            streams=random_streams(settings.generator, count, device),
+            sampling=sampling,
+            streams=random_streams(settings.generator, count, device, sampling.temperature == 0),
             report=settings.report,
             guidance_scale=scale,
             row_tokens=None if row_tokens is None else torch.tensor(row_tokens, device=device),

@@ -1,9 +1,11 @@
 """The kernels against sums in double precision, and the promise that a row depends on no other."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -109,6 +111,37 @@ def test_a_processor_without_wide_vectors_gets_the_same_sums(own_kernels, tmp_pa
     torch.testing.assert_close(linear_now(x, weight, None, bias), fast[0])
     torch.testing.assert_close(linear_now(small, small_weight), fast[1], rtol=2**-7, atol=1e-3)
     torch.testing.assert_close(linear_now(x, steps, scale, bias, True), in_bytes)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no owners")
+@pytest.mark.parametrize(
+    "whose", ["mine", "group", "others", "a folder of others", "somebody's", "a folder of somebody"]
+)
+def test_a_library_that_others_may_write_is_not_loaded(own_kernels, whose, tmp_path, monkeypatch):
+    """Its name can be computed by anybody."""
+    built, _ = build._built()
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    shutil.copy(built, folder)
+    for path, mode in (folder / built.name, 0o755), (folder, 0o755):
+        path.chmod(mode)
+    changed = folder if "folder" in whose else folder / built.name
+    if "group" in whose or "others" in whose:
+        changed.chmod(0o775 if "group" in whose else 0o757)
+    status = os.stat
+
+    def by_somebody(path: Any, **named: Any) -> Any:
+        found = status(path, **named)
+        return os.stat_result((*found[:4], 4711, *found[5:])) if Path(path) == changed else found
+
+    if "somebody" in whose:
+        monkeypatch.setattr(build.os, "stat", by_somebody)
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
+    if whose == "mine":
+        assert build.library() is not None
+    else:
+        with pytest.warns(RuntimeWarning, match=f"{changed} must belong to you or root"):
+            assert build.library() is None
 
 
 def test_without_a_compiler_torch_computes(tmp_path, monkeypatch):

@@ -97,6 +97,24 @@ def test_sampled_tokens_are_distributed_as_the_model_says(method, sampling):
     assert chi_square_p_value(tokens, other, VOCAB) < 1e-6
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_decoding_leaves_torchs_own_generator_as_it_is(method):
+    model, prompts = language_models.make("llama"), ragged_prompts()
+    calls = [lambda: speculate(model, method, prompts, max_new_tokens=6)]
+    calls += [
+        lambda: model.generate(
+            prompts[0], attention_mask=prompts[1], max_new_tokens=6, do_sample=False, pad_token_id=PAD,
+            custom_generate=specdecode.custom_generate,
+        )
+    ]  # fmt: skip
+    for call in calls:
+        before = torch.get_rng_state()
+        call()
+        assert torch.equal(torch.get_rng_state(), before)
+    speculate(model, method, prompts, max_new_tokens=6, temperature=1.0)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_row_of_its_own_generator_does_not_depend_on_its_batch():
     model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
     options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 12, "method": "prompt-lookup"}

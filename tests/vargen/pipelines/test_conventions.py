@@ -326,6 +326,24 @@ def test_a_callback_changes_guidance_of_a_model_of_transformers(given, used):
     assert not torch.equal(drawn(pipeline, prompt, **settings), codes)
 
 
+def test_what_a_pipeline_draws_with_is_its_own(tiny_pipeline):
+    """Whoever shares its modules with other settings changes nothing for it, nor for the next."""
+    own = tiny_pipeline.config["default_guidance_scale"]
+    other = LlamaGenPipeline(**tiny_pipeline.components, default_guidance_scale=own + 1)
+    again = LlamaGenPipeline(**tiny_pipeline.components)
+    found = [each.config["default_guidance_scale"] for each in (tiny_pipeline, other, again)]
+    assert found == [own, own + 1, own]
+
+
+def test_greedy_pictures_leave_torchs_own_generator_as_it_is(tiny_pipeline):
+    before = torch.get_rng_state()
+    for method in ("ar", "jacobi"):
+        tiny_pipeline(PROMPT, temperature=0, method=method, output_type="latent")
+    assert torch.equal(torch.get_rng_state(), before)
+    tiny_pipeline(PROMPT, method="ar", output_type="latent")
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
 def test_absent_components_are_one_line(tiny_pipeline):
     own = tiny_pipeline.components
     words = LlamaGenPipeline(None, None, own["text_encoder"], own["tokenizer"])

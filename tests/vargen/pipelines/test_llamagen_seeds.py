@@ -114,7 +114,7 @@ def test_a_place_may_be_a_path_or_a_string(tiny_model_folder, tmp_path):
     for place in (tiny_model_folder, str(tiny_model_folder)):
         assert LlamaGenPipeline.from_pretrained(place).image_size == 8
     for place in (tmp_path / "nowhere", str(tmp_path / "nowhere")):
-        with pytest.raises(ValueError, match="neither a valid local path nor"):
+        with pytest.raises(ValueError, match="does not exist; name a folder"):
             LlamaGenPipeline.from_pretrained(place)
 
 

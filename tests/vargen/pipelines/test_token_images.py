@@ -558,6 +558,13 @@ def test_emu3_5s_words_are_read_from_its_own_file(tmp_path):
     rank = {word: number for number, word in enumerate(words)}
     text = [b"abc", b" ", b"abc", b"c", b" dog", b" ", b"bc", b"\xc3\xa9", b"1", b"2"]
     assert read == [*(rank[each] for each in text), len(words) + 3 + 200]
+    for apart, together in (
+        ("e\u0301", "é"),
+        ("bce\u0301", "bcé"),
+        ("\u1112\u1161\u11ab", "\ud55c"),
+        ("A\u030a", "\u212b"),
+    ):
+        assert tokenizer(apart)["input_ids"] == tokenizer(together)["input_ids"], "as their authors: in NFC"
     (tmp_path / "emu3.tiktoken").write_text("no words")
     refused("tokenizer: .*emu3.tiktoken cannot be read", load_tokenizer, tmp_path, TOKEN_IMAGE_FAMILIES["emu3_5"])
 

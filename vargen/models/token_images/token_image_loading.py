@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -118,6 +118,7 @@ def tiktoken_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
                 cuts.sort(key=lambda cut, word=word: (ranks[word[:cut]], ranks[word[cut:]]))  # type: ignore[misc]
             merges += [(word[:cut], word[cut:]) for cut in cuts]
         made = Tokenizer(BPE(ranks, merges, ignore_merges=True))
+    made.normalizer = normalizers.NFC()  # as its authors' `tokenize` begins
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_QWEN_WORDS), "isolated"),

@@ -16,6 +16,7 @@ import janus_models
 import pytest
 import token_image_models
 import torch
+from pipeline_contract import masks
 from taped_graphs import TapingCompiler
 from tiny_pipelines import build_drafting_pipeline
 
@@ -102,9 +103,13 @@ def test_every_method_draws_what_eager_steps_draw(shallow_pipeline, name):
     assert not compiler.freed(), "what a captured graph reads stays when its run has ended"
 
 
-def test_a_stream_replaces_rows(shallow_pipeline):
+@pytest.mark.parametrize("is_edit", [False, True])
+def test_a_stream_replaces_rows(shallow_pipeline, is_edit):
     method, compiler = resolve_method("scd", {"window": 4}), TapingCompiler(64)
     arguments = {"method": method, "batch_size": 2, "output_type": "latent"}
+    if is_edit:
+        shown = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+        arguments |= {"image": shown, "mask_image": masks(4, 4, 2) * 2}
 
     def drawn() -> list[Any]:
         pictures = shallow_pipeline.stream(PROMPTS * 3, generator=generators(range(6)), **arguments)

@@ -15,7 +15,8 @@ from vargen.base.errors import UserError
 from vargen.models.token_images.anole import ANOLE
 from vargen.models.token_images.cosmos import LEVELS
 from vargen.models.token_images.description import Pixels
-from vargen.models.token_images.pixels import code_vectors, decode_codes, intensities, load_pixels
+from vargen.models.token_images.emu3_5 import EMU3_5
+from vargen.models.token_images.pixels import code_vectors, decode_codes, encode_pictures, intensities, load_pixels
 from vargen.models.vqgan import load_vqgan
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")  # of writing scripts
@@ -51,8 +52,23 @@ def test_pictures_of_the_public_code(case):
 def test_codes_of_the_public_code(golden, fill_by_rule):
     description, tensors = golden("movq_tiny")
     network = load_vqgan(published(description, fill_by_rule))
-    codes = network.quantize(network.encode(tensors["image"]).latents)[2][2]
-    assert torch.equal(codes.view_as(tensors["encoded_codes"]), tensors["encoded_codes"].long())
+    assert torch.equal(encode_pictures(network, tensors["image"])[0], tensors["encoded_codes"].long())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("nearest", ["distance", "product"])
+def test_a_code_is_the_nearest_entry_by_the_familys_rule(golden, fill_by_rule, nearest):
+    """IBQ takes the greatest product, all others the least distance; code by code."""
+    network = load_vqgan(published(golden("emu35_tiny")[0], fill_by_rule))
+    picture = torch.rand(1, 3, 32, 48, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    latents, entries = network.encode(picture).latents[0], network.quantize.embedding.weight
+    codes = encode_pictures(network, picture, nearest)[0]
+    for row in range(codes.shape[0]):
+        for column in range(codes.shape[1]):
+            one = latents[:, row, column]
+            scores = entries @ one if nearest == "product" else -(entries - one).square().sum(1)
+            assert int(codes[row, column]) == int(scores.argmax())
+    assert len(codes.unique()) > 1 and EMU3_5.pixels.nearest == "product"
 
 
 def test_the_configuration_is_in_the_shapes(case):
@@ -141,6 +157,14 @@ def test_intensities_are_cut_or_rounded():
 # Cosmos ---------------------------------------------------------------------------------------------------------------
 
 
+class Codes(torch.nn.Module):
+    """An encoder by Cosmos's contract: codes [1, frames, h, w] of pictures [1, 3, frames, H, W], then vectors."""
+
+    def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
+        rows, columns = pictures.shape[3] // 16, pictures.shape[4] // 16
+        return torch.arange(rows * columns).view(1, 1, rows, columns), pictures
+
+
 class Blocks(torch.nn.Module):
     """A picture of codes in squares of 16 pixels, in the place of Cosmos's decoder."""
 
@@ -185,7 +209,17 @@ def test_other_scripts_and_files_are_refused(tmp_path):
 
 
 def test_codes_of_cosmos_are_coordinates(tmp_path):
-    vectors = code_vectors(load_pixels(write_script(tmp_path / "decoder.jit", Blocks()), COSMOS))
+    network = load_pixels(write_script(tmp_path / "decoder.jit", Blocks()), COSMOS)
+    picture = torch.zeros(1, 3, 32, 48)
+    with pytest.raises(UserError, match=r"TorchScript file encoder.jit of Cosmos, but .* does not exist"):
+        encode_pictures(network, picture)
+    write_script(tmp_path / "encoder.jit", Codes())
+    assert torch.equal(encode_pictures(network, picture), torch.arange(6).view(1, 2, 3))
+    write_script(tmp_path / "encoder.jit", Blocks())
+    network = load_pixels(tmp_path / "decoder.jit", COSMOS)
+    with pytest.raises(UserError, match=r"is not encoder.jit of Cosmos"):
+        encode_pictures(network, picture)
+    vectors = code_vectors(network)
     assert vectors.shape == (64_000, 6) and len(vectors.unique(dim=0)) == 64_000
     assert vectors.amin(0).tolist() == [-1.0] * 6 and vectors.amax(0).tolist() == [0.75] * 3 + [1.0] * 3
     # A code is its coordinates in mixed radix, the first the fastest.

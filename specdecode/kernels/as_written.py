@@ -34,7 +34,7 @@ _known: WeakKeyDictionary[type | FunctionType, list[Fact]] = WeakKeyDictionary()
 
 def untouched(modules: Iterable[nn.Module]) -> bool:
     """Whether calling these modules runs their classes' own `forward`, as written, and nothing else: no hook of a
-    module or of all modules, and no mode of torch that takes its functions over."""
+    module or of all modules, no mode of torch that takes its functions over, and no weights split over processes."""
     modules = list(modules)
     return (
         no_modes()
@@ -45,6 +45,7 @@ def untouched(modules: Iterable[nn.Module]) -> bool:
             for hooks in _HOOKS
         )
         and not any(name in module.__dict__ for module in modules for name in _CALLED)
+        and not any(type(part).__name__ == "DTensor" for module in modules for part in module._parameters.values())
         and all(as_written(kind) for kind in {type(module) for module in modules} if "forward" in _defined(kind))
     )
 

@@ -44,6 +44,7 @@ def load_model(
         model_type: the family's name in config.json.
         absent: prefixes of weights that may be missing, because nothing here uses them.
         **kwargs: for `from_pretrained`, such as dtype, device_map, quantization_config, attn_implementation, variant.
+            `tp_plan="auto"` splits the model over the processes of torchrun; all of them must draw the same.
 
     Raises:
         UserError: the model cannot be loaded, is of another family, or has pickled or missing weights; dtype or
@@ -56,11 +57,15 @@ def load_model(
         check_variant(source, kwargs.get("variant"), [folder])
     check_stored(folder, variant=kwargs.get("variant"))
     arguments = {"use_safetensors": None if has_torch_files(folder) else True, **kwargs}
+    if (plan := arguments.pop("tp_plan", None)) is not None:
+        arguments["distributed_config"] = _split(plan)
     try:
         loaded: Any = model_class.from_pretrained(source, output_loading_info=True, **arguments)
     except MemoryError:
         raise
     except Exception as error:  # a damaged file can raise anything
+        if plan is not None and "has no `tp_plan`" in str(error):
+            raise _has_no_plan(model_class) from error
         raise unloadable(source, error, kwargs) from error
     model, report = loaded
     if missing := sorted(name for name in report["missing_keys"] if not name.startswith(absent)):
@@ -68,8 +73,24 @@ def load_model(
             f"{source} lacks {len(missing)} weights of a {model_class.__name__}, such as {missing[0]}; copy the whole "
             f"folder again"
         )
+    if plan is not None and not any(".layers." in f".{name}" for name in model._tp_plan or ()):
+        raise _has_no_plan(model_class)
     check_weights(model, source)
     return model.eval()
+
+
+def _has_no_plan(model_class: type[Any]) -> UserError:
+    what = f"transformers has none for the layers of a {model_class.__name__}"
+    return UserError(f"tp_plan: {what}; leave it out, or give a device_map")
+
+
+def _split(plan: object) -> Any:
+    """The tensor parallelism of a plan. Raises UserError for another than "auto", or where there is one process."""
+    from transformers.distributed import DistributedConfig
+
+    if plan != "auto" or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        raise UserError(f'tp_plan must be "auto", in several processes of torchrun, got {plan!r}; leave it out')
+    return DistributedConfig(tp_plan="auto")
 
 
 def load_processor(source: str | os.PathLike[str], processor_class: type[Processor], **kwargs: Any) -> Processor | None:

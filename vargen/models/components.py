@@ -50,6 +50,8 @@ class BatchSlot:
 
 _MOST_SIZES_IN_GRAPHS = 3
 """Sizes of drafts that a GPU captures, see `specdecode.graphs.static_step`."""
+_SPLIT_DEPTH = 16
+"""Draft tokens of a step of a model that is split over processes, whose clocks would not agree."""
 SINGLE_BATCH = BatchSlot()
 """The place of a batch that is decoded alone."""
 
@@ -97,6 +99,8 @@ class ModelComponents(ABC):
         """See `Components.draft_sizer`."""
         if self.joins:
             return FixedDraftSize(sizes[0])
+        if getattr(getattr(self, "model", None), "tp_size", None) is not None:  # every process must choose the same
+            return FixedDraftSize(min(sizes, key=lambda size: abs(size.depth - _SPLIT_DEPTH)))
         is_cuda = self.device.type == "cuda"
         device = torch.cuda.get_device_name(self.device) if is_cuda else self.device.type
         geometry = {"device": device, "drafter": drafter, **self._pass_geometry()}

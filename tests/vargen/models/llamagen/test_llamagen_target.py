@@ -177,9 +177,10 @@ def test_what_does_not_fit_is_refused(transformer):
         build(transformer, kv_cache=StaticKVCache(**cache_sizes(transformer, 6, slots - 1)))
     target = build(transformer)
     target.prefill()
+    many = target.kv_cache.max_length  # while rows are short there is room for more than `max_draft_nodes`
     with pytest.raises(ValueError, match="at most max_draft_nodes"):
         target.forward(
-            torch.zeros(3, 9, dtype=torch.long),
-            torch.eye(9, dtype=torch.bool).expand(3, -1, -1),
-            torch.zeros(3, 9, dtype=torch.long),
+            torch.zeros(3, many, dtype=torch.long),
+            torch.eye(many, dtype=torch.bool).expand(3, -1, -1),
+            torch.zeros(3, many, dtype=torch.long),
         )

@@ -14,6 +14,7 @@ import judge_report
 import language_models
 import paper_tables
 import passes
+import projection
 import pytest
 import real_text
 import record_all
@@ -290,6 +291,16 @@ def test_rows_say_what_they_were_weighted_by(networks, tmp_path, monkeypatch):
     assert plain["target_passes"] == 256 > jacobi["target_passes"]
     with pytest.raises(SystemExit):
         call(monkeypatch, weighted_bench, "--weighted_by", "XXL", *small, "--output", tmp_path)
+
+
+def test_the_projection_of_vvs_is_near_its_papers_speedups():
+    rows = projection.rows()
+    assert all(abs(row["error_percent"]) <= 10 for row in rows) and max(abs(row["error_percent"]) for row in rows) > 1
+    for stage in ("I", "II"):
+        plain, eagle, lantern, vvs = (row["projected_speedup"] for row in rows if row["stage"] == stage)
+        assert eagle < plain == 1 < lantern < vvs
+    recorded = json.loads(projection.RECORD.read_text())["studies"][projection.STUDY]["rows"]
+    assert recorded == rows
 
 
 # Videos.

@@ -238,21 +238,17 @@ class StaggeredLines(Order):
     Args:
         lines: The lines.
         window: From 1 to the length of a line, see `Window`.
-        given: Lines that are known before the first pass; all later ones see them.
 
     Raises:
         ValueError: A window that is longer than a line.
     """
 
-    def __init__(self, lines: Lines, window: Window, given: int = 0) -> None:
+    def __init__(self, lines: Lines, window: Window) -> None:
         lines.check_window(window)
         self.lines, self.window = lines, window
-        self.given = given
-        windows = (0, *lines.windows(window)[given + 1 :])
-        self._opens_in = (-lines.line_length,) * given + tuple(accumulate(windows))
-        self._has_placeholder = [False] * given + [
-            not lines.has_row_ends and 0 < each < lines.line_length for each in windows
-        ]
+        windows = lines.windows(window)
+        self._opens_in = tuple(accumulate(windows))
+        self._has_placeholder = [not lines.has_row_ends and 0 < each < lines.line_length for each in windows]
         self._places = torch.arange(lines.num_places)
         self._fed_in_pass = torch.tensor([self.drawn_in(place) + 1 for place in range(lines.num_places)])
 
@@ -356,20 +352,17 @@ class OrderedRun(DecodeRun):
         ValueError: As `DecodeRun` and `check_takes_places`. At the first step: the target has no room.
     """
 
-    rows_in_lockstep, ends_with_last_drawn = True, False
+    rows_in_lockstep = True
     graph_state = (*DecodeRun.graph_state, "_undrawn", "_tables", "_number_in_graph")
 
     def __init__(self, target: Target, *, order: StaggeredLines, **settings: Any) -> None:
         super().__init__(target, **settings)
         check_takes_places(target, order.num_places, settings)
+        if self._forced_tokens is not None:
+            raise ValueError("forced_tokens must be None where rows are at the same pass; use `row_windows.RowWindows`")
         self._placed: PlacedTarget = target  # type: ignore[assignment]
         self.order = order
         self.logged_places = order.num_places
-        if self._most_given:
-            # The rows are at the same pass. Graphs look passes up in one table: there, given tokens are drawn in vain.
-            lines = 0 if self.compiler is not None else int(self._given.min()) // order.lines.stride
-            self._give(torch.full_like(self._given, lines * order.lines.stride))
-            self.order = order = StaggeredLines(order.lines, order.window, lines)
         self._number = 0  # of the pass made last
         self._plans: dict[int, PlacedTokens] = {}  # by number, on the device
         self._undrawn = torch.full_like(self._buffer, -1, dtype=torch.int8)
@@ -377,10 +370,6 @@ class OrderedRun(DecodeRun):
         if self.compiler is not None:
             self._tables = _Tables(order, target.device)
             self._number_in_graph = torch.zeros(1, dtype=torch.int64, device=target.device)
-
-    def _feed_given(self) -> TargetOutput:
-        self.trace.target_passes += 1
-        return feed_given(self.target, self._buffer[:, : self._most_given], self.order.num_slots)
 
     def prepare(self) -> None:
         """Raises ValueError at the first step where the target has no room."""
@@ -411,7 +400,6 @@ class OrderedRun(DecodeRun):
             self.watch.note(logits, state.active[:, None].expand(-1, len(placed.drawn)))
             counters = placed.drawn.expand(len(logits), -1)
             drawn = draw_tokens(logits, state.sampling, state.streams, counters, Tag.TARGET)
-            drawn = or_forced(drawn, self._forced_tokens, counters)
         with self._part("commit"):
             self._buffer[:, placed.drawn] = torch.where(state.active[:, None], drawn, self._buffer[:, placed.drawn])
             zeros, going_on = self._no_tokens, state.active
@@ -438,9 +426,6 @@ class OrderedRun(DecodeRun):
             raise ValueError("rows must all have ended before others take their places: they are at the same pass")
         with self.in_place(self):
             super().replace_rows(rows, other)
-            assert isinstance(other, OrderedRun)
-            if other.order.given != self.order.given:
-                self.order, self._plans = other.order, other._plans
             self._number, self.state.decided_places = 0, None
             self.state.decided_places = self.state.decided
             if self.compiler is not None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdecode.grid.positions import Order
+from specdecode.grid.positions import Order, StaggeredLines
+from specdecode.grid.row_windows import RowWindows
 from specdecode.loop import DecodeRun
 from specdecode.roles import Schedule, Target
 from specdecode.runs.skipping import SkippingRun
@@ -29,5 +30,7 @@ def new_run(
     if order is not None:
         if schedule is not None:
             raise ValueError("schedule must be None where places are drawn in an order of their own")
+        if isinstance(order, StaggeredLines) and settings.get("forced_tokens") is not None:
+            order = RowWindows(order.lines, order.window)  # each row begins behind its own tokens
         return order.run(target, **settings)
     return DecodeRun(target, **settings) if schedule is None else SkippingRun(target, schedule=schedule, **settings)

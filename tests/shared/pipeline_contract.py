@@ -92,10 +92,12 @@ def check_known_tokens(
             made = pipeline(prompts, generator=generators(), **given)
             assert torch.equal(torch.where(known >= 0, known, made.tokens), made.tokens), name
             assert made.trace.row_tokens == [known.shape[1]] * 3, name
-            if temperature == 0 or name in ("ar", "jacobi", "zipar", "pjd"):
+            is_whole = (name, options) != ("zipar", {"window": 2})  # whose rows begin before the row above is whole
+            if is_whole and (temperature == 0 or name in ("ar", "jacobi", "zipar", "pjd")):
                 assert torch.equal(made.tokens, torch.stack(slow)), (name, temperature)
             if name == "jacobi":
                 assert made.trace.drafted <= int((known < 0).sum()) * options["window"]
+            if name in ("jacobi", "zipar"):
                 for each in pipeline.stream(prompts, generator=generators(), batch_size=2, **given):
                     assert torch.equal(each.tokens, made.tokens[each.index])
                     assert each.trace.row_passes[0] == made.trace.row_passes[each.index]

@@ -479,11 +479,11 @@ class DecodeRun:
                 "forced_tokens must be given for all rows of a batch, those that join included, or for none"
             )
         self._forced_tokens[rows] = other._forced_tokens  # in place: a captured step reads it where it lies
-        assert self.trace.forced_places is not None and self.trace.forced_places.given is not None
-        forced, theirs = self.trace.forced_places, other.trace.forced_places
-        forced.given[rows] = other._given
-        if forced.left is not None and theirs is not None and theirs.left is not None:
-            forced.left[rows] = theirs.left
+        mine, theirs = self.trace.forced_places, other.trace.forced_places
+        assert mine is not None and theirs is not None
+        for ours, others in ((mine.given, theirs.given), (mine.left, theirs.left)):
+            if ours is not None and others is not None:
+                ours[rows] = others
 
 
 def stop_tokens(stop_token: int | Sequence[int] | None, vocab_size: int, device: torch.device) -> Tensor | None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from vargen.commands.arguments import build_parser, parse
-from vargen.methods.base import Task
 from vargen.methods.catalogue import find_presets, methods_for, resolve_method
 
 _TITLES = {
@@ -47,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _rows(task: Task) -> list[dict[str, Any]]:
+def _rows(task: Any) -> list[dict[str, Any]]:
     methods = methods_for(task)
     described = {
         **{name: (method(), method.summary) for name, method in methods.items()},

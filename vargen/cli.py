@@ -110,6 +110,10 @@ def _dispatch(arguments: list[str]) -> int:
         from vargen import __version__
 
         print(f"vargen {__version__}")
+        if "--verbose" in arguments[1:]:
+            from specdecode.kernels.build import kind
+
+            print(f"kernels: {kind()}")
         return 0
     commands = listed(OWN_COMMANDS, COMMANDS)
     if command not in commands:

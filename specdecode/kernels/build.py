@@ -25,12 +25,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 KERNELS = ("auto", "plain")
+TILES = ("auto", "plain", "off")
 _SOURCES = tuple(Path(__file__).with_name(f"{name}.cpp") for name in ("few_rows", "judging", "lines"))
+_HEADERS = (Path(__file__).with_name("tiles.h"),)
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-w")
 _OWN_FLAGS = {"judging": ("-ffp-contract=off",)}
 """Further flags of one file: torch rounds after every operation, and so must what gives its bits."""
-_DECISIVE = ("VARGEN_KERNELS", "VARGEN_CACHE", "XDG_CACHE_HOME", "HOME", "CXX")
+_DECISIVE = ("VARGEN_KERNELS", "VARGEN_TILES", "VARGEN_CACHE", "XDG_CACHE_HOME", "HOME", "CXX")
 """Environment variables that decide which library is loaded."""
 _NO_COMPILER = "there is no C++ compiler; install g++ or clang++, or name one in CXX"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -42,12 +44,13 @@ def wanted() -> bool:
     """Whether `$VARGEN_KERNELS` leaves the project's kernels on.
 
     Raises:
-        ValueError: it is neither "auto" nor "plain".
+        ValueError: it is neither "auto" nor "plain", or `$VARGEN_TILES` is none of `TILES`.
     """
-    choice = os.environ.get("VARGEN_KERNELS") or "auto"
-    if choice not in KERNELS:
-        raise ValueError(f"VARGEN_KERNELS must be one of {', '.join(KERNELS)}, got {choice!r}")
-    return choice == "auto"
+    for variable, choices in (("VARGEN_KERNELS", KERNELS), ("VARGEN_TILES", TILES)):
+        choice = os.environ.get(variable) or "auto"
+        if choice not in choices:
+            raise ValueError(f"{variable} must be one of {', '.join(choices)}, got {choice!r}")
+    return (os.environ.get("VARGEN_KERNELS") or "auto") == "auto"
 
 
 def cache_folder() -> Path:
@@ -65,7 +68,7 @@ def library() -> ctypes.CDLL | None:
     """The kernels, built if need be; None where they are turned off or cannot be built (`why_not` says why).
 
     Raises:
-        ValueError: `$VARGEN_KERNELS` is unknown.
+        ValueError: as `wanted`.
     """
     return _decided(*map(os.environ.get, _DECISIVE))[0]
 
@@ -73,6 +76,25 @@ def library() -> ctypes.CDLL | None:
 def why_not() -> str | None:
     """The reason why `library` is None; None where it is not. Raises ValueError as `library`."""
     return _decided(*map(os.environ.get, _DECISIVE))[1]
+
+
+def kind() -> str:
+    """What multiplies: the kernels' vectors and tiles, such as "avx512_bf16+amx"; "torch" where there are no kernels.
+
+    In float32 all kinds with fused multiply-add give the same bits; in other precisions each kind has its own.
+    Raises ValueError as `library`.
+    """
+    kernels = library()
+    if kernels is None:
+        return "torch"
+    kernels.few_rows_vectors.restype = ctypes.c_char_p
+    return kernels.few_rows_vectors().decode() + ("", "+plain tiles", "+amx")[kernels.few_rows_tiles()]
+
+
+def build_name() -> str:
+    """The kind and the very build, on which measured seconds depend. Raises ValueError as `library`."""
+    kernels = library()
+    return kind() if kernels is None else f"{kind()} {Path(kernels._name).stem}"
 
 
 @functools.cache
@@ -143,7 +165,7 @@ def _identity(compiler: str) -> str:
         lines = cpuinfo.read_text().splitlines()
         processor += "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
     flags = f"{_FLAGS} {_OWN_FLAGS}"
-    parts = (*(source.read_text() for source in _SOURCES), compiler, version, flags, processor)
+    parts = (*(source.read_text() for source in (*_SOURCES, *_HEADERS)), compiler, version, flags, processor)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -19,6 +19,9 @@
 
 #include <omp.h>
 #include <sched.h>
+
+#include "tiles.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -729,6 +732,35 @@ struct Goal {
 constexpr int64_t ROW_BLOCK = 4 * MOST_ROWS, OUTPUT_BLOCK = 8 * OUTPUTS, COLUMN_UNIT = 64;
 constexpr int64_t COLUMN_BYTES = 24 << 10, WHOLE_BYTES = 64 << 10;
 
+// What becomes of sums: scaled, a bias added, taken.
+template <typename Take>
+inline void finish(const Matrix& matrix, const float* steps, int64_t row, int64_t output, Four sums, int64_t count,
+                   Take& take) {
+    if (steps) sums *= steps[row];
+    for (int o = 0; matrix.scale && o < count; o++) sums[o] *= matrix.scale[output + o];
+    for (int o = 0; matrix.bias && o < count; o++) sums[o] += matrix.bias[output + o];
+    take(row, output, sums, count);
+}
+
+std::atomic<int> form_of_tiles{tiles::NONE};  // as the last call from outside found it
+
+// The same sums as `product` below by tiles, in the order of tiles. A matrix goes this way or does not, for any rows.
+template <bool OF_BYTES, typename Take>
+void product_by_tiles(const Matrix& matrix, const void* rows, int64_t num_rows, Span span, Take take,
+                      const float* steps = nullptr) {
+    auto block_of = [&](int64_t row, int64_t output, int64_t block, const uint32_t* own, int width) {
+        int64_t last = std::min(block + tiles::SIDE, span.end);
+        for (int64_t o = std::max(block, span.begin); o < last; o += OUTPUTS) {
+            int64_t count = std::min<int64_t>(OUTPUTS, last - o);
+            Four sums = {};
+            for (int i = 0; i < count; i++) sums[i] = tiles::number<OF_BYTES>(own[(o + i - output) * width]);
+            finish(matrix, steps, row, o, sums, count, take);
+        }
+    };
+    tiles::product<OF_BYTES>(form_of_tiles, (const char*)matrix.weight, matrix.outputs, matrix.columns * (OF_BYTES ? 1 : 2),
+                             (const char*)rows, num_rows, span.begin, span.end, block_of);
+}
+
 template <typename Weight, typename Number>
 constexpr bool WIDENED = REGISTERS > 1 && std::is_same_v<Number, float> && sizeof(Weight) < 4;
 
@@ -784,13 +816,8 @@ void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span sp
                             if (widened) run(own, others);
                             else run(weights, next);
                         } else run(weights, next);
-                        for (int64_t row = first; row < last && begin + some >= columns; row++) {
-                            Four sums = result[row - first];
-                            if (steps) sums *= steps[row];
-                            for (int o = 0; matrix.scale && o < count; o++) sums[o] *= matrix.scale[output + o];
-                            for (int o = 0; matrix.bias && o < count; o++) sums[o] += matrix.bias[output + o];
-                            take(row, output, sums, count);
-                        }
+                        for (int64_t row = first; row < last && begin + some >= columns; row++)
+                            finish(matrix, steps, row, output, result[row - first], count, take);
                     }
                 }
             }
@@ -861,6 +888,8 @@ struct ByteRows {
 template <typename Take>
 void product(const Matrix& matrix, const float* wide, const bfloat16* small, int64_t num_rows, Span span, int64_t until,
              const Goal& goal, Take take) {
+    bool by_tiles = form_of_tiles && matrix.outputs >= tiles::SIDE;
+    if (by_tiles && matrix.kind == BFLOAT16) return product_by_tiles<false>(matrix, small, num_rows, span, take);
     Block<float> widened;
     if (REGISTERS > 1 && !wide && matrix.kind != INT8_ROWS) {  // without AVX-512 rows are widened once, not at every sum
         widened.resize(num_rows * matrix.columns);
@@ -869,8 +898,10 @@ void product(const Matrix& matrix, const float* wide, const bfloat16* small, int
     }
     if (matrix.kind == INT8_ROWS) {
         ByteRows rows = wide ? ByteRows(wide, num_rows, matrix.columns) : ByteRows(small, num_rows, matrix.columns);
-        product<int8_t, int8_t>(matrix, rows.bytes.data(), num_rows, span, until, goal, take, rows.bases.data(),
-                                rows.steps.data());
+        if (by_tiles) product_by_tiles<true>(matrix, rows.bytes.data(), num_rows, span, take, rows.steps.data());
+        else
+            product<int8_t, int8_t>(matrix, rows.bytes.data(), num_rows, span, until, goal, take, rows.bases.data(),
+                                    rows.steps.data());
     } else if (matrix.kind == FLOAT32) product<float, float>(matrix, wide, num_rows, span, until, goal, take);
     else if (matrix.kind == INT4 && wide) product<Nibbles, float>(matrix, wide, num_rows, span, until, goal, take);
     else if (matrix.kind == INT8 && wide) product<int8_t, float>(matrix, wide, num_rows, span, until, goal, take);
@@ -925,11 +956,28 @@ Block<Number> on_one_scale(const Number* rows, int64_t num_rows, int64_t columns
 
 // --- called from outside -----------------------------------------------------------------------------------------------
 
+// The form of tiles that products of bfloat16 and of bytes take now (`tiles::Form`).
+extern "C" int64_t few_rows_tiles() { return tiles::wanted(); }
+
+// The vectors that this was compiled for.
+extern "C" const char* few_rows_vectors() {
+#if defined(HAS_AVX512) && defined(__AVX512BF16__)
+    return "avx512_bf16";
+#elif defined(HAS_AVX512)
+    return "avx512";
+#elif defined(HAS_AVX2)
+    return "avx2";
+#else
+    return "generic";
+#endif
+}
+
 // y[rows, outputs] = x[rows, columns] weight^T (+ bias). `kind`: of the weight, with a scale where it is in bytes;
 // `row_kind`: of x, bias and y. Where `dim` is not 0, x is brought `on_one_scale` first.
 extern "C" void few_rows_linear(const void* x, int64_t row_kind, const void* weight, int64_t kind, const float* scale,
                                 const void* bias, void* y, int64_t num_rows, int64_t columns, int64_t outputs,
                                 int64_t dim, double epsilon, int64_t threads) {
+    form_of_tiles = tiles::wanted();
     Block<float> wide;
     Block<bfloat16> small;
     if (dim && row_kind == BFLOAT16)
@@ -1376,6 +1424,7 @@ void attend(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequ
 
 // Returns 0; 1 if a place or position lies outside its table, 2 if a word does (then nothing was written).
 extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
+    form_of_tiles = tiles::wanted();
     const Pass& pass = *given;
     int64_t R = pass.sequences * pass.tokens, dim = pass.dim, I = pass.intermediate;
     int64_t width = (pass.heads + 2 * pass.key_value_heads) * pass.head_dim, requests = pass.sequences / pass.halves;

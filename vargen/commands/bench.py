@@ -66,4 +66,6 @@ def _videos(arguments: Sequence[str]) -> int:
 
 def _place(rows: Sequence[Mapping[str, Any]]) -> str:
     hardware = rows[0]["provenance"]["hardware"]
-    return f"Measured on {hardware['processor' if hardware['device'] == 'cpu' else 'device']}, {rows[0]['dtype']}."
+    kernels = f" ({rows[0]['kernels']})" if "kernels" in rows[0] else ""
+    place = hardware["processor" if hardware["device"] == "cpu" else "device"]
+    return f"Measured on {place}{kernels}, {rows[0]['dtype']}."

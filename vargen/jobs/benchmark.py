@@ -148,6 +148,7 @@ def benchmark(config: BenchConfig, world: World | None, quiet: bool = False) -> 
     if config.judge and world is not None and any(case.claims is not None for case in cases):
         judge = fitting_judge(model, world.judge)
 
+    from specdecode.kernels.build import kind
     from vargen.pipelines.compilation import can_capture
     from vargen.pipelines.loading import load_pipeline, place_and_precision
 
@@ -189,6 +190,7 @@ def benchmark(config: BenchConfig, world: World | None, quiet: bool = False) -> 
                 **shared,
             )
         more = {"batch_size": config.batch_size, "dtype": dtype, "model": model.name, **config.identity}
+        more |= {"kernels": kind()} if pipeline.device.type == "cpu" else {}
         if config.continuous_batches:
             more["continuous_batches"] = True
         rows = [{**row, **more} for row in rows]

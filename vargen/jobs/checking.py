@@ -53,7 +53,7 @@ def check(config: CheckConfig, quiet: bool = False) -> dict[str, Any]:
         check_file_place(config.output, "output")
     model = open_model(config).sized(config.height, config.width, config.ratio)
     from metrics.provenance import provenance
-    from specdecode.kernels.build import why_not
+    from specdecode.kernels.build import kind, why_not
     from vargen.jobs.calls import call_pipeline
     from vargen.pipelines.loading import load_pipeline
 
@@ -79,7 +79,7 @@ def check(config: CheckConfig, quiet: bool = False) -> dict[str, Any]:
         "family": model.family,
         "device": device,
         "dtype": dtype,
-        "kernels": (why_not() or "vargen's own") if pipeline.device.type == "cpu" else "torch's",
+        "kernels": (why_not() or f"vargen's own, {kind()}") if pipeline.device.type == "cpu" else "torch's",
         "compiled": config.compile,
         "options": config.identity,
         "settings": {name: method.to_dict() for name, method in methods.items()},

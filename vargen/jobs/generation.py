@@ -260,6 +260,16 @@ def _build_requests(config: GenerateConfig, conditions: list[str] | list[int], i
     ]
 
 
+def _kind_of_bits(config: GenerateConfig) -> dict[str, str]:
+    """What multiplies, where a picture's bits depend on it: on a CPU in any precision but float32."""
+    if config.dtype in ("auto", "float32") and config.quantization is None:
+        return {}
+    from specdecode.kernels.build import kind
+    from vargen.pipelines.loading import place_and_precision
+
+    return {"kernels": kind()} if place_and_precision(config.device, config.dtype)[0] == "cpu" else {}
+
+
 _MOST_IN_A_STREAM = 4096
 """Pictures of one stream. Rows idle at its end, which costs little after this number."""
 
@@ -308,6 +318,7 @@ class _Run:
             **model.sampling(**config.sampling),
             **model.size,
             "dtype": config.dtype,
+            **_kind_of_bits(config),
             "seed": config.seed,
             "num_images_per_prompt": config.num_images_per_prompt,
             **(ranking if config.num_candidates > 1 else {}),

@@ -4,8 +4,8 @@ Belongs here: the memory that a pipeline keeps of both, and the file behind the 
 (`specdecode.drafters.draft_size`), the choice (there, too), and a target in the middle of a picture, on which costs are
 measured (the caller makes it).
 
-Costs depend on the machine, torch, the model's geometry and precision and the rows of a batch, but not on weights or
-prompts. These make the key. Where a file is damaged or cannot be written, costs are measured again.
+Costs depend on the machine, the kernels, torch, the model's geometry and precision and the rows of a batch, but not on
+weights or prompts. These make the key. Where a file is damaged or cannot be written, costs are measured again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from specdecode.drafters.draft_size import (
     StepCosts,
     measure_step_costs,
 )
+from specdecode.kernels.build import build_name
 from specdecode.roles import Target
 from vargen.base.errors import UserError
 from vargen.base.reading import parse_json
@@ -103,7 +104,11 @@ _POWERS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def _identity(geometry: Mapping[str, Any]) -> str:
-    machine = {"processor": describe_hardware()["processor"], "threads": torch.get_num_threads()}
+    machine = {
+        "processor": describe_hardware()["processor"],
+        "threads": torch.get_num_threads(),
+        "kernels": build_name(),
+    }
     return digest({**machine, "torch": torch.__version__, **geometry}, 24)
 
 

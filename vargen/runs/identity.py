@@ -32,13 +32,14 @@ def digest(value: Any, digits: int = 12) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """The hardware and the version of torch, on which measured seconds depend."""
+    """The hardware, the kernels' kind and the version of torch, on which measured seconds depend."""
     import torch
 
     from metrics.provenance import describe_hardware
+    from specdecode.kernels.build import kind
 
     hardware = {name: value for name, value in describe_hardware().items() if name != "memory_gib"}
-    return {"hardware": hardware, "torch": torch.__version__}
+    return {"hardware": hardware, "kernels": kind(), "torch": torch.__version__}
 
 
 def check_identity(

@@ -61,6 +61,11 @@ def served(own_kernels: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], i
     return lambda: len(count)
 
 
+@pytest.fixture
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VARGEN_TILES", request.param)
+
+
 MODELS = [{}, {"num_key_value_heads": 2}, {"dim": 80}, {"condition_rotary": "identity"}]
 
 
@@ -79,8 +84,10 @@ def test_the_numbers_are_nearer_to_exact_ones_than_the_modules(served, monkeypat
 
 
 @pytest.mark.parametrize("changes", MODELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_have_the_same_bits_however_tokens_are_fed(served, changes, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "tiles"), [(torch.float32, "off"), (torch.bfloat16, "off"), (torch.bfloat16, "plain")], indirect=["tiles"]
+)
+def test_logits_have_the_same_bits_however_tokens_are_fed(served, tiles, changes, dtype):
     model = nn.Module.to(make_model(**changes), dtype)
     tokens = tokens_of(model)
     one_by_one = logits_by(make_target(model), tokens, 1)
@@ -108,7 +115,8 @@ def test_logits_have_the_same_bits_with_any_number_of_threads(own_kernels, threa
 
 
 @torch.no_grad()
-def test_a_branch_of_a_tree_has_the_bits_of_a_chain(own_kernels):
+@pytest.mark.parametrize("tiles", ["off", "plain"], indirect=True)
+def test_a_branch_of_a_tree_has_the_bits_of_a_chain(own_kernels, tiles):
     model = nn.Module.to(make_model(), torch.bfloat16)
     tokens = tokens_of(model)
     target = make_target(model)
@@ -127,12 +135,18 @@ def test_a_branch_of_a_tree_has_the_bits_of_a_chain(own_kernels):
     assert torch.equal(other[:, :2], alone[:, :2]) and not torch.equal(other[:, 2], alone[:, 2])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_exact_methods_draw_the_tokens_of_plain_decoding_in_half_precision(drafting_pipeline, served, temperature):
-    prompts = ["a red cube", "a small shiny blue sphere left of a large green cone on sand"]
+@pytest.mark.parametrize(
+    ("temperature", "batch", "tiles"),
+    [(0.0, 2, "off"), (1.0, 2, "off"), (0.0, 3, "plain"), (1.0, 3, "plain"), (1.0, 1, "plain")],
+    indirect=["tiles"],
+)
+def test_exact_methods_draw_the_tokens_of_plain_decoding_in_half_precision(
+    drafting_pipeline, served, tiles, temperature, batch
+):
+    prompts = ["a red cube", "a small shiny blue sphere left of a large green cone on sand", "two cones"][:batch]
 
     def draw(method: str, **options: object) -> Tensor:
-        generators = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
+        generators = [torch.Generator().manual_seed(seed) for seed in range(3, 3 + batch)]
         settings = {"generator": generators, "temperature": temperature, "output_type": "latent"}
         return drafting_pipeline(prompts, method=resolve_method(method, options), **settings).tokens
 
@@ -141,7 +155,7 @@ def test_exact_methods_draw_the_tokens_of_plain_decoding_in_half_precision(draft
         for part in parts:
             nn.Module.to(part, torch.bfloat16)
         plain = draw("ar")
-        assert torch.equal(draw("jacobi", window=5), plain)
+        assert all(torch.equal(draw("jacobi", window=window), plain) for window in (5, 1, 15)[: 3 if batch == 1 else 1])
         if temperature == 0:
             assert torch.equal(draw("draft-model", draft_length=3), plain)
             assert torch.equal(draw("eagle", total_tokens=6, depth=3), plain)

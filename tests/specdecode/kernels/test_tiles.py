@@ -39,6 +39,12 @@ def by_tiles(own_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert build.kind().endswith("+plain tiles")
 
 
+def product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, in_bytes: bool = False) -> Tensor:
+    y = linear_now(x, weight, scale, bias, in_bytes)
+    assert y is not None
+    return y
+
+
 def example(columns: int, outputs: int, in_bytes: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     generator = torch.Generator().manual_seed(columns)
     x = torch.randn(ROWS[-1], columns, generator=generator).bfloat16()
@@ -52,17 +58,17 @@ def example(columns: int, outputs: int, in_bytes: bool) -> tuple[Tensor, Tensor,
 @pytest.mark.parametrize("size", SIZES)
 def test_a_row_has_the_same_bits_beside_any_others(size: tuple[int, int], in_bytes: bool) -> None:
     x, weight, scale = example(*size, in_bytes)
-    together = linear_now(x, weight, scale, None, in_bytes)
+    together = product(x, weight, scale, None, in_bytes)
     for rows in ROWS:
-        assert torch.equal(linear_now(x[:rows], weight, scale, None, in_bytes), together[:rows])
+        assert torch.equal(product(x[:rows], weight, scale, None, in_bytes), together[:rows])
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        assert torch.equal(linear_now(x, weight, scale, None, in_bytes), together)
+        assert torch.equal(product(x, weight, scale, None, in_bytes), together)
     finally:
         torch.set_num_threads(threads)
     with ThreadPoolExecutor(3) as pool:
-        for own in pool.map(lambda _: linear_now(x, weight, scale, None, in_bytes), range(6)):
+        for own in pool.map(lambda _: product(x, weight, scale, None, in_bytes), range(6)):
             assert torch.equal(own, together)
 
 
@@ -73,21 +79,21 @@ def test_sums_are_the_sums(size: tuple[int, int], monkeypatch: pytest.MonkeyPatc
     exact = x.double() @ weight.double().T + bias.double()
     largest = x.double().abs() @ weight.double().abs().T + bias.double().abs()
     bound = largest * 2e-6 + exact.abs() * 2**-8
-    assert ((linear_now(x, weight, None, bias) - exact).abs() <= bound).all()
-    assert not ((linear_now(x, weight.roll(1, 0), None, bias) - exact).abs() <= bound).all()
+    assert ((product(x, weight, None, bias) - exact).abs() <= bound).all()
+    assert not ((product(x, weight.roll(1, 0), None, bias) - exact).abs() <= bound).all()
     x, steps, scale = example(*size, True)
-    in_bytes = linear_now(x, steps, scale, None, True)  # whole numbers: in any order the same
+    in_bytes = product(x, steps, scale, None, True)  # whole numbers: in any order the same
     monkeypatch.setenv("VARGEN_TILES", "off")
-    assert "tiles" not in build.kind() and torch.equal(linear_now(x, steps, scale, None, True), in_bytes)
+    assert "tiles" not in build.kind() and torch.equal(product(x, steps, scale, None, True), in_bytes)
 
 
 @pytest.mark.parametrize("in_bytes", [False, True])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_no_number_stays_in_its_row(in_bytes: bool, value: float) -> None:
     x, weight, scale = example(100, 33, in_bytes)
-    clean = linear_now(x[:20], weight, scale, None, in_bytes)
+    clean = product(x[:20], weight, scale, None, in_bytes)
     x[3, 99] = value
-    y = linear_now(x[:20], weight, scale, None, in_bytes)
+    y = product(x[:20], weight, scale, None, in_bytes)
     assert not y[3].isfinite().any() or not in_bytes
     assert not y[3].isfinite().all()
     assert torch.equal(y[torch.arange(20) != 3], clean[torch.arange(20) != 3])

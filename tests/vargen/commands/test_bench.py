@@ -211,7 +211,8 @@ def test_the_command_prints_a_table_and_writes_a_list(tiny_model_folder, tmp_pat
 def test_every_process_is_asked_once(tmp_path, capsys, monkeypatch):
     """A stopped run asks those that are missing; other arguments do not mix with them; a failure is told."""
     asked: list[list[str]] = []
-    judged = {"judge_accuracy": None, "clip_score": None}
+    hardware = {"processor": "a processor", "device": "cpu"}
+    judged = {"judge_accuracy": None, "clip_score": None, "dtype": "float32", "provenance": {"hardware": hardware}}
 
     def run(command: list[str], **_: Any) -> SimpleNamespace:
         asked.append(command)

@@ -1,8 +1,11 @@
-"""The project's own kernels in tests: off everywhere, so that no test waits for a compiler, and on where asked for."""
+"""The project's own kernels in tests: off, so that no test waits for a compiler, and on in some folders and where asked
+for."""
 
 from __future__ import annotations
 
+import functools
 import os
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +32,32 @@ def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
             wanted.symlink_to(_BUILT)
     if reason := build.why_not():
         pytest.skip(reason)
+
+
+AS_THE_PRODUCT = ("tests/specdecode/targets/", "tests/specdecode/text/", "tests/vargen/pipelines/")
+"""Where the kernels are on, as for a user: what replaces them, or a module, there meets what it would meet."""
+
+
+@pytest.fixture
+def product_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were built before, whatever cache a test has; off where there are none."""
+    path = _built_before()
+    if path is not None:
+        monkeypatch.setenv("VARGEN_KERNELS", "auto")
+        monkeypatch.setattr(build, "_built", lambda: (path, None))
+
+
+@functools.cache
+def _built_before() -> Path | None:
+    compiler = build._compiler()
+    path = None if compiler is None else _BUILT / f"few_rows-{build._identity(compiler)}.so"
+    return path if path is not None and path.is_file() else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests under `AS_THE_PRODUCT` have them; `own_kernels` and `torch_lines` are set after them, and count."""
+    if item.nodeid.startswith(AS_THE_PRODUCT) and isinstance(item, pytest.Function):
+        item.fixturenames.insert(0, "product_kernels")
 
 
 @pytest.fixture

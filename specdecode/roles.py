@@ -335,6 +335,7 @@ class Drafter(Protocol):
             counts: [B] int64.
             state: has these tokens and the first one that was drawn behind them.
         """
+        return None
 
     def propose(self, state: DecodeState) -> Draft:
         """Draft a tree below each row's newest token. The loop clips what lies past the end of a row."""

@@ -36,7 +36,8 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON list instead")
     values = parse(parser, arguments)
     rows: list[dict[str, Any]] = []
-    for task in _TITLES if values.task is None else [values.task]:
+    asked: Any = _TITLES if values.task is None else [values.task]
+    for task in asked:
         of_task = _text_rows() if task == "text" else _rows(task)
         rows += of_task
         if not values.json:

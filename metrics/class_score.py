@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metrics.errors import DataError, check_features
+from metrics.errors import DataError
+from metrics.features import check_features
 
 PARTS = 10
 """Parts of the pictures that are scored by themselves; published scores are means over so many."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from metrics.errors import DataError, check_features
+from metrics.errors import DataError
+from metrics.features import check_features
 
 _CHUNK = 1024
 

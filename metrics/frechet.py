@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metrics.errors import DataError, check_features
+from metrics.errors import DataError
+from metrics.features import check_features
 from metrics.images import open_npz
 
 _CHUNK = 4096  # rows turned into float64 at once

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from metrics.errors import DataError, check_features
+from metrics.errors import DataError
+from metrics.features import check_features
 
 _CHUNK = 2048  # rows of the distance matrix at once
 

@@ -284,6 +284,8 @@ def test_clients_that_send_half_a_request_take_nobodys_place(monkeypatch):
     async def work() -> None:
         async with running(health) as (server, port):
             halves = [connected(port, HEAD if number % 2 else b"") for number in range(60)]
+            while len(server.server_state.connections) < 9:  # until the server has taken them
+                await asyncio.sleep(0)
             while len(server.server_state.connections) > 8:
                 await asyncio.sleep(0.05)
             async with httpx.AsyncClient() as client:

@@ -160,6 +160,13 @@ def test_the_interval_of_fewer_than_six_numbers_is_least_to_greatest(values, mis
     assert interval == pytest.approx((min(values), max(values)), abs=1e-9)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_interval_of_a_mean_ends_at_the_least_and_the_greatest_number(sign):
+    """One number lies far from seven that are nearly alike: draws without it lie very many errors from the mean."""
+    values = sign * torch.tensor([0.0, *(10 + 0.1 * number for number in range(7))])
+    assert 0 in (mean_interval(values) or ())
+
+
 def test_distances_that_are_all_alike_say_nothing_of_the_spread():
     """Two draws with the one among seven zeros once each gave the mean alone, with it twice each less than the mean."""
     values = torch.tensor([0.0] * 7 + [1.0])
@@ -249,6 +256,12 @@ def test_groups_of_one_case_have_wilsons_interval_but_for_students_distribution(
     assert clustered_interval([0, 0, 0], [3, 3, 0]) == Proportion(0, 2).interval()
     assert clustered_interval([2], [3]) == Proportion(2, 3).interval()
     assert clustered_interval([2, 2], [3, 3])[1] < 1
+
+
+def test_groups_more_even_than_chance_say_no_more_than_independent_cases():
+    low, high = Proportion(199, 400).interval()
+    bounds = clustered_interval([2] * 99 + [1], [4] * 100)
+    assert bounds[0] < low < high < bounds[1]
 
 
 def test_a_plot_shows_shares_in_percent():

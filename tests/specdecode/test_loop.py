@@ -9,10 +9,11 @@ from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
 import specdecode.loop
-from specdecode.loop import DecodeResult, decode
+from specdecode.loop import DecodeResult, clip, decode
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities, sample
 from specdecode.trace import DecodeTrace
+from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import ExactVerifier
 
 GREEDY = SamplingConfig(temperature=0)
@@ -316,16 +317,29 @@ def test_what_a_verifier_says_of_finished_rows_reaches_nobody():
     assert generous.trace.steps == usual.trace.steps and len(set(usual.lengths.tolist())) > 2
 
 
-def test_any_of_several_stop_tokens_ends_a_row():
+def test_any_of_several_stop_tokens_ends_a_row_and_the_first_fills_it_up():
     streams = RandomStreams.from_seeds(list(range(12)))
-    one, other, either = (
-        decode(
-            make_target(12, 40), max_new_tokens=40, sampling=SamplingConfig(), streams=streams, stop_token=stop
-        ).lengths
+    results = [
+        decode(make_target(12, 40), max_new_tokens=40, sampling=SamplingConfig(), streams=streams, stop_token=stop)
         for stop in (3, 5, (3, 5))
-    )
+    ]
+    one, other, either = (each.lengths for each in results)
     assert torch.equal(either, torch.minimum(one, other))
     assert not torch.equal(either, one) and not torch.equal(either, other)
+    assert results[2].tokens[torch.arange(40) >= either[:, None]].unique().tolist() == [3]
+
+
+@pytest.mark.parametrize("least_room", [3, None])
+def test_drafts_end_where_each_row_does(least_room):
+    """The host may know the least room, and leaves a draft that fits as it is."""
+    lengths = torch.tensor([4, 5])
+    state = DecodeState(
+        torch.zeros(2, 9, dtype=torch.int64), lengths, lengths > 0, 9, GREEDY, RandomStreams.from_seeds([0, 1]),
+        least_room=least_room,
+    )  # fmt: skip
+    for depth in range(6):
+        draft = Draft(TokenTree.chain(torch.zeros(2, depth + 1, dtype=torch.int64)))
+        assert clip(draft, state).tree.valid.sum(1).tolist() == [min(depth, 4) + 1, min(depth, 3) + 1]
 
 
 def test_a_stop_token_may_come_first():

@@ -22,7 +22,7 @@ from synthetic import MarkovTarget, random_table
 from torch import Tensor
 
 from specdecode.graphs.static_step import StepCompiler
-from specdecode.grid.positions import Lines, OrderedRun, StaggeredLines, Window
+from specdecode.grid.positions import Lines, OrderedRun, StaggeredLines, Window, _Tables, fill_forced, or_forced
 from specdecode.loop import DecodeRun
 from specdecode.runs.continuous import decode_queue
 from specdecode.runs.new_run import new_run
@@ -153,13 +153,17 @@ def test_other_requests_take_all_rows_together(model, graphs):
         assert counted.graphs == 1 and not counted.faults
 
 
-def test_rows_do_not_change_half_way(model):
-    run, other = run_with(model, range(2), 2), run_with(model, range(2, 3), 2)
+def test_rows_change_once_all_have_ended(model):
+    run, other = run_with(model, range(2), 2), run_with(model, range(2, 4), 2, prompt_only=True)
     run.start()
     run.step()
     other.start()
     with pytest.raises(ValueError, match="must all have ended"):
-        run.replace_rows(torch.tensor([0]), other)
+        run.replace_rows(torch.arange(2), other)
+    while run.step():
+        pass
+    run.replace_rows(torch.arange(2), other)
+    assert run.state.decided.sum(1).tolist() == [1, 1], "what the prefill drew"
 
 
 def test_lengths_count_the_places_without_a_gap(model):
@@ -171,6 +175,26 @@ def test_lengths_count_the_places_without_a_gap(model):
         leading = next((place for place in range(COUNT) if place not in drawn), COUNT)
         assert run.state.lengths.tolist() == [leading] == [order.leading(number)]
     assert not run.state.active.any() and run.step() == 0
+
+
+@pytest.mark.parametrize("window", [1, (2, 5), 5])
+def test_an_end_of_row_token_counts_once_it_is_fed(window):
+    """In eager passes and, by tables, in graphs."""
+    order, added = StaggeredLines(Lines(23, 5, row_end=0), window), {0}
+    tables = _Tables(order, torch.device("cpu"))
+    for number in range(1, order.num_passes):
+        placed = order.tokens_of(number)
+        added.update(placed.added.tolist())
+        gap = next(place for place in range(24) if place not in added)
+        assert order.leading(number) == gap
+        assert tables.of(torch.tensor([number]))[1].tolist() == [gap, placed.slots.shape[1], len(placed.added)]
+
+
+def test_a_known_token_may_be_0():
+    buffer, forced = torch.full((2, 4), 7), torch.tensor([[0, -1, 5]] * 2)
+    assert or_forced(buffer[:, :3], forced, torch.arange(3).expand(2, 3)).tolist() == [[0, 7, 5]] * 2
+    fill_forced(buffer, forced)
+    assert buffer.tolist() == [[0, 7, 5, 7]] * 2
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,10 @@ def test_files_of_a_folder_are_for_whom_the_umask_says(tmp_path):
     assert (tmp_path / "model" / "part" / "weights").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-def test_what_a_living_process_writes_is_not_cleared_away(tmp_path):
+@pytest.mark.parametrize("locks", [True, False])
+def test_what_a_living_process_writes_is_not_cleared_away(tmp_path, monkeypatch, locks):
+    if not locks:
+        monkeypatch.setattr(files, "fcntl", None)
     with another_process(lambda: atomic_path(tmp_path / "a")), another_process(lambda: atomic_folder(tmp_path / "b")):
         assert len(hidden(tmp_path)) == 2
         remove_leftovers(tmp_path)

@@ -25,6 +25,7 @@ NAMES = {
         "kept_spreads",
         "kind",
         "log_with",
+        "negative_prompt",
         "optimizer",
         "quality",
         "quantization",

@@ -384,7 +384,6 @@ CHECKED_ELSEWHERE = {
     ),
     "scenes/training/code_store.py": "reads back what it wrote",
     "vargen/training/run.py": "reads back its own checkpoint",
-    "vargen/checkpoints/foreign_weights.py": "by load_strictly, behind every conversion",
     "vargen/models/token_images/token_image_loading.py": "reads a tokenizer",
 }
 """Modules that read weights, or seem to, without a check of their own, and who checks."""

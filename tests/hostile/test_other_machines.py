@@ -12,6 +12,8 @@ UNIX_ONLY = {
     "vargen/jobs/calls.py": "peak memory, behind `resource is None`",
     "specdecode/checks.py": "the size of memory, behind `hasattr`",
     "metrics/provenance.py": "the same",
+    "specdecode/kernels/build.py": "whose file it is, behind `hasattr`",
+    "vargen/base/http_clients.py": "the number of descriptors, behind an ImportError",
 }
 """Modules that name what Windows lacks, and why that is well."""
 LACKING = {

@@ -100,6 +100,7 @@ READERS = {
     "vargen/checkpoints/foreign_weights.py": "looks at the first bytes of what --checkpoint named",
     "vargen/demo/videos.py": "looks at the first bytes of an upload",
     "vargen/demo/compare.py": "opens a plot in memory",
+    "vargen/base/picture_files.py": "opens a picture in memory, by its format",
     "vargen/commands/evaluate.py": "reads back its own scores",
     "vargen/models/draft_sizes.py": "reads back its own cache",
 }

@@ -184,3 +184,5 @@ def test_components_draw_the_same_pictures():
     first = LlamaGenPipeline(**pipeline.components, methods={"sjd": own}, **usual)
     again = LlamaGenPipeline(**first.components)
     assert [again.config[name] for name in (*usual, "methods")] == [*usual.values(), {"sjd": own}]
+    third = LlamaGenPipeline(**pipeline.components)  # not as the last pipeline of these modules
+    assert dict(third.config) == dict(pipeline.config) != dict(again.config)

@@ -144,16 +144,14 @@ class LlamaGenPipeline(StreamingPipeline):
         self.image_size: int = self.grid_size * self.vae_scale_factor if known else image_size or 0
         self._check_components(image_size)
         # `LlamaGenPipeline(**pipeline.components)` hands on modules alone, and is to draw the same pictures.
-        drawn_with: tuple[Any, ...] | None = getattr(transformer, "drawn_with", None)
+        drawn_with: tuple[Any, ...] = getattr(transformer, "drawn_with", (None,) * 4)
         given: tuple[Any, ...] = (default_guidance_scale, default_top_k, default_temperature, methods)
         scale, top_k, temperature, methods = (
-            kept if each is None else each for each, kept in zip(given, drawn_with or (None,) * 4, strict=True)
+            kept if each is None else each for each, kept in zip(given, drawn_with, strict=True)
         )
         check_own_settings(methods or {}, "model_index.json: methods")
         reads = None if transformer is None else transformer.config
         usual_scale, usual_top_k = _USUAL_SETTINGS["text" if reads is None else reads.condition_type]
-        if transformer is not None and drawn_with is None:  # of the first pipeline: others may share the module
-            transformer.drawn_with = (scale, top_k, temperature, methods)
         self.register_to_config(
             default_guidance_scale=usual_scale if scale is None else scale,
             default_top_k=usual_top_k if top_k is None else top_k,
@@ -165,6 +163,15 @@ class LlamaGenPipeline(StreamingPipeline):
             methods={name: dict(settings) for name, settings in (methods or {}).items()},
         )
         self.image_processor = VaeImageProcessor(vae_scale_factor=self.vae_scale_factor)
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """Modules by name. A pipeline that is made of them draws as this one, unless it is told otherwise: so the
+        settings go with the transformer, which other pipelines may share."""
+        if self.transformer is not None and "methods" in self.config:
+            names = ("default_guidance_scale", "default_top_k", "default_temperature", "methods")
+            self.transformer.drawn_with = tuple(self.config[name] for name in names)
+        return super().components
 
     @property
     def _usual_num_tokens(self) -> int:

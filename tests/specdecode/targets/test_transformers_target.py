@@ -391,11 +391,11 @@ def test_arguments_that_cannot_be_used_are_named():
         flash.config._attn_implementation = "flash_attention_2"
         TransformersTarget(flash, input_ids, **sizes)
     target = TransformersTarget(model, input_ids, mask, max_draft_nodes=2, **sizes)
-    chain = TokenTree.chain(torch.tensor([[1, 2, 3]] * 3))
+    chain = TokenTree.chain(torch.tensor([[1, 2, 3, 4, 5, 6, 7]] * 3))
     with pytest.raises(ValueError, match="prefilled"):
         target.rewind(torch.zeros(3, dtype=torch.int64))
     target.prefill()
-    with pytest.raises(ValueError, match=r"max_draft_nodes \(2\) per row, got 3"):
+    with pytest.raises(ValueError, match=r"max_draft_nodes \(2\) per row, got 7"):
         target.forward(chain.tokens, chain.ancestor_mask(), chain.depth)
 
 

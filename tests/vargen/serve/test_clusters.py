@@ -110,7 +110,7 @@ def test_ray_serve_answers(cluster, _saved_tiny_pipelines, drawn, tmp_path):
         asked = urllib.request.Request(
             f"http://127.0.0.1:{port}{place}",
             None if body is None else json.dumps(body).encode(),
-            {"Authorization": f"Bearer {key}"},
+            {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
         )
         try:
             with urllib.request.urlopen(asked, timeout=600) as got:

@@ -55,7 +55,7 @@ def draw(pipeline: JanusPipeline, method: Any, **arguments: Any) -> Any:
 @pytest.mark.parametrize("guidance_scale", [5.0, 1.0])
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("eagle", TREE), ("eagle", CHAIN), ("draft-model", {"draft_length": 3}), ("draft-model", {"children": "top"})],
+    [("eagle", TREE), ("eagle", CHAIN), ("draft-model", {"draft_length": 3}), ("draft-model", {"children": "sampled"})],
 )
 def test_greedy_tokens_are_those_of_plain_decoding(
     pipeline, head, smaller, guidance_scale, name, options, tmp_path, monkeypatch

@@ -56,7 +56,7 @@ def test_a_tree_needs_no_more_passes_than_a_chain(architecture, models, inputs_o
         for kind in ("tree", "chain"):
             target = VideoTarget(model, request, capture_attention=True)
             draft = pruned_by_attention(target, model, request, keep_ratio)
-            chain = DraftModelDrafter(draft, FixedDraftSize(DraftSize(6, 5)), "top")
+            chain = DraftModelDrafter(draft, FixedDraftSize(DraftSize(6, 5)))
             result = answer(target, DraftModelTreeDrafter(draft, TREE) if kind == "tree" else chain)
             passes.append(result.trace.target_passes)
         assert passes[0] <= passes[1]

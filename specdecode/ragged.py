@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._guards import active_fake_mode
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from specdecode.kernels import fused_ops
@@ -70,13 +71,13 @@ def constant(make: Callable[..., Made]) -> Callable[..., Made]:
     """A function of sizes, shapes and a device that keeps the tensors it made for the last 64; do not write to them.
 
     A captured graph reads them where they lie, so the next run needs the same. torch's compiler traces how they are
-    made instead, and a mode such as `FakeTensorMode` takes its tensors with it.
+    made instead, and `FakeTensorMode` takes its tensors with it.
     """
     kept = functools.lru_cache(maxsize=64)(make)
 
     @functools.wraps(make)
     def get(*sizes: Any) -> Made:
-        passing = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+        passing = torch.compiler.is_compiling() or (is_in_torch_dispatch_mode() and active_fake_mode() is not None)
         return make(*sizes) if passing else kept(*sizes)
 
     return get

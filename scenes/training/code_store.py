@@ -25,11 +25,12 @@ from scenes.training.data import RenderedSceneSource, SceneSource
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PIXELS, MAX_THREADS
 from vargen.base.options import COMPUTING, OUTPUT, Settings, option
 from vargen.base.path_roles import READ_FOLDER, writes_in
+from vargen.base.precision import bfloat16_pays
 from vargen.base.reading import read_json, reading
 from vargen.runs.files import atomic_path, write_json_atomic
 from vargen.runs.identity import check_identity_file, digest
 from vargen.runs.progress import progress
-from vargen.training.config import DEVICES, bfloat16_pays, check
+from vargen.training.config import DEVICES, check
 
 _DESCRIPTION = "store.json"
 

@@ -61,7 +61,8 @@ class LoadingOptions(Settings):
     """Name of a device, such as "cpu", "cuda", "cuda:1" or "mps"; "auto" takes a GPU if there is one, a different one
     for each process."""
     dtype: str = option("auto", choices=DTYPES, group=LOADING)
-    """Precision of the transformer: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU and float32 on a CPU."""
+    """Precision of the transformer: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU, and on a CPU that
+    multiplies it for picture models published in it; else float32."""
     device_map: str | None = option(None, group=LOADING)
     """Where transformers puts the parts of a model, such as "auto" or "cuda:0", instead of `device`."""
     quantization: str | dict[str, Any] | None = option(None, group=LOADING)

@@ -148,7 +148,6 @@ def benchmark(config: BenchConfig, world: World | None, quiet: bool = False) -> 
     if config.judge and world is not None and any(case.claims is not None for case in cases):
         judge = fitting_judge(model, world.judge)
 
-    from specdecode.kernels.build import kind
     from vargen.pipelines.compilation import can_capture
     from vargen.pipelines.loading import load_pipeline, place_and_precision
 
@@ -190,7 +189,6 @@ def benchmark(config: BenchConfig, world: World | None, quiet: bool = False) -> 
                 **shared,
             )
         more = {"batch_size": config.batch_size, "dtype": dtype, "model": model.name, **config.identity}
-        more |= {"kernels": kind()} if pipeline.device.type == "cpu" else {}
         if config.continuous_batches:
             more["continuous_batches"] = True
         rows = [{**row, **more} for row in rows]
@@ -273,6 +271,7 @@ def run_benchmark(
     """
     import torch
 
+    from specdecode.kernels.build import kind
     from vargen.drawing.sheet import to_pil
     from vargen.jobs.calls import call_pipeline, record_of_picture, stream_pipeline
     from vargen.jobs.figures import count_claims
@@ -320,7 +319,9 @@ def run_benchmark(
     rows = build_rows(methods, records, len(batches), distance)
     sequences = 2 if pipeline.do_classifier_free_guidance else 1
     weight_bytes, weights = pipeline.weights_a_pass
-    return [{**row, "achieved": achieved(row, weight_bytes, weights, sequences)} for row in rows]
+    by = {"kernels": kind()} if pipeline.device.type == "cpu" else {}
+    reached = [achieved(row, weight_bytes, weights, sequences) for row in rows]
+    return [{**row, **by, "achieved": each and {**each, **by}} for row, each in zip(rows, reached, strict=True)]
 
 
 def _to_bytes(pictures: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ from vargen.models.description import ModelDescription
 from vargen.pipelines.arguments import PromptWarning
 from vargen.pipelines.loading import load_pipeline
 from vargen.runs.batches import PictureBatches
-from vargen.runs.identity import digest
+from vargen.runs.identity import digest, kind_of_bits
 from vargen.runs.progress import Progress
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def make_pictures(
         **options.identity,
         "seed": options.seed,
         "dtype": dtype,
+        **kind_of_bits(device, dtype, bool(options.quantization or options.draft_quantization)),
         "device": device.split(":")[0],
         "continuous_batches": run.continuous_batches,
         **model.sampling(**options.sampling),

@@ -37,6 +37,7 @@ from vargen.jobs.ranking import RANKERS, ClipScorer, Ranker, best, candidate_see
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import ModelDescription, open_model
 from vargen.runs.files import own_folder
+from vargen.runs.identity import kind_of_bits
 from vargen.runs.processes import Processes, launched_processes
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import ImageRequest, PictureFolder
@@ -91,7 +92,8 @@ class GenerateConfig(SizedOptions):
     """Number of pictures that are drawn at once. It changes speed and memory, not the pictures."""
     dtype: str = "auto"
     """Precision of the transformer: float32, bfloat16 or float16. "auto" is that of the run that is continued, else
-    bfloat16 on a GPU and float32 on a CPU. The image decoder always works in float32."""
+    bfloat16 on a GPU, and on a CPU that multiplies it for models published in it; else float32. The image decoder
+    always works in float32."""
     continuous_batches: bool = option(True, group=DECODING)
     """Give a finished picture's place in the batch to the next prompt at once, where the family of models can. It
     changes speed, not the pictures."""
@@ -260,16 +262,6 @@ def _build_requests(config: GenerateConfig, conditions: list[str] | list[int], i
     ]
 
 
-def _kind_of_bits(config: GenerateConfig) -> dict[str, str]:
-    """What multiplies, where a picture's bits depend on it: on a CPU in any precision but float32."""
-    if config.dtype in ("auto", "float32") and config.quantization is None:
-        return {}
-    from specdecode.kernels.build import kind
-    from vargen.pipelines.loading import place_and_precision
-
-    return {"kernels": kind()} if place_and_precision(config.device, config.dtype)[0] == "cpu" else {}
-
-
 _MOST_IN_A_STREAM = 4096
 """Pictures of one stream. Rows idle at its end, which costs little after this number."""
 
@@ -318,7 +310,6 @@ class _Run:
             **model.sampling(**config.sampling),
             **model.size,
             "dtype": config.dtype,
-            **_kind_of_bits(config),
             "seed": config.seed,
             "num_images_per_prompt": config.num_images_per_prompt,
             **(ranking if config.num_candidates > 1 else {}),
@@ -346,8 +337,19 @@ class _Run:
         if settings["dtype"] == "auto" and earlier is not None:
             settings = settings | {"dtype": earlier.get("dtype")}
         if settings["dtype"] != "auto":
+            settings = self._with_kind(settings)
             folder.check_identity(settings)
         return settings
+
+    def _with_kind(self, settings: dict[str, Any], device: str | None = None) -> dict[str, Any]:
+        """The settings and what multiplies on the device, where bits depend on it."""
+        config, dtype = self.config, settings["dtype"]
+        is_quantized = bool(config.quantization or config.draft_quantization)
+        if dtype == "float32" and not is_quantized:
+            return settings  # without torch: a finished folder is told at once
+        from vargen.pipelines.loading import place_and_precision
+
+        return settings | kind_of_bits(device or place_and_precision(config.device, dtype)[0], dtype, is_quantized)
 
     def open_folder(self) -> None:
         """Find the finished pictures, and the settings of the others. Raises UserError for another run's folder."""
@@ -363,6 +365,7 @@ class _Run:
         config, model, began = self.config, self.model, time.perf_counter()
         place = replace(config, dtype=self.settings["dtype"], device=device)
         pipeline, device, self.settings["dtype"] = load_pipeline(model, place, self.quiet)
+        self.settings = self._with_kind(self.settings, device)
         self.totals.add_seconds("load", time.perf_counter() - began)
         self.totals.new_images = len(missing)
         prompts = list(dict.fromkeys(request.text for request in self.requests if request.text is not None))

@@ -85,6 +85,15 @@ class ModelDescription:
         rows, columns = self.rows_and_columns
         return rows * columns + len(self.beside_grid)
 
+    @property
+    def published_in(self) -> str | None:
+        """Precision of its weights as its config.json tells; None where that is silent, as a LlamaGen's."""
+        for place in (self.folder, self.folder / "vision_language_encoder"):
+            if (place / "config.json").is_file():
+                config = read_json(place / "config.json")
+                return config.get("dtype") or config.get("torch_dtype")
+        return None
+
     def resolve_method(self, name: str, options: Mapping[str, Any] | None = None) -> ImageMethodConfig:
         """As `resolve_method` of its pipeline. Raises UserError likewise."""
         return resolve_method(name, options, self.own_methods).resolved(self.num_tokens)

@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from specdecode.kernels.build import why_not
 from vargen.base.errors import UserError
+from vargen.base.precision import bfloat16_pays
 from vargen.base.reading import reason_of
 from vargen.checkpoints.options import OWN_QUANTIZATION, LoadingOptions, ModelOptions
 from vargen.checkpoints.quantization import pipeline_quantization, quantization_config
@@ -49,9 +50,10 @@ def pipeline_class(family: str) -> Any:
     return getattr(importlib.import_module(f"vargen.pipelines.{module}"), name)
 
 
-def place_and_precision(device: str, dtype: str) -> tuple[str, str]:
-    """Device and precision with "auto" resolved: a GPU in bfloat16 where there is one, else the CPU in float32. Raises
-    UserError for a GPU that is not there."""
+def place_and_precision(device: str, dtype: str, published: str | None = None) -> tuple[str, str]:
+    """Device and precision with "auto" resolved: a GPU in bfloat16 where there is one, else the CPU. That computes in
+    bfloat16 if it has instructions for it and the model was `published` in it, else in float32. Raises UserError for a
+    GPU that is not there."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.split(":")[0] == "cuda" and not torch.cuda.is_available():
@@ -62,24 +64,26 @@ def place_and_precision(device: str, dtype: str) -> tuple[str, str]:
     except (RuntimeError, NotImplementedError, ImportError, AssertionError) as error:
         raise UserError(f"device {device!r} cannot be used ({reason_of(error)}); use --device cpu") from error
     if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
+        of_model = device != "cpu" or published == "bfloat16"
+        dtype = "bfloat16" if of_model and bfloat16_pays(device) else "float32"
     return device, dtype
 
 
 def loading_arguments(
-    options: LoadingOptions, quantized: Mapping[str, str] | None = None
+    options: LoadingOptions, quantized: Mapping[str, str] | None = None, published: str | None = None
 ) -> tuple[dict[str, Any], str, str]:
     """Arguments for `from_pretrained`, the name of the device, and the name of the precision.
 
     Args:
         options: how to load a model.
         quantized: see `ModelDescription.quantized`; None: a model of transformers, quantized as a whole.
+        published: see `place_and_precision`.
 
     Raises:
         UserError: a device is absent, quantization is not possible, or `VARGEN_KERNELS` is unknown.
     """
     check_kernels()
-    device, dtype = place_and_precision(options.device, options.dtype)
+    device, dtype = place_and_precision(options.device, options.dtype, published)
     arguments: dict[str, Any] = {"dtype": getattr(torch, dtype)}
     if options.device_map is not None:
         arguments["device_map"] = options.device_map
@@ -105,12 +109,15 @@ def load_pipeline(
     Args:
         model: of `vargen.models.description.open_model(options)`.
         options: how to load it.
-        quiet: print nothing about compiled passes.
+        quiet: print nothing about precision and compiled passes.
 
     Raises:
         UserError: a device is absent, a file is damaged, an option does not fit the family, or there is no compiler.
     """
-    arguments, device, dtype = loading_arguments(options, model.quantized)
+    arguments, device, dtype = loading_arguments(options, model.quantized, model.published_in)
+    if options.dtype == "auto" and (device, dtype) == ("cpu", "bfloat16") and not quiet:
+        what = f"{dtype}, in which {model.name or model.folder} was published and this processor multiplies"
+        print(f"dtype: {what}; --dtype float32 draws the same on every processor", file=sys.stderr)
     arguments |= options.beside_model
     if options.compile:
         check_compiler(torch.device(device))  # before anything is loaded

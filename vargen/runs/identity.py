@@ -42,6 +42,15 @@ def machine() -> dict[str, Any]:
     return {"hardware": hardware, "kernels": kind(), "torch": torch.__version__}
 
 
+def kind_of_bits(device: str, dtype: str, is_quantized: bool) -> dict[str, str]:
+    """What multiplies, by name, where the bits of a result depend on it: on a CPU in any precision but float32."""
+    from specdecode.kernels.build import kind
+
+    if device.split(":")[0] != "cpu" or (dtype == "float32" and not is_quantized):
+        return {}
+    return {"kernels": kind()}
+
+
 def check_identity(
     place: Path,
     earlier: Any,

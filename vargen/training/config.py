@@ -10,12 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, MAX_THREADS
 from vargen.base.errors import UserError
 from vargen.base.options import COMPUTING, LOADING, OUTPUT, TRAINING, Settings, option
 from vargen.base.path_roles import MODEL, writes_in
+from vargen.base.precision import bfloat16_pays
 from vargen.training.trackers import TRACKERS, check_tracker
 
 CHECKPOINT_NAME = "checkpoint.pt"
@@ -175,9 +174,3 @@ class UnrolledConfig(DrafterRunConfig):
             layers = sorted({min(2, last), max(last // 2, 1), last})
         check(layers[-1] == last, "feature_layers", layers, f"must end with the target's last layer, which is {last}")
         return layers
-
-
-def bfloat16_pays(device: str) -> bool:
-    """Whether a device computes faster in bfloat16 than in float32: GPUs, and processors with instructions for it."""
-    instructions = ("avx512_bf16", "amx_bf16", "bf16")
-    return device != "cpu" or any(torch.cpu.get_capabilities().get(each) for each in instructions)

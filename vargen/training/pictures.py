@@ -33,7 +33,7 @@ class PictureRunConfig(DrafterRunConfig):
     """Settings of every run that learns from a picture model, beside those of `DrafterRunConfig`."""
 
     dtype: str = option("float32", choices=DTYPES, group=LOADING)
-    """Precision of the model: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU, float32 on a CPU."""
+    """Precision of the model: float32, bfloat16 or float16; "auto" is as in `vargen generate`."""
     quantization: str | None = option(None, group=LOADING)
     """Quantization of the model by a library, as `vargen generate` takes it; null for none."""
     family: str | None = option(None, group=LOADING)

@@ -14,6 +14,7 @@ from scenes.captions.picture_captions import Claims, ObjectClaim
 from scenes.judge import claim_judge
 from scenes.judge.claim_judge import ClaimJudge
 from scenes.judge.picture_reading import Reading
+from specdecode.kernels import build
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.commands.arguments import build_parser, fill, parse
@@ -83,6 +84,7 @@ def test_rows_compare_with_plain_decoding(drafting_pipeline):
     assert all(row.keys() >= FIELDS for row in rows)
     plain, eagle, vvs = rows
     assert plain["pass_reduction"] == 1.0 and plain["speedup"] == 1.0 and plain["mean_accepted_length"] == 0.0
+    assert all(row["achieved"]["kernels"] == row["kernels"] == build.kind() for row in rows)
     assert plain["target_passes"] == 16 * len(CASES)
     assert eagle["pass_reduction"] == pytest.approx(plain["target_passes"] / eagle["target_passes"])
     steps = sum(eagle["accepted_histogram"])

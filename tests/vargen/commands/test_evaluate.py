@@ -17,6 +17,7 @@ from metrics import picture_readers
 from metrics.composition import Found
 from metrics.extractors import EXTRACTORS, ExtractorKind, InceptionFeatures, InceptionReading
 from metrics.images import ImageFolder
+from specdecode.kernels import build
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.jobs import evaluated_pictures, measuring
@@ -173,6 +174,17 @@ def test_a_folder_of_other_pictures_is_refused(finished, capsys):
         assert main([*finished, *changed]) == 2
         error = capsys.readouterr().err
         assert any(message in error for message in messages), error
+
+
+def test_another_kind_of_processor_goes_on_in_float32_alone(finished, arguments, tmp_path, capsys, monkeypatch):
+    rounded = [*arguments, "--dtype", "bfloat16", "--output", str(tmp_path / "rounded")]
+    assert main(rounded) == 0
+    monkeypatch.setattr(build, "kind", lambda: "another")
+    assert main(finished) == 0
+    capsys.readouterr()
+    assert main(rounded) == 2
+    error = capsys.readouterr().err
+    assert 'other kernels ("' in error and 'now "another"); choose another folder or delete it' in error
 
 
 def test_pictures_of_a_folder_score_as_they_did_when_made(finished, tmp_path):

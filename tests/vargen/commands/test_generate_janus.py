@@ -1,6 +1,7 @@
 """`vargen generate` with a folder of another family: the same pictures as its pipeline makes, and the same refusals."""
 
 import json
+import shutil
 from pathlib import Path
 
 import janus_models
@@ -10,6 +11,7 @@ import torch
 from janus_models import PROMPTS
 from PIL import Image
 
+from specdecode.kernels import build
 from vargen.cli import main
 from vargen.models.description import describe_model
 from vargen.pipelines.janus import JanusPipeline
@@ -69,3 +71,37 @@ def test_what_cannot_be_drawn_is_refused_before_anything_is_written(folder, tmp_
     )
     (other / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
     refused(other, "holds a 'StableDiffusionPipeline', which cannot be drawn with", *PROMPTS)
+
+
+def test_what_was_published_in_bfloat16_is_drawn_in_it_where_the_processor_multiplies_it(
+    folder, tiny_model_folder, tmp_path, capsys, monkeypatch
+):
+    """And by one kind of processor: another is refused, whatever it would take by itself."""
+    published, out = tmp_path / "published", tmp_path / "out"
+    shutil.copytree(folder, published)
+    config = json.loads((published / "config.json").read_text()) | {"dtype": "bfloat16"}
+    (published / "config.json").write_text(json.dumps(config))
+
+    def settings(model: Path, output: Path, prompt: str = PROMPTS[0]) -> dict[str, object]:
+        assert main(["generate", prompt, "--model", str(model), "--output", str(output), "--method", "ar"]) == 0
+        return json.loads((output / "config.json").read_text())["settings"]
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setattr(build, "kind", lambda: "avx512_bf16")
+    told = settings(published, out)
+    assert (told["dtype"], told["kernels"]) == ("bfloat16", "avx512_bf16")
+    line = "dtype: bfloat16, in which published was published and this processor multiplies; --dtype float32 draws"
+    assert capsys.readouterr().err.count(line) == 1
+    for other, name in ((folder, "whole"), (tiny_model_folder, "small")):
+        told = settings(other, tmp_path / name)
+        assert (told["dtype"], "kernels" in told) == ("float32", False) and "dtype:" not in capsys.readouterr().err
+
+    (out / "images" / "000000.png").unlink()
+    monkeypatch.setattr(build, "kind", lambda: "avx2")
+    for capable in (True, False):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda able=capable: {"avx512_bf16": able})
+        assert generate(published, out, PROMPTS[0], "--method", "ar") == 2
+        refusal = 'other kernels ("avx512_bf16", now "avx2"); choose another --output or delete that one'
+        assert refusal in capsys.readouterr().err
+    told = settings(published, tmp_path / "elsewhere")
+    assert (told["dtype"], "kernels" in told) == ("float32", False)

@@ -200,6 +200,7 @@ STUDIES: dict[str, dict[str, Row]] = {
         for delta in (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
     },
     "our choices": {
+        "as printed": Row("vvs-paper-uniform"),
         **{f"choice {choice}": Row("vvs-paper-uniform", {"choice": choice}) for choice in ("central", "drafter")},
         "refresh": Row("vvs-paper-uniform", {"refresh": True}),
         **{

@@ -59,6 +59,11 @@ def take(values: Tensor, index: Tensor) -> Tensor:
     return values[rows_of(values), index]  # whole rows are copied, where `gather` would look every number up
 
 
+def at_places(values: Tensor, places: Tensor) -> Tensor:
+    """[B, n] of values [B, N] at places [B, n]; past the end the last one, which means nothing."""
+    return values.gather(1, places.clamp(max=values.shape[1] - 1))
+
+
 def rows_of(values: Tensor) -> Tensor:
     """[B, 1] int64, the number of each row of [B, ...]; do not write to it."""
     return _numbers(len(values), values.device)

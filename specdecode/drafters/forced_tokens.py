@@ -17,8 +17,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from specdecode import ragged
 from specdecode.kernels import fused_ops
 from specdecode.roles import (
     DecodeState,
@@ -31,6 +33,7 @@ from specdecode.roles import (
     replace_rows,
 )
 from specdecode.trace import ForcedPlaces
+from specdecode.tree import TokenTree
 
 
 class ForcedTokensDrafter(Drafter):
@@ -102,7 +105,7 @@ class ForcedTokensDrafter(Drafter):
             fused_ops.correct(tree.tokens, draft.probabilities, state.lengths, depth, self._form)
             return draft
         places = state.lengths[:, None] - 1 + tree.depth  # [B, n]; the loop cuts off what lies past the end
-        wanted = self.forced_tokens.gather(1, places.clamp(max=self.forced_tokens.shape[1] - 1))
+        wanted = ragged.at_places(self.forced_tokens, places)
         is_forced = wanted >= 0
         tokens, probabilities = tree.tokens, draft.probabilities
         if tree.is_chain:
@@ -153,6 +156,48 @@ class ForcedTokensDrafter(Drafter):
         return self.drafter.skipping
 
 
+class KnownRuns(Drafter):
+    """The Drafter role for plain decoding beside forced tokens: those behind the newest token, which need no pass.
+
+    It proposes their number alone; `ForcedTokensDrafter` writes the tokens.
+
+    Args:
+        forced_tokens: [B, N] int64, -1 where a place is open.
+        most: the most that are proposed at once.
+    """
+
+    graph_state = ("forced_tokens",)
+
+    def __init__(self, forced_tokens: Tensor, most: int) -> None:
+        self.forced_tokens, self.most = forced_tokens.clone(), most
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        """Nothing to keep."""
+
+    def propose(self, state: DecodeState) -> Draft:
+        """Fillers, as many as tokens are known behind each row's newest one."""
+        places = state.lengths[:, None] + torch.arange(self.most, device=state.lengths.device)
+        run = (ragged.at_places(self.forced_tokens, places) >= 0).long().cumprod(1).sum(1)
+        width = ragged.at_most(run, self.most)
+        return Draft(TokenTree.chain(F.pad(state.last_tokens()[:, None], (0, width))).clip(run))
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        """Nothing to learn."""
+
+    def replace_rows(self, rows: Tensor, other: KnownRuns) -> None:
+        """See `specdecode.roles.RowReplacing`."""
+        self.forced_tokens[rows] = other.forced_tokens
+
+
+def longest_known(forced_tokens: Tensor) -> int:
+    """The most forced tokens of [B, N] that follow each other behind an open place of their row."""
+    longest = 0
+    for row in forced_tokens.tolist():
+        known = "".join("k" if token >= 0 else " " for token in row).lstrip("k")
+        longest = max(longest, *map(len, known.split(" ")))
+    return longest
+
+
 def certain_where_forced(output: TargetOutput, forced_tokens: Tensor, places: Tensor) -> TargetOutput:
     """The output with the forced token alone where one is forced.
 
@@ -161,6 +206,6 @@ def certain_where_forced(output: TargetOutput, forced_tokens: Tensor, places: Te
         forced_tokens: [B, N] int64, -1 where a place is open.
         places: [B, n] int64, of the logits; past the end they mean nothing.
     """
-    wanted = forced_tokens.gather(1, places.clamp(max=forced_tokens.shape[1] - 1))[..., None]
+    wanted = ragged.at_places(forced_tokens, places)[..., None]
     certain = torch.full_like(output.logits, -torch.inf).scatter_(2, wanted.clamp(min=0), 0)
     return replace(output, logits=torch.where(wanted >= 0, certain, output.logits))

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specdecode import ragged
 from specdecode.checks import check_counts
 from specdecode.kernels.in_graph import in_graph
 from specdecode.loop import DecodeRun
@@ -94,7 +95,7 @@ def or_forced(drawn: Tensor, forced_tokens: Tensor | None, places: Tensor) -> Te
     """Tokens drawn [B, n] for places [B, n], or the forced ones where [B, N] has any."""
     if forced_tokens is None:
         return drawn
-    wanted = forced_tokens.gather(1, places.clamp(max=forced_tokens.shape[1] - 1))
+    wanted = ragged.at_places(forced_tokens, places)
     return torch.where(wanted >= 0, wanted, drawn)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from specdecode.drafters.forced_tokens import KnownRuns
 from specdecode.grid.positions import Order, StaggeredLines
 from specdecode.grid.row_windows import RowWindows
 from specdecode.loop import DecodeRun
@@ -33,4 +34,7 @@ def new_run(
         if isinstance(order, StaggeredLines) and settings.get("forced_tokens") is not None:
             order = RowWindows(order.lines, order.window)  # each row begins behind its own tokens
         return order.run(target, **settings)
+    forced_tokens = settings.get("forced_tokens")
+    if settings.get("drafter") is None and forced_tokens is not None:
+        settings["drafter"] = KnownRuns(forced_tokens, getattr(target, "max_draft_nodes", 1) - 1)
     return DecodeRun(target, **settings) if schedule is None else SkippingRun(target, schedule=schedule, **settings)

@@ -41,11 +41,13 @@ class BatchSlot:
         longest_prompt: tokens of the longest prompt that may take one of its rows; 0: none is longer than its own.
         joins: its rows take the places of rows in another batch as soon as they have begun.
         num_given: the most tokens that are fed behind a prompt before anything is drawn, with the first one drawn.
+        num_known: the most known tokens that plain decoding feeds with a drawn one.
     """
 
     longest_prompt: int = 0
     joins: bool = False
     num_given: int = 0
+    num_known: int = 0
 
 
 _MOST_SIZES_IN_GRAPHS = 3

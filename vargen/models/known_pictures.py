@@ -65,12 +65,14 @@ class KnownPicture:
     Args:
         pixels: float32 [3, H, W] in [-1, 1].
         mask: bool [H, W], where to draw.
-        codes: int64 [h, w], -1 where to draw.
+        codes: int64 [h, w], those of the whole picture.
+        drawn: bool [h, w], where a code is drawn.
     """
 
     pixels: Tensor
     mask: Tensor
     codes: Tensor
+    drawn: Tensor
 
 
 def known_pictures(
@@ -140,7 +142,7 @@ def _known_picture(
         raise UserError("mask_image leaves nothing to draw: it must be white somewhere")
     with torch.no_grad():
         codes = encode(pixels)[0].cpu()
-    return KnownPicture(pixels[0], where, codes.masked_fill(draws, -1))
+    return KnownPicture(pixels[0], where, codes, draws)
 
 
 def _each(name: str, value: Any, count: int) -> list[Any]:
@@ -185,21 +187,23 @@ def _read(name: str, value: Any, processor: VaeImageProcessor, channels: int) ->
     return made.clamp(-1, 1)
 
 
-def forced_tokens(
+def tokens_of(
     known: Sequence[KnownPicture], copies: int, layouts: Sequence[Tensor], num_tokens: int, device: torch.device
-) -> Tensor:
-    """int64 [B, num_tokens]: tokens that the pictures of a call make known, -1 where one is drawn.
+) -> tuple[Tensor, Tensor]:
+    """int64 [B, num_tokens]: the tokens that the pictures of a call make known, -1 where one is drawn; and all tokens
+    that these pictures are made of.
 
     Args:
         known: of each prompt, of which so many `copies` are drawn.
         layouts: of each prompt, int64 [N], tokens that its grid forces, -1 where there is a code.
     """
-    rows = []
+    given, whole = [], []
     for picture, layout in zip(known, layouts, strict=True):
-        row = layout.cpu().clone()
-        row[row < 0] = picture.codes.flatten()
-        rows += [F.pad(row, (0, num_tokens - len(row)), value=-1)] * copies
-    return torch.stack(rows).to(device)
+        for rows, codes in ((given, picture.codes.masked_fill(picture.drawn, -1)), (whole, picture.codes)):
+            row = layout.cpu().clone()
+            row[row < 0] = codes.flatten()
+            rows += [F.pad(row, (0, num_tokens - len(row)), value=-1)] * copies
+    return torch.stack(given).to(device), torch.stack(whole).to(device)
 
 
 def paste(images: Any, known: Sequence[KnownPicture], output_type: str) -> Any:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specdecode.checks import LogitsError
+from specdecode.drafters.forced_tokens import longest_known
 from specdecode.loop import DecodeRun
 from specdecode.roles import DecodeState, MakesGraphs, Target
 from specdecode.runs.new_run import new_run
@@ -24,8 +25,10 @@ from vargen.base import bounds
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.methods.base import ImageMethodConfig, Method, NamedMethod
 from vargen.models.components import BatchSlot
-from vargen.models.known_pictures import Edit, KnownPicture, forced_tokens, paste
+from vargen.models.known_pictures import Edit, KnownPicture, paste, tokens_of
 
+_MOST_KNOWN_AT_ONCE = 32
+"""Known tokens that plain decoding feeds with a drawn one: in a graph, every pass is as wide."""
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 CALLBACK_TENSORS = {"tokens": "tokens", "lengths": "lengths", "decided": "decided", "latents": "tokens"}
 """What `callback_on_step_end` can ask for, and which field of `specdecode.roles.DecodeState` that is. By "latents", as
@@ -207,6 +210,7 @@ class PictureRequest:
         guidance_scale: with which the target begins.
         row_tokens: int64 [count], tokens of each picture; None: all have `num_tokens`.
         forced_tokens: int64 [count, num_tokens], see `specdecode.loop.DecodeRun`; None: all are drawn.
+        picture_tokens: int64 [count, num_tokens], those that the users' pictures are made of; None: there are none.
         num_candidates: pictures that are drawn for each, of which one is given.
         offloaded: the model comes to its device only when it is called, so a stream draws fixed batches.
     """
@@ -221,29 +225,33 @@ class PictureRequest:
     guidance_scale: float = 1.0
     row_tokens: Tensor | None = None
     forced_tokens: Tensor | None = None
+    picture_tokens: Tensor | None = None
     num_candidates: int = 1
     offloaded: bool = False
 
     def edited(
         self, settings: DrawSettings, known: Sequence[KnownPicture] | None, layouts: Sequence[Tensor]
     ) -> PictureRequest:
-        """This request with users' pictures; see `known_pictures.forced_tokens`."""
+        """This request with users' pictures; see `known_pictures.tokens_of`."""
         if known is None:
             return self
         copies, make = self.count // len(known), self.images
         of_each = [picture for picture in known for _ in range(copies)]
-        given = forced_tokens(known, copies, layouts, self.num_tokens, self.streams.keys.device)
+        given, whole = tokens_of(known, copies, layouts, self.num_tokens, self.streams.keys.device)
         most = int((given >= 0).long().cumprod(1).sum(1).max()) + 1
+
+        run = min(longest_known(given), _MOST_KNOWN_AT_ONCE)
 
         def images(tokens: Tensor, pictures: range) -> Any:
             made = make(tokens, pictures)
             return paste(made, of_each[pictures.start : pictures.stop], settings.output_type)
 
         def start(pictures: range, place: BatchSlot) -> tuple[PictureTarget, Method]:
-            return self.start(pictures, replace(place, num_given=most))
+            return self.start(pictures, replace(place, num_given=most, num_known=run))
 
         shown = images if settings.paste_back else make
-        return replace(self, start=start, images=shown, forced_tokens=given, num_candidates=settings.num_candidates)
+        edit = {"forced_tokens": given, "picture_tokens": whole, "num_candidates": settings.num_candidates}
+        return replace(self, start=start, images=shown, **edit)
 
     @property
     def count(self) -> int:

@@ -32,6 +32,7 @@ from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig, NamedMethod
 from vargen.methods.catalogue import resolve_method
 from vargen.models.components import SINGLE_BATCH
+from vargen.models.known_pictures import PictureInput
 from vargen.models.reuse import Reuse
 from vargen.pipelines.arguments import (
     CALLBACK_TENSORS,
@@ -251,7 +252,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
         ):
 
             def on_step(step: int, state: DecodeState) -> None:
-                if players.drafter is None and players.order is None:
+                if players.drafter is None and players.order is None and request.forced_tokens is None:
                     progress.update(1)
                 elif not progress.disable:  # reading lengths waits for the device
                     progress.update(request.num_tokens - int(tokens_left(state)) - progress.n)
@@ -289,6 +290,22 @@ class StreamingPipeline(PicturePipeline):
         """The pictures of a call, from all its arguments by name (`locals()`). Raises as `_request` and `_draw`."""
         with default_torch_mode():
             return self._draw(self._request_by_name(given), given["return_dict"])
+
+    def tokens_of(self, image: PictureInput, prompt: Sequence[str], **arguments: Any) -> Tensor:
+        """int64 [B, N]: the tokens that users' pictures are made of, as a call would have drawn them.
+
+        Args:
+            image: as for a call, which draws pictures of this shape.
+            prompt: one for each.
+            **arguments: of the call, such as a size.
+
+        Raises:
+            UserError: as `__call__`.
+        """
+        with default_torch_mode(), self._turn():
+            request = self._request_by_name({"prompt": prompt, "image": image, "start_rows": 1, **arguments})
+            assert request.picture_tokens is not None
+            return request.picture_tokens
 
     def log_likelihoods(self, tokens: Tensor, **arguments: Any) -> list[float]:
         """How likely the model finds the tokens of a user's picture that stand behind the first drawn one.

@@ -603,7 +603,7 @@ class LlamaGenPipeline(StreamingPipeline):
 
         def start(pictures: range, place: BatchSlot) -> tuple[PictureTarget, Method]:
             components = self._components(device)
-            nodes = method.max_draft_nodes(self._usual_num_tokens)
+            nodes = max(method.max_draft_nodes(self._usual_num_tokens), place.num_known + 1)
             part = slice(pictures.start // copies, pictures.stop // copies)
             negative = encoded(avoided.of(part)) if has_negative else None
             target = components.start(*condition(part), scale, nodes, place, negative, settings.guided_tokens)

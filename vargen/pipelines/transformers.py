@@ -136,7 +136,7 @@ class TransformersPipeline(StreamingPipeline):
                 prompts,
                 guidance_scale=scale,
                 guided_tokens=settings.guided_tokens,
-                max_draft_nodes=method.max_draft_nodes(num_tokens),
+                max_draft_nodes=max(method.max_draft_nodes(num_tokens), place.num_known + 1),
                 longest_prompt=None if place.joins else place.longest_prompt,
             )
             return target, self._players(method, target, place.joins)

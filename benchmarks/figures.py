@@ -1,12 +1,12 @@
-"""Every measured figure of README and docs, computed anew from its record.
+"""Every figure of README and docs, found on its page and computed anew from its record.
 
     python benchmarks/figures.py        # exit 1, and every figure that has no record or is another one now
 
-`figures.yaml` has for each page the words around its figures. What stands in braces there is Python over the records,
-with a format, so that the words, once computed, must stand on the page. A name that ends in "_" stands for an
-expression under `names`. Under `without_record` stand figures that nothing measures, by the reason; "..." leaves words
-out. Tables between markers are `build_results.py`'s. A figure is a number with a decimal point, or one before a percent
-sign, "times", "points", "passes" or a unit.
+A figure is any number that stands outside code, or a number word before a unit. `figures.yaml` has for each page the
+words around its figures. What stands in braces there is Python over the records, or over published sizes, with a
+format, so that the words, once computed, must stand on the page. A name that ends in "_" stands for an expression under
+`names`. Under `without_record` stand figures that nothing measures, by the reason. Numbers that are sizes or settings
+wherever they stand are patterns under `no_figure`. Tables between markers are `build_results.py`'s; a test compares.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 REASONS = ("published", "reckoned", "setting", "asserted", "definition")
 """Of another's paper or machine; from sizes by arithmetic; chosen; a bound that a test asserts; what a word says."""
-_UNIT = r"(?: to \d[\d.,]*)? ?(?:%|(?:times|points?|passes|ms|s|GB|MB|of 100)\b)"
-_FIGURE = re.compile(rf"(?<![\w.`/:-])(?:\d[\d,]*\.\d+|\d[\d,]*(?={_UNIT}))(?![\w`/-])")
+_WORDS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine", 10: "ten"}
+_WORDS |= {11: "eleven", 12: "twelve", 15: "fifteen", 20: "twenty", 50: "fifty", 60: "sixty", 100: "hundred"}
+_UNITS = "processes|prompts|times|points|passes|seconds|minutes|hours|of 100|of a hundred|as (?:fast|long|many)"
+_NUMBER = r"(?<![\w.`/:+-])[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w`/-]|[.,:]\d)"
+_FIGURE = re.compile(rf"{_NUMBER}|\b(?:twice|{'|'.join(_WORDS.values())}) (?:{_UNITS})\b", re.IGNORECASE)
 _NOT_TEXT = re.compile(r"```.*?```|<!-- (\w+):begin -->.*?<!-- \1:end -->|\]\([^)]*\)|arXiv \d+\.\d+", re.DOTALL)
 
 
@@ -91,7 +94,33 @@ def quality(row: Any) -> str:
     return " | ".join((*cells, *others))
 
 
-HELPERS = {each.__name__: each for each in (record, row, less, span, signed, ratios, quality, median, getattr)}
+def worded(number: int) -> str:
+    """The word of a number, else its figures."""
+    return _WORDS.get(number, f"{number:,}")
+
+
+def within(value: float, low: float, high: float, words: str) -> str:
+    """The words where a value lies between bounds, else the value."""
+    return words if low <= value <= high else f"{value:.3g}"
+
+
+def cached(size: Mapping[str, Any], tokens: int, rows: int = 2) -> float:
+    """GB of keys and values in bfloat16 of rows of so many tokens, by a model's published size."""
+    heads = size.get("kv_heads", size["heads"])
+    return 4 * size["layers"] * heads * size.get("head_width", size["width"] // size["heads"]) * tokens * rows / 1e9
+
+
+def weights(size: Mapping[str, Any], embeddings: int = 2) -> float:
+    """GB of a Llama's weights in bfloat16 by its published size, with so many matrices of its vocabulary."""
+    head_width, kv_heads = size.get("head_width", size["width"] // size["heads"]), size.get("kv_heads", size["heads"])
+    layer = 2 * size["width"] * head_width * (size["heads"] + kv_heads) + 3 * size["width"] * size["inner"]
+    return 2 * (size["layers"] * layer + embeddings * size["words"] * size["width"]) / 1e9
+
+
+HELPERS = {
+    each.__name__: each
+    for each in (record, row, less, span, signed, ratios, quality, worded, within, cached, weights, median)
+}
 
 
 def text_of(page: str) -> str:
@@ -109,26 +138,41 @@ def computed(words: str, names: Mapping[str, str]) -> str:
     return re.sub(r"\{([^{}]+?)(?::([,.\w]+))?\}", value, " ".join(words.split()))
 
 
-def faults(told: dict[str, Any]) -> Iterator[str]:
-    """What is wrong on each page; nothing where every figure has its record."""
-    pages = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
-    for page in pages:
-        text, covered = text_of(page), list[tuple[int, int]]()
-        words = [computed(each, told["names"]) for each in told["measured"].get(page, ())]
-        words += [each for reason in REASONS for each in told["without_record"].get(reason, {}).get(page, ())]
-        for each in words:
-            pattern = ".*?".join(re.escape(part) for part in " ".join(each.split()).split(" ... "))
-            spans = [found.span() for found in re.finditer(pattern, text)]
-            covered += spans
-            if not spans:
-                yield f"{page}: does not say: {each}"
-        for figure in _FIGURE.finditer(text):
-            if not any(first <= figure.start() and figure.end() <= last for first, last in covered):
-                yield f"{page}: no record: ...{text[max(0, figure.start() - 60) : figure.end() + 30]}..."
+def words_of(page: str, told: Mapping[str, Any]) -> list[str]:
+    """What a page must say: words with figures of records, and with those that nothing measures."""
+    measured = [computed(each, told["names"]) for each in told["measured"].get(page, ())]
+    without = (each for reason in REASONS for each in told["without_record"].get(reason, {}).get(page, ()))
+    return measured + [" ".join(each.split()) for each in without]
+
+
+def figures_outside(text: str, *patterns: str) -> list[re.Match[str]]:
+    """The figures of a text, without those within code or within what matches a pattern."""
+    spans = [found.span() for each in (*patterns, "`[^`]*`") for found in re.finditer(each, text)]
+    return [
+        figure
+        for figure in _FIGURE.finditer(text)
+        if not any(first <= figure.start() and figure.end() <= last for first, last in spans)
+    ]
+
+
+def faults_in(text: str, words: list[str], no_figure: str) -> Iterator[str]:
+    """Words that a page does not say, then figures that stand in none of its words."""
+    yield from (f"does not say: {each}" for each in words if each not in text)
+    for figure in figures_outside(text, *map(re.escape, words), no_figure):
+        yield f"no record: ...{text[max(0, figure.start() - 60) : figure.end() + 30]}..."
+
+
+def pages() -> list[str]:
+    """README and every page of docs."""
+    return ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 
 
 def main() -> int:
-    found = list(faults(read_yaml(ROOT / "benchmarks" / "figures.yaml")))
+    told = read_yaml(ROOT / "benchmarks" / "figures.yaml")
+    no_figure = "|".join(told["no_figure"])
+    found = [
+        f"{page}: {fault}" for page in pages() for fault in faults_in(text_of(page), words_of(page, told), no_figure)
+    ]
     print("\n".join(found) or "every figure has its record")
     return int(bool(found))
 

@@ -16,12 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from specdecode.kernels.as_written import as_written, no_modes
-from specdecode.kernels.build import library
+from specdecode.kernels.build import kind, library
 from specdecode.kernels.native import fits_linear, linear, linear_now
 
 MOST_ROWS = {torch.float32: 256, torch.bfloat16: 48}
 """The most rows for which the kernels are used. On two cores of an AMD EPYC they beat torch up to 272 rows in float32
 and up to about 50 in bfloat16; the limits leave a margin for other machines."""
+BY_TILES = {**MOST_ROWS, torch.bfloat16: 256}
+"""The same where products run by tiles, of which 64 rows take two thirds of torch's time. torch would round by their
+number."""
 
 
 class FewRowLinear(nn.Linear):
@@ -31,11 +34,13 @@ class FewRowLinear(nn.Linear):
     """
 
     in_kernels: bool
+    most_rows: dict[torch.dtype, int]
     stands_for = nn.Linear  # see `as_written`
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs [..., outputs] of x [..., columns], as `nn.Linear` gives them."""
-        if 0 < x.numel() <= MOST_ROWS.get(x.dtype, 0) * self.in_features:
+        most_rows = getattr(self, "most_rows", MOST_ROWS)  # another thread may just have left
+        if 0 < x.numel() <= most_rows.get(x.dtype, 0) * self.in_features:
             if torch.compiler.is_compiling():
                 if self.in_kernels and fits_linear(x, self.weight, None, self.bias):
                     return linear(x, self.weight, None, self.bias)
@@ -67,8 +72,12 @@ def serve_linears(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) is nn.Linear and is_plain_linear(module):
             layer: Any = module
+            layer.in_kernels, layer.most_rows = in_kernels, _most_rows()
             layer.__class__ = FewRowLinear
-            layer.in_kernels = in_kernels
+
+
+def _most_rows() -> dict[torch.dtype, int]:
+    return BY_TILES if library() is not None and kind().count("+") else MOST_ROWS
 
 
 _serving: Counter[int] = Counter()
@@ -91,7 +100,8 @@ def served_linears(model: nn.Module | None) -> Iterator[None]:
         for module in modules if wanted else ():
             if is_plain_linear(module) and (type(module) is nn.Linear or _serving[id(module)]):
                 layers.append(module)
-                layers[-1].__class__, layers[-1].in_kernels = FewRowLinear, True
+                layers[-1].in_kernels, layers[-1].most_rows = True, _most_rows()
+                layers[-1].__class__ = FewRowLinear
                 _serving[id(module)] += 1
     try:
         yield
@@ -102,4 +112,4 @@ def served_linears(model: nn.Module | None) -> Iterator[None]:
                 if not _serving[id(layer)]:
                     del _serving[id(layer)]
                     layer.__class__ = nn.Linear
-                    del layer.in_kernels
+                    del layer.in_kernels, layer.most_rows

@@ -51,6 +51,16 @@ def test_few_rows_are_multiplied_by_the_kernels(own_kernels, calls, dtype):
 
 
 @torch.no_grad()
+def test_many_rows_by_tiles_keep_the_bits_of_one(own_kernels, calls, monkeypatch):
+    monkeypatch.setenv("VARGEN_TILES", "plain")
+    model, x = example().bfloat16(), torch.randn(131, 48).bfloat16()
+    serve_linears(model)
+    first = model[0](x)
+    assert all(torch.equal(model[0](x[row : row + 1]), first[row : row + 1]) for row in (0, 47, 48, 130))
+    assert calls == [131, 1, 1, 1, 1]
+
+
+@torch.no_grad()
 def test_everything_else_is_torchs(own_kernels, calls, monkeypatch):
     model = example()
     served = copy.deepcopy(model)

@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import emu3_models
+import family_pipelines
 import glm_image_models
 import janus_models
 import pytest
@@ -54,10 +55,18 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-def draw(pipeline: LlamaGenPipeline, method: str, temperature: float, **options: object) -> Tensor:
-    generators = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
+def draw(
+    pipeline: Any,
+    method: str,
+    temperature: float,
+    count: int = 2,
+    size: dict[str, int] | None = None,
+    **options: object,
+) -> Tensor:
+    generators = [torch.Generator().manual_seed(3 + row) for row in range(count)]
     settings: dict[str, Any] = {"generator": generators, "temperature": temperature, "output_type": "latent"}
-    return pipeline(PROMPTS, method=resolve_method(method, options), **settings).tokens
+    prompts = [*PROMPTS, "two cones"][:count]
+    return pipeline(prompts, method=resolve_method(method, options), **settings, **(size or {})).tokens
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int8-dynamic"])
@@ -73,6 +82,38 @@ def test_exact_methods_draw_the_tokens_of_plain_decoding(copied, served, dtype, 
         assert torch.equal(draw(copied, "draft-model", 0.0, draft_length=3), plain)
         assert torch.equal(draw(copied, "eagle", 0.0, total_tokens=6, depth=3), plain)
     assert served and all(served)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8-dynamic"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_by_tiles_windows_of_any_size_draw_the_tokens_of_plain_decoding(
+    own_kernels, served, monkeypatch, temperature, quantization
+):
+    """Up to 396 rows in a pass, in whole tiles and not."""
+    monkeypatch.setenv("VARGEN_TILES", "plain")
+    pipeline = build_tiny_pipeline(dim=32, intermediate_size=48, grid_size=9)
+    nn.Module.to(pipeline.transformer, torch.bfloat16)
+    if quantization is not None:
+        pipeline.quantize(quantization)
+    for count in (1, 3):
+        plain = draw(pipeline, "ar", temperature, count=count)
+        for window in (1, 7, 16, 33, 65):
+            assert torch.equal(draw(pipeline, "jacobi", temperature, count=count, window=window), plain), window
+    assert served and all(served)
+
+
+@pytest.mark.parametrize("family", ["janus", "emu3", "anole"])
+def test_by_tiles_other_families_draw_the_tokens_of_plain_decoding(own_kernels, monkeypatch, family):
+    """In bytes; their attention is torch's, so in float32 alone."""
+    monkeypatch.setenv("VARGEN_TILES", "plain")
+    pipeline = family_pipelines.build(family)
+    pipeline.model.float()
+    pipeline.quantize("int8-dynamic")
+    size = {"emu3": {"height": 40, "width": 48}, "anole": {"height": 64, "width": 32}}.get(family, {})
+    for count in (1, 3):
+        plain = draw(pipeline, "ar", 1.0, count, size)
+        for window in {1, 5, plain.shape[1] - 1}:
+            assert torch.equal(draw(pipeline, "jacobi", 1.0, count, size, window=window), plain), window
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int8-dynamic"])

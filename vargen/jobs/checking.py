@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from vargen.base.options import OUTPUT, option
-from vargen.base.path_roles import WRITTEN_FILE
-from vargen.checkpoints.model_folder import weights_fingerprint
+from vargen.base.path_roles import READ, WRITTEN_FILE
+from vargen.base.reading import reading
+from vargen.checkpoints.model_folder import read_json, weights_fingerprint
 from vargen.checkpoints.options import SizedOptions
 from vargen.jobs.cases import BenchmarkCase
 from vargen.jobs.generation import GenerateConfig
@@ -31,6 +32,9 @@ class CheckConfig(SizedOptions):
 
     output: str | None = option("check.json", path=WRITTEN_FILE, group=OUTPUT)
     """File for the report, which can be attached to an issue; null writes none."""
+    against: str | None = option(None, path=READ, group=OUTPUT)
+    """Report to compare with, of the same model elsewhere or earlier: which files of weights and which tokens are
+    others."""
 
 
 def check(config: CheckConfig, quiet: bool = False) -> dict[str, Any]:
@@ -44,13 +48,15 @@ def check(config: CheckConfig, quiet: bool = False) -> dict[str, Any]:
         The report. `calls` has a row for each picture and method: passes, seconds of the whole call, its peak memory in
         GiB, and a digest of the tokens. The first picture's seconds hold what a first call alone does. `differs` has
         for each picture the first place where tokens differ, with both tokens, or None. `files` has SHA-256 of every
-        file of weights, as the hub shows it.
+        file of weights, as the hub shows it. `against` names files of weights, and counts calls, that are others in the
+        report to compare with; None: there is none.
 
     Raises:
-        UserError: the model cannot be loaded, or draws what is no picture.
+        UserError: the model cannot be loaded, or draws what is no picture, or `against` is no report.
     """
     if config.output is not None:
         check_file_place(config.output, "output")
+    earlier = None if config.against is None else _read_report(config.against)
     model = open_model(config).sized(config.height, config.width, config.ratio)
     from metrics.provenance import provenance
     from specdecode.kernels.build import kind, why_not
@@ -90,9 +96,25 @@ def check(config: CheckConfig, quiet: bool = False) -> dict[str, Any]:
         "files": {path.relative_to(folder).as_posix(): _sha256(path) for path in files},
         "provenance": provenance(),
     }
+    report["against"] = None if earlier is None else _others(earlier, report)
     if config.output is not None:
         write_json_atomic(config.output, report)
     return report
+
+
+def _read_report(path: str) -> dict[str, Any]:
+    with reading(path, "give a report of vargen check", "against"):
+        report = read_json(Path(path))
+        return {"files": {**report["files"]}, "calls": [call["tokens"] for call in report["calls"]]}
+
+
+def _others(earlier: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+    names = sorted({*earlier["files"], *report["files"]})
+    tokens = zip(earlier["calls"], (call["tokens"] for call in report["calls"]), strict=False)
+    return {
+        "files": [name for name in names if earlier["files"].get(name) != report["files"].get(name)],
+        "calls": sum(before != now for before, now in tokens),
+    }
 
 
 def _sha256(path: Path) -> str:

@@ -6,12 +6,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import emu3_models
+import family_pipelines
+import glm_image_models
 import janus_models
+import pytest
+import token_image_models
 from safetensors.torch import load_file, save_file
 
 from vargen.base.resources import find_model
 from vargen.cli import main
 from vargen.jobs.generation import GenerateConfig
+from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES
 
 
 def checked(folder: Path, output: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -40,10 +46,16 @@ def test_a_changed_file_of_weights_is_found_by_its_digest(tiny_model_folder, tin
     largest = max(weights, key=lambda name: weights[name].numel())
     weights[largest] = weights[largest].roll(1, 0).contiguous()
     save_file(weights, path, metadata={"format": "pt"})
-    code, after = checked(tiny_model_folder, tmp_path / "after.json")
-    changed = [name for name, digest in after["files"].items() if before["files"][name] != digest]
-    assert (code, changed) == (0, [f"transformer/{path.name}"]) and before["weights"] != after["weights"]
+    compared = ("--against", str(tmp_path / "before.json"))
+    code, after = checked(tiny_model_folder, tmp_path / "after.json", *compared)
+    assert code == 1 and before["weights"] != after["weights"] and before["against"] is None
+    assert after["against"]["files"] == [f"transformer/{path.name}"] and after["against"]["calls"] > 0
+    assert f"other weights: transformer/{path.name}" in capsys.readouterr().out
     assert [call["tokens"] for call in before["calls"]] != [call["tokens"] for call in after["calls"]]
+    assert checked(tiny_model_folder, tmp_path / "again.json", "--against", str(tmp_path / "after.json"))[0] == 0
+    (tmp_path / "none.json").write_text("{}")
+    assert main(["check", str(tiny_model_folder), "--against", str(tmp_path / "none.json")]) == 2
+    assert "against" in capsys.readouterr().err
     path.write_bytes(path.read_bytes()[:-100])
     assert main(["check", str(tiny_model_folder), "--output", str(tmp_path / "cut.json")]) == 2
     assert str(path) in capsys.readouterr().err and not (tmp_path / "cut.json").exists()
@@ -61,3 +73,20 @@ def test_a_difference_in_float32_is_told_by_the_exit_code(tmp_path, monkeypatch,
     assert found and all(0 < each["place"] < 16 and each["tokens"][0] != each["tokens"][1] for each in found)
     assert checked(folder, tmp_path / "rounded.json", "--dtype", "bfloat16")[0] == 0
     assert "rounding may decide" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", ["janus", "emu3", "glm_image", *sorted(TOKEN_IMAGE_FAMILIES.keys() - {"simplear"})])
+def test_every_family_is_checked(family, tmp_path, monkeypatch):
+    """Small models of random weights and small pictures; test_generate_token_images.py checks SimpleAR, whose pixels
+    are made by a file."""
+    own = {"janus": janus_models, "emu3": emu3_models, "glm_image": glm_image_models}
+    size = {"emu3": ("24", "32"), "glm_image": ("64", "64")}.get(family)
+    if family in own:
+        own[family].save(tmp_path / "model")
+    else:
+        monkeypatch.setitem(TOKEN_IMAGE_FAMILIES, family, token_image_models.tiny_family(family))
+        family_pipelines.build(family).save_pretrained(tmp_path / "model")
+    asked = ("--height", size[0], "--width", size[1]) if size else ()
+    code, report = checked(tmp_path / "model", tmp_path / "check.json", "--dtype", "float32", *asked)
+    assert code == 0 and report["differs"] == [None, None] and report["family"] == family
+    assert len(report["files"]) > 0 and report["calls"][0]["passes"] >= report["calls"][1]["passes"] > 1

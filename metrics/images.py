@@ -11,6 +11,7 @@ whole points between them (Parmar et al., "On Aliased Resizing and Surprising Su
 from __future__ import annotations
 
 import hashlib
+import io
 import mimetypes
 import os
 import re
@@ -200,15 +201,30 @@ def read_rgb(path: Path, upright: bool = False) -> Image.Image:
 
 
 @contextmanager
-def open_whole(path: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[Image.Image]:
-    """A picture of one of these formats, which is loaded. Reading pixels shows what is missing; a byte of a PNG that is
-    another one shows in the sums of its parts alone. Raises half a dozen kinds of errors."""
-    with Image.open(path, formats=formats) as image:
-        if image.format == "PNG":
-            image.verify()
-    with Image.open(path, formats=formats) as image:
-        image.load()
-        yield image
+def open_whole(
+    file: Path | bytes, formats: tuple[str, ...] = FORMATS, check: Callable[[Image.Image], None] | None = None
+) -> Iterator[Image.Image]:
+    """A picture, which is loaded. Reading pixels shows what is missing; a byte of a PNG that is another one shows in
+    the sums of its parts alone.
+
+    Args:
+        file: its path, or its content.
+        formats: that it may have.
+        check: refuses a picture by its head, before its pixels are read.
+
+    Raises:
+        Exception: half a dozen kinds of errors, and what `check` raises.
+    """
+    for is_checked in (False, True):
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=formats) as image:
+            if is_checked:
+                image.load()
+                yield image
+                return
+            if check is not None:
+                check(image)
+            if image.format == "PNG":
+                image.verify()
 
 
 def read_image(path: Path) -> Tensor:

@@ -16,6 +16,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from vargen.base.bounds import check_argument
 from vargen.base.errors import UserError, did_you_mean
@@ -44,6 +45,10 @@ _NO_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory|I
 _LONGEST = 2000
 """The most characters of an error: names out of files can have any length."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_CONTROL = re.compile("\x1b\\[A|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What a terminal obeys: control characters but for tabs and ends of lines, and those that turn the writing around."""
+_OF_BARS = ("\r", "\x1b[A")
+"""What progress bars move the cursor by."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,6 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a console without a letter shows its number instead
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+    streams = sys.stdout, sys.stderr
+    if streams[0] is not None and streams[0].isatty():
+        sys.stdout = _Terminal(streams[0])
+    if streams[1] is not None and streams[1].isatty():
+        sys.stderr = _Terminal(streams[1], _OF_BARS)
     try:
         for number, argument in enumerate(arguments, start=1):
             check_argument(f"argument {number}", argument)
@@ -99,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"a tokenizer gave up ({error}); shorten the text, or copy the tokenizer's files again")
     finally:
         warnings.showwarning = showwarning
+        sys.stdout, sys.stderr = streams
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -138,6 +149,26 @@ def _usage() -> str:
             "Try: vargen generate 'a shiny red sphere left of a small blue cube'",
         )
     )
+
+
+class _Terminal:
+    """A stream to a terminal, which shows the control characters of an answer or a foreign name and obeys none.
+
+    Args:
+        stream: of text. What goes into a file or a pipe is data and stays as it is.
+        obeyed: what passes all the same.
+    """
+
+    def __init__(self, stream: Any, obeyed: tuple[str, ...] = ()) -> None:
+        self._stream, self._obeyed = stream, obeyed
+
+    def write(self, text: str) -> int:
+        """Write, and return how many characters were given."""
+        self._stream.write(_CONTROL.sub(lambda e: e[0] if e[0] in self._obeyed else repr(e[0])[1:-1], text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def in_one_line(message: str) -> str:

@@ -16,7 +16,7 @@ from metrics.images import read_image
 from scenes.captions.picture_caption_parser import CaptionError, parse_caption
 from scenes.judge.claim_checks import Tally, judge_claims
 from scenes.judge.network import SceneJudge, read_images
-from vargen.base.errors import UserError
+from vargen.base.errors import UserError, warn
 from vargen.runs.files import inside, read_jsonl
 
 
@@ -59,6 +59,9 @@ def judge_folder(judge: SceneJudge, folder: Path, batch_size: int = 32) -> tuple
             raise UserError(f"folder: {error}") from error
         if len({picture.shape for picture in pictures}) > 1:
             raise UserError(f"folder: {folder} holds pictures of several sizes; judge them one by one: --batch_size 1")
+        if start == 0 and min(pictures[0].shape[1:]) < judge.config.image_size:
+            size = judge.config.image_size
+            warn(f"{folder} holds pictures below the {size} pixels that the judge reads, so its answers mean little")
         readings = read_images(judge, torch.stack(pictures).float() / 255)
         for reading, (record, claims) in zip(readings, batch, strict=True):
             # "a red sphere" asks for one object but does not say so, hence "prompt" leaves the number out.

@@ -158,7 +158,7 @@ def _compiler() -> str | None:
 
 def _identity(compiler: str) -> str:
     """A hash of the sources, the compiler and the processor."""
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
+    version = _run([compiler, "--version"], 60)
     processor = platform.machine() + platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -167,6 +167,12 @@ def _identity(compiler: str) -> str:
     flags = f"{_FLAGS} {_OWN_FLAGS}"
     parts = (*(source.read_text() for source in (*_SOURCES, *_HEADERS)), compiler, version, flags, processor)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _run(command: Sequence[str], seconds: int) -> str:
+    """What a compiler prints, whatever its encoding. Raises OSError and subprocess.SubprocessError."""
+    done = subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=seconds)
+    return done.stdout
 
 
 def compile_library(source: Path, path: Path) -> None:
@@ -199,7 +205,7 @@ def _build(compiler: str, sources: Sequence[Path], path: Path) -> None:
             ),
             [compiler, "-shared", *compiled, "-o", linked],
         ):
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PATIENCE)
+            _run(command, _PATIENCE)
         if hasattr(os, "geteuid"):  # see `_check_owner`
             for each in (linked, path.parent):
                 os.chmod(each, stat.S_IMODE(os.stat(each).st_mode) & ~_OTHERS_WRITE)

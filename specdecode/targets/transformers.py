@@ -591,6 +591,8 @@ def check_model(model: Any, decoder: Callable[..., Any] | None = None) -> None:
         raise ValueError(f"model must be a causal language model of transformers, got {shown(model)}{remedy}")
     config = model.config.get_text_config()
     name, served = type(model).__name__, decoder or model
+    if hasattr(model, "get_base_model"):  # PEFT's wrapper, whose own forward hides the model's
+        raise ValueError(f"{name} cannot be served; give its get_base_model(), whose layers have the adapter")
     reasons = {
         "it is an encoder-decoder": bool(getattr(config, "is_encoder_decoder", False)),
         "its layers keep a running state instead of keys and values": bool(getattr(model, "_is_stateful", False)),

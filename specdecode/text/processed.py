@@ -165,10 +165,20 @@ class ProcessedVerifier:
 
         Args:
             logits: [B, V] of the token behind the first `counts[b]` of `tokens` [B, n].
+
+        Raises:
+            ValueError: no token of a row is left.
         """
         processed = logits.clone()
         for texts, members in self.texts.of(tokens, counts, rows):
             result = self.processors(texts, logits.clone())
+            forbidden = (result[members].amax(-1) == -torch.inf) & logits[members].isfinite().all(-1)
+            if bool(forbidden.any()):
+                row = members[int(forbidden.nonzero()[0])]
+                raise ValueError(
+                    f"the settings of logits forbid every token behind token {counts[row]} of row {row}; leave one, in "
+                    f"suppress_tokens, bad_words_ids, or a processor of your own"
+                )
             processed[members] = result[members].to(processed.dtype)
             if self.scores is not None:
                 self.scores.keep(counts[members[0]], members, processed, logits)

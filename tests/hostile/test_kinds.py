@@ -5,6 +5,7 @@ import errno
 import io
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hostile import check_refused
 from PIL import Image
+from tiny_pipelines import build_tiny_pipeline
 from torch import Tensor, nn
 
 from metrics.bootstrap import mean_interval, percentile_interval, spread_interval
@@ -33,6 +36,7 @@ from vargen.base.errors import UserError
 from vargen.base.prompts import read_prompts
 from vargen.base.reading import parse_json, parse_yaml
 from vargen.checkpoints.finite import check_weights
+from vargen.checkpoints.foreign_weights import read_tensors
 from vargen.runs.records import ImageRequest, PictureFolder
 from vargen.video.models.frames import _pictures_of
 
@@ -285,6 +289,50 @@ def test_no_name_reaches_a_terminal_as_it_is(monkeypatch, capsys):
     lines = capsys.readouterr().err.split("\n")
     assert len(lines) == 3 and all(line.isprintable() and len(line) < 2100 for line in lines)
     assert "\\x1b[2J" in lines[1]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [_Terminal, io.StringIO])
+def test_a_terminal_obeys_no_answer_and_a_file_has_it_whole(stream, monkeypatch):
+    said, shown = "\x1b[2J\x07\r\x9b\u202e\x7f \t\xe9 \u200d\n", "\\x1b[2J\\x07\\r\\x9b\\u202e\\x7f \t\xe9 \u200d\n"
+    streams, bar = (stream(), stream()), "50 %\r\x1b[A"
+    for name, each in zip(("stdout", "stderr"), streams, strict=True):
+        monkeypatch.setattr(sys, name, each)
+    monkeypatch.setattr(cli, "_dispatch", lambda given: print(said, end="") or print(bar + said, file=sys.stderr) or 0)
+    assert cli.main(["caption"]) == 0 and (sys.stdout, sys.stderr) == streams
+    out, told = (each.getvalue() for each in streams)
+    assert out == (shown if stream is _Terminal else said)
+    assert told == bar + (shown.replace("\\r", "\r") if stream is _Terminal else said) + "\n"
+
+
+def test_remedies_can_help(tmp_path, capsys):
+    for row, told in (
+        ('{"foo": "a"}', "; it has foo"),
+        ('{"Text": [3]}', "; text holds [3]"),
+        ("3", "; prompt holds 3"),
+    ):
+        (tmp_path / "p.jsonl").write_text(row)
+        with pytest.raises(UserError, match=re.escape(told)):
+            read_prompts(str(tmp_path / "p.jsonl"))
+    for place in ("s3://bucket/x", "${HOME}/x", "file:///x"):
+        check_refused(["generate", "a", "--output", place], "output must be a path on this machine", capsys, tmp_path)
+    weights = {"a.weight": torch.ones(1)}
+    for wrapped in ({"_orig_mod.module.a.weight": weights["a.weight"]}, {"ema": weights}, {"model": weights}):
+        torch.save(wrapped, tmp_path / "w.pt")
+        assert read_tensors(tmp_path / "w.pt", "weights") == weights
+    with pytest.raises(UserError, match="pretrained_model_name_or_path must be a folder that PEFT saved"):
+        build_tiny_pipeline().load_lora_weights({"a": torch.ones(1)})  # type: ignore[arg-type]
+
+
+def test_a_prompt_of_which_nothing_is_read_is_told():
+    pipeline = build_tiny_pipeline()
+    for prompt in ("\U0001f600", "\u200b"):
+        assert "nothing of the prompt" in pipeline.prompt_problems(prompt)[0]
+    assert "cannot draw them: \U0001f600" in pipeline.prompt_problems("a red cube \U0001f600")[0]
 
 
 def test_a_console_without_a_letter_shows_its_number(tmp_path):

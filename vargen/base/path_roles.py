@@ -6,6 +6,7 @@ Does not belong here: writing (`vargen.runs.files`), and whether a path is there
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ def check_paths(roles: Mapping[str, PathRole], values: Mapping[str, Any]) -> Non
             raise UserError(f"{name} must name a place, got an empty name")
         if role.is_read or not values.get(name):
             continue
+        if re.match(r"\w+://|\$\{", os.fspath(values[name])):  # would be a folder `s3:`, or of that very name
+            raise UserError(f"{name} must be a path on this machine as it is, got {values[name]!r:.80}; write it out")
         output = expanded(values[name]).resolve()
         for argument, source in read:
             if reason := role.conflict(output, source):

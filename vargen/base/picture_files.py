@@ -6,7 +6,6 @@ for (`vargen.models.known_pictures`).
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
 
 from vargen.base.errors import UserError
@@ -41,23 +40,21 @@ def open_picture(content: bytes, name: str) -> Image:
     Raises:
         UserError: it is none of these, is damaged, too large, or moves.
     """
-    from PIL import Image, ImageOps
+    from PIL import ImageOps, UnidentifiedImageError
+
+    from metrics.images import open_whole
+
+    def check(image: Image) -> None:
+        if not 0 < min(image.size) <= max(image.size) <= MAX_SIDE:
+            raise UserError(f"{name} must have sides of 1 to {MAX_SIDE:,} pixels, got {image.width} x {image.height}")
+        if (frames := getattr(image, "n_frames", 1)) > 1:
+            raise UserError(f"{name} must be a single picture, got an animation of {frames} frames")
 
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            if not 0 < min(image.size) <= max(image.size) <= MAX_SIDE:
-                raise UserError(
-                    f"{name} must have sides of 1 to {MAX_SIDE:,} pixels, got {image.width} x {image.height}"
-                )
-            if getattr(image, "n_frames", 1) > 1:
-                raise UserError(f"{name} must be a single picture, got an animation of {image.n_frames} frames")  # type: ignore[attr-defined]
-            if image.format == "PNG":
-                image.verify()  # a byte that is another one shows in sums alone
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            image.load()
+        with open_whole(content, FORMATS, check) as image:
             return ImageOps.exif_transpose(image)
     except UserError:
         raise
     except Exception as error:  # PIL raises half a dozen kinds
-        reason = "it is none" if isinstance(error, Image.UnidentifiedImageError) else str(error)
+        reason = "it is none" if isinstance(error, UnidentifiedImageError) else str(error)
         raise UserError(f"{name} cannot be read as {', '.join(FORMATS)} ({reason}); send another") from error

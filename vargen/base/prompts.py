@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vargen.base.bounds import check_text
+from vargen.base.bounds import check_text, shown
 from vargen.base.errors import UserError
 from vargen.base.prompt_tables import Row, is_table, read_rows
 from vargen.base.reading import expanded, parse_json, read_bytes, reason_of
@@ -146,7 +146,10 @@ def unknown_words(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
         return []
     seen: dict[str, str] = {}
     for word in re.findall(r"[^\W_]+(?:['\u2019][^\W_]+)*|[^\w\s]|_", text):
-        if word.lower() not in seen and unknown_id in tokenizer(word, add_special_tokens=False)["input_ids"]:
+        if word.lower() in seen:
+            continue
+        ids = tokenizer(word, add_special_tokens=False)["input_ids"]
+        if not ids or unknown_id in ids:  # some tokenizers leave out what they cannot represent
             seen[word.lower()] = word
     return list(seen.values())
 
@@ -204,7 +207,8 @@ def prompt_of(row: Row, where: str) -> str:
     own = lower_keys(row)
     if len(own) < len(row):
         raise UserError(f"{where} two keys differ by their case alone: {', '.join(map(str, row))[:80]}; keep one")
-    value = next((own[name] for name in PROMPT_COLUMNS if name in own), None)
-    if not isinstance(value, str):
-        raise UserError(f"{where} need a string, or an object with a string under {' or '.join(PROMPT_COLUMNS)}")
+    name = next((name for name in PROMPT_COLUMNS if name in own), "")
+    if not isinstance(value := own.get(name), str):
+        found = f"{name} holds {shown(value)}" if name else f"it has {', '.join(map(str, row))[:80] or 'none'}"
+        raise UserError(f"{where} need a string, or an object with one under {' or '.join(PROMPT_COLUMNS)}; {found}")
     return check_prompt(value, f"{where} the prompt")

@@ -22,8 +22,10 @@ from vargen.base.reading import reading
 
 StateDict = dict[str, Tensor]
 Converted = TypeVar("Converted", bound=nn.Module)
-_CONTAINERS = ("state_dict", "model", "module")
-"""Where trainers put the weights: others, DDP, DeepSpeed. FSDP files are the bare weights."""
+_CONTAINERS = ("state_dict", "model", "module", "ema")
+"""Where trainers put the weights: others, DDP, DeepSpeed, averages. FSDP files are the bare weights."""
+_WRAPPERS = ("_orig_mod.", "module.")
+"""What torch.compile and DDP put before every name."""
 
 
 def load_weights_only(path: Path, argument: str) -> Any:
@@ -64,7 +66,10 @@ def read_tensors(path: Path, argument: str) -> StateDict:
         checkpoint = next(inner, checkpoint)
     if not isinstance(checkpoint, Mapping):
         raise UserError(f"{argument}: {path} holds no weights by name; download it again.")
-    return {key: value for key, value in checkpoint.items() if isinstance(key, str) and isinstance(value, Tensor)}
+    found = {key: value for key, value in checkpoint.items() if isinstance(key, str) and isinstance(value, Tensor)}
+    while wrapper := next((each for each in _WRAPPERS if found and all(key.startswith(each) for key in found)), ""):
+        found = {key.removeprefix(wrapper): value for key, value in found.items()}
+    return found
 
 
 def load_converted(

@@ -78,6 +78,7 @@ def build_parser(command: str, description: str, options: type[Any] | None = Non
         formatter_class=HelpFormatter,
         parser_mode=parser_mode(),
     )
+    parser.color = False  # of Python 3.14: `vargen.cli` lets no escape sequence through
     if options is not None:
         _add_options(parser, options)
         parser.add_argument(

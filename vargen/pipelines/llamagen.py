@@ -353,7 +353,8 @@ class LlamaGenPipeline(StreamingPipeline):
             )
 
     def prompt_problems(self, prompt: str | Sequence[str], max_sequence_length: int | None = None) -> list[str]:
-        """What the model will not read: a message for each prompt that is too long, and one for all unknown words."""
+        """What the model will not read: a message for each prompt that is too long or of no word, and one for all
+        unknown words."""
         if self.tokenizer is None or self.text_encoder is None:
             return []
         length = self._sequence_length(max_sequence_length)
@@ -363,7 +364,9 @@ class LlamaGenPipeline(StreamingPipeline):
             if len(ids) > length:
                 shown = text if len(text) <= 40 else f"{text[:40].rstrip()}..."
                 problems.append(f"prompt {shown!r} has {len(ids)} tokens; only the first {length} are read")
-            if self.tokenizer.unk_token_id in ids:
+            if set(ids) <= {*self.tokenizer.all_special_ids} - {self.tokenizer.unk_token_id}:
+                problems.append(f"nothing of the prompt {text[:40]!r} is read; write words that the model knows")
+            elif self.tokenizer.unk_token_id in ids or not text.isascii():
                 unknown.update({word.lower(): word for word in unknown_words(self.tokenizer, text)})
         if unknown:
             problems.append(f"the model never saw these words and cannot draw them: {', '.join(unknown.values())}")

@@ -70,6 +70,9 @@ class LoraPipeline:
             raise UserError("load_lora_weights must come before compile(), which compiles the layers as they are")
         if adapter_name in self.get_list_adapters():
             raise UserError(f"adapter_name {adapter_name!r} is in use; delete that adapter first, or choose another")
+        if not isinstance(pretrained_model_name_or_path, str | os.PathLike):
+            kind = type(pretrained_model_name_or_path).__name__
+            raise UserError(f"pretrained_model_name_or_path must be a folder that PEFT saved, or a name, got a {kind}")
         source = os.fspath(pretrained_model_name_or_path)
         folder = fetch(source, None, _FILES, "adapter") if is_hub_name(source) else Path(source)
         if missing := [name for name in _FILES if not (folder / name).is_file()]:

@@ -154,12 +154,13 @@ def test_without_a_compiler_torch_computes(tmp_path, monkeypatch):
     assert "no C++ compiler" in (build.why_not() or "")
 
 
-@pytest.mark.parametrize("ends", ["exit 1", "exec sleep 60"])
+@pytest.mark.parametrize("ends", ["exit 1", "exec sleep 60", "printf '\\377\\376' >&2; exit 1"])  # and no UTF-8
 def test_a_compiler_that_fails_or_takes_too_long_is_quoted(ends, tmp_path, monkeypatch):
     compiler = tmp_path / "compiler"
-    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "out of luck" >&2\n{ends}\n')
+    version = '[ "$1" = --version ] && printf "\\377" && exit 0'
+    compiler.write_text(f'#!/bin/sh\n{version}\necho "out of luck" >&2\n{ends}\n')
     compiler.chmod(0o755)
-    monkeypatch.setattr(build, "_PATIENCE", 60 if ends == "exit 1" else 1)
+    monkeypatch.setattr(build, "_PATIENCE", 1 if "sleep" in ends else 60)
     monkeypatch.setenv("VARGEN_KERNELS", "auto")
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(compiler))

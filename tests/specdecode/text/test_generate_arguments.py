@@ -697,6 +697,30 @@ def test_other_arguments_that_mean_nothing_here_are_named():
         ProcessedVerifier(lambda texts, logits: logits, Texts(input_ids, 0)).accept(draft, None, None)  # type: ignore[arg-type]
 
 
+def _forbids_from(length: int) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda texts, scores: torch.full_like(scores, -torch.inf) if texts.shape[1] >= length else scores
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("place", [0, 2])
+def test_settings_that_forbid_every_token_are_named(method, place):
+    """Not the weights, whose logits are sound; transformers draws token 0."""
+    model, prompts = language_models.make("llama"), ragged_prompts()
+    ways: list[dict[str, Any]] = [{"logits_processor": [_forbids_from(prompts[0].shape[1] + place)]}]
+    ways += [] if place else [{"suppress_tokens": list(range(VOCAB_SIZE))}]
+    for way in ways:
+        with pytest.raises(ValueError, match=rf"forbid every token behind token {place} of row \d; leave one"):
+            speculate(model, method, prompts, max_new_tokens=4, **way)
+
+
+def test_a_wrapper_of_peft_is_told_apart_from_its_model():
+    model, wrapper = language_models.make("llama"), language_models.make("llama")
+    wrapper.get_base_model = lambda: model
+    for given in ({"model": wrapper}, {"model": model, "draft_model": wrapper}):
+        with pytest.raises(ValueError, match=r"cannot be served; give its get_base_model\(\)"):
+            specdecode.generate(input_ids=ragged_prompts()[0], max_new_tokens=2, **given)
+
+
 def test_guidance_works_for_one_row():
     model, prompts = language_models.make("llama"), tuple(part[:1] for part in ragged_prompts(2))
     wanted = theirs(model, prompts, guidance_scale=1.5)

@@ -243,6 +243,24 @@ class TransformersTarget:
         assert prompt.hidden_states is not None and behind.hidden_states is not None
         return torch.cat((prompt.hidden_states, behind.hidden_states), 1)
 
+    def forced_logits(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        """Logits [k, n, V] of all of tokens [k, n], each given those before it; with gradients, and without the cache.
+
+        Needs `embed` and a `decoder`.
+
+        Args:
+            tokens: what stands behind k prompts.
+            rows: [k] int64, which of the R prompts these are.
+        """
+        assert self.embed is not None and self.decoder is not None
+        fed = tokens[:, :-1]
+        embeds = torch.cat((self._prompt["inputs_embeds"][rows], self.embed(fed)), 1)
+        mask = None if self.prompt_mask is None else F.pad(self.prompt_mask[rows].long(), (0, fed.shape[1]), value=1)
+        places = torch.arange(fed.shape[1], device=self.device).expand(self._num_rows, -1)
+        positions = torch.cat((self._position_ids, self._positions(places)), -1)[..., rows, :]
+        output = self.decoder(inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False)
+        return self.logits(output.last_hidden_state[:, self.prompt_length - 1 :])
+
     def half_way(self, max_draft_nodes: int) -> TransformersTarget:
         """A copy with a cache of its own, in the middle of its rows, for timing passes."""
         probe = copy.copy(self)

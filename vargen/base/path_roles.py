@@ -17,6 +17,8 @@ from vargen.base.errors import UserError
 from vargen.base.reading import expanded
 from vargen.base.resources import shipped_models, shipped_video_models
 
+IN_A_TRAINING = ("samples", "generated", "answers", "codes")
+"""Folders of a training beside its export."""
 _DEPTH_OF_A_MODEL = 2
 """Folders between a model's own folder and its files."""
 

@@ -45,7 +45,7 @@ def read_rows(source: str, columns: tuple[str, ...], argument: str = "prompts_fi
 
     Args:
         source: a file, a folder, or a name after "hub:".
-        columns: names of columns that can hold a prompt. No column of pictures is decoded.
+        columns: names of columns that can hold a prompt, or a picture. None is decoded.
         argument: what errors call the source.
 
     Raises:
@@ -128,6 +128,9 @@ def _of_datasets(
             (table,) = table.values()
         wanted = {*columns, *_BESIDE}
         table = table.select_columns([each for each in table.column_names if each.strip().lower() in wanted])
+        for name_of, kind in (table.features or {}).items():
+            if isinstance(kind, datasets.Image):  # its file is wanted, which may never be opened
+                table = table.cast_column(name_of, datasets.Image(decode=False))
         for number, row in enumerate(table, start=1):
             yield f"{argument}: {name}, row {number}:", row
 

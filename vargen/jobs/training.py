@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
+from vargen.base.path_roles import IN_A_TRAINING
 from vargen.base.world import RECIPES, Recipe, find_world, listed, missing_world
 from vargen.runs.files import own_folder
+from vargen.runs.processes import is_first_process
 
 OWN_RECIPES = {
     "drafter": Recipe(
@@ -20,6 +23,13 @@ OWN_RECIPES = {
         "vargen.training.drafter",
         "DrafterTrainingConfig",
         "train_drafter",
+    ),
+    "lora": Recipe(
+        65,
+        "an adapter for the transformer that draws, on your own pictures with captions",
+        "vargen.training.lora",
+        "LoraTrainingConfig",
+        "train_lora",
     ),
     "drafter-text": Recipe(
         95,
@@ -30,9 +40,6 @@ OWN_RECIPES = {
     ),
 }
 """What vargen itself trains, for any model and on any data; a world adds its own recipes (`vargen.base.world`)."""
-
-_INSIDE = ("samples", "export", "generated", "answers")
-"""Folders of a run."""
 
 
 def train(name: str, config: Any) -> Any:
@@ -46,8 +53,13 @@ def train(name: str, config: Any) -> Any:
         What the recipe's trainer returns.
     """
     _, trainer = load_trainer(recipes()[name])
-    with own_folder(config.output, _INSIDE):
+    is_shared = name in _TOGETHER and not is_first_process()  # the first one keeps others out for all
+    with nullcontext() if is_shared else own_folder(config.output, (*IN_A_TRAINING, "export")):
         return _DATA[name](trainer, config) if name in _DATA else trainer(config)
+
+
+_TOGETHER = ("lora",)
+"""What several processes train together."""
 
 
 def recipes() -> dict[str, Recipe]:

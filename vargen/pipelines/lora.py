@@ -1,7 +1,7 @@
 """LoRA adapters as PEFT makes them, by the names that diffusers' pipelines have.
 
-Belongs here: adapters of the network that draws tokens, for every family. Does not belong here: training one (PEFT does
-that with `get_peft_model`), and adapters of other networks, such as GLM-Image's denoising transformer.
+Belongs here: adapters of the network that draws tokens, for every family. Does not belong here: training one
+(`vargen.training.lora`), and adapters of other networks, such as GLM-Image's denoising transformer.
 
 PEFT puts an adapter's layers in the places of the network's linear layers. The project's kernels notice that and leave
 such layers to torch. An exact method draws what plain decoding draws, because target and verification are the same
@@ -63,7 +63,7 @@ class LoraPipeline:
                 its numbers are not finite, or it changes more than can be taken out again; or the model is quantized,
                 or holds fused adapters.
         """
-        _check_peft()
+        check_peft("load_lora_weights")
         self._check_not_quantized("load_lora_weights")
         self._check_not_fused("load_lora_weights")
         if self.reuse.compiler is not None:
@@ -300,7 +300,7 @@ def _check_numbers(argument: str, given: Sequence[Any]) -> None:
             raise UserError(f"{argument} must be finite numbers, got {each!r}")
 
 
-def _check_peft() -> None:
-    """Raises UserError where peft is not installed."""
+def check_peft(what: str) -> None:
+    """Raises UserError where peft, which `what` needs, is not installed."""
     if importlib.util.find_spec("peft") is None:
-        raise UserError('load_lora_weights needs peft, which is not installed; run pip install "vargen[lora]"')
+        raise UserError(f'{what} needs peft, which is not installed; run pip install "vargen[lora]"')

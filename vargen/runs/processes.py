@@ -10,7 +10,7 @@ import datetime
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -104,6 +104,17 @@ class Processes:
 
         return list(gather_object([value]))
 
+    def average(self, values: Sequence[torch.Tensor]) -> None:
+        """Replace tensors by their means over all processes, in place. Every process must call this."""
+        if self.count == 1:
+            return
+        import torch
+        from accelerate.utils import reduce
+
+        mean: Any = reduce(torch.cat([each.flatten() for each in values]), "mean")
+        for each, own in zip(values, mean.split([each.numel() for each in values]), strict=True):
+            each.copy_(own.view_as(each))
+
     def leave(self) -> None:
         """Leave the group at the end of the job."""
         if self.count > 1:
@@ -127,6 +138,11 @@ def launched_processes() -> int:
         if not os.environ.get(name):
             raise UserError(f"WORLD_SIZE is {count}, but {name} is not set; start with torchrun, or unset WORLD_SIZE")
     return count
+
+
+def is_first_process() -> bool:
+    """Whether this process is the job's first, without connecting to the others. Raises as `launched_processes`."""
+    return launched_processes() == 1 or _number("RANK") == 0
 
 
 def _number(name: str) -> int:

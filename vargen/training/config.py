@@ -13,7 +13,7 @@ from typing import Any
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_SEED, MAX_THREADS
 from vargen.base.errors import UserError
 from vargen.base.options import COMPUTING, LOADING, OUTPUT, TRAINING, Settings, option
-from vargen.base.path_roles import MODEL, writes_in
+from vargen.base.path_roles import IN_A_TRAINING, MODEL, writes_in
 from vargen.base.precision import bfloat16_pays
 from vargen.training.trackers import TRACKERS, check_tracker
 
@@ -37,9 +37,7 @@ def check_weights(config: object, *names: str) -> None:
 class RunConfig(Settings):
     """Settings of every training run."""
 
-    output: str = option(
-        path=writes_in("checkpoint.pt", "log.jsonl", "samples", "generated", "answers", "export/"), group=OUTPUT
-    )
+    output: str = option(path=writes_in("checkpoint.pt", "log.jsonl", *IN_A_TRAINING, "export/"), group=OUTPUT)
     """Folder of the run: checkpoint.pt, log.jsonl, samples/ and, at the end, export/."""
     seed: int = option(0, least=0, most=MAX_SEED, group=TRAINING)
     """Seed of the first sample and of the initial weights."""
@@ -112,13 +110,19 @@ class RunConfig(Settings):
 
 
 @dataclass
-class FromTargetConfig(RunConfig):
-    """Settings of every run that learns from what a target makes, beside those of `RunConfig`."""
+class OfModelConfig(RunConfig):
+    """Settings of every run about a finished model, beside those of `RunConfig`."""
 
     model: str = option("", path=MODEL)
     """The target: a folder, a name on the hub, or the name of a shipped model; empty for the shipped default."""
     revision: str | None = option(None, group=LOADING)
     """Branch, tag or commit of a target on the hub; null for its main one."""
+
+
+@dataclass
+class FromTargetConfig(OfModelConfig):
+    """Settings of every run that learns from what a target makes, beside those of `OfModelConfig`."""
+
     generation_batch_size: int = option(32, least=1)
     """Pictures or answers that the target makes at once, to learn from."""
 

@@ -23,23 +23,34 @@ from vargen.checkpoints.options import DTYPES, OWN_QUANTIZATION, ModelOptions
 from vargen.models.description import open_model
 from vargen.pipelines.loading import load_pipeline
 from vargen.training.answers import keep_batches
-from vargen.training.config import DrafterRunConfig, check
+from vargen.training.config import DrafterRunConfig, OfModelConfig, check
 from vargen.training.run import prepare
 from vargen.training.teachers import Teacher, teacher_of
 
 
 @dataclass
-class PictureRunConfig(DrafterRunConfig):
-    """Settings of every run that learns from a picture model, beside those of `DrafterRunConfig`."""
+class PictureModelConfig(OfModelConfig):
+    """Settings of every run about a picture model, beside those of `OfModelConfig`."""
 
     dtype: str = option("float32", choices=DTYPES, group=LOADING)
     """Precision of the model: float32, bfloat16 or float16; "auto" is as in `vargen generate`."""
-    quantization: str | None = option(None, group=LOADING)
-    """Quantization of the model by a library, as `vargen generate` takes it; null for none."""
     family: str | None = option(None, group=LOADING)
     """Family of a model whose config.json fits several, such as anole; null where it says which."""
     tokenizer: str | None = option(None, path=MODEL, group=LOADING)
     """Folder of the model's text tokenizer, or its name on the hub, where it does not lie beside it."""
+
+    def model_options(self, quantization: str | None = None) -> ModelOptions:
+        """How the model is loaded."""
+        place = (self.model or None, self.revision or None, self.device, self.dtype)
+        return ModelOptions(*place, quantization=quantization, family=self.family, tokenizer=self.tokenizer)
+
+
+@dataclass
+class PictureRunConfig(PictureModelConfig, DrafterRunConfig):
+    """Settings of every run that learns from a picture model's own pictures."""
+
+    quantization: str | None = option(None, group=LOADING)
+    """Quantization of the model by a library, as `vargen generate` takes it; null for none."""
     prompts_file: str = option("", path=READ_FILE)
     """File of prompts to draw, as `vargen generate` reads them; empty for captions of rendered scenes, which only
     models trained on scenes draw."""
@@ -112,15 +123,7 @@ def gather_lessons(
         UserError: for a field or a model folder that does not fit.
     """
     device = prepare(config)
-    options = ModelOptions(
-        config.model or None,
-        config.revision or None,
-        config.device,
-        config.dtype,
-        quantization=config.quantization,
-        family=config.family,
-        tokenizer=config.tokenizer,
-    )
+    options = config.model_options(config.quantization)
     model = open_model(options)
     pipeline, _, _ = load_pipeline(model, options)
     if config.prompts_file:

@@ -29,6 +29,7 @@ from vargen.base.reading import parse_json, reason_of
 from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.runs.files import append_jsonl, atomic_folder, atomic_path
 from vargen.runs.identity import check_identity
+from vargen.runs.processes import Processes
 from vargen.training.config import CHECKPOINT_NAME, RunConfig
 from vargen.training.optimizer import AveragedWeights, OptimizerGroup, learning_rate_factor, schedule_progress
 from vargen.training.trackers import start_tracker
@@ -118,7 +119,9 @@ def autocast(config: RunConfig) -> AbstractContextManager[Any]:
     return torch.autocast(config.device, dtype=torch.bfloat16, enabled=bool(config.autocast))
 
 
-def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None) -> RunResult:
+def train(
+    config: RunConfig, task: Task, identity: dict[str, Any] | None = None, processes: Processes | None = None
+) -> RunResult:
     """Train until the steps or the seconds are used up, resuming from `output` if a checkpoint is there.
 
     At the end the averaged weights are evaluated and exported to `output`/export. A run that is already at its end,
@@ -127,6 +130,8 @@ def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None)
 
     Args:
         identity: values that a checkpoint must share with the run that resumes it, beside `config.architecture()`.
+        processes: that train together, each with a loss of its own share of a batch; their gradients are averaged, and
+            the first one writes files. None: this one alone.
 
     Raises:
         UserError: the checkpoint in `output` is of another architecture or optimizer, began with other weights than
@@ -147,7 +152,8 @@ def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None)
     state = _State(config, task, optimizer, average, identity, began_with)
     checkpoint = folder / CHECKPOINT_NAME
     state.resume(checkpoint)
-    log = _Log(folder / "log.jsonl", config, state)
+    is_main = processes is None or processes.is_main
+    log = _Log(folder / "log.jsonl" if is_main else None, config, state)
 
     def judge() -> None:
         with _averaged(task, average, config.ema_decay):
@@ -155,26 +161,36 @@ def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None)
         log.evaluation(state.evaluation)
 
     def draw() -> None:
+        if not is_main:
+            return
         with _averaged(task, average, config.ema_decay):
             task.draw_samples(folder / "samples" / f"{state.step:07d}.png")
 
+    def save() -> None:
+        if is_main:
+            state.save(checkpoint)
+
     with _stop_requests() as stopped_by, log:
         last_saved = time.monotonic()
+        stopped, state.elapsed = _agreed(processes, stopped_by(), state.elapsed)
         progress = schedule_progress(state.step, config.steps, state.elapsed, config.max_seconds)
-        while progress < 1.0 and not stopped_by():
+        while progress < 1.0 and not stopped:
             started = time.monotonic()
             factor = learning_rate_factor(state.step, config.warmup_steps, progress, config.decay_start)
             optimizer.set_factor(factor)
             with autocast(config):
                 loss, parts = task.loss(state.step, progress)
             loss.backward()
+            if processes is not None:
+                processes.average([each.grad for each in optimizer.parameters if each.grad is not None])
             gradient_norm = optimizer.clip(config.gradient_clip)
             state.check_finite(loss=loss, gradient_norm=gradient_norm)
             optimizer.step()
             optimizer.zero_grad()
             average.update(task.module)
             state.step += 1
-            state.elapsed += time.monotonic() - started
+            elapsed = state.elapsed + time.monotonic() - started
+            stopped, state.elapsed = _agreed(processes, stopped_by(), elapsed)
             progress = schedule_progress(state.step, config.steps, state.elapsed, config.max_seconds)
             log.add({"loss": loss.detach(), **parts, "gradient_norm": gradient_norm}, config.learning_rate * factor)
 
@@ -184,16 +200,27 @@ def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None)
             if not finished and state.step % config.sample_every == 0:
                 draw()
             if finished or time.monotonic() - last_saved >= config.checkpoint_seconds:
-                state.save(checkpoint)
+                save()
                 last_saved = time.monotonic()
         finished = progress >= 1.0
         if finished:
             judge()
             draw()
-            with _averaged(task, average, config.ema_decay), atomic_folder(folder / "export") as temporary:
-                task.export(temporary)
-        state.save(checkpoint)
-    return RunResult(state.step, state.elapsed, state.evaluation, None if finished else stopped_by())
+            if is_main:
+                with _averaged(task, average, config.ema_decay), atomic_folder(folder / "export") as temporary:
+                    task.export(temporary)
+        save()
+    if processes is not None:
+        processes.wait()
+    return RunResult(state.step, state.elapsed, state.evaluation, None if finished else stopped)
+
+
+def _agreed(processes: Processes | None, stopped_by: int | None, elapsed: float) -> tuple[int | None, float]:
+    """The signal that any process caught, and the first one's clock: all of them end at one step."""
+    if processes is None or processes.count == 1:
+        return stopped_by, elapsed
+    everyone = processes.gather((stopped_by, elapsed))
+    return next((signal for signal, _ in everyone if signal), None), everyone[0][1]
 
 
 @contextmanager
@@ -302,7 +329,7 @@ class _State:
 class _Log:
     """The JSONL log of a run, and its display: a bar on a terminal, one line for each entry elsewhere."""
 
-    def __init__(self, path: Path, config: RunConfig, state: _State):
+    def __init__(self, path: Path | None, config: RunConfig, state: _State):
         self.path, self.config, self.state = path, config, state
         self.sums: dict[str, Tensor] = {}
         self.count, self.since = 0, state.elapsed
@@ -310,18 +337,23 @@ class _Log:
         self.tracker: Any = None
 
     def __enter__(self) -> _Log:
-        hidden = not sys.stderr.isatty()
+        hidden = self.path is None or not sys.stderr.isatty()
         self.bar = tqdm(total=self.config.steps, initial=self.state.step, disable=hidden, unit="step", smoothing=0.05)
         event = {"event": "resume" if self.state.step else "start", "step": self.state.step, **self.config.to_dict()}
-        append_jsonl(self.path, event)
+        self._write(event)
         self._say(f"{event['event']} at step {self.state.step}: {self.config.output}")
-        self.tracker = start_tracker(self.config.log_with, self.path.parent, self.config.to_dict())
+        if self.path is not None:
+            self.tracker = start_tracker(self.config.log_with, self.path.parent, self.config.to_dict())
         return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
         if self.tracker is not None:
             self.tracker.finish()
+
+    def _write(self, event: dict[str, Any]) -> None:
+        if self.path is not None:
+            append_jsonl(self.path, event)
 
     def _track(self, values: Mapping[str, float], prefix: str) -> None:
         """Show numbers where the run is watched."""
@@ -347,7 +379,7 @@ class _Log:
             "elapsed": round(state.elapsed, 1),
             "eta": round(self._eta(), 1),
         }
-        append_jsonl(self.path, entry)
+        self._write(entry)
         self._track({name: value for name, value in entry.items() if name not in ("step", "eta")}, "train")
         parts = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
         self.bar.set_postfix_str(f"loss {means['loss']:.4f}")
@@ -359,7 +391,7 @@ class _Log:
 
     def evaluation(self, values: dict[str, float]) -> None:
         """Write the figures of one evaluation."""
-        append_jsonl(self.path, {"event": "evaluation", "step": self.state.step, **values})
+        self._write({"event": "evaluation", "step": self.state.step, **values})
         self._track(values, "evaluation")
         self._say("held out: " + "  ".join(f"{name} {value:.4g}" for name, value in values.items()), always=True)
 
@@ -373,7 +405,7 @@ class _Log:
         return max(0.0, left)
 
     def _say(self, line: str, always: bool = False) -> None:
-        if self.bar.disable or always:
+        if self.path is not None and (self.bar.disable or always):
             tqdm.write(line, file=sys.stderr)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode.roles import TargetOutput
@@ -75,6 +76,19 @@ class LlamaGenTeacher:
         """
         return guided_features(self.pipeline, prompts, codes, feature_layers)
 
+    def token_losses(self, prompts: list[str], codes: Tensor, dropped: Tensor) -> Tensor:
+        """Losses [n] in nats of the drawn ones among codes [B, N], each given the prompt and those before it.
+
+        Args:
+            dropped: bool [B], whose prompts are not read: guidance leads away from what is learned there.
+        """
+        condition, mask = guided_condition(self.pipeline, prompts)
+        rows = torch.arange(len(codes), device=codes.device) + len(codes) * dropped
+        seen = condition_attention_mask(mask[rows], codes.shape[1] - 1)
+        states = masked_features(self.transformer, condition[rows], seen, codes)
+        logits = self.logits(states[:, condition.shape[1] - 1 :])
+        return F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none")
+
     def logits(self, hidden_states: Tensor) -> Tensor:
         """[rows, n, V] float32 of hidden states [rows, n, dim]."""
         return self.transformer.lm_head(hidden_states).float()
@@ -125,6 +139,14 @@ class TransformersTeacher:
         if mask is None:
             mask = torch.ones(len(rows), target.prompt_length, dtype=torch.bool, device=rows.device)
         return rows, mask, target.prompt_length
+
+    def token_losses(self, prompts: list[str], codes: Tensor, dropped: Tensor) -> Tensor:
+        target = self._target(prompts, 1)
+        null = (self.halves - 1) * len(codes)  # the last kind of rows
+        rows = torch.arange(len(codes), device=codes.device) + null * dropped
+        forced = getattr(target, "forced_tokens", None)
+        drawn = torch.ones_like(codes, dtype=torch.bool) if forced is None else forced.expand_as(codes) < 0
+        return F.cross_entropy(target.forced_logits(codes, rows)[drawn], codes[drawn], reduction="none")
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         return self._any.logits(hidden_states.to(self._any.model.dtype))

@@ -19,9 +19,10 @@ class ProcessJob:
     Args:
         arguments: of `vargen`.
         count: how many; one is no process group.
+        tiny: a family that draws token by token, to be as small as its tests' models.
     """
 
-    def __init__(self, arguments: Sequence[str], count: int) -> None:
+    def __init__(self, arguments: Sequence[str], count: int, tiny: str | None = None) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
             ["vargen.cli", "vargen.jobs.evaluated_pictures", "vargen.commands.evaluate", "vargen.pipelines.loading"]
@@ -34,7 +35,7 @@ class ProcessJob:
             context.Process(
                 target=runpy.run_path,
                 args=(str(WORKER),),
-                kwargs={"init_globals": {"JOB": (list(arguments), rank, count, port, cache)}},
+                kwargs={"init_globals": {"JOB": (list(arguments), rank, count, port, cache, tiny)}},
             )
             for rank in range(count)
         ]

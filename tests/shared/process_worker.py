@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import os
 
+import token_image_models
 import torch
 
 from vargen.cli import main
+from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES
 
-arguments, rank, count, port, cache = JOB  # type: ignore[name-defined]  # noqa: F821
+arguments, rank, count, port, cache, tiny = JOB  # type: ignore[name-defined]  # noqa: F821
 if cache is not None:
     os.environ["VARGEN_CACHE"] = cache
 torch.set_num_threads(1)
+if tiny is not None:
+    TOKEN_IMAGE_FAMILIES[tiny] = token_image_models.tiny_family(tiny)
 if count > 1:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

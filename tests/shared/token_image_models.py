@@ -73,12 +73,14 @@ GRIDS = ((2, 4), (4, 2), (4, 4))
 
 
 def tiny_family(name: str) -> TokenImageFamily:
-    """A family with few codes and small pictures; its ids, prompts, grammar and guidance are its own."""
+    """A family with few codes and small pictures; its ids, prompts, grammar and guidance are its own. Cosmos
+    has one number of codes, so SimpleAR's pixels are Liquid's."""
     family = TOKEN_IMAGE_FAMILIES[name]
+    pixels = TOKEN_IMAGE_FAMILIES["liquid" if name == "simplear" else name].pixels
     first = len(_words(family)) if family.codes.first in ("last", 256_000) else family.codes.first
     codes = CodeIds("last" if family.codes.first == "last" else first, CODES, family.codes.behind_text)
     sizes = Sizes(family.sizes.pixels_a_code, usual=GRIDS[0], listed=GRIDS)
-    return replace(family, codes=codes, sizes=sizes, vocab_size=None)
+    return replace(family, codes=codes, sizes=sizes, vocab_size=None, pixels=pixels)
 
 
 def _words(family: TokenImageFamily) -> dict[str, int]:

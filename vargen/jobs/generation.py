@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from metrics.prompt_formats import FORMATS
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_PIXELS, MAX_SEED
 from vargen.base.errors import NotFiniteError, UserError, warn
-from vargen.base.options import DECODING, OUTPUT, SAMPLING, option
+from vargen.base.options import DECODING, LOADING, OUTPUT, SAMPLING, option
 from vargen.base.path_roles import READ_FILE, READ_FOLDER, READ_NAMES, writes_in
 from vargen.base.picture_files import check_edit, open_picture
 from vargen.base.prompts import gather_prompts
@@ -97,6 +97,8 @@ class GenerateConfig(SizedOptions):
     continuous_batches: bool = option(True, group=DECODING)
     """Give a finished picture's place in the batch to the next prompt at once, where the family of models can. It
     changes speed, not the pictures."""
+    tp_plan: str | None = option(None, choices=("auto",), group=LOADING)
+    """Under torchrun "auto" splits one model over all processes by transformers' own plan, instead of the pictures."""
     output: str | None = option(None, path=writes_in("images", "traces", "result.jsonl", "config.json"), group=OUTPUT)
     """Folder for images/000000.png and so on, result.jsonl and config.json. The same command continues a stopped run;
     finished pictures stay. null for out, or for out-2 and so on where that holds another run."""
@@ -111,6 +113,12 @@ class GenerateConfig(SizedOptions):
         check_edit(self.image, self.mask_image, self.start_rows, self.paste_back)
         if self.ranker == "likelihood" and self.num_candidates > 1 and self.image is None:
             raise UserError("ranker likelihood needs image: it compares candidates by the tokens that stay")
+        if self.tp_plan is not None and (self.device_map is not None or launched_processes() < 2):
+            raise UserError("tp_plan needs several processes of torchrun, and no device_map; leave it out")
+
+    @property
+    def beside_model(self) -> dict[str, str]:
+        return super().beside_model | ({} if self.tp_plan is None else {"tp_plan": self.tp_plan})
 
 
 @dataclass
@@ -199,8 +207,9 @@ def generate(
 def _share(run: _Run) -> RunTotals | None:
     """Make this process's share of a run. The main process returns the totals of all.
 
-    The shares are settled before any picture is made. A picture carries its record, so one process alone writes
-    `result.jsonl`, when all have finished.
+    With a split model every process draws all pictures, and the main one keeps them. Else the shares are settled before
+    any picture is made. A picture carries its record, so one process alone writes `result.jsonl`, when all have
+    finished.
     """
     processes = Processes.start(run.config.device)
     device = run.config.device if run.config.device_map is not None else str(processes.device)
@@ -208,15 +217,18 @@ def _share(run: _Run) -> RunTotals | None:
         with own_folder(run.totals.output, PictureFolder.INSIDE) if processes.is_main else nullcontext():
             processes.wait()  # until the folder is there, and cleared of what a kill left
             run.open_folder()
-            missing = run.results.missing[processes.rank :: processes.count]
+            missing, split = run.results.missing, run.config.tp_plan is not None
+            keep: Callable[..., None] = run.results.save if processes.is_main or not split else lambda *_: None
+            if not split:
+                missing = missing[processes.rank :: processes.count]
             processes.wait()  # until every process has looked
             with warnings.catch_warnings():
                 if not processes.is_main:  # warnings are printed once
                     warnings.simplefilter("ignore")
                     run.quiet = True
                 if missing:
-                    run.fill(missing, run.results.save, device)
-            together = RunTotals.of_processes(processes.gather(run.totals))
+                    run.fill(missing, keep, device)
+            together = RunTotals.of_processes(processes.gather(run.totals)[: 1 if split else None])
             if not processes.is_main:
                 return None
             run.results.scan()

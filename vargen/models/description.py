@@ -216,7 +216,7 @@ def _describe_janus(folder: Path) -> ModelDescription:
         grid_size=grid_size,
         image_size=grid_size * 2 ** (len(decoder.get("channel_multiplier", (1, 1, 2, 2, 4))) - 1),
         guidance_scale=sampling.get("guidance_scale") or 5.0,
-        loading=(*ModelDescription.loading, "negative_prompt", "guided_tokens"),
+        loading=(*ModelDescription.loading, "negative_prompt", "guided_tokens", "tp_plan"),
         **_generate_settings(sampling),
     )
 
@@ -258,7 +258,8 @@ def _describe_emu3(folder: Path) -> ModelDescription:
         **_generate_settings(sampling),
     )
     return replace(
-        _describe_token_images(family, folder), loading=(*ModelDescription.loading, "negative_prompt", "guided_tokens")
+        _describe_token_images(family, folder),
+        loading=(*ModelDescription.loading, "negative_prompt", "guided_tokens", "tp_plan"),
     )
 
 
@@ -274,7 +275,7 @@ def _describe_token_images(family: TokenImageFamily, folder: Path, grid: Grid | 
         temperature=family.temperature,
         top_k=family.top_k,
         top_p=family.top_p,
-        loading=(*ModelDescription.loading, "family", "tokenizer", "vqvae", *negative, "guided_tokens"),
+        loading=(*ModelDescription.loading, "family", "tokenizer", "vqvae", *negative, "guided_tokens", "tp_plan"),
         beside_grid=family.row_ends(grid or family.sizes.usual),
         at_grid=lambda grid: _describe_token_images(family, folder, grid),
         sizes=family.sizes,

@@ -70,20 +70,30 @@ class MeasuredDraftSizes:
         lengths = None if isinstance(expected, float) else tuple(expected)
         key = (identity, tuple(sizes), lengths)
         if key not in self._learned:
-            costs = self._step_costs(identity, lambda: measure_step_costs(probe(nodes[-1]), nodes, draft_step))
+            costs = self._step_costs(
+                identity,
+                lambda: measure_step_costs(probe(nodes[-1]), nodes, draft_step),
+                geometry.get("processes", 1) > 1,
+            )
             rate = min(max(expected, 0.05), 0.95) if isinstance(expected, float) else 0.5  # lengths need no rate
             self._learned[key] = AdaptiveDraftSize(sizes, costs, prior_rate=rate, expected_lengths=lengths)
         # The next picture uses what this one taught. No picture depends on it, and learning again costs time.
         self._learned[key].start()
         return self._learned[key]
 
-    def _step_costs(self, identity: str, measure: Callable[[], StepCosts]) -> StepCosts:
-        """Costs from memory, from the file, or measured now (a second or two)."""
+    def _step_costs(self, identity: str, measure: Callable[[], StepCosts], split: bool) -> StepCosts:
+        """Costs from memory, from the file, or measured now (a second or two). The processes of a split model take
+        those of the first, so that they draft as much."""
         if identity not in self._costs:
-            costs = _read(identity)
+            costs = None if split else _read(identity)
             if costs is None:
                 costs = measure()
-                _write(identity, costs)
+                if split:
+                    shared = [costs]
+                    torch.distributed.broadcast_object_list(shared)
+                    (costs,) = shared
+                else:
+                    _write(identity, costs)
             self._costs[identity] = costs
         return self._costs[identity]
 

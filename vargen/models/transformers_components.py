@@ -88,5 +88,6 @@ class TransformersComponents(ModelComponents):
             "quantization": str(getattr(self.model.config, "quantization_config", None)),
             "rows": self.target.batch_size * self.target.rows_per_sequence,
             "tokens": self.num_tokens,
+            "processes": self.model.tp_size or 1,
             **self.reuse.computed_by(self.model),
         }

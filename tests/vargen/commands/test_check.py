@@ -75,10 +75,9 @@ def test_a_difference_in_float32_is_told_by_the_exit_code(tmp_path, monkeypatch,
     assert "rounding may decide" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("family", ["janus", "emu3", "glm_image", *sorted(TOKEN_IMAGE_FAMILIES.keys() - {"simplear"})])
+@pytest.mark.parametrize("family", ["janus", "emu3", "glm_image", *TOKEN_IMAGE_FAMILIES])
 def test_every_family_is_checked(family, tmp_path, monkeypatch):
-    """Small models of random weights and small pictures; test_generate_token_images.py checks SimpleAR, whose pixels
-    are made by a file."""
+    """Small models of random weights; a family that is described has small pictures."""
     own = {"janus": janus_models, "emu3": emu3_models, "glm_image": glm_image_models}
     size = {"emu3": ("24", "32"), "glm_image": ("64", "64")}.get(family)
     if family in own:

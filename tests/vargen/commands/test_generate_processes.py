@@ -5,11 +5,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import emu3_models
+import family_pipelines
 import pytest
+import token_image_models
 from PIL import Image
 from process_jobs import ProcessJob
 
 from vargen.cli import main
+from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES
 
 PROMPTS = ["a red cube", "two blue spheres on sand", "a green cone"]
 PICTURES = 5
@@ -65,3 +69,27 @@ def test_several_processes_fill_the_folder_that_one_would_and_kills_lose_nothing
             Image.open(path).load()  # a picture that is there is whole
     assert ProcessJob([*arguments, "--output", str(killed)], 2).wait() == [0, 0]
     assert made(killed) == alone
+
+
+@pytest.mark.parametrize("family", ["janus", "emu3_5", "simplear", "liquid"])
+def test_one_model_split_over_two_processes_draws_what_one_draws(family, tmp_path, monkeypatch):
+    tiny = None if family == "janus" else family
+    if tiny is not None:
+        monkeypatch.setitem(TOKEN_IMAGE_FAMILIES, family, token_image_models.tiny_family(family))
+    family_pipelines.build(family).save_pretrained(tmp_path / "model")
+    command = ["generate", "a dog", "a red cat", "--model", str(tmp_path / "model"), "--quiet", "--device", "cpu"]
+    command += ["--num_images_per_prompt", "2", "--batch_size", "3", "--dtype", "float32"]
+    assert main([*command, "--output", str(tmp_path / "alone")]) == 0
+    split = [*command, "--tp_plan", "auto", "--output", str(tmp_path / "split")]
+    assert main(split) == 2, "one process has nobody to share with"
+    assert ProcessJob(split, 2, tiny).wait() == [0, 0]
+    lines, images, settings = made(tmp_path / "split")
+    assert (lines, images) == made(tmp_path / "alone")[:2] and len(set(images.values())) > 1
+    assert settings["tp_plan"] == "auto"
+
+
+def test_a_family_that_cannot_be_split_says_so(tmp_path, tiny_model_folder):
+    for folder in (emu3_models.save(tmp_path / "emu3"), tiny_model_folder):
+        command = ["generate", "a dog", "--model", str(folder), "--tp_plan", "auto", "--output", str(tmp_path / "no")]
+        assert ProcessJob([*command, "--device", "cpu"], 2).wait() == [2, 2]
+    assert not (tmp_path / "no").exists()

@@ -1,6 +1,7 @@
 """Measured draft sizes: costs are kept in memory and in a file that can do no harm, and what was learned is used."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,13 @@ def test_without_a_home_costs_are_measured_and_torch_does_the_work(ask, monkeypa
         assert ask(MeasuredDraftSizes()).costs.nodes == (1, 3, 12) and build.library() is None
     with pytest.raises(UserError, match="there is no home directory; set VARGEN_CACHE to a folder"):
         cache_folder()
+
+
+def test_processes_of_a_split_model_take_the_costs_of_the_first(ask, monkeypatch):
+    def broadcast(shared: list[Any]) -> None:
+        shared[0] = replace(shared[0], overhead_seconds=7.0)
+
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", broadcast)
+    assert ask(MeasuredDraftSizes(), processes=2).costs.overhead_seconds == 7.0
+    ask(MeasuredDraftSizes(), processes=2)
+    assert len(ask.probed) == 2, "no file, which another process might lack"

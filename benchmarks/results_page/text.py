@@ -37,8 +37,8 @@ def text_section(record: Record, training: Record | None) -> str:
     kinds = list(dict.fromkeys(kind for kind, _ in found))
     ways = [way for way in _WAYS if all("ms_a_column" in found.get((kind, way), {}) for kind in kinds)]
     rows = [[kind, *(_ratio(found, [kind], way) for way in ways)] for kind in kinds]
-    rows.append(["all six, total time", *(_ratio(found, kinds, way) for way in ways)])
-    rows.append(["all six, mean of the kinds", *(_mean(found, kinds, way) for way in ways)])
+    rows.append(["all six, each by its tokens", *(_ratio(found, kinds, way) for way in ways)])
+    rows.append(["all six, mean of the ratios", *(_mean(found, kinds, way) for way in ways)])
     parts = [table(["kind", *(_WAYS[way] for way in ways)], rows)] if ways else []
     parts += [_equality(lines)]
     if training is not None:
@@ -52,9 +52,10 @@ def _chosen(lines: Sequence[Record], dtype: str, temperature: float, batch_size:
 
 
 def _times(found: Mapping[tuple[str, str], Record], kinds: Sequence[str], way: str) -> float:
-    """How many times as fast a way is, by the medians of its milliseconds a token; of several kinds, of their sums."""
-    other = _AGAINST[way]
-    mine, theirs = (sum(found[kind, each]["ms_a_column"][1] for kind in kinds) for each in (way, other))
+    """How many times as fast a way is, by the medians of its milliseconds a token; of several kinds, of their sums,
+    where a kind counts as often as it has tokens."""
+    other, tokens = _AGAINST[way], {kind: found[kind, "plain"]["passes"] for kind in kinds}
+    mine, theirs = (sum(tokens[kind] * found[kind, each]["ms_a_column"][1] for kind in kinds) for each in (way, other))
     return theirs / mine
 
 

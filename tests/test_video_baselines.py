@@ -27,8 +27,6 @@ from vargen.video.pipelines.answering import VideoAnswerer
 from vargen.video.pipelines.components import VideoLLMComponents
 from vargen.video.pipelines.decoding import Generation, decode
 
-Models = Callable[..., Any]
-Inputs = Callable[..., dict[str, Tensor]]
 Slowly = Callable[..., Tensor]
 STAGES = {1: 0.5, 2: 0.2}
 

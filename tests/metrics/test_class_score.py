@@ -57,15 +57,6 @@ def test_precision_and_recall_are_those_of_torch_fidelity():
     assert 0.1 < told[0] < 0.9
 
 
-def test_density_and_coverage_by_counting():
-    real, made = features(30, 0.0, 5), features(20, 0.5, 6)
-    apart = torch.cdist(real.double(), real.double()).sort(dim=1).values[:, 5]
-    inside = torch.cdist(made.double(), real.double()) <= apart
-    _, _, density, coverage = compare_manifolds(real, made, 5)
-    assert float(density.mean()) == pytest.approx(float(inside.double().sum() / (5 * len(made))))
-    assert float(coverage.double().mean()) == pytest.approx(float(inside.any(0).double().mean()))
-
-
 def test_files_are_resized_as_clean_fid_resizes_them(tmp_path, pictures):
     resizer = pytest.importorskip("cleanfid.resize", reason="clean-fid is missing")
     to_image(pictures[0]).save(tmp_path / "a.png")

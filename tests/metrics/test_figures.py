@@ -100,13 +100,6 @@ def test_the_interval_of_a_mean_covers_the_truth_as_often_as_it_says(count, samp
     assert least <= covered / samples <= most
 
 
-def test_the_interval_is_about_the_textbook_one_and_is_reproducible():
-    values = torch.randn(400, generator=torch.Generator().manual_seed(1)) * 3
-    low, high = mean_interval(values, draws=400) or (0.0, 0.0)
-    assert (high - low) / 2 == pytest.approx(1.96 * float(values.std()) / math.sqrt(400), rel=0.15)
-    assert mean_interval(values, draws=400) == (low, high)
-
-
 def test_the_interval_is_the_studentised_bootstraps_and_leaves_out_pictures_without_a_number():
     """By the book's formula, draw by draw: the greatest distances below the mean bound it from above."""
     values = torch.randn(60, generator=torch.Generator().manual_seed(3), dtype=torch.float64).exp()

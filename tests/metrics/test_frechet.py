@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from torchmetrics.image.fid import FrechetInceptionDistance
 
 from metrics.errors import DataError
 from metrics.frechet import GaussianStatistics, frechet_distance
@@ -35,22 +34,6 @@ def test_of_gaussians_with_a_known_distance():
     second = GaussianStatistics(mean.double(), other.square().diag().double(), None)
     expected = float(mean.square().sum() + (deviation - other).square().sum())
     assert frechet_distance(first, second) == pytest.approx(expected, rel=1e-6)
-
-
-def test_equals_torchmetrics_fed_with_the_features_themselves():
-    class Same(torch.nn.Module):
-        num_features = 16
-
-        def forward(self, features: torch.Tensor) -> torch.Tensor:
-            return features
-
-    generator = torch.Generator().manual_seed(3)
-    first, second = torch.randn(100, 16, generator=generator), torch.randn(80, 16, generator=generator) * 1.5
-    metric = FrechetInceptionDistance(feature=Same()).set_dtype(torch.float64)
-    metric.update(first, real=True)
-    metric.update(second, real=False)
-    ours = frechet_distance(GaussianStatistics.of(first), GaussianStatistics.of(second))
-    assert ours == pytest.approx(float(metric.compute()), rel=1e-3)
 
 
 def test_equal_sets_are_at_distance_zero_and_order_does_not_matter():

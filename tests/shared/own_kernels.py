@@ -6,10 +6,12 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specdecode.kernels import build
+from specdecode.kernels.fast_pass import FastPass
 
 os.environ.setdefault("VARGEN_KERNELS", "plain")  # also of what tests start; VARGEN_KERNELS=auto runs all with them
 
@@ -32,6 +34,21 @@ def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
             wanted.symlink_to(_BUILT)
     if reason := build.why_not():
         pytest.skip(reason)
+
+
+@pytest.fixture
+def served(own_kernels: None, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of every pass that may run in the kernels, whether it did."""
+    found: list[bool] = []
+    run = FastPass.run
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        result = run(*arguments, **named)
+        found.append(result is not None)
+        return result
+
+    monkeypatch.setattr(FastPass, "run", counted)
+    return found
 
 
 AS_THE_PRODUCT = ("tests/specdecode/targets/", "tests/specdecode/text/", "tests/vargen/pipelines/")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdecode.checks import check_counts, check_room, is_integer
+from specdecode.checks import check_counts, is_integer
 from specdecode.drafters.draft_size import DraftSize
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.kv_cache import StaticKVCache
@@ -41,9 +41,3 @@ SIZER = object()
 def test_arguments_of_the_wrong_kind_are_named(make, name):
     with pytest.raises(ValueError, match=f"{name}.* must"):
         make()
-
-
-def test_what_no_machine_holds_is_refused_before_it_is_allocated():
-    check_room("tokens", 8, {"rows": 1}, "cpu")
-    with pytest.raises(MemoryError, match=r"^tokens need 1,048,576.0 GiB \(rows 7, columns 9\), cpu has"):
-        check_room("tokens", 2**50, {"rows": 7, "columns": 9}, None)

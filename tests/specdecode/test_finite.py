@@ -5,7 +5,7 @@ import torch
 from synthetic import MarkovTarget, random_table
 from torch import Tensor
 
-from specdecode import JacobiDrafter, LogitsError, RandomStreams, SamplingConfig, StaticKVCache, TargetOutput, decode
+from specdecode import JacobiDrafter, LogitsError, RandomStreams, SamplingConfig, TargetOutput, decode
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 
 
@@ -56,8 +56,3 @@ def test_the_row_and_the_step_are_named(first, value, places, temperature, draft
 
 def test_a_forbidden_token_is_no_fault():
     assert not bool((_run(_Faulty(0, -torch.inf, slice(2, 3)), 1.0, False)[1] == 2).any())
-
-
-def test_a_cache_that_no_memory_could_hold_is_refused_with_the_figure():
-    with pytest.raises(MemoryError, match=r"need 74,505.8 GiB \(num_layers 10, batch_size 1,000, .* has"):
-        StaticKVCache(10, 1000, 10, 1000, 100000)

@@ -140,17 +140,6 @@ def test_rows_become_those_of_another_cache():
         cache.replace_rows(torch.tensor([2, 0]), other, 5)
 
 
-def test_keeping_one_row_leaves_others_alone():
-    cache = make_cache(3)
-    write(cache, torch.arange(1, 13).view(3, 4))
-    before = [keys.clone() for keys in cache.keys]
-    cache.keep(torch.tensor([[3], [0], [2]]), torch.tensor([1, 0, 1]))
-    for keys, old in zip(cache.keys, before, strict=True):
-        assert torch.equal(keys[1], old[1])
-        assert torch.equal(keys[0, :, 0], old[0, :, 3])
-        assert torch.equal(keys[2, :, 0], old[2, :, 2])
-
-
 def test_distances_are_counted_from_where_tokens_stand():
     """Siblings stand at one place; what is committed stands where it lies."""
     cache, lengths = make_cache(3), [0, 4, 9]
@@ -176,8 +165,3 @@ def test_a_cache_fits_where_all_but_its_slots_is_the_same_and_those_suffice():
 def test_what_no_memory_holds_is_refused_with_the_figure():
     with pytest.raises(MemoryError, match=r"keys and values need 4,194,304\.0 GiB"):
         StaticKVCache(1, 1, 1, 1 << 49, 1)
-
-
-def test_sizes_must_be_positive():
-    with pytest.raises(ValueError, match="max_length"):
-        StaticKVCache(1, 1, 1, 0, 4)

@@ -148,47 +148,6 @@ def test_a_tree_needs_no_more_passes_than_its_own_chain(sampling):
     assert tree.trace.target_passes < chain.trace.target_passes
 
 
-class WrongParent(Checked):
-    """Planted fault: the second child of the root reads the first one."""
-
-    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
-        super().start(prompt, state)
-        for level in self._plan.levels:
-            if level.mask.shape[-1] > 1:
-                level.mask[:, :, [0, 1]] = level.mask[:, :, [1, 0]]
-
-
-class WrongBranch(Checked):
-    """Planted fault: the children of the last two nodes of a level with children are exchanged."""
-
-    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
-        super().start(prompt, state)
-        for level in self._plan.levels:
-            last = int(level.parent.max())
-            level.parent.copy_(torch.where(level.parent == last, last - 1, level.parent).clamp(min=0))
-
-
-class NothingForgotten(Checked):
-    """Planted fault: the accepted nodes that the model has been fed wait again."""
-
-    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
-        self._plan.place_fed.fill_(-1)
-        super().observe(draft, output, verdict, state)
-
-
-@pytest.mark.parametrize("fault", [WrongParent, WrongBranch])
-def test_children_of_the_wrong_parent_are_noticed(fault):
-    drafter = fault(Counting(DRAFT_TABLE, PROMPTS, LENGTH), SHAPES["bushy"])
-    result = run(drafter)
-    assert drafter.wrong > 0
-    assert torch.equal(result.tokens, run(None).tokens), "exact whatever is drafted"
-
-
-def test_a_model_out_of_step_is_noticed():
-    with pytest.raises(AssertionError):
-        run(NothingForgotten(Counting(DRAFT_TABLE, PROMPTS, LENGTH), SHAPES["bushy"]))
-
-
 def test_what_cannot_be_used_is_named():
     with pytest.raises(ValueError, match="tree must not be wider than the vocabulary of 3 tokens, got 4"):
         DraftModelTreeDrafter(MarkovTarget(random_table(3, seed=0), PROMPTS % 3, 4), SHAPES["published"])

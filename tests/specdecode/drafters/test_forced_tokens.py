@@ -1,7 +1,5 @@
 """Forced tokens: drafted where they stand and nowhere else, and nothing is lost by it."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from synthetic import MarkovTarget, chi_square_p_value, random_table
@@ -113,19 +111,6 @@ def test_marks_are_drafted_where_they_stand_and_nowhere_else(length):
 def test_fewer_passes_than_without():
     without, forced = run(window(4)), run(ForcedTokensDrafter(window(4), FORCED, VOCAB))
     assert sum(forced.trace.row_passes) < sum(without.trace.row_passes)
-
-
-class _ClaimsWhatItDrewBefore(ForcedTokensDrafter):
-    """Moves the forced token's share in the draw, and not in the claim."""
-
-    def propose(self, state: DecodeState) -> Draft:
-        draft = self.drafter.propose(state)
-        return replace(draft, tree=replace(draft.tree, tokens=draft.tree.tokens.where(draft.tree.tokens != ROW_END, 0)))
-
-
-def test_a_claim_that_is_not_corrected_is_noticed(probabilities):
-    result = run(_ClaimsWhatItDrewBefore(window(3), FORCED, VOCAB))
-    assert chi_square_p_value(result.tokens, probabilities, VOCAB) < 1e-6
 
 
 def test_some_token_must_be_left():

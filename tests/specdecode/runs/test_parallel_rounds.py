@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -138,64 +137,3 @@ def test_runs_between_rejections_do_not_depend_on_the_window(matches, gamma):
     if not matches[-1]:
         runs.pop()
     assert rounds.run_lengths == runs
-
-
-class _KeepsTheWindow(Rounds):
-    """Planted fault: what was drafted behind a rejected token is judged all the same."""
-
-    def settle(self, chosen: list[int], window: list[int]) -> Round:  # type: ignore[override]
-        candidates = [*self.pending, *window]
-        result = super().settle(chosen, window)
-        self.pending = candidates[result.judged :][: self.max_new_tokens - len(self.tokens)]
-        return result
-
-
-class _CountsABonus(Rounds):
-    """Planted fault: after a round without a rejection the last row gives a token of its own, too."""
-
-    def settle(self, chosen: list[int], window: list[int]) -> Round:  # type: ignore[override]
-        result = super().settle(chosen, window)
-        if not result.rejected and not self.finished:
-            self.tokens.append(chosen[-1])
-        return result
-
-
-class _JudgesTheFirstTwice(Rounds):
-    """Planted fault: the first of a window, decided by the last row, is fed once more."""
-
-    def settle(self, chosen: list[int], window: list[int]) -> Round:  # type: ignore[override]
-        result = super().settle(chosen, window)
-        if self.pending:
-            self.pending = [self.tokens[-1], *self.pending][: self.max_new_tokens - len(self.tokens)]
-        return result
-
-
-class _TellsNothing(Rounds):
-    """Planted fault: the drafter does not hear that it was wrong."""
-
-    @property
-    def order(self) -> DraftOrder:
-        order = super().order
-        return DraftOrder(order.kept + (order.token is not None), None, order.count)
-
-
-@pytest.mark.parametrize("fault", [_KeepsTheWindow, _CountsABonus, _JudgesTheFirstTwice, _TellsNothing])
-def test_faults_are_noticed(fault):
-    truth, gamma = [i % 5 for i in range(40)], 4
-    matches = [i % 9 != 4 for i in range(40)]
-    guess = guesses(truth, matches)
-    wanted = windows(truth, guess, gamma)
-
-    def sound(rounds: Rounds) -> bool:
-        log = []
-        try:
-            for _, _, each in run(rounds, truth, guess):
-                log.append(each.emitted)
-                if len(log) > 100:
-                    return False
-        except IndexError:
-            return False
-        return rounds.tokens == truth and log == [emitted for _, emitted in wanted]
-
-    assert sound(Rounds(40, gamma))
-    assert not sound(fault(40, gamma))

@@ -1,6 +1,5 @@
 """Whole passes in the kernels are those of transformers' modules, and the modules are called where these differ."""
 
-from collections.abc import Callable
 from typing import Any
 
 import language_models
@@ -13,7 +12,7 @@ from transformers import PreTrainedModel
 
 import specdecode
 from specdecode.kernels.linears import FewRowLinear, served_linears
-from specdecode.targets.llama_pass import LlamaPass, llama_pass
+from specdecode.targets.llama_pass import llama_pass
 from specdecode.targets.transformers import TransformersTarget
 from specdecode.tree import TokenTree
 
@@ -44,14 +43,13 @@ def tree(seed: int) -> TokenTree:
     return TokenTree.from_parents(tokens, torch.tensor(PARENTS).expand(3, -1), valid, max_depth=3, max_children=2)
 
 
-def compare(model: PreTrainedModel, change: Callable[[LlamaPass], None] = lambda fast: None) -> float:
+def compare(model: PreTrainedModel) -> float:
     """The greatest difference of logits over trees behind ragged rows, between the kernels and the modules."""
     input_ids, mask = ragged_prompts()
     target = TransformersTarget(model, input_ids, mask, max_new_tokens=12, max_draft_nodes=len(PARENTS))
     target.prefill()
     fast = llama_pass(model, 40)
     assert fast is not None
-    change(fast)
     worst = 0.0
     for step in range(2):
         drafted = tree(step)
@@ -68,17 +66,6 @@ def compare(model: PreTrainedModel, change: Callable[[LlamaPass], None] = lambda
 def test_trees_are_judged_as_by_the_modules(own_kernels, family):
     assert compare(make(family)) < 1e-4
     assert compare(make(family, torch.bfloat16)) < 1.0  # logits of up to 20 in eight bits
-
-
-def test_a_wrong_rotation_is_seen(own_kernels):
-    def off_by_one(fast: LlamaPass) -> None:
-        fast._weights.rotary.copy_(fast._weights.rotary.roll(1, 0))
-
-    def neighbours(fast: LlamaPass) -> None:
-        object.__setattr__(fast._weights.geometry, "rotary_halves", False)
-
-    for fault in (off_by_one, neighbours):
-        assert compare(make("Llama"), fault) > 1e-2
 
 
 class Doubled(nn.Linear):

@@ -85,25 +85,6 @@ def test_a_draft_models_own_end_and_settings_do_not_count():
 # Ends within drafts
 
 
-@pytest.mark.parametrize("method", ["prompt-lookup", "jacobi", "itself"])
-def test_nothing_follows_a_stop_token_that_was_drafted(method):
-    """A prompt in which the newest tokens were followed by a stop token, and more."""
-    model = language_models.make("llama")
-    players: dict[str, Any] = {"draft_model": model} if method == "itself" else {"method": method}
-    for seed in range(4):
-        ids, mask = one(ragged_prompts(seed))
-        whole = language_models.by_generate(model, (ids, mask), COUNT, [])
-        for place in (1, 4, 9):
-            # What will be said stands in the prompt already, so that it is copied whole.
-            prompt = torch.cat([whole, ids], 1)
-            prompts = prompt, torch.ones_like(prompt)
-            plain = language_models.by_generate(model, prompts, COUNT, [])
-            end = int(plain[0, prompt.shape[1] + place])
-            wanted = language_models.by_generate(model, prompts, COUNT, [end])
-            assert torch.equal(by_custom(model, prompts, eos_token_id=end, **players), wanted)
-            assert int(wanted[0, -1]) == end
-
-
 def test_a_stop_token_that_pads_too_ends_rows_once():
     """Many models pad by the token that ends a row."""
     model, prompts = language_models.make("llama"), ragged_prompts(1)
@@ -113,14 +94,6 @@ def test_a_stop_token_that_pads_too_ends_rows_once():
     for players in ({}, {"draft_model": model}):
         result = by_custom(model, prompts, 14, eos_token_id=end, pad_token_id=end, **players)
         assert torch.equal(result, wanted)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_drafts_do_not_pass_the_greatest_length(count):
-    model, prompts = language_models.make("llama"), ragged_prompts(2)
-    wanted = language_models.by_generate(model, prompts, count, [])
-    for players in ({}, {"draft_model": model, "draft_length": 9}, {"prompt_lookup_num_tokens": 30}):
-        assert torch.equal(by_custom(model, prompts, count, **players), wanted)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -147,19 +120,6 @@ def test_left_padding_changes_no_row():
             first = int((prompts[1][row] == 0).sum())
             alone = prompts[0][row : row + 1, first:], prompts[1][row : row + 1, first:]
             assert torch.equal(by_custom(model, alone, **players)[0, 9 - first :], together[row])
-
-
-@pytest.mark.parametrize(
-    ("architecture", "cache"),
-    [("mistral", None), ("gemma3", None), ("qwen3", "static"), ("gemma3", "static"), ("mistral", "dynamic")],
-)
-def test_windows_and_static_caches(architecture, cache):
-    """Prompts longer than the window, and texts that grow far past it. Assisted decoding refuses static caches."""
-    model, prompts = language_models.make(architecture), ragged_prompts(3, length=4 * WINDOW)
-    wanted = language_models.by_generate(model, prompts, 4 * WINDOW, [])
-    small = language_models.disturbed(model, 0.02)
-    for players in ({}, {"draft_model": small}):
-        assert torch.equal(by_custom(model, prompts, 4 * WINDOW, cache_implementation=cache, **players), wanted)
 
 
 def test_the_models_own_configuration_is_not_written_to():

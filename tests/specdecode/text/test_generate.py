@@ -143,14 +143,6 @@ def test_learned_positions_end_and_are_used_to_the_last():
     assert torch.equal(drafted.sequences, wanted)
 
 
-def test_prompt_lookup_may_be_called_as_in_transformers():
-    model, prompts = language_models.make("llama"), ragged_prompts()
-    named = specdecode.generate(model, prompts[0], max_new_tokens=20, prompt_lookup_num_tokens=3)
-    ours = specdecode.generate(model, prompts[0], max_new_tokens=20, draft_length=3)
-    assert torch.equal(named.sequences, ours.sequences)
-    assert named.trace.accepted_lengths == ours.trace.accepted_lengths
-
-
 def test_tokens_that_end_rows_may_be_a_tensor():
     model, prompts = language_models.make("llama"), ragged_prompts(1)
     ends = [int(language_models.by_generate(model, prompts, 8, [])[0, 9 + 3]), 5]

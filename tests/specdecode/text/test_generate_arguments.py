@@ -166,31 +166,6 @@ def test_a_processor_may_depend_on_the_row_and_refuse_impossible_texts():
         assert torch.equal(result.sequences, wanted), method
 
 
-class _AllAtOnce(ProcessedVerifier):
-    """A fault: every drafted place sees the text before the draft."""
-
-    def _processed(self, logits: Tensor, tokens: Tensor, counts: list[int], rows: list[int]) -> Tensor:
-        least = getattr(self, "_least", None) or list(counts)
-        self._least = [min(pair) if pair[1] - pair[0] < 9 else pair[1] for pair in zip(least, counts, strict=True)]
-        return super()._processed(logits, tokens, self._least, rows)
-
-
-class _OneTooFew(Texts):
-    """A fault: the newest token is not in the text."""
-
-    def of(self, tokens: Tensor, counts: Any, rows: Any) -> Any:
-        for texts, members in super().of(tokens, counts, rows):
-            yield texts[:, :-1], members
-
-
-@pytest.mark.parametrize("fault", [_AllAtOnce, _OneTooFew])
-def test_texts_that_are_wrong_are_noticed(fault, monkeypatch):
-    model, prompts = language_models.make("llama"), ragged_prompts(2)
-    monkeypatch.setitem(specdecode.generate.__globals__, fault.__mro__[1].__name__, fault)
-    result = speculate(model, "prompt-lookup", prompts, max_new_tokens=16, no_repeat_ngram_size=2)
-    assert not torch.equal(result.sequences, theirs(model, prompts, no_repeat_ngram_size=2))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Sampling
 

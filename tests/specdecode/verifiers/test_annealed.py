@@ -9,7 +9,6 @@ from scipy import stats
 from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
-import specdecode.verifiers.annealed as annealed
 from specdecode.loop import decode
 from specdecode.roles import Draft, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
@@ -192,23 +191,6 @@ def test_above_weight_one_the_residual_is_that_of_the_exact_rule():
     for weight in (1.0, 1.3, 4.0):
         beyond = (last - torch.minimum(drawn_from, weight * last)).clamp(min=0)
         assert torch.equal(beyond, (last - drawn_from).clamp(min=0))
-
-
-# ---- planted faults ----
-
-
-def test_fault_the_exact_residual_below_weight_one(monkeypatch):
-    judge = annealed.judge_chain
-    monkeypatch.setattr(annealed, "judge_chain", lambda *arguments: judge(*arguments[:-1]))
-    assert min(p_values(AnnealedVerifier(0.6, 0), [P[0], P[1]])) < 1e-9
-
-
-def test_fault_weights_in_the_wrong_order(monkeypatch):
-    verifier = AnnealedVerifier(1.1, 0.7)
-    weights = verifier.weights(2)
-    expected = [emitted_distribution(P[i], Q[i], weight) for i, weight in enumerate(weights)]
-    monkeypatch.setattr(verifier, "weights", lambda length: weights[::-1])
-    assert min(p_values(verifier, expected)) < 1e-9
 
 
 # ---- bad input ----

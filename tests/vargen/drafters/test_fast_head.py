@@ -1,6 +1,5 @@
 """The EAGLE head by the project's own kernels: the modules' numbers, and the same bits however pairs are fed."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from llamagen_models import CONDITION_LENGTH, make_model, valid_mask
 from torch import Tensor, nn
 
-from specdecode.kernels.fast_pass import FastPass
 from vargen.drafters.eagle_head import EagleHead
 from vargen.models.llamagen.llamagen_draft_head import LlamaGenDraftHead
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget
@@ -17,21 +15,6 @@ LENGTHS = [5, 3, 1]
 DEPTHS = [None, [1, 2]]
 DTYPES = [torch.float32, torch.bfloat16]
 PAIRS = 4
-
-
-@pytest.fixture
-def served(own_kernels: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How many passes the kernels have served."""
-    count = []
-    run = FastPass.run
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        result = run(*arguments, **named)
-        count.extend([] if result is None else [1])
-        return result
-
-    monkeypatch.setattr(FastPass, "run", counted)
-    return lambda: len(count)
 
 
 def networks(feature_layers: list[int] | None, dtype: torch.dtype) -> Any:
@@ -102,11 +85,11 @@ class Fed:
 def test_the_numbers_are_the_modules(served, monkeypatch, dtype, feature_layers, guidance_scale):
     parts = networks(feature_layers, dtype)
     fast = Fed(parts, guidance_scale=guidance_scale).chain(2)
-    assert served() == 2 + 1 + 2  # target: prompt, tokens; head: prompt, two passes
+    assert sum(served) == 2 + 1 + 2  # target: prompt, tokens; head: prompt, two passes
     monkeypatch.setenv("VARGEN_KERNELS", "plain")
     plain = Fed(parts, guidance_scale=guidance_scale).chain(2)
     exact = Fed([nn.Module.to(part, torch.float64) for part in parts], guidance_scale=guidance_scale).chain(2)
-    assert served() == 5
+    assert sum(served) == 5
     for own, usual, best in zip(fast, plain, exact, strict=True):
         assert own.dtype == usual.dtype and own.shape == usual.shape
         error = (own - best).abs().max()
@@ -130,7 +113,7 @@ def test_a_pair_has_the_same_bits_however_it_is_fed(served, dtype, feature_layer
     assert torch.equal(branch, together[0][:, :3])
     faulty = torch.cat(Fed(parts).levels(sees_other=True), 1)  # planted: a node sees the other branch
     assert torch.equal(faulty[:, :2], branch[:, :2]) and not torch.equal(faulty[:, 2], branch[:, 2])
-    assert served() == 3 + 1 + (3 + 4) + (3 + 2) + 3 * (3 + 4) + 2 * (3 + 3)
+    assert sum(served) == 3 + 1 + (3 + 4) + (3 + 2) + 3 * (3 + 4) + 2 * (3 + 3)
 
 
 @pytest.mark.parametrize("name", ["fc", "ff.down_proj", "token_embedding", "lm_head"])
@@ -139,12 +122,12 @@ def test_whatever_stands_in_a_modules_place_is_obeyed(served, name):
     model, drafter = networks(None, torch.float32)
     fast = Fed((model, drafter)).chain(1)[0]
     owner = model if name == "lm_head" else drafter
-    passes = served()
+    passes = sum(served)
     hook = owner.get_submodule(name).register_forward_hook(lambda module, inputs, output: output * 0)
     hooked = Fed((model, drafter)).chain(1)[0]
     hook.remove()
     # Where the output head is touched, the target's two passes are torch's, else the drafter's five.
-    assert served() == passes + (5 if name == "lm_head" else 2)
+    assert sum(served) == passes + (5 if name == "lm_head" else 2)
     assert not torch.allclose(hooked, fast)
     assert torch.equal(Fed((model, drafter)).chain(1)[0], fast)
 

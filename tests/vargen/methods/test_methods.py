@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from vargen.methods.jacobi import JacobiConfig
 from vargen.methods.trees import FIXED_TREES
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
-STUDIED = Path(__file__).parents[3] / "benchmarks" / "methods"
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]
 
 
@@ -74,19 +72,6 @@ def test_greedy_pictures_of_exact_methods_are_those_of_plain_decoding(drafting_p
     plain = make(drafting_pipeline, "ar", [0, 1, 2], temperature=0.0)
     fast = make(drafting_pipeline, resolve_method(name, options), [0, 1, 2], temperature=0.0)
     assert torch.equal(plain.tokens, fast.tokens)
-
-
-@pytest.mark.parametrize("config", methods_for("image").values(), ids=lambda config: config.name)
-def test_a_picture_does_not_depend_on_its_batch(drafting_pipeline, config):
-    options: dict[str, Any] = {"window": 4} if "window" in config.__dataclass_fields__ else {}
-    if "draft_length" in config.__dataclass_fields__:
-        options = {"draft_length": 3}
-    if "total_tokens" in config.__dataclass_fields__:
-        options = {"total_tokens": 10, "depth": 3}
-    method = resolve_method(config.name, options)
-    together = make(drafting_pipeline, method, [0, 1, 2]).tokens
-    for row in range(3):
-        assert torch.equal(make(drafting_pipeline, method, [row]).tokens[0], together[row])
 
 
 @pytest.mark.parametrize("config", methods_for("image").values(), ids=lambda config: config.name)
@@ -285,28 +270,6 @@ def test_the_papers_own_settings_are_the_papers():
         preset = resolve_method(name).to_dict()
         assert (preset["name"], preset["total_tokens"], preset["depth"], preset["mode"]) == ("vvs", 59, 5, "release")
         assert preset["truncate"] and not preset["refresh"] and preset["children"] == "top"
-
-
-@pytest.mark.parametrize("nodes", [9, 25, 57])
-def test_sampled_trees_have_the_sizes_that_they_are_named_by(nodes):
-    method = resolve_method(str(STUDIED / f"eagle-sampled-{nodes}.yaml"))
-    (size,) = method.sizes(256)
-    assert size.total_tokens == nodes + 1 and method.exact and method.to_dict()["children"] == "sampled"
-
-
-CHAIN = {"tree": [[0], [0, 0], [0, 0, 0]], "depth": 3, "children": "sampled"}
-
-
-def test_skipping_composes_with_sampled_chains_and_exact_verification(drafting_pipeline):
-    """A likeness that nothing reaches skips nothing: the pictures are those of the chain without skipping."""
-    eagle = make(drafting_pipeline, resolve_method("eagle", CHAIN), [0, 1, 2])
-    vvs = {**CHAIN, "delta": 0.0, "schedule": "likeness"}
-    never = make(drafting_pipeline, resolve_method("vvs", {**vvs, "threshold": 1.0}), [0, 1, 2])
-    always = make(drafting_pipeline, resolve_method("vvs", {**vvs, "threshold": 0.0}), [0, 1, 2])
-    assert torch.equal(eagle.tokens, never.tokens) and never.trace.skipped_steps == 0
-    assert always.trace.skipped_tokens >= 2 * always.trace.skipped_steps > 0
-    assert always.trace.target_passes < eagle.trace.target_passes
-    assert always.trace.relaxed_tokens == 0 and always.trace.tokens == 3 * 16
 
 
 @pytest.mark.parametrize("method", methods_for("image").values(), ids=lambda method: method.name)

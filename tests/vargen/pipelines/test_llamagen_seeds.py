@@ -110,14 +110,6 @@ def test_greedy_decoding_is_the_argmax_of_one_teacher_forced_pass(tiny_pipeline)
     assert torch.equal((null + 3.0 * (conditional - null)).argmax(-1), tokens)
 
 
-def test_a_place_may_be_a_path_or_a_string(tiny_model_folder, tmp_path):
-    for place in (tiny_model_folder, str(tiny_model_folder)):
-        assert LlamaGenPipeline.from_pretrained(place).image_size == 8
-    for place in (tmp_path / "nowhere", str(tmp_path / "nowhere")):
-        with pytest.raises(ValueError, match="does not exist; name a folder"):
-            LlamaGenPipeline.from_pretrained(place)
-
-
 def test_pixels_can_be_decoded_in_bfloat16(tiny_pipeline, monkeypatch):
     codes = torch.arange(32).view(2, 16) % 24
     weights = {name: value.clone() for name, value in tiny_pipeline.vqvae.state_dict().items()}

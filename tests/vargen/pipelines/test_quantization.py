@@ -12,7 +12,6 @@ import torch
 from tiny_pipelines import build_tiny_pipeline
 from torch import Tensor, nn
 
-from specdecode.kernels.fast_pass import FastPass
 from specdecode.kernels.quantized import Int4Linear, Int8Linear
 from vargen.base.errors import UserError
 from vargen.checkpoints.options import ModelOptions
@@ -38,21 +37,6 @@ def copied(own_kernels: None, drafting_pipeline: LlamaGenPipeline) -> LlamaGenPi
 def quantized(copied: LlamaGenPipeline) -> LlamaGenPipeline:
     """A LlamaGen in int8."""
     return copied.quantize()
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of every pass that may run in the kernels, whether it did."""
-    found: list[bool] = []
-    run = FastPass.run
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        result = run(*arguments, **named)
-        found.append(result is not None)
-        return result
-
-    monkeypatch.setattr(FastPass, "run", counted)
-    return found
 
 
 def draw(

@@ -8,17 +8,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from streamed import streamed
+from streamed import FIGURES, check_stream, streamed
 
-from specdecode.kv_cache import StaticKVCache
-from specdecode.sampling import RandomStreams
 from vargen.base.errors import NotFiniteError, UserError
-from vargen.drafters.eagle_draft_head import EagleDraftHead
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import methods_for, resolve_method
-from vargen.methods.vvs.feature_cache import FeatureCache
-from vargen.methods.vvs.schedule import UniformSchedule
-from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.pipelines.base import beside
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.pipelines.streaming import FinishedPicture
@@ -65,24 +59,9 @@ def draw(
 def check(
     pipeline: LlamaGenPipeline, method: str | ImageMethodConfig, seeds: Sequence[int], batch_size: int, **other: Any
 ) -> None:
-    pictures = draw(pipeline, method, seeds, batch_size, **other)
-    arrived = draw(pipeline, method, seeds, batch_size, arrive=True, **other)
-    assert [picture.index for picture in pictures] == list(range(len(seeds)))
-
-    def called(seeds: Sequence[int]) -> Any:
-        prompts = [PROMPTS[seed % len(PROMPTS)] for seed in seeds]
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        return pipeline(prompts, generator=generators, method=method, output_type="latent", **other)
-
-    together, last = called(seeds), called(seeds[-1:])
-    assert torch.equal(together.tokens[-1:], last.tokens), "rows of one call are those of calls of their own"
     timed = len(pipeline.resolve_method(method).sizes(16)) > 1  # what is drafted, and how much of it stays
-    for row, pair in enumerate(zip(pictures, arrived, strict=True)):
-        for each in pair:
-            assert torch.equal(each.tokens, together.tokens[row]) and torch.equal(each.image, together.images[row])
-            for figure in () if timed else ("accepted_lengths", "token_origins", "row_passes", "drafted"):
-                assert getattr(each.trace, figure) == getattr(together.trace.of_row(row), figure), figure
-            assert timed or each.trace.skipped_tokens == together.trace.of_row(row).skipped_tokens
+    prompts = [PROMPTS[seed % len(PROMPTS)] for seed in seeds]
+    check_stream(pipeline, prompts, seeds, batch_size, () if timed else FIGURES, method=method, **other)
 
 
 @pytest.mark.parametrize(
@@ -177,48 +156,3 @@ def test_bad_numbers_and_bad_arguments_are_told(pipeline, monkeypatch):
     broken.transformer.lm_head.weight.data[3] = torch.inf
     with pytest.raises(NotFiniteError, match=r"picture [12] of the stream"):
         draw(broken, "ar", range(4), 2)
-
-
-def nothing(self: Any, rows: torch.Tensor, other: Any, *_: Any) -> None:
-    """In place of a `replace_rows`: whatever it should have replaced stays."""
-
-
-def without_lengths(self: StaticKVCache, rows: torch.Tensor, other: StaticKVCache, num_slots: int) -> None:
-    """The cache's keys and values stay those of the row before."""
-    self.lengths.index_copy_(0, rows, other.lengths)
-    assert self.starts is not None and other.starts is not None
-    self.starts = self.starts.index_copy(0, rows, other.starts)
-
-
-def without_starts(self: StaticKVCache, rows: torch.Tensor, other: StaticKVCache, num_slots: int) -> None:
-    """Padding of a prompt is where the row before had it."""
-    starts = self.starts
-    _REPLACE_CACHE(self, rows, other, num_slots)
-    self.starts = starts
-
-
-_REPLACE_CACHE = StaticKVCache.replace_rows
-
-
-@pytest.mark.parametrize(
-    ("player", "planted", "method"),
-    [
-        (StaticKVCache, without_lengths, "ar"),
-        (StaticKVCache, without_starts, "ar"),
-        (LlamaGenTarget, nothing, "ar"),
-        (EagleDraftHead, nothing, "eagle"),
-        (FeatureCache, nothing, "vvs"),
-        (UniformSchedule, nothing, "vvs"),
-        (RandomStreams, None, "jacobi"),
-    ],
-)
-def test_what_stays_of_the_picture_before_is_noticed(pipeline, player, planted, method, monkeypatch):
-    options: dict[str, Any] = {"total_tokens": 10, "depth": 3} if method == "eagle" else {}
-    if method == "vvs":
-        options = {**SKIPPING, "schedule": "uniform", "interval": 3}
-    if planted is None:
-        monkeypatch.setattr(player, "with_rows", lambda self, rows, other: self)
-    else:
-        monkeypatch.setattr(player, "replace_rows", planted)
-    with pytest.raises((AssertionError, RuntimeError, IndexError)):
-        check(pipeline, resolve_method(method, options), range(100, 108), 2)

@@ -7,7 +7,7 @@ import family_pipelines
 import pytest
 import torch
 from random_heads import save_random_head
-from streamed import streamed
+from streamed import check_stream, streamed
 
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.emu3 import Emu3Pipeline
@@ -54,20 +54,7 @@ def draw(pipeline: Any, **arguments: Any) -> list[Any]:
 def test_a_picture_of_a_stream_is_that_of_its_seed(family, pipeline, head, name, options, scale):
     own = {"drafter": head} if name == "eagle" else {}
     arguments = {"method": resolve_method(name, {**options, **own}), "guidance_scale": scale, **FAMILIES[family]}
-    pictures, arrived = (draw(pipeline, batch_size=2, arrive=arrive, **arguments) for arrive in (False, True))
-    assert [picture.index for picture in pictures] == list(range(len(PROMPTS)))
-
-    def called(part: slice) -> Any:
-        generators = [torch.Generator().manual_seed(seed) for seed in SEEDS[part]]
-        return pipeline(PROMPTS[part], generator=generators, output_type="latent", **arguments)
-
-    together, last = called(slice(None)), called(slice(-1, None))
-    assert torch.equal(together.tokens[-1:], last.tokens), "rows of one call are those of calls of their own"
-    for row, pair in enumerate(zip(pictures, arrived, strict=True)):
-        for each in pair:
-            assert torch.equal(each.tokens, together.tokens[row]) and torch.equal(each.image, together.images[row])
-            for figure in ("accepted_lengths", "token_origins", "row_passes"):
-                assert getattr(each.trace, figure) == getattr(together.trace.of_row(row), figure), figure
+    check_stream(pipeline, PROMPTS, SEEDS, 2, **arguments)
 
 
 def test_places_are_taken_at_once_and_fixed_batches_wait(family, pipeline):

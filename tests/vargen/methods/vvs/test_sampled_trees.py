@@ -49,11 +49,6 @@ def test_the_drafters_choice_takes_what_the_drafter_would_draw():
     assert (shares_taken("drafter") - CHANCES).abs().max() < 0.02
 
 
-def test_a_sibling_taken_as_if_it_were_drawn_alone_is_noticed():
-    """The planted fault: any of the siblings, though the second one was drawn from what the first had left."""
-    assert (shares_taken("sample") - CHANCES).abs().max() > 0.05
-
-
 def test_the_likeness_of_a_first_child_is_its_own_probability_where_codes_are_nothing_alike():
     draft, state = drawn_siblings()
     schedule = LikenessSchedule(0.4, PathSelector("drafter", truncate=False), CODES, min_count=1)

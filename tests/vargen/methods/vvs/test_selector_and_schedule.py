@@ -204,15 +204,6 @@ def test_kernels_take_what_torch_takes_of_chains_and_other_trees(
     assert found == [found[0]] * 4 and found[0] != [0] * 5
 
 
-def test_likeness_schedules_stop_at_the_first_token_that_is_unlike():
-    """Whatever comes behind it."""
-    given = torch.tensor([[1.0, 0.2, 0.9, 0.9, 0.9], [1.0, 0.9, 0.9, 0.2, 0.9], [1.0, 0.9, 0.2, 0.9, 0.9]])
-    draft = Draft(TokenTree.chain(torch.arange(5).expand(3, -1)), confidence=given.cumprod(1).log())
-    schedule = LikenessSchedule(0.5, PathSelector("confidence", truncate=False), CODEBOOK, min_count=2)
-    selection = schedule.select(draft, state_of([20] * 3))
-    assert selection is not None and selection.counts.tolist() == [0, 2, 0]
-
-
 def test_likeness_schedules_wait_for_the_first_tokens():
     draft = simple_draft([[0, 3, 3]] * 2)
     draft.confidence = torch.tensor([[0.0, math.log(0.5), math.log(0.5)]] * 2)

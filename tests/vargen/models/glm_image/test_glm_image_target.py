@@ -19,7 +19,7 @@ from vargen.methods.catalogue import resolve_method
 from vargen.models.glm_image.glm_image_components import GlmImageComponents
 from vargen.models.glm_image.glm_image_target import GlmImageTarget
 from vargen.models.glm_image.positions import drawn_positions, prompt_positions
-from vargen.models.glm_image.prior_request import PriorRequest, read_request, upsampled
+from vargen.models.glm_image.prior_request import read_request, upsampled
 from vargen.models.reuse import Reuse
 
 WITH_PICTURES = pytest.mark.parametrize("pictures", [False, True], ids=["text", "pictures"])
@@ -180,19 +180,6 @@ def probabilities(case: _Case) -> Tensor:
 def test_priors_come_as_often_as_they_should(case, probabilities, method, options):
     target = GlmImageTarget(case.model, case.request, max_draft_nodes=6)
     assert case.p_value(method, options, probabilities, target) > 1e-3
-
-
-class _OnALine(GlmImageTarget):
-    """Drawn tokens stand in a row, as those of a text."""
-
-    def __init__(self, model: GlmImageForConditionalGeneration, request: PriorRequest, **options: int) -> None:
-        super().__init__(model, request, **options)
-        start = request.position_ids.amax((0, 2))[:, None] + 1
-        self._positions = lambda places: (start + places).expand(3, -1, -1)
-
-
-def test_positions_on_a_line_are_noticed(case, probabilities):
-    assert case.p_value("ar", {}, probabilities, _OnALine(case.model, case.request)) < 1e-6
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -71,14 +71,6 @@ def test_greedy_tokens_are_those_of_plain_decoding(
         assert sum(sum(row) for row in drafted.trace.accepted_lengths) > 0
 
 
-def test_a_drafter_that_is_the_model_itself_is_always_right(pipeline, tmp_path):
-    pipeline.model.save_pretrained(tmp_path)
-    method = resolve_method("draft-model", {"draft_model": str(tmp_path), "draft_length": 5})
-    assert draw(pipeline, method).trace.target_passes == 1 + -(-15 // 6)
-    sampled = draw(pipeline, method, temperature=1.0, top_k=0)
-    assert sampled.trace.target_passes == 1 + -(-15 // 6)
-
-
 def test_compiled_both_models_take_over_the_caches_of_the_last_batch(tmp_path):
     """Captured graphs write to fixed addresses."""
     model = janus_models.make(num_layers=1)  # every layer is captured for every width

@@ -5,8 +5,8 @@ import itertools
 import janus_models
 import pytest
 import torch
-from janus_models import BOI, BOS, PAD, PROMPTS
-from target_contract import TargetContract, p_value, run
+from janus_models import BOI, BOS, PAD
+from target_contract import TargetContract, p_value
 from torch import Tensor
 from transformers import JanusForConditionalGeneration
 from transformers.generation import (
@@ -17,11 +17,9 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from specdecode.roles import TargetOutput
 from specdecode.sampling import SamplingConfig
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
-from vargen.methods.catalogue import resolve_method
 from vargen.models.janus.janus_components import JanusComponents
 from vargen.models.janus.janus_target import JanusTarget, SpecialTokens
 from vargen.models.janus.vq import intensities
@@ -139,53 +137,8 @@ def test_another_guidance_is_noticed(small_model, probabilities):
 # Faults
 
 
-class _GuidesTheOtherWay(JanusTarget):
-    """Away from the prompt."""
-
-    def combine(self, output: TargetOutput, places: Tensor | None = None) -> TargetOutput:
-        return super().combine(TargetOutput(torch.cat(output.logits.chunk(2)[::-1]), output.hidden_states), places)
-
-
-class _ReadsTheWordsTable(JanusTarget):
-    """Image tokens are embedded as if they were words."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.embed = lambda tokens: self.model.get_input_embeddings()(tokens % len(janus_models.WORDS))
-
-
-class _NullMissesThePadding(JanusTarget):
-    """Null rows see padding, and so one place off."""
-
-    def __init__(self, model: JanusForConditionalGeneration, ids: Tensor, mask: Tensor, **options: float) -> None:
-        super().__init__(model, ids, mask, **options)  # type: ignore[arg-type]
-        assert self.prompt_mask is not None
-        self.prompt_mask[3:] = True
-
-
-@pytest.mark.parametrize("fault", [_GuidesTheOtherWay, _ReadsTheWordsTable, _NullMissesThePadding])
-def test_planted_faults_change_tokens(model, fault):
-    wanted = janus_models.by_generate(model, *janus_models.prompts(), 5.0)
-    assert not torch.equal(run(fault(model, *janus_models.prompts(), guidance_scale=5.0)).tokens, wanted)
-
-
-def test_words_that_are_left_in_the_null_prompt_are_noticed(model, monkeypatch):
-    wanted = janus_models.by_generate(model, *janus_models.prompts(), 5.0)
-    monkeypatch.setattr(SpecialTokens, "null_prompt", lambda self, ids: torch.full_like(ids, self.padding))
-    assert not torch.equal(run(JanusTarget(model, *janus_models.prompts(), guidance_scale=5.0)).tokens, wanted)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # What Janus offers methods
-
-
-def test_what_there_is_none_of_is_refused_in_one_line(model):
-    components = JanusComponents(model, JanusTarget(model, *janus_models.prompts()), Reuse())
-    assert components.num_tokens == 16 and len(PROMPTS) == components.target.batch_size
-    with pytest.raises(UserError, match="drafter: Janus came without one; train one with `vargen train drafter`"):
-        resolve_method("eagle").build(components)
-    with pytest.raises(UserError, match="draft_model: Janus came without one; name a smaller Janus"):
-        resolve_method("draft-model").build(components)
 
 
 def test_codes_are_compared_as_the_decoder_looks_them_up(model):

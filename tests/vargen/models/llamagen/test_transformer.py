@@ -175,41 +175,6 @@ def test_rotary_against_the_definition(monkeypatch, head_dim, compiling):
             torch.testing.assert_close(turned[0, place, head].double(), expected, atol=1e-5, rtol=0)
 
 
-def test_halves_of_the_table():
-    table = build_rotary_table(16, 64)
-    identity = torch.tensor([1.0, 0.0]).expand(32, 2)
-    assert torch.equal(table[0], identity)
-    assert torch.equal(table[16, 16:], identity[16:]) and not torch.equal(table[16, :16], identity[:16])
-    assert torch.equal(table[1, :16], identity[:16]) and not torch.equal(table[1, 16:], identity[16:])
-
-
-@pytest.mark.parametrize("compiling", [False, True])
-def test_condition_queries_and_keys_vanish(monkeypatch, compiling):
-    """Zero rows, not identity: cosine and sine are both 0."""
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-    model = make_model()
-    rows = model.rotary_rows(torch.tensor([[CONDITION_POSITION, 0]]))
-    assert torch.equal(rows[0, 0], torch.zeros_like(rows[0, 0]))
-    states = torch.randn(1, 2, 4, model.head_dim)
-    turned = apply_rotary(states, rows)
-    assert torch.equal(turned[:, 0], torch.zeros_like(turned[:, 0]))
-    assert torch.equal(turned[:, 1], states[:, 1])
-
-
-def test_keys_of_the_condition_are_cached_as_zero():
-    model = make_model()
-    cache = make_cache(model, 1, CONDITION_LENGTH)
-    with torch.no_grad():
-        model(
-            inputs_embeds=torch.randn(1, CONDITION_LENGTH, 32),
-            positions=torch.full((1, CONDITION_LENGTH), CONDITION_POSITION),
-            attention_mask=condition_attention_mask(valid_mask([CONDITION_LENGTH])),
-            kv_cache=cache,
-        )
-    assert all(not keys.any() for keys in cache.keys)
-    assert all(values.any() for values in cache.values)
-
-
 @torch.no_grad()
 def test_identity_rows_let_image_tokens_choose_among_condition_tokens():
     """With zero rows the weights of condition tokens are equal, whatever they say; with identity rows they are not."""
@@ -380,29 +345,6 @@ def test_one_pass_over_a_tree_equals_its_paths(seed, kv_heads, bounded, identity
             cache.advance(CONDITION_LENGTH + torch.tensor([len(path) for path in paths]) - cache.lengths)
 
 
-@pytest.mark.parametrize("dim", [32, 200])  # 200 with two heads: the head dimension 100 of the 3B model
-@torch.no_grad()
-def test_token_by_token_equals_teacher_forcing(dim):
-    model = make_model(dim=dim, num_attention_heads=2, condition_type="class")
-    tokens = torch.randint(0, 29, (2, 16))
-    condition = model.embed_condition(class_labels=torch.tensor([1, 6]))
-    expected = training_forward(model, condition, None, tokens)
-    cache = make_cache(model, 2, 17)
-    one = torch.ones(1, 1, 1, dtype=torch.bool)
-    logits = []
-    for step in range(16):
-        output = model(
-            input_ids=tokens[:, step - 1 : step] if step else None,
-            inputs_embeds=None if step else condition,
-            positions=torch.full((1, 1), step - 1 if step else CONDITION_POSITION),
-            attention_mask=cache.attention_mask(one),
-            kv_cache=cache,
-        )
-        cache.advance(1)
-        logits.append(output.logits)
-    torch.testing.assert_close(torch.cat(logits, 1), expected, atol=1e-4, rtol=0)
-
-
 @torch.no_grad()
 def test_logits_to_keep_and_types():
     model = make_model().to(torch.bfloat16)
@@ -425,31 +367,6 @@ def test_missing_arguments_are_named():
         model(input_ids=tokens, positions=positions, kv_cache=make_cache(model, 1, 4))
     with pytest.raises(IndexError):
         model(input_ids=tokens, positions=positions + 99)
-
-
-def test_hot_path_compiles_into_one_graph():
-    model = make_model()
-    cache = make_cache(model, 2, 12)
-
-    def step(tokens: Tensor, depths: Tensor, tree: Tensor, nodes: Tensor, counts: Tensor) -> Tensor:
-        positions = cache.lengths[:, None] + depths
-        output = model(input_ids=tokens, positions=positions, attention_mask=cache.attention_mask(tree), kv_cache=cache)
-        cache.keep(nodes, counts)
-        return output.logits
-
-    arguments = (
-        torch.tensor([[1, 2, 3], [4, 5, 6]]),
-        torch.tensor([[0, 1, 1], [0, 1, 2]]),
-        torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]], [[1, 0, 0], [1, 1, 0], [1, 1, 1]]]).bool(),
-        torch.tensor([[0, 2], [0, 1]]),
-        torch.tensor([2, 1]),
-    )
-    with torch.no_grad():
-        expected = [step(*arguments), step(*arguments)]
-        cache.reset()
-        compiled = torch.compile(step, backend="eager", fullgraph=True)
-        for logits in expected:
-            torch.testing.assert_close(compiled(*arguments), logits, atol=1e-5, rtol=0)
 
 
 def test_dropout_is_for_training_only():

@@ -1,6 +1,5 @@
 """Feature drafters beside tiny targets: no token changes, and what is cached is what a fresh run says."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,15 +13,13 @@ from specdecode.loop import DecodeResult, decode
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.video.drafters.video_draft_head import VideoDraftHead
-from vargen.video.drafters.video_head import KINDS, TargetStates, VideoHead, VisualCompressor
+from vargen.video.drafters.video_head import KINDS, TargetStates, VideoHead
 from vargen.video.drafters.video_head_folder import new_video_head
 from vargen.video.methods.trained import SparrowConfig
 from vargen.video.models.pruning import keep_uniform
 from vargen.video.models.request import VideoRequest, keep_visual, prepare_request
 from vargen.video.models.target import VideoTarget
 
-Models = Callable[..., Any]
-Inputs = Callable[..., dict[str, Tensor]]
 GREEDY, DRAWN = SamplingConfig(temperature=0.0), SamplingConfig(temperature=1.0)
 TREE, CHAIN = (DynamicTree(4), DraftSize(12, 4)), (StaticTree.chain(4), DraftSize(5, 4))
 
@@ -319,29 +316,6 @@ def test_what_a_head_cannot_do_is_refused(models, inputs_of):
 
 def _sized(shape: tuple[Any, DraftSize]) -> tuple[Any, FixedDraftSize]:
     return shape[0], FixedDraftSize(shape[1])
-
-
-def test_unscaled_scores_saturate():
-    """Features as wide as a language model's, of the norm that its last norm gives them; queries alike."""
-    torch.manual_seed(0)
-    dim = 1024
-    features = torch.randn(1, 64, dim)
-    seen = {}
-    for scale in (False, True):
-        compressor = VisualCompressor(dim, 8, scale)
-        with torch.no_grad():
-            compressor.queries.mul_(dim**0.5)
-        weights = compressor.weights(features)
-        torch.testing.assert_close(weights.sum(-1), torch.ones(1, 8))
-        seen[scale] = float(weights.detach().amax(-1).mean())  # 1 for a single token
-    assert seen[False] > 0.9 and seen[True] < 0.4
-    even = VisualCompressor(dim, 2)
-    with torch.no_grad():
-        even.queries.zero_()
-    torch.testing.assert_close(even.weights(features), torch.full((1, 2, 64), 1 / 64))
-    torch.testing.assert_close(even(features)[0, 0], features[0].mean(0), rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match="num_queries"):
-        VisualCompressor(8, 0)
 
 
 def test_sparrows_published_tree_is_a_setting():

@@ -1,7 +1,6 @@
 """Feature drafters on disk: they come back as they were, and only to the target they were trained for."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from vargen.video.drafters.video_head_folder import (
     new_video_head,
     save_video_head,
 )
-
-Models = Callable[..., Any]
 
 
 def rewrite(folder: Path, **changes: Any) -> None:

@@ -248,7 +248,7 @@ def test_packets_tell_frames_where_decoding_can_begin_with_the_first(begins, sta
 
 
 @given(st.integers(4, 4000), st.integers(4, 900), st.sampled_from([1, 2, 4]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_number_of_frames_is_sampled_as_the_processor_does(total, wanted, step):
     processor = Qwen2VLVideoProcessor(temporal_patch_size=step)
     choose, rounded = sampler(num_frames=wanted, temporal_patch_size=step), round(wanted / step) * step
@@ -274,7 +274,7 @@ def test_no_frame_behind_the_last_is_taken():
 
 
 @given(st.integers(4, 4000), st.sampled_from([8.0, 24.0, 30000 / 1001, 60.0]), st.floats(0.05, 40.0))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_rate_is_sampled_as_the_processor_does(total, source, wanted):
     expected = Qwen2VLVideoProcessor().sample_frames(VideoMetadata(total_num_frames=total, fps=source), fps=wanted)
     indices = sampler(fps=wanted)(total, source)
@@ -308,17 +308,6 @@ def test_inputs_are_those_of_giving_the_processor_the_whole_video(files, name):
         assert set(inputs) == tensors >= {"input_ids", "attention_mask", "pixel_values_videos"}
         assert all(torch.equal(inputs[key], expected[key]) for key in tensors)
         assert inputs["input_ids"].shape[0] == 1
-
-
-def test_seconds_of_a_step_come_from_the_frames_taken(files):
-    processor = build_processor(32, 8)
-    own = processor_inputs(processor, VideoFrames.from_frames(moving(8), 2.0), QUESTION)
-    assert own["second_per_grid_ts"].tolist() == [1.0]  # two frames to a step, two frames a second
-    video = read_video(files["h264.mp4"], sampler(num_frames=8))  # 41 frames, 30 a second
-    inputs = processor_inputs(processor, video, QUESTION)
-    assert inputs["second_per_grid_ts"].tolist() == pytest.approx([2 * 41 / 30 / 8])
-    assert inputs["video_grid_thw"].tolist()[0][0] == 4
-    assert {"mm_token_type_ids", "video_grid_thw"} <= set(inputs)
 
 
 @pytest.mark.parametrize("name", PROCESSORS)

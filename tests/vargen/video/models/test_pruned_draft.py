@@ -1,6 +1,5 @@
 """SpecVLM: a drafter that sees the part of the video that the target's attention chose, and drafts a tree."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,9 +18,7 @@ from vargen.video.models.pruning import keep_by_attention, keep_uniform, token_b
 from vargen.video.models.request import VideoRequest, keep_visual, prepare_request
 from vargen.video.models.target import VideoTarget
 
-Models = Callable[..., Any]
-Inputs = Callable[..., dict[str, Tensor]]
-GREEDY, DRAWN = SamplingConfig(temperature=0.0), SamplingConfig()
+GREEDY = SamplingConfig(temperature=0.0)
 TREE = StaticTree.published("mc_sim_7b_63")
 
 
@@ -32,19 +29,6 @@ def answer(target: VideoTarget, drafter: Drafter | None = None, sampling: Sampli
 def pruned_by_attention(target: VideoTarget, model: Any, request: VideoRequest, keep_ratio: float) -> PrunedDraft:
     budget = token_budget(request.num_visual, keep_ratio)
     return PrunedDraft(model, request, lambda row: keep_by_attention(target.video_attention(), budget))
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("same_model", [True, False])
-def test_specvlm_changes_no_token(architecture, models, inputs_of, same_model, sampling):
-    model, inputs = models(architecture), inputs_of(architecture, 3)
-    small = model if same_model else models(architecture, 5, 1)
-    request = prepare_request(model, inputs)
-    target = VideoTarget(model, request, capture_attention=True)
-    draft = pruned_by_attention(target, small, request if same_model else prepare_request(small, inputs), 0.3)
-    plain = answer(VideoTarget(model, request), sampling=sampling)
-    assert torch.equal(answer(target, DraftModelTreeDrafter(draft, TREE), sampling).tokens, plain.tokens)
-    assert draft.requests[0].num_visual == token_budget(request.num_visual, 0.3)
 
 
 @pytest.mark.parametrize("keep_ratio", [1.0, 0.5])

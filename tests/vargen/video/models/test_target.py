@@ -1,7 +1,5 @@
 """Video-LLMs on the core give what transformers' own `generate` gives, token for token, in fp32."""
 
-from collections.abc import Callable
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -10,12 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdecode.drafters.draft_model import DraftModelDrafter
-from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
-from specdecode.loop import DecodeResult, decode
-from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict, Verifier
 from specdecode.runs.parallel.loop import chain_layout
-from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.tree import TokenTree
 from vargen.video.methods.base import SPREADS
 from vargen.video.methods.speculative import SpeculativeConfig
@@ -31,81 +24,6 @@ from vargen.video.models.request import (
 )
 from vargen.video.models.target import VideoTarget
 from vargen.video.pipelines.components import VideoLLMComponents
-
-Models = Callable[..., Any]
-Inputs = Callable[..., dict[str, Tensor]]
-END = 2
-GREEDY = SamplingConfig(temperature=0.0)
-
-
-def by_generate(model: Any, inputs: dict[str, Tensor], max_new_tokens: int, end: int | None = None) -> list[int]:
-    """transformers' own greedy decoding."""
-    output = model.generate(
-        **inputs, max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=[end] if end is not None else [-1]
-    )
-    return output[0, inputs["input_ids"].shape[1] :].tolist()
-
-
-def answer(
-    target: VideoTarget,
-    max_new_tokens: int,
-    drafter: DraftModelDrafter | None = None,
-    verifier: Verifier | None = None,
-    end: int | None = None,
-    sampling: SamplingConfig = GREEDY,
-    seed: int = 0,
-) -> DecodeResult:
-    return decode(
-        target, max_new_tokens=max_new_tokens, sampling=sampling, streams=RandomStreams.from_seeds([seed]),
-        drafter=drafter, verifier=verifier, stop_token=end,
-    )  # fmt: skip
-
-
-def drafter_of(model: Any, request: VideoRequest, length: int = 4) -> DraftModelDrafter:
-    return DraftModelDrafter(VideoTarget(model, request), FixedDraftSize(DraftSize(length + 1, length)))
-
-
-def test_the_answer_depends_on_the_video(architecture, models, inputs_of):
-    model, inputs = models(architecture), inputs_of(architecture)
-    other = {**inputs, "pixel_values_videos": inputs_of(architecture, 9)["pixel_values_videos"]}
-    first, second = (answer(VideoTarget(model, prepare_request(model, each)), 20).tokens for each in (inputs, other))
-    assert not torch.equal(first, second)
-
-
-def test_a_pruned_drafter_of_the_same_weights_leaves_the_request_alone(architecture, models, inputs_of):
-    """Two requests and their drafters take turns on one model object."""
-    model = models(architecture)
-    states = []
-    for seed, length in ((0, 6), (4, 9)):
-        inputs = inputs_of(architecture, seed, length)
-        request = prepare_request(model, inputs)
-        kept = keep_uniform(request.num_visual, token_budget(request.num_visual, 0.2))
-        states.append((inputs, VideoTarget(model, request), VideoTarget(model, keep_visual(request, kept))))
-    for _, target, pruned in states:
-        target.prefill()
-        pruned.prefill()
-    one = torch.ones(1, 1, 1, dtype=torch.bool)
-    zero = torch.zeros(1, 1, dtype=torch.long)
-    tokens: list[list[int]] = [[], []]
-    newest = [int(target.prefill().logits[0, -1].argmax()) for _, target, _ in states]
-    for _ in range(12):
-        for number, (_, target, pruned) in enumerate(states):
-            tokens[number].append(newest[number])
-            pruned.forward(torch.tensor([[newest[number]]]), one, zero)
-            pruned.commit(zero, torch.tensor([1]))
-            logits = target.forward(torch.tensor([[newest[number]]]), one, zero).logits
-            target.commit(zero, torch.tensor([1]))
-            newest[number] = int(logits[0, 0].argmax())
-    for number, (inputs, _, _) in enumerate(states):
-        assert tokens[number] == by_generate(model, inputs, 12)
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 6, 7])
-def test_answers_have_exactly_as_many_tokens_as_asked(architecture, models, inputs_of, count):
-    model, inputs = models(architecture), inputs_of(architecture, 2)
-    request = prepare_request(model, inputs)
-    result = answer(VideoTarget(model, request), count, drafter_of(model, request))
-    assert result.tokens[0].tolist() == by_generate(model, inputs, count)
 
 
 class Recomputed:
@@ -180,19 +98,6 @@ def test_trees_and_what_is_kept_of_them_are_what_a_fresh_run_says(architecture, 
         kept = way_to(tree, choice % tree.num_nodes)
         target.commit(torch.tensor([kept]), torch.tensor([len(kept)]))
         sequence += [int(tree.tokens[0, each]) for each in kept]
-
-
-def test_eager_attention_says_the_same_of_a_tree(architecture, models, inputs_of):
-    model = deepcopy(models(architecture))
-    request = prepare_request(model, inputs_of(architecture, 7))
-    tree = TokenTree.from_parents(torch.tensor([[10, 11, 12, 13]]), torch.tensor([[-1, 0, 0, 1]]))
-    logits = []
-    for kernel in ("sdpa", "eager"):
-        model.set_attn_implementation(kernel)
-        target = VideoTarget(model, request)
-        target.prefill()
-        logits.append(target.forward(tree.tokens, tree.ancestor_mask(), tree.depth).logits)
-    torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-4)
 
 
 def test_rewinding_forgets(architecture, models, inputs_of):
@@ -332,38 +237,9 @@ def test_prompts_without_a_video_are_refused(architecture, models, inputs_of):
         prepare_request(model, inputs, VideoFeatures(torch.zeros(3, 64)))
 
 
-def test_the_right_positions_need_the_token_types(models, inputs_of):
-    inputs = {name: value for name, value in inputs_of("qwen2_5_vl").items() if name != "mm_token_type_ids"}
-    with pytest.raises(ValueError, match="mm_token_type_ids"):
-        prepare_request(models("qwen2_5_vl"), inputs)
-
-
 def test_layers_and_vocabularies_that_are_not_there(models, inputs_of):
     model = models("llava_onevision")
     request = prepare_request(model, inputs_of("llava_onevision"))
     with pytest.raises(ValueError, match="capture_layers"):
         VideoTarget(model, request, capture_layers=(4,))
     assert VideoTarget(model, request, vocab_size=295).prefill().logits.shape == (1, 1, 295)
-
-
-class Watching:
-    """A verifier that accepts what the exact one accepts, and remembers the windows."""
-
-    exact = True
-
-    def __init__(self) -> None:
-        self.widths: list[int] = []
-
-    def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
-        from specdecode.verifiers.exact import ExactVerifier
-
-        self.widths.append(draft.tree.num_nodes)
-        return ExactVerifier().accept(draft, output, state)
-
-
-def test_windows_are_as_long_as_the_drafter_says(architecture, models, inputs_of):
-    model = models(architecture)
-    request = prepare_request(model, inputs_of(architecture))
-    watching = Watching()
-    answer(VideoTarget(model, request), 15, drafter_of(model, request, length=3), watching)
-    assert set(watching.widths) == {4}

@@ -15,7 +15,6 @@ from scenes.rendering.video_file import write_video
 from specdecode.runs.parallel.loop import chain_layout
 from specdecode.trace import DecodeTrace, TokenOrigin
 from vargen.base.errors import UserError
-from vargen.base.options import options_of
 from vargen.cli import main
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import methods_for, resolve_method
@@ -77,21 +76,6 @@ def test_the_default_method_is_exact_and_its_drafter_is_there(qwen_pair, cases, 
     answer = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=6)
     assert answer.method.name == answerer.default_method != "ar" and answer.method.exact
     assert answer.token_ids == answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=6).token_ids
-
-
-@pytest.mark.parametrize("drafter", ["self", "pair"])
-@pytest.mark.parametrize("pruning", options_of(SpeculativeConfig)["pruning"].choices)
-def test_no_pruning_of_the_drafter_changes_the_answer(pair, cases, answerer_of, drafter, pruning):
-    answerer = answerer_of(pair)
-    plain = answerer.answer(cases[1].frames, QUESTION, "ar", max_new_tokens=20)
-    config = SpeculativeConfig(drafter=drafter, pruning=pruning, keep_ratio=0.25)
-    assert answerer.answer(cases[1].frames, QUESTION, config, max_new_tokens=20).token_ids == plain.token_ids
-
-
-def test_a_drafter_that_is_the_target_is_always_right(qwen_pair, cases, answerer_of):
-    config = SpeculativeConfig(drafter="self", draft_length=4)
-    answer = answerer_of(qwen_pair).answer(cases[0].frames, QUESTION, config, max_new_tokens=26)
-    assert answer.trace.mean_accepted_length == 4 and answer.trace.target_passes == 6
 
 
 TRAINED = [method for method in methods_for("video").values() if issubclass(method, TrainedDrafterConfig)]

@@ -1,6 +1,5 @@
 """Several requests at once: each row's tokens are those of its request alone, whatever its neighbours are."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.pipelines.components import VideoLLMComponents
 from vargen.video.pipelines.decoding import Decoded, Generation, decode
 
-Models = Callable[..., Any]
-Inputs = Callable[..., dict[str, Tensor]]
 # Seed, words of the question and frames of each.
 REQUESTS = ((3, 6, 4), (1, 9, 2), (4, 3, 6))
 METHODS = [method for method in methods_for("video").values() if not method.one_at_a_time]

@@ -1,6 +1,5 @@
 """What methods are built from: visual tokens that a drafter is shown, sizes that fit two models, lasting workers."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +10,6 @@ from vargen.video.models.pruning import keep_by_attention, keep_highest, visual_
 from vargen.video.models.request import keep_share
 from vargen.video.pipelines import components as module
 from vargen.video.pipelines.components import VideoLLMComponents, kept_tokens
-
-Models = Callable[..., Any]
-Inputs = Callable[..., dict[str, Tensor]]
 
 
 def test_a_drafter_is_shown_what_its_own_settings_choose(architecture, models, inputs_of):

@@ -107,12 +107,8 @@ def test_a_video_that_no_rule_fits_is_refused():
     class Processor:
         video_processor = Qwen2VLVideoProcessor()
 
-    with pytest.raises(UserError, match="reads at least 4"):
-        frame_sampler(Processor())(3, 2.0)
     with pytest.raises(UserError, match=r"900 frames, more than 768.*give num_frames or fps"):
         frame_sampler(Processor())(900, 30.0)
-    with pytest.raises(UserError, match="num_frames: 20 cannot be taken of a video of 10"):
-        frame_sampler(Processor(), num_frames=20)(10, 2.0)
 
 
 def test_what_a_video_takes_is_said_and_what_is_too_long_refused(qwen_pair, cases):

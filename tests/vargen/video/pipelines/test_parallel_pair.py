@@ -17,8 +17,6 @@ from vargen.video.models.pruning import keep_highest, token_budget, visual_gain
 from vargen.video.models.request import VideoRequest, keep_visual, prepare_request
 from vargen.video.models.target import VideoTarget
 
-Models = Callable[..., Any]
-Inputs = Callable[..., dict[str, Tensor]]
 GREEDY, SAMPLED = SamplingConfig(temperature=0.0), SamplingConfig(temperature=1.0)
 LENGTH, LAYER = 20, 1
 
@@ -63,25 +61,6 @@ def source_of(model: Any, seen: list[int] | None = None) -> Callable[..., VideoT
         return VideoTarget(model, request)
 
     return source
-
-
-@pytest.mark.parametrize("same_model", [True, False])
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_tokens_are_those_of_plain_decoding(architecture, models, inputs_of, same_model, sampling):
-    """Two questions, one after the other; the drafter may be the target itself."""
-    model = models(architecture)
-    source = source_of(model if same_model else models(architecture, 5, 1))
-    channel = InTurnChannel(source)
-    for seed, length in ((3, 6), (1, 9)):
-        inputs = inputs_of(architecture, seed, length)
-        request = prepare_request(model, inputs)
-        target = hinting(model, request, 0.4, channel.hint)
-        result = parallel(target, channel, sampling, inputs)
-        wanted, _ = plain(VideoTarget(model, request), sampling)
-        assert torch.equal(result.tokens, wanted) and len(set(wanted[0].tolist())) > 1
-        assert target.kv_cache is not None
-        fed = int(target.kv_cache.lengths) - request.length
-        assert fed == LENGTH - 1, "all but the last token were fed, and nothing else is left"
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -16,29 +16,14 @@ python="${PYTHON:-python}"
 device="${DEVICE:-cuda}"
 results="${RESULTS:-benchmarks/results/gpu}"
 methods="${METHODS:-jacobi,jacobi-wide,scd,scd-wide,vvs,vvs-paper-uniform,likeness-quality,rows-fast}"
-until=$((SECONDS + 60 * ${MINUTES:-10}))
+MINUTES="${MINUTES:-10}"
 
 ask='import sys, torch; print("torch", torch.__version__); sys.exit(not torch.cuda.is_available())'
 if [ "$device" = cuda ] && ! torch="$("$python" -c "$ask")"; then
     echo "skipped: torch finds no GPU here ($torch)"
     exit 0
 fi
-mkdir -p "$results" || exit 1
-
-failed=0
-record() { # record NAME COMMAND...: once, and within the time that is left
-    local name="$1" limit=$((until - SECONDS))
-    shift
-    [ -e "$results/$name/done" ] && return
-    echo "== $name"
-    mkdir -p "$results/$name"
-    if [ "$limit" -gt 0 ] && timeout "$limit" "$@"; then
-        touch "$results/$name/done"
-    else
-        echo "$name: not finished; the same command goes on, and what was measured is kept"
-        failed=$((failed + 1))
-    fi
-}
+. benchmarks/pieces.sh
 
 for batch in ${BATCHES:-1 8}; do
     for size in ${SIZES:-XL 8B}; do
@@ -58,5 +43,4 @@ record "passes" "$python" benchmarks/passes.py --device "$device" --output "$res
         echo --smoke --no_kernels)
 [ "$device" = cuda ] && record "graphs" "$python" -m pytest -n 0 -q -m gpu tests/specdecode/graphs/test_static_step.py
 "$python" benchmarks/gpu_table.py "$results"
-echo "$failed parts are not finished; results lie in $results"
-exit "$((failed > 0))"
+finish

@@ -2,7 +2,7 @@
 
     python benchmarks/guided_seconds.py --batch_size 8 --processes 10
 
-The shipped model in float32, one thread for each core. What the pictures lose is `rows_side_by_side.py`'s to say, by
+The shipped model, one thread for each core. What the pictures lose is `rows_side_by_side.py`'s to say, by
 labels such as `zipar 4, 12 in rows 4 to 9, 128 guided`. Writes results.json to the folder of --output.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 from metrics.tables import format_table
 from scenes.cases import scene_cases
+from specdecode.kernels.build import kind
 from vargen.base.errors import UserError
 from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.checkpoints.options import ModelOptions
@@ -41,6 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num_prompts", type=int, default=8)
     parser.add_argument("--batch_size", type=int, default=8)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--processes", type=int, default=1, help="fresh processes, one after the other")
     parser.add_argument("--output", help="folder for results.json")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table")
@@ -62,7 +64,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for method, counts in GUIDED.items()
         for guided in counts
     }
-    options = ModelOptions(dtype="float32", device="cpu")
+    options = ModelOptions(dtype=arguments.dtype, device="cpu")
     model = open_model(options)
     pipeline, _, dtype = load_pipeline(model, options)
     cases, size = scene_cases(arguments.num_prompts), arguments.batch_size
@@ -89,7 +91,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with own_calls(arguments.output) as calls:
         records = Records(calls, identity)
         compare(settings, len(firsts), call, keep, warm_up=1, records=records, shown=None)
-        told = {"batch_size": size, "dtype": dtype, "model": model.name}
+        told = {"batch_size": size, "dtype": dtype, "model": model.name, "kernels": kind()}
         rows = [
             {**row, "guided_tokens": settings[row["method"]][1], **told}
             for row in build_rows(methods, records, len(firsts))

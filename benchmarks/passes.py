@@ -39,7 +39,7 @@ import torch
 from arithmetic import flops_per_second
 
 from metrics.provenance import provenance, write_result
-from specdecode.kernels.build import why_not
+from specdecode.kernels.build import kind, why_not
 from specdecode.kernels.quantized import quantize_linears
 from vargen.base.resources import find_model
 from vargen.checkpoints.options import OWN_QUANTIZATION
@@ -227,6 +227,7 @@ class Measured:
                 "roof_share": {name: max(floors[name], arithmetic[name]) / best[name] for name in calls},
             }
         return {
+            **({"kernels": kind()} if has_kernels else {}),
             "milliseconds": times,
             "median_ms": best,
             **speed,

@@ -102,6 +102,32 @@ def test_the_script_for_a_gpu_runs_where_there_is_none(tmp_path):
     assert again.returncode == 0 and "==" not in again.stdout
 
 
+def test_the_script_for_tiles_runs_anywhere(own_kernels, tmp_path):
+    """Every part with tiny shapes; a second call goes on where the first had no time."""
+    build_drafting_pipeline().save_pretrained(tmp_path / "model")
+
+    def script(**more):
+        own = {"PYTHON": sys.executable, "RESULTS": str(tmp_path / "made"), "MODEL": str(tmp_path / "model")}
+        own |= {"METHODS": "jacobi", "SIZE": "tiny", "PROMPTS": "1", "PROCESSES": "1", "BATCHES": "1", "KINDS": "off"}
+        own |= {"PASSES": "--smoke --repeats 1", "VARGEN_TILES": "plain"}
+        command, environment = ["bash", str(BENCHMARKS / "tiles.sh")], {**os.environ, **own, **more}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1100)
+
+    done = script(MINUTES="0")
+    assert done.returncode == 1 and "weighted_off: not finished" in done.stdout, done.stdout + done.stderr
+    done = script()
+    assert done.returncode == 0 and "0 parts are not finished" in done.stdout, done.stdout + done.stderr
+    parts = ("weighted_off", "shipped_1_off")
+    kinds = {
+        row["kernels"] for part in parts for row in json.loads((tmp_path / "made" / part / "results.json").read_text())
+    }
+    rows = json.loads((tmp_path / "made" / "passes_off" / "passes.json").read_text())["rows"]
+    assert {row["kernels"] for row in rows} == kinds and len(kinds) == 1 and "tiles" not in kinds.pop()
+    assert "| jacobi" in (tmp_path / "made" / "weighted_off" / "said.txt").read_text()
+    again = script()
+    assert again.returncode == 0 and "==" not in again.stdout
+
+
 def test_every_step_of_the_sweep_names_a_script_and_a_record():
     for step in record_all.STEPS.values():
         if step.command[0] != "-m":

@@ -17,7 +17,8 @@ from results_page.records import DRAFTER_RUN, TRANSFORMER_RUN, VIDEO_RUN, Record
 _LLM = "Videos of the project's own world and its own pair of Video-LLMs. "
 TABLES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text())
 """Title, whose figures, explanation and fields by record, in the order of the page."""
-ONLY_IN_RECORDS = ("curves", "Launches that were counted", "settings", "scores", "views")
+_PASSES_HERE = "Projection beside this machine's passes of LlamaGen-XL"
+ONLY_IN_RECORDS = ("curves", "Launches that were counted", _PASSES_HERE, "settings", "scores", "views")
 """Studies of many rows, which plots and other studies read."""
 
 

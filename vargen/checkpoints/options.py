@@ -148,8 +148,8 @@ class SamplingOptions(ModelOptions):
     negative_prompt: str | None = option(None, group=SAMPLING)
     """What guidance leads away from in every picture; null for the model's own null prompt."""
     guided_tokens: int | None = option(None, least=1, most=MAX_COUNT, group=SAMPLING)
-    """Guide so many first tokens of a picture alone; the others cost one row instead of two. Half of them cost the
-    shipped model 0.6 points of claims, a quarter 3.8. null for all."""
+    """Guide so many first tokens of a picture alone; the others cost one row instead of two, and follow the prompt
+    less closely. null for all."""
     temperature: float | None = option(None, **SAMPLING_BOUNDS["temperature"], group=SAMPLING)
     """Below 1 for more likely, above 1 for more varied pictures; 0 always takes the likeliest token; null for the
     model's own."""

@@ -88,6 +88,8 @@ def build_parser(command: str, description: str, options: type[Any] | None = Non
             help="YAML file with any of these options, or the name of a shipped one; options after it override it",
         )
         parser._optionals.title = _ABOUT
+        shows = next(action for action in parser._actions if "--print_config" in action.option_strings)
+        shows.help, shows.metavar = "show all options as YAML, with those given, and end", " "
         _sort_groups(parser)
     return parser
 
@@ -179,7 +181,7 @@ def _kind(kind: Any, declared: Option) -> str:
     if get_origin(kind) in (Union, UnionType):
         return "|".join(_kind(each, declared) for each in get_args(kind) if each not in (NoneType, dict[str, Any]))
     if get_origin(kind) in (list, tuple):
-        return f"[{_kind(get_args(kind)[0], declared)},...]"
+        return f"'[{_kind(get_args(kind)[0], declared)}, ...]'"
     if get_origin(kind) is dict:
         return "SETTINGS"
     if kind in (bool, int, float):
@@ -229,7 +231,8 @@ def _reason(parser: ArgumentParser, message: str) -> str:
         return " ".join(message.split())
     options = [option for action in parser._actions for option in action.option_strings]
     flag = unknown["flag"]
-    return f"{flag} is not an option of {parser.prog}{did_you_mean(flag, options)}"
+    hint = " (write --task video)" if flag == "--videos" and "--task" in options else did_you_mean(flag, options)
+    return f"{flag} is not an option of {parser.prog}{hint}"
 
 
 def _wrong_value(parser: ArgumentParser, name: str, value: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
 
 from vargen.base.errors import UserError, did_you_mean
 from vargen.base.resources import find_config
-from vargen.commands.arguments import build_parser, fill, parse, take_task
+from vargen.commands.arguments import add_switches, build_parser, fill, parse, take_task
 from vargen.jobs.training import load_trainer, recipes, train
 
 _TASKS = {"image": "drafter", "video": "video-drafter", "text": "drafter-text"}
@@ -38,17 +40,24 @@ def run(arguments: Sequence[str]) -> int:
         "stopped run from its last checkpoint.",
         config_type,
     )
-    config = fill(config_type, parser.instantiate_classes(parse(parser, rest)))
+    add_switches(parser, quiet=False, json="print how it ended as JSON instead of a sentence")
+    values = parse(parser, rest)
+    config = fill(config_type, parser.instantiate_classes(values))
     # To standard error, and before what is learned from is loaded or made: that may take minutes.
     print(f"vargen: training the {name}", file=sys.stderr)
     result = train(name, config)
-    if signal_number := getattr(result, "stopped_by", None):  # a store of codes has none
+    run = is_dataclass(result)  # a store of codes gives words
+    if values.json:
+        print(json.dumps({"output": str(config.output), **(asdict(result) if run else {"result": result})}))
+    if run and result.stopped_by:
         print(f"vargen: interrupted at step {result.step}; the same command goes on", file=sys.stderr)
-        return 128 + signal_number
-    print(f"training of the {name} is over: {result}")
+        return 128 + result.stopped_by
+    if not values.json:
+        print(f"training of the {name} is over: {result}")
     return 0
 
 
 def _usage() -> str:
-    lines = [f"  {name:<17}  {recipe.summary}" for name, recipe in recipes().items()]
+    listed = {name.replace("drafter-text", "drafter --task text"): each.summary for name, each in recipes().items()}
+    lines = [f"  {name:<19}  {summary}" for name, summary in listed.items()]
     return "\n".join(("usage: vargen train NAME [--config FILE.yaml] [--FIELD VALUE ...]", "", *lines))

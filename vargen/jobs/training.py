@@ -33,7 +33,7 @@ OWN_RECIPES = {
     ),
     "drafter-text": Recipe(
         95,
-        "an EAGLE drafter for a causal language model, on its own answers; also `drafter --task text`",
+        "an EAGLE drafter for a causal language model, on its own answers",
         "vargen.training.text_drafter",
         "TextDrafterTrainingConfig",
         "train_text_drafter",

@@ -39,3 +39,9 @@ def test_commands_about_videos_show_no_options_of_picture_models(words, capsys):
     text = help_of(words, capsys)
     assert "--quantization" in text and not [option for option in PICTURE_MODELS if option in text]
     assert all(option in help_of("generate", capsys) for option in PICTURE_MODELS)
+
+
+def test_help_speaks_plainly_of_lists_and_of_another_task(capsys):
+    text = help_of("generate", capsys)
+    assert "--class_labels '[NUMBER, ...]'" in text and "keywords separated" not in text
+    assert main(["scenes", "--videos"]) == 2 and "(write --task video)" in capsys.readouterr().err

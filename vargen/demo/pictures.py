@@ -74,14 +74,14 @@ def draw(models: Models, model: str, method: str, settings: str, *asked: Any) ->
     Args:
         models: that the page offers.
         model, method, settings: two names, and the method's settings as text.
-        asked: prompt, seed, guidance and number of pictures.
+        asked: prompt, seed, guidance, number of pictures, negative prompt.
 
     Raises:
         UserError: pictures that cannot be drawn.
     """
     from vargen.demo.race import race
 
-    written, seed, guidance, count = asked
+    written, seed, guidance, count, negative = asked
     prompt, seeds = read_request(models, model, written, seed, count)
     config = controls.read_method(models.methods(model), method, settings)
     pipeline = models.pipeline(model)
@@ -89,8 +89,9 @@ def draw(models: Models, model: str, method: str, settings: str, *asked: Any) ->
     num_tokens = models.description(model).num_tokens
     problems = [] if isinstance(prompt, int) else pipeline.prompt_problems(prompt)
     notes = "".join(markup.notice(f"Note: {problem}") for problem in problems)
+    sampling = {"guidance_scale": guidance, "negative_prompt": (negative or "").strip() or None}
     lanes: list[Lane] = []
-    for lanes in race(pipeline, methods, prompt, seeds, guidance):
+    for lanes in race(pipeline, methods, prompt, seeds, **sampling):
         yield markup.stage(lanes, num_tokens, notes), None
     if all(lane.finished for lane in lanes):
         yield markup.stage(lanes, num_tokens, notes + verdict(*lanes)), _keep(*lanes)
@@ -153,6 +154,7 @@ def build(gr: Any, models: Models) -> None:
             with gr.Accordion("More", open=False, elem_id="more"):
                 model = gr.Dropdown(models.names, value=first, label="Model", filterable=False)
                 guidance = gr.Number(models.description(first).guidance_scale, label="Guidance")
+                negative = gr.Textbox(label="Negative prompt", elem_id="negative", max_length=MAX_PROMPT)
                 settings = controls.settings_box(gr, methods[method_name])
         with gr.Column(scale=8, min_width=340):
             opening = "Both draw the same prompt at the same time; rows appear as their tokens are decided."
@@ -196,7 +198,8 @@ def build(gr: Any, models: Models) -> None:
     gr.on([method.change, model.change], choose_method, [model, method], [hint, settings], **AT_ONCE)
     examples.click(lambda index: EXAMPLES[index], examples, [prompt, seed], **AT_ONCE)
     prompt.submit(None, js=markup.press("draw"))
-    asked, results = [model, method, settings, prompt, seed, guidance, count], [closer, drawn, which, slider, trace]
+    asked = [model, method, settings, prompt, seed, guidance, count, negative]
+    results = [closer, drawn, which, slider, trace]
     connect(gr, buttons, partial(draw, models), asked, shown, results, opened, waiting)
     which.input(closely, [drawn, which], [slider, trace], **AT_ONCE)
 

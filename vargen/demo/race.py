@@ -71,8 +71,8 @@ def race(
     methods: Mapping[str, ImageMethodConfig],
     prompt: str | int,
     seeds: Sequence[int],
-    guidance_scale: float | None = None,
     turn: float = TURN,
+    **sampling: Any,
 ) -> Iterator[list[Lane]]:
     """Draw the same pictures by several methods. Yields their lanes now and then, and at the end.
 
@@ -84,14 +84,14 @@ def race(
         methods: by label.
         prompt: a sentence, or the class label for a class-conditional model.
         seeds: of the pictures, one each.
-        guidance_scale: None for the model's own.
         turn: least seconds of a turn.
+        **sampling: further arguments of the pipeline's call.
     """
     lanes = [Lane(label, method) for label, method in methods.items()]
     asked: dict[str, Any] = {
         "class_labels" if isinstance(prompt, int) else "prompt": prompt,
         "num_images_per_prompt": len(seeds),
-        "guidance_scale": guidance_scale,
+        **sampling,
     }
     with ExitStack() as stack:
         drawings = []

@@ -27,7 +27,7 @@ def last(looks):
 
 
 def test_every_lane_draws_the_picture_of_its_seed(tiny_pipeline):
-    plain, drafted = lanes = last(race(tiny_pipeline, METHODS, "a red cube", (4, 5), 2.0))
+    plain, drafted = lanes = last(race(tiny_pipeline, METHODS, "a red cube", (4, 5), guidance_scale=2.0))
     for lane in lanes:
         expected = torch.cat([alone(tiny_pipeline, lane.method, seed).tokens for seed in (4, 5)])
         assert lane.finished and torch.equal(lane.tokens, expected)
@@ -40,7 +40,7 @@ def test_a_picture_of_the_page_takes_the_passes_of_a_call(tiny_pipeline, name):
     """A method that the page offers first, and one with several pictures to draw from."""
     method = tiny_pipeline.resolve_method(name)
     called = alone(tiny_pipeline, method, 1)
-    (lane,) = last(race(tiny_pipeline, {name: method}, "a red cube", (1,), 2.0))
+    (lane,) = last(race(tiny_pipeline, {name: method}, "a red cube", (1,), guidance_scale=2.0))
     assert torch.equal(lane.tokens, called.tokens) and lane.passes == called.trace.target_passes < 16
 
 
@@ -48,7 +48,7 @@ def test_two_requests_at_once_give_each_the_picture_of_its_seed(tiny_pipeline):
     drawn = {}
 
     def draw(seed: int) -> None:
-        drawn[seed] = last(race(tiny_pipeline, METHODS, "a red cube", (seed,), 2.0))
+        drawn[seed] = last(race(tiny_pipeline, METHODS, "a red cube", (seed,), guidance_scale=2.0))
 
     threads = [threading.Thread(target=draw, args=(seed,)) for seed in (1, 2)]
     for thread in threads:

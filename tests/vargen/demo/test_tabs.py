@@ -27,16 +27,17 @@ def last(pages: Any) -> Any:
     return page
 
 
-def draw(models: Models, *asked: Any, method: str = "scd", settings: str = "window: 3") -> Any:
-    return last(pictures.draw(models, models.default, method, settings, *asked))
+def draw(models: Models, *asked: Any, method: str = "scd", settings: str = "window: 3", negative: Any = None) -> Any:
+    return last(pictures.draw(models, models.default, method, settings, *asked, negative))
 
 
 def test_both_pictures_their_counts_and_what_was_saved(models):
-    page, kept = draw(models, "a red cube", 3, 2.0, 2)
+    page, kept = draw(models, "a red cube", 3, 2.0, 2, negative=" a cone ")
     pipeline = models.pipeline(models.default)
     for images, method in ((kept.plain, "ar"), (kept.chosen, resolve_method("scd", {"window": 3}))):
         generators = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
-        alone = pipeline(["a red cube"] * 2, method=method, generator=generators, guidance_scale=2.0)
+        given = {"generator": generators, "guidance_scale": 2.0, "negative_prompt": "a cone"}
+        alone = pipeline(["a red cube"] * 2, method=method, **given)
         assert [image.tobytes() for image in images] == [image.tobytes() for image in alone.images]
     assert page.count("<img") == 4 and len(kept.traces) == 2
     saved = re.search(r"([\d.]+) times fewer passes \((\d+) instead of (\d+)\)", page)

@@ -208,13 +208,14 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
 
     @torch.no_grad()
     def _log_likelihood(self, request: PictureRequest, tokens: Tensor) -> Tensor:
-        """[B] float32: of the known tokens behind the first drawn one, at temperature 1, guidance included."""
-        assert request.forced_tokens is not None
+        """[B] float32: of the known tokens behind the first drawn one, or where nothing is known of all, at temperature
+        1, guidance included."""
         with refusals():
             target, _ = request.start(range(request.count), SINGLE_BATCH)
-        known = (request.forced_tokens >= 0) & ((request.forced_tokens < 0).cumsum(1) > 0)
-        total = torch.zeros(request.count, device=tokens.device)
-        target.prefill()
+        forced = request.forced_tokens
+        known = torch.ones_like(tokens).bool() if forced is None else (forced >= 0) & ((forced < 0).cumsum(1) > 0)
+        first = target.prefill().logits[:, -1].log_softmax(-1).gather(1, tokens[:, :1])
+        total = first[:, 0].where(known[:, 0], 0)
         for part, following, counted in zip(
             *(each.split(_SCORED_AT_ONCE, 1) for each in (tokens[:, :-1], tokens[:, 1:], known[:, 1:])), strict=True
         ):
@@ -308,22 +309,20 @@ class StreamingPipeline(PicturePipeline):
             return request.picture_tokens
 
     def log_likelihoods(self, tokens: Tensor, **arguments: Any) -> list[float]:
-        """How likely the model finds the tokens of a user's picture that stand behind the first drawn one.
+        """How likely the model finds whole pictures; or with `image` its tokens behind the first drawn one.
 
         Args:
             tokens: int64 [B, N] of finished pictures.
-            **arguments: of the call that drew them, with `image`.
+            **arguments: of the call that drew them. With `image` they compare pictures of one mask alone.
 
         Returns:
-            The logarithm for each picture, at temperature 1. It compares pictures of one mask alone.
+            The logarithm for each picture, at temperature 1.
 
         Raises:
-            UserError: as `__call__`; or there is no `image`.
+            UserError: as `__call__`.
         """
         with default_torch_mode(), self._turn():
             request = self._request_by_name({"prompt": None, **arguments})
-            if request.forced_tokens is None:
-                raise UserError("image must be given: only its tokens are scored")
             return self._log_likelihood(request, tokens).tolist()
 
     def stream(

@@ -140,6 +140,21 @@ class PipelineContract:
         given = {"generator": generators, "output_type": "latent", **self.arguments, **settings}
         return pipeline([self.prompts[row] for row in rows], **given)
 
+    @torch.no_grad()
+    def test_the_likelihood_of_a_picture_is_that_of_its_tokens(self, pipeline: Any) -> None:
+        if not hasattr(pipeline, "log_likelihoods"):
+            pytest.skip("this family starts from no picture")
+        tokens, one = self.draw(pipeline, method="ar").tokens, torch.ones(3, dtype=torch.int64)
+        settings = DrawSettings(method="ar", output_type="latent")
+        target, _ = pipeline._request(self.prompts, settings, **self.arguments).start(range(3), SINGLE_BATCH)
+        said = [target.prefill().logits[:, -1]]
+        for token in tokens[:, :-1].split(1, dim=1):
+            said.append(target.forward(token, one.bool().view(3, 1, 1), torch.zeros(3, 1).long()).logits[:, 0])
+            target.commit(None, one)
+        alone = torch.stack(said, 1).log_softmax(-1).gather(2, tokens[..., None]).sum((1, 2))
+        together = pipeline.log_likelihoods(tokens, prompt=self.prompts, **self.arguments)
+        torch.testing.assert_close(torch.tensor(together), alone.float(), rtol=1e-4, atol=1e-4)
+
     @pytest.mark.parametrize("settings", SETTINGS, ids=str)
     def test_a_seed_gives_the_same_picture_in_any_batch(self, pipeline: Any, settings: dict[str, Any]) -> None:
         together = self.draw(pipeline, **settings).tokens

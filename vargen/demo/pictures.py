@@ -6,8 +6,9 @@ Belongs here: the tab's components, and a visitor's drawing. Does not belong her
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -68,20 +69,39 @@ def read_request(models: Models, model: str, prompt: str, seed: float | None, co
     return prompt if num_classes is None else int(prompt), range(first, first + int(count))
 
 
+def read_edit(painted: Mapping[str, Any] | None = None, rows: float | None = None) -> dict[str, Any]:
+    """The arguments of a call that starts from a visitor's picture; none without one.
+
+    Args:
+        painted: of an `ImageEditor`: what is painted on the picture is drawn anew.
+        rows: where nothing is, so many first rows of codes stay.
+    """
+    if painted is None or painted["background"] is None:
+        return {}
+    from PIL import ImageChops
+
+    start = {"image": painted["background"].convert("RGB"), "paste_back": True}
+    layers = [each.getchannel("A").point(lambda level: 255 * (level > 0)) for each in painted["layers"]]
+    mask = functools.reduce(ImageChops.lighter, layers) if layers else None
+    if mask is not None and mask.getbbox():
+        return {**start, "mask_image": mask}
+    return {**start, "start_rows": int(rows or 0)}
+
+
 def draw(models: Models, model: str, method: str, settings: str, *asked: Any) -> Iterator[tuple[str, Drawn | None]]:
     """Draw. Yields the HTML of the stage, with None; with the last one the pictures for a closer look, if all is well.
 
     Args:
         models: that the page offers.
         model, method, settings: two names, and the method's settings as text.
-        asked: prompt, seed, guidance, number of pictures, negative prompt.
+        asked: prompt, seed, guidance, number of pictures, negative prompt; and what `read_edit` takes, if anything.
 
     Raises:
         UserError: pictures that cannot be drawn.
     """
     from vargen.demo.race import race
 
-    written, seed, guidance, count, negative = asked
+    written, seed, guidance, count, negative, *edited = asked
     prompt, seeds = read_request(models, model, written, seed, count)
     config = controls.read_method(models.methods(model), method, settings)
     pipeline = models.pipeline(model)
@@ -91,7 +111,7 @@ def draw(models: Models, model: str, method: str, settings: str, *asked: Any) ->
     notes = "".join(markup.notice(f"Note: {problem}") for problem in problems)
     sampling = {"guidance_scale": guidance, "negative_prompt": (negative or "").strip() or None}
     lanes: list[Lane] = []
-    for lanes in race(pipeline, methods, prompt, seeds, **sampling):
+    for lanes in race(pipeline, methods, prompt, seeds, **sampling, **read_edit(*edited)):
         yield markup.stage(lanes, num_tokens, notes), None
     if all(lane.finished for lane in lanes):
         yield markup.stage(lanes, num_tokens, notes + verdict(*lanes)), _keep(*lanes)
@@ -151,6 +171,10 @@ def build(gr: Any, models: Models) -> None:
             with gr.Row(elem_classes="tight"):
                 seed = gr.Number(EXAMPLES[0][1], label="Seed", precision=0, min_width=120, elem_id="seed")
                 count = gr.Slider(1, MAX_PICTURES, 1, step=1, label="Pictures", min_width=220, elem_id="count")
+            with gr.Accordion("Start from a picture", open=False, elem_id="edit"):
+                label = "Paint what is drawn anew"
+                painted = gr.ImageEditor(type="pil", image_mode="RGBA", label=label, elem_id="painted", height=300)
+                rows = gr.Number(8, label="Or rows of codes that stay", precision=0, elem_id="rows")
             with gr.Accordion("More", open=False, elem_id="more"):
                 model = gr.Dropdown(models.names, value=first, label="Model", filterable=False)
                 guidance = gr.Number(models.description(first).guidance_scale, label="Guidance")
@@ -198,7 +222,7 @@ def build(gr: Any, models: Models) -> None:
     gr.on([method.change, model.change], choose_method, [model, method], [hint, settings], **AT_ONCE)
     examples.click(lambda index: EXAMPLES[index], examples, [prompt, seed], **AT_ONCE)
     prompt.submit(None, js=markup.press("draw"))
-    asked = [model, method, settings, prompt, seed, guidance, count, negative]
+    asked = [model, method, settings, prompt, seed, guidance, count, negative, painted, rows]
     results = [closer, drawn, which, slider, trace]
     connect(gr, buttons, partial(draw, models), asked, shown, results, opened, waiting)
     which.input(closely, [drawn, which], [slider, trace], **AT_ONCE)

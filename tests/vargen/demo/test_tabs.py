@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from vargen.base.errors import UserError
 from vargen.checkpoints.options import ModelOptions
@@ -43,6 +45,27 @@ def test_both_pictures_their_counts_and_what_was_saved(models):
     saved = re.search(r"([\d.]+) times fewer passes \((\d+) instead of (\d+)\)", page)
     assert saved and int(saved[3]) == 16 and float(saved[1]) == pytest.approx(16 / int(saved[2]), abs=0.06)
     assert "exactly the same distribution" in page and kept.alike == [False, False]
+
+
+def test_a_picture_is_filled_where_it_is_painted_or_goes_on_below_its_rows(models):
+    pipeline = models.pipeline(models.default)
+    own = Image.effect_noise((8, 8), 90).convert("RGB")
+    stroke = Image.new("RGBA", (8, 8))
+    stroke.paste((255, 0, 0, 9), (0, 0, 8, 4))
+    painted = {"background": own.convert("RGBA"), "layers": [Image.new("RGBA", (8, 8)), stroke], "composite": None}
+    for layers, edit in ((painted["layers"], {"mask_image": stroke.getchannel("A")}), ([], {"start_rows": 2})):
+        asked = ("a red cube", 3, 2.0, 1, None, {**painted, "layers": layers}, 2)
+        _, kept = last(pictures.draw(models, models.default, "jacobi", "", *asked))
+        generator = torch.Generator().manual_seed(3)
+        given = {"image": own, "paste_back": True, "guidance_scale": 2.0, "generator": generator, "method": "ar"}
+        mask = {
+            name: each.point(lambda level: 255 * (level > 0)) for name, each in edit.items() if name != "start_rows"
+        }
+        alone = pipeline("a red cube", **given, **{**edit, **mask}).images[0]
+        assert kept.plain[0].tobytes() == kept.chosen[0].tobytes() == alone.tobytes()
+        row = slice(4, 8) if layers else slice(0, 4)
+        assert np.array_equal(np.asarray(alone)[row], np.asarray(own)[row])
+    assert pictures.read_edit({"background": None, "layers": [], "composite": None}, 8) == {}
 
 
 def test_the_default_draws_the_same_picture_which_no_slider_has_to_show(models):

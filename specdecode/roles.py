@@ -60,9 +60,15 @@ class TargetOutput:
 
     def after(self, count: int) -> Self:
         """The output of the fed tokens from number `count` on."""
+        return self._of(lambda part: part[:, count:])
+
+    def at(self, nodes: Tensor) -> Self:
+        """The output of fed tokens `nodes` [B, k] of each row."""
+        return self._of(lambda part: ragged.take(part, nodes))
+
+    def _of(self, choose: Callable[[Tensor], Tensor]) -> Self:
         parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        later: dict[str, Any] = {name: None if value is None else value[:, count:] for name, value in parts.items()}
-        return replace(self, **later)
+        return replace(self, **{name: None if part is None else choose(part) for name, part in parts.items()})
 
 
 @dataclass

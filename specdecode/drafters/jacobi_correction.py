@@ -14,7 +14,8 @@ taken of unfiltered distributions; filters come behind it.
 Why it is exact. With coupling "target" guesses are no draws, and the verifier compares tokens. With "gumbel" a guess
 must be distributed as it claims, given the guesses before it. Masks are causal: a corrected opinion depends on guesses,
 features and opinions of places before its own, and on what was accepted, which is settled before them. The noise of a
-place enters the draw at that place alone, and the claim is the corrected opinion.
+place enters the draw at that place alone, and the claim is the corrected opinion. Which branch of a front is continued
+depends on accepted places alone, too.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.draft_size import DraftSizer
 from specdecode.drafters.eagle import DraftHead
 from specdecode.drafters.jacobi import JacobiDrafter
+from specdecode.drafters.jacobi_front import BranchingJacobiDrafter
 from specdecode.ragged import take
-from specdecode.roles import DecodeState, Draft, SkippingDrafter, TargetOutput, Verdict, replace_rows
+from specdecode.roles import DecodeState, Draft, Selection, TargetOutput, Verdict, replace_rows
 from specdecode.sampling import Tag, logits_to_probabilities
 
 _LEAST = -46.0  # nats, 1e-20: what a network finds less probable than this tells nothing
@@ -59,17 +61,15 @@ class CorrectedJacobiDrafter(JacobiDrafter):
             )
         self.network: Any = network
         self._is_head = hasattr(network, "features")
+        # Within a step that skips: the tokens taken before the chain, [B, m], and what the target said about all.
+        self._taken: Tensor | None = None
+        self._pending: TargetOutput | None = None
 
     @staticmethod
-    def most_new_pairs(window: int) -> int:
-        """The most pairs or nodes that a network is fed at once: the old window and its root, and the new ones, and one
-        more where a row has just begun beside others."""
-        return 2 * (window + 1) + 1
-
-    @property
-    def skipping(self) -> SkippingDrafter | None:
-        """None: what a network reads behind a skip is not worked out."""
-        return None
+    def most_new_pairs(fed: int) -> int:
+        """The most pairs or nodes that a network is fed at once where the target is fed `fed` rows: those, and as many
+        new ones, and one more where a row has just begun beside others."""
+        return 2 * fed + 1
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """See `JacobiDrafter.start`; the network reads the prompt."""
@@ -85,8 +85,9 @@ class CorrectedJacobiDrafter(JacobiDrafter):
             self.network.prefill()
 
     def propose(self, state: DecodeState) -> Draft:
-        """See `JacobiDrafter.propose`; opinions are corrected first."""
-        self._correct(state)
+        """See `JacobiDrafter.propose`; opinions are corrected first, but not twice in a step that skips."""
+        if not self._behind_skip:
+            self._correct(state)
         return super().propose(state)
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
@@ -95,6 +96,37 @@ class CorrectedJacobiDrafter(JacobiDrafter):
         self._logits = output.logits
         if self._is_head:
             self._features = torch.cat([self._before_root, self.network.features(output)], 1)
+        if self._pending is not None:
+            self._put_before(self._pending)
+
+    def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
+        """See `JacobiDrafter.observe_skipped`; the taken tokens are kept until the target is fed them."""
+        super().observe_skipped(draft, selection, state)
+        self._taken, self._counts = selection.tokens(draft.tree)[:, :-1], selection.counts
+
+    def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
+        """Taken tokens are to stand before the chain that is fed behind them; see `observe`."""
+        self._pending = output
+
+    def _put_before(self, pending: TargetOutput) -> None:
+        """Make taken tokens the accepted guesses of one chain, which is what the network has to read."""
+        assert self._taken is not None
+        length, counts = self._taken.shape[1], self._counts
+        nodes = torch.full_like(counts, self._logits.shape[1])
+
+        def joined(taken: Tensor, chain: Tensor) -> Tensor:
+            return ragged.append(taken[:, :length], counts, chain, nodes)[0]
+
+        if self._features is not None:
+            behind = joined(self.network.features(pending), self._features[:, 1:])
+            self._features = torch.cat([self._before_root, behind], 1)
+        self._tokens, self._logits = joined(self._taken, self._tokens), joined(pending.logits, self._logits)
+        # Opinions behind accepted tokens are not read, and what guesses were drawn from is not, with fixed noise.
+        self._opinions = joined(self._opinions[:, :1].expand(-1, length, -1), self._opinions)
+        self._drawn_from = self._opinions
+        self._accepted = self._accepted + counts
+        self._last_node = counts[:, None] + self._last_node
+        self._taken = self._pending = None
 
     def replace_rows(self, rows: Tensor, other: JacobiDrafter) -> None:
         """See `specdecode.roles.RowReplacing`."""
@@ -152,6 +184,11 @@ class CorrectedJacobiDrafter(JacobiDrafter):
         places = state.lengths[:, None] + new[:-1]
         root, wanted = state.last_tokens()[:, None], take(self._opinions, node)
         return torch.cat([root, state.streams.race(wanted, tag, places, revisited=True)], 1) if len(new) > 1 else root
+
+
+class CorrectedBranchingJacobiDrafter(BranchingJacobiDrafter, CorrectedJacobiDrafter):
+    """A corrected window with several guesses at its front: the network reads the branch that was accepted, and beyond
+    its end the main chain. Arguments and errors are those of both."""
 
 
 def _known(logits: Tensor) -> Tensor:

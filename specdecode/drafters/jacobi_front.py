@@ -71,7 +71,7 @@ class BranchingJacobiDrafter(JacobiDrafter):
             probabilities = None if draft.probabilities is None else take(draft.probabilities, line)
             # Where a row is clipped its last nodes are padding, which is not read again.
             chain = replace(TokenTree.chain(draft.tree.tokens.gather(1, line)), valid=draft.tree.valid.gather(1, line))
-            draft, output = Draft(chain, probabilities), TargetOutput(take(output.logits, line))
+            draft, output = Draft(chain, probabilities), output.at(line)
         super().observe(draft, output, verdict, state)
 
     def _drawn_at_once(self, window: int, state: DecodeState) -> Draft | None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from vargen.base.bounds import MAX_DRAFT
-from vargen.base.errors import UserError
 from vargen.base.options import option
 from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, SearchSpace
 
@@ -41,8 +40,12 @@ class WindowConfig(ChainMethodConfig):
     """New guesses are "random" tokens, or "repeat" draws from the last known distribution."""
 
     def _players(self, components: Components) -> Method:
-        drafter = self._drafter(components.target.vocab_size, self._sizer(components), **self._drafting)
+        drafter = self._drafter(components.target.vocab_size, self._sizer(components), **self._asked_of(components))
         return Method(drafter, self._verifier(components), self._schedule(components))
+
+    def _asked_of(self, components: Components) -> dict[str, Any]:
+        """Options of the drafter, those that a model provides included."""
+        return self._drafting
 
     def _sizer(self, components: Components) -> DraftSizer:
         """Chooses the window."""
@@ -73,7 +76,32 @@ class WindowConfig(ChainMethodConfig):
 
 
 @dataclass(frozen=True)
-class BranchingWindowConfig(WindowConfig):
+class CorrectedWindowConfig(WindowConfig):
+    """A window whose stale opinions a small network may correct."""
+
+    corrected_by: str | None = option(None, choices=("head", "draft_model"))
+    """Correct the target's stale opinions by the change of mind of the model's draft head, "head", or of its
+    "draft_model"; null does not. Not with fresh random numbers, as those of "sjd"."""
+
+    def _asked_of(self, components: Components) -> dict[str, Any]:
+        if self.corrected_by is None:
+            return super()._asked_of(components)
+        from specdecode.drafters.jacobi_correction import CorrectedJacobiDrafter
+
+        load = components.load_draft_head if self.corrected_by == "head" else components.load_draft_model
+        room = CorrectedJacobiDrafter.most_new_pairs(self.max_draft_nodes(components.num_tokens))
+        return {**super()._asked_of(components), "network": load(None, room).network}
+
+    def _drafter(self, vocab_size: int, sizer: DraftSizer, **options: Any) -> JacobiDrafter:
+        if self.corrected_by is None:
+            return super()._drafter(vocab_size, sizer, **options)
+        from specdecode.drafters.jacobi_correction import CorrectedJacobiDrafter
+
+        return CorrectedJacobiDrafter(vocab_size, sizer, **options)
+
+
+@dataclass(frozen=True)
+class BranchingWindowConfig(CorrectedWindowConfig):
     """A window that may have branches at its front."""
 
     draft_settings: ClassVar[tuple[str, ...]] = (*WindowConfig.draft_settings, "branches", "branch_depth")
@@ -82,30 +110,6 @@ class BranchingWindowConfig(WindowConfig):
     """Guesses for the first place of the window, where about half of all drafts end; 1 for a chain."""
     branch_depth: int = option(3, least=1, most=MAX_DRAFT)
     """Tokens of each branch beside the first."""
-    corrected_by: str | None = option(None, choices=("head", "draft_model"))
-    """Correct the target's stale opinions by the change of mind of the model's draft head, "head", or of its
-    "draft_model"; null does not. Not with fresh random numbers, as those of "sjd", and without branches."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.corrected_by is not None and self.branches > 1:
-            raise UserError(f"{self.name}.corrected_by needs a window without branches; set branches to 1")
-
-    def _players(self, components: Components) -> Method:
-        if self.corrected_by is None:
-            return super()._players(components)
-        from specdecode.drafters.jacobi_correction import CorrectedJacobiDrafter
-
-        (size,) = self.sizes(components.num_tokens)
-        room = CorrectedJacobiDrafter.most_new_pairs(size.depth)
-        network: Any = (
-            components.load_draft_head(None, room).network
-            if self.corrected_by == "head"
-            else components.load_draft_model(None, room).network
-        )
-        sizer = self._sizer(components)
-        drafter = CorrectedJacobiDrafter(components.target.vocab_size, sizer, network, **self._drafting)
-        return Method(drafter, self._verifier(components))
 
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
         chains = super().sizes(num_tokens)
@@ -120,9 +124,12 @@ class BranchingWindowConfig(WindowConfig):
     def _drafter(self, vocab_size: int, sizer: DraftSizer, **options: Any) -> JacobiDrafter:
         if self.branches == 1:
             return super()._drafter(vocab_size, sizer, **options)
-        from specdecode.drafters.jacobi_front import BranchingJacobiDrafter
+        from specdecode.drafters import jacobi_correction, jacobi_front
 
-        return BranchingJacobiDrafter(vocab_size, sizer, self.branches, self.branch_depth, **options)
+        kind = jacobi_front.BranchingJacobiDrafter
+        if self.corrected_by is not None:
+            kind = jacobi_correction.CorrectedBranchingJacobiDrafter
+        return kind(vocab_size, sizer, self.branches, self.branch_depth, **options)
 
     @classmethod
     def search(cls, space: SearchSpace) -> dict[str, Any]:

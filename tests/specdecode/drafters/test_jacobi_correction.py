@@ -11,17 +11,19 @@ from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import JacobiDrafter
-from specdecode.drafters.jacobi_correction import CorrectedJacobiDrafter
+from specdecode.drafters.jacobi_correction import CorrectedBranchingJacobiDrafter, CorrectedJacobiDrafter
+from specdecode.drafters.jacobi_front import branch_nodes
 from specdecode.drafters.tree_growth import DraftHeadOutput
-from specdecode.loop import DecodeResult, decode
-from specdecode.roles import DecodeState, Draft, TargetOutput
+from specdecode.loop import DecodeResult
+from specdecode.roles import DecodeState, Draft, Schedule, Selection, TargetOutput
+from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
 
 VOCAB, LENGTH, DRAWS = 5, 4, 60_000
 TABLE = random_table(VOCAB, seed=5, scale=1.2)
 GUESSES = 0.7 * TABLE + random_table(VOCAB, seed=6, scale=0.6)
 PROMPT = torch.tensor([1, 3])
-SAMPLING = SamplingConfig(temperature=0.9)
+SAMPLING, FILTERED = SamplingConfig(temperature=0.9), SamplingConfig(1.3, 4, 0.8)
 PValue = Callable[[Tensor, Tensor, Tensor, SamplingConfig], float]
 
 
@@ -54,8 +56,21 @@ class TableHead:
             ]
 
 
-def window(length: int) -> FixedDraftSize:
-    return FixedDraftSize(DraftSize(length + 1, length))
+def window(length: int, branches: int = 1) -> FixedDraftSize:
+    return FixedDraftSize(DraftSize(length + 1 + branch_nodes(length, branches, 2), length))
+
+
+class Takes(Schedule):
+    """Row r takes so many guesses unverified in its turn as (turn + r) % 4 says, of a window as long."""
+
+    def start(self, state: DecodeState) -> None:
+        self.turn = 0
+
+    def select(self, draft: Draft, state: DecodeState) -> Selection | None:
+        self.turn += 1
+        wanted = (self.turn + torch.arange(len(state.lengths))) % 4
+        counts = torch.minimum(wanted, draft.tree.valid.sum(1) - 1) * state.active
+        return Selection(torch.arange(4).expand(len(counts), -1), counts) if draft.tree.max_depth > 3 else None
 
 
 def run(
@@ -67,24 +82,30 @@ def run(
     length: int = LENGTH,
     size: int = 3,
     kind: type[CorrectedJacobiDrafter] = CorrectedJacobiDrafter,
+    schedule: Schedule | None = None,
 ) -> tuple[DecodeResult, Any]:
     vocab = len(tables[0])
-    network: Any = TableHead(tables[1]) if by == "head" else MarkovTarget(tables[1], prompts, length + 2 * size + 2)
+    network: Any = TableHead(tables[1]) if by == "head" else MarkovTarget(tables[1], prompts, length + 2 * size + 9)
     options: dict[str, Any] = {"initial_guess": "repeat", "coupling": coupling}
-    drafter = (
-        JacobiDrafter(vocab, window(size), **options) if by is None else kind(vocab, window(size), network, **options)
-    )
+    branches = 3 if issubclass(kind, CorrectedBranchingJacobiDrafter) else 1
+    if branches > 1:
+        options |= {"branches": branches, "branch_depth": 2}
+    made: Any = JacobiDrafter if by is None else kind
+    drafter = made(vocab, window(size, branches), **options, **({} if by is None else {"network": network}))
     target = FeatureTarget(tables[0], prompts, length - 1)
     streams = RandomStreams.from_seeds(range(len(prompts)))
-    return decode(target, max_new_tokens=length, sampling=sampling, streams=streams, drafter=drafter), network
+    players: dict[str, Any] = {"drafter": drafter, "schedule": schedule}
+    return new_run(target, max_new_tokens=length, sampling=sampling, streams=streams, **players).finish(), network
 
 
 BOTH = pytest.mark.parametrize("by", ["head", "draft_model"])
+KINDS = pytest.mark.parametrize("kind", [CorrectedJacobiDrafter, CorrectedBranchingJacobiDrafter])
 WIDE = random_table(30, seed=7, scale=2.0), random_table(30, seed=7, scale=2.0) + random_table(30, seed=8, scale=0.7)
 PROMPTS = torch.randint(0, 30, (7, 2), generator=torch.Generator().manual_seed(1))
 
 
 @BOTH
+@KINDS
 @pytest.mark.parametrize("size", [1, 6])
 @pytest.mark.parametrize(
     ("coupling", "sampling"),
@@ -94,28 +115,41 @@ PROMPTS = torch.randint(0, 30, (7, 2), generator=torch.Generator().manual_seed(1
     ],
     ids=str,
 )
-def test_tokens_are_plain_decodings(by, size, coupling, sampling):
-    plain = decode(
+def test_tokens_are_plain_decodings(by, kind, size, coupling, sampling):
+    plain = new_run(
         MarkovTarget(WIDE[0], PROMPTS, 49), max_new_tokens=50, sampling=sampling,
         streams=RandomStreams.from_seeds(range(7)),
-    ).tokens  # fmt: skip
-    fast, network = run(coupling, by, PROMPTS, sampling, WIDE, 50, size)
+    ).finish().tokens  # fmt: skip
+    fast, network = run(coupling, by, PROMPTS, sampling, WIDE, 50, size, kind)
     assert torch.equal(plain, fast.tokens)
     if by == "head":
-        for row, pairs in enumerate(network.joined[:5]):
-            tokens = plain[row].tolist()
-            assert pairs == list(zip([int(PROMPTS[row, 1]), *tokens], tokens, strict=False))[: len(pairs)]
-            assert len(pairs) >= 50 - 2 * size - 2
-    alone, _ = run(coupling, by, PROMPTS[:1], sampling, WIDE, 50, size)
+        has_read_what_was_decoded(network, plain, 2 * size + 2)
+    alone, _ = run(coupling, by, PROMPTS[:1], sampling, WIDE, 50, size, kind)
     assert torch.equal(alone.tokens[0], plain[0])
     assert alone.trace.accepted_lengths[0] == fast.trace.accepted_lengths[0]
 
 
+def has_read_what_was_decoded(head: TableHead, tokens: Tensor, at_most_missing: int) -> None:
+    """Every pair that joined the head's sequence is a token and the feature before it."""
+    for row, pairs in enumerate(head.joined[:5]):
+        decoded = tokens[row].tolist()
+        assert pairs == list(zip([int(PROMPTS[row, 1]), *decoded], decoded, strict=False))[: len(pairs)]
+        assert len(pairs) >= len(decoded) - at_most_missing
+
+
 @BOTH
 @pytest.mark.parametrize("coupling", ["gumbel", "target"])
-@pytest.mark.parametrize("sampling", [SAMPLING, SamplingConfig(1.3, 4, 0.8)], ids=str)
-def test_the_distribution_is_the_targets(p_value, by, coupling, sampling):
-    tokens = run(coupling, by, PROMPT.expand(DRAWS, 2), sampling)[0].tokens
+@pytest.mark.parametrize(
+    ("kind", "sampling"),
+    [
+        (CorrectedJacobiDrafter, SAMPLING),
+        (CorrectedJacobiDrafter, FILTERED),
+        (CorrectedBranchingJacobiDrafter, FILTERED),
+    ],
+    ids=str,
+)
+def test_the_distribution_is_the_targets(p_value, by, kind, coupling, sampling):
+    tokens = run(coupling, by, PROMPT.expand(DRAWS, 2), sampling, kind=kind)[0].tokens
     assert p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
 
 
@@ -157,12 +191,14 @@ class _Compared(CorrectedJacobiDrafter):
     compared = 0
 
     def propose(self, state: DecodeState) -> Draft:
-        last, chain, stale = self._logits.shape[1] - 1, self._tokens.tolist(), self._logits
-        accepted, raw = self._accepted.tolist(), self._opinions
+        lasts, chain, stale = torch.zeros_like(state.lengths)[:, None] + self._last_node, self._tokens, self._logits
+        accepted, raw, behind_skip = self._accepted.tolist(), self._opinions, self._behind_skip
         draft = super().propose(state)
+        if behind_skip:
+            return draft
         assert draft.probabilities is not None
         for row in range(len(chain)):
-            done, old = int(state.lengths[row]), chain[row]
+            done, old, last = int(state.lengths[row]), chain[row].tolist(), int(lasts[row])
             if done + draft.tree.max_depth >= state.max_new_tokens or last < 0:
                 continue
             root, guesses = int(state.tokens[row, done - 1]), []
@@ -186,18 +222,51 @@ class _Compared(CorrectedJacobiDrafter):
         return self.network.table
 
 
+class _ComparedWithBranches(_Compared, CorrectedBranchingJacobiDrafter):
+    pass
+
+
 @BOTH
 @pytest.mark.parametrize("sampling", [SamplingConfig(0.8), SamplingConfig(1.2, 9, 0.9)], ids=str)
-def test_opinions_are_multiplied_by_the_change_of_mind(by, sampling):
+@pytest.mark.parametrize(
+    ("kind", "schedule"), [(_Compared, None), (_ComparedWithBranches, None), (_Compared, Takes())], ids=str
+)
+def test_opinions_are_multiplied_by_the_change_of_mind(by, sampling, kind, schedule):
+    """Also behind tokens that were taken unverified, which stand before the chain."""
     drafters: list[_Compared] = []
 
-    class Kept(_Compared):
+    class Kept(kind):
         def __init__(self, *given: Any, **options: Any) -> None:
             super().__init__(*given, **options)
             drafters.append(self)
 
-    run("gumbel", by, PROMPTS, sampling, WIDE, 50, 6, Kept)
-    assert drafters[0].compared > 200
+    result, network = run("gumbel", by, PROMPTS, sampling, WIDE, 50, 6, Kept, schedule)
+    assert drafters[0].compared > 150
+    assert (result.trace.skipped_tokens > 40) == (schedule is not None)
+    if by == "head":
+        has_read_what_was_decoded(network, result.tokens, 18)
+
+
+class _ForgetsWhatWasTaken(CorrectedJacobiDrafter):
+    """Planted fault: the head reads the last chain alone, as if nothing had been taken before it."""
+
+    def _put_before(self, pending: TargetOutput) -> None:
+        self._taken = self._pending = None
+
+
+class _TakesOneLess(CorrectedJacobiDrafter):
+    """Planted fault: of the taken tokens the last one is forgotten."""
+
+    def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
+        super().observe_pending(output, counts, state)
+        self._counts = (counts - 1).clamp(min=0)
+
+
+@pytest.mark.parametrize("fault", [_ForgetsWhatWasTaken, _TakesOneLess])
+def test_taken_tokens_that_the_head_does_not_read_are_noticed(fault):
+    result, network = run("gumbel", "head", PROMPTS, SAMPLING, WIDE, 50, 6, fault, Takes())
+    with pytest.raises(AssertionError):
+        has_read_what_was_decoded(network, result.tokens, 18)
 
 
 @BOTH
@@ -218,6 +287,4 @@ def test_what_cannot_be_corrected_is_named():
     for options in ({"coupling": "independent"}, {"coupling": "gumbel", "keep_overlap": 0.5}):
         with pytest.raises(ValueError, match="corrected windows need coupling"):
             CorrectedJacobiDrafter(VOCAB, window(3), TableHead(GUESSES), **options)  # type: ignore[arg-type]
-    drafter = CorrectedJacobiDrafter(VOCAB, window(3), TableHead(GUESSES), coupling="gumbel")  # type: ignore[arg-type]
-    assert drafter.skipping is None
-    assert CorrectedJacobiDrafter.most_new_pairs(3) == 4 + 4 + 1
+    assert CorrectedJacobiDrafter.most_new_pairs(4) == 4 + 4 + 1

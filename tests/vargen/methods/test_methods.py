@@ -41,6 +41,7 @@ SAME_DRAWS = [
     ("jacobi", {}),
     ("jacobi", {"window": 5, "corrected_by": "head"}),
     ("jacobi", {"corrected_by": "draft_model"}),
+    ("jacobi", {"window": 5, "branches": 3, "branch_depth": 2, "corrected_by": "head"}),
     ("jacobi", {"window": 5, "branches": 4, "branch_depth": 2, "initial_guess": "random"}),
 ]
 
@@ -59,7 +60,7 @@ EXACT = [(config.name, {}) for config in methods_for("image").values() if config
     ("sjd", {"window": 5, "initial_guess": "repeat"}),
     ("scd", {"window": 5, "coupling": "maximal"}),
     ("scd", {"window": 5, "branches": 3}),
-    ("scd", {"window": 5, "corrected_by": "head"}),
+    ("scd", {"window": 5, "corrected_by": "head", "branches": 2}),
     ("sjd", {"window": 5, "keep_overlap": 0.8, "branches": 2, "branch_depth": 1}),
     ("gsd", {"window": 5, "group_size": 1}),
     ("coolsd", {"draft_length": 3, "delta": 1.0, "decay": 0.0}),
@@ -112,9 +113,9 @@ def test_class_conditional_models_can_be_drafted_for(drafting_pipeline, tiny_cla
         ("eagle", {"children": "sampled"}, "sampled children need a fixed tree"),
         ("eagle", {"drafter": "nowhere"}, "nowhere is not a folder"),
         ("sjd", {"window": 16}, "sjd.window must leave room in a picture of 16 tokens: at most 15"),
-        ("jacobi", {"keep_overlap": 0.5}, "no option 'keep_overlap'; it has: window, initial_guess, branches"),
+        ("jacobi", {"keep_overlap": 0.5}, "no option 'keep_overlap'; it has: window, initial_guess, corrected_by"),
         ("sjd", {"corrected_by": "head"}, 'corrected windows need coupling "target" or "gumbel"'),
-        ("scd", {"corrected_by": "head", "branches": 2}, "scd.corrected_by needs a window without branches"),
+        ("vvs-jacobi", {"corrected_by": "head", "survival": 0.5}, "vvs-jacobi: corrected windows need coupling"),
         ("sjd", {"branches": 25}, "branches must lie between 2 and the vocabulary's 24"),
         ("lantern", {"num_neighbours": 24}, "23"),
         ("vvs", {"children": "coupled"}, 'vvs.children must be "top" or "sampled": the bound of relaxed acceptance'),

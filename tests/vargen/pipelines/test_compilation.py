@@ -64,6 +64,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # a stream is drawn by scd, 
     "lantern": ("lantern", {"total_tokens": 5, "depth": 2, "tree_top_k": 3}),
     "vvs": ("vvs", {"total_tokens": 5, "depth": 2, "tree_top_k": 3}),
     "vvs-jacobi": ("vvs-jacobi", {}),
+    "vvs-jacobi, corrected": ("vvs-jacobi", {"corrected_by": "head"}),
     "likeness-quality": ("likeness-quality", {"depth": 2}),
 }
 

@@ -30,12 +30,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *((config.name, {}) for config in methods_for("image").values()),
     ("jacobi", {"window": 5, "branches": 3, "branch_depth": 2}),
     ("scd", {"window": 5, "coupling": "maximal", "keep_overlap": 0.5}),
-    *(("scd", {"window": 5, "corrected_by": by}) for by in ("head", "draft_model")),
+    *(("scd", {"window": 5, "corrected_by": by, "branches": 2}) for by in ("head", "draft_model")),
     ("eagle", {"tree": "mc_sim_7b_63", "children": "sampled"}),
     ("vvs", {**SKIPPING, "schedule": "uniform", "interval": 3}),
     ("vvs", {**SKIPPING, "schedule": "dynamic", "threshold": -0.5}),
     ("vvs", {**SKIPPING, "schedule": "likeness", "threshold": 0.1}),
-    ("vvs-jacobi", {"window": 5, "schedule": "uniform"}),
+    *(("vvs-jacobi", {"window": 5, "schedule": "uniform", "corrected_by": by}) for by in (None, "head")),
 ]
 
 

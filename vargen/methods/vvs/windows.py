@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.base.options import option
 from vargen.methods.base import Components, SearchSpace
-from vargen.methods.jacobi import SCD_COUPLINGS, WindowConfig
+from vargen.methods.jacobi import SCD_COUPLINGS, CorrectedWindowConfig
 from vargen.methods.vvs import SCHEDULES
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class WindowSkippingConfig(WindowConfig):
+class WindowSkippingConfig(CorrectedWindowConfig):
     """Coupled Jacobi windows whose first guesses are taken unverified at some steps; see docs/methods.md."""
 
     name: ClassVar[str] = "vvs-jacobi"

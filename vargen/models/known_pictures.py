@@ -197,7 +197,7 @@ def tokens_of(
         known: of each prompt, of which so many `copies` are drawn.
         layouts: of each prompt, int64 [N], tokens that its grid forces, -1 where there is a code.
     """
-    given, whole = [], []
+    given, whole = list[Tensor](), list[Tensor]()
     for picture, layout in zip(known, layouts, strict=True):
         for rows, codes in ((given, picture.codes.masked_fill(picture.drawn, -1)), (whole, picture.codes)):
             row = layout.cpu().clone()

@@ -250,7 +250,11 @@ class PictureRequest:
             return self.start(pictures, replace(place, num_given=most, num_known=run))
 
         shown = images if settings.paste_back else make
-        edit = {"forced_tokens": given, "picture_tokens": whole, "num_candidates": settings.num_candidates}
+        edit: dict[str, Any] = {
+            "forced_tokens": given,
+            "picture_tokens": whole,
+            "num_candidates": settings.num_candidates,
+        }
         return replace(self, start=start, images=shown, **edit)
 
     @property

@@ -152,6 +152,4 @@ def _codes(
 
     folder, described = Path(config.output) / "codes", [text for _, text in listed]
     whose = {"name": "encoded", "holds": "pictures", "argument": "output"}
-    return torch.cat(
-        keep_batches(make, len(listed), _ENCODED_AT_ONCE, folder, settings, prompts=described, **whose)  # type: ignore[arg-type]
-    )
+    return torch.cat(keep_batches(make, len(listed), _ENCODED_AT_ONCE, folder, settings, prompts=described, **whose))

@@ -13,6 +13,7 @@ from vargen.commands.arguments import add_switches, build_parser, fill, parse, t
 from vargen.jobs.benchmark import BenchConfig, benchmark
 from vargen.jobs.stopwatch import in_processes
 from vargen.methods.base import TASKS
+from vargen.methods.catalogue import WIDE
 from vargen.video.jobs.video_benchmark import BenchVideoConfig, benchmark_videos
 
 _THIS_MACHINE = "Seconds are of this machine; keep other work off it meanwhile."
@@ -68,4 +69,8 @@ def _place(rows: Sequence[Mapping[str, Any]]) -> str:
     hardware = rows[0]["provenance"]["hardware"]
     kernels = f" ({rows[0]['kernels']})" if "kernels" in rows[0] else ""
     place = hardware["processor" if hardware["device"] == "cpu" else "device"]
-    return f"Measured on {place}{kernels}, {rows[0]['dtype']}."
+    told = f"Measured on {place}{kernels}, {rows[0]['dtype']}."
+    by_tiles = "bfloat16" in rows[0]["dtype"] or rows[0].get("quantization") == "int8-dynamic"
+    if hardware["device"] != "cpu" or (by_tiles and "+amx" in kernels):
+        return f"{told} Rows are cheap here: presets that end with {WIDE} are for such machines."
+    return f"{told} Rows are dear here: small drafts gain most."

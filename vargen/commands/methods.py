@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vargen.commands.arguments import build_parser, parse
-from vargen.methods.catalogue import find_presets, methods_for, resolve_method
+from vargen.methods.catalogue import WIDE, find_presets, methods_for, resolve_method
 
 _TITLES = {
     "image": "For pictures (`vargen generate`)",
@@ -79,6 +79,9 @@ def _print(task: str, rows: Sequence[dict[str, Any]]) -> None:
     for row in methods:
         mark = "*" if row["name"] == _START[task] else " "
         print(f"{row['name']:<{width}} {mark} {'exact' if row['exact'] else 'relaxed':<7}  {row['summary']}")
+    wide = [name for name in presets if name.endswith(WIDE)]
     if presets:
-        print("\nPresets, settings that have been measured: " + ", ".join(presets))
+        print("\nPresets, settings that have been measured: " + ", ".join(each for each in presets if each not in wide))
+    if wide:
+        print(f"Presets where rows cost little, as on a GPU or with AMX (`vargen bench` says it): {', '.join(wide)}")
     print()

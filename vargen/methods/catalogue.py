@@ -53,6 +53,9 @@ METHODS: tuple[type[ImageMethodConfig], ...] = (
 UNTRAINED = "ar,jacobi,scd,vvs-jacobi"
 """What a comparison of pictures compares by default: the best methods without a trained drafter (docs/results.md)."""
 
+WIDE = "-wide"
+"""The end of names of presets for machines on which a pass over many rows costs little more than over one."""
+
 _IMPORTED: list[type[MethodConfig]] = []
 """Those that were named as MODULE:CLASS in this process."""
 

@@ -18,6 +18,7 @@ from specdecode.kernels import build
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.commands.arguments import build_parser, fill, parse
+from vargen.commands.bench import _place
 from vargen.jobs import calls, stopwatch
 from vargen.jobs.benchmark import BenchConfig, build_rows, run_benchmark
 from vargen.jobs.cases import BenchmarkCase
@@ -208,6 +209,18 @@ def test_the_command_prints_a_table_and_writes_a_list(tiny_model_folder, tmp_pat
     assert "| scd" in out and "nothing was judged" in err
     assert main([*arguments, "--json"]) == 0
     assert [row["method"] for row in json.loads(capsys.readouterr().out)] == ["ar", "sjd", "scd"]
+
+
+def test_a_line_says_whether_rows_are_cheap_here():
+    def told(kernels: str, dtype: str = "bfloat16", device: str = "cpu", **more: str) -> str:
+        hardware = {"processor": "P", "device": device}
+        return _place([{"dtype": dtype, "kernels": kernels, "provenance": {"hardware": hardware}, **more}])
+
+    cheap, dear = "Rows are cheap here: presets that end with -wide", "Rows are dear here: small drafts gain most."
+    assert told("avx2") == f"Measured on P (avx2), bfloat16. {dear}"
+    assert cheap in told("avx512_bf16+amx") and cheap in told("avx2", device="a GPU")
+    assert dear in told("avx512_bf16+amx", "float32") and dear in told("avx2+plain tiles")
+    assert cheap in told("avx512_bf16+amx", "float32", quantization="int8-dynamic")
 
 
 def test_every_process_is_asked_once(tmp_path, capsys, monkeypatch):

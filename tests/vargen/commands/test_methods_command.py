@@ -41,4 +41,6 @@ def test_every_method_is_listed_and_one_of_each_task_has_the_mark(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if " * " in line] == ["jacobi", "flash", "prompt-lookup"]
     listed = {line.split()[0] for line in lines if "exact " in line or "relaxed " in line}
+    (wide,) = (line.split(": ")[1].split(", ") for line in lines if line.startswith("Presets where rows cost little"))
+    assert wide == ["eagle-wide", "jacobi-wide", "scd-wide", "vvs-jacobi-wide"]
     assert listed == {*methods_for("image"), *methods_for("video"), *get_args(Method)}

@@ -295,9 +295,6 @@ int judging_lantern(
                     remaining = remaining - taken;
                 }
                 if (child < nodes) token = tokens_here[child], relaxed[b * depth + level] = true;
-                // Of children with the same token the first is taken.
-                for (int64_t i = 0; i < child && child < nodes; i++)
-                    if (parents_here[i] == node && tokens_here[i] == token) child = i;
             }
             if (child == nodes) break;
             node = child, level++;

@@ -115,26 +115,26 @@ inline void pack(const char* rows, int64_t num_rows, int64_t row_bytes, int coun
         }
 }
 
+// Calls of(0), of(1) and so on below `COUNT`, each number a constant.
+template <int COUNT, int FROM = 0, typename Of>
+void each(Of of) {
+    of(std::integral_constant<int, FROM>());
+    if constexpr (FROM + 1 < COUNT) each<COUNT, FROM + 1>(of);
+}
+
 // Sums of sixteen outputs, whose weights lie `row_bytes` apart, for `COUNT` tiles of packed rows: [COUNT, 16, width] in four
 // bytes each.
 template <bool OF_BYTES, int COUNT, typename Form>
 void sums(Form& form, const char* weights, int64_t row_bytes, const char* packed, int width, void* result) {
-    form.template zero<0>();
-    if constexpr (COUNT > 1) form.template zero<1>();
-    if constexpr (COUNT > 2) form.template zero<2>();
-    if constexpr (COUNT > 3) form.template zero<3>();
+    each<COUNT>([&](auto tile) { form.template zero<tile>(); });
     auto add = [&](const char* from, int64_t stride, const char* rows) {
-        auto one = [&](auto tile) {
-            constexpr int T = decltype(tile)::value, B = ROWS + T % 2;
+        form.template load<WEIGHTS>(from, stride);
+        each<COUNT>([&](auto tile) {
+            constexpr int T = tile, B = ROWS + T % 2;
             form.template load<B>(rows + T * width * BYTES, 4 * width);
             if constexpr (OF_BYTES) form.template add_bytes<T, WEIGHTS, B>();
             else form.template add_bfloat16<T, WEIGHTS, B>();
-        };
-        form.template load<WEIGHTS>(from, stride);
-        one(std::integral_constant<int, 0>());
-        if constexpr (COUNT > 1) one(std::integral_constant<int, 1>());
-        if constexpr (COUNT > 2) one(std::integral_constant<int, 2>());
-        if constexpr (COUNT > 3) one(std::integral_constant<int, 3>());
+        });
     };
     int64_t at = 0;
     for (; at + BYTES <= row_bytes; at += BYTES) {
@@ -146,12 +146,8 @@ void sums(Form& form, const char* weights, int64_t row_bytes, const char* packed
         for (int line = 0; line < SIDE; line++) std::memcpy(last[line], weights + line * row_bytes + at, row_bytes - at);
         add(last[0], BYTES, packed + at * COUNT * width);
     }
-    constexpr int64_t LINE = 4;
-    char* to = (char*)result;
-    form.template store<0>(to, LINE * width);
-    if constexpr (COUNT > 1) form.template store<1>(to + SIDE * LINE * width, LINE * width);
-    if constexpr (COUNT > 2) form.template store<2>(to + 2 * SIDE * LINE * width, LINE * width);
-    if constexpr (COUNT > 3) form.template store<3>(to + 3 * SIDE * LINE * width, LINE * width);
+    const int64_t line = 4 * width;
+    each<COUNT>([&](auto tile) { form.template store<tile>((char*)result + tile * SIDE * line, line); });
 }
 
 // Sums of outputs `begin` to `end` of at least sixteen `outputs`: calls take(row, output, block, sums, width) with the sums of
@@ -170,10 +166,9 @@ void product_in(const char* weights, int64_t outputs, int64_t row_bytes, const c
         for (int64_t block = begin / SIDE * SIDE; block < end; block += SIDE) {
             int64_t output = block + SIDE > outputs ? outputs - SIDE : block;
             const char* from = weights + output * row_bytes;
-            if (count == 1) sums<OF_BYTES, 1>(form, from, row_bytes, packed.data(), width, result);
-            else if (count == 2) sums<OF_BYTES, 2>(form, from, row_bytes, packed.data(), width, result);
-            else if (count == 3) sums<OF_BYTES, 3>(form, from, row_bytes, packed.data(), width, result);
-            else sums<OF_BYTES, 4>(form, from, row_bytes, packed.data(), width, result);
+            each<MOST>([&](auto tile) {
+                if (count == tile + 1) sums<OF_BYTES, tile + 1>(form, from, row_bytes, packed.data(), width, result);
+            });
             for (int64_t row = 0; row < some; row++)
                 take(first + row, output, block, &result[row / SIDE * SIDE * width + row % SIDE], width);
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from vargen.base.world import require_world
@@ -48,16 +49,9 @@ def _judge_ranker(image_size: int) -> Ranker:
 def _report(totals: RunTotals, as_json: bool) -> None:
     ms_per_token = totals.ms_per_token
     if as_json:
-        summary = {
-            "output": totals.output,
-            "images": totals.images,
-            "new_images": totals.new_images,
-            "tokens": totals.tokens,
-            "forward_passes": totals.forward_passes,
-            "ms_per_token": None if ms_per_token is None else round(ms_per_token, 3),
-            "seconds": {phase: round(value, 3) for phase, value in totals.seconds.items()},
-        }
-        print(json.dumps(summary))
+        seconds = {phase: round(value, 3) for phase, value in totals.seconds.items()}
+        rounded = None if ms_per_token is None else round(ms_per_token, 3)
+        print(json.dumps({**asdict(totals), "ms_per_token": rounded, "seconds": seconds}))
         return
     place = Path(totals.output, "images")
     if not totals.new_images:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 
 from vargen.base.errors import UserError, did_you_mean
 from vargen.base.resources import find_config
@@ -46,12 +46,12 @@ def run(arguments: Sequence[str]) -> int:
     # To standard error, and before what is learned from is loaded or made: that may take minutes.
     print(f"vargen: training the {name}", file=sys.stderr)
     result = train(name, config)
-    run = is_dataclass(result)  # a store of codes gives words
+    told = vars(result) if is_dataclass(result) else {"result": result}  # a store of codes gives words
     if values.json:
-        print(json.dumps({"output": str(config.output), **(asdict(result) if run else {"result": result})}))
-    if run and result.stopped_by:
+        print(json.dumps({"output": str(config.output), **told}))
+    if stopped_by := told.get("stopped_by"):
         print(f"vargen: interrupted at step {result.step}; the same command goes on", file=sys.stderr)
-        return 128 + result.stopped_by
+        return 128 + stopped_by
     if not values.json:
         print(f"training of the {name} is over: {result}")
     return 0

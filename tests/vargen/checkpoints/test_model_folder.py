@@ -1,9 +1,7 @@
 """Model folders from strangers: what they name is from a closed list, and what is damaged ends in one line."""
 
 import json
-import pickle
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,37 +54,12 @@ def test_a_folder_names_no_classes_but_those_of_models(tiny_model_folder, tmp_pa
     assert not (tmp_path / "executed").exists() and not {"antigravity", "planted"} & sys.modules.keys()
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"vqvae": "text"}, "for 'vqvae', not \"text\""),
-        ({"vqvae": [None, None]}, "'vqvae', not [null, null]"),
-        ({"vqvae": None}, "'vqvae', not null"),
-        ({"vqvae": ["diffusers"]}, "for 'vqvae'"),
-        ({"extra": [3, "X"]}, "for 'extra'"),
-        ({"../outside": ["diffusers", "VQModel"]}, "for '../outside'"),
-    ],
-)
-def test_components_that_are_none_are_named(tiny_model_folder, changes, named):
-    change_index(tiny_model_folder, **changes)
-    assert named in refusal(tiny_model_folder)
-
-
-class Harm:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
-        return Path.touch, (self.path,)
-
-
 @pytest.mark.parametrize("name", ["diffusion_pytorch_model.bin", "pytorch_model.bin", "weights.pt", "model.ckpt"])
-def test_pickled_weights_are_refused_by_name(tiny_model_folder, tmp_path, name):
+def test_pickled_weights_are_refused_by_name(tiny_model_folder, name):
+    """That none is read is proven in `tests/hostile/test_model_folders.py`."""
     weights = tiny_model_folder / "transformer" / "diffusion_pytorch_model.safetensors"
-    weights.unlink()
-    weights.with_name(name).write_bytes(pickle.dumps(Harm(tmp_path / "executed")))
+    weights.rename(weights.with_name(name))
     assert f"{name} holds pickled weights" in refusal(tiny_model_folder)
-    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize("shard", ["../vqvae/diffusion_pytorch_model.safetensors", "/etc/passwd", 3, None])
@@ -94,12 +67,6 @@ def test_shards_lie_beside_their_index(tiny_model_folder, shard):
     index = tiny_model_folder / "transformer" / "diffusion_pytorch_model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": shard}}))
     assert "must name files beside it" in refusal(tiny_model_folder)
-
-
-@pytest.mark.parametrize("content", ["[" * 100_000, "{", "[]", "\ud800"])
-def test_an_index_that_is_none_is_named(tiny_model_folder, content):
-    (tiny_model_folder / "model_index.json").write_bytes(content.encode("utf-8", "surrogatepass"))
-    assert "model_index.json" in refusal(tiny_model_folder)
 
 
 def test_headers_are_read_and_every_damage_to_them_is_refused(tmp_path):

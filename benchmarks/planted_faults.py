@@ -55,6 +55,12 @@ HARMLESS: dict[str, str] = {
     "b9af2f9bb3": "a root is a leaf only where it is alone, and its path has no tokens to be taken",
     "c35dd86cfe": "a temperature of 0 is below the least one, and there the likeliest token is taken either way",
     "cfd1565270": "where there is no leaf the root is chosen, and its path has no tokens to be taken",
+    "ef8b5a7d2a": "it is made for what needs a picture alone",
+    "fb1574cdf5": "resizing to multiples of one pixel resizes nothing",
+    "7ab8343e5f": "layouts of a run are all of one size, or none is",
+    "7814d05763": "of scales with the same error any is best",
+    "132a2f6db2": "no layer takes a single number, in torch neither",
+    "453ca381c9": "what is known is found anew, the same",
 }
 """Why it does no harm that a fault survives, by its key."""
 
@@ -325,9 +331,11 @@ def render(document: str, rows: list[dict[str, object]]) -> str:
     """The lab book's page with the table of what was found between its marks."""
     places: dict[str, list[dict[str, object]]] = {}
     for row in rows:
-        places.setdefault(str(row["file"]), []).append(row)
-    lines = ["| file | planted | caught |", "|---|---|---|"]
-    lines += [f"| `{file}` | {len(own)} | {sum(bool(row['caught']) for row in own)} |" for file, own in places.items()]
+        places.setdefault(os.path.dirname(str(row["file"])), []).append(row)
+    lines = ["| folder | planted | caught |", "|---|---|---|"]
+    lines += [
+        f"| `{folder}` | {len(own)} | {sum(bool(row['caught']) for row in own)} |" for folder, own in places.items()
+    ]
     caught = sum(bool(row["caught"]) for row in rows)
     lines += [f"| together | {len(rows)} | {caught} |", ""]
     for row in rows:

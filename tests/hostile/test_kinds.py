@@ -128,6 +128,10 @@ def _grey(path: Path) -> None:
         _with(image.convert("L"), path, image.text)  # type: ignore[attr-defined]
 
 
+def _torn(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:50])
+
+
 def _deep(path: Path) -> None:
     _with(CUBE, path, {"vargen": "[" * 100_000})
 
@@ -141,7 +145,7 @@ def _with(image: Image.Image, path: Path, told: dict[str, str]) -> None:
     image.save(path, "PNG", pnginfo=chunk)
 
 
-@pytest.mark.parametrize("change", [_as_jpeg, _repainted, _resized, _grey, _deep])
+@pytest.mark.parametrize("change", [_as_jpeg, _repainted, _resized, _grey, _torn, _deep])
 @pytest.mark.parametrize("kept", ["a run", "an evaluation"])
 def test_a_finished_picture_is_believed_for_its_pixels_alone(change, kept, tmp_path):
     from vargen.runs.batches import PictureBatches

@@ -27,8 +27,8 @@ def test_the_table_of_the_documents_is_what_was_recorded():
     document = module.DOCUMENT.read_text()
     rows = json.loads(module.RESULT.read_text())["faults"] if module.RESULT.exists() else []
     assert module.render(document, rows) == document
-    changed = [{"key": "x", "file": "a.py", "replace": "b", "caught": False}]
-    assert "| `a.py` | 1 | 0 |" in module.render(document, changed)
+    changed = [{"key": "x", "file": "a/b.py", "replace": "c", "caught": False}]
+    assert "| `a` | 1 | 0 |" in module.render(document, changed)
 
 
 def test_functions_are_found_though_what_was_imported_is_frozen():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hostile import arguments_of, change_json, check_refused, contents, file_size_limit, write_json
+from hostile import arguments_of, change_json, check_refused, file_size_limit, write_json
 
 from scenes.shipped import WEIGHTS
 from vargen.cli import main
@@ -128,16 +128,6 @@ def test_a_line_whose_index_is_none_is_written_anew(finished_run, tmp_path, _sav
     path.write_text("".join(json.dumps({**line, "index": [number]}) + "\n" for number, line in enumerate(lines)))
     assert main(arguments_of(GENERATE, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]})) == 0
     assert path.read_text() == wanted
-
-
-def test_a_picture_that_is_torn_is_made_again(finished_run, tmp_path, _saved_tiny_pipelines):
-    whole = contents(finished_run / "images")
-    picture = finished_run / "images" / "000001.png"
-    picture.write_bytes(picture.read_bytes()[:50])
-    (finished_run / "images" / "000000.png").unlink()
-    command = arguments_of(GENERATE, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]})
-    assert main(command) == 0
-    assert contents(finished_run / "images").keys() == whole.keys()
 
 
 EVALUATE = (

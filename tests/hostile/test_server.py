@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -204,8 +205,9 @@ def test_other_places_and_ways(engine):
                 answer = await client.request(method, path)
                 check_answer(answer, 405, f"is no method of {path}; use ")
                 assert allowed in answer.headers["allow"] and allowed in answer.json()["error"]["message"]
+            assert (await client.get("/health", headers={"host": "any.example"})).status_code == 200, "documented"
             counted = (await client.get("/metrics")).text
-            assert (await client.get("/v1/models/")).status_code == 404, "and no redirect"
+            assert (await client.get("/metrics/")).status_code == 404, "and no redirect"
             assert f'vargen_requests_total{{status="404"}} {len(paths)}.0' in counted
             assert f'vargen_requests_total{{status="405"}} {len(ways)}.0' in counted
 
@@ -289,12 +291,59 @@ def test_clients_that_send_half_a_request_take_nobodys_place(monkeypatch):
                 await asyncio.sleep(0)
             while len(server.server_state.connections) > 8:
                 await asyncio.sleep(0.05)
+            assert len(server.server_state.connections) == 8, "no more are closed than need be"
             async with httpx.AsyncClient() as client:
                 assert (await client.get(f"http://127.0.0.1:{port}/")).text == "ok"
             for half in halves:
                 half.close()
 
     asyncio.run(asyncio.wait_for(work(), 60))
+
+
+class _Protocol:
+    """uvicorn's, as far as a look at a client needs it."""
+
+    loop = SimpleNamespace(call_later=lambda *_: None, time=lambda: 0.0)
+    cycle = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+
+@pytest.mark.parametrize(
+    ("is_complete", "unsent"), [(False, [2 << 20, 1 << 20, 1 << 20]), (True, [3 << 20, 2 << 20, 1 << 20, 0])]
+)
+def test_a_client_that_takes_its_answer_is_left_alone_until_it_stops(is_complete, unsent, monkeypatch):
+    monkeypatch.setattr("uvicorn.protocols.http.auto.AutoHTTPProtocol", _Protocol)
+    made, sizes, ended = http_clients.bounded_protocol()(), iter(unsent), list[int]()
+    made.connection_made(SimpleNamespace(get_write_buffer_size=lambda: next(sizes), abort=lambda: ended.append(1)))
+    made.cycle = SimpleNamespace(response_complete=is_complete, more_body=False)
+    for _ in unsent:
+        assert not ended
+        made._look()
+    assert ended
+
+
+def test_undone_connections_are_a_share_of_what_may_be_open(monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda which: (4000, 1_000_000))
+    assert http_clients.most_undone() == 1000
+
+
+def test_a_request_that_a_second_signal_ends_has_its_answer(engine):
+    async def work() -> list[Any]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": PLACE, "headers": [(b"host", b"localhost")]}
+        task = asyncio.create_task(build_app(engine, "tiny")(scope, asyncio.Event().wait, send))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await task
+        return sent
+
+    assert asyncio.run(work())[0]["status"] == 503
 
 
 CASES = [

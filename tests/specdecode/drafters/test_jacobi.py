@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
-from specdecode.drafters.jacobi_front import BranchingJacobiDrafter, branch_nodes
+from specdecode.drafters.jacobi_front import BranchingJacobiDrafter, _layout, branch_nodes
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Draft, Verifier
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag
@@ -65,6 +65,13 @@ def decode_rows(
         drafter=drafter,
         verifier=verifier,
     )
+
+
+def test_a_window_of_one_drafts_a_token_and_branches_have_the_nodes_that_are_kept_for_them():
+    assert decode_rows(JacobiDrafter(VOCAB, window(1)), draws=50).trace.mean_accepted_length > 0
+    for size, branches, depth in ((1, 2, 3), (5, 2, 3), (5, 4, 1)):
+        parents, _ = _layout(size, branches, depth, torch.device("cpu"))
+        assert parents.numel() == 1 + size + branch_nodes(size, branches, depth)
 
 
 @pytest.mark.parametrize("initial_guess", INITIAL_GUESSES)

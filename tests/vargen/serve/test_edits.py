@@ -12,9 +12,11 @@ import torch
 from PIL import Image
 from tiny_pipelines import build_tiny_pipeline
 
+from vargen.base.errors import UserError
 from vargen.serve import app as application
 from vargen.serve.app import build_app
 from vargen.serve.engine import Engine
+from vargen.serve.forms import read_form
 
 pytest.importorskip("starlette", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
@@ -129,6 +131,7 @@ def test_what_cannot_be_edited_is_refused_in_one_line(engine, given, status, sai
         ({"content-type": "multipart/form-data; boundary=x"}, b"--x\r\n\r\n\r\n--x--", 400),
         ({"content-type": "multipart/form-data; boundary=x"}, b"--x\r\n" * 100 + b"--x--", 400),
         ({"content-type": "multipart/form-data; boundary=x"}, bytes(2_000), 413),
+        ({"content-type": "multipart/form-data; boundary=x"}, b"--x\r\nA: b\r\n\r\nc\r\n--x--", 400),
     ],
 )
 def test_bodies_that_are_no_form(engine, headers, body, status, monkeypatch):
@@ -141,3 +144,8 @@ def test_bodies_that_are_no_form(engine, headers, body, status, monkeypatch):
 
     answer = asyncio.run(ask())
     assert answer.status_code == status and "\n" not in answer.json()["error"]["message"]
+
+
+def test_a_part_without_content_is_none():
+    with pytest.raises(UserError, match="body must name every part"):
+        read_form("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="n"\r\n--x--')

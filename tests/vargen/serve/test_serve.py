@@ -167,6 +167,7 @@ def test_the_official_client_streams_partial_pictures(engine, wanted):
         kinds = [event.type for event in events]
         assert kinds == ["image_generation.partial_image"] * 2 + ["image_generation.completed"]
         assert [event.partial_image_index for event in events[:-1]] == [0, 1]
+        assert events[-1].usage.total_tokens == 0, "nothing is sold by tokens"
         whole = wanted(3)
         assert np.array_equal(picture_of(events[-1].b64_json), whole)
         assert all(picture_of(event.b64_json).shape == whole.shape for event in events)

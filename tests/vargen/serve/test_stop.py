@@ -1,10 +1,17 @@
-"""A real server in a process of its own is asked to end while it has a request."""
+"""A real server in a process of its own is asked to end while it has requests."""
 
 import http.client
 import json
+import resource
 import signal
 import socket
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from background import process, wait_for
@@ -14,38 +21,79 @@ pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
 
 
-def test_sigterm_lets_a_request_end_takes_no_other_and_is_no_failure(_saved_tiny_pipelines, tmp_path):
+def connected(port: int) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+
+
+def lives(port: int) -> bool:
+    try:
+        connection = connected(port)
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+
+
+@contextmanager
+def serving(model: Path, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A server and its port. At the end it must have ended well."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vargen", "serve", "--model", str(_saved_tiny_pipelines["text"]), "--port"]
-    log = tmp_path / "log"
-    body = json.dumps({"prompt": "a red cube", "n": 2}).encode()
+    command = [sys.executable, "-m", "vargen", "serve", "--model", str(model), "--port", str(port)]
+    with process(command, log) as server:
+        wait_for(lambda: lives(port), server, log)
+        yield server, port
+        assert server.wait(600) == 0, log.read_text()
+    told = log.read_text()
+    assert told.startswith("vargen: ") and "Traceback" not in told and "ERROR" not in told
 
-    def health() -> bool:
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
 
-    def asks() -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+def test_sigterm_lets_a_request_end_takes_no_other_and_is_no_failure(_saved_tiny_pipelines, tmp_path):
+    body, log = json.dumps({"prompt": "a red cube", "n": 2}).encode(), tmp_path / "log"
+    with serving(_saved_tiny_pipelines["text"], log) as (server, port):
+        connection = connected(port)
         connection.putrequest("POST", "/v1/images/generations")
         connection.putheader("Content-Length", str(len(body)))
         connection.putheader("Content-Type", "application/json")
         connection.endheaders(body[:10])  # the rest comes after the signal
-        return connection
-
-    with process([*command, str(port)], log) as server:
-        wait_for(health, server, log)
-        connection = asks()
-        assert health(), "the server has read what was sent before"
+        assert lives(port), "the server has read what was sent before"
         server.send_signal(signal.SIGTERM)
-        wait_for(lambda: not health(), server, log)
+        wait_for(lambda: not lives(port), server, log)
         connection.send(body[10:])
         answer = connection.getresponse()
         assert answer.status == 200 and len(json.loads(answer.read())["data"]) == 2
-        assert server.wait(600) == 0, log.read_text()
-    told = log.read_text()
-    assert told.startswith("vargen: ") and "Traceback" not in told and "ERROR" not in told
+
+
+def test_a_server_under_load_answers_what_it_took_and_ends(_saved_tiny_pipelines, tmp_path):
+    """200 requests of 16 clients beside 1,500 that are half sent; SIGTERM comes when most are answered."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    ended: list[float] = []
+
+    def ask(number: int) -> tuple[int, float, int]:
+        connection, status = connected(port), 0
+        try:
+            connection.connect()
+            connection.request("POST", "/v1/images/generations", json.dumps({"prompt": "a cone", "seed": number}),
+                               {"Content-Type": "application/json"})  # fmt: skip
+            sent = time.monotonic()
+            answer = connection.getresponse()
+            status = answer.status if answer.read() else 0
+        except (OSError, http.client.HTTPException):
+            sent = time.monotonic()
+        if number == 150:
+            server.send_signal(signal.SIGTERM)
+            ended.append(time.monotonic())
+        return number, sent, status
+
+    with serving(_saved_tiny_pipelines["text"], tmp_path / "log") as (server, port):
+        halves = [socket.create_connection(("127.0.0.1", port)) for _ in range(1500)]
+        for half in halves:
+            half.send(b"POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        with ThreadPoolExecutor(16) as clients:
+            answers = list(clients.map(ask, range(200)))
+    for half in halves:
+        half.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    before = [status for _, sent, status in answers if not ended or sent < ended[0] - 1]
+    assert len(before) >= 100 and {*before} == {200} and {status for *_, status in answers} <= {200, 0}

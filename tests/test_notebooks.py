@@ -18,6 +18,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "answer_about_videos": {"METHODS": ["ar", "flash"]},
     "compare_loose_verification": {"METHODS": ["lvspec-paper"], "VIDEOS": 1, "TOKENS": 40},
     "generate_and_trace": {"PROMPTS": ["a large green cone on grass", "two cyan cubes on sand"]},
+    "edit_a_picture": {"CANDIDATES": 2},
     "compare_methods": {"METHODS": ["ar", "likeness-balanced"], "PROMPTS": 1},
     "vvs_knobs": {"PROMPTS": 1, "INTERVALS": [2], "THRESHOLDS": [0.6]},
     "evaluate_and_plot": {"COUNT": 4, "METHODS": "likeness-fast", "PRESET": "small.yaml"},

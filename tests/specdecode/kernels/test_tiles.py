@@ -33,10 +33,11 @@ extern "C" long sum() {
 """
 
 
-@pytest.fixture(autouse=True)
-def by_tiles(own_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VARGEN_TILES", "plain")
-    assert build.kind().endswith("+plain tiles")
+@pytest.fixture(autouse=True, params=["plain", *(["auto"] if HAS_AMX else [])])
+def by_tiles(request: pytest.FixtureRequest, own_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In plain C++, and where the processor has AMX by it, too."""
+    monkeypatch.setenv("VARGEN_TILES", request.param)
+    assert build.kind().endswith("+plain tiles" if request.param == "plain" else "+amx")
 
 
 def product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, in_bytes: bool = False) -> Tensor:

@@ -43,4 +43,5 @@ def test_every_method_is_listed_and_one_of_each_task_has_the_mark(capsys):
     listed = {line.split()[0] for line in lines if "exact " in line or "relaxed " in line}
     (wide,) = (line.split(": ")[1].split(", ") for line in lines if line.startswith("Presets where rows cost little"))
     assert wide == ["eagle-wide", "jacobi-wide", "scd-wide", "vvs-jacobi-wide"]
+    assert "as vvs-jacobi" in next(line for line in lines if line.startswith("vvs "))
     assert listed == {*methods_for("image"), *methods_for("video"), *get_args(Method)}

@@ -28,7 +28,7 @@ class VVSConfig(LanternConfig):
     """LANTERN's draft and acceptance, with verification skipped at some steps; see docs/methods.md."""
 
     name: ClassVar[str] = "vvs"
-    summary: ClassVar[str] = "VVS by the model's own settings, else the paper's: verification skipped at some steps"
+    summary: ClassVar[str] = "VVS on windows, as vvs-jacobi; with a tree or other settings of a head, on its tree"
     draft_settings: ClassVar[tuple[str, ...]] = (*LanternConfig.draft_settings, "depth_behind_skip")
     stand_in: ClassVar[str | None] = "vvs-jacobi"
 

@@ -324,7 +324,14 @@ def test_branches_leave_the_distribution_as_it_is(p_value, branches, depth, coup
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"keep_overlap": 0.5}, {"coupling": "maximal"}, {"coupling": "target"}], ids=str
+    "options",
+    [
+        {"keep_overlap": 0.5},
+        {"coupling": "gumbel", "keep_overlap": 0.5, "initial_guess": "repeat"},
+        {"coupling": "maximal"},
+        {"coupling": "target"},
+    ],
+    ids=str,
 )
 def test_filters_survivors_and_changing_windows_stay_exact(p_value, options):
     """Of five tokens the filters leave fewer than there are branches: the others are claimed to be choices."""

@@ -267,6 +267,9 @@ def test_presets_are_files_that_name_a_method_and_settings(tmp_path):
 
 
 def test_the_papers_own_settings_are_the_papers():
+    for name, method in (("sjd-pac", "sjd"), ("scd-pac", "scd")):
+        preset = resolve_method(name).to_dict()
+        assert (preset["name"], preset["branches"], preset["branch_depth"]) == (method, 4, 3) and preset["keep_overlap"]
     for name in ("vvs-paper-uniform", "vvs-paper-dynamic"):
         preset = resolve_method(name).to_dict()
         assert (preset["name"], preset["total_tokens"], preset["depth"], preset["mode"]) == ("vvs", 59, 5, "release")

@@ -32,7 +32,7 @@ from baselines import resolve_with_baselines
 from pair_options import add_pair_options, pair_folders, shown_figures
 from torch import Tensor
 
-from metrics.bootstrap import percentile_interval
+from metrics.bootstrap import student_interval
 from metrics.provenance import provenance, write_result
 from scenes.captions.story_captions import MAX_CAPTION_TOKENS, written_accuracy
 from scenes.cases import scene_video_cases
@@ -224,7 +224,7 @@ def quotient(upper: Sequence[float], lower: Sequence[float], *beside: Sequence[f
         return own / other * by_beside / of_beside if other and of_beside else float("nan")
 
     count = numbers.shape[1]
-    return {"value": value_of(torch.arange(count)), "interval": percentile_interval(count, value_of)}
+    return {"value": value_of(torch.arange(count)), "interval": student_interval(count, value_of)}
 
 
 def rows_of(study: Study, found: Mapping[tuple[int, str], Sequence[Mapping[str, Any]]]) -> list[dict]:

@@ -32,7 +32,7 @@ from PIL import Image, ImageDraw, ImageFont
 from results_page.records import percent_points
 from torch import Tensor
 
-from metrics.bootstrap import percentile_interval
+from metrics.bootstrap import student_interval
 from metrics.provenance import write_result
 from metrics.quality import figure
 from metrics.tables import markdown_table
@@ -140,7 +140,7 @@ def figures(batches: list[dict[str, Any]], plain: list[dict[str, Any]], side: in
         every = torch.arange(len(ours))
         told[name] = float(right.sum() / made.sum())
         told[f"{name}_judged"] = int(made.sum())
-        told[f"{name}_against_plain"] = figure(over(every), percentile_interval(len(ours), over, DRAWS))
+        told[f"{name}_against_plain"] = figure(over(every), student_interval(len(ours), over, DRAWS))
     told["prompts"] = float((ours[:, 0] == ours[:, 1]).double().mean())
     for name in ("passes", "rows_fed"):
         values = [value for batch in batches for value in batch[name]]

@@ -1,7 +1,7 @@
 """How far a figure over pictures would stray if other pictures had been drawn: the bootstrap (Efron, 1979).
 
 Pictures are drawn again, with replacement, from those there are. A mean has the interval of the studentised bootstrap
-(`mean_interval`). A difference of shares has the middle 95 % of such draws (`percentile_interval`). A share has
+(`mean_interval`). A difference of shares has Student's, by the spread of such draws (`student_interval`). A share has
 Wilson's interval (`metrics.proportion`). A Frechet distance of pictures drawn twice is biased upwards, and its spread
 much less so: its interval is the figure plus and minus 1.96 standard errors (`spread_interval`).
 """
@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable
 
 import torch
+from scipy.stats import t
 from torch import Tensor
 
 from metrics.errors import DataError
@@ -31,7 +32,7 @@ def spread_interval(
 
     Args:
         value: the figure over all pictures.
-        count, figure, draws, seed: as for `percentile_interval`.
+        count, figure, draws, seed: as for `student_interval`.
     """
     values = _known(_drawn_again(count, figure, draws, seed))
     if values is None:
@@ -40,10 +41,12 @@ def spread_interval(
     return value - margin, value + margin
 
 
-def percentile_interval(
-    count: int, figure: Callable[[Tensor], float], draws: int = 200, seed: int = 0
-) -> Interval | None:
-    """A 95 % interval of a mean, a share or a difference of such.
+def student_interval(count: int, figure: Callable[[Tensor], float], draws: int = 200, seed: int = 0) -> Interval | None:
+    """A 95 % interval of a difference or a ratio of shares: Student's, with the standard error of the bootstrap.
+
+    Drawing again makes the spread of few pictures too small by the square root of (n - 1) / n, which is made good. In
+    percent of 1,500 samples of claims that hang together by picture, a true difference of -3 points lay in this one
+    (in the middle 95 % of the draws) 93 (78) times with 8 pictures, 95 (90) with 16 and 95 (93) with 32.
 
     Args:
         count: how many pictures there are.
@@ -52,10 +55,11 @@ def percentile_interval(
         seed: of the draws; the same seed draws the same pictures for every method.
     """
     values = _known(_drawn_again(count, figure, draws, seed))
-    if values is None:
+    value = figure(torch.arange(count))
+    if values is None or math.isnan(value):
         return None
-    low, high = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
-    return float(low), float(high)
+    margin = float(t.ppf(0.975, count - 1)) * math.sqrt(count / (count - 1)) * statistics.stdev(values)
+    return value - margin, value + margin
 
 
 def mean_interval(values: Tensor, draws: int = 200, seed: int = 0) -> Interval | None:

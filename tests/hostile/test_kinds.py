@@ -22,7 +22,7 @@ from PIL import Image
 from tiny_pipelines import build_tiny_pipeline
 from torch import Tensor, nn
 
-from metrics.bootstrap import mean_interval, percentile_interval, spread_interval
+from metrics.bootstrap import mean_interval, spread_interval, student_interval
 from metrics.class_score import inception_score
 from metrics.clip_score import clip_scores
 from metrics.diversity import distances_to_others
@@ -464,7 +464,7 @@ def test_intervals_of_numbers_that_mean_nothing():
     infinite = torch.tensor([1.0, 2, 3, 4, 5, 6, float("inf")])
     with pytest.raises(DataError, match="infinite"):
         mean_interval(infinite)
-    for interval in (percentile_interval, lambda *given: spread_interval(1.0, *given)):
+    for interval in (student_interval, lambda *given: spread_interval(1.0, *given)):
         with pytest.raises(DataError, match="infinite"):
             interval(5, lambda chosen: float("inf"))
         assert interval(5, lambda chosen: float("nan")) is None

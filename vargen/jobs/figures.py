@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metrics.bootstrap import percentile_interval
+from metrics.bootstrap import student_interval
 from metrics.clip_score import clip_scores
 from metrics.errors import DataError
 from metrics.picture_checks import FigureOf, benchmark_scores, group_mean
@@ -101,7 +101,7 @@ def against_plain(
         def over(chosen: Tensor) -> float:
             return ours(chosen) - theirs(chosen)
 
-        interval = percentile_interval(count, over, draws)
+        interval = student_interval(count, over, draws)
         differences["judge_accuracy"] = figure(over(torch.arange(count)), interval)
     if protocol.clip_score is not None:
         clip = protocol.clip_score

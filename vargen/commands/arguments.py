@@ -78,7 +78,8 @@ def build_parser(command: str, description: str, options: type[Any] | None = Non
         formatter_class=HelpFormatter,
         parser_mode=parser_mode(),
     )
-    parser.color = False  # of Python 3.14: `vargen.cli` lets no escape sequence through
+    # Of Python 3.14: `vargen.cli` lets no escape sequence through.
+    parser.color = False  # type: ignore[attr-defined]
     if options is not None:
         _add_options(parser, options)
         parser.add_argument(

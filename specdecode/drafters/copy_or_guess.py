@@ -34,7 +34,7 @@ _FORGETTING = 0.99
 def guess_sizes(longest: int) -> AdaptiveDraftSize:
     """Chooses how many tokens a head guesses, `longest` at most; `CopyOrGuessDrafter` sets its costs."""
     sizes = [NO_DRAFT, *(DraftSize(length + 1, length) for length in range(1, longest + 1))]
-    return AdaptiveDraftSize(sizes, StepCosts((1,), (1.0,), _GUESS_COST), prior_rate=_RATE, interval=1, clock=None)
+    return AdaptiveDraftSize(sizes, StepCosts((1,), (1.0,), _GUESS_COST), prior_rate=_RATE, interval=1)
 
 
 class CopyOrGuessDrafter(Drafter):

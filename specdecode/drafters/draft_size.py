@@ -1,15 +1,17 @@
 """How much to draft: a fixed size, or the one with the most tokens per second.
 
-Belongs here: sizes, costs of the parts of a step, and the choice. Does not belong here: drafting, and where measured
-costs are stored.
+Belongs here: sizes, costs of the parts of a step, and the choice. Does not belong here: drafting, and where costs are
+stored.
 
 A step that drafts a tree of n nodes and d levels takes target(n) + d * drafting step + overhead, and adds 1 + E tokens,
 where E is the expected accepted length. E comes from the drafter's own confidence where it has any, else from lengths
 measured for every size, where they are known; both are scaled to the lengths that were really accepted. Else E comes
 level by level from the share of drafts that survived each level, and the last known share counts for levels not tried.
 
-Costs are measured beforehand. While decoding, the real seconds of steps that draft are taken between two looks at what
-was accepted (the host waits for the device there anyway), and the costs of all sizes are scaled by the same factor.
+Costs are assumed, measured, or kept from another run. With a clock, for passes that the host waits for (on a CPU), they
+are corrected by steps of the decoding itself: now and then a few steps draft the next smaller or larger size, and the
+median seconds of both sizes are compared. Steps that follow each other see the same machine, busy or not, so only
+ratios of costs are learned. No pass is made that adds no tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from __future__ import annotations
 import itertools
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Protocol
 
 import torch
@@ -181,7 +185,13 @@ class AdaptiveDraftSize:
         expected_lengths: the measured accepted length of every candidate; None: not measured. For drafts whose levels
             do not predict each other, as with Jacobi windows of different lengths.
         interval: steps between two looks at what was accepted. Only then the host waits for the device.
-        clock: seconds; None: costs are not scaled.
+        clock: seconds, of passes that the host waits for; None: costs are right.
+        factors: corrections of costs that an earlier run has learned.
+        keep: called with all corrections when they have changed.
+
+    Attributes:
+        factors: the seconds of steps of a size, divided by their costs, on a scale of their own. A size without has
+            that of the next one that has.
 
     Raises:
         ValueError: no candidate drafts, `prior_rate` outside (0, 1), or not one expected length for each candidate.
@@ -195,7 +205,9 @@ class AdaptiveDraftSize:
         prior_rate: float = 0.4,
         expected_lengths: Sequence[float] | None = None,
         interval: int = 8,
-        clock: Callable[[], float] | None = time.perf_counter,
+        clock: Callable[[], float] | None = None,
+        factors: Mapping[DraftSize, float] | None = None,
+        keep: Callable[[Mapping[DraftSize, float]], None] | None = None,
     ) -> None:
         if not any(size.depth for size in candidates):
             raise ValueError("candidates must hold at least one size that drafts")
@@ -217,17 +229,23 @@ class AdaptiveDraftSize:
         self._pending: list[tuple[DraftSize, Tensor, Tensor, Tensor | None]] = []
         # Measured lengths are more reliable than guesses, and trying drafts that do not pay costs steps.
         self._first_patience = _FIRST_PATIENCE if self._measured is None else _MEASURED_PATIENCE
-        self._until_probe = self._patience = self._first_patience
-        self._probing = False
-        self._clock = clock
-        self._looked: float | None = None  # the time of the last look, or when drafting began
-        self._dearer = 1.0  # real seconds of drafting steps, divided by their costs
+        self._until_trial = self._patience = self._first_patience
+        self._clock, self._keep = clock, keep
+        self._by_nodes = sorted(self.candidates, key=lambda size: (size.total_tokens, size.depth))
+        self.factors = {size: factor for size, factor in (factors or {}).items() if size in self.candidates}
+        self._comparisons = Counter(dict.fromkeys(self.factors, 1))  # of each size, one of them by an earlier run
+        self._timed: set[DraftSize] = set()  # sizes whose steps were compared with those of their neighbours, by now
+        self._began: float | None = None
+        self._seconds = deque[float](maxlen=interval)  # of the last steps, which had one size
+        self._before: tuple[DraftSize, float] | None = None  # while another size is tried: the usual one, its seconds
         self._current = self._best()
+        if self._current != NO_DRAFT:
+            self._until_trial = 0
 
     def start(self) -> None:
         """Begin a new batch. What was learned is kept; steps that were not yet read are dropped."""
         self._pending = []
-        self._looked = None
+        self._take(self._current if self._before is None else self._before[0])
 
     @property
     def largest(self) -> DraftSize:
@@ -236,25 +254,22 @@ class AdaptiveDraftSize:
 
     def choose(self) -> DraftSize:
         """The size of the next draft."""
-        if self._current == NO_DRAFT:
-            # Without drafts nothing is learned, so now and then one is made, ever more rarely while they do not pay.
-            self._until_probe -= 1
-            if self._until_probe <= 0:
-                self._probing = True
-                self._current = self._best(drafting=True)
+        self._until_trial -= 1
+        if self._until_trial <= 0 and self._before is None:
+            self._try_another()
         if self._clock is not None:
-            if self._current == NO_DRAFT:
-                self._looked = None
-            elif self._looked is None:
-                self._looked = self._clock()
+            self._began = self._clock()
         return self._current
 
     def observe(self, size: DraftSize, accepted: Tensor, active: Tensor, predicted: Tensor | None = None) -> None:
         """Keep the step; every `interval` steps, learn from those kept."""
-        if size == NO_DRAFT:
-            return
-        self._pending.append((size, accepted, active, predicted))
-        if len(self._pending) >= self.interval:
+        if self._clock is not None and self._began is not None:
+            self._seconds.append(self._clock() - self._began)
+            self._began = None
+        if size != NO_DRAFT:
+            self._pending.append((size, accepted, active, predicted))
+        is_timing = self._before is not None and self._clock is not None
+        if len(self._seconds) >= _COMPARED_STEPS if is_timing else len(self._pending) >= self.interval:
             self._learn()
 
     def forget(self, share: float) -> None:
@@ -278,27 +293,81 @@ class AdaptiveDraftSize:
             expected += survival
         return expected
 
+    def seconds(self, size: DraftSize) -> float:
+        """Of a step, up to a factor that is the same for all sizes."""
+        place = self._by_nodes.index
+        nearest = min(self.factors, key=lambda known: abs(place(known) - place(size)), default=size)
+        return self.costs.step(size) * self.factors.get(nearest, 1.0)
+
     def tokens_per_second(self, size: DraftSize) -> float:
-        """The expected tokens per second and row."""
-        seconds = self.costs.step(size) * (self._dearer if size.depth > 0 else 1.0)
-        return (1 + self.expected_accepted(size)) / seconds
+        """The expected tokens per second and row, up to a factor."""
+        return (1 + self.expected_accepted(size)) / self.seconds(size)
 
     def _best(self, drafting: bool = False) -> DraftSize:
-        return max((c for c in self.candidates if c.depth > 0 or not drafting), key=self.tokens_per_second)
+        def value(size: DraftSize) -> float:
+            return self.tokens_per_second(size) * (_LEAST_GAIN if size == NO_DRAFT else 1.0)
+
+        return max((c for c in self.candidates if c.depth > 0 or not drafting), key=value)
+
+    def _take(self, size: DraftSize) -> None:
+        """From now on drafts have this size."""
+        self._current, self._before, self._began = size, None, None
+        self._seconds.clear()
+
+    def _try_another(self) -> None:
+        """For some steps draft another size: where nothing is drafted, the best that is something, since nothing is
+        learned without drafts; else a neighbour whose steps were not timed lately."""
+        if self._clock is not None and len(self._seconds) < _COMPARED_STEPS:
+            return
+        place = self._by_nodes.index(self._current)
+        others = [size for size in self._by_nodes[max(place - 1, 0) : place + 2] if size not in self._timed]
+        if self._current == NO_DRAFT:
+            others = [self._best(drafting=True)]
+        elif self._clock is None or not (others := [size for size in others if size != self._current]):
+            self._until_trial = _MOST_PATIENCE
+            self._timed.clear()
+            return
+        before = self._current, median(self._seconds or [0.0])
+        self._take(others[0])
+        self._before = before
+
+    def _compare(self, usual: DraftSize, seconds: float) -> None:
+        """Correct the costs of the size that was tried and of the usual one, less where they were compared before."""
+        tried, counts = self._current, self._comparisons
+        surprise = median(self._seconds) / self.seconds(tried) * self.seconds(usual) / seconds
+        if tried in self.factors and 1 / _CLEAR < surprise < _CLEAR:
+            surprise **= 0.5  # as likely chance
+        share = (counts[usual] + 1) / (counts[usual] + counts[tried] + 2) if counts[tried] else 1.0
+        factors = self.seconds(usual) / self.costs.step(usual), self.seconds(tried) / self.costs.step(tried)
+        self.factors[usual], self.factors[tried] = factors[0] / surprise ** (1 - share), factors[1] * surprise**share
+        for size in (usual, tried):
+            counts[size] = min(counts[size] + 1, _MOST_COMPARISONS)
+            self._timed.add(size)
+        if self._keep is not None:
+            self._keep(self.factors)
 
     def _learn(self) -> None:
         """Read all kept steps at once, and choose again."""
         pending, self._pending = self._pending, []
+        self._learn_lengths(pending)
+        before = self._before
+        if before is not None and self._seconds:
+            self._compare(*before)
+        best = self._best()
+        if best == self._current and before is None:
+            return
+        self._patience = min(2 * self._patience, _MOST_PATIENCE) if before is not None else self._first_patience
+        self._until_trial = self._patience if best == NO_DRAFT else 0
+        self._take(best)
+
+    def _learn_lengths(self, pending: Sequence[tuple[DraftSize, Tensor, Tensor, Tensor | None]]) -> None:
+        """Learn what was accepted."""
+        if not pending:
+            return
         accepted = torch.stack([step[1] for step in pending]).tolist()
         active = torch.stack([step[2] for step in pending]).tolist()
         predictions = [step[3] for step in pending if step[3] is not None]
         predicted = torch.stack(predictions).tolist() if len(predictions) == len(pending) else None
-        if self._clock is not None and self._looked is not None:
-            now = self._clock()
-            reckoned = sum(self.costs.step(size) for size, *_ in pending)
-            ratio = min(max((now - self._looked) / reckoned, _LEAST_DEARER), _MOST_DEARER)
-            self._dearer = _DEARER_DECAY * self._dearer + (1 - _DEARER_DECAY) * ratio
-            self._looked = now
         for number, (size, *_) in enumerate(pending):
             lengths = [length for length, took_part in zip(accepted[number], active[number], strict=True) if took_part]
             if not lengths:
@@ -316,11 +385,16 @@ class AdaptiveDraftSize:
                     _DECAY * self._scale[0] + sum(lengths) / len(lengths),
                     _DECAY * self._scale[1] + used,
                 )
-        self._current = self._best()
-        if self._current == NO_DRAFT:
-            self._patience = min(2 * self._patience, _MOST_PATIENCE) if self._probing else self._first_patience
-            self._until_probe = self._patience
-        self._probing = False
+
+
+def assumed_step_costs(rows: int, drafts_by_steps: bool) -> StepCosts:
+    """Costs on a CPU before any step was timed, in passes over one token.
+
+    Args:
+        rows: of a pass over one token, guidance included.
+        drafts_by_steps: whether drafting takes forward passes of another network.
+    """
+    return StepCosts((1, 2), (1.0, 1.0 + rows / (rows + _ROWS_OF_WEIGHTS)), _DRAFTING_SHARE * drafts_by_steps)
 
 
 @torch.no_grad()
@@ -365,7 +439,13 @@ def _least_seconds(calls: Sequence[Callable[[], object]], device: torch.device) 
 
 
 _DECAY = 0.95
-_DEARER_DECAY, _LEAST_DEARER, _MOST_DEARER = 0.5, 0.5, 4.0
+_COMPARED_STEPS = 3
+"""Steps of either size whose seconds are compared."""
+_CLEAR, _MOST_COMPARISONS = 1.2, 4
+_LEAST_GAIN = 1.03
+"""How many times as fast as plain decoding a draft must be, since costs and lengths are estimates."""
+_ROWS_OF_WEIGHTS, _DRAFTING_SHARE = 16, 0.1
+"""Assumed: reading a model's weights takes as long as computing so many rows, and a drafting step this share of it."""
 _PRIOR_WEIGHT = 2.0
 _FIRST_PATIENCE, _MEASURED_PATIENCE, _MOST_PATIENCE = 16, 64, 256
 _REPEATS = 8

@@ -157,7 +157,7 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
 
     window: int | Auto = AUTO
     """Tokens guessed ahead. "auto" chooses among windows from 2 to 32 the one with the most expected tokens a second on
-    this machine, which changes no picture; for several pictures at once it may choose none. With branches it is 16."""
+    this machine, or none where plain decoding is the fastest, which changes no picture. With branches it is 16."""
     initial_guess: str = "repeat"
 
     def resolved(self, num_tokens: int) -> Self:
@@ -191,7 +191,7 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
             return super()._sizer(components)
         from specdecode.drafters.draft_size import NO_DRAFT
 
-        if components.target.batch_size > 1:
+        if components.target.batch_size > 1 or components.target.device.type == "cpu":
             sizes = (NO_DRAFT, *sizes)
         expected = [ACCEPTED_BY_WINDOW[size.depth] for size in sizes]
         return components.draft_sizer(sizes, "jacobi", None, expected)

@@ -4,13 +4,18 @@ Belongs here: the memory that a pipeline keeps of both, and the file behind the 
 (`specdecode.drafters.draft_size`), the choice (there, too), and a target in the middle of a picture, on which costs are
 measured (the caller makes it).
 
+On a CPU costs are assumed at first and corrected by the steps of pictures; on other devices, whose passes the host does
+not wait for, they are measured once. Each correction replaces the file: where two processes write, the later one's
+stands, which its own steps have checked.
+
 Costs depend on the machine, the kernels, torch, the model's geometry and precision and the rows of a batch, but not on
-weights or prompts. These make the key. Where a file is damaged or cannot be written, costs are measured again.
+weights or prompts. These make the key. A damaged file, or none, is a first start.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +29,7 @@ from specdecode.drafters.draft_size import (
     DraftSizer,
     FixedDraftSize,
     StepCosts,
+    assumed_step_costs,
     measure_step_costs,
 )
 from specdecode.kernels.build import build_name
@@ -38,8 +44,10 @@ from vargen.runs.identity import digest
 class MeasuredDraftSizes:
     """Sizers for the batches of one pipeline."""
 
+    clock: Callable[[], float] | None = staticmethod(time.perf_counter)
+    """Corrects costs on a CPU; None: they stay."""
+
     def __init__(self) -> None:
-        self._costs: dict[str, StepCosts] = {}
         self._learned: dict[tuple[object, ...], AdaptiveDraftSize] = {}
 
     def sizer(
@@ -70,32 +78,27 @@ class MeasuredDraftSizes:
         lengths = None if isinstance(expected, float) else tuple(expected)
         key = (identity, tuple(sizes), lengths)
         if key not in self._learned:
-            costs = self._step_costs(
-                identity,
-                lambda: measure_step_costs(probe(nodes[-1]), nodes, draft_step),
-                geometry.get("processes", 1) > 1,
-            )
+            on_cpu, split = geometry.get("device") == "cpu", geometry.get("processes", 1) > 1
+            known = None if split else _read(identity)
+            if known is None and on_cpu:
+                known = assumed_step_costs(geometry["rows"], draft_step is not None), {}
+            elif known is None:
+                shared = [measure_step_costs(probe(nodes[-1]), nodes, draft_step)]
+                if split:  # its processes take the costs of the first, so that they draft as much
+                    torch.distributed.broadcast_object_list(shared)
+                else:
+                    _write(identity, shared[0], {})
+                known = shared[0], {}
+            costs, factors = known
             rate = min(max(expected, 0.05), 0.95) if isinstance(expected, float) else 0.5  # lengths need no rate
-            self._learned[key] = AdaptiveDraftSize(sizes, costs, prior_rate=rate, expected_lengths=lengths)
+            self._learned[key] = AdaptiveDraftSize(
+                sizes, costs, prior_rate=rate, expected_lengths=lengths, factors=factors,
+                clock=self.clock if on_cpu and not split else None,
+                keep=lambda corrected: _write(identity, costs, corrected),
+            )  # fmt: skip
         # The next picture uses what this one taught. No picture depends on it, and learning again costs time.
         self._learned[key].start()
         return self._learned[key]
-
-    def _step_costs(self, identity: str, measure: Callable[[], StepCosts], split: bool) -> StepCosts:
-        """Costs from memory, from the file, or measured now (a second or two). The processes of a split model take
-        those of the first, so that they draft as much."""
-        if identity not in self._costs:
-            costs = None if split else _read(identity)
-            if costs is None:
-                costs = measure()
-                if split:
-                    shared = [costs]
-                    torch.distributed.broadcast_object_list(shared)
-                    (costs,) = shared
-                else:
-                    _write(identity, costs)
-            self._costs[identity] = costs
-        return self._costs[identity]
 
 
 def _spread(count: int, most: int) -> list[int]:
@@ -126,23 +129,27 @@ def _path(identity: str) -> Path:
     return cache_folder() / "step_costs" / f"{identity}.json"
 
 
-def _read(identity: str) -> StepCosts | None:
+def _read(identity: str) -> tuple[StepCosts, dict[DraftSize, float]] | None:
+    """Costs, and the corrections of some sizes."""
     try:
         values = parse_json(_path(identity).read_bytes())
-        return StepCosts(
+        costs = StepCosts(
             tuple(int(count) for count in values["nodes"]),
             tuple(float(seconds) for seconds in values["target_seconds"]),
             float(values["drafting_step_seconds"]),
             float(values["overhead_seconds"]),
         )
+        factors = {DraftSize(nodes, depth): float(factor) for nodes, depth, factor in values["factors"]}
+        return (costs, factors) if all(0 < each < float("inf") for each in factors.values()) else None
     except (UserError, OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _write(identity: str, costs: StepCosts) -> None:
+def _write(identity: str, costs: StepCosts, factors: Mapping[DraftSize, float]) -> None:
     try:
         path = _path(identity)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(vars(costs)) + "\n")
+        listed = [[size.total_tokens, size.depth, factor] for size, factor in factors.items()]
+        write_atomic(path, json.dumps({**vars(costs), "factors": listed}) + "\n")
     except (UserError, OSError):
         pass  # where nothing can be written, every start measures anew

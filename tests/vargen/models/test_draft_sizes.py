@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from specdecode.drafters.draft_size import AdaptiveDraftSize, DraftSize, FixedDraftSize
+from specdecode.drafters.draft_size import NO_DRAFT, AdaptiveDraftSize, DraftSize, FixedDraftSize, StepCosts
 from specdecode.kernels import build
 from vargen.base.errors import UserError
 from vargen.base.resources import cache_folder
@@ -18,6 +19,7 @@ from vargen.models.reuse import Reuse
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 SIZES = [DraftSize(3, 2), DraftSize(12, 3)]
+NO_FACTORS = b'{"nodes": [1], "target_seconds": [1], "drafting_step_seconds": 0, "overhead_seconds": 0, "factors": 0}'
 Ask = Callable[..., Any]
 
 
@@ -31,6 +33,8 @@ def ask(tiny_pipeline: LlamaGenPipeline, tmp_path: Path, monkeypatch: pytest.Mon
     target: LlamaGenTarget = components.start({"caption_embeds": embeds}, mask, 3.0, 12)
 
     def asked(memory: MeasuredDraftSizes, sizes: Any = SIZES, most_sizes: int | None = None, **geometry: Any) -> Any:
+        geometry = {"device": "a GPU", "rows": 4, **geometry}
+
         def probe(most_nodes: int) -> LlamaGenTarget:
             asked.probed.append(most_nodes)  # type: ignore[attr-defined]
             return target.half_way(most_nodes)
@@ -59,7 +63,29 @@ def test_costs_are_measured_once_and_kept_in_a_file(ask):
     assert ask.probed == [12, 12], "another geometry costs differently"
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"nodes": [2, 1], "target_seconds": [1, 1]}', b"\xff", b"[1]"])
+def test_on_a_cpu_no_pass_is_made_to_measure_and_steps_correct_the_file(ask, monkeypatch):
+    """A busy hour left a file in which wide passes look cheap; two processes correct it at once."""
+    now, real = [0.0], StepCosts((1, 12), (1.0, 12.0), 0.1)
+    monkeypatch.setattr(MeasuredDraftSizes, "clock", staticmethod(lambda: now[0]))
+    sizes = [NO_DRAFT, *SIZES]
+    sizers = [ask(MeasuredDraftSizes(), sizes, device="cpu") for _ in range(2)]
+    assert not ask.probed and not cache_folder().exists(), "an assumption need not be kept"
+    sizers[0]._keep({NO_DRAFT: 1.0, SIZES[0]: 0.3, SIZES[1]: 0.01})
+    sizers = [ask(MeasuredDraftSizes(), sizes, device="cpu") for _ in range(2)]
+    assert [sizer.choose() for sizer in sizers] == [SIZES[1]] * 2
+    for _ in range(100):
+        for sizer in sizers:
+            size = sizer.choose()
+            now[0] += real.step(size)
+            sizer.observe(size, torch.tensor([min(size.depth, 1)]), torch.tensor([True]))
+    assert [sizer._best() for sizer in sizers] == [NO_DRAFT] * 2
+    assert ask(MeasuredDraftSizes(), sizes, device="cpu").choose() == NO_DRAFT, "the next process knows it at once"
+    assert len([*(cache_folder() / "step_costs").iterdir()]) == 1 and not ask.probed
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b'{"nodes": [2, 1], "target_seconds": [1, 1]}', b"\xff", b"[1]", NO_FACTORS]
+)
 def test_a_damaged_file_is_measured_anew(ask, content):
     ask(MeasuredDraftSizes())
     (path,) = (cache_folder() / "step_costs").glob("*.json")

@@ -23,7 +23,6 @@ from PIL import Image
 from tiny_pipelines import build_tiny_pipeline
 
 from specdecode.drafters.draft_size import StepCosts
-from specdecode.roles import Target
 from vargen.base.errors import UserError
 from vargen.demo.race import race
 from vargen.methods.catalogue import resolve_method
@@ -429,10 +428,11 @@ def test_a_picture_alone_takes_the_passes_of_a_call(way, tmp_path, monkeypatch):
     """By the default: no row is beside it, so what rows cost beside each other does not keep it from drafting."""
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
 
-    def costs(target: Target, *_: Any) -> StepCosts:
-        return StepCosts((1, 2, 9), (1.0, 1.0, 1.0) if target.batch_size == 1 else (1.0, 2.0, 9.0))
+    def costs(rows: int, *_: Any) -> StepCosts:
+        return StepCosts((1, 2, 9), (1.0, 1.0, 1.0) if rows <= 2 else (1.0, 2.0, 9.0))
 
-    monkeypatch.setattr("vargen.models.draft_sizes.measure_step_costs", costs)
+    monkeypatch.setattr("vargen.models.draft_sizes.assumed_step_costs", costs)
+    monkeypatch.setattr("vargen.models.draft_sizes.MeasuredDraftSizes.clock", None)
     call = build_tiny_pipeline()(PROMPT, generator=torch.Generator().manual_seed(3))
     assert way(build_tiny_pipeline(), 3) == call.trace.target_passes < 16
 

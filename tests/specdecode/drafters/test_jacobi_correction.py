@@ -229,7 +229,9 @@ class _ComparedWithBranches(_Compared, CorrectedBranchingJacobiDrafter):
 @BOTH
 @pytest.mark.parametrize("sampling", [SamplingConfig(0.8), SamplingConfig(1.2, 9, 0.9)], ids=str)
 @pytest.mark.parametrize(
-    ("kind", "schedule"), [(_Compared, None), (_ComparedWithBranches, None), (_Compared, Takes())], ids=str
+    ("kind", "schedule"),
+    [(_Compared, None), (_ComparedWithBranches, None), (_Compared, Takes())],
+    ids=["chain", "branches", "behind skips"],
 )
 def test_opinions_are_multiplied_by_the_change_of_mind(by, sampling, kind, schedule):
     """Also behind tokens that were taken unverified, which stand before the chain."""

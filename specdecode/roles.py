@@ -67,8 +67,9 @@ class TargetOutput:
         return self._of(lambda part: ragged.take(part, nodes))
 
     def _of(self, choose: Callable[[Tensor], Tensor]) -> Self:
-        parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: None if part is None else choose(part) for name, part in parts.items()})
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        chosen: dict[str, Any] = {name: None if part is None else choose(part) for name, part in parts.items()}
+        return replace(self, **chosen)
 
 
 @dataclass

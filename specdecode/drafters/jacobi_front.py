@@ -121,11 +121,9 @@ def branch_nodes(window: int, branches: int, branch_depth: int) -> int:
 @constant
 def _layout(window: int, branches: int, branch_depth: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Parents [n] of the nodes, and for the main chain and each branch the nodes by depth, [branches, window + 1]."""
-    depth = min(branch_depth, window)
-    parents = list(range(-1, window))
-    lines = [list(range(window + 1))]
-    for _ in range(branches - 1):
-        begin = len(parents)
-        parents += [0, *range(begin, begin + depth - 1)]
-        lines.append([0, *range(begin, begin + depth), *range(depth + 1, window + 1)])
-    return torch.tensor(parents, device=device), torch.tensor(lines, device=device)
+    main, depth = torch.arange(-1, window + 1, device=device), min(branch_depth, window)
+    beside = torch.arange(window + 1, window + 1 + branch_nodes(window, branches, branch_depth), device=device)
+    beside, root = beside.view(branches - 1, depth), main[1:2].expand(branches - 1, 1)
+    parents = torch.cat([main[:-1], torch.cat([root, beside[:, :-1]], 1).flatten()])
+    behind = main[depth + 2 :].expand(branches - 1, -1)
+    return parents, torch.cat([main[None, 1:], torch.cat([root, beside, behind], 1)])

@@ -58,6 +58,7 @@ def shallow_pipeline(drafting_pipeline: Any) -> Any:
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # a stream is drawn by scd, a chain that is sampled by the last
     "jacobi": ("jacobi", {"window": 4}),
+    "jacobi, branches": ("jacobi", {"window": 4, "branches": 2}),
     "gsd": ("gsd", {"window": 4}),
     "draft-model": ("draft-model", {"draft_length": 2}),
     "eagle": ("eagle", {"total_tokens": 8, "depth": 3, "tree_top_k": 3}),

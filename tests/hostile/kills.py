@@ -170,7 +170,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     ),
     "tune": (
         "tune --method sjd --method_options.window 2 --method_options.initial_guess random --method_options.branches 2 "
-        "--method_options.branch_depth 1 "
+        "--method_options.branch_depth 1 --method_options.keep_overlap 0.8 "
         "--speed pass_reduction --num_prompts 2 --batch_size 2 --model {model} --quiet --output {work}/out",
         tuned,
     ),
@@ -220,7 +220,7 @@ def test_ten_kills_and_one_before_every_rename_lose_and_leave_nothing(command, p
         assert not [path for path in work.rglob(".*")], f"left by a kill before change {moment}, {done[moment]}"
 
 
-NEEDED = {"drafter-text": "--model nowhere"}
+NEEDED = {"drafter-text": "--model nowhere", "lora": "--pictures nowhere"}
 """What a recipe cannot do without."""
 
 

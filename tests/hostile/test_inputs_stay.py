@@ -18,7 +18,7 @@ from vargen.commands.arguments import fill
 
 NAMES = {
     *("attn_implementation", "device", "device_map", "draft_quantization", "draft_revision", "dtype", "family"),
-    *("extractor", "prompts_format"),
+    *("extractor", "prompts_format", "target_modules", "tp_plan"),
     *(
         "host",
         "kept_choices",

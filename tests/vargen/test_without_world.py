@@ -85,7 +85,7 @@ def check_one_line_each(results: list[Result], reason: str) -> None:
     unknown.check_line("'scenes' is not a command")
     assert "drafter" in trainable.out and "tokenizer" not in trainable.out
     judge.check_line(
-        "'judge' cannot be trained; choose one of: drafter, video-drafter, video-draft-model, drafter-text"
+        "'judge' cannot be trained; choose one of: drafter, lora, video-drafter, video-draft-model, drafter-text"
     )
 
 

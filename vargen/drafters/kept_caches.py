@@ -17,6 +17,9 @@ class KeptCaches:
     def __init__(self) -> None:
         self._caches: dict[str, StaticKVCache] = {}
 
+    def __reduce__(self) -> tuple[type[KeptCaches], tuple[()]]:
+        return KeptCaches, ()  # a copy has memory of its own; pickled tensors would no longer lie in one another
+
     def get(self, role: str, most_slots: int | None = None, **sizes: Any) -> StaticKVCache:
         """The kept cache of a role if it fits, else a new one, which replaces it.
 

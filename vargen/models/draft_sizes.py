@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ class MeasuredDraftSizes:
             self._learned[key] = AdaptiveDraftSize(
                 sizes, costs, prior_rate=rate, expected_lengths=lengths, factors=factors,
                 clock=self.clock if on_cpu and not split else None,
-                keep=lambda corrected: _write(identity, costs, corrected),
+                keep=partial(_write, identity, costs),
             )  # fmt: skip
         # The next picture uses what this one taught. No picture depends on it, and learning again costs time.
         self._learned[key].start()

@@ -18,8 +18,8 @@ from results_page.pictures import (
     STUDIES_PLOT,
     groups_section,
     judge_section,
-    larger_studies_section,
     main_table_section,
+    more_studies_section,
     picks_table,
     quality_section,
     studies_plot,
@@ -46,6 +46,12 @@ SHOWN = (
     *TABLES,
 )
 """Records with a table on the page, by the beginning of their names."""
+MORE_STUDIES = {
+    "vvs_choices": "Own choices beside those of VVS's paper",
+    "vvs_studies_256": "Studies of VVS's paper on 32 by 32 tokens",
+    "vvs_staleness_256": "Staleness on 32 by 32 tokens, more prompts",
+}
+"""Titles of further studies of VVS, by record."""
 
 
 def between_markers(text: str, content: str, name: str, region: str = "results") -> str:
@@ -83,7 +89,7 @@ def build() -> dict[Path, str]:
         groups_section(load_all("prompts_*")),
         main_table_section(load("vvs_main_table"), load("vvs_main_table_256")),
         studies_section(studies),
-        larger_studies_section(load("vvs_studies_256")),
+        *(more_studies_section(title, load(name)) for name, title in MORE_STUDIES.items() if load(name) is not None),
         *plain.values(),
         published_section(load("rows_side_by_side")),
         training_section([record for name, record in trained.items() if not name.endswith("-run")]),
@@ -92,14 +98,12 @@ def build() -> dict[Path, str]:
     ]
     shipped = [record for name, record in trained.items() if MODEL in name and not name.endswith("-run")]
     card = [judge_section(judged), training_section(shipped)]
-    readme = ROOT / "README.md"
+    readme, weighted = ROOT / "README.md", [load("bench_weighted"), load("bench_weighted_24gb")]
     text = load("real_text")
     of_text = "Not recorded yet." if text is None else text_section(text, load("training_text-head"))
     return {
         LAB / "results.md": "\n\n".join(sections) + "\n",
-        readme: between_markers(
-            readme.read_text(), picks_table(load("bench_weighted"), evaluations), "README.md", "methods"
-        ),
+        readme: between_markers(readme.read_text(), picks_table(weighted, evaluations), "README.md", "methods"),
         TEXT: between_markers(TEXT.read_text(), of_text, "docs/text.md"),
         MODEL_CARD: between_markers(MODEL_CARD.read_text(), "\n\n".join(card), "the model card"),
     }

@@ -44,7 +44,7 @@ REST = ",".join(  # of the exact ones those whose pictures are not plain decodin
         "vvs-jacobi-wide,vvs-paper-uniform,vvs-paper-dynamic,draft-model,scd-wide,lantern,vvs",
     )
 )
-COMPARED_BESIDE_XL = "ar,jacobi,scd,vvs-jacobi,likeness-quality"
+COMPARED_BESIDE_XL = "ar,jacobi,scd,vvs-jacobi,likeness-quality,rows-fast"
 ROWS_BESIDE_XL = "ar,rows-quality,rows-fast"
 HEAVY = ("--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16")
 IN_INT8 = ("--quantization", "int8-dynamic", "--draft_quantization", "int8")
@@ -66,6 +66,12 @@ ROWS = ",".join(
         "vvs-rows 4, 12 in rows 4 to 9, 3 guesses, 1 looks, 12 columns, 128 guided",
     )
 )
+SAMPLINGS = ",".join(
+    f"plain, guidance {guidance}, temperature {temperature}, top-k {top_k}"
+    for guidance in (2, 2.5, 3, 4)
+    for temperature in (0.8, 0.9, 1)
+    for top_k in (0, 100)
+)
 LARGER = "scenes/weights/scenes-256"
 """The model of 32 by 32 tokens."""
 ROWS_256 = ",".join(  # the same windows in proportion
@@ -74,6 +80,7 @@ ROWS_256 = ",".join(  # the same windows in proportion
 FASTEST = "ar,jacobi,rows-quality,rows-fast,benchmarks/methods/rows-few.yaml,rows-batch,zipar"
 """The default, and what draws rows of the grid side by side, which is fastest on a CPU."""
 EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
+VVS_STUDIES = "selection,staleness,interval,threshold,delta,drawn trees,sampling"
 LANTERN = "benchmarks/methods/lantern-chain.yaml,ar"
 
 
@@ -137,7 +144,7 @@ def _guided(record: str, batch_size: int, processes: int) -> Step:
     return Step(_script("guided_seconds", *wanted), timed=True, copies=copies, reads_drafter=False)
 
 
-def _weighted(record: str, *arguments: str, methods: str = COMPARED_BESIDE_XL, prompts: int = 3) -> Step:
+def _weighted(record: str, *arguments: str, methods: str = COMPARED_BESIDE_XL, prompts: int = 4) -> Step:
     counts = ("--num_prompts", str(prompts), "--processes", "5")
     wanted = ("--output", str(WORK / record), "--methods", methods, *counts, *HEAVY, *arguments)
     copies = (WORK / record / "results.json", RESULTS / f"{record}.json")
@@ -186,7 +193,6 @@ STEPS: dict[str, Step] = {
     "judge": Step(_script("judge_report", "--contact_sheet", "docs/images/contact_sheet.png"), reads_drafter=False),
     "readme_picture": Step(_script("readme_picture"), reads_drafter=False),
     "token_hashes": Step(_script("token_hashes", "--record", str(RESULTS / "token_hashes.json"))),
-    "greedy_equality": Step(_script("greedy_equality")),
     "evaluation": _evaluation("evaluation_scenes", 1000, EVALUATED),
     "evaluation_rest": _evaluation("evaluation_scenes_rest", 1000, REST),
     "evaluation_lantern": _evaluation("evaluation_lantern", 1000, LANTERN),
@@ -198,14 +204,15 @@ STEPS: dict[str, Step] = {
     "rows_side_by_side_fresh": _rows("rows_side_by_side_fresh", 1000, PICKED, "--first", "1000"),
     "evaluation_256": _larger(_evaluation("evaluation_256", 1000, "ar")),
     "rows_side_by_side_256": _larger(_rows("rows_side_by_side_256", 1000, ROWS_256, "--dtype", "bfloat16")),
-    "picture_decoder": Step(_script("picture_decoder"), reads_drafter=False),
-    "guided_tokens": Step(_script("guided_tokens"), reads_drafter=False),
-    "vvs_studies": Step(_script("vvs_studies")),
+    "guided_tokens": _rows("guided_tokens", 200, "plain, 128 guided,plain, 64 guided", "--dtype", "bfloat16"),
+    "quantized": _rows("quantized", 1000, "plain, in int8,plain, in int8-dynamic", "--dtype", "bfloat16"),
+    "sampling_grid": _rows("sampling_grid", 200, SAMPLINGS, "--dtype", "bfloat16"),
+    "vvs_studies": _vvs("vvs_studies", 64, VVS_STUDIES),
+    "vvs_choices": _vvs("vvs_choices", 64, "our choices"),
     "vvs_main_table": _vvs("vvs_main_table", 32),
     "vvs_main_table_256": _larger(_vvs("vvs_main_table_256", 16), reads_drafter=True),
     "vvs_studies_256": _larger(_vvs("vvs_studies_256", 16, "selection,staleness"), reads_drafter=True),
     "host_work": Step(_script("host_work"), timed=True),
-    "family_loops": Step(_script("family_loops"), timed=True),
     "bench_picks": _bench("bench_picks", "--methods", PICKS, "--num_prompts", "24"),
     "bench_weighted": _weighted("bench_weighted"),
     "bench_weighted_256": _larger(_weighted("bench_weighted_256", "--warm_up", "0", methods=ROWS_BESIDE_XL, prompts=1)),

@@ -9,9 +9,8 @@ caption or its scene implies one, because that is what these methods lose first.
 decoding over the same captions and seeds, with its 95 % interval over captions. Passes and rows fed are per picture.
 Every batch is kept in runs/rows_side_by_side as soon as it is through, so the same command goes on after a kill, and
 more captions continue fewer. Batches of other weights are made anew.
-A label that ends in `, 128 guided` lets guidance lead the first 128 tokens alone, as `guided_tokens` of a call does.
-With --sheet it also draws the first captions whose number of objects plain decoding gets right and the first label
-gets wrong, by every label: a sheet of what breaks, not of what is usual.
+A label may end in `, 128 guided` (guidance leads the first 128 tokens alone), in `, guidance 3, temperature 0.9, top-k
+100`, and in `, in int8-dynamic` (weights are rounded, plain decoding is not).
 Writes benchmarks/results/rows_side_by_side.json.
 """
 
@@ -22,13 +21,12 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from judge_report import judge_images
-from PIL import Image, ImageDraw, ImageFont
 from results_page.records import percent_points
 from torch import Tensor
 
@@ -44,15 +42,15 @@ from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.runs.files import append_jsonl, read_jsonl, save_image_atomic
+from vargen.runs.files import append_jsonl, read_jsonl
 
 RESULTS = Path(__file__).resolve().parent / "results"
 KEPT = Path(__file__).resolve().parent.parent / "runs" / "rows_side_by_side" / "batches.jsonl"
 BATCH = 20
 DRAWS = 1000
 """Bootstrap draws of an interval."""
-SHOWN = 8
-"""Captions on the sheet."""
+FORM = r"(.+?)(?:, (\d+) guided)?(?:, guidance ([\d.]+), temperature ([\d.]+), top-k (\d+))?(?:, in (int\S+))?"
+"""A label: one of `SETTINGS`, and what differs from how the model is drawn from."""
 NUMBERS = ("object_count", "count")
 """The judge's kinds that are about how many objects there are."""
 
@@ -91,11 +89,15 @@ ON_LARGER_GRIDS = _wide_in_the_middle((8, 24, 4, 9, 24), guesses=(1, 2, 3))
 """More, whose windows do not fit into 16 columns."""
 
 
-def chosen(label: str) -> tuple[str, dict[str, Any], int | None]:
-    """The method, its settings and the tokens that are guided, None for all; raises KeyError for an unknown label."""
-    if (found := re.fullmatch(r"(.+), (\d+) guided", label)) is None:
-        return *SETTINGS[label], None
-    return *SETTINGS[found[1]], int(found[2])
+def chosen(label: str) -> tuple[str, dict[str, Any], dict[str, Any], str | None]:
+    """The method, its settings, what a call is told, how weights are rounded. Raises KeyError for an unknown label."""
+    if (found := re.fullmatch(FORM, label)) is None:
+        raise KeyError(label)
+    name, guided, guidance, temperature, top_k, rounded = found.groups()
+    call: dict[str, Any] = {"guided_tokens": None if guided is None else int(guided)}
+    if guidance is not None:
+        call |= {"guidance_scale": float(guidance), "temperature": float(temperature), "top_k": int(top_k)}
+    return *SETTINGS[name], call, rounded
 
 
 def judged(verdict: Judgement) -> list[int]:
@@ -169,33 +171,6 @@ def table(rows: list[dict[str, Any]]) -> str:
     return markdown_table(head, cells)
 
 
-def broken(batches: list[dict[str, Any]], plain: list[dict[str, Any]]) -> list[int]:
-    """Which captions, from 0 on: plain decoding gets their number of objects right, and these batches get it wrong."""
-    both = zip(*([each[2:] for batch in given for each in batch["judged"]] for given in (batches, plain)), strict=True)
-    return [number for number, (ours, theirs) in enumerate(both) if ours[0] < theirs[0]]
-
-
-def draw_sheet(
-    pipeline: LlamaGenPipeline, labels: list[str], cases: dict[int, PromptCase], numbers: list[int]
-) -> Image.Image:
-    """Pictures of these captions, a row for each label; their seeds are those that were judged."""
-    side, margin = 96, 150
-    sheet = Image.new("RGB", (margin + side * len(numbers), side * len(labels)), (255, 255, 255))
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(10)
-    for row, label in enumerate(labels):
-        name, settings, guided = chosen(label)
-        images = pipeline(
-            [cases[number].caption.text for number in numbers],
-            method=resolve_method(name, settings),
-            guided_tokens=guided,
-            generator=[torch.Generator().manual_seed(number) for number in numbers],
-        ).images
-        draw.text((2, row * side + 12), label.replace(", ", ",\n"), fill=(0, 0, 0), font=font)
-        for column, image in enumerate(images):
-            sheet.paste(image.resize((side - 2, side - 2)), (margin + column * side, row * side))
-    return sheet.quantize(128)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder of a LlamaGen model; the shipped one without it")
@@ -205,7 +180,6 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of the batches that are through")
     parser.add_argument("--output", type=Path, default=RESULTS / "rows_side_by_side.json")
-    parser.add_argument("--sheet", type=Path, help="PNG to draw, see above")
     parser.add_argument("--list", action="store_true", help="say what there is, and stop")
     arguments = parser.parse_args()
     SETTINGS.update(ON_LARGER_GRIDS)
@@ -230,18 +204,21 @@ def main() -> None:
         for each in kept
         if {name: each.get(name) for name in identity} == identity
     }
-    pipeline = LlamaGenPipeline.from_pretrained(folder, torch_dtype=getattr(torch, arguments.dtype))
-    pipeline.set_progress_bar_config(disable=True)
     judge = load_judge(None, "cpu")
     numbers = range(arguments.first, arguments.first + arguments.prompts)
     cases = dict(zip(numbers, sample_prompts(numbers.stop)[numbers.start :], strict=True))
 
+    @cache
+    def rounded_to(quantization: str | None) -> LlamaGenPipeline:
+        pipeline = LlamaGenPipeline.from_pretrained(folder, torch_dtype=getattr(torch, arguments.dtype))
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline if quantization is None else pipeline.quantize(quantization)
+
     measured: dict[str, list[dict[str, Any]]] = {}
-    for label, (name, settings, guided) in named.items():
+    for label, (name, settings, call, rounded) in named.items():
         method, began = resolve_method(name, settings), time.monotonic()
-        told = str(method.to_dict())
-        told += "" if guided is None else f", {guided} guided"
-        firsts, draws = numbers[::BATCH], partial(pipeline, guided_tokens=guided)
+        told = f"{method.to_dict()}, {call}, {rounded}"
+        firsts, draws = numbers[::BATCH], partial(rounded_to(rounded), **call)
         for first in firsts:
             if (told, first) not in through:
                 batch = draw(draws, method, first, [cases[first + row] for row in range(BATCH)], judge)
@@ -250,20 +227,12 @@ def main() -> None:
                 through[told, first] = batch
         measured[label] = [through[told, first] for first in firsts]
         print(f"{label}  {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    rows = [
-        {
-            "label": label,
-            **dict(zip(("method", "settings", "guided_tokens"), named[label], strict=True)),
-            **figures(batches, measured["plain"], pipeline.grid_size),
-        }
-        for label, batches in measured.items()
-    ]
+    rows = []
+    for label, (name, settings, call, rounded) in named.items():
+        own = {"label": label, "method": name, "settings": settings, **call, "quantization": rounded}
+        rows.append({**own, **figures(measured[label], measured["plain"], rounded_to(None).grid_size)})
     record = {"benchmark": "rows_side_by_side", "model": folder.name, **identity, "rows": rows}
     write_result(arguments.output, {**record, "first": numbers.start, "prompts": len(numbers)})
-    if arguments.sheet is not None:
-        shown = [numbers[at] for at in broken(measured[wanted[0]], measured["plain"])[:SHOWN]]
-        save_image_atomic(draw_sheet(pipeline, [*measured], cases, shown), arguments.sheet)
-        print("\n".join(f"{number}: {cases[number].caption.text}" for number in shown))
     print(table(rows), f"written to {arguments.output}", sep="\n\n")
 
 

@@ -196,6 +196,9 @@ def batch(claims: list[int], numbers: list[int], passes: int) -> dict[str, Any]:
 
 
 def test_settings_of_studies_are_those_of_their_methods():
+    label, call = "zipar 4, 128 guided, guidance 3, temperature 0.9, top-k 100, in int8-dynamic", {"guided_tokens": 128}
+    call |= {"guidance_scale": 3.0, "temperature": 0.9, "top_k": 100}
+    assert rows_side_by_side.chosen(label) == ("zipar", {"window": 4}, call, "int8-dynamic")
     for name, settings in {**rows_side_by_side.SETTINGS, **rows_side_by_side.ON_LARGER_GRIDS}.values():
         kept = json.loads(json.dumps(resolve_method(name, settings).to_dict()))
         assert {**kept, **json.loads(json.dumps(settings))} == kept

@@ -6,6 +6,7 @@ Belongs here: judged pictures, evaluations, VVS's studies. Does not belong here:
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from metrics.plots import plot_studies
 from metrics.tables import format_figure, markdown_groups, markdown_quality
@@ -72,19 +73,19 @@ def judge_section(record: Record) -> str:
     )
 
 
-def picks_table(bench: list[Record], evaluations: dict[str, list[Record]]) -> str:
+def picks_table(benches: Sequence[list[Record]], evaluations: dict[str, list[Record]]) -> str:
     """The README's one table: speed-ups as ranges over fresh processes, and quality where it was evaluated.
 
     Args:
-        bench: the record `bench_weighted`.
+        benches: records of passes of a published model's size, one for each machine.
         evaluations: rows of every evaluation, by record.
     """
     rows_of_all = (row for rows in evaluations.values() for row in rows)
     quality = {row["method"]: row for row in rows_of_all if row["protocol"]["name"] == "scenes"}
-    timed = {row["method"]: row for row in bench}
+    timed = [{row["method"]: row for row in bench} for bench in benches]
 
-    def faster(method: str) -> str:
-        each = timed[method]["speedups"]
+    def faster(rows: dict[str, Record], method: str) -> str:
+        each = rows[method]["speedups"]
         low, high = f"{min(each):.1f}", f"{max(each):.1f}"
         return f"{low} times" if low == high else f"{low} to {high} times"
 
@@ -95,14 +96,15 @@ def picks_table(bench: list[Record], evaluations: dict[str, list[Record]]) -> st
         [
             f"`{method}`",
             what,
-            f"{timed[method]['pass_reduction']:.1f} times",
-            faster(method),
+            f"{timed[0][method]['pass_reduction']:.1f} times",
+            *(faster(rows, method) for rows in timed),
             judged(method, "judge_accuracy"),
             judged(method, "judge_prompts"),
         ]
         for method, what in DRAWS.items()
     ]
-    header = ["method", "draws", "fewer forward passes", "faster", "claims right", "whole prompts right"]
+    read = [f"faster, {rows['ar']['achieved']['gb_per_second']:.0f} GB/s" for rows in timed]
+    header = ["method", "draws", "fewer forward passes", *read, "claims right", "whole prompts right"]
     return table(header, rows)
 
 
@@ -141,10 +143,10 @@ def studies_section(record: Record) -> str:
     return "\n\n".join([*parts, *_study_tables(record), source_line(record, TRANSFORMER_RUN, DRAFTER_RUN)])
 
 
-def larger_studies_section(record: Record) -> str:
-    """The same on the larger model, which stands for the paper's stage II."""
+def more_studies_section(title: str, record: Record) -> str:
+    """Other studies or another model: that of 1,024 tokens stands for the paper's stage II."""
     parts = [
-        "## Studies of VVS's paper on 32 by 32 tokens",
+        f"## {title}",
         f"As above, on `{record['model']}`, {record['prompts']:,} prompts. The paper's figures are those above.",
     ]
     return "\n\n".join([*parts, *_study_tables(record), source_line(record)])

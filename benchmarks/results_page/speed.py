@@ -28,6 +28,7 @@ BENCHES = {
     "bench_guided_batch_8": "Guidance of the first tokens alone, eight pictures at a time",
     "bench_rows_256_batch_1": "Rows side by side on 32 by 32 tokens (scenes-256), one picture at a time",
     "bench_weighted": "Beside passes of LlamaGen-XL's size",
+    "bench_weighted_24gb": "Beside passes of LlamaGen-XL's size, on an AMD EPYC with AVX-512 whose memory is slower",
     "bench_weighted_256": "Beside passes of LlamaGen-XL's size, 32 by 32 tokens (scenes-256)",
     "bench_weighted_int8": "Beside passes of LlamaGen-XL's size, in int8",
 }

@@ -1,6 +1,5 @@
 """Errors and warnings that a user can do something about. Nothing else belongs here: everything can import it."""
 
-import difflib
 import sys
 import warnings
 from collections.abc import Iterable
@@ -23,10 +22,25 @@ class NotFiniteError(UserError):
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """What an error about a mistyped name adds: a known name that is near, or nothing."""
-    bare = {each.lstrip("-"): each for each in known}
-    close = [bare[each] for each in difflib.get_close_matches(str(name).lstrip("-"), bare, n=1, cutoff=0.7)]
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    """What an error about a mistyped name adds: a known name that is near, or nothing. Near is a letter in six, or
+    one of fewer, added, left out, changed or swapped with its neighbour."""
+    given = str(name)[:80].lstrip("-")
+    near = {each: _mistakes(given, each.lstrip("-")) for each in known}
+    best = min(near, key=lambda each: near[each], default="")
+    return f" (did you mean {best!r}?)" if best and near[best] <= max(1, len(best.lstrip("-")) // 6) else ""
+
+
+def _mistakes(given: str, meant: str) -> int:
+    """Letters added, left out, changed or swapped with their neighbours: the optimal string alignment."""
+    two_above, above = list[int](), list(range(len(meant) + 1))
+    for row, letter in enumerate(given, start=1):
+        here = [row]
+        for column, other in enumerate(meant, start=1):
+            here.append(min(above[column] + 1, here[-1] + 1, above[column - 1] + (letter != other)))
+            if column > 1 < row and given[row - 2] == other and meant[column - 2] == letter:
+                here[-1] = min(here[-1], two_above[column - 2] + 1)
+        two_above, above = above, here
+    return above[-1]
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

@@ -114,7 +114,7 @@ def add_switches(parser: ArgumentParser, quiet: bool = True, title: str = OUTPUT
         switches: what each does.
     """
     if quiet:
-        switches["quiet"] = "show no progress"
+        switches["quiet"] = "show no progress and no advice"
     group = next((each for each in parser._action_groups if each.title == title), None)
     group = group or parser.add_argument_group(title)
     for name, text in switches.items():
@@ -367,7 +367,7 @@ def _find(parser: ArgumentParser, path: str) -> str:
     for name, value in content.items():
         if name not in known or "." in name:
             nested = f"; write {name.partition('.')[2]} below {name.partition('.')[0]}" if "." in str(name) else ""
-            hint = nested or did_you_mean(str(name)[:80], sorted(known))
+            hint = nested or did_you_mean(name, sorted(known))
             raise UserError(f"{where} {shown(name)} is not an option of {parser.prog}{hint}")
         _check_base_sixty(parser, str(name), value)
     return place

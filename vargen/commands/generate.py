@@ -35,9 +35,8 @@ def run(arguments: Sequence[str]) -> int:
     totals = generate(config, values.prompts, _judge_ranker, values.quiet)
     if totals is not None:
         _report(totals, values.json)
-        at_once = min(config.batch_size, totals.new_images)
-        plain_passes = totals.tokens / max(at_once, 1)
-        if at_once > 1 and config.method == "jacobi" and plain_passes < FEW * totals.forward_passes:
+        at_once = 1 if values.quiet or config.method != "jacobi" else min(config.batch_size, totals.new_images)
+        if at_once > 1 and totals.tokens < FEW * totals.forward_passes * at_once:
             print(f"vargen: jacobi saved few passes in this batch; {IN_BATCHES}", file=sys.stderr)
     return 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vargen.commands.arguments import build_parser, fill, parse
+from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.serve.app import ServeConfig, serve
 
 
@@ -16,5 +16,7 @@ def run(arguments: Sequence[str]) -> int:
         "/metrics. Only this machine is let in unless --host says otherwise, and then VARGEN_API_KEY must hold a key.",
         ServeConfig,
     )
-    serve(fill(ServeConfig, parse(parser, arguments)))
+    add_switches(parser)
+    values = parse(parser, arguments)
+    serve(fill(ServeConfig, values), values.quiet)
     return 0

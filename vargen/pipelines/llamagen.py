@@ -9,6 +9,7 @@ Unlike other pipelines of diffusers, this one puts the conditional half of guida
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -644,3 +645,6 @@ class LlamaGenPipeline(StreamingPipeline):
 
 # `DiffusionPipeline.from_pretrained` looks for the class that a folder names among diffusers' own, and finds this one.
 diffusers.LlamaGenPipeline = LlamaGenPipeline
+if (auto := sys.modules.get("diffusers.pipelines.auto_pipeline")) is not None:  # slow to import for those without it
+    for task in ("TEXT2IMAGE", "IMAGE2IMAGE", "INPAINT"):
+        getattr(auto, f"AUTO_{task}_PIPELINES_MAPPING")["llamagen"] = LlamaGenPipeline

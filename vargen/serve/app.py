@@ -30,6 +30,7 @@ from vargen.base.options import DECODING, Settings, option, options_of
 from vargen.base.path_roles import READ_NAMES
 from vargen.base.reading import RepeatedKeyError, parse_json, reason_of
 from vargen.checkpoints.options import SamplingOptions
+from vargen.methods.advice import IN_BATCHES
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import read_method_list, resolve_method
 from vargen.serve.engine import Engine, Job, QueueFull
@@ -535,8 +536,12 @@ def check_port(host: str, port: int) -> None:
         raise UserError(f"port {port} of {host} cannot be used ({reason}); choose another with --port") from error
 
 
-def serve(config: ServeConfig) -> None:
+def serve(config: ServeConfig, quiet: bool = False) -> None:
     """Load the model, and serve it until an interrupt or SIGTERM, after which the requests that run are finished.
+
+    Args:
+        config: what, and to whom.
+        quiet: say nothing but the address.
 
     Raises:
         UserError: the model cannot be loaded or served, a package is missing, or others may come in without a key.
@@ -549,6 +554,9 @@ def serve(config: ServeConfig) -> None:
     # uvicorn finishes what runs, then sends itself the signal again. That it was asked to end is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print(f"vargen: {name} at http://{config.host}:{config.port}/v1", flush=True)
+    on_cpu = app.state.engine.pipeline.device.type == "cpu"
+    if not quiet and on_cpu and config.method == "jacobi" and config.batch_size > 1:
+        print(f"vargen: {IN_BATCHES}", file=sys.stderr, flush=True)
     uvicorn.run(app, host=config.host, port=config.port, log_level="warning", http=bounded_protocol(), ws="none")
 
 

@@ -4,6 +4,8 @@ import errno
 import json
 from pathlib import Path
 
+import pytest
+
 import vargen.runs.files
 import vargen.runs.records
 from vargen.cli import main
@@ -34,6 +36,17 @@ def test_it_writes_pictures_results_and_settings(tiny_model_folder, tmp_path):
     assert all(record["forward_passes"] <= 16 and record["tokens"] == 16 for record in written)
     assert len(pictures(tmp_path / "out")) == 6
     assert json.loads((tmp_path / "out" / "config.json").read_text())["settings"]["prompts"] == PROMPTS
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_batch_that_saves_few_passes_says_what_gains_and_its_price(
+    quiet, tiny_model_folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("vargen.commands.generate.FEW", 100.0)
+    asked = ["generate", *PROMPTS, "--model", str(tiny_model_folder), "--output", str(tmp_path / "out")]
+    assert main([*asked, *["--quiet"] * quiet]) == 0
+    told = capsys.readouterr().err
+    assert all((words in told) != quiet for words in ("rows-batch with guided_tokens 96", "1 point less often"))
 
 
 def test_without_a_method_plain_decodings_pictures_come_in_fewer_passes(tiny_model_folder, tmp_path):

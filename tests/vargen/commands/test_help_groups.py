@@ -45,3 +45,16 @@ def test_help_speaks_plainly_of_lists_and_of_another_task(capsys):
     text = help_of("generate", capsys)
     assert "--class_labels '[NUMBER, ...]'" in text and "keywords separated" not in text
     assert main(["scenes", "--videos"]) == 2 and "(write --task video)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        *(("--tempreature", "--temperature"), ("--promts_file", "--prompts_file"), ("--sed", "--seed")),
+        *(("--max_images", None), ("--steps", None), ("--num_prompts", None)),
+    ],
+)
+def test_a_hint_is_a_near_name_or_none(typed, meant, capsys):
+    assert main(["generate", "a cone", typed, "3"]) == 2
+    told = capsys.readouterr().err
+    assert f"{typed} is not an option" in told and (f"did you mean '{meant}'?" in told if meant else "mean" not in told)

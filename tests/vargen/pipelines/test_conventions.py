@@ -1,5 +1,7 @@
 """Conventions of diffusers that every pipeline keeps: loading, negative prompts, callbacks, absent components."""
 
+import subprocess
+import sys
 from typing import Any
 
 import diffusers
@@ -34,6 +36,17 @@ def drawn(pipeline: Any, prompt: Any = PROMPT, seeds: tuple[int, ...] = (0,), **
 def test_a_folder_loads_by_every_name(load, tiny_model_folder):
     pipeline = load.from_pretrained(str(tiny_model_folder))
     assert type(pipeline) is LlamaGenPipeline is diffusers.LlamaGenPipeline  # type: ignore[attr-defined]
+
+
+def test_diffusers_auto_classes_load_a_folder_where_they_are_imported_first(tiny_model_folder):
+    names = "AutoPipelineForText2Image", "AutoPipelineForImage2Image", "AutoPipelineForInpainting"
+    script = f"""
+from diffusers import {", ".join(names)}
+from vargen import LlamaGenPipeline
+for load in {", ".join(names)}:
+    assert type(load.from_pretrained({str(tiny_model_folder)!r})) is LlamaGenPipeline
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_a_folder_of_transformers_loads_by_its_family(tmp_path):

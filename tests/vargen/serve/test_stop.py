@@ -35,22 +35,23 @@ def lives(port: int) -> bool:
 
 
 @contextmanager
-def serving(model: Path, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def serving(model: Path, log: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A server and its port. At the end it must have ended well."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vargen", "serve", "--model", str(model), "--port", str(port)]
+    command = [sys.executable, "-m", "vargen", "serve", "--model", str(model), "--port", str(port), *options]
     with process(command, log) as server:
         wait_for(lambda: lives(port), server, log)
         yield server, port
         assert server.wait(600) == 0, log.read_text()
     told = log.read_text()
     assert told.startswith("vargen: ") and "Traceback" not in told and "ERROR" not in told
+    assert ("rows-batch with guided_tokens 96" in told) != ("--quiet" in options)
 
 
 def test_sigterm_lets_a_request_end_takes_no_other_and_is_no_failure(_saved_tiny_pipelines, tmp_path):
     body, log = json.dumps({"prompt": "a red cube", "n": 2}).encode(), tmp_path / "log"
-    with serving(_saved_tiny_pipelines["text"], log) as (server, port):
+    with serving(_saved_tiny_pipelines["text"], log, "--quiet") as (server, port):
         connection = connected(port)
         connection.putrequest("POST", "/v1/images/generations")
         connection.putheader("Content-Length", str(len(body)))

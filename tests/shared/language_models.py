@@ -20,8 +20,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+import specdecode
 from specdecode.sampling import SamplingConfig, logits_to_probabilities
 
+METHODS = ("ar", "jacobi", "prompt-lookup", "draft-model")
 VOCAB_SIZE, PAD = 48, 0
 WINDOW = 5  # shorter than every prompt
 
@@ -132,6 +134,13 @@ def by_generate(model: PreTrainedModel, prompts: tuple[Tensor, Tensor], count: i
     )  # fmt: skip
     assert isinstance(output, Tensor)
     return output
+
+
+def speculate(model: PreTrainedModel, method: str, prompts: tuple[Tensor, Tensor], **options: Any) -> Any:
+    """What `specdecode.generate` gives by a method, or "draft-model": by a model that is often right."""
+    chosen = {"draft_model": disturbed(model, 0.02)} if method == "draft-model" else {"method": method}
+    options = {"pad_token_id": PAD, **chosen, **options}
+    return specdecode.generate(model, prompts[0], attention_mask=prompts[1], **options)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Random chains and what a target says about them, for tests of verifiers that judge chains."""
+"""Random chains and what a target says about them, and what a verifier or drafter is told and says, for their tests."""
 
 from __future__ import annotations
 
@@ -23,10 +23,57 @@ def random_chain(seed: int, batch_size: int, length: int, vocab_size: int) -> tu
     return Draft(TokenTree.chain(tokens).clip(depth), drawn_from), TargetOutput(logits), lengths
 
 
-def state_for(lengths: Tensor, sampling: SamplingConfig) -> DecodeState:
-    """Of rows that have so many tokens."""
-    tokens = torch.zeros(len(lengths), 1, dtype=torch.int64)
-    return DecodeState(tokens, lengths, lengths > 0, 99, sampling, RandomStreams.from_seeds(range(len(lengths))))
+def state_for(
+    lengths: Tensor,
+    sampling: SamplingConfig,
+    tokens: Tensor | None = None,
+    active: Tensor | None = None,
+    most: int = 99,
+) -> DecodeState:
+    """Of rows that have so many tokens, of `most` at the end; `tokens` None: a column of zeros, `active` None: all
+    rows that have any."""
+    tokens = torch.zeros(len(lengths), 1, dtype=torch.int64) if tokens is None else tokens
+    active = lengths > 0 if active is None else active
+    return DecodeState(tokens, lengths, active, most, sampling, RandomStreams.from_seeds(range(len(lengths))))
+
+
+def outcomes(verdict: Verdict) -> list[tuple[list[int], int]]:
+    """The nodes that stay and the token behind them, by row."""
+    rows = zip(verdict.path.tolist(), verdict.accepted.tolist(), verdict.next_tokens.tolist(), strict=True)
+    return [(path[: accepted + 1], token) for path, accepted, token in rows]
+
+
+def random_parents(generator: torch.Generator, batch_size: int, num_nodes: int) -> list[list[int]]:
+    """A shape for every row: the parent of each node stands before it."""
+    return [
+        [-1, *(int(torch.randint(0, node, (), generator=generator)) for node in range(1, num_nodes))]
+        for _ in range(batch_size)
+    ]
+
+
+def clipped_tree(generator: torch.Generator, tokens: Tensor, parents: list[list[int]]) -> TokenTree:
+    """The tree of these tokens [B, n], each row clipped somewhere."""
+    most_children = max(1, *(row.count(node) for row in parents for node in range(tokens.shape[1])))
+    tree = TokenTree.from_parents(tokens, torch.tensor(parents), max_children=most_children)
+    return tree.clip(torch.randint(-1, tokens.shape[1], (len(tokens),), generator=generator))
+
+
+def repeated(tree: TokenTree, rows: int) -> TokenTree:
+    """A tree of one row as so many."""
+    fields = (getattr(tree, name).expand(rows, -1) for name in ("tokens", "parents", "depth", "valid"))
+    return TokenTree(*fields, tree.max_depth, tree.max_children)
+
+
+def token_paths(tree: TokenTree, row: int) -> list[tuple[int, ...]]:
+    """The tokens from below the root to each other node."""
+    found = []
+    for node in range(1, tree.num_nodes):
+        path: list[int] = []
+        while node > 0:
+            path.insert(0, int(tree.tokens[row, node]))
+            node = int(tree.parents[row, node])
+        found.append(tuple(path))
+    return found
 
 
 def assert_same(one: Verdict, other: Verdict) -> None:

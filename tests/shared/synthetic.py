@@ -8,7 +8,7 @@ Does not belong here: anything learned, and anything used to make a result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,10 +17,15 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor
 
+from specdecode.drafters.tree_growth import DraftHeadOutput
+from specdecode.loop import DecodeResult, OnStep
 from specdecode.ragged import put_rows
-from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
+from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput
+from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
+
+GREEDY = SamplingConfig(temperature=0)
 
 WRONG_NUMBERS = ("the next place", "the first place", "not the target's")
 
@@ -41,6 +46,19 @@ def with_wrong_numbers(state: DecodeState, fault: str) -> DecodeState:
     streams.exponential = others  # type: ignore[method-assign]
     streams.numbers = lambda *_: None  # type: ignore[method-assign, assignment]
     return replace(state, streams=streams)
+
+
+def decoded(
+    target: Any,
+    length: int,
+    sampling: SamplingConfig = GREEDY,
+    seeds: Iterable[int] | None = None,
+    on_step: OnStep | None = None,
+    **players: Any,
+) -> DecodeResult:
+    """So many tokens of every row. A row's seed is its number unless others are given; `players` are for `new_run`."""
+    streams = RandomStreams.from_seeds(list(range(target.batch_size) if seeds is None else seeds))
+    return new_run(target, max_new_tokens=length, sampling=sampling, streams=streams, **players).finish(on_step)
 
 
 def random_table(vocab_size: int, seed: int, scale: float = 1.5) -> Tensor:
@@ -87,12 +105,21 @@ def chi_square_p_value(tokens: Tensor, probabilities: Tensor, vocab_size: int) -
         tokens: [draws, length] int64. probabilities: [V ** length] float64, in the order of `sequence_probabilities`.
         vocab_size: V.
     """
-    draws, length = tokens.shape
-    index = (tokens * vocab_size ** torch.arange(length - 1, -1, -1)).sum(1)
-    observed = index.bincount(minlength=vocab_size**length).double()
-    expected = probabilities * draws
+    index = (tokens * vocab_size ** torch.arange(tokens.shape[1] - 1, -1, -1)).sum(1)
+    return goodness_of_fit(index, probabilities)
+
+
+def total_variation(one: Tensor, other: Tensor) -> Tensor:
+    """[...] between distributions [..., V]."""
+    return (one - other).abs().sum(-1) / 2
+
+
+def goodness_of_fit(drawn: Tensor, expected: Tensor) -> float:
+    """P-value of a chi-square test of drawn numbers [draws] against their distribution [n], known up to a factor."""
+    observed = drawn.bincount(minlength=len(expected)).double()
+    expected = expected.double() / expected.double().sum() * len(drawn)
     if bool((observed[expected == 0] > 0).any()):
-        return 0.0  # an impossible sequence was decoded
+        return 0.0  # what is impossible was drawn
     # Cells too small for the chi-square approximation are counted together.
     small = expected < 8
     observed = torch.cat([observed[~small], observed[small].sum()[None]])
@@ -173,6 +200,30 @@ class FeatureTarget(MarkovTarget):
         return TargetOutput(output.logits, F.one_hot(tokens, self.vocab_size).float())
 
 
+class TableHead:
+    """Plays `DraftHead` for a `FeatureTarget`: the logits after a pair are a table's [V, V, V], at the token that its
+    feature names and its own."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table, self.vocab_size = table, len(table)
+
+    def start(self, prompt: TargetOutput) -> Tensor:
+        """The feature before the first pair."""
+        return self.features(prompt)[:, -1:]
+
+    def features(self, output: TargetOutput) -> Tensor:
+        """The target's."""
+        assert output.hidden_states is not None
+        return output.hidden_states
+
+    def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
+        """The table's logits, and the feature of each token."""
+        return DraftHeadOutput(self.table[features.argmax(-1), tokens], F.one_hot(tokens, self.vocab_size).float())
+
+    def advance(self, counts: Tensor) -> None:
+        """Nothing is kept."""
+
+
 @dataclass
 class MarkovDrafter(Drafter):
     """Drafts a tree of fixed shape from a Markov table, usually another one than the target's.
@@ -191,12 +242,6 @@ class MarkovDrafter(Drafter):
     parents: Sequence[int]
     children: Literal["top", "sampled", "without replacement"] = "top"
     tag: int = Tag.DRAFT
-
-    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
-        """Nothing to prepare."""
-
-    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
-        """Nothing to learn: the tokens in `state` are all this drafter reads."""
 
     def replace_rows(self, rows: Tensor, other: MarkovDrafter) -> None:
         """See `specdecode.roles.RowReplacing`."""

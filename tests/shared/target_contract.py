@@ -6,26 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic import chi_square_p_value
+from synthetic import GREEDY, chi_square_p_value, decoded
 from torch import Tensor
 
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.drafters.tree_shapes import StaticTree
-from specdecode.loop import DecodeResult, decode
-from specdecode.roles import Drafter, Verifier
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.loop import DecodeResult
+from specdecode.roles import Drafter
+from specdecode.sampling import SamplingConfig
 from vargen.methods.catalogue import resolve_method
 
-GREEDY = SamplingConfig(temperature=0)
 
-
-def run(
-    target: Any, drafter: Drafter | None = None, sampling: SamplingConfig = GREEDY, verifier: Verifier | None = None
-) -> DecodeResult:
-    streams, count = RandomStreams.from_seeds(range(target.batch_size)), target.max_new_tokens
-    players: dict[str, Any] = {"drafter": drafter, "verifier": verifier}
-    return decode(target, max_new_tokens=count, sampling=sampling, streams=streams, **players)
+def run(target: Any, drafter: Drafter | None = None, sampling: SamplingConfig = GREEDY, **more: Any) -> DecodeResult:
+    return decoded(target, target.max_new_tokens, sampling, drafter=drafter, **more)
 
 
 def p_value(components: Any, method: str, options: Any, sampling: SamplingConfig, probabilities: Tensor) -> float:
@@ -34,7 +28,7 @@ def p_value(components: Any, method: str, options: Any, sampling: SamplingConfig
     drafter = players.drafter
     if drafter is not None and hasattr(target, "forced_tokens"):
         drafter = ForcedTokensDrafter(drafter, target.forced_tokens, target.vocab_size)
-    tokens = run(target, drafter, sampling, players.verifier).tokens
+    tokens = run(target, drafter, sampling, verifier=players.verifier).tokens
     return chi_square_p_value(tokens, probabilities, target.vocab_size)
 
 

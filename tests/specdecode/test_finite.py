@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from synthetic import MarkovTarget, random_table
+from synthetic import MarkovTarget, decoded, random_table
 from torch import Tensor
 
-from specdecode import JacobiDrafter, LogitsError, RandomStreams, SamplingConfig, TargetOutput, decode
+from specdecode import JacobiDrafter, LogitsError, SamplingConfig, TargetOutput
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 
 
@@ -32,13 +32,7 @@ class _Faulty(MarkovTarget):
 
 def _run(target: MarkovTarget, temperature: float, drafted: bool) -> Tensor:
     drafter = JacobiDrafter(5, FixedDraftSize(DraftSize(3, 2))) if drafted else None
-    return decode(
-        target,
-        max_new_tokens=8,
-        sampling=SamplingConfig(temperature),
-        streams=RandomStreams.from_seeds([0, 1, 2]),
-        drafter=drafter,
-    ).tokens
+    return decoded(target, 8, SamplingConfig(temperature), drafter=drafter).tokens
 
 
 @pytest.mark.parametrize("drafted", [False, True])

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from synthetic import MarkovDrafter, MarkovTarget, random_table
+from random_chains import state_for
+from synthetic import GREEDY, MarkovDrafter, MarkovTarget, decoded, random_table
 from torch import Tensor
 
 import specdecode.loop
-from specdecode.loop import DecodeResult, clip, decode
+from specdecode.loop import DecodeResult, clip
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities, sample
 from specdecode.trace import DecodeTrace
 from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import ExactVerifier
 
-GREEDY = SamplingConfig(temperature=0)
 TREE = [-1, 0, 0, 0, 1, 1, 2, 4]
 CHAIN = [-1, 0, 1, 2]
 
@@ -93,7 +93,7 @@ def slow_decode(
 @pytest.mark.parametrize("batch_size", [1, 5])
 def test_plain_decoding(sampling, batch_size):
     target, seeds = make_target(batch_size, 20), list(range(batch_size))
-    result = decode(target, max_new_tokens=20, sampling=sampling, streams=RandomStreams.from_seeds(seeds))
+    result = decoded(target, 20, sampling)
     assert result.tokens.tolist() == slow_decode(target, 20, sampling, seeds)
     assert result.tokens.shape == (batch_size, 20) and result.lengths.tolist() == [20] * batch_size
     # The prefill and one pass per token but the last, which is drawn and never fed.
@@ -108,7 +108,6 @@ def test_plain_decoding(sampling, batch_size):
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 5, 24])
 def test_speculative_decoding_keeps_the_books(parents, max_new_tokens):
     target = make_target(5, max_new_tokens)
-    streams = RandomStreams.from_seeds([1, 2, 3, 4, 5])
     states: list[tuple[Tensor, Tensor]] = []
 
     def on_step(step: int, state: DecodeState) -> None:
@@ -116,10 +115,7 @@ def test_speculative_decoding_keeps_the_books(parents, max_new_tokens):
         states.append((state.lengths.clone(), state.tokens.clone()))
 
     drafter = make_drafter(target, parents)
-    result = decode(
-        target, max_new_tokens=max_new_tokens, sampling=SamplingConfig(), streams=streams, drafter=drafter,
-        on_step=on_step,
-    )  # fmt: skip
+    result = decoded(target, max_new_tokens, SamplingConfig(), range(1, 6), drafter=drafter, on_step=on_step)
     trace = result.trace
     assert torch.equal(target.committed[:, 2:-1], result.tokens[:, :-1])
     assert target.lengths.tolist() == [max_new_tokens - 1] * 5
@@ -138,39 +134,19 @@ def test_speculative_decoding_keeps_the_books(parents, max_new_tokens):
         assert trace.drafted > trace.tokens - sum(trace.row_passes)
 
 
-def test_rows_do_not_depend_on_the_batch():
-    target, seeds = make_target(5, 30), [11, 12, 13, 14, 15]
-    for parents in (None, CHAIN, TREE):
-
-        def run(rows: list[int], parents: list[int] | None = parents) -> Tensor:
-            part = CheckedTarget(target.table, target.prompts[rows], 29)
-            return decode(
-                part,
-                max_new_tokens=30,
-                sampling=SamplingConfig(0.9, 8),
-                streams=RandomStreams.from_seeds([seeds[row] for row in rows]),
-                drafter=None if parents is None else make_drafter(part, parents),
-            ).tokens
-
-        together = run([0, 1, 2, 3, 4])
-        assert torch.equal(together[[3, 1]], run([3, 1]))
-        assert torch.equal(together[2:3], run([2]))
-
-
 @pytest.mark.parametrize("parents", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
 def test_rows_may_have_their_own_numbers_of_tokens(parents):
     """The same tokens and counts as alone; nothing is kept behind the end of a row, and none waits for it."""
-    target, seeds, ends = make_target(5, 30), [11, 12, 13, 14, 15], [30, 7, 1, 2, 19]
+    target, ends = make_target(5, 30), [30, 7, 1, 2, 19]
 
     def run(rows: list[int], longest: int, row_tokens: Tensor | None) -> tuple[DecodeResult, CheckedTarget]:
         part = CheckedTarget(target.table, target.prompts[rows], 29)
-        result = decode(
-            part, max_new_tokens=longest, sampling=SamplingConfig(0.9, 8),
-            streams=RandomStreams.from_seeds([seeds[row] for row in rows]),
-            drafter=None if parents is None else make_drafter(part, parents), row_tokens=row_tokens,
-        )  # fmt: skip
-        return result, part
+        drafter = None if parents is None else make_drafter(part, parents)
+        seeds = [11 + row for row in rows]
+        return decoded(part, longest, SamplingConfig(0.9, 8), seeds, drafter=drafter, row_tokens=row_tokens), part
 
+    whole = run([0, 1, 2, 3, 4], 30, None)[0].tokens
+    assert torch.equal(whole[[3, 1]], run([3, 1], 30, None)[0].tokens), "in any order"
     together, part = run([0, 1, 2, 3, 4], 30, torch.tensor(ends))
     assert together.lengths.tolist() == together.trace.row_tokens == ends
     assert part.lengths.tolist() == [end - 1 for end in ends]
@@ -231,10 +207,7 @@ def test_logits_of_another_shape_or_type_are_refused(wrong, parents, sampling):
         drafter = None if parents is None else make_drafter(target, parents)
         message = rf"Changed\.{function} must give logits float32 of shape \[3, \d+, 13\], got "
         with pytest.raises(ValueError, match=message):
-            decode(
-                target, max_new_tokens=12, sampling=sampling, streams=RandomStreams.from_seeds([1, 2, 3]),
-                drafter=drafter,
-            )  # fmt: skip
+            decoded(target, 12, sampling, drafter=drafter)
 
 
 def with_probabilities(wrong: str) -> Callable[[Draft], Draft]:
@@ -263,29 +236,24 @@ def test_drafts_of_another_shape_or_type_are_refused(parents, change, message):
     target = make_target(3, 12)
     drafter = Other(target.table, target.prompts, parents)
     with pytest.raises(ValueError, match=f"Other {message}"):
-        streams = RandomStreams.from_seeds([1, 2, 3])
-        decode(target, max_new_tokens=12, sampling=SamplingConfig(), streams=streams, drafter=drafter)
+        decoded(target, 12, SamplingConfig(), drafter=drafter)
 
 
 def test_a_run_asks_for_no_more_tokens_than_its_target_has_room_for():
     target = make_target(2, 12)
     target.max_new_tokens = 11  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="max_new_tokens must be at most the target's 11, got 12"):
-        decode(target, max_new_tokens=12, sampling=GREEDY, streams=RandomStreams.from_seeds([1, 2]))
+        decoded(target, 12)
 
 
 @pytest.mark.parametrize("parents", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
 def test_stop_token(parents):
     """Each row ends where plain decoding without a stop token first shows the token; nothing later is counted."""
-    stop_token, seeds = 3, list(range(12))
-    target = make_target(12, 40)
-    streams = RandomStreams.from_seeds(seeds)
-    full = decode(target, max_new_tokens=40, sampling=SamplingConfig(), streams=streams).tokens
+    stop_token = 3
+    full = decoded(make_target(12, 40), 40, SamplingConfig()).tokens
     target = make_target(12, 40)
     drafter = None if parents is None else make_drafter(target, parents)
-    result = decode(
-        target, max_new_tokens=40, sampling=SamplingConfig(), streams=streams, drafter=drafter, stop_token=stop_token
-    )
+    result = decoded(target, 40, SamplingConfig(), drafter=drafter, stop_token=stop_token)
     expected = [tokens.index(stop_token) + 1 if stop_token in tokens else 40 for tokens in full.tolist()]
     assert len(set(expected)) > 3 and min(expected) < 10
     assert result.lengths.tolist() == expected == result.trace.row_tokens
@@ -307,10 +275,8 @@ class GenerousVerifier(ExactVerifier):
 def test_what_a_verifier_says_of_finished_rows_reaches_nobody():
     def run(verifier: ExactVerifier) -> DecodeResult:
         target = make_target(6, 30)
-        return decode(
-            target, max_new_tokens=30, sampling=SamplingConfig(), streams=RandomStreams.from_seeds(range(6)),
-            drafter=make_drafter(target, CHAIN), verifier=verifier, stop_token=3,
-        )  # fmt: skip
+        players = {"drafter": make_drafter(target, CHAIN), "verifier": verifier}
+        return decoded(target, 30, SamplingConfig(), **players, stop_token=3)
 
     usual, generous = run(ExactVerifier()), run(GenerousVerifier())
     assert torch.equal(generous.tokens, usual.tokens) and torch.equal(generous.lengths, usual.lengths)
@@ -318,11 +284,7 @@ def test_what_a_verifier_says_of_finished_rows_reaches_nobody():
 
 
 def test_any_of_several_stop_tokens_ends_a_row_and_the_first_fills_it_up():
-    streams = RandomStreams.from_seeds(list(range(12)))
-    results = [
-        decode(make_target(12, 40), max_new_tokens=40, sampling=SamplingConfig(), streams=streams, stop_token=stop)
-        for stop in (3, 5, (3, 5))
-    ]
+    results = [decoded(make_target(12, 40), 40, SamplingConfig(), stop_token=stop) for stop in (3, 5, (3, 5))]
     one, other, either = (each.lengths for each in results)
     assert torch.equal(either, torch.minimum(one, other))
     assert not torch.equal(either, one) and not torch.equal(either, other)
@@ -332,11 +294,7 @@ def test_any_of_several_stop_tokens_ends_a_row_and_the_first_fills_it_up():
 @pytest.mark.parametrize("least_room", [3, None])
 def test_drafts_end_where_each_row_does(least_room):
     """The host may know the least room, and leaves a draft that fits as it is."""
-    lengths = torch.tensor([4, 5])
-    state = DecodeState(
-        torch.zeros(2, 9, dtype=torch.int64), lengths, lengths > 0, 9, GREEDY, RandomStreams.from_seeds([0, 1]),
-        least_room=least_room,
-    )  # fmt: skip
+    state = replace(state_for(torch.tensor([4, 5]), GREEDY, most=9), least_room=least_room)
     for depth in range(6):
         draft = Draft(TokenTree.chain(torch.zeros(2, depth + 1, dtype=torch.int64)))
         assert clip(draft, state).tree.valid.sum(1).tolist() == [min(depth, 4) + 1, min(depth, 3) + 1]
@@ -345,7 +303,7 @@ def test_drafts_end_where_each_row_does(least_room):
 def test_a_stop_token_may_come_first():
     target = make_target(1, 10)
     first = int(target.table[target.prompts[0, 0], target.prompts[0, 1]].argmax())
-    result = decode(target, max_new_tokens=10, sampling=GREEDY, streams=RandomStreams.from_seeds([0]), stop_token=first)
+    result = decoded(target, 10, stop_token=first)
     assert result.lengths.tolist() == [1] and target.passes == 1
 
 
@@ -359,14 +317,11 @@ def test_the_host_rarely_waits(monkeypatch):
         return torch.tensor(waits[-1])
 
     monkeypatch.setattr(specdecode.loop, "tokens_left", counted)
-    streams = RandomStreams.from_seeds([0, 1])
-    decode(make_target(2, 50), max_new_tokens=50, sampling=GREEDY, streams=streams)
+    decoded(make_target(2, 50), 50)
     assert waits == [0]
     waits.clear()
     target = make_target(2, 200)
-    result = decode(
-        target, max_new_tokens=200, sampling=GREEDY, streams=streams, drafter=make_drafter(target, CHAIN, noise=2.0)
-    )
+    result = decoded(target, 200, drafter=make_drafter(target, CHAIN, noise=2.0))
     assert waits[-1] == 0 and len(waits) < result.trace.target_passes / 3
 
 
@@ -374,9 +329,7 @@ def test_a_callers_trace_is_used():
     trace = DecodeTrace(1)
     with trace.phase("encode"):
         pass
-    result = decode(
-        make_target(1, 4), max_new_tokens=4, sampling=GREEDY, streams=RandomStreams.from_seeds([0]), trace=trace
-    )
+    result = decoded(make_target(1, 4), 4, trace=trace)
     assert result.trace is trace and list(trace.phase_seconds) == ["encode", "prefill", "decode"]
 
 
@@ -387,24 +340,19 @@ def test_an_interrupt_leaves_the_loop():
 
     target = make_target(1, 9)
     with pytest.raises(KeyboardInterrupt):
-        decode(target, max_new_tokens=9, sampling=GREEDY, streams=RandomStreams.from_seeds([0]), on_step=on_step)
+        decoded(target, 9, on_step=on_step)
     assert target.passes == 3
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_new_tokens": 0}, "^max_new_tokens must be at least 1"),
-        ({"streams": RandomStreams.from_seeds([1])}, "^streams must hold one stream per row"),
+        ({"length": 0}, "^max_new_tokens must be at least 1"),
+        ({"seeds": [1]}, "^streams must hold one stream per row"),
         ({"stop_token": 13}, r"^stop_token must lie in \[0, 13\)"),
         ({"trace": DecodeTrace(3)}, "^trace must be of the target's batch size 2"),
     ],
 )
 def test_bad_arguments_are_named(change, message):
-    arguments: dict[str, object] = {
-        "max_new_tokens": 4,
-        "sampling": GREEDY,
-        "streams": RandomStreams.from_seeds([1, 2]),
-    }
     with pytest.raises(ValueError, match=message):
-        decode(make_target(2, 4), **(arguments | change))  # type: ignore[arg-type]
+        decoded(make_target(2, 4), **{"length": 4, **change})

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from resumed import stop_and_go_on
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from scenes.captions.story_captions import compose_written_caption
@@ -18,7 +19,6 @@ from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import COLOURS, SHAPES
 from scenes.rendering.story import sample_story
 from scenes.rendering.video import KINDS
-from scenes.seeds import HELDOUT_SEED
 from scenes.training import video_llm
 from scenes.training.video_data import (
     IGNORED,
@@ -59,9 +59,16 @@ def training_config(folder: Path, **changes: Any) -> VideoLLMTrainingConfig:
     return VideoLLMTrainingConfig(**{"shape": model_config(), **values, **changes})
 
 
+SOURCE = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
+
+
+def task_of(config: VideoLLMTrainingConfig) -> VideoLLMTask:
+    return VideoLLMTask(config, SOURCE, torch.device("cpu"))
+
+
 @pytest.fixture(scope="module")
 def batch():
-    return RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))(0, 3, "train")
+    return SOURCE(0, 3, "train")
 
 
 def test_patches_are_the_processors(batch):
@@ -77,8 +84,7 @@ def test_patches_are_the_processors(batch):
 
 def test_training_sees_what_the_model_will_see(batch, tmp_path):
     """Logits of the trainer's own forward equal those of the unmodified model on the processor's own inputs."""
-    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
-    task = VideoLLMTask(training_config(tmp_path), source, torch.device("cpu"))
+    task = task_of(training_config(tmp_path))
     frames = (batch.frames * 255).round().to(torch.uint8)[:1]
     inputs = processor_inputs(task.processor, VideoFrames.from_frames(frames[0]), CAPTION_PROMPTS[0])
     ids = torch.tensor([task._about(task.config.shape.num_frames).prompt(CAPTION_PROMPTS[0])])
@@ -91,8 +97,7 @@ def test_training_sees_what_the_model_will_see(batch, tmp_path):
 
 
 def test_captions_are_what_transformers_generates(batch, tmp_path, monkeypatch):
-    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
-    task = VideoLLMTask(training_config(tmp_path), source, torch.device("cpu"))
+    task = task_of(training_config(tmp_path))
     monkeypatch.setattr(video_llm, "MAX_CAPTION_TOKENS", FEW_TOKENS)
     # Tied to its embeddings, an untrained head says the same word over and over.
     task.model.lm_head.weight = torch.nn.Parameter(torch.randn_like(task.model.lm_head.weight))
@@ -124,9 +129,8 @@ def test_stories_are_learned_from_parts_of_them_at_several_lengths(tmp_path, mon
 
 def test_what_is_asked_about_grows_like_the_question(tmp_path, monkeypatch):
     """The alignment loss is told the tokens of the object that a question names, and of all where it names none."""
-    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
     config = training_config(tmp_path, batch_size=6, question_share=1.0, alignment_weight=0.5)
-    task, told = VideoLLMTask(config, source, torch.device("cpu")), []
+    task, told = task_of(config), []
     monkeypatch.setattr(video_llm, "alignment_loss", lambda *given: told.append(given[-1]) or torch.zeros(()))
     task.loss(0, 0.0)
     videos = [sample_story(number, FRAMES) for number in range(6)]
@@ -147,10 +151,8 @@ def test_windows_keep_what_they_see_to_themselves(batch, tmp_path):
     """Another picture in one window changes no token of the others, unless a layer sees whole frames."""
     frames = batch.frames[:1].clone()
     frames[..., :32, :32] = 1 - frames[..., :32, :32]
-    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
     for layers in ((), (0,)):
-        config = training_config(tmp_path, shape=model_config(window_size=32, whole_frame_layers=layers))
-        task = VideoLLMTask(config, source, torch.device("cpu"))
+        task = task_of(training_config(tmp_path, shape=model_config(window_size=32, whole_frame_layers=layers)))
         with torch.no_grad():
             before, after = (task._features(each).view(FRAMES // 2, 4, 4, -1) for each in (batch.frames[:1], frames))
         changed = (before - after).abs().amax((0, 3)) > 1e-6
@@ -241,63 +243,42 @@ def test_visual_tokens_are_told_the_setting_and_what_happens():
 
 def test_a_run_learns_resumes_and_exports(tmp_path, monkeypatch):
     monkeypatch.setattr(video_llm, "MAX_CAPTION_TOKENS", FEW_TOKENS)
-    config = training_config(tmp_path, steps=12, learning_rate=3e-3)
-    half = training_config(tmp_path / "half", steps=12, learning_rate=3e-3)
-    result = train_video_llm(config)
-    assert result.finished and {"all", "events_shuffled", "all_none"} <= set(result.evaluation)
-
-    class Stop(Exception):
-        pass
-
-    class Source(RenderedVideoSource):
-        def __call__(self, first_seed: int, count: int, split: str):
-            if 12 <= first_seed < HELDOUT_SEED:
-                raise Stop
-            return super().__call__(first_seed, count, split)
-
-    half.checkpoint_seconds = 1e-9
-    with pytest.raises(Stop):
-        train_video_llm(half, Source(SIZE, FRAMES, torch.device("cpu")))
-    train_video_llm(half)
-    whole, resumed = (torch.load(each / "checkpoint.pt", weights_only=True) for each in (tmp_path, tmp_path / "half"))
-    for name, value in whole["module"].items():
-        assert torch.equal(value, resumed["module"][name]), name
-    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "export")
-    processor = AutoProcessor.from_pretrained(tmp_path / "export")
-    frames = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))(0, 1, "train").frames[0]
+    config, results = training_config(tmp_path, steps=12, learning_rate=3e-3), []
+    folder = stop_and_go_on(VideoLLMTask, lambda given: results.append(train_video_llm(given)), config, tmp_path, 6)
+    assert results[0].finished and {"all", "events_shuffled", "all_none"} <= set(results[0].evaluation)
+    model = AutoModelForImageTextToText.from_pretrained(folder / "export")
+    processor = AutoProcessor.from_pretrained(folder / "export")
+    frames = SOURCE(0, 1, "train").frames[0]
     inputs = processor_inputs(processor, VideoFrames.from_frames(frames), "describe the video in detail.")
     assert model.generate(**inputs, max_new_tokens=3).shape[1] == inputs["input_ids"].shape[1] + 3
 
 
 def test_a_drafter_starts_from_layers_of_its_target(tmp_path):
     """One model run through the picked layers alone is what the drafter begins as."""
-    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
-    target = training_config(tmp_path / "target", shape=model_config(text=DEEP))
-    VideoLLMTask(target, source, torch.device("cpu")).export(tmp_path / "target")
+    task_of(training_config(tmp_path / "target", shape=model_config(text=DEEP))).export(tmp_path / "target")
     model = AutoModelForImageTextToText.from_pretrained(tmp_path / "target", dtype=torch.float32)
     inside = model.model.language_model
     inside.layers = torch.nn.ModuleList([inside.layers[3], inside.layers[0]])
     start = {"initial_weights": str(tmp_path / "target"), "initial_layers": (3, 0)}
     config = training_config(tmp_path / "drafter", **start)
-    drafter = VideoLLMTask(config, source, torch.device("cpu")).model
+    drafter = task_of(config).model
     ids = torch.arange(8, 16)[None]
     assert torch.equal(drafter(input_ids=ids).logits, model(input_ids=ids).logits)
     for picked, said in (((3, 4), "between 0 and 3"), ((-1, 0), "at least 0")):
         with pytest.raises(UserError, match=said):
-            VideoLLMTask(replace(config, initial_layers=picked), source, torch.device("cpu"))
+            task_of(replace(config, initial_layers=picked))
     with pytest.raises(UserError, match=r"initial_weights: .* has another shape"):
-        VideoLLMTask(replace(config, initial_layers=()), source, torch.device("cpu"))
+        task_of(replace(config, initial_layers=()))
     with pytest.raises(UserError, match="initial_weights: nowhere cannot be read"):
-        VideoLLMTask(replace(config, initial_weights="nowhere"), source, torch.device("cpu"))
+        task_of(replace(config, initial_weights="nowhere"))
 
 
 def test_the_last_layers_learn_to_say_what_they_show(tmp_path):
     """The words for it are predicted ever better, from the frozen layers below; nothing else is trained."""
     torch.manual_seed(0)
-    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
-    VideoLLMTask(training_config(tmp_path), source, torch.device("cpu")).export(tmp_path / "target")
+    task_of(training_config(tmp_path)).export(tmp_path / "target")
     last_stage = {"initial_weights": str(tmp_path / "target"), "trained_layers": 1, "shown_words_weight": 1.0}
-    task = VideoLLMTask(training_config(tmp_path, **last_stage), source, torch.device("cpu"))
+    task = task_of(training_config(tmp_path, **last_stage))
     trained = {name: each for name, each in task.module.named_parameters() if each.requires_grad}
     assert {name.split(".layers.")[-1].split(".")[0] for name in trained} == {"1", "model"}  # and the last norm
     optimizer = torch.optim.AdamW(trained.values(), lr=1e-2)
@@ -314,8 +295,7 @@ def test_the_last_layers_learn_to_say_what_they_show(tmp_path):
 
 
 def test_the_words_for_what_is_shown_are_those_of_captions(tmp_path):
-    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
-    task = VideoLLMTask(training_config(tmp_path), source, torch.device("cpu"))
+    task = task_of(training_config(tmp_path))
 
     def words(name: str, value: str) -> dict[str, float]:
         shares = task.shown_words[name][1 + VIDEO_GROUNDING[name].index(value)]

@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic import WRONG_NUMBERS, MarkovTarget, random_table, with_wrong_numbers
+from synthetic import GREEDY, WRONG_NUMBERS, MarkovTarget, decoded, random_table, with_wrong_numbers
 from torch import Tensor
 
 from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
-from specdecode.loop import decode
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
-from specdecode.sampling import RandomStreams, SamplingConfig, Tag, sample
+from specdecode.sampling import SamplingConfig, Tag, sample
 
 VOCAB, LENGTH, DRAWS = 5, 4, 60_000
 TABLE = random_table(VOCAB, seed=5, scale=1.2)
@@ -67,14 +66,8 @@ def run(
     drafter_type: type[DraftModelDrafter] = InStep,
     drafting: bool = True,
 ) -> Tensor:
-    model = MarkovTarget(draft_table, prompts, length + 8)
-    return decode(
-        MarkovTarget(table, prompts, length - 1),
-        max_new_tokens=length,
-        sampling=sampling,
-        streams=RandomStreams.from_seeds(range(len(prompts))),
-        drafter=drafter_type(model, sizer, children) if drafting else None,
-    ).tokens
+    drafter = drafter_type(MarkovTarget(draft_table, prompts, length + 8), sizer, children) if drafting else None
+    return decoded(MarkovTarget(table, prompts, length - 1), length, sampling, drafter=drafter).tokens
 
 
 @pytest.mark.parametrize("children", ["sampled", "coupled"])
@@ -105,23 +98,19 @@ def test_a_drafted_token_is_the_draw_of_its_place():
     """The counter of its random numbers is its output position, wherever in a chain it stands."""
     model = MarkovTarget(DRAFT_TABLE, PROMPT.expand(9, 2), 20)
     drafter = _DrawsAnew(model, chain(3), "sampled")
-    streams = RandomStreams.from_seeds(range(9))
-    target = MarkovTarget(TABLE, PROMPT.expand(9, 2), 11)
-    decode(target, max_new_tokens=12, sampling=SAMPLING, streams=streams, drafter=drafter)
+    decoded(MarkovTarget(TABLE, PROMPT.expand(9, 2), 11), 12, SAMPLING, drafter=drafter)
     assert drafter.steps >= 3
 
 
 def test_a_coupled_token_is_the_targets_draw_of_its_place():
     """A model that says what the target says is always right, since it uses the target's number of the place."""
-    model, streams = MarkovTarget(TABLE, PROMPT.expand(40, 2), 24), RandomStreams.from_seeds(range(40))
-    target = MarkovTarget(TABLE, PROMPT.expand(40, 2), 12)
+    model, target = (MarkovTarget(TABLE, PROMPT.expand(40, 2), capacity) for capacity in (24, 12))
     for children in ("coupled", "sampled"):
         drafter = DraftModelDrafter(model, chain(3), children)
-        result = decode(target, max_new_tokens=13, sampling=SAMPLING, streams=streams, drafter=drafter)
+        result = decoded(target, 13, SAMPLING, drafter=drafter)
         assert result.trace.accepted_lengths == [[3, 3, 3]] * 40
     for fault in WRONG_NUMBERS:
-        drafter = _Misplaced(model, chain(3), fault)
-        result = decode(target, max_new_tokens=13, sampling=SAMPLING, streams=streams, drafter=drafter)
+        result = decoded(target, 13, SAMPLING, drafter=_Misplaced(model, chain(3), fault))
         assert result.trace.mean_accepted_length < 2, fault
 
 
@@ -137,7 +126,7 @@ class _Misplaced(DraftModelDrafter):
 
 
 @pytest.mark.parametrize("children", ["sampled", "coupled"])
-@pytest.mark.parametrize("sampling", [SamplingConfig(temperature=0), SamplingConfig(), SamplingConfig(2.5, 9)], ids=str)
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(), SamplingConfig(2.5, 9)], ids=str)
 @pytest.mark.parametrize("sizer", [lambda: chain(4), Sizes], ids=["fixed", "changing"])
 def test_greedy_and_coupled_drafts_change_no_token(children, sampling, sizer):
     table = random_table(30, seed=7, scale=2.0)
@@ -151,10 +140,8 @@ def test_greedy_and_coupled_drafts_change_no_token(children, sampling, sizer):
     fast = run(sizer(), children, **same)
     if sampling.is_greedy or children == "coupled":
         assert torch.equal(fast, run(sizer(), children, drafting=False, **same))
-    for row in range(3):
-        alone = run(sizer(), children, **{**same, "prompts": same["prompts"][row : row + 1]})
-        if row == 0:  # streams are seeded by row
-            assert torch.equal(alone[0], fast[0])
+    alone = run(sizer(), children, **{**same, "prompts": same["prompts"][:1]})
+    assert torch.equal(alone[0], fast[0])
 
 
 def test_what_cannot_be_used_is_named():

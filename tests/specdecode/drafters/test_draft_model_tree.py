@@ -4,22 +4,22 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic import MarkovTarget, random_table
+from synthetic import GREEDY, MarkovTarget, decoded, random_table
 from torch import Tensor
 
 from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.tree_shapes import StaticTree
-from specdecode.loop import DecodeResult, decode
+from specdecode.loop import DecodeResult
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
-from specdecode.sampling import RandomStreams, SamplingConfig, Tag
+from specdecode.sampling import SamplingConfig, Tag
 
 VOCAB, LENGTH, ROWS = 30, 60, 5
 TABLE = random_table(VOCAB, seed=7, scale=2.0)
 DRAFT_TABLE = TABLE + random_table(VOCAB, seed=8, scale=1.0)
 PROMPTS = torch.randint(0, VOCAB, (ROWS, 2), generator=torch.Generator().manual_seed(1))
-GREEDY, DRAWN = SamplingConfig(temperature=0), SamplingConfig()
+DRAWN = SamplingConfig()
 SHAPES = {
     "published": StaticTree.published("mc_sim_7b_63"),
     "bushy": StaticTree.from_paths([[0], [1], [2], [0, 0], [1, 0], [1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]]),
@@ -46,9 +46,6 @@ class Checked(DraftModelTreeDrafter):
     """Compares every tree with the model's table, and the model's sequence with what was decoded."""
 
     wrong = 0
-
-    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
-        super().start(prompt, state)
 
     def propose(self, state: DecodeState) -> Draft:
         draft = super().propose(state)
@@ -94,10 +91,7 @@ def wrong_nodes(draft: Draft, races: Tensor, before_root: int, row: int, room: i
 def run(
     drafter: Drafter | None, sampling: SamplingConfig = GREEDY, prompts: Tensor = PROMPTS, length: int = LENGTH
 ) -> DecodeResult:
-    return decode(
-        MarkovTarget(TABLE, prompts, length + 40), max_new_tokens=length, sampling=sampling,
-        streams=RandomStreams.from_seeds(range(len(prompts))), drafter=drafter,
-    )  # fmt: skip
+    return decoded(MarkovTarget(TABLE, prompts, length + 40), length, sampling, drafter=drafter)
 
 
 def over(shape: StaticTree, table: Tensor = DRAFT_TABLE, prompts: Tensor = PROMPTS, length: int = LENGTH) -> Checked:
@@ -121,16 +115,12 @@ def test_rows_end_where_they_should(length):
     assert torch.equal(run(drafter, length=length).tokens, run(None, length=length).tokens)
 
 
-def test_a_model_that_is_right_has_its_likeliest_path_accepted():
+def test_a_model_that_is_right_has_its_likeliest_path_accepted_by_one_forward_a_level():
+    """Of the nodes with children."""
     drafter = over(SHAPES["published"], table=TABLE)
     result = run(drafter)
     assert result.trace.target_passes == 1 + -(-(LENGTH - 1) // 6)  # five levels and the bonus
     assert drafter.wrong == 0
-
-
-def test_each_level_costs_one_forward_of_the_nodes_with_children():
-    drafter = over(SHAPES["published"], table=TABLE)
-    result = run(drafter)
     model: Any = drafter.model
     assert model.forwards == (result.trace.target_passes - 1) * 5
     assert model.widest == 10

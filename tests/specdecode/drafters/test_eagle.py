@@ -1,60 +1,38 @@
 """EAGLE drafting over a head that is a table: every guess can be written down, and every misalignment shows."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from synthetic import WRONG_NUMBERS, FeatureTarget, random_table, with_wrong_numbers
+from random_chains import state_for, token_paths
+from synthetic import GREEDY, WRONG_NUMBERS, FeatureTarget, TableHead, decoded, random_table, with_wrong_numbers
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
-from specdecode.loop import decode
 from specdecode.roles import DecodeState, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
 from specdecode.trace import DecodeTrace
 
-GREEDY = SamplingConfig(temperature=0)
-PValue = Callable[[Tensor, Tensor, Tensor, SamplingConfig], float]
+DRAWN = SamplingConfig()
 
 
-@dataclass
-class TableHead:
-    """The logits after a pair are a table's, at (the token its feature names, its own token).
+class CheckedHead(TableHead):
+    """It keeps a real sequence of the pairs that joined, and which pairs each forward could see, so that tests can ask
+    whether a tree node saw exactly its ancestors."""
 
-    It keeps a real sequence of the pairs that joined, and remembers which pairs each forward could see, so that tests
-    can ask whether a tree node saw exactly its ancestors.
-    """
-
-    table: Tensor
-    sequence: list[list[tuple[int, int]]] = field(default_factory=list)
-    new: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    places: list[list[int]] = field(default_factory=list)
-    calls: int = 0
-    most_new: int = 0
-
-    @property
-    def vocab_size(self) -> int:
-        return self.table.shape[0]
+    most_new = 0
 
     def start(self, prompt: TargetOutput) -> Tensor:
-        assert prompt.hidden_states is not None
-        self.sequence = [[] for _ in range(len(prompt.logits))]
-        self.new = []
-        return prompt.hidden_states[:, -1:]
-
-    def features(self, output: TargetOutput) -> Tensor:
-        assert output.hidden_states is not None
-        return output.hidden_states
+        self.sequence: list[list[tuple[int, int]]] = [[] for _ in prompt.logits]
+        self.new: list[tuple[Tensor, Tensor]] = []
+        return super().start(prompt)
 
     def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
-        self.calls += 1
         self.most_new = max(self.most_new, mask.shape[2])
         before = features.argmax(-1)
         if mask.shape[2] == tokens.shape[1]:
@@ -64,7 +42,7 @@ class TableHead:
         offset = mask.shape[2] - tokens.shape[1]
         if offset > 0:
             self._check_ancestors(mask.expand(len(tokens), -1, -1), depths.expand(len(tokens), -1), offset)
-        return DraftHeadOutput(self.table[before, tokens], F.one_hot(tokens, self.vocab_size).float())
+        return super().forward(tokens, features, mask, depths)
 
     def _check_ancestors(self, mask: Tensor, depths: Tensor, offset: int) -> None:
         """A node at depth d sees d + 1 new pairs, each of which has the token that the next one's feature names."""
@@ -114,16 +92,14 @@ def run(
     noise: float = 0.8,
     sampling: SamplingConfig = GREEDY,
     drafter_type: type[EagleDrafter] = EagleDrafter,
-) -> tuple[Tensor, Tensor, DecodeTrace, TableHead]:
+) -> tuple[Tensor, Tensor, DecodeTrace, CheckedHead]:
     """Plain tokens, tokens with EAGLE, its trace and its head."""
     table = random_table(vocab_size, seed=1, scale=scale)
     prompts = torch.randint(0, vocab_size, (batch_size, 2), generator=torch.Generator().manual_seed(9))
-    streams = RandomStreams.from_seeds(range(batch_size))
     target = FeatureTarget(table, prompts, length - 1)
-    plain = decode(target, max_new_tokens=length, sampling=sampling, streams=streams)
-    head = TableHead(table + random_table(vocab_size, seed=2, scale=noise))
+    head = CheckedHead(table + random_table(vocab_size, seed=2, scale=noise))
     drafter = drafter_type(head, shape, sizer, children)  # type: ignore[arg-type]
-    fast = decode(target, max_new_tokens=length, sampling=sampling, streams=streams, drafter=drafter)
+    plain, fast = (decoded(target, length, sampling, drafter=each) for each in (None, drafter))
     return plain.tokens, fast.tokens, fast.trace, head
 
 
@@ -227,20 +203,34 @@ def test_confidence_is_reported_for_every_candidate():
         assert nothing == 0 and 0 <= few <= more + 1e-5 and deeper >= more - 1e-5
 
 
+def begun(
+    head: TableHead,
+    shape: DynamicTree | StaticTree,
+    sizer: Any,
+    children: Any,
+    prompts: Tensor,
+    first: Tensor,
+    sampling: SamplingConfig = DRAWN,
+) -> tuple[EagleDrafter, DecodeState]:
+    """A drafter behind prompts [B, 2] and the first tokens [B], and their state."""
+    drafter = EagleDrafter(head, shape, sizer, children)
+    state = state_for(torch.ones(len(first), dtype=torch.int64), sampling, first[:, None], most=40)
+    logits = head.table[prompts[:, 0], prompts[:, 1]][:, None]
+    drafter.start(TargetOutput(logits, F.one_hot(prompts, head.vocab_size).float()), state)
+    return drafter, state
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
 def test_predicted_acceptance_is_the_mass_of_the_best_nodes_that_fit(temperature):
     """Each size's nodes and levels count; the confidences are those of the sampling temperature."""
     table = random_table(25, seed=4, scale=2.0)
     prompts, first = torch.tensor([[1, 2], [7, 0], [3, 3]]), torch.tensor([5, 11, 24])
-    active = torch.tensor([True, True, False])
     sizer = Alternating(DraftSize(30, 3))
     sizer.candidates = tuple(DraftSize(n, d) for n, d in ((1, 0), (2, 1), (3, 2), (9, 1), (9, 3), (30, 3)))  # type: ignore[attr-defined]
-    drafter = EagleDrafter(TableHead(table), DynamicTree(4), sizer, "top")
-    state = DecodeState(
-        first[:, None], torch.ones(3, dtype=torch.int64), active, 40, SamplingConfig(temperature),
-        RandomStreams.from_seeds(range(3)),
-    )  # fmt: skip
-    drafter.start(TargetOutput(table[prompts[:, 0], prompts[:, 1]][:, None], F.one_hot(prompts, 25).float()), state)
+    drafter, state = begun(
+        CheckedHead(table), DynamicTree(4), sizer, "top", prompts, first, SamplingConfig(temperature)
+    )
+    state.active = torch.tensor([True, True, False])
     draft = drafter.propose(state)
     verdict = Verdict(torch.zeros(3, 4, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), first)
     states = TargetOutput(torch.zeros(3, 30, 25), F.one_hot(draft.tree.tokens, 25).float())
@@ -287,29 +277,15 @@ def slow_dynamic_tree(
 def test_dynamic_trees_are_those_of_the_slow_algorithm(top_k, depth, total_tokens, children):
     table = random_table(25, seed=4, scale=2.0)
     prompts = torch.tensor([[1, 2], [7, 0], [3, 3]])
-    drafter = EagleDrafter(
-        TableHead(table), DynamicTree(top_k), FixedDraftSize(DraftSize(total_tokens, depth)), children
-    )
-    first = torch.tensor([5, 11, 24])
-    state = DecodeState(
-        first[:, None], torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.bool), 40, SamplingConfig(),
-        RandomStreams.from_seeds(range(3)),
-    )  # fmt: skip
-    drafter.start(TargetOutput(table[prompts[:, 0], prompts[:, 1]][:, None], F.one_hot(prompts, 25).float()), state)
+    first, size = torch.tensor([5, 11, 24]), FixedDraftSize(DraftSize(total_tokens, depth))
+    drafter, state = begun(CheckedHead(table), DynamicTree(top_k), size, children, prompts, first)
     tree = drafter.propose(state).tree
     tree.check()
     for row in range(3):
         places = torch.arange(1, depth + 1).expand(3, -1)  # one token is decoded
         noise = state.streams.exponential(Tag.TARGET, places, 25)[row] if children == "coupled" else None
         wanted = slow_dynamic_tree(table, int(prompts[row, 1]), int(first[row]), top_k, depth, total_tokens, noise)
-        found = set()
-        for node in range(1, tree.num_nodes):
-            path = []
-            while node > 0:
-                path.append(int(tree.tokens[row, node]))
-                node = int(tree.parents[row, node])
-            found.add(tuple(reversed(path)))
-        assert found == set(wanted)
+        assert set(token_paths(tree, row)) == set(wanted)
 
 
 VOCAB_SIZE, LENGTH, DRAWS = 5, 4, 60_000
@@ -322,25 +298,10 @@ def sampled_tokens(
     shape: StaticTree, sampling: SamplingConfig, drafter_type: type[EagleDrafter], sure: float = 1.0
 ) -> Tensor:
     """Many rows of one prompt, decoded with sampled children of a head that is so many times as sure."""
-    head = _FastHead(sure * (0.5 * EAGLE_TABLE + random_table(VOCAB_SIZE, seed=6, scale=0.8)))
-    size = DraftSize(shape.num_nodes, shape.max_depth)
-    return decode(
-        FeatureTarget(EAGLE_TABLE, PROMPT.expand(DRAWS, 2), LENGTH - 1),
-        max_new_tokens=LENGTH,
-        sampling=sampling,
-        streams=RandomStreams.from_seeds(range(DRAWS)),
-        drafter=drafter_type(head, shape, FixedDraftSize(size), "sampled"),
-    ).tokens
-
-
-class _FastHead(TableHead):
-    """Without the bookkeeping of tests."""
-
-    def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
-        return DraftHeadOutput(self.table[features.argmax(-1), tokens], F.one_hot(tokens, self.vocab_size).float())
-
-    def advance(self, counts: Tensor) -> None:
-        pass
+    head = TableHead(sure * (0.5 * EAGLE_TABLE + random_table(VOCAB_SIZE, seed=6, scale=0.8)))
+    size = FixedDraftSize(DraftSize(shape.num_nodes, shape.max_depth))
+    target = FeatureTarget(EAGLE_TABLE, PROMPT.expand(DRAWS, 2), LENGTH - 1)
+    return decoded(target, LENGTH, sampling, drafter=drafter_type(head, shape, size, "sampled")).tokens
 
 
 class _ConfidencesAsProbabilities(EagleDrafter):
@@ -378,13 +339,7 @@ def test_drawn_children_say_what_they_were_drawn_from():
     """Earlier siblings zeroed and the rest renormalised; a third of two that filters left is a guess, and says so."""
     sampling, prompts, first = SamplingConfig(1.0, 2), torch.tensor([[1, 2], [0, 4], [3, 3]]), torch.tensor([3, 1, 4])
     size = FixedDraftSize(DraftSize(TREE.num_nodes, TREE.max_depth))
-    drafter = EagleDrafter(TableHead(EAGLE_TABLE), TREE, size, "sampled")
-    state = DecodeState(
-        first[:, None], torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.bool), 40, sampling,
-        RandomStreams.from_seeds(range(3)),
-    )  # fmt: skip
-    logits = EAGLE_TABLE[prompts[:, 0], prompts[:, 1]][:, None]
-    drafter.start(TargetOutput(logits, F.one_hot(prompts, VOCAB_SIZE).float()), state)
+    drafter, state = begun(CheckedHead(EAGLE_TABLE), TREE, size, "sampled", prompts, first, sampling)
     draft = drafter.propose(state)
     assert draft.probabilities is not None
     tokens, parents = draft.tree.tokens.tolist(), draft.tree.parents.tolist()
@@ -427,13 +382,9 @@ def test_ties_do_not_tear_a_tree():
     table[..., 2] = 0.0
     table[..., 3] = 0.0
     table[2, 2] = torch.tensor([-math.inf, -math.inf, 0.0, -math.inf, -math.inf, -math.inf])
-    drafter = EagleDrafter(TableHead(table.clamp(min=-1e4)), DynamicTree(2), FixedDraftSize(DraftSize(5, 4)))
-    prompts = torch.tensor([[2, 2]])
-    state = DecodeState(
-        torch.tensor([[2]]), torch.ones(1, dtype=torch.int64), torch.ones(1, dtype=torch.bool), 40, SamplingConfig(),
-        RandomStreams.from_seeds([0]),
-    )  # fmt: skip
-    drafter.start(TargetOutput(table[:1, :1, :][:, 0][:, None], F.one_hot(prompts, 6).float()), state)
+    size, prompts = FixedDraftSize(DraftSize(5, 4)), torch.tensor([[2, 2]])
+    head = CheckedHead(table.clamp(min=-1e4))
+    drafter, state = begun(head, DynamicTree(2), size, "coupled", prompts, torch.tensor([2]))
     drafter.propose(state).tree.check()
 
 

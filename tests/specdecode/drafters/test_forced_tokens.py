@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from synthetic import MarkovTarget, chi_square_p_value, random_table
+from synthetic import MarkovTarget, chi_square_p_value, decoded, random_table
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
 from specdecode.drafters.jacobi_front import BranchingJacobiDrafter, branch_nodes
-from specdecode.loop import DecodeResult, decode
+from specdecode.loop import DecodeResult
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput
-from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities
+from specdecode.sampling import SamplingConfig, logits_to_probabilities
 from specdecode.trace import TokenOrigin
 
 VOCAB, ROW_END, DRAWS = 4, 3, 20_000
@@ -57,8 +57,7 @@ def window(length: int, coupling: str = "independent", guess: str = "random") ->
 
 def run(drafter: Drafter | None, draws: int = DRAWS) -> DecodeResult:
     target = Target(TABLE, torch.tensor([1, 2]).expand(draws, 2), len(FORCED) - 1)
-    streams = RandomStreams.from_seeds(range(draws))
-    return decode(target, max_new_tokens=len(FORCED), sampling=SAMPLING, streams=streams, drafter=drafter)
+    return decoded(target, len(FORCED), SAMPLING, drafter=drafter)
 
 
 @pytest.fixture(scope="module")
@@ -74,19 +73,15 @@ def probabilities() -> Tensor:
     return joint / joint.sum()  # float32 sums to one only up to rounding
 
 
+@pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("guess", INITIAL_GUESSES)
 @pytest.mark.parametrize("coupling", COUPLINGS)
-def test_sequences_come_as_often_as_they_should(probabilities, coupling, guess):
-    result = run(ForcedTokensDrafter(window(3, coupling, guess), FORCED, VOCAB))
-    assert chi_square_p_value(result.tokens, probabilities, VOCAB) > 1e-3
-
-
-@pytest.mark.parametrize("guess", INITIAL_GUESSES)
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_branches_change_nothing_about_that(probabilities, coupling, guess):
-    size = DraftSize(4 + branch_nodes(3, 3, 2), 3)
-    branching = BranchingJacobiDrafter(VOCAB, FixedDraftSize(size), 3, 2, initial_guess=guess, coupling=coupling)
-    result = run(ForcedTokensDrafter(branching, FORCED, VOCAB))
+def test_sequences_come_as_often_as_they_should(probabilities, coupling, guess, branches):
+    drafter = window(3, coupling, guess)
+    if branches > 1:
+        size = FixedDraftSize(DraftSize(4 + branch_nodes(3, branches, 2), 3))
+        drafter = BranchingJacobiDrafter(VOCAB, size, branches, 2, initial_guess=guess, coupling=coupling)
+    result = run(ForcedTokensDrafter(drafter, FORCED, VOCAB))
     assert chi_square_p_value(result.tokens, probabilities, VOCAB) > 1e-3
 
 

@@ -1,46 +1,48 @@
 """Jacobi windows: exact for every coupling, and coupled guesses survive more often."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from synthetic import MarkovTarget, random_table
+from random_chains import state_for
+from synthetic import GREEDY, MarkovTarget, decoded, random_table
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
 from specdecode.drafters.jacobi_front import BranchingJacobiDrafter, _layout, branch_nodes
-from specdecode.loop import DecodeResult, decode
-from specdecode.roles import DecodeState, Draft, Verifier
-from specdecode.sampling import RandomStreams, SamplingConfig, Tag
+from specdecode.loop import DecodeResult
+from specdecode.roles import DecodeState, Draft
+from specdecode.sampling import SamplingConfig, Tag
 from specdecode.verifiers.exact import ExactVerifier
 
 VOCAB, LENGTH, DRAWS = 5, 4, 60_000
 TABLE = random_table(VOCAB, seed=5, scale=1.2)
 PROMPT = torch.tensor([1, 3])
+ROWS = PROMPT.expand(DRAWS, 2)
 SAMPLING = SamplingConfig(temperature=0.9)
-PValue = Callable[[Tensor, Tensor, Tensor, SamplingConfig], float]
 
 
-def window(length: int) -> FixedDraftSize:
-    return FixedDraftSize(DraftSize(length + 1, length))
+def sized(window: int, branches: int = 1, depth: int = 0) -> DraftSize:
+    return DraftSize(window + 1 + branch_nodes(window, branches, depth), window)
+
+
+def window(length: int, branches: int = 1, depth: int = 0) -> FixedDraftSize:
+    return FixedDraftSize(sized(length, branches, depth))
 
 
 class Changing:
     """A window that changes from step to step, also to nothing."""
 
-    largest = DraftSize(6, 5)
-
-    def __init__(self, lengths: tuple[int, ...] = (3, 0, 5, 1)) -> None:
-        self.lengths = lengths
+    def __init__(self, lengths: tuple[int, ...] = (3, 0, 5, 1), branches: int = 1, depth: int = 0) -> None:
+        self.sizes = [sized(length, branches, depth) for length in lengths]
+        self.largest = max(self.sizes, key=lambda size: size.depth)
         self.turn = 0
 
     def choose(self) -> DraftSize:
         self.turn += 1
-        length = self.lengths[self.turn % len(self.lengths)]
-        return DraftSize(length + 1, length)
+        return self.sizes[self.turn % len(self.sizes)]
 
     def observe(self, *_: object) -> None:
         pass
@@ -48,27 +50,17 @@ class Changing:
 
 def decode_rows(
     drafter: JacobiDrafter | None,
-    draws: int = DRAWS,
     sampling: SamplingConfig = SAMPLING,
     table: Tensor = TABLE,
     length: int = LENGTH,
-    prompts: Tensor | None = None,
-    seeds: range | None = None,
-    verifier: Verifier | None = None,
+    prompts: Tensor = ROWS,
+    **more: Any,
 ) -> DecodeResult:
-    prompts = PROMPT.expand(draws, 2) if prompts is None else prompts
-    return decode(
-        MarkovTarget(table, prompts, length - 1),
-        max_new_tokens=length,
-        sampling=sampling,
-        streams=RandomStreams.from_seeds(range(draws) if seeds is None else seeds),
-        drafter=drafter,
-        verifier=verifier,
-    )
+    return decoded(MarkovTarget(table, prompts, length - 1), length, sampling, drafter=drafter, **more)
 
 
 def test_a_window_of_one_drafts_a_token_and_branches_have_the_nodes_that_are_kept_for_them():
-    assert decode_rows(JacobiDrafter(VOCAB, window(1)), draws=50).trace.mean_accepted_length > 0
+    assert decode_rows(JacobiDrafter(VOCAB, window(1)), prompts=ROWS[:50]).trace.mean_accepted_length > 0
     for size, branches, depth in ((1, 2, 3), (5, 2, 3), (5, 4, 1)):
         parents, _ = _layout(size, branches, depth, torch.device("cpu"))
         assert parents.numel() == 1 + size + branch_nodes(size, branches, depth)
@@ -176,41 +168,33 @@ def test_faults_are_noticed(p_value, fault):
     assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
 
 
+WIDE: dict[str, Any] = {
+    "table": random_table(30, seed=7, scale=2.0), "length": 50,
+    "prompts": torch.randint(0, 30, (7, 2), generator=torch.Generator().manual_seed(1)),
+}  # fmt: skip
+"""Rows that are not alike, of many tokens."""
+
+
 @pytest.mark.parametrize("initial_guess", INITIAL_GUESSES)
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_greedy_tokens_equal_plain_decoding(coupling, initial_guess):
-    table = random_table(30, seed=7, scale=2.0)
-    prompts = torch.randint(0, 30, (7, 2), generator=torch.Generator().manual_seed(1))
-    same: dict[str, Any] = {
-        "sampling": SamplingConfig(temperature=0), "table": table, "length": 50, "prompts": prompts, "draws": 7
-    }  # fmt: skip
-    fast = decode_rows(JacobiDrafter(30, Changing(), initial_guess, coupling), **same)
-    assert torch.equal(decode_rows(None, **same).tokens, fast.tokens)
+    fast = decode_rows(JacobiDrafter(30, Changing(), initial_guess, coupling), GREEDY, **WIDE)
+    assert torch.equal(decode_rows(None, GREEDY, **WIDE).tokens, fast.tokens)
 
 
 @pytest.mark.parametrize("initial_guess", INITIAL_GUESSES)
 def test_with_the_targets_numbers_a_seed_draws_what_plain_decoding_draws(initial_guess):
-    table = random_table(30, seed=7, scale=2.0)
-    prompts = torch.randint(0, 30, (7, 2), generator=torch.Generator().manual_seed(1))
-    same: dict[str, Any] = {
-        "sampling": SamplingConfig(0.9, 20, 0.95), "table": table, "length": 50, "prompts": prompts, "draws": 7
-    }  # fmt: skip
-    fast = decode_rows(JacobiDrafter(30, Changing(), initial_guess, "target"), **same)
-    assert torch.equal(decode_rows(None, **same).tokens, fast.tokens)
+    sampling = SamplingConfig(0.9, 20, 0.95)
+    fast = decode_rows(JacobiDrafter(30, Changing(), initial_guess, "target"), sampling, **WIDE)
+    assert torch.equal(decode_rows(None, sampling, **WIDE).tokens, fast.tokens)
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_a_row_does_not_depend_on_the_others(coupling):
-    table = random_table(30, seed=7, scale=2.0)
-    prompts = torch.randint(0, 30, (4, 2), generator=torch.Generator().manual_seed(1))
-    together = decode_rows(
-        JacobiDrafter(30, window(6), "random", coupling), 4, SamplingConfig(), table, 40, prompts, range(4)
-    )
+    together = decode_rows(JacobiDrafter(30, window(6), "random", coupling), SamplingConfig(), **WIDE)
     for row in range(4):
-        alone = decode_rows(
-            JacobiDrafter(30, window(6), "random", coupling),
-            1, SamplingConfig(), table, 40, prompts[row : row + 1], range(row, row + 1),
-        )  # fmt: skip
+        own = {**WIDE, "prompts": WIDE["prompts"][row : row + 1], "seeds": [row]}
+        alone = decode_rows(JacobiDrafter(30, window(6), "random", coupling), SamplingConfig(), **own)
         assert torch.equal(alone.tokens[0], together.tokens[row])
         assert alone.trace.accepted_lengths[0] == together.trace.accepted_lengths[row]
 
@@ -220,12 +204,10 @@ def test_coupled_guesses_are_accepted_more_often():
     base = torch.randn(20, generator=torch.Generator().manual_seed(3)) * 1.5
     table = base + random_table(20, seed=4, scale=0.4)
     prompts = torch.randint(0, 20, (64, 2), generator=torch.Generator().manual_seed(2))
-    accepted = {
-        coupling: decode_rows(
-            JacobiDrafter(20, window(8), "repeat", coupling), 64, SamplingConfig(), table, 60, prompts
-        ).trace.mean_accepted_length
-        for coupling in COUPLINGS
-    }
+    accepted = {}
+    for coupling in COUPLINGS:
+        drafter = JacobiDrafter(20, window(8), "repeat", coupling)
+        accepted[coupling] = decode_rows(drafter, SamplingConfig(), table, 60, prompts).trace.mean_accepted_length
     assert accepted["gumbel"] > 1.1 * accepted["independent"]
     assert accepted["maximal"] > 1.1 * accepted["independent"]
     assert accepted["independent"] > 0.5 and accepted["target"] > 0.5
@@ -241,16 +223,13 @@ def test_what_cannot_be_used_is_named():
     with pytest.raises(ValueError, match="keep_overlap must be None"):
         JacobiDrafter(5, window(2), coupling="target", keep_overlap=0.5)
     with pytest.raises(ValueError, match="vocab_size"):
-        decode_rows(JacobiDrafter(6, window(2)), draws=2, verifier=ExactVerifier())
+        decode_rows(JacobiDrafter(6, window(2)), prompts=ROWS[:2], verifier=ExactVerifier())
 
 
 def _alone(drafter: JacobiDrafter, lengths: list[int], opinions: Tensor, accepted: int) -> Draft:
     """The draft after one chain with these opinions [n, V] in every row, of which `accepted` guesses were right."""
     batch = len(lengths)
-    state = DecodeState(
-        torch.zeros(batch, 32, dtype=torch.long), torch.tensor(lengths), torch.ones(batch, dtype=torch.bool), 32,
-        SamplingConfig(), RandomStreams.from_seeds(range(batch)),
-    )  # fmt: skip
+    state = state_for(torch.tensor(lengths), SamplingConfig(), torch.zeros(batch, 32, dtype=torch.long), most=32)
     drafter._opinions = opinions.expand(batch, -1, -1)
     drafter._tokens = torch.zeros(batch, len(opinions), dtype=torch.long)
     drafter._drawn_from = torch.zeros_like(drafter._opinions)
@@ -276,10 +255,7 @@ def test_the_last_opinion_is_used_before_anything_is_guessed(coupling, confident
 def test_no_pass_draws_with_numbers_that_another_place_had_before(coupling):
     """Else a guess would hang together with a verdict that was passed on its neighbour."""
     drafter = JacobiDrafter(VOCAB, window(3), coupling=coupling)
-    state = DecodeState(
-        torch.zeros(1, 32, dtype=torch.long), torch.tensor([0]), torch.ones(1, dtype=torch.bool), 32, SamplingConfig(),
-        RandomStreams.from_seeds([0]),
-    )  # fmt: skip
+    state = state_for(torch.tensor([1]), SamplingConfig(), most=32)
     seen: set[int] = set()
     for iteration in range(40):
         drafter._iteration = torch.tensor([iteration])
@@ -292,60 +268,43 @@ def test_no_pass_draws_with_numbers_that_another_place_had_before(coupling):
 # Branches at a window's front: exact, drawn or compared, and a pass adds more.
 
 
-VOCAB, LENGTH, DRAWS = 5, 4, 60_000
-
-
-def sized(window: int, branches: int, depth: int) -> DraftSize:
-    return DraftSize(window + 1 + branch_nodes(window, branches, depth), window)
-
-
-class ChangingBranches:
-    """A window that changes from step to step, also to nothing."""
-
-    def __init__(self, branches: int, depth: int) -> None:
-        self.sizes = [sized(window, branches, depth) if window else DraftSize(1, 0) for window in (3, 0, 5, 1)]
-        self.largest = self.sizes[2]
-        self.turn = 0
-
-    def choose(self) -> DraftSize:
-        self.turn += 1
-        return self.sizes[self.turn % 4]
-
-    def observe(self, *_: object) -> None:
-        pass
+def branching(
+    vocab_size: int, size: int | None, branches: int, depth: int, kind: Any = BranchingJacobiDrafter, **options: Any
+) -> BranchingJacobiDrafter:
+    """Of a window of this size; None: of one that changes."""
+    sizer: Any = Changing(branches=branches, depth=depth) if size is None else window(size, branches, depth)
+    return kind(vocab_size, sizer, branches, depth, **{"initial_guess": "repeat", **options})
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.parametrize(("branches", "depth"), [(2, 1), (3, 2), (5, 8)])
 def test_branches_leave_the_distribution_as_it_is(p_value, branches, depth, coupling):
-    sizer = FixedDraftSize(sized(3, branches, depth))
-    drafter = BranchingJacobiDrafter(VOCAB, sizer, branches, depth, initial_guess="repeat", coupling=coupling)
+    drafter = branching(VOCAB, 3, branches, depth, coupling=coupling)
     assert p_value(decode_rows(drafter).tokens, TABLE, PROMPT, SAMPLING) > 1e-3
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"keep_overlap": 0.5},
-        {"coupling": "gumbel", "keep_overlap": 0.5, "initial_guess": "repeat"},
-        {"coupling": "maximal"},
-        {"coupling": "target"},
+        {"keep_overlap": 0.5, "initial_guess": "random"},
+        {"coupling": "gumbel", "keep_overlap": 0.5},
+        {"coupling": "maximal", "initial_guess": "random"},
+        {"coupling": "target", "initial_guess": "random"},
     ],
     ids=str,
 )
 def test_filters_survivors_and_changing_windows_stay_exact(p_value, options):
     """Of five tokens the filters leave fewer than there are branches: the others are claimed to be choices."""
     sampling = SamplingConfig(1.3, 3, 0.8)
-    drafter = BranchingJacobiDrafter(VOCAB, ChangingBranches(4, 2), 4, 2, **options)
-    assert p_value(decode_rows(drafter, sampling=sampling).tokens, TABLE, PROMPT, sampling) > 1e-3
+    tokens = decode_rows(branching(VOCAB, None, 4, 2, **options), sampling).tokens
+    assert p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
 
 
 @pytest.mark.parametrize(("scale", "temperature"), [(30.0, 1.0), (1.0, 0.03), (2.0, 0.2)])
 def test_branches_of_a_very_sure_target_stay_exact(p_value, scale, temperature):
     """Most sequences have no probability at all; what a first guess leaves may be 1e-40."""
     sampling = SamplingConfig(temperature)
-    drafter = BranchingJacobiDrafter(VOCAB, FixedDraftSize(sized(3, 3, 2)), 3, 2, initial_guess="repeat")
-    tokens = decode_rows(drafter, sampling=sampling, table=scale * TABLE).tokens
+    tokens = decode_rows(branching(VOCAB, 3, 3, 2), sampling, scale * TABLE).tokens
     assert p_value(tokens, scale * TABLE, PROMPT, sampling) > 1e-3
 
 
@@ -372,42 +331,38 @@ class _ReadsTheMainChain(BranchingJacobiDrafter):
 
 @pytest.mark.parametrize(("fault", "options"), [(_ForgetsSiblings, {}), (_ReadsTheMainChain, {"keep_overlap": 0.0})])
 def test_faults_of_branches_are_noticed(p_value, fault, options):
-    drafter = fault(VOCAB, FixedDraftSize(sized(3, 3, 2)), 3, 2, initial_guess="repeat", **options)
-    assert p_value(decode_rows(drafter).tokens, TABLE, PROMPT, SAMPLING) < 1e-6
+    tokens = decode_rows(branching(VOCAB, 3, 3, 2, fault, **options)).tokens
+    assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
 
 
 @pytest.mark.parametrize(
     ("coupling", "sampling"),
     [
-        *((coupling, SamplingConfig(temperature=0)) for coupling in COUPLINGS),
+        *((coupling, GREEDY) for coupling in COUPLINGS),
         ("target", SamplingConfig()),
         ("target", SamplingConfig(0.9, 20, 0.95)),
     ],
     ids=str,
 )
 def test_tokens_are_plain_decodings(coupling, sampling):
-    table = random_table(30, seed=7, scale=2.0)
-    prompts = torch.randint(0, 30, (7, 2), generator=torch.Generator().manual_seed(1))
-    same: dict[str, Any] = {"sampling": sampling, "table": table, "length": 50, "prompts": prompts, "draws": 7}
-    drafter = BranchingJacobiDrafter(30, ChangingBranches(4, 2), 4, 2, initial_guess="repeat", coupling=coupling)
-    assert torch.equal(decode_rows(None, **same).tokens, decode_rows(drafter, **same).tokens)
+    fast = decode_rows(branching(30, None, 4, 2, coupling=coupling), sampling, **WIDE)
+    assert torch.equal(decode_rows(None, sampling, **WIDE).tokens, fast.tokens)
 
 
 @pytest.mark.parametrize("coupling", ["independent", "gumbel", "target"])
 def test_branches_save_passes(coupling):
     base = torch.randn(20, generator=torch.Generator().manual_seed(3)) * 1.5
     table = base + random_table(20, seed=4, scale=0.8)
-    same: dict[str, Any] = {"draws": 64, "sampling": SamplingConfig(), "table": table, "length": 60}
-    same["prompts"] = torch.randint(0, 20, (64, 2), generator=torch.Generator().manual_seed(2))
-    options: dict[str, Any] = {"initial_guess": "repeat", "coupling": coupling}
-    chain = JacobiDrafter(20, FixedDraftSize(DraftSize(9, 8)), **options)
-    tree = BranchingJacobiDrafter(20, FixedDraftSize(sized(8, 4, 3)), 4, 3, **options)
-    without, with_branches = (decode_rows(drafter, **same).trace.mean_accepted_length for drafter in (chain, tree))
+    prompts = torch.randint(0, 20, (64, 2), generator=torch.Generator().manual_seed(2))
+    drafters = JacobiDrafter(20, window(8), "repeat", coupling), branching(20, 8, 4, 3, coupling=coupling)
+    without, with_branches = (
+        decode_rows(drafter, SamplingConfig(), table, 60, prompts).trace.mean_accepted_length for drafter in drafters
+    )
     assert with_branches > 1.1 * without
 
 
 def test_branches_that_cannot_be_used_are_named():
-    sizer = FixedDraftSize(sized(3, 2, 2))
+    sizer = window(3, 2, 2)
     with pytest.raises(ValueError, match="branches must lie between 2 and the vocabulary's 5, got 1"):
         BranchingJacobiDrafter(VOCAB, sizer, 1, 2)
     with pytest.raises(ValueError, match="branch_depth"):

@@ -1,12 +1,11 @@
 """Windows corrected by a drafter's change of mind: exact, the ratio that was meant, and worth its pass."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from synthetic import FeatureTarget, MarkovTarget, random_table
+from synthetic import FeatureTarget, MarkovTarget, TableHead, decoded, random_table
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
@@ -16,32 +15,21 @@ from specdecode.drafters.jacobi_front import branch_nodes
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.loop import DecodeResult
 from specdecode.roles import DecodeState, Draft, Schedule, Selection, TargetOutput
-from specdecode.runs.new_run import new_run
-from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
+from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities
 
 VOCAB, LENGTH, DRAWS = 5, 4, 60_000
 TABLE = random_table(VOCAB, seed=5, scale=1.2)
 GUESSES = 0.7 * TABLE + random_table(VOCAB, seed=6, scale=0.6)
 PROMPT = torch.tensor([1, 3])
 SAMPLING, FILTERED = SamplingConfig(temperature=0.9), SamplingConfig(1.3, 4, 0.8)
-PValue = Callable[[Tensor, Tensor, Tensor, SamplingConfig], float]
 
 
-class TableHead:
-    """Plays `DraftHead`: behind a pair it says what a table does at the token that the feature names, and its own."""
-
-    def __init__(self, table: Tensor) -> None:
-        self.table, self.vocab_size = table, len(table)
-        self.joined: list[list[tuple[int, int]]] = []
+class JoiningHead(TableHead):
+    """Keeps the pairs that joined; its features are those it was given."""
 
     def start(self, prompt: TargetOutput) -> Tensor:
-        assert prompt.hidden_states is not None
-        self.joined = [[] for _ in prompt.logits]
-        return prompt.hidden_states[:, -1:]
-
-    def features(self, output: TargetOutput) -> Tensor:
-        assert output.hidden_states is not None
-        return output.hidden_states
+        self.joined: list[list[tuple[int, int]]] = [[] for _ in prompt.logits]
+        return super().start(prompt)
 
     def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
         self.pairs = features.argmax(-1), tokens
@@ -85,7 +73,7 @@ def run(
     schedule: Schedule | None = None,
 ) -> tuple[DecodeResult, Any]:
     vocab = len(tables[0])
-    network: Any = TableHead(tables[1]) if by == "head" else MarkovTarget(tables[1], prompts, length + 2 * size + 9)
+    network: Any = JoiningHead(tables[1]) if by == "head" else MarkovTarget(tables[1], prompts, length + 2 * size + 9)
     options: dict[str, Any] = {"initial_guess": "repeat", "coupling": coupling}
     branches = 3 if issubclass(kind, CorrectedBranchingJacobiDrafter) else 1
     if branches > 1:
@@ -93,9 +81,7 @@ def run(
     made: Any = JacobiDrafter if by is None else kind
     drafter = made(vocab, window(size, branches), **options, **({} if by is None else {"network": network}))
     target = FeatureTarget(tables[0], prompts, length - 1)
-    streams = RandomStreams.from_seeds(range(len(prompts)))
-    players: dict[str, Any] = {"drafter": drafter, "schedule": schedule}
-    return new_run(target, max_new_tokens=length, sampling=sampling, streams=streams, **players).finish(), network
+    return decoded(target, length, sampling, drafter=drafter, schedule=schedule), network
 
 
 BOTH = pytest.mark.parametrize("by", ["head", "draft_model"])
@@ -116,10 +102,7 @@ PROMPTS = torch.randint(0, 30, (7, 2), generator=torch.Generator().manual_seed(1
     ids=str,
 )
 def test_tokens_are_plain_decodings(by, kind, size, coupling, sampling):
-    plain = new_run(
-        MarkovTarget(WIDE[0], PROMPTS, 49), max_new_tokens=50, sampling=sampling,
-        streams=RandomStreams.from_seeds(range(7)),
-    ).finish().tokens  # fmt: skip
+    plain = decoded(MarkovTarget(WIDE[0], PROMPTS, 49), 50, sampling).tokens
     fast, network = run(coupling, by, PROMPTS, sampling, WIDE, 50, size, kind)
     assert torch.equal(plain, fast.tokens)
     if by == "head":
@@ -129,7 +112,7 @@ def test_tokens_are_plain_decodings(by, kind, size, coupling, sampling):
     assert alone.trace.accepted_lengths[0] == fast.trace.accepted_lengths[0]
 
 
-def has_read_what_was_decoded(head: TableHead, tokens: Tensor, at_most_missing: int) -> None:
+def has_read_what_was_decoded(head: JoiningHead, tokens: Tensor, at_most_missing: int) -> None:
     """Every pair that joined the head's sequence is a token and the feature before it."""
     for row, pairs in enumerate(head.joined[:5]):
         decoded = tokens[row].tolist()

@@ -6,14 +6,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from synthetic import MarkovTarget, random_table
+from random_chains import state_for
+from synthetic import GREEDY, MarkovTarget, decoded, random_table
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
-from specdecode.loop import decode
-from specdecode.roles import DecodeState, TargetOutput
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.roles import TargetOutput
+from specdecode.sampling import SamplingConfig
 from specdecode.tree import TokenTree
 
 VOCAB, LENGTH, DRAWS = 4, 5, 40_000
@@ -53,8 +53,7 @@ def test_drafts_are_those_of_a_slow_search(searches, texts, depth, max_ngram_siz
     mask = torch.tensor([[0] * (9 - len(before)) + [1] * len(before) for before, _ in texts])
     tokens = torch.tensor([after + [0] * (8 - len(after)) for _, after in texts])
     lengths = torch.tensor([len(after) for _, after in texts])
-    streams = RandomStreams.from_seeds(range(len(texts)))
-    state = DecodeState(tokens, lengths, torch.ones(len(texts), dtype=torch.bool), 8, SamplingConfig(), streams)
+    state = state_for(lengths, SamplingConfig(), tokens, torch.ones(len(texts), dtype=torch.bool), 8)
     drafter = PromptLookupDrafter(prompt, sizer(depth), mask, max_ngram_size)
     drafter.start(TargetOutput(torch.zeros(len(texts), 1, 10)), state)
     draft = drafter.propose(state)
@@ -67,16 +66,12 @@ def test_drafts_are_those_of_a_slow_search(searches, texts, depth, max_ngram_siz
 
 def run(sampling: SamplingConfig, prompts: Tensor, drafting: bool = True, **changes: Any) -> Any:
     options: dict[str, Any] = {"table": TABLE, "length": LENGTH, "drafter": PromptLookupDrafter, **changes}
-    return decode(
-        MarkovTarget(options["table"], prompts, options["length"] - 1),
-        max_new_tokens=options["length"],
-        sampling=sampling,
-        streams=RandomStreams.from_seeds(range(len(prompts))),
-        drafter=options["drafter"](prompts, sizer(3)) if drafting else None,
-    )
+    drafter = options["drafter"](prompts, sizer(3)) if drafting else None
+    target = MarkovTarget(options["table"], prompts, options["length"] - 1)
+    return decoded(target, options["length"], sampling, drafter=drafter)
 
 
-@pytest.mark.parametrize("sampling", [SamplingConfig(temperature=0), SamplingConfig(0.8, 9, 0.9)], ids=str)
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(0.8, 9, 0.9)], ids=str)
 def test_no_token_changes(sampling):
     prompts = torch.randint(0, 12, (5, 2), generator=torch.Generator().manual_seed(0))
     same: dict[str, Any] = {"table": random_table(12, 3, 3.0), "length": 60}
@@ -94,10 +89,8 @@ def test_the_distribution_is_the_targets(p_value, sampling):
 
 
 def test_nothing_is_drafted_where_nothing_repeats_or_a_row_is_finished():
-    tokens = torch.tensor([[5, 0], [1, 0]])
-    state = DecodeState(
-        tokens, torch.tensor([1, 1]), torch.tensor([True, False]), 2, SamplingConfig(), RandomStreams.from_seeds([0, 1])
-    )
+    tokens, active = torch.tensor([[5, 0], [1, 0]]), torch.tensor([True, False])
+    state = state_for(torch.tensor([1, 1]), SamplingConfig(), tokens, active, 2)
     tree: TokenTree = PromptLookupDrafter(torch.tensor([[1, 2], [1, 2]]), sizer(4)).propose(state).tree
     assert tree.num_nodes == 1, "on a CPU nobody computes what nobody drafted"
 
@@ -108,7 +101,4 @@ def test_arguments_that_cannot_be_used_are_named():
     with pytest.raises(ValueError, match=r"attention_mask must have the prompt's shape \[1, 2\]"):
         PromptLookupDrafter(PROMPT[None], sizer(2), torch.ones(2, 2))
     with pytest.raises(ValueError, match="prompt must have the target's 3 rows, got 1"):
-        decode(
-            MarkovTarget(TABLE, PROMPT.expand(3, 2), 4), max_new_tokens=5, sampling=SamplingConfig(),
-            streams=RandomStreams.from_seeds(range(3)), drafter=PromptLookupDrafter(PROMPT[None], sizer(2)),
-        )  # fmt: skip
+        decoded(MarkovTarget(TABLE, PROMPT.expand(3, 2), 4), 5, drafter=PromptLookupDrafter(PROMPT[None], sizer(2)))

@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_chains import random_chain, state_for
-from synthetic import MarkovDrafter, MarkovTarget, random_table
+from synthetic import GREEDY, MarkovDrafter, MarkovTarget, decoded, random_table
 from torch import Tensor
 
 from specdecode.checks import FiniteWatch
@@ -26,7 +26,6 @@ from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree
 from specdecode.kernels import fused_ops
 from specdecode.kv_cache import StaticKVCache
-from specdecode.loop import decode
 from specdecode.ragged import append, newest
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.runs.skipping import PendingChain
@@ -38,7 +37,7 @@ from specdecode.verifiers.grouped import GroupedVerifier
 from specdecode.verifiers.lantern import LanternVerifier
 from specdecode.verifiers.neighbours import nearest_neighbours
 
-SAMPLED, GREEDY = SamplingConfig(0.9), SamplingConfig(0)
+SAMPLED = SamplingConfig(0.9)
 FILTERED = SamplingConfig(0.8, top_k=9, top_p=0.9)
 VOCABULARIES = (2, 15, 16, 17, 50)
 
@@ -187,7 +186,7 @@ def kept_entries(some: Inputs) -> Callable[[], Any]:
 
 def copied_chains(some: Inputs) -> Callable[[], Any]:
     prompt, tokens, lengths = some.numbers(0, 3, 4, 9), some.numbers(0, 3, 4, 12), some.numbers(1, 12, 4)
-    state = DecodeState(tokens, lengths, lengths > 0, 12, GREEDY, RandomStreams.from_seeds(range(4)))
+    state = state_for(lengths, GREEDY, tokens, most=12)
     drafter = PromptLookupDrafter(prompt, FixedDraftSize(DraftSize(5, 4)), max_ngram_size=some.choose((1, 2, 4)))
     return lambda: [drafter.last_occurrence(state), drafter.propose(state).tree]
 
@@ -229,7 +228,7 @@ def windows(some: Inputs) -> Callable[[], Any]:
     def drawn() -> list[Tensor | None]:
         window = JacobiDrafter(some.vocab_size, FixedDraftSize(DraftSize(8, 7)), guess, coupling)
         drafter: Drafter = window if form is None else ForcedTokensDrafter(window, form, some.vocab_size)
-        state = DecodeState(tokens, lengths, lengths > 0, 99, SAMPLED, RandomStreams.from_seeds(range(4)))
+        state = state_for(lengths, SAMPLED, tokens)
         drafter.start(TargetOutput(output.logits[:, :1]), state)
         made: list[Tensor | None] = []
         for accepted in ([0, 0, 0, 0], [0, 1, 4, 5]):
@@ -253,14 +252,13 @@ def whole_rows(some: Inputs) -> Callable[[], Any]:
     parents = some.choose((None, [-1, 0, 1, 2], [-1, 0, 0, 0, 1, 1, 2, 4]))
     stops = some.numbers(0, 6, some.choose((0, 1, 2))).tolist()
 
-    def decoded() -> Any:
+    def drawn() -> Any:
         drafter = None if parents is None else MarkovDrafter(random_table(6, some.seed + 1), prompts, parents)
-        target, streams = MarkovTarget(random_table(6, some.seed), prompts, 40), RandomStreams.from_seeds([9, 1, 2])
-        players: dict[str, Any] = {"sampling": sampling, "streams": streams, "drafter": drafter, "stop_token": stops}
-        result = decode(target, max_new_tokens=17, **players)
+        target = MarkovTarget(random_table(6, some.seed), prompts, 40)
+        result = decoded(target, 17, sampling, [9, 1, 2], drafter=drafter, stop_token=stops)
         return result.tokens, result.lengths, {**result.trace.to_dict(), "phase_seconds": 0}
 
-    return decoded
+    return drawn
 
 
 CASES: tuple[Callable[[Inputs], Callable[[], Any]], ...] = (

@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from placed_pictures import GREEDY
 from random_chains import random_chain, state_for
-from synthetic import MarkovDrafter, MarkovTarget, random_table
+from synthetic import MarkovDrafter, MarkovTarget, decoded, random_table
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
@@ -24,17 +25,15 @@ from specdecode.grid.positions import Lines, StaggeredLines
 from specdecode.grid.row_windows import RowWindows
 from specdecode.kernels import build, fused_ops
 from specdecode.kv_cache import StaticKVCache
-from specdecode.loop import decode
 from specdecode.ragged import append
-from specdecode.roles import DecodeState, Draft, Drafter, Positions, Selection, TargetOutput, Verdict
-from specdecode.runs.skipping import SkippingRun
+from specdecode.roles import DecodeState, Draft, Drafter, Positions, Schedule, Selection, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, largest
 from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import ExactVerifier, judge_chain
 
 pytestmark = pytest.mark.usefixtures("own_kernels")
 SAMPLED, PROMPTS = SamplingConfig(0.9), torch.tensor([[1, 2], [3, 0], [5, 5]])
-TREE = [-1, 0, 0, 1, 2]
+TREE, WINDOW = [-1, 0, 0, 1, 2], JacobiDrafter(6, FixedDraftSize(DraftSize(4, 3)))
 NO_TOKENS, KNOWN = torch.zeros(3, dtype=torch.int64), torch.full((17,), 1)
 
 
@@ -60,12 +59,8 @@ def ends_well(function: Callable[[], object]) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def decoded(drafter: Drafter | None = None, verifier: ExactVerifier | None = None) -> Tensor:
-    streams = RandomStreams.from_seeds([0, 1, 2])
-    target = MarkovTarget(random_table(6, 3), PROMPTS, 40)
-    return decode(
-        target, max_new_tokens=17, sampling=SAMPLED, streams=streams, drafter=drafter, verifier=verifier
-    ).tokens  # fmt: skip
+def drawn(**players: Any) -> Tensor:
+    return decoded(MarkovTarget(random_table(6, 3), PROMPTS, 40), 17, SAMPLED, **players).tokens
 
 
 class Proposed(Drafter):
@@ -74,14 +69,8 @@ class Proposed(Drafter):
     def __init__(self, make: Callable[[Tensor], Draft]) -> None:
         self.make = make
 
-    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
-        """Nothing to prepare."""
-
     def propose(self, state: DecodeState) -> Draft:
         return self.make(F.pad(state.last_tokens()[:, None], (0, 3)))
-
-    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
-        """Nothing to learn."""
 
 
 def test_the_path_of_a_tree_may_be_accepted_to_its_end():
@@ -112,16 +101,15 @@ def test_trees_of_other_types_are_refused(name, change, message):
         tree = TokenTree.chain(tokens)
         return Draft(replace(tree, **{name: change(getattr(tree, name))}))
 
-    with pytest.raises(ValueError) as refused:
-        decoded(Proposed(make))
-    assert f"Proposed must {message}" in str(refused.value)
+    with pytest.raises(ValueError, match=re.escape(f"Proposed must {message}")):
+        drawn(drafter=Proposed(make))
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.bool])
 def test_drafts_of_one_hot_integers_are_refused(kind):
     make = lambda tokens: Draft(TokenTree.chain(tokens), F.one_hot(tokens, 6).to(kind))  # noqa: E731
     with pytest.raises(ValueError, match=r"must give probabilities float32 of shape \[3, 4, 6\], got (int64|bool) of"):
-        decoded(Proposed(make))
+        drawn(drafter=Proposed(make))
 
 
 def test_verifiers_leave_one_hot_integers_to_torch():
@@ -151,9 +139,8 @@ def test_verdicts_of_other_types_are_refused(name, change, message):
             verdict = super().accept(draft, output, state)
             return replace(verdict, **{name: change(getattr(verdict, name))})
 
-    with pytest.raises(ValueError) as refused:
-        decoded(MarkovDrafter(random_table(6, 4), PROMPTS, TREE), Odd())
-    assert f"Odd must {message}" in str(refused.value)
+    with pytest.raises(ValueError, match=re.escape(f"Odd must {message}")):
+        drawn(drafter=MarkovDrafter(random_table(6, 4), PROMPTS, TREE), verifier=Odd())
 
 
 def test_more_accepted_tokens_than_a_path_has_are_refused():
@@ -163,7 +150,7 @@ def test_more_accepted_tokens_than_a_path_has_are_refused():
             return replace(verdict, accepted=verdict.accepted.where(torch.arange(3) > 0, 3))  # as far as the next row
 
     with pytest.raises(IndexError, match="outside its tree or its row"):
-        decoded(MarkovDrafter(random_table(6, 4), PROMPTS, TREE), Generous())
+        drawn(drafter=MarkovDrafter(random_table(6, 4), PROMPTS, TREE), verifier=Generous())
 
 
 @pytest.mark.parametrize(
@@ -174,21 +161,12 @@ def test_more_accepted_tokens_than_a_path_has_are_refused():
     ],
 )  # fmt: skip
 def test_selections_of_other_types_are_refused(selection, message):
-    class Odd:
-        def start(self, state: DecodeState) -> None: ...
-
-        def prepare(self) -> None: ...
-
+    class Odd(Schedule):
         def select(self, draft: Draft, state: DecodeState) -> Selection:
             return selection
 
-    run = SkippingRun(
-        MarkovTarget(random_table(6, 3), PROMPTS, 40), schedule=Odd(), max_new_tokens=17, sampling=SAMPLED,
-        streams=RandomStreams.from_seeds([0, 1, 2]), drafter=JacobiDrafter(6, FixedDraftSize(DraftSize(4, 3))),
-    )  # fmt: skip
-    with pytest.raises(ValueError) as refused:
-        run.finish()
-    assert f"Odd must {message}" in str(refused.value)
+    with pytest.raises(ValueError, match=re.escape(f"Odd must {message}")):
+        drawn(drafter=WINDOW, schedule=Odd())
 
 
 def test_parents_stand_before_their_children():
@@ -263,9 +241,8 @@ def test_forced_tokens_of_another_vocabulary_are_refused():
     """They were looked for, and written, behind the probabilities of the last token."""
     nothing = torch.full((17,), -1)
     for known, marks in ((nothing, [900]), (nothing.index_fill(0, torch.tensor([5]), 900), [])):
-        window = JacobiDrafter(6, FixedDraftSize(DraftSize(4, 3)))
         with pytest.raises(IndexError, match="outside the vocabulary"):
-            decoded(ForcedTokensDrafter(window, known, 1000, marks))
+            drawn(drafter=ForcedTokensDrafter(WINDOW, known, 1000, marks))
 
 
 def test_forced_tokens_are_of_tokens_type_and_shape():
@@ -285,12 +262,13 @@ def test_forced_tokens_are_of_tokens_type_and_shape():
 )
 def test_forced_tokens_are_not_written_into_other_drafts(make):
     with pytest.raises((ValueError, RuntimeError)):
-        decoded(ForcedTokensDrafter(Proposed(make), KNOWN, 6))
+        drawn(drafter=ForcedTokensDrafter(Proposed(make), KNOWN, 6))
 
 
 def test_forced_tokens_are_not_written_into_narrower_ones():
     def drafted(kind: torch.dtype) -> Tensor:
-        return decoded(ForcedTokensDrafter(Proposed(lambda tokens: Draft(TokenTree.chain(tokens.to(kind)))), KNOWN, 6))
+        proposed = Proposed(lambda tokens: Draft(TokenTree.chain(tokens.to(kind))))
+        return drawn(drafter=ForcedTokensDrafter(proposed, KNOWN, 6))
 
     assert torch.equal(drafted(torch.int64), drafted(torch.int32))
 

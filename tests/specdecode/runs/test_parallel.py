@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 from served_drafters import reckoned_rounds, served
-from synthetic import MarkovTarget, random_table
+from synthetic import GREEDY, MarkovTarget, decoded, random_table
 from torch import Tensor
 
-from specdecode.loop import decode
 from specdecode.roles import DecodeState, TargetOutput
 from specdecode.runs.parallel.channel import DraftChannel, DraftRequest, Window
 from specdecode.runs.parallel.draft_length import DraftLength, draft_length_of, measure_draft_length
@@ -29,7 +28,7 @@ VOCAB, LENGTH = 30, 40
 TABLE = random_table(VOCAB, seed=7, scale=2.0)
 CLOSE_TABLE = TABLE + random_table(VOCAB, seed=8, scale=1.0)
 PROMPT = torch.tensor([[1, 3]])
-GREEDY, SAMPLED = SamplingConfig(temperature=0), SamplingConfig(temperature=1.0)
+SAMPLED = SamplingConfig(temperature=1.0)
 SAMPLINGS = [GREEDY, SAMPLED, SamplingConfig(1.3, 12, 0.9)]
 SEED = 3
 
@@ -42,20 +41,13 @@ def source_of(table: Tensor = CLOSE_TABLE, length: int = LENGTH) -> Callable[...
     return lambda prompt, hint: MarkovTarget(table, PROMPT, max(length - 1, 1))
 
 
-def plain(sampling: SamplingConfig, length: int = LENGTH, stop_token: int | None = None) -> Tensor:
-    streams = RandomStreams.from_seeds([SEED])
-    return decode(
-        target_of(length), max_new_tokens=length, sampling=sampling, streams=streams, stop_token=stop_token
-    ).tokens
+def plain(sampling: SamplingConfig, length: int = LENGTH) -> Tensor:
+    return decoded(target_of(length), length, sampling, [SEED]).tokens
 
 
 def parallel(channel: DraftChannel, sampling: SamplingConfig = GREEDY, **options: Any) -> ParallelResult:
-    settings: dict[str, Any] = {
-        "max_new_tokens": LENGTH,
-        "draft_length": 4,
-        "streams": RandomStreams.from_seeds([SEED]),
-    }
-    settings.update(options)
+    streams = RandomStreams.from_seeds([SEED])
+    settings: dict[str, Any] = {"max_new_tokens": LENGTH, "draft_length": 4, "streams": streams, **options}
     target = settings.pop("target", None) or target_of(settings["max_new_tokens"])
     return decode_parallel(target, channel, sampling=sampling, **settings)
 
@@ -88,13 +80,7 @@ def test_rows_end_at_the_stop_token_wherever_in_a_window_it_is(table, draft_leng
         stop = whole[offset]
         channel = InTurnChannel(source_of(table))
         result = parallel(channel, SAMPLED, draft_length=draft_length, stop_token=stop)
-        wanted = decode(
-            target_of(),
-            max_new_tokens=LENGTH,
-            sampling=SAMPLED,
-            streams=RandomStreams.from_seeds([SEED]),
-            stop_token=stop,
-        )
+        wanted = decoded(target_of(), LENGTH, SAMPLED, [SEED], stop_token=stop)
         assert torch.equal(result.tokens, wanted.tokens) and torch.equal(result.lengths, wanted.lengths)
         assert result.trace.row_tokens == result.lengths.tolist()
         assert sum(each.emitted for each in result.account.settled) == int(result.lengths[0])
@@ -108,8 +94,7 @@ def test_any_of_several_stop_tokens_ends_a_row_and_steps_are_told():
     def on_step(step: int, state: DecodeState) -> None:
         told.append((step, state.tokens[0, : int(state.lengths[0])].tolist(), bool(state.active[0])))
 
-    streams = RandomStreams.from_seeds([SEED])
-    wanted = decode(target_of(), max_new_tokens=LENGTH, sampling=SAMPLED, streams=streams, stop_token=stops)
+    wanted = decoded(target_of(), LENGTH, SAMPLED, [SEED], stop_token=stops)
     result = parallel(InTurnChannel(source_of()), SAMPLED, stop_token=stops, on_step=on_step)
     assert torch.equal(result.tokens, wanted.tokens) and torch.equal(result.lengths, wanted.lengths)
     assert [step for step, _, _ in told] == list(range(result.trace.target_passes))
@@ -266,12 +251,8 @@ def test_a_hundred_timings_give_one_result():
 
 
 def test_the_draft_length_is_the_ratio_of_measured_times(clock):
-    assert [draft_length_of(*each) for each in ((0.420, 0.078), (0.420, 0.0466), (5.9, 1.0), (1.0, 3.0))] == [
-        5,
-        9,
-        6,
-        1,
-    ]
+    lengths = [draft_length_of(*each) for each in ((0.420, 0.078), (0.420, 0.0466), (5.9, 1.0), (1.0, 3.0))]
+    assert lengths == [5, 9, 6, 1]
     for seconds in ((0.0, 1.0), (1.0, -1.0)):
         with pytest.raises(ValueError, match="seconds must be positive"):
             draft_length_of(*seconds)

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic import MarkovTarget
+from synthetic import GREEDY, MarkovTarget, decoded
 from torch import Tensor
 
-from specdecode.loop import decode
 from specdecode.roles import TargetOutput
 from specdecode.runs.parallel.channel import DraftChannel
 from specdecode.runs.parallel.drafter import InTurnChannel
@@ -29,7 +28,7 @@ sys.path.append(str(Path(__file__).parent))  # started processes get this path, 
 import parallel_players as players
 from served_drafters import served
 
-SAMPLINGS = [SamplingConfig(temperature=0), SamplingConfig(temperature=1.0)]
+SAMPLINGS = [GREEDY, SamplingConfig(temperature=1.0)]
 
 
 class Hinting(MarkovTarget):
@@ -49,33 +48,22 @@ def target_of(give: Callable[[Tensor], None] | None = None) -> Hinting:
     return target
 
 
-def plain(sampling: SamplingConfig, seed: int = 0) -> Tensor:
-    streams = RandomStreams.from_seeds([seed])
-    return decode(target_of(), max_new_tokens=players.LENGTH, sampling=sampling, streams=streams).tokens
-
-
 def parallel(
     channel: DraftChannel,
-    sampling: SamplingConfig = SAMPLINGS[0],
+    sampling: SamplingConfig = GREEDY,
     prompt: Any = None,
     seed: int = 0,
     target: MarkovTarget | None = None,
-    draft_length: int = 3,
 ) -> ParallelResult:
     return decode_parallel(
-        target or target_of(),
-        channel,
-        max_new_tokens=players.LENGTH,
-        sampling=sampling,
-        streams=RandomStreams.from_seeds([seed]),
-        draft_length=draft_length,
-        prompt=prompt,
-    )
+        target or target_of(), channel, max_new_tokens=players.LENGTH, sampling=sampling,
+        streams=RandomStreams.from_seeds([seed]), draft_length=3, prompt=prompt,
+    )  # fmt: skip
 
 
-def check(result: ParallelResult, sampling: SamplingConfig = SAMPLINGS[0], seed: int = 0) -> None:
+def check(result: ParallelResult, sampling: SamplingConfig = GREEDY, seed: int = 0) -> None:
     """Plain decoding's tokens, in the rounds that a drafter in the same process would have made."""
-    assert torch.equal(result.tokens, plain(sampling, seed))
+    assert torch.equal(result.tokens, decoded(target_of(), players.LENGTH, sampling, [seed]).tokens)
     in_turn = parallel(InTurnChannel(players.source), sampling, seed=seed)
     assert result.account.settled == in_turn.account.settled
 

@@ -9,14 +9,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from synthetic import MarkovDrafter, MarkovTarget, random_table
+from synthetic import MarkovDrafter, MarkovTarget, chi_square_p_value, decoded, random_table
 from torch import Tensor
 
 from specdecode.loop import DecodeResult
 from specdecode.roles import DecodeState, Draft, Schedule, Selection, TargetOutput, Verdict
-from specdecode.runs.new_run import new_run
 from specdecode.runs.skipping import PendingChain
-from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
+from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities
 from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree
 
@@ -25,7 +24,6 @@ TABLE = random_table(VOCAB, seed=1, scale=2.0)
 DRAFT_TABLE = TABLE + random_table(VOCAB, seed=2, scale=1.0)
 TREE = [-1, 0, 0, 1, 1, 2, 3]
 CHAIN = [-1, 0, 1, 2]
-GREEDY = SamplingConfig(temperature=0)
 
 
 class SkippingMarkovDrafter(MarkovDrafter):
@@ -89,16 +87,8 @@ class CountingTarget(MarkovTarget):
 
 def run(pattern: Pattern | None, batch_size: int = 3, stop_token: int | None = None, parents: list[int] = TREE):
     prompts = torch.randint(0, VOCAB, (batch_size, 2), generator=torch.Generator().manual_seed(4))
-    target = CountingTarget(TABLE, prompts, LENGTH - 1)
-    result = new_run(
-        target,
-        max_new_tokens=LENGTH,
-        sampling=GREEDY,
-        streams=RandomStreams.from_seeds(range(batch_size)),
-        drafter=SkippingMarkovDrafter(DRAFT_TABLE, prompts, parents),
-        schedule=pattern,
-        stop_token=stop_token,
-    ).finish()
+    target, drafter = CountingTarget(TABLE, prompts, LENGTH - 1), SkippingMarkovDrafter(DRAFT_TABLE, prompts, parents)
+    result = decoded(target, LENGTH, drafter=drafter, schedule=pattern, stop_token=stop_token)
     return result, target, prompts
 
 
@@ -246,15 +236,8 @@ def skip_in_every_second_row(
             path = torch.tensor([0, 1, 3]).expand(draws, -1)
             return Selection(path, torch.arange(draws) % 2 if skips is None else skips(draft))
 
-    result = new_run(
-        MarkovTarget(SMALL_TABLE, prompts, 3),
-        max_new_tokens=4,
-        sampling=SamplingConfig(0.9),
-        streams=RandomStreams.from_seeds(range(draws)),
-        drafter=drafter,
-        schedule=EverySecondRowOnce(),
-    ).finish()
-    return result, drafter
+    target = MarkovTarget(SMALL_TABLE, prompts, 3)
+    return decoded(target, 4, SamplingConfig(0.9), drafter=drafter, schedule=EverySecondRowOnce()), drafter
 
 
 @pytest.mark.parametrize("children", ["sampled", "without replacement"])
@@ -269,15 +252,7 @@ def test_what_is_verified_beside_and_behind_a_skip_has_the_targets_distribution(
             rows = torch.stack([step[a, b] for a, b in context])
             expected = (expected[:, None] * rows).flatten()
             context = [(b, token) for _, b in context for token in range(SMALL)]
-        index = (tokens[first::2] * SMALL ** torch.arange(3, -1, -1)).sum(1)
-        observed = index.bincount(minlength=SMALL**4).double()
-        expected = expected / expected.sum() * len(index)
-        kept = expected >= 5
-        rest = (~kept).any()
-        pooled = [
-            torch.cat([counts[kept], counts[~kept].sum()[None]]) if rest else counts for counts in (observed, expected)
-        ]
-        assert stats.chisquare(pooled[0].numpy(), pooled[1].numpy()).pvalue > 1e-3, "skips" if first else "stays"
+        assert chi_square_p_value(tokens[first::2], expected, SMALL) > 1e-3, "skips" if first else "stays"
 
 
 @pytest.mark.parametrize("looks", [False, True])
@@ -313,14 +288,8 @@ def test_a_row_that_does_not_skip_is_judged_on_its_first_draft():
 def test_a_drafter_that_cannot_skip_is_refused():
     prompts = torch.zeros(1, 2, dtype=torch.long)
     with pytest.raises(ValueError, match="schedule"):
-        new_run(
-            MarkovTarget(TABLE, prompts, 3),
-            max_new_tokens=4,
-            sampling=GREEDY,
-            streams=RandomStreams.from_seeds([0]),
-            drafter=MarkovDrafter(DRAFT_TABLE, prompts, TREE),
-            schedule=Pattern([None]),
-        ).finish()
+        drafter = MarkovDrafter(DRAFT_TABLE, prompts, TREE)
+        decoded(MarkovTarget(TABLE, prompts, 3), 4, drafter=drafter, schedule=Pattern([None]))
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(1, 4))

@@ -6,6 +6,7 @@ import language_models
 import pytest
 import torch
 from language_models import ARCHITECTURES, VOCAB_SIZE, WINDOW, fresh_logits, ragged_prompts
+from synthetic import decoded
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,14 +15,12 @@ from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.tree_shapes import StaticTree
-from specdecode.loop import DecodeResult, decode
-from specdecode.roles import Drafter, TargetOutput
-from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
+from specdecode.roles import TargetOutput
+from specdecode.sampling import apply_guidance
 from specdecode.targets.transformers import TransformersTarget
 from specdecode.tree import TokenTree
 
 aten = torch.ops.aten
-GREEDY = SamplingConfig(temperature=0)
 PARENTS = [-1, 0, 0, 1, 1, 2, 4, 4]  # siblings at every depth
 PATHS = [[0, 1, 4, 7], [0], [0, 2, 5]]  # what each row keeps of the first tree: 4, 1 and 3 tokens
 
@@ -77,11 +76,6 @@ def test_every_node_is_judged_as_without_a_cache(architecture, kernel):
     check_trees(model)
 
 
-def run(target: TransformersTarget, drafter: Drafter | None = None, count: int = 20) -> DecodeResult:
-    streams = RandomStreams.from_seeds(range(target.batch_size))
-    return decode(target, max_new_tokens=count, sampling=GREEDY, streams=streams, drafter=drafter)
-
-
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
 def test_a_tree_with_wrong_siblings_changes_no_token(architecture):
     model, prompts = language_models.make(architecture), ragged_prompts(3)
@@ -89,7 +83,7 @@ def test_a_tree_with_wrong_siblings_changes_no_token(architecture):
     shape = StaticTree.from_child_counts("3 / 2 1 / 2")
     target = TransformersTarget(model, *prompts, max_new_tokens=20, max_draft_nodes=shape.num_nodes)
     drafting = TransformersTarget(small, *prompts, max_new_tokens=20, max_draft_nodes=shape.num_nodes)
-    result = run(target, DraftModelTreeDrafter(drafting, shape))
+    result = decoded(target, 20, drafter=DraftModelTreeDrafter(drafting, shape))
     assert torch.equal(result.tokens, language_models.by_generate(model, prompts, 20, [])[:, 9:])
     assert result.trace.target_passes < 20 and result.trace.mean_accepted_length > 0
 
@@ -112,13 +106,14 @@ def test_rewinding_forgets():
 def test_a_cache_serves_again_and_must_fit():
     model = language_models.make("llama")
     first = TransformersTarget(model, *ragged_prompts(1), max_new_tokens=20)
-    run(first)
+    decoded(first, 20)
     cache = first.kv_cache
     assert cache is not None
     again = TransformersTarget(model, *ragged_prompts(2), max_new_tokens=20, kv_cache=cache)
     other = TransformersTarget(model, *ragged_prompts(2), max_new_tokens=20)
-    assert torch.equal(run(again).tokens, run(other).tokens) and again.kv_cache is cache
-    assert torch.equal(run(again).tokens, run(other).tokens), "a second prefill starts anew"
+    wanted = decoded(other, 20).tokens
+    assert torch.equal(decoded(again, 20).tokens, wanted) and again.kv_cache is cache
+    assert torch.equal(decoded(again, 20).tokens, wanted), "a second prefill starts anew"
     with pytest.raises(ValueError, match="kv_cache must fit 3 layers and 3 rows of 30 slots"):
         TransformersTarget(model, *ragged_prompts(2), max_new_tokens=21, max_draft_nodes=1, kv_cache=cache).prefill()
     with pytest.raises(ValueError, match="kv_cache must fit"):
@@ -140,9 +135,8 @@ def in_parts(model: Any, input_ids: Tensor, mask: Tensor, **options: Any) -> Tra
 def test_a_decoder_and_a_head_say_what_the_model_says_and_give_hidden_states():
     model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
     parts = in_parts(model, input_ids, mask)
-    assert torch.equal(
-        run(parts, count=16).tokens, language_models.by_generate(model, (input_ids, mask), 16, [])[:, 9:]
-    )
+    wanted = language_models.by_generate(model, (input_ids, mask), 16, [])[:, 9:]
+    assert torch.equal(decoded(parts, 16).tokens, wanted)
     hidden_states = parts.prefill().hidden_states
     assert hidden_states is not None and hidden_states.shape == (3, 9, 32)
     torch.testing.assert_close(hidden_states[0, -1], model.model(input_ids[:1]).last_hidden_state[0, -1])
@@ -226,7 +220,7 @@ def test_a_sequence_may_be_several_rows():
     drafting = TransformersTarget(model, input_ids, mask, max_new_tokens=12, max_draft_nodes=shape.num_nodes)
     target = _Guided(model, *both, max_new_tokens=12, max_draft_nodes=shape.num_nodes)
     assert target.batch_size == 3
-    result = run(target, DraftModelTreeDrafter(drafting, shape), 12)
+    result = decoded(target, 12, drafter=DraftModelTreeDrafter(drafting, shape))
     for row in range(3):
         rows = [ids[row][mask[row] > 0].tolist() for ids in (input_ids, nulls)]
         tokens: list[int] = []
@@ -250,7 +244,7 @@ def test_a_draft_model_may_have_a_few_tokens_more_or_fewer(vocab_size):
     lacking = drafting.prefill().logits[..., vocab_size:]
     assert bool((lacking == -torch.inf).all()), "as if the smaller model never said them"
     drafter = DraftModelDrafter(drafting, FixedDraftSize(DraftSize(4, 3)))
-    result = run(TransformersTarget(model, *prompts, max_new_tokens=16, max_draft_nodes=4), drafter, 16)
+    result = decoded(TransformersTarget(model, *prompts, max_new_tokens=16, max_draft_nodes=4), 16, drafter=drafter)
     assert torch.equal(result.tokens, language_models.by_generate(model, prompts, 16, [])[:, 9:])
     assert (result.tokens >= VOCAB_SIZE - 6).any(), "tokens that the smaller vocabulary lacks"
 

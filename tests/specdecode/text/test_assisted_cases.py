@@ -28,10 +28,6 @@ def by_custom(model: PreTrainedModel, prompts: tuple[Tensor, Tensor], count: int
     )  # fmt: skip
 
 
-def one(prompts: tuple[Tensor, Tensor], row: int = 0) -> tuple[Tensor, Tensor]:
-    return prompts[0][row : row + 1], prompts[1][row : row + 1]
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Draft models
 
@@ -155,11 +151,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Starcoder2": {},
     "Cohere": {},
 }  # fmt: skip
-REFUSED: dict[str, dict[str, Any]] = {
-    "Mamba": {"state_size": 4},
-    "RecurrentGemma": {"lru_width": 32, "block_types": ["recurrent", "attention"], "head_dim": 8},
-    "Lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
-}
 
 
 def make(kind: str, more: dict[str, Any]) -> PreTrainedModel:
@@ -185,12 +176,13 @@ def test_greedy_tokens_of_many_architectures(kind):
         assert torch.equal(by_custom(model, prompts, 16, **players), wanted), players
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_states_that_are_no_plain_cache_are_refused_by_name(kind):
-    model, prompts = make(kind, REFUSED[kind]), ragged_prompts(2)
-    with pytest.raises(ValueError, match=f"^{kind}ForCausalLM cannot be served: its"):
-        specdecode.generate(model, prompts[0], max_new_tokens=4)
-    with pytest.raises(ValueError, match=f"^{kind}ForCausalLM cannot be served: its"):
-        by_custom(model, one(prompts), 4)
-    with pytest.raises(ValueError, match=f"^draft_model: {kind}ForCausalLM cannot be served: its"):
-        specdecode.generate(make("Llama", {}), prompts[0], max_new_tokens=4, draft_model=model)
+def test_states_that_are_no_plain_cache_are_refused_by_name():
+    """Through every door; other architectures: `tests/specdecode/targets/test_transformers_target.py`."""
+    layers = {"lru_width": 32, "block_types": ["recurrent", "attention"], "head_dim": 8}
+    model, (ids, mask) = make("RecurrentGemma", layers), ragged_prompts(2)
+    with pytest.raises(ValueError, match=r"^RecurrentGemmaForCausalLM cannot be served: its"):
+        specdecode.generate(model, ids, max_new_tokens=4)
+    with pytest.raises(ValueError, match=r"^RecurrentGemmaForCausalLM cannot be served: its"):
+        by_custom(model, (ids[:1], mask[:1]), 4)
+    with pytest.raises(ValueError, match=r"^draft_model: RecurrentGemmaForCausalLM cannot be served: its"):
+        specdecode.generate(make("Llama", {}), ids, max_new_tokens=4, draft_model=model)

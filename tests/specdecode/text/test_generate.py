@@ -8,24 +8,13 @@ from typing import Any
 import language_models
 import pytest
 import torch
-from language_models import PAD, ragged_prompts, true_distribution
+from language_models import METHODS, PAD, ragged_prompts, speculate, true_distribution
 from synthetic import chi_square_p_value
-from torch import Tensor
-from transformers import PreTrainedModel
 
 import specdecode
 from specdecode.sampling import SamplingConfig
 
 ARCHITECTURES = ("llama", "qwen3", "gemma3")
-METHODS = ("ar", "jacobi", "prompt-lookup", "draft-model")
-
-
-def speculate(model: PreTrainedModel, method: str, prompts: tuple[Tensor, Tensor], **options: Any) -> Any:
-    if method == "draft-model":
-        options["draft_model"] = language_models.disturbed(model, 0.02)
-    else:
-        options["method"] = method
-    return specdecode.generate(model, prompts[0], attention_mask=prompts[1], pad_token_id=PAD, **options)
 
 
 @pytest.mark.parametrize("method", METHODS)

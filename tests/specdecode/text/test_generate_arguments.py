@@ -10,7 +10,7 @@ import language_models
 import pytest
 import tokenizers
 import torch
-from language_models import PAD, VOCAB_SIZE, ragged_prompts
+from language_models import METHODS, PAD, VOCAB_SIZE, ragged_prompts, speculate
 from synthetic import chi_square_p_value
 from torch import Tensor
 from transformers import (
@@ -29,7 +29,6 @@ from specdecode.sampling import SamplingConfig, logits_to_probabilities
 from specdecode.text import processed
 from specdecode.text.processed import ProcessedVerifier, Texts
 
-METHODS = ("ar", "jacobi", "prompt-lookup", "draft-model")
 END = 7
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -45,14 +44,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "encoder_repetition_penalty": {"encoder_repetition_penalty": 2.5},
     "renormalize_logits": {"renormalize_logits": True, "repetition_penalty": 1.7},
 }
-
-
-def speculate(model: PreTrainedModel, method: str, prompts: tuple[Tensor, Tensor], **options: Any) -> Any:
-    if method == "draft-model":
-        options["draft_model"] = language_models.disturbed(model, 0.02)
-    else:
-        options["method"] = method
-    return specdecode.generate(model, prompts[0], attention_mask=prompts[1], **{"pad_token_id": PAD, **options})
 
 
 def theirs(model: PreTrainedModel, prompts: tuple[Tensor, Tensor], count: int = 16, **options: Any) -> Any:

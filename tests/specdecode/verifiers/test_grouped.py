@@ -5,13 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_chains import assert_same, random_chain, state_for
-from scipy import stats
-from synthetic import MarkovDrafter, MarkovTarget, random_table
+from synthetic import MarkovDrafter, MarkovTarget, decoded, goodness_of_fit, random_table
 from torch import Tensor
 
-from specdecode.loop import decode
 from specdecode.roles import DecodeState, Draft, TargetOutput
-from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
+from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities
 from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import ExactVerifier
 from specdecode.verifiers.grouped import GroupedVerifier
@@ -128,17 +126,14 @@ def emitted_distribution(p: Tensor, q: Tensor, size: int, max_difference: float,
     return accepted + (1 - accepted.sum()) * residual / residual.sum()
 
 
-def goodness_of_fit(verifier: GroupedVerifier, p: Tensor, q: Tensor, expected: Tensor, draws: int = 50_000) -> float:
-    """The p-value of the first token emitted over many rows with one drafted token each."""
+def p_value_of(verifier: GroupedVerifier, p: Tensor, q: Tensor, expected: Tensor, draws: int = 50_000) -> float:
+    """Of the first token emitted over many rows with one drafted token each."""
     drafted = torch.multinomial(q, draws, replacement=True, generator=torch.Generator().manual_seed(1))
     tree = TokenTree.chain(torch.stack([torch.zeros_like(drafted), drafted], 1))
     draft = Draft(tree, q.expand(draws, 2, VOCAB_SIZE))
     state = state_for(torch.ones(draws, dtype=torch.int64), SamplingConfig())
     verdict = verifier.accept(draft, TargetOutput(p.log().expand(draws, 2, VOCAB_SIZE)), state)
-    emitted = torch.where(verdict.accepted > 0, drafted, verdict.next_tokens)
-    observed = emitted.bincount(minlength=VOCAB_SIZE).double()
-    expected = expected.double() / expected.double().sum()
-    return float(stats.chisquare(observed.numpy(), (expected * draws).numpy()).pvalue)
+    return goodness_of_fit(torch.where(verdict.accepted > 0, drafted, verdict.next_tokens), expected)
 
 
 def target_and_draft(seed: int) -> tuple[Tensor, Tensor]:
@@ -149,31 +144,26 @@ def target_and_draft(seed: int) -> tuple[Tensor, Tensor]:
 def test_emits_the_distribution_its_rule_implies():
     p, q = target_and_draft(3)
     expected = emitted_distribution(p, q, 7, 1.0, 1.0)
-    assert goodness_of_fit(GroupedVerifier(VECTORS, 7, 1.0, 1.0), p, q, expected) > 1e-3
-    assert goodness_of_fit(GroupedVerifier(VECTORS, 1), p, q, p) > 1e-3
+    assert p_value_of(GroupedVerifier(VECTORS, 7, 1.0, 1.0), p, q, expected) > 1e-3
+    assert p_value_of(GroupedVerifier(VECTORS, 1), p, q, p) > 1e-3
     assert float((expected - p).abs().sum() / 2) > 0.03, "the rule should differ from the target here"
-    assert goodness_of_fit(GroupedVerifier(VECTORS, 7, 1.0, 1.0), p, q, p) < 1e-9
+    assert p_value_of(GroupedVerifier(VECTORS, 7, 1.0, 1.0), p, q, p) < 1e-9
 
 
 def test_large_groups_accept_more():
     prompts = torch.randint(0, VOCAB_SIZE, (60, 2), generator=torch.Generator().manual_seed(4))
     table = random_table(VOCAB_SIZE, 5)
-    target, streams = MarkovTarget(table, prompts, 31), RandomStreams.from_seeds(range(60))
     drafter = MarkovDrafter(0.3 * table, prompts, [-1, 0, 1, 2], "sampled")
 
-    def accepted(size: int, max_distance: float = 1.0) -> float:
-        verifier = GroupedVerifier(VECTORS, size, 1.0, max_distance)
-        result = decode(
-            target, max_new_tokens=32, sampling=SAMPLING, streams=streams, drafter=drafter, verifier=verifier
-        )
-        return result.trace.mean_accepted_length
+    def accepted(verifier: GroupedVerifier | None) -> float:
+        target = MarkovTarget(table, prompts, 31)
+        return decoded(target, 32, SAMPLING, drafter=drafter, verifier=verifier).trace.mean_accepted_length
 
-    exact = accepted(1)
-    assert accepted(9, 3.0) > exact + 0.1
-    plain = decode(target, max_new_tokens=32, sampling=SAMPLING, streams=streams, drafter=drafter).trace
-    assert exact == plain.mean_accepted_length
+    exact = accepted(GroupedVerifier(VECTORS, 1))
+    assert accepted(GroupedVerifier(VECTORS, 9, 1.0, 3.0)) > exact + 0.1
+    assert exact == accepted(None)
     # Where a group is the whole vocabulary, p and q are both 1.
-    assert accepted(2 * VOCAB_SIZE, 1e9) > 2.7
+    assert accepted(GroupedVerifier(VECTORS, 2 * VOCAB_SIZE, 1.0, 1e9)) > 2.7
 
 
 @pytest.mark.parametrize(

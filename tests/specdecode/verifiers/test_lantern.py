@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import MarkovDrafter, MarkovTarget, random_table
+from random_chains import assert_same, clipped_tree, outcomes, random_parents, repeated, state_for
+from synthetic import MarkovDrafter, MarkovTarget, decoded, random_table, total_variation
 from torch import Tensor
 
-from specdecode.loop import decode
-from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.loop import DecodeResult
+from specdecode.roles import DecodeState, Draft, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens, logits_to_probabilities
 from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree
@@ -30,28 +31,17 @@ VECTORS = torch.randn(VOCAB_SIZE, 2, generator=torch.Generator().manual_seed(8))
 NEIGHBOURS = nearest_neighbours(VECTORS, 5)
 
 
-def state_for(lengths: Tensor, sampling: SamplingConfig, streams: RandomStreams | None = None) -> DecodeState:
-    streams = RandomStreams.from_seeds(range(len(lengths))) if streams is None else streams
-    return DecodeState(torch.zeros(len(lengths), 1, dtype=torch.int64), lengths, lengths > 0, 99, sampling, streams)
-
-
-def random_tree(seed: int, batch_size: int, num_nodes: int, distinct: bool, clipped: bool = True) -> TokenTree:
-    """A random shape for every row; the tokens of siblings are distinct or not."""
+def random_tree(seed: int, batch_size: int, num_nodes: int, distinct: bool) -> TokenTree:
+    """A random shape for every row, clipped somewhere; the tokens of siblings are distinct or not."""
     generator = torch.Generator().manual_seed(seed)
-    parents = [
-        [-1, *(int(torch.randint(0, i, (), generator=generator)) for i in range(1, num_nodes))]
-        for _ in range(batch_size)
-    ]
+    parents = random_parents(generator, batch_size, num_nodes)
     tokens = torch.randint(0, VOCAB_SIZE, (batch_size, num_nodes), generator=generator)
     for row in range(batch_size if distinct else 0):
         for node in range(1, num_nodes):
             taken = {int(tokens[row, other]) for other in range(1, node) if parents[row][other] == parents[row][node]}
             choices = [token for token in range(VOCAB_SIZE) if token not in taken]
             tokens[row, node] = choices[int(torch.randint(0, len(choices), (), generator=generator))]
-    children = max(row.count(node) for row in parents for node in range(num_nodes)) if num_nodes > 1 else 1
-    tree = TokenTree.from_parents(tokens, torch.tensor(parents), max_children=children)
-    depth = torch.randint(-1, num_nodes, (batch_size,), generator=generator)
-    return tree.clip(depth) if clipped else tree
+    return clipped_tree(generator, tokens, parents)
 
 
 def random_logits(seed: int, tree: TokenTree) -> TargetOutput:
@@ -61,18 +51,6 @@ def random_logits(seed: int, tree: TokenTree) -> TargetOutput:
     rows = torch.arange(tree.batch_size)[:, None]
     logits[rows, tree.parents.clamp(min=0), tree.tokens] += 1.0
     return TargetOutput(logits)
-
-
-def assert_same(one: Verdict, other: Verdict) -> None:
-    assert torch.equal(one.accepted, other.accepted)
-    assert torch.equal(one.next_tokens, other.next_tokens)
-    meaningful = torch.arange(one.path.shape[1]) <= one.accepted[:, None]
-    assert torch.equal(one.path.where(meaningful, -1), other.path.where(meaningful, -1))
-
-
-def outcomes_of(verdict: Verdict) -> list[tuple[list[int], int]]:
-    rows = zip(verdict.path.tolist(), verdict.accepted.tolist(), verdict.next_tokens.tolist(), strict=True)
-    return [(path[: accepted + 1], token) for path, accepted, token in rows]
 
 
 # ---- zero relaxation takes the exact path ----
@@ -110,41 +88,29 @@ def test_it_says_whether_it_is_exact():
     assert not LanternVerifier(NEIGHBOURS, delta=0, mode="release").exact
 
 
+PROMPTS = torch.randint(0, VOCAB_SIZE, (40, 2), generator=torch.Generator().manual_seed(4))
+
+
+def run(sampling: SamplingConfig, verifier: LanternVerifier) -> DecodeResult:
+    """32 tokens of 40 rows, drafted by trees of a table that is a little like the target's."""
+    drafter = MarkovDrafter(TABLE + random_table(VOCAB_SIZE, 77), PROMPTS, [-1, 0, 0, 1, 1, 2])
+    return decoded(MarkovTarget(TABLE, PROMPTS, 31), 32, sampling, drafter=drafter, verifier=verifier)
+
+
 def test_pictures_do_not_change_at_zero_and_drafts_go_further_above():
-    prompts = torch.randint(0, VOCAB_SIZE, (40, 2), generator=torch.Generator().manual_seed(4))
-    target, streams = MarkovTarget(TABLE, prompts, 31), RandomStreams.from_seeds(range(40))
-    plain = decode(target, max_new_tokens=32, sampling=SAMPLING, streams=streams)
-    drafter = MarkovDrafter(TABLE + random_table(VOCAB_SIZE, 77), prompts, [-1, 0, 0, 1, 1, 2])
-
-    def run(verifier: LanternVerifier) -> tuple[Tensor, float]:
-        result = decode(
-            target, max_new_tokens=32, sampling=SAMPLING, streams=streams, drafter=drafter, verifier=verifier
-        )
-        return result.tokens, result.trace.mean_accepted_length
-
-    tokens, accepted = run(LanternVerifier(NEIGHBOURS, delta=0))
-    assert torch.equal(tokens, plain.tokens)
-    lengths = [accepted, *(run(LanternVerifier(NEIGHBOURS, delta=delta))[1] for delta in (0.1, 0.3, 0.8))]
-    assert lengths == sorted(lengths) and lengths[-1] > lengths[0] + 0.2
-    assert run(LanternVerifier(NEIGHBOURS, multiplier=3.0))[1] > lengths[0] + 0.05
+    rules = [*({"delta": delta} for delta in (0, 0.1, 0.3, 0.8)), {"multiplier": 3.0}]
+    results = [run(SAMPLING, LanternVerifier(NEIGHBOURS, **rule)) for rule in rules]
+    assert torch.equal(results[0].tokens, decoded(MarkovTarget(TABLE, PROMPTS, 31), 32, SAMPLING).tokens)
+    *lengths, multiplied = [result.trace.mean_accepted_length for result in results]
+    assert lengths == sorted(lengths) and lengths[-1] > lengths[0] + 0.2 and multiplied > lengths[0] + 0.05
 
 
 @pytest.mark.parametrize("temperature", [0.9, 0.0])
 @pytest.mark.parametrize("mode", ["exact_at_zero", "release"])
 def test_relaxed_tokens_are_those_the_target_would_not_have_drawn(mode, temperature):
     """What plain decoding draws after the same two tokens, with the same number, tells which tokens were relaxed."""
-    batch_size, length = 40, 32
     sampling = replace(SAMPLING, temperature=temperature)
-    prompts = torch.randint(0, VOCAB_SIZE, (batch_size, 2), generator=torch.Generator().manual_seed(4))
-    streams = RandomStreams.from_seeds(range(batch_size))
-    result = decode(
-        MarkovTarget(TABLE, prompts, length - 1),
-        max_new_tokens=length,
-        sampling=sampling,
-        streams=streams,
-        drafter=MarkovDrafter(TABLE + random_table(VOCAB_SIZE, 77), prompts, [-1, 0, 0, 1, 1, 2]),
-        verifier=LanternVerifier(NEIGHBOURS, delta=0.3, mode=mode),
-    )
+    result = run(sampling, LanternVerifier(NEIGHBOURS, delta=0.3, mode=mode))
     origins = torch.tensor(result.trace.token_origins)
     assert origins.shape == result.tokens.shape
     relaxed = origins == TokenOrigin.RELAXED
@@ -153,10 +119,11 @@ def test_relaxed_tokens_are_those_the_target_would_not_have_drawn(mode, temperat
     assert int((origins == TokenOrigin.ACCEPTED).sum()) > 20
     if mode == "release" and temperature > 0:
         return  # its tests of siblings draw other numbers than plain decoding
-    context = torch.cat([prompts, result.tokens], dim=1)
-    logits = TABLE[context[:, :-2], context[:, 1:-1]]  # [B, length, V]
-    counters = torch.arange(length).expand(batch_size, -1)
-    own = draw_tokens(logits, sampling, streams, counters, Tag.TARGET)
+    context = torch.cat([PROMPTS, result.tokens], dim=1)
+    logits = TABLE[context[:, :-2], context[:, 1:-1]]  # [B, 32, V]
+    own = draw_tokens(
+        logits, sampling, RandomStreams.from_seeds(range(40)), torch.arange(32).expand(40, -1), Tag.TARGET
+    )
     drafted = origins != TokenOrigin.TARGET
     assert torch.equal(relaxed, (own != result.tokens) & drafted)
 
@@ -196,10 +163,6 @@ def emitted_distribution(
     target = logits_to_probabilities(logits, sampling)
     emitted = torch.zeros_like(target).scatter_add_(0, emitted_tokens(verifier, logits, children, sampling), target)
     return emitted, target
-
-
-def total_variation(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().sum() / 2)
 
 
 def slow_takers(
@@ -321,7 +284,7 @@ def slow_walk(
     tree: TokenTree, logits: Tensor, delta: float | None, multiplier: float | None, state: DecodeState
 ) -> list[tuple[list[int], int]]:
     """The whole walk, one row and one node at a time; (path, next token) per row."""
-    outcomes, greedy, table = [], state.sampling.is_greedy, NEIGHBOURS.tolist()
+    found, greedy, table = [], state.sampling.is_greedy, NEIGHBOURS.tolist()
     softened = replace(state.sampling, temperature=1.0) if greedy else state.sampling
     for row in range(tree.batch_size):
         parents, tokens, path = tree.parents[row].tolist(), tree.tokens[row].tolist(), [0]
@@ -340,10 +303,10 @@ def slow_walk(
                 drawn = int((p / state.streams.exponential(Tag.TARGET, counters, VOCAB_SIZE)[row]).argmax())
                 y = taker.get(drawn, drawn)
             if y not in below:
-                outcomes.append((path, y))
+                found.append((path, y))
                 break
             path.append(below[y])
-    return outcomes
+    return found
 
 
 @settings(max_examples=50, deadline=None)
@@ -361,7 +324,7 @@ def test_walks_like_the_slow_form(seed, num_nodes, relaxation, additive, distinc
     output, state = random_logits(seed, tree), state_for(torch.arange(12) + 1, sampling)
     how = {"delta": relaxation} if additive else {"multiplier": 1 + 4 * relaxation}
     slow = slow_walk(tree, output.logits, how.get("delta"), how.get("multiplier"), state)
-    assert outcomes_of(LanternVerifier(NEIGHBOURS, **how).accept(Draft(tree), output, state)) == slow
+    assert outcomes(LanternVerifier(NEIGHBOURS, **how).accept(Draft(tree), output, state)) == slow
 
 
 # ---- the released rule ----
@@ -371,7 +334,7 @@ def slow_release(
     tree: TokenTree, logits: Tensor, table: list[list[int]], delta: float, state: DecodeState
 ) -> list[tuple[list[int], int]]:
     """One row at a time, one child at a time, in double precision; (path, next token) per row."""
-    outcomes = []
+    found = []
     for row in range(tree.batch_size):
         parents, tokens = tree.parents[row].tolist(), tree.tokens[row].tolist()
         node, path = 0, [0]
@@ -406,9 +369,9 @@ def slow_release(
             if not descended:
                 noise = state.streams.exponential(Tag.TARGET, counters, len(p))[row].tolist()
                 arrivals = [value / e for value, e in zip(p, noise, strict=True)]
-                outcomes.append((path, arrivals.index(max(arrivals))))
+                found.append((path, arrivals.index(max(arrivals))))
                 break
-    return outcomes
+    return found
 
 
 def release_case(
@@ -424,7 +387,7 @@ def release_case(
 def test_release_equals_its_slow_form(seed, delta, sampling):
     verifier, tree, output, state = release_case(seed, delta, sampling)
     slow = slow_release(tree, output.logits, NEIGHBOURS.tolist(), delta, state)
-    assert outcomes_of(verifier.accept(Draft(tree), output, state)) == slow
+    assert outcomes(verifier.accept(Draft(tree), output, state)) == slow
 
 
 @settings(max_examples=30, deadline=None)
@@ -452,19 +415,15 @@ def test_greedy_release_equals_its_slow_form(seed, delta):
             if passes[node] and len(path) > len(best):
                 best = path
         expected.append((best, int(output.logits[row, best[-1]].argmax())))
-    assert outcomes_of(verifier.accept(Draft(tree), output, state)) == expected
+    assert outcomes(verifier.accept(Draft(tree), output, state)) == expected
 
 
-def release_distance(delta: float, sampling: SamplingConfig, draws: int = 20_000) -> float:
+def release_distance(delta: float, sampling: SamplingConfig, draws: int = 20_000) -> Tensor:
     """Measured total variation of the first emitted token, at one node with two deterministic children."""
     logits = torch.tensor([3.0, 2.0, 2.5, 2.4, -9.0, -9.0])
     near = nearest_neighbours(torch.tensor([[0.0], [0.1], [0.3], [9.0], [0.05], [0.02]]), 4)
     tree = TokenTree.from_parents(torch.tensor([[5, 0, 1]]), torch.tensor([[-1, 0, 0]]), max_depth=1)
-    rows = TokenTree(
-        *(getattr(tree, name).expand(draws, 3) for name in ("tokens", "parents", "depth", "valid")),
-        max_depth=1,
-        max_children=2,
-    )
+    rows = repeated(tree, draws)
     state = state_for(torch.ones(draws, dtype=torch.int64), sampling)
     verdict = LanternVerifier(near, delta=delta, mode="release").accept(
         Draft(rows), TargetOutput(logits.expand(draws, 3, 6)), state

@@ -6,12 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
-from synthetic import MarkovDrafter, MarkovTarget, random_table
+from random_chains import clipped_tree, outcomes, random_parents, state_for
+from synthetic import MarkovDrafter, MarkovTarget, decoded, goodness_of_fit, random_table, total_variation
 from torch import Tensor
 
-from specdecode.loop import decode
-from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.roles import DecodeState, Draft, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
 from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import ExactVerifier
@@ -33,10 +32,6 @@ def distributions(seed: int, rows: int = 4, zeros: bool = False) -> tuple[Tensor
     others = logits + torch.randn(rows, VOCAB, generator=generator)
     sampling = SamplingConfig(top_k=6 if zeros else 0)
     return logits_to_probabilities(logits, sampling), logits_to_probabilities(others, sampling)
-
-
-def total_variation(one: Tensor, other: Tensor) -> Tensor:
-    return (one - other).abs().sum(-1) / 2
 
 
 # ---- what moves ----
@@ -145,23 +140,11 @@ def one_node(
             given = given / given.sum(1, keepdim=True)
     shape_of_rows = torch.tensor(parents).expand(draws, -1)
     tree = TokenTree.from_parents(torch.stack(tokens, 1), shape_of_rows, max_depth=1, max_children=len(parents) - 1)
-    state = DecodeState(
-        torch.zeros(draws, 1, dtype=torch.int64), torch.ones(draws, dtype=torch.int64),
-        torch.ones(draws, dtype=torch.bool), 9, SamplingConfig(), RandomStreams.from_seeds(range(draws)),
-    )  # fmt: skip
+    state = state_for(torch.ones(draws, dtype=torch.int64), SamplingConfig())
     output = TargetOutput(p.log().expand(draws, len(parents), -1))
     verdict = LanternVerifier(NEIGHBOURS, **how).accept(Draft(tree, torch.stack(drawn_from, 1)), output, state)
     drafted = tree.tokens.gather(1, verdict.path[:, 1:])[:, 0]
     return torch.where(verdict.accepted > 0, drafted, verdict.next_tokens), verdict.accepted > 0
-
-
-def fits(tokens: Tensor, expected: Tensor) -> float:
-    expected = expected.double() / expected.double().sum() * len(tokens)
-    observed = tokens.bincount(minlength=VOCAB).double()
-    kept = expected > 5
-    assert observed[~kept].sum() <= 30
-    scale = observed[kept].sum() / expected[kept].sum()
-    return float(stats.chisquare(observed[kept].numpy(), (expected[kept] * scale).numpy()).pvalue)
 
 
 P, Q = (each[0] for each in distributions(21, 1))
@@ -173,12 +156,12 @@ CASES: list[tuple[str, str]] = [("chain", "sampled"), ("siblings", "sampled"), (
 def test_the_relaxed_target_is_what_is_emitted(shape, children, how):
     tokens, drafted = one_node(shape, how, P, Q, children)
     relaxed = relaxed_target(P[None], Q[None], SUMS, **how)[0]
-    assert fits(tokens, relaxed) > 1e-3
+    assert goodness_of_fit(tokens, relaxed) > 1e-3
     if shape == "chain":
         rate = float(torch.minimum(relaxed, Q).sum())
         assert float(drafted.double().mean()) == pytest.approx(rate, abs=0.006)
     if how.get("delta", 1.0) > 0:
-        assert fits(tokens, P) < 1e-6, "the relaxed target is another one here"
+        assert goodness_of_fit(tokens, P) < 1e-6, "the relaxed target is another one here"
     # Measured total variations are too large by what chance adds, here at most .004.
     assert float(total_variation(tokens.bincount(minlength=VOCAB) / DRAWS, P)) <= how.get("delta", 1.0) + 0.01
 
@@ -225,10 +208,7 @@ def random_draft(seed: int, batch_size: int = 12) -> tuple[Draft, TargetOutput, 
     """Trees of random shape whose children were drawn without replacement; clipped somewhere, some rows finished."""
     generator = torch.Generator().manual_seed(seed)
     num_nodes = 1 + seed % 8
-    parents = [
-        [-1, *(int(torch.randint(0, i, (), generator=generator)) for i in range(1, num_nodes))]
-        for _ in range(batch_size)
-    ]
+    parents = random_parents(generator, batch_size, num_nodes)
     logits = 2 * torch.randn(batch_size, num_nodes, VOCAB, generator=generator)
     said = (logits + torch.randn(logits.shape, generator=generator)).softmax(-1)
     tokens = torch.zeros(batch_size, num_nodes, dtype=torch.int64)
@@ -239,20 +219,8 @@ def random_draft(seed: int, batch_size: int = 12) -> tuple[Draft, TargetOutput, 
         given[[int(tokens[row, other]) for other in range(1, node) if parents[row][other] == above]] = 0
         drawn_from[row, node] = given / given.sum()
         tokens[row, node] = torch.multinomial(drawn_from[row, node], 1, generator=generator)
-    children = max((row.count(node) for row in parents for node in range(num_nodes)), default=1)
-    tree = TokenTree.from_parents(tokens, torch.tensor(parents), max_children=max(children, 1) if num_nodes > 2 else 1)
-    tree = tree.clip(torch.randint(-1, num_nodes, (batch_size,), generator=generator))
-    lengths = torch.arange(batch_size) + 1
-    state = DecodeState(
-        torch.zeros(batch_size, 1, dtype=torch.int64), lengths, lengths > 0, 99, (SAMPLING, FILTERED)[seed % 2],
-        RandomStreams.from_seeds(range(batch_size)),
-    )  # fmt: skip
-    return Draft(tree, drawn_from), TargetOutput(logits), state
-
-
-def outcomes(verdict: Verdict) -> list[tuple[list[int], int]]:
-    rows = zip(verdict.path.tolist(), verdict.accepted.tolist(), verdict.next_tokens.tolist(), strict=True)
-    return [(path[: accepted + 1], token) for path, accepted, token in rows]
+    state = state_for(torch.arange(batch_size) + 1, (SAMPLING, FILTERED)[seed % 2])
+    return Draft(clipped_tree(generator, tokens, parents), drawn_from), TargetOutput(logits), state
 
 
 @settings(max_examples=40, deadline=None)
@@ -334,14 +302,9 @@ def test_zero_delta_keeps_the_distribution_of_sequences(p_value, parents):
 
     def run(how: dict[str, float]) -> float:
         prompts = torch.tensor(prompt).expand(draws, 2)
-        tokens = decode(
-            MarkovTarget(small, prompts, 3),
-            max_new_tokens=4,
-            sampling=SAMPLING,
-            streams=RandomStreams.from_seeds(range(draws)),
-            drafter=MarkovDrafter(small + random_table(5, 6), prompts, parents, "without replacement"),
-            verifier=LanternVerifier(near, **how),
-        ).tokens
+        drafter = MarkovDrafter(small + random_table(5, 6), prompts, parents, "without replacement")
+        target, verifier = MarkovTarget(small, prompts, 3), LanternVerifier(near, **how)
+        tokens = decoded(target, 4, SAMPLING, drafter=drafter, verifier=verifier).tokens
         return p_value(tokens, small, torch.tensor(prompt), SAMPLING)
 
     assert run({"delta": 0.0}) > 1e-3 and run({"delta": 1e-30}) > 1e-3
@@ -352,16 +315,9 @@ def test_there_is_no_cliff_behind_zero():
     """The rule for any children lost half of a good drafter's tokens as soon as delta was not 0."""
     prompts = torch.randint(0, VOCAB, (80, 2), generator=torch.Generator().manual_seed(4))
     drafter = MarkovDrafter(TABLE + random_table(VOCAB, 77, scale=0.7), prompts, [-1, 0, 1, 2], "sampled")
-    lengths = [
-        decode(
-            MarkovTarget(TABLE, prompts, 63),
-            max_new_tokens=64,
-            sampling=SAMPLING,
-            streams=RandomStreams.from_seeds(range(80)),
-            drafter=drafter,
-            verifier=LanternVerifier(NEIGHBOURS, delta=delta),
-        ).trace.mean_accepted_length
-        for delta in (0.0, 0.01, 0.1, 0.3)
-    ]
+    target, lengths = MarkovTarget(TABLE, prompts, 63), []
+    for delta in (0.0, 0.01, 0.1, 0.3):
+        verifier = LanternVerifier(NEIGHBOURS, delta=delta)
+        lengths.append(decoded(target, 64, SAMPLING, drafter=drafter, verifier=verifier).trace.mean_accepted_length)
     assert lengths[1] > 0.97 * lengths[0]
     assert lengths[2] > lengths[0] + 0.1 and lengths[3] > lengths[2] + 0.1

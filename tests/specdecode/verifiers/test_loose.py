@@ -7,24 +7,20 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from random_chains import assert_same, state_for
+from synthetic import GREEDY
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from specdecode.drafters.tree_shapes import StaticTree
-from specdecode.roles import DecodeState, Draft, TargetOutput
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.roles import Draft, TargetOutput
+from specdecode.sampling import SamplingConfig
 from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import ExactVerifier
 from specdecode.verifiers.loose import LooseVerifier, relevance_to
 
 VOCAB, DIM, END = 6, 5, 0
-
-
-def state_of(batch: int = 1) -> DecodeState:
-    return DecodeState(
-        torch.zeros(batch, 40, dtype=torch.long), torch.full((batch,), 3), torch.ones(batch, dtype=torch.bool), 40,
-        SamplingConfig(temperature=0.0), RandomStreams.from_seeds(list(range(batch))),
-    )  # fmt: skip
+STATE = state_for(torch.tensor([3]), GREEDY)
 
 
 @st.composite
@@ -90,7 +86,7 @@ def test_the_rule_against_its_definition(window, ratio, nearest, shift, source, 
     nearest = min(nearest, max(1, len(reference) - 1)) if centred else nearest
     assume(not centred or len(reference) > 1)
     verifier = LooseVerifier(lambda: [reference], ratio, nearest, shift, [END], source, centred)
-    verdict = verifier.accept(draft, output, state_of())
+    verdict = verifier.accept(draft, output, STATE)
     first = 1 if source == "token" else 0
     accepted, following = slow_rule(draft, output, reference, ratio, nearest, shift, first, centred)
     count = int(verdict.accepted[0])
@@ -109,10 +105,10 @@ def test_padding_is_not_elsewhere():
     logits = torch.nn.functional.one_hot(torch.tensor([wanted]), VOCAB).float() * 9
     output = TargetOutput(logits, torch.randn(1, 4, DIM, generator=torch.Generator().manual_seed(0)))
     verifier = LooseVerifier(lambda: [torch.ones(2, DIM)], loose_ratio=0.01)  # too little to loosen anything
-    assert verifier.accept(Draft(chain), output, state_of()).accepted.tolist() == [1], "0 stands elsewhere"
+    assert verifier.accept(Draft(chain), output, STATE).accepted.tolist() == [1], "0 stands elsewhere"
     short = chain.clip(torch.tensor([1]))
     assert short.tokens[0].tolist() == [4, 3, 0, 0]
-    assert verifier.accept(Draft(short), output, state_of()).accepted.tolist() == [0], "padding says nothing"
+    assert verifier.accept(Draft(short), output, STATE).accepted.tolist() == [0], "padding says nothing"
 
 
 @settings(max_examples=150, deadline=None)
@@ -133,7 +129,7 @@ def test_the_least_sure_tokens_are_loosened_where_they_are_plausible(window, rat
         logits[..., VOCAB - 1] = -torch.inf
     floors = {"min_p": min_p, "relevant_min_p": relevant_min_p}
     by = {"position_shift": False, "protected_tokens": [END], "loosened_by": "entropy", **floors}
-    verdict = LooseVerifier(lambda: [], ratio, **by).accept(draft, TargetOutput(logits), state_of())
+    verdict = LooseVerifier(lambda: [], ratio, **by).accept(draft, TargetOutput(logits), STATE)
     drafted, wanted = draft.tree.tokens[0, 1:].tolist(), logits[0].argmax(-1).tolist()
     chances = logits[0].double().softmax(-1).tolist()[: len(drafted)]
     entropies = [-sum(p * math.log(p) for p in row if p > 0) for row in chances]
@@ -148,7 +144,7 @@ def test_the_least_sure_tokens_are_loosened_where_they_are_plausible(window, rat
         accepted += 1
     assert int(verdict.accepted[0]) == accepted
     if min_p == relevant_min_p == 1:
-        assert accepted == int(ExactVerifier().accept(draft, TargetOutput(logits), state_of()).accepted[0])
+        assert accepted == int(ExactVerifier().accept(draft, TargetOutput(logits), STATE).accepted[0])
 
 
 def test_a_token_is_compared_with_the_likeliest_in_its_place():
@@ -156,7 +152,7 @@ def test_a_token_is_compared_with_the_likeliest_in_its_place():
     logits = torch.tensor([[[0.0, 9.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.9], [5.0, 0.0, 0.0, 0.0]]])
     draft = Draft(TokenTree.chain(torch.tensor([[2, 1, 3]])))
     verifier = LooseVerifier(lambda: [], 1.0, position_shift=False, min_p=0.5)
-    verdict = verifier.accept(draft, TargetOutput(logits), state_of())
+    verdict = verifier.accept(draft, TargetOutput(logits), STATE)
     assert verdict.accepted.tolist() == [2] and verdict.relaxed is not None
     assert verdict.relaxed[0, :2].tolist() == [False, True]
 
@@ -165,7 +161,7 @@ def test_without_a_floor_a_relevant_token_is_the_one_that_was_drawn():
     """The draft is the likeliest token, and at a high temperature the target draws another."""
     logits = torch.tensor([[[2.0, 1.9, 1.9, 1.9, 1.9, 1.9], [0.0] * 6]])
     draft = Draft(TokenTree.chain(torch.tensor([[1, 0]])))
-    hot = replace(state_of(), sampling=SamplingConfig(temperature=1.0))
+    hot = replace(STATE, sampling=SamplingConfig(temperature=1.0))
     assert ExactVerifier().accept(draft, TargetOutput(logits), hot).accepted.tolist() == [0]
     for min_p, relevant_min_p, accepted in ((0.0, 1.0, 0), (0.5, 1.0, 0), (0.0, 0.9, 1), (0.5, 0.9, 1)):
         floors = {"min_p": min_p, "relevant_min_p": relevant_min_p}
@@ -190,26 +186,16 @@ def test_a_high_mean_is_no_sharp_profile():
 
 @settings(max_examples=60, deadline=None)
 @given(windows())
-def test_lambda_zero_is_the_exact_walk(window):
-    draft, output, reference = window
-    verifier = LooseVerifier(lambda: [reference], 0.0, position_shift=True)
-    assert verifier.exact
-    ours, exact = (each.accept(draft, output, state_of()) for each in (verifier, ExactVerifier()))
-    assert torch.equal(ours.accepted, exact.accepted) and torch.equal(ours.next_tokens, exact.next_tokens)
-
-
-@settings(max_examples=60, deadline=None)
-@given(windows())
 def test_lambda_one_accepts_all_but_protected_tokens_and_more_lambda_never_accepts_less(window):
     draft, output, reference = window
     counts = [
-        int(LooseVerifier(lambda: [reference], ratio, 3, False).accept(draft, output, state_of()).accepted[0])
+        int(LooseVerifier(lambda: [reference], ratio, 3, False).accept(draft, output, STATE).accepted[0])
         for ratio in (0.0, 0.2, 0.5, 0.8, 1.0)
     ]
     assert counts == sorted(counts) and counts[-1] == draft.tree.num_nodes - 1
     protected = LooseVerifier(lambda: [reference], 1.0, 3, True, protected_tokens=range(VOCAB))
-    exact = ExactVerifier().accept(draft, output, state_of())
-    assert torch.equal(protected.accept(draft, output, state_of()).accepted, exact.accepted)
+    exact = ExactVerifier().accept(draft, output, STATE)
+    assert torch.equal(protected.accept(draft, output, STATE).accepted, exact.accepted)
 
 
 def test_relevance_tells_words_of_the_reference_from_fillers():
@@ -228,9 +214,9 @@ def test_drafts_it_cannot_judge_are_refused():
     output = TargetOutput(torch.zeros(1, 2, VOCAB), torch.zeros(1, 2, DIM))
     verifier = LooseVerifier(lambda: [reference])
     with pytest.raises(ValueError, match="were drawn"):
-        verifier.accept(Draft(chain, torch.zeros(1, 2, VOCAB)), output, state_of())
+        verifier.accept(Draft(chain, torch.zeros(1, 2, VOCAB)), output, STATE)
     with pytest.raises(ValueError, match="hidden states"):
-        verifier.accept(Draft(chain), TargetOutput(output.logits), state_of())
+        verifier.accept(Draft(chain), TargetOutput(output.logits), STATE)
 
 
 @st.composite
@@ -281,7 +267,7 @@ def slow_branches(
 
 
 def judged(draft: Draft, output: TargetOutput, reference: Tensor, ratio: float, source: str) -> tuple[list[int], int]:
-    verdict = LooseVerifier(lambda: [reference], ratio, 2, True, [END], source).accept(draft, output, state_of())
+    verdict = LooseVerifier(lambda: [reference], ratio, 2, True, [END], source).accept(draft, output, STATE)
     count = int(verdict.accepted[0])
     path = verdict.path[0, : count + 1]
     assert path[0] == 0 and torch.equal(draft.tree.parents[0, path[1:]], path[:-1])
@@ -298,17 +284,15 @@ def test_of_a_tree_the_longest_branch_stays(window, ratio, source):
     assert judged(*window, ratio, source) == expected
 
 
-@settings(max_examples=60, deadline=None)
-@given(trees(), st.sampled_from([0.0, 1.0]))
-def test_lambda_zero_is_the_exact_walk_of_a_tree(window, temperature):
+@settings(max_examples=100, deadline=None)
+@given(windows() | trees(), st.sampled_from([0.0, 1.0]))
+def test_lambda_zero_is_the_exact_walk(window, temperature):
     draft, output, reference = window
     output = replace(output, logits=output.logits / 9)  # so that draws differ from the likeliest
-    state = replace(state_of(), sampling=SamplingConfig(temperature=temperature))
-    verifiers = (LooseVerifier(lambda: [reference], 0.0), ExactVerifier())
-    ours, exact = (each.accept(draft, output, state) for each in verifiers)
-    assert torch.equal(ours.accepted, exact.accepted) and torch.equal(ours.next_tokens, exact.next_tokens)
-    count = int(exact.accepted[0]) + 1
-    assert torch.equal(ours.path[0, :count], exact.path[0, :count])
+    state = replace(STATE, sampling=SamplingConfig(temperature=temperature))
+    verifier = LooseVerifier(lambda: [reference], 0.0, position_shift=True)
+    assert verifier.exact
+    assert_same(verifier.accept(draft, output, state), ExactVerifier().accept(draft, output, state))
 
 
 @pytest.mark.parametrize(
@@ -335,7 +319,7 @@ def test_a_reference_that_changes_is_read_anew():
     references = iter((first, first, second))
     verifier = LooseVerifier(lambda: [next(references)], 0.5, 1, position_shift=False, relevance_from="prediction")
     # The drafted tokens are 2 and 3, the target wants 0; relevance is read off the rows of 1 and 2.
-    accepted = [int(verifier.accept(draft, output, state_of()).accepted[0]) for _ in range(3)]
+    accepted = [int(verifier.accept(draft, output, STATE).accepted[0]) for _ in range(3)]
     assert accepted == [0, 0, 1], "the second token has least to do with the first reference, the first with the other"
 
 

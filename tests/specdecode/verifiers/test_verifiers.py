@@ -1,21 +1,20 @@
 """Exactness, proven on a target whose distribution is known."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_chains import assert_same, random_chain, state_for
+from random_chains import assert_same, random_chain, repeated, state_for
 from scipy import stats
-from synthetic import MarkovDrafter, MarkovTarget, random_table, sequence_p_value
+from synthetic import GREEDY, MarkovDrafter, MarkovTarget, decoded, random_table, sequence_p_value
 from torch import Tensor
 
 import specdecode.verifiers.exact as exact
-from specdecode.loop import decode
-from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict, Verifier
-from specdecode.sampling import RandomStreams, SamplingConfig, Tag
+from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput
+from specdecode.sampling import SamplingConfig, Tag
 from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import ExactVerifier
 
@@ -32,21 +31,11 @@ FILTERED = SamplingConfig(temperature=1.3, top_k=4, top_p=0.8)
 DRAFT_TABLE = 0.5 * TABLE + random_table(VOCAB_SIZE, seed=6, scale=0.8)
 
 
-def chi_square_p_value(
-    make_drafter: Callable[[Tensor], Drafter] | None,
-    verifier: Verifier | None = None,
-    sampling: SamplingConfig = SAMPLING,
-) -> float:
+def chi_square_p_value(make_drafter: Callable[[Tensor], Drafter] | None, sampling: SamplingConfig = SAMPLING) -> float:
     """Decode many rows of one prompt and compare whole sequences with their true distribution."""
     prompts = PROMPT.expand(DRAWS, 2)
-    tokens = decode(
-        MarkovTarget(TABLE, prompts, LENGTH - 1),
-        max_new_tokens=LENGTH,
-        sampling=sampling,
-        streams=RandomStreams.from_seeds(range(DRAWS)),
-        drafter=None if make_drafter is None else make_drafter(prompts),
-        verifier=verifier,
-    ).tokens
+    drafter = None if make_drafter is None else make_drafter(prompts)
+    tokens = decoded(MarkovTarget(TABLE, prompts, LENGTH - 1), LENGTH, sampling, drafter=drafter).tokens
     return sequence_p_value(tokens, TABLE, PROMPT, sampling)
 
 
@@ -63,12 +52,10 @@ def markov_drafter(parents: list[int], children: str, tag: int = Tag.DRAFT) -> C
 def test_greedy_tokens_equal_plain_decoding(children, parents, batch_size):
     table = random_table(40, seed=batch_size)
     prompts = torch.randint(0, 40, (batch_size, 2), generator=torch.Generator().manual_seed(3))
-    streams, greedy = RandomStreams.from_seeds(range(batch_size)), SamplingConfig(temperature=0)
     target = MarkovTarget(table, prompts, 63)
-    plain = decode(target, max_new_tokens=64, sampling=greedy, streams=streams)
     drafter = MarkovDrafter(table + random_table(40, 77, scale=1.0), prompts, parents, children)  # type: ignore[arg-type]
-    fast = decode(target, max_new_tokens=64, sampling=greedy, streams=streams, drafter=drafter)
-    assert torch.equal(plain.tokens, fast.tokens)
+    fast = decoded(target, 64, GREEDY, drafter=drafter)
+    assert torch.equal(decoded(target, 64, GREEDY).tokens, fast.tokens)
     assert fast.trace.mean_accepted_length > 0.2
     if batch_size > 1:
         assert len({tuple(lengths) for lengths in fast.trace.accepted_lengths}) > 1, "rows should have diverged"
@@ -80,11 +67,10 @@ def test_deterministic_drafts_reproduce_plain_sampling_draw_for_draw(parents, sa
     """One number per output position decides its token, so no draft can change a picture."""
     table = random_table(40, seed=2, scale=3.0)
     prompts = torch.randint(0, 40, (50, 2), generator=torch.Generator().manual_seed(4))
-    streams, target = RandomStreams.from_seeds(range(50)), MarkovTarget(table, prompts, 63)
-    plain = decode(target, max_new_tokens=64, sampling=sampling, streams=streams)
+    target = MarkovTarget(table, prompts, 63)
     drafter = MarkovDrafter(table + random_table(40, 78, scale=1.0), prompts, parents)
-    fast = decode(target, max_new_tokens=64, sampling=sampling, streams=streams, drafter=drafter)
-    assert torch.equal(plain.tokens, fast.tokens)
+    fast = decoded(target, 64, sampling, drafter=drafter)
+    assert torch.equal(decoded(target, 64, sampling).tokens, fast.tokens)
     assert fast.trace.mean_accepted_length > 0.2
 
 
@@ -105,15 +91,8 @@ def test_one_draw_accepts_as_often_as_the_sequential_rule():
     thresholds = torch.rand(draws, 3, generator=torch.Generator().manual_seed(0)).tolist()
     slow = [slow_one_by_one(probabilities, children, row) for row in thresholds]
     tree = TokenTree.from_parents(torch.tensor([[0, *children]]), torch.tensor([[-1, 0, 0, 0]]))
-    rows = TokenTree(
-        *(getattr(tree, name).expand(draws, 4) for name in ("tokens", "parents", "depth", "valid")),
-        max_depth=1,
-        max_children=3,
-    )
-    zeros = torch.zeros(draws, dtype=torch.int64)
-    state = DecodeState(
-        zeros[:, None], zeros + 1, zeros == 0, 4, SamplingConfig(), RandomStreams.from_seeds(range(draws))
-    )
+    rows = repeated(replace(tree, max_depth=1), draws)
+    state = state_for(torch.ones(draws, dtype=torch.int64), SamplingConfig())
     logits = torch.tensor(probabilities).log().expand(draws, 4, 4)
     verdict = ExactVerifier().accept(Draft(rows), TargetOutput(logits), state)
     first = rows.tokens.gather(1, verdict.path[:, 1:])[:, 0]
@@ -144,29 +123,17 @@ def test_sequences_have_the_targets_distribution(parents, children, sampling):
     assert chi_square_p_value(make_drafter, sampling=sampling) > 1e-3
 
 
-@dataclass
-class HiddenProbabilities:
+class HiddenProbabilities(MarkovDrafter):
     """A drafter of random children that does not tell what they were drawn from."""
 
-    inner: MarkovDrafter
-
-    def start(self, prompt: TargetOutput, state: DecodeState) -> None: ...
-
-    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None: ...
-
     def propose(self, state: DecodeState) -> Draft:
-        return replace(self.inner.propose(state), probabilities=None)
+        return replace(super().propose(state), probabilities=None)
 
 
 @pytest.mark.parametrize("tag", [Tag.DRAFT, Tag.TARGET])
 def test_the_one_draw_walk_is_exact_for_any_draft(tag):
     """Even for guesses drawn with the very numbers the target will use, which is what coupled drafting does."""
-    assert (
-        chi_square_p_value(
-            lambda prompts: HiddenProbabilities(MarkovDrafter(DRAFT_TABLE, prompts, TREE, "sampled", tag))
-        )
-        > 1e-3
-    )
+    assert chi_square_p_value(lambda prompts: HiddenProbabilities(DRAFT_TABLE, prompts, TREE, "sampled", tag)) > 1e-3
 
 
 def test_residual_rounds_accept_more_than_one_draw():
@@ -174,13 +141,11 @@ def test_residual_rounds_accept_more_than_one_draw():
 
     def accepted(make_drafter: Callable[[Tensor], Drafter]) -> float:
         prompts = PROMPT.expand(2000, 2)
-        streams, target = RandomStreams.from_seeds(range(2000)), MarkovTarget(TABLE, prompts, 15)
-        drafter = make_drafter(prompts)
-        result = decode(target, max_new_tokens=16, sampling=SAMPLING, streams=streams, drafter=drafter)
+        result = decoded(MarkovTarget(TABLE, prompts, 15), 16, SAMPLING, drafter=make_drafter(prompts))
         return result.trace.mean_accepted_length
 
     rounds = accepted(markov_drafter(CHAIN, "sampled"))
-    one_draw = accepted(lambda prompts: HiddenProbabilities(MarkovDrafter(DRAFT_TABLE, prompts, CHAIN, "sampled")))
+    one_draw = accepted(lambda prompts: HiddenProbabilities(DRAFT_TABLE, prompts, CHAIN, "sampled"))
     assert rounds > one_draw + 0.1
 
 
@@ -188,8 +153,7 @@ def test_a_perfect_drafter_is_always_believed():
     """Children drawn from the target's own distribution: every one is accepted."""
     prompts = PROMPT.expand(500, 2)
     drafter = MarkovDrafter(TABLE, prompts, [-1, 0, 1, 2], "sampled")
-    streams, target = RandomStreams.from_seeds(range(500)), MarkovTarget(TABLE, prompts, 12)
-    result = decode(target, max_new_tokens=13, sampling=SAMPLING, streams=streams, drafter=drafter)
+    result = decoded(MarkovTarget(TABLE, prompts, 12), 13, SAMPLING, drafter=drafter)
     assert result.trace.accepted_lengths == [[3, 3, 3]] * 500
 
 

@@ -7,20 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_chains import state_for
+from synthetic import GREEDY
 
-from specdecode.roles import DecodeState, Draft, TargetOutput
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.roles import Draft, TargetOutput
 from specdecode.tree import TokenTree
 from specdecode.verifiers.windowed import WindowedVerifier
 
 VOCAB = 5
-
-
-def state() -> DecodeState:
-    return DecodeState(
-        torch.zeros(1, 60, dtype=torch.long), torch.tensor([2]), torch.ones(1, dtype=torch.bool), 60,
-        SamplingConfig(temperature=0.0), RandomStreams.from_seeds([0]),
-    )  # fmt: skip
+STATE = state_for(torch.tensor([2]), GREEDY)
 
 
 @st.composite
@@ -60,7 +55,7 @@ def slow_rule(tokens: list[int], logits: torch.Tensor, threshold: float, window:
 @given(windows(), st.sampled_from([0.0, 0.3, 0.8]), st.sampled_from([None, 1, 2, 3]))
 def test_the_rule_against_its_definition(window, threshold, width):
     draft, logits = window
-    verdict = WindowedVerifier(threshold, width).accept(draft, TargetOutput(logits), state())
+    verdict = WindowedVerifier(threshold, width).accept(draft, TargetOutput(logits), STATE)
     wanted = slow_rule(draft.tree.tokens[0].tolist(), logits[0], threshold, width)
     if wanted < 0:
         return
@@ -74,7 +69,7 @@ def test_the_rule_against_its_definition(window, threshold, width):
 def test_certain_targets_forgive_nothing():
     logits = 50 * torch.nn.functional.one_hot(torch.tensor([[1, 2, 3, 4, 0, 1]]), VOCAB).float()
     draft = Draft(TokenTree.chain(torch.tensor([[0, 1, 4, 3, 4, 0]])))
-    assert int(WindowedVerifier(0.3, 1).accept(draft, TargetOutput(logits), state()).accepted[0]) == 1
+    assert int(WindowedVerifier(0.3, 1).accept(draft, TargetOutput(logits), STATE).accepted[0]) == 1
 
 
 @pytest.mark.parametrize(("options", "message"), [({"threshold": -1}, "threshold"), ({"window": 0}, "window")])
@@ -89,13 +84,13 @@ def test_entropy_is_a_share_of_the_largest_possible_one():
     logits = torch.tensor([0.6, 0.1, 0.1, 0.1, 0.1]).log().expand(1, 2, -1)
     draft = Draft(TokenTree.chain(torch.tensor([[0, 3]])))
     for threshold, accepted in ((entropy - 0.01, 1), (entropy + 0.01, 0)):
-        verdict = WindowedVerifier(threshold, None).accept(draft, TargetOutput(logits), state())
+        verdict = WindowedVerifier(threshold, None).accept(draft, TargetOutput(logits), STATE)
         assert int(verdict.accepted[0]) == accepted
 
 
 def test_padding_is_never_forgiven():
     tree = TokenTree.chain(torch.tensor([[0, 3, 3, 3]]))
     tree = replace(tree, valid=torch.tensor([[True, True, False, False]]))
-    verdict = WindowedVerifier(0.0, None).accept(Draft(tree), TargetOutput(torch.zeros(1, 4, VOCAB)), state())
+    verdict = WindowedVerifier(0.0, None).accept(Draft(tree), TargetOutput(torch.zeros(1, 4, VOCAB)), STATE)
     assert int(verdict.accepted[0]) == 1
     assert verdict.relaxed is not None and verdict.relaxed[0].tolist() == [True, False, False]

@@ -182,8 +182,8 @@ def _prompts(form: str, file: str) -> Step:
 
 def _front(method: str, batch_size: int, seconds: int, quality_loss: float = 0.02) -> Step:
     name = f"front_{method}_batch_{batch_size}"
-    options = ("--method", method, "--batch_size", str(batch_size), "--max_seconds", str(seconds))
-    options = (*options, "--max_quality_loss", str(quality_loss))
+    options: tuple[str, ...] = ("--method", method, "--batch_size", str(batch_size), "--max_seconds", str(seconds))
+    options += ("--max_quality_loss", str(quality_loss))
     command = ("-m", "vargen.cli", "tune", *options, "--output", str(WORK / name))
     copies = (WORK / name / "pareto.json", RESULTS / f"{name}.json")
     return Step(command, timed=True, copies=copies, reads_drafter="jacobi" not in method)

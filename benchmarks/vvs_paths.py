@@ -12,8 +12,10 @@ Writes benchmarks/results/vvs_paths.json. Does not belong here: what skipping by
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -46,12 +48,13 @@ def similarity_of_those_there(draft: Draft, codebook: Tensor) -> Tensor:
 READINGS = {"an ended path is unlike": tree_similarity, "paths that reach the depth": similarity_of_those_there}
 
 
-def watched(method: ImageMethodConfig, seen: dict[str, list[Tensor]]) -> Any:
-    """The method, whose drafts' likeness by each reading is noted, rows that are finished left out."""
-    players_of = method.build
+def rows_of(pipeline: LlamaGenPipeline, prompts: Sequence[str], method: ImageMethodConfig) -> list[dict[str, Any]]:
+    """The likeness of all trees that the method drafts, by each reading; rows that are finished are left out."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in READINGS}
+    build = ImageMethodConfig.build
 
-    def build(components: Components) -> Method:
-        players = players_of(components)
+    def watched(self: ImageMethodConfig, components: Components) -> Method:
+        players = build(self, components)
         drafter: Any = players.drafter
         propose, codebook = drafter.propose, components.codebook()
 
@@ -59,14 +62,20 @@ def watched(method: ImageMethodConfig, seen: dict[str, list[Tensor]]) -> Any:
             draft = propose(state)
             if draft.tree.max_depth > 0:
                 for name, reading in READINGS.items():
-                    seen.setdefault(name, []).append(reading(draft, codebook)[state.active])
+                    seen[name].append(reading(draft, codebook)[state.active])
             return draft
 
         drafter.propose = proposed
         return players
 
-    object.__setattr__(method, "build", build)
-    return method
+    generators = [torch.Generator().manual_seed(number) for number in range(len(prompts))]
+    with patch.object(ImageMethodConfig, "build", watched):
+        pipeline(list(prompts), method=method, generator=generators, output_type="latent")
+    found = {name: torch.cat(each) for name, each in seen.items()}
+    return [
+        {"reading": name, "trees": len(of), "mean": float(of.mean()), "above_0.7": float((of > LIKE).float().mean())}
+        for name, of in found.items()
+    ]
 
 
 def main() -> None:
@@ -74,24 +83,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--output", type=Path, default=RECORD)
     arguments = parser.parse_args()
-    folder, seen, row = find_model(), {}, MAIN_TABLE["LANTERN, delta 0.2"]  # type: tuple[Any, dict[str, Any], Any]
+    folder, row = find_model(), MAIN_TABLE["LANTERN, delta 0.2"]
     pipeline = LlamaGenPipeline.from_pretrained(folder, torch_dtype=torch.bfloat16)
     pipeline.set_progress_bar_config(disable=True)
-    pipeline(
-        [case.caption.text for case in sample_prompts(arguments.prompts)],
-        method=watched(resolve(row.method, row.settings), seen),
-        generator=[torch.Generator().manual_seed(number) for number in range(arguments.prompts)],
-        output_type="latent",
-    )
-    rows = [
-        {
-            "reading": name,
-            "trees": len(all_of),
-            "mean": float(all_of.mean()),
-            "above_0.7": float((all_of > LIKE).float().mean()),
-        }
-        for name, all_of in ((name, torch.cat(each)) for name, each in seen.items())
-    ]
+    prompts = [case.caption.text for case in sample_prompts(arguments.prompts)]
+    rows = rows_of(pipeline, prompts, resolve(row.method, row.settings))
     record = {"benchmark": "vvs_paths", "model": folder.name, "weights": weights_fingerprint(folder)}
     write_result(arguments.output, {**record, "prompts": arguments.prompts, "rows": rows})
     print(*rows, sep="\n")

@@ -21,6 +21,7 @@ import record_all
 import rows_side_by_side
 import tokenizers
 import torch
+import vvs_paths
 import vvs_studies
 import weighted
 from results_page.plain import plain_section
@@ -248,6 +249,12 @@ def test_drafting_reads_fresh_features_or_those_before(stale, wanted):
     read = cache.after_verified(positions[3:].view(1, 2, 1), torch.tensor([3]), torch.tensor([2]))
     assert read[0, :, 0].tolist() == wanted
     assert cache.at(torch.arange(5)[None])[0, :, 0].tolist() == positions.tolist()
+
+
+def test_drafted_trees_are_alike_by_both_readings():
+    method = resolve_method("lantern", {"total_tokens": 10, "depth": 3, "mode": "release"})
+    released, there = vvs_paths.rows_of(build_drafting_pipeline(), ["a cone", "two cones"], method)
+    assert released["trees"] == there["trees"] > 10 and -1 <= released["mean"] <= there["mean"] <= 1
 
 
 # Networks of a published model's size beside the small one.

@@ -22,6 +22,11 @@ COLUMNS: tuple[tuple[str, str, float, int], ...] = (
     ("diversity", "diversity", 1.0, 3),
     ("judge_accuracy", "judge, % of claims", 100.0, 1),
     ("judge_prompts", "judge, % of prompts", 100.0, 1),
+    ("rest_accuracy", "judge, % of claims about what is drawn", 100.0, 1),
+    ("kept", "known pixels kept, % of pictures", 100.0, 1),
+    ("known_error", "error of known pixels", 1.0, 2),
+    ("drawn_error", "change of drawn pixels", 1.0, 2),
+    ("log_likelihood", "log-likelihood", 1.0, 1),
 )
 
 

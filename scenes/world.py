@@ -46,6 +46,16 @@ class SceneWorld:
 
         return RenderedReference(count, side)
 
+    def renders(self, cases: Sequence[BenchmarkCase], side: int) -> list[Tensor]:
+        from scenes.cases import renders
+
+        return renders(cases, side)
+
+    def claims_within(self, case: BenchmarkCase, drawn: Tensor) -> Any:
+        from scenes.cases import claims_within
+
+        return claims_within(case, drawn)
+
     def judge(self) -> Judge:
         from scenes.judge.claim_judge import ClaimJudge
 

@@ -43,7 +43,7 @@ def call_pipeline(
         torch.cuda.reset_peak_memory_stats(device)
         torch.cuda.synchronize(device)  # whatever a caller left to do is not this call's
     began = time.perf_counter()
-    output = pipeline(**_condition(cases), generator=generators, method=method, **arguments)
+    output = pipeline(**condition_of(cases), generator=generators, method=method, **arguments)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = time.perf_counter() - began - output.trace.phase_seconds.get(COMPILED, 0.0)
@@ -63,7 +63,7 @@ def stream_pipeline(
     return open_stream(
         pipeline,
         continuous,
-        **_condition(cases),
+        **condition_of(cases),
         generator=[torch.Generator().manual_seed(seed) for seed in seeds],
         batch_size=batch_size,
         method=method,
@@ -76,7 +76,7 @@ def record_of_picture(picture: FinishedPicture, device: torch.device) -> CallRec
     return CallRecord.from_trace(picture.trace.to_dict(), picture.seconds, _peak_memory(device))
 
 
-def _condition(cases: Sequence[BenchmarkCase]) -> dict[str, Any]:
+def condition_of(cases: Sequence[BenchmarkCase]) -> dict[str, Any]:
     """The prompts or class labels of the cases, as an argument of a pipeline."""
     if cases[0].class_label is None:
         return {"prompt": [case.prompt for case in cases]}

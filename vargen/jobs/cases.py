@@ -35,6 +35,7 @@ class BenchmarkCase:
         claims: of the prompt, in the form that the judge takes; None where it cannot be judged.
         object_count: how many objects the picture ought to show though the prompt does not say so, for the judge.
         asked: the prompt as a public benchmark has it; None for any other.
+        scene: what a world composed the prompt of, for its pictures; None where it did not.
     """
 
     prompt: str | None = None
@@ -42,6 +43,7 @@ class BenchmarkCase:
     claims: Any = None
     object_count: int | None = None
     asked: BenchmarkPrompt | None = None
+    scene: Any = None
 
 
 SPLITS = ("heldout", "all")
@@ -195,6 +197,14 @@ class World(ShippedModels, Protocol):
 
     def reference(self, count: int, side: int) -> ReferencePictures:
         """So many pictures of so many pixels a side."""
+        ...
+
+    def renders(self, cases: Sequence[BenchmarkCase], side: int) -> list[Tensor]:
+        """Pictures uint8 `[3, side, side]` of the scenes that composed prompts are of."""
+        ...
+
+    def claims_within(self, case: BenchmarkCase, drawn: Tensor) -> Any:
+        """What a composed prompt claims about the part bool `[H, W]` of its scene's picture."""
         ...
 
     def judge(self) -> Judge:

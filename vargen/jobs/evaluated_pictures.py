@@ -22,12 +22,13 @@ from metrics.images import IMAGE_SUFFIXES, ImageArray, ImageFolder, open_images,
 from metrics.speculation import CallRecord
 from vargen.base.errors import UserError
 from vargen.checkpoints.model_folder import weights_fingerprint
-from vargen.jobs.calls import record_of_picture, stream_pipeline
+from vargen.jobs.calls import condition_of, record_of_picture, stream_pipeline
 from vargen.jobs.cases import told_cases
 from vargen.jobs.measuring import Evaluation
 from vargen.methods.base import ImageMethodConfig
 from vargen.models.description import ModelDescription
 from vargen.pipelines.arguments import PromptWarning
+from vargen.pipelines.base import beside
 from vargen.pipelines.loading import load_pipeline
 from vargen.runs.batches import PictureBatches
 from vargen.runs.identity import digest, kind_of_bits
@@ -58,6 +59,7 @@ def make_pictures(
         "continuous_batches": run.continuous_batches,
         **model.sampling(**options.sampling),
         "captions": told_cases(run.cases),
+        **({} if run.edits is None else {"edit": run.edits.identity}),
     }
     jobs = {}
     for label, method in methods.items():
@@ -94,21 +96,29 @@ def _make_share(
 
     def make(indices: Sequence[int]) -> Iterator[tuple[int, _Made]]:
         chosen, seeds = [run.cases[index] for index in indices], [shared["seed"] + index for index in indices]
+        about = {} if run.edits is None else run.edits.arguments(indices)
         kind = "latent" if pixels_from_tokens else "pil"
         for picture in stream_pipeline(
-            pipeline, method, chosen, seeds, run.batch_size, continuous, output_type=kind, **sampling
+            pipeline, method, chosen, seeds, run.batch_size, continuous, output_type=kind, **sampling, **about
         ):
             tokens = torch.as_tensor(picture.image) if pixels_from_tokens else picture.tokens
             index, record = indices[picture.index], record_of_picture(picture, pipeline.device)
             image = None if pixels_from_tokens else picture.image
-            yield index, _Made(index, tokens.cpu().numpy().astype(np.int32), record, image)
+            drawn = None if run.edits is None else picture.tokens
+            yield index, _Made(index, tokens.cpu().numpy().astype(np.int32), record, image, drawn)
 
     def bind(made: Sequence[_Made]) -> tuple[dict[str, Any], dict[str, Any]]:
         for each in made:
             if each.image is not None:
                 job.keep_picture(each.index, each.image)
         record = CallRecord.of_pictures([each.record for each in made], waiting=not continuous)
-        return {"tokens": np.stack([each.tokens for each in made])}, record.to_dict()
+        arrays = {"tokens": np.stack([each.tokens for each in made])}
+        if run.edits is not None:
+            asked = condition_of([run.cases[each.index] for each in made])
+            drawn = torch.stack([each.drawn for each in made if each.drawn is not None])
+            likelihoods = beside(pipeline).log_likelihoods(drawn, method=method, **asked, **sampling)
+            arrays["log_likelihood"] = np.array(likelihoods, np.float32)
+        return arrays, record.to_dict()
 
     own = run.share.of(range(len(job.tokens.batches)))
     if not pixels_from_tokens:
@@ -124,13 +134,14 @@ def _make_share(
 
 @dataclass(frozen=True)
 class _Made:
-    """One picture of a batch: its number, tokens int32 `[N]` or `[rows, columns]`, cost, and pixels where tokens alone
-    do not make them."""
+    """One picture of a batch: its number, tokens int32 `[N]` or `[rows, columns]`, cost, pixels where tokens alone do
+    not make them, and for an edit the tokens int64 `[N]` as they were drawn."""
 
     index: int
     tokens: np.ndarray
     record: CallRecord
     image: Image | None
+    drawn: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +168,9 @@ def made_pictures(job: PictureBatches, side: int) -> EvaluatedPictures:
     )
 
 
-def given_pictures(images: str, output: Path, count: int, captions: CaptionNames | None = None) -> EvaluatedPictures:
+def given_pictures(
+    images: str, output: Path, count: int, captions: CaptionNames | None = None, argument: str = "given_images"
+) -> EvaluatedPictures:
     """Pictures that were made elsewhere.
 
     Args:
@@ -165,19 +178,20 @@ def given_pictures(images: str, output: Path, count: int, captions: CaptionNames
         output: of the evaluation.
         count: of the captions.
         captions: what a picture of a folder is named by; None: no caption belongs to a picture.
+        argument: that named them, for errors.
 
     Raises:
         UserError: another number than there are captions, a picture or a caption without its partner, or unreadable
             files, all of them counted.
     """
-    pictures = open_given(images)
+    pictures = open_given(images, argument)
     if isinstance(pictures, ImageFolder) and (broken := unreadable(pictures.files)):
         names = ", ".join(str(path) for path in broken[:3]) + (", ..." if len(broken) > 3 else "")
-        raise UserError(f"given_images: {len(broken)} of {len(pictures)} files cannot be read: {names}")
+        raise UserError(f"{argument}: {len(broken)} of {len(pictures)} files cannot be read: {names}")
     if len(pictures) != count:
-        raise UserError(f"given_images: {images} holds {len(pictures):,} pictures, but there are {count:,} captions")
+        raise UserError(f"{argument}: {images} holds {len(pictures):,} pictures, but there are {count:,} captions")
     if isinstance(pictures, ImageFolder) and captions is not None:
-        pictures.files = paired(pictures.files, pictures.path, captions)
+        pictures.files = paired(pictures.files, pictures.path, captions, argument)
     content = pictures.digest()
     return EvaluatedPictures(
         pictures.read,
@@ -199,7 +213,7 @@ class CaptionNames:
     are_files: bool = False
 
 
-def paired(files: Sequence[Path], folder: Path, captions: CaptionNames) -> list[Path]:
+def paired(files: Sequence[Path], folder: Path, captions: CaptionNames, argument: str = "given_images") -> list[Path]:
     """As many pictures as captions in the order of these: by name, else by number, from 0 or 1 on.
 
     A number at the end of a name stands for it, as COCO's do. Where folders are numbered, too, one is a caption, and
@@ -225,7 +239,7 @@ def paired(files: Sequence[Path], folder: Path, captions: CaptionNames) -> list[
         if some
     ]
     raise UserError(
-        f"given_images: pictures and captions are paired by name; {'; '.join(listed) or 'some names are there twice'}; "
+        f"{argument}: pictures and captions are paired by name; {'; '.join(listed) or 'some names are there twice'}; "
         f"name pictures as their captions are called{'' if captions.are_files else ', or number them from 0 on'}"
     )
 
@@ -252,9 +266,9 @@ def _count_up(numbers: Sequence[tuple[int, ...]]) -> bool:
     return 1 <= len(columns) <= 2 and is_whole and math.prod(map(len, ranges)) == len(numbers)
 
 
-def open_given(images: str) -> ImageFolder | ImageArray:
+def open_given(images: str, argument: str = "given_images") -> ImageFolder | ImageArray:
     """The pictures of a folder or an .npz file. Raises UserError."""
     try:
         return open_images(Path(images))
     except DataError as error:
-        raise UserError(f"given_images: {error}") from error
+        raise UserError(f"{argument}: {error}") from error

@@ -11,7 +11,7 @@ Belongs here: settings, the order of work, and cases. Does not belong here: the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from glob import escape
@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metrics.prompt_formats import FORMATS
-from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_PIXELS
 from vargen.base.errors import UserError
 from vargen.base.options import DECODING, OUTPUT, option
 from vargen.base.path_roles import READ, READ_FILE, READ_FOLDER, READ_NAMES, writes_in
+from vargen.base.picture_files import check_edit
 from vargen.base.prompts import gather_prompts, read_column
 from vargen.base.reading import read_yaml
 from vargen.base.resources import configs_folder, shipped_clip
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from metrics.protocol import Protocol
     from metrics.quality import Reference
+    from vargen.jobs.edits import Edits
     from vargen.jobs.evaluated_pictures import CaptionNames
     from vargen.jobs.measuring import Networks
     from vargen.runs.batches import PictureBatches
@@ -68,6 +70,16 @@ class EvaluateConfig(SamplingOptions):
     given_images: str | None = option(None, path=READ)
     """Folder or .npz file of pictures to evaluate, instead of making any. Those of a folder are paired with captions by
     name: that of the caption's file, file_name or image_id, or the number of the caption, from 0 or 1 on."""
+    image: str | None = option(None, path=READ)
+    """Folder or .npz file of pictures to edit, one for each caption, paired as `given_images` are; null with
+    `mask_image` or `start_rows` for renders of the protocol's own captions. What the edit kept and drew is then scored,
+    too."""
+    mask_image: str | None = option(None, path=READ_FILE)
+    """Picture of the size of the model's own, white where each picture is drawn anew."""
+    start_rows: int | None = option(None, least=1, most=MAX_PIXELS)
+    """Instead of a mask: so many first rows of codes stay."""
+    paste_back: bool = False
+    """Score edits with the pictures' own pixels where nothing is drawn, not with decoded ones."""
     methods: str = option("jacobi", path=READ_NAMES, group=DECODING)
     """Names of methods or presets, or YAML files of settings, separated by commas. They are evaluated one after the
     other."""
@@ -108,8 +120,17 @@ class EvaluateConfig(SamplingOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_format(self.prompts_format, self.prompts_file)
+        if self.edits:
+            check_edit(self.image or "renders", self.mask_image, self.start_rows, self.paste_back)
+            if self.given_images is not None:
+                raise UserError("given_images cannot be edited: edits are drawn here; name them as image")
         if Path(self.output).is_file():
             raise UserError(f"output: {self.output} is a file; name a folder")
+
+    @property
+    def edits(self) -> bool:
+        """Whether pictures are edited."""
+        return self.paste_back or any(each is not None for each in (self.image, self.mask_image, self.start_rows))
 
     def contenders(
         self, resolve: Callable[[str, Mapping[str, Any] | None], ImageMethodConfig]
@@ -190,16 +211,22 @@ def _evaluate(
     processes: Processes,
     quiet: bool,
 ) -> list[dict[str, Any]]:
+    import torch
+
     from metrics.provenance import provenance
     from metrics.speculation import CallRecord, summarise
     from vargen.jobs import evaluated_pictures as pictures
     from vargen.jobs import measuring
+    from vargen.jobs.edits import edit_scores
     from vargen.jobs.figures import against_plain, benchmark_figures, score
 
     cases = _cases(config, protocol, model, world)
     networks = _networks(config, protocol, model, processes, world, cases)
     shared = (config.batch_size, config.continuous_batches, protocol, cases, networks, processes, quiet)
     run = measuring.Evaluation(config, Path(config.output), *shared)
+    if config.edits:
+        assert model is not None
+        run = replace(run, edits=_edits(config, protocol, model, world, cases))
     path = None if config.reference is None else Path(config.reference)
     # Before anything is made, so that a wrong one costs nothing.
     given, stored = measuring.open_reference(protocol, path), measuring.stored_statistics(run, path)
@@ -258,6 +285,10 @@ def _evaluate(
         if asked := [case.asked for case in cases if case.asked is not None]:
             row |= {"prompts_format": config.prompts_format}
             row |= benchmark_figures(asked, measured[label], protocol, kinds, config.bootstrap)
+        if run.edits is not None:
+            stored = [jobs[label].tokens.read(batch)[0] for batch in range(len(jobs[label].tokens.batches))]
+            likelihoods = torch.cat([torch.from_numpy(each["log_likelihood"]) for each in stored])
+            row |= edit_scores({**measured[label], "log_likelihood": likelihoods}, kinds, config.bootstrap)
         if "ar" in measured and label != "ar":
             row["against_plain"] = against_plain(measured[label], measured["ar"], protocol, kinds, config.bootstrap)
         if label in jobs:
@@ -269,6 +300,31 @@ def _evaluate(
     for note in notes:
         print(f"vargen: warning: {note}", file=sys.stderr)
     return rows
+
+
+def _edits(
+    config: EvaluateConfig, protocol: Protocol, model: ModelDescription, world: World | None, cases: list[BenchmarkCase]
+) -> Edits:
+    """What is edited. Raises UserError for pictures or a mask that cannot be used."""
+    from vargen.jobs.edits import Edits, cases_about, mask_of, scaled_to
+    from vargen.jobs.evaluated_pictures import given_pictures
+    from vargen.runs.identity import digest
+
+    drawn = mask_of(config.mask_image, config.start_rows, model)
+    identity = {"mask": digest(drawn.flatten().int().tolist()), "paste_back": config.paste_back}
+    if config.image is None:
+        if protocol.captions != "scenes":
+            raise UserError(f"image must name the pictures to edit: {protocol.name} renders none of its captions")
+        own = _needed(world, protocol)
+
+        def before(indices: Sequence[int]) -> list[torch.Tensor]:
+            return own.renders([cases[index] for index in indices], model.image_size)
+
+        return Edits(before, drawn, cases_about(own, cases, drawn), config.paste_back, {**identity, "image": "renders"})
+    given = given_pictures(config.image, Path(config.output), len(cases), _caption_names(config, len(cases)), "image")
+    size = (drawn.shape[0], drawn.shape[1])
+    identity["image"] = given.folder("").name  # the digest of their content
+    return Edits(lambda indices: scaled_to(given.read(indices), size), drawn, None, config.paste_back, identity)
 
 
 def _cases(

@@ -72,6 +72,9 @@ class GenerateConfig(SizedOptions):
     """Instead of a mask: so many first rows of codes stay, and what is below them is drawn."""
     paste_back: bool = False
     """Give the pixels of `image` where nothing is drawn, not the decoded ones."""
+    reference_images: list[str] = option(list, path=READ_FILE)
+    """Pictures that the prompts speak of, such as "[cup.png, table.png]", for a family that reads them (emu3_5, anole).
+    They stand before the words, or for anole where these have <image>; emu3_5 draws in the size of the last."""
     num_images_per_prompt: int = option(1, least=1)
     """Number of pictures for every prompt."""
     num_candidates: int = option(1, least=1, most=MAX_CANDIDATES, group=SAMPLING)
@@ -299,15 +302,24 @@ class _Run:
     ) -> None:
         self.config, self.quiet = config, quiet
         self.model = open_model(config).sized(config.height, config.width, config.ratio)
+        shown = [read_bytes(expanded(path), "reference_images") for path in config.reference_images]
+        references = [open_picture(content, "reference_images") for content in shown]
+        if references:
+            self.model = self.model.reading([each.size for each in references])
         self._conditions = _read_conditions(config, prompts, self.model)
         self.requests = _build_requests(config, self._conditions, self.model.image_size)
         self._judge_ranker = judge_ranker
         files = {name: path for name in ("image", "mask_image") if (path := getattr(config, name)) is not None}
         contents = {name: read_bytes(expanded(path), name) for name, path in files.items()}
         self._edit: dict[str, Any] = {name: open_picture(content, name) for name, content in contents.items()}
-        self._digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+        self._digests: dict[str, Any] = {
+            name: hashlib.sha256(content).hexdigest() for name, content in contents.items()
+        }
         if self._edit:
             self._edit |= {"start_rows": config.start_rows, "paste_back": config.paste_back}
+        if references:
+            self._edit["reference_images"] = references
+            self._digests["reference_images"] = [hashlib.sha256(content).hexdigest() for content in shown]
         self._method = self.model.resolve_method(config.method, config.method_options)
         self.settings = self._all_settings()
         self.totals = RunTotals(seconds={"load": 0.0}, output=config.output or self._free_place())
@@ -381,7 +393,10 @@ class _Run:
         self.totals.add_seconds("load", time.perf_counter() - began)
         self.totals.new_images = len(missing)
         prompts = list(dict.fromkeys(request.text for request in self.requests if request.text is not None))
-        for problem in pipeline.prompt_problems(prompts, **model.size) if prompts else ():
+        # With pictures in prompts their room is looked at when these are read.
+        for problem in (
+            pipeline.prompt_problems(prompts, **model.size) if prompts and not config.reference_images else ()
+        ):
             warn(problem, PromptWarning)
         ranker = self._ranker(prompts)
         self.results.begin(self._describe(device))

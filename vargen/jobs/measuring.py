@@ -30,6 +30,7 @@ from vargen.base.resources import cache_folder
 from vargen.checkpoints.model_folder import check_stored
 from vargen.checkpoints.options import SamplingOptions
 from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures, told_cases
+from vargen.jobs.edits import Edits
 from vargen.runs.batches import Arrays, BatchStore, Share
 from vargen.runs.files import atomic_path
 from vargen.runs.identity import check_identity, digest
@@ -101,6 +102,7 @@ class Evaluation:
     networks: Networks
     processes: Processes
     quiet: bool
+    edits: Edits | None = None
 
     @property
     def share(self) -> Share:
@@ -185,6 +187,8 @@ def measure_pictures(
     how = [run.protocol.to_dict(), networks.identity(), told_cases(run.cases), networks.judge is not None]
     if networks.check is not None:
         how.append(repr([case.asked for case in run.cases]))
+    if run.edits is not None:
+        how.append(run.edits.identity)
     store = BatchStore(folder(digest(how)), len(run.cases), MEASURE_BATCH)
     return _measured(run, label, store, read, run.cases, networks)
 
@@ -235,7 +239,11 @@ def _measured(
 
     def make(indices: range) -> tuple[Arrays, dict[str, Any]]:
         try:
-            return measure(read(indices), [cases[index] for index in indices if cases], run.protocol, networks), {}
+            pictures = read(indices)
+            arrays = measure(pictures, [cases[index] for index in indices if cases], run.protocol, networks)
+            if run.edits is not None and cases:
+                arrays |= run.edits.measure(indices, pictures, networks.judge)
+            return arrays, {}
         except DataError as error:
             raise UserError(f"{what}: {error}") from error
 

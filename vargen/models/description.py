@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import UNTRAINED, check_own_settings, resolve_method
 from vargen.models.picture_size import Grid, asked_grid
 from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES, check_not_refused, find_family, recognised
-from vargen.models.token_images.description import Sizes, TokenImageFamily
+from vargen.models.token_images.description import References, Sizes, TokenImageFamily
 from vargen.models.token_images.emu3 import EMU3
 
 
@@ -50,6 +50,7 @@ class ModelDescription:
         at_grid: gives the same model drawing another grid; None: it draws one grid only.
         sizes: which grids it draws; None: any that `at_grid` takes.
         pixels_from_tokens: whether pixels follow from tokens alone, without a prompt and noise.
+        references: pictures in its prompts; a text: why it reads none.
     """
 
     folder: Path
@@ -73,6 +74,7 @@ class ModelDescription:
     grid: Grid | None = None
     at_grid: Callable[[Grid], ModelDescription] | None = None
     sizes: Sizes | None = None
+    references: References | str = "it learned to draw from words alone"
 
     @property
     def rows_and_columns(self) -> Grid:
@@ -123,7 +125,24 @@ class ModelDescription:
             grid = self.sizes.grid(height, width, ratio)
         else:
             grid = asked_grid(height, width, ratio, self.image_size**2, self.image_size // self.grid_size)
+        return self._at(grid)
+
+    def _at(self, grid: Grid) -> ModelDescription:
+        assert self.at_grid is not None
         return replace(self.at_grid(grid), folder=self.folder, name=self.name, grid=grid)
+
+    def reading(self, sizes: Sequence[tuple[int, int]]) -> ModelDescription:
+        """The same model with pictures of these widths and heights in its prompts: it draws in the size of the last
+        one, unless it was sized. Raises UserError for a family that reads none, or for a picture of another shape."""
+        if isinstance(self.references, str):
+            raise UserError(
+                f"reference_images cannot be used with a model of the family {self.family}: {self.references}; emu3_5 "
+                f"and anole read them"
+            )
+        assert self.sizes is not None
+        grids = [self.references.grid(size, self.sizes) for size in sizes]
+        made = self if self.grid is not None else self._at(grids[-1])
+        return replace(made, guidance_scale=self.references.scale or self.guidance_scale)
 
     def sampling(self, **asked: Any) -> dict[str, Any]:
         """Settings of sampling by name: those given, or the model's own in place of None."""
@@ -217,6 +236,7 @@ def _describe_janus(folder: Path) -> ModelDescription:
         image_size=grid_size * 2 ** (len(decoder.get("channel_multiplier", (1, 1, 2, 2, 4))) - 1),
         guidance_scale=sampling.get("guidance_scale") or 5.0,
         loading=(*ModelDescription.loading, "negative_prompt", "guided_tokens", "tp_plan"),
+        references="its authors say that it cannot edit untuned",
         **_generate_settings(sampling),
     )
 
@@ -279,6 +299,7 @@ def _describe_token_images(family: TokenImageFamily, folder: Path, grid: Grid | 
         beside_grid=family.row_ends(grid or family.sizes.usual),
         at_grid=lambda grid: _describe_token_images(family, folder, grid),
         sizes=family.sizes,
+        references=family.references,
     )
 
 

@@ -113,7 +113,9 @@ def _known_picture(
     image: Any, mask: Any, start_rows: int | None, grid: Grid, pixels_a_code: int, encode: Callable[[Tensor], Tensor]
 ) -> KnownPicture:
     size = grid[0] * pixels_a_code, grid[1] * pixels_a_code
-    pixels = _read("image", image, VaeImageProcessor(vae_scale_factor=1, do_resize=False, do_convert_rgb=True), 3)
+    pixels = read_picture(
+        "image", image, VaeImageProcessor(vae_scale_factor=1, do_resize=False, do_convert_rgb=True), 3
+    )
     found = pixels.shape[2:]
     if start_rows is not None:
         check_number("start_rows", start_rows, 1, grid[0] - 1)
@@ -122,7 +124,7 @@ def _known_picture(
         grey = VaeImageProcessor(
             vae_scale_factor=1, do_resize=False, do_normalize=False, do_binarize=True, do_convert_grayscale=True
         )
-        drawn = _read("mask_image", mask, grey, 1)
+        drawn = read_picture("mask_image", mask, grey, 1)
         if drawn.shape[2:] != found:
             raise UserError(
                 f"mask_image must have the size of image, {found[1]} x {found[0]} pixels, got {drawn.shape[3]} x "
@@ -156,7 +158,7 @@ def _each(name: str, value: Any, count: int) -> list[Any]:
     return [*value]
 
 
-def _read(name: str, value: Any, processor: VaeImageProcessor, channels: int) -> Tensor:
+def read_picture(name: str, value: Any, processor: VaeImageProcessor, channels: int) -> Tensor:
     """float32 [1, channels, H, W] on the CPU. Raises UserError, which begins with `name`."""
     if isinstance(value, PIL.Image.Image):
         if getattr(value, "is_animated", False):

@@ -375,8 +375,9 @@ class StreamingPipeline(PicturePipeline):
         if closed or requested(check_prompts(prompt)[:1], torch.Generator()).offloaded:
             return stream_pictures(self, requested(prompt, generator), batch_size, continuous)
         assert arriving is not None
-        if arguments.get("image") is not None:
-            raise UserError("image cannot be given to a stream that others join")
+        for name in ("image", "reference_images"):
+            if arguments.get(name) is not None:
+                raise UserError(f"{name} cannot be given to a stream that others join")
         prompts, generators = check_prompts(prompt), list(generator) if isinstance(generator, Sequence) else []
         if len(generators) != len(prompts) or len(prompts) > batch_size:
             raise UserError(

@@ -47,6 +47,11 @@ def check_arguments(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
     for name in given.get("unknown", ()):
         if name in _OF_DENOISING:
             raise UserError(f"{name} cannot be used: tokens are drawn, not denoised; leave it out")
+        if name == "reference_images":
+            kind = (
+                "Janus, whose authors say that it cannot edit untuned" if "Janus" in call.__qualname__ else "LlamaGen"
+            )
+            raise UserError(f"{name} cannot be used with {kind}; Emu3.5 and Anole read them")
         raise UserError(f"{name} is no argument of this call{did_you_mean(name, {**hints, **given})}; leave it out")
     for name, value in given.items():
         check_argument(name, value, hints.get(name, Any))

@@ -53,7 +53,12 @@ class Emu3Pipeline(TokenImages):
         self.family = replace(EMU3, sizes=replace(EMU3.sizes, pixels_a_code=side, usual=usual))
 
     def encode_prompt(
-        self, prompt: str | Sequence[str], grid: Grid, num_images_per_prompt: int = 1, null: bool = False
+        self,
+        prompt: str | Sequence[str],
+        grid: Grid,
+        num_images_per_prompt: int = 1,
+        null: bool = False,
+        references: Sequence[Tensor] = (),
     ) -> Prompts:
         """See `TokenImages.encode_prompt`; the processor writes all prompts alike. A prompt may be empty."""
         if self.processor is None:

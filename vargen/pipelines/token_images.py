@@ -29,9 +29,10 @@ from vargen.methods.base import ImageMethodConfig, Method, NamedMethod
 from vargen.models.known_pictures import PictureInput, known_pictures
 from vargen.models.picture_size import Grid
 from vargen.models.token_images.catalogue import find_family
-from vargen.models.token_images.description import TokenImageFamily
+from vargen.models.token_images.description import References, TokenImageFamily
 from vargen.models.token_images.grammar import ImageVocabulary, vocabulary_of
 from vargen.models.token_images.pixels import code_vectors, decode_codes, encode_pictures, intensities, load_pixels
+from vargen.models.token_images.reference_pictures import ReferenceInput, pieces_of, reference_codes
 from vargen.models.token_images.token_image_components import TokenImageComponents
 from vargen.models.token_images.token_image_loading import load_family_model, load_tokenizer, save_family_model
 from vargen.models.token_images.token_image_target import TokenImageTarget
@@ -88,13 +89,19 @@ class TokenImages(TransformersPipeline):
 
     @abstractmethod
     def encode_prompt(
-        self, prompt: str | Sequence[str], grid: Grid, num_images_per_prompt: int = 1, null: bool = False
+        self,
+        prompt: str | Sequence[str],
+        grid: Grid,
+        num_images_per_prompt: int = 1,
+        null: bool = False,
+        references: Sequence[Tensor] = (),
     ) -> Prompts:
         """Tokens [B * num_images_per_prompt, T] int64 of prompts, padded on the left, and their mask.
 
         Args:
             grid: of the pictures, whose size the prompts name.
             null: they are what guidance leads away from.
+            references: codes int64 [h, w] of pictures in each prompt, for families that read them.
 
         Raises:
             UserError: there is nothing that makes tokens of prompts, or it is of another model.
@@ -177,6 +184,7 @@ class TokenImages(TransformersPipeline):
         start_rows: int | Sequence[int] | None = None,
         num_candidates: int = 1,
         paste_back: bool = False,
+        reference_images: ReferenceInput = None,
         **unknown: Any,
     ) -> CallResult:
         """Draw pictures.
@@ -191,7 +199,8 @@ class TokenImages(TransformersPipeline):
             negative_input_ids, negative_attention_mask: [B, T'] instead.
             height, width: in pixels; both or none. One for all prompts, or one for each.
             ratio: of width and height where these are not given, such as "16:9"; likewise.
-            image_area: pixels, about, beside `ratio`; None: those of the usual picture.
+            image_area: pixels, about, beside `ratio`, and of each of `reference_images`; None: those of the usual
+                picture.
             guidance_scale: classifier-free guidance; off at values <= 1, at half the cost. None: the model's own
                 setting.
             temperature: divides the logits; 0 always takes the most probable token. None: the model's own setting.
@@ -226,6 +235,10 @@ class TokenImages(TransformersPipeline):
                 first drawn one are likeliest: plain decoding sees what stands before a token alone. The first
                 candidate is the picture of the seed.
             paste_back: give the user's own pixels outside the mask, not the decoded ones.
+            reference_images: pictures that the prompt speaks of, for families that read them (Emu3.5 and Anole): one or
+                several for all prompts, or for each prompt a list. They stand before the words, or for Anole where the
+                words have <image>. They have any size; Emu3.5 draws in that of the last one where a call gives none.
+                Both rows of Emu3.5's guidance have them; Anole's has a third.
             **unknown: refused by name.
 
         Examples:
@@ -264,14 +277,27 @@ class TokenImages(TransformersPipeline):
         width: int | Sequence[int] | None = None,
         ratio: str | Sequence[str] | None = None,
         image_area: int | None = None,
+        reference_images: ReferenceInput = None,
     ) -> PictureRequest:
         """See `StreamingPipeline._request`; arguments as of a call."""
-        copies, output_type = settings.num_images_per_prompt, settings.output_type
-        count, guided = count_prompts(prompt, input_ids), self._guidance(settings.guidance_scale) > 1
+        copies, output_type, title = settings.num_images_per_prompt, settings.output_type, self.family.title
+        count, side = count_prompts(prompt, input_ids), self.family.sizes.pixels_a_code
+        references: list[list[Tensor]] = [[]] * count
+        if reference_images is not None:
+            if prompt is None:
+                raise UserError("reference_images needs prompt; input_ids hold their pictures' tokens themselves")
+            about = (self.family.references, self.family.sizes, image_area, self._encoder(), title)
+            references = reference_codes(reference_images, check_prompts(prompt), *about)
+            if settings.guidance_scale is None and isinstance(self.family.references, References):
+                settings = replace(settings, guidance_scale=self.family.references.scale)
+        guided = self._guidance(settings.guidance_scale) > 1
         heights, widths, ratios = (
             _for_each(name, value, count) for name, value in (("height", height), ("width", width), ("ratio", ratio))
         )
-        grids = [self.grid(*size, image_area) for size in zip(heights, widths, ratios, strict=True)]
+        grids = [
+            self._grid_of(own, *size, image_area)
+            for own, *size in zip(references, heights, widths, ratios, strict=True)
+        ]
         sizes, alike = [grid for grid in grids for _ in range(copies)], len(set(grids)) == 1
         row_tokens = [*map(self.family.num_tokens, sizes)]
         num_tokens = max(row_tokens)
@@ -286,13 +312,13 @@ class TokenImages(TransformersPipeline):
 
         def encode() -> list[Prompts]:
             if input_ids is None:
-                asked = self._encode(check_prompts(prompt), grids, copies)
+                asked = self._encode(check_prompts(prompt), grids, copies, references)
             else:
                 asked = given("input_ids", input_ids, attention_mask)
             rows = [checked(asked)]
             if guided and negative_input_ids is None:
                 away = self._negative_prompts(negative_prompt, count)
-                rows += [*self._pictures_alone(asked), self._encode(away, grids, copies, null=True)]
+                rows += [*self._pictures_alone(asked), self._encode(away, grids, copies, references, null=True)]
             elif guided and negative_input_ids is not None:
                 null = given("negative_input_ids", negative_input_ids, negative_attention_mask)
                 rows += [*self._pictures_alone(asked), null]
@@ -321,16 +347,36 @@ class TokenImages(TransformersPipeline):
             images,
             None if alike else row_tokens,
         )
-        side, title = self.family.sizes.pixels_a_code, self.family.title
         known = known_pictures(settings, grids, side, self._encoder(), title)
         layouts = [self.vocabulary.forced_tokens(*grid, "cpu") for grid in grids]
         return request.edited(settings, known, layouts)
 
-    def _encode(self, texts: Sequence[str], grids: Sequence[Grid], copies: int, null: bool = False) -> Prompts:
-        """See `encode_prompt`, with a size for each prompt."""
-        if len(set(grids)) == 1:
+    def _grid_of(
+        self, references: Sequence[Tensor], height: Any, width: Any, ratio: Any, image_area: int | None
+    ) -> Grid:
+        """See `grid`; the size of the last picture of a prompt may be drawn, too, and is where none is asked for."""
+        if references and ratio is None:
+            rows, columns = references[-1].shape
+            side = self.family.sizes.pixels_a_code
+            if (height, width) in ((None, None), (rows * side, columns * side)):
+                return rows, columns
+        return self.grid(height, width, ratio, image_area)
+
+    def _encode(
+        self,
+        texts: Sequence[str],
+        grids: Sequence[Grid],
+        copies: int,
+        references: Sequence[Sequence[Tensor]],
+        null: bool = False,
+    ) -> Prompts:
+        """See `encode_prompt`, with a size and pictures for each prompt."""
+        if len(set(grids)) == 1 and not any(references):
             return self.encode_prompt(texts, grids[0], copies, null)
-        each = [self.encode_prompt(text, grid, copies, null) for text, grid in zip(texts, grids, strict=True)]
+        each = [
+            self.encode_prompt(text, grid, copies, null, own)
+            for text, grid, own in zip(texts, grids, references, strict=True)
+        ]
         return _left_padded([row for ids, _ in each for row in ids])  # a single prompt has no padding
 
     def _negative_prompts(self, negative_prompt: str | Sequence[str] | None, num_prompts: int) -> list[str]:
@@ -409,7 +455,12 @@ class TokenImagePipeline(TokenImages):
         return check_sampling(**own, guidance_scale=guidance_scale)
 
     def encode_prompt(
-        self, prompt: str | Sequence[str], grid: Grid, num_images_per_prompt: int = 1, null: bool = False
+        self,
+        prompt: str | Sequence[str],
+        grid: Grid,
+        num_images_per_prompt: int = 1,
+        null: bool = False,
+        references: Sequence[Tensor] = (),
     ) -> Prompts:
         """See `TokenImages.encode_prompt`."""
         if self.tokenizer is None:
@@ -419,14 +470,29 @@ class TokenImagePipeline(TokenImages):
         begins = self.tokenizer.bos_token or self.tokenizer.eos_token or ""
         side = self.family.sizes.pixels_a_code
         named = {"height": grid[0] * side, "width": grid[1] * side, "bos": begins}
-        form = self.family.null_prompt if null else self.family.prompt
+        forms: Any = self.family.references if references else self.family
+        form = forms.null_prompt if null else forms.prompt
         texts = [prompt] if isinstance(prompt, str) else prompt
-        rows = [
-            self.tokenizer(form.format(prompt=text, **named) + self.family.begin(*grid), add_special_tokens=False)
-            for text in texts
-        ]
-        ids = _left_padded([torch.tensor(row["input_ids"]) for row in rows])
-        return self._for_every_picture(*ids, num_images_per_prompt)
+        shown = [self._reference_ids(codes) for codes in references] if "{pictures}" in form else []
+        rows = []
+        for text in texts:
+            if shown:
+                pieces = pieces_of(form, text, len(shown), forms.among_words, named)
+            else:
+                pieces = [form.format(prompt=text, **named)]
+            pieces[-1] += self.family.begin(*grid)
+            words = [*map(self._ids, pieces)]
+            rows.append(torch.cat([words[0], *(each for pair in zip(shown, words[1:], strict=True) for each in pair)]))
+        return self._for_every_picture(*_left_padded(rows), num_images_per_prompt)
+
+    def _ids(self, text: str) -> Tensor:
+        return torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
+
+    def _reference_ids(self, codes: Tensor) -> Tensor:
+        """[T] int64: a picture as it is written in a prompt, from its beginning to its end."""
+        tokens = self.vocabulary.forced_tokens(*codes.shape, "cpu")
+        tokens[tokens < 0] = codes.flatten()
+        return torch.cat((self._ids(self.family.begin(*codes.shape)), self.vocabulary.text(tokens[None])[0]))
 
     def _pictures_alone(self, prompts: Prompts) -> list[Prompts]:
         """See `TokenImages._pictures_alone`: codes, the tokens around them, and the one that begins the text."""

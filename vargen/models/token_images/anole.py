@@ -1,12 +1,13 @@
 """Anole (GAIR): Chameleon with the image rows of its head trained; rows follow each other, one size.
 
-Source: GAIR-NLP/anole at af563fa1 (chameleon/inference/chameleon.py). Its guidance has a row for the pictures of a
-prompt. In a prompt of words that row is the null row, and two rows are left.
+Source: GAIR-NLP/anole at af563fa1 (chameleon/inference/chameleon.py; pictures in prompts: image_tokenizer.py there,
+interleaved_generation.py). Its guidance has a row for the pictures of a prompt. In a prompt of words that row is the
+null row, and two rows are left. The token that ends a turn stands before a picture that is drawn, as in text2image.py.
 """
 
 from __future__ import annotations
 
-from vargen.models.token_images.description import CodeIds, Guidance, Pixels, Sizes, TokenImageFamily
+from vargen.models.token_images.description import CodeIds, Guidance, Pixels, References, Sizes, TokenImageFamily
 
 ANOLE = TokenImageFamily(
     name="anole",
@@ -27,5 +28,12 @@ ANOLE = TokenImageFamily(
     temperature=0.7,
     top_p=0.9,
     absent=("model.vqmodel.",),
+    references=References(
+        prompt="{bos}{pictures}{prompt}<reserved08706>",
+        null_prompt="{bos}",
+        fit="crop",
+        among_words=True,
+        on_white=True,
+    ),
     example="leloy/Anole-7b-v0.1-hf",
 )

@@ -151,6 +151,61 @@ class Sizes:
 
 
 @dataclass(frozen=True)
+class References:
+    """Users' pictures in a prompt, for families that learned to read them there.
+
+    In a prompt a picture is written as one that is drawn: what begins it, its codes with ends of rows, its end.
+
+    Args:
+        prompt, null_prompt: as of `TokenImageFamily`, with {pictures} where the pictures stand. A null prompt without
+            it has none.
+        fit: "area": a picture keeps its ratio, and has about the pixels of the usual one; "crop": the middle of it
+            fills the usual one.
+        scale: of guidance where a call gives none; None: that of a prompt of words.
+        most: pictures of a prompt; None: any number.
+        most_codes: along a side, where a picture keeps its ratio.
+        among_words: a prompt may say by <image> where a picture stands.
+        on_white: transparent pixels are laid on white; False: their hidden colour shows.
+    """
+
+    prompt: str
+    null_prompt: str
+    fit: Literal["area", "crop"]
+    scale: float | None = None
+    most: int | None = None
+    most_codes: int = MAX_PIXELS
+    among_words: bool = False
+    on_white: bool = False
+
+    def grid(self, size: tuple[int, int], sizes: Sizes, area: int | None = None) -> Grid:
+        """Rows and columns of a picture of a prompt.
+
+        Args:
+            size: width and height of the user's picture in pixels.
+            sizes: of the family.
+            area: pixels, about, where the ratio stays; None: those of the usual picture.
+
+        Raises:
+            UserError: it is too long for its width.
+        """
+        side = sizes.pixels_a_code
+        if self.fit == "crop":
+            return sizes.usual
+        if area is None:
+            area = sizes.usual[0] * sizes.usual[1] * side**2
+        check_number("image_area", area, side**2, MAX_PIXELS**2)
+        ratio = size[0] / size[1]
+        height = int((area / ratio) ** 0.5)  # whole pixels, then whole codes, as their authors round
+        rows, columns = ((each + side // 2) // side for each in (height, int(height * ratio)))
+        if not 0 < min(rows, columns) <= max(rows, columns) <= self.most_codes:
+            raise UserError(
+                f"reference_images must have sides of 1 to {self.most_codes} codes in the prompt, got {size[0]} x "
+                f"{size[1]} pixels, which become {columns} x {rows} codes; crop it"
+            )
+        return rows, columns
+
+
+@dataclass(frozen=True)
 class Pixels:
     """How codes become a picture, by `pixels.py`.
 
@@ -202,6 +257,7 @@ class TokenImageFamily:
         repair: "norms_per_shard": norms of queries and keys are stored once a shard, and repeated for every head.
         absent: prefixes of weights that may be missing.
         text_file: of a tokenizer in tiktoken's format, in place of transformers' files; None: there is none.
+        references: pictures in its prompts; a text: why it reads none.
         example: a name on the hub.
     """
 
@@ -231,6 +287,7 @@ class TokenImageFamily:
     repair: Literal["norms_per_shard"] | None = None
     absent: tuple[str, ...] = ()
     text_file: str | None = None
+    references: References | str = "it learned to draw from words alone"
     example: str = ""
 
     def num_tokens(self, grid: Grid) -> int:

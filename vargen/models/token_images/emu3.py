@@ -24,5 +24,6 @@ EMU3 = TokenImageFamily(
     ends_last_row=True,
     top_k=50,
     decoder="model.text_model",
+    references="its authors say that it cannot edit untuned",
     example="BAAI/Emu3-Gen-hf",
 )

@@ -1,12 +1,13 @@
 """Emu3.5 (BAAI): Qwen3's decoder under the name Emu3; sizes written as text, and an end-of-row token between rows.
 
 Source: baaivision/Emu3.5 at 8fcf1da4 (its prompts, sizes and sampling: configs/example_config_t2i.py; its grammar:
-src/utils/logits_processor.py). Emu3.5-Image and Emu3.5 differ in weights, and in the scale that their authors use.
+src/utils/logits_processor.py; pictures in prompts: configs/example_config_x2i.py, src/utils/input_utils.py).
+Emu3.5-Image and Emu3.5 differ in weights, and in the scale that their authors use.
 """
 
 from __future__ import annotations
 
-from vargen.models.token_images.description import CodeIds, Guidance, Pixels, Sizes, TokenImageFamily
+from vargen.models.token_images.description import CodeIds, Guidance, Pixels, References, Sizes, TokenImageFamily
 
 EMU3_5 = TokenImageFamily(
     name="emu3_5",
@@ -35,5 +36,11 @@ EMU3_5 = TokenImageFamily(
     top_k=5_120,
     config={"attention_dropout": 0.0},  # it is for training
     text_file="emu3.tiktoken",
+    references=References(
+        prompt="<|extra_203|>You are a helpful assistant for x2i task. USER: {pictures}{prompt} ASSISTANT: "
+        "<|extra_100|>",
+        null_prompt="<|extra_203|>You are a helpful assistant. USER: {pictures}{prompt} ASSISTANT: <|extra_100|>",
+        fit="area", scale=3.0, most=3, most_codes=99,  # sizes are written with two digits
+    ),
     example="BAAI/Emu3.5-Image",
 )  # fmt: skip

@@ -75,8 +75,9 @@ def make_pictures(
     batches = sum(len(job.tokens.batches) for job in jobs.values())
     with run.progress(batches, "batches of pictures") as shown, warnings.catch_warnings():
         warnings.simplefilter("ignore", PromptWarning)
+        pasted = run.edits is not None and run.edits.paste_back
         for label, job in jobs.items():
-            _make_share(run, job, methods[label], pipeline, shared, shown, model.pixels_from_tokens)
+            _make_share(run, job, methods[label], pipeline, shared, shown, model.pixels_from_tokens and not pasted)
     processes.wait()
     return jobs
 

@@ -286,8 +286,8 @@ def _evaluate(
             row |= {"prompts_format": config.prompts_format}
             row |= benchmark_figures(asked, measured[label], protocol, kinds, config.bootstrap)
         if run.edits is not None:
-            stored = [jobs[label].tokens.read(batch)[0] for batch in range(len(jobs[label].tokens.batches))]
-            likelihoods = torch.cat([torch.from_numpy(each["log_likelihood"]) for each in stored])
+            batches = [jobs[label].tokens.read(batch)[0] for batch in range(len(jobs[label].tokens.batches))]
+            likelihoods = torch.cat([torch.from_numpy(each["log_likelihood"]) for each in batches])
             row |= edit_scores({**measured[label], "log_likelihood": likelihoods}, kinds, config.bootstrap)
         if "ar" in measured and label != "ar":
             row["against_plain"] = against_plain(measured[label], measured["ar"], protocol, kinds, config.bootstrap)

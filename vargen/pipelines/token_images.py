@@ -294,10 +294,7 @@ class TokenImages(TransformersPipeline):
         heights, widths, ratios = (
             _for_each(name, value, count) for name, value in (("height", height), ("width", width), ("ratio", ratio))
         )
-        grids = [
-            self._grid_of(own, *size, image_area)
-            for own, *size in zip(references, heights, widths, ratios, strict=True)
-        ]
+        grids = [self._grid_of(*asked, image_area) for asked in zip(references, heights, widths, ratios, strict=True)]
         sizes, alike = [grid for grid in grids for _ in range(copies)], len(set(grids)) == 1
         row_tokens = [*map(self.family.num_tokens, sizes)]
         num_tokens = max(row_tokens)
@@ -490,9 +487,10 @@ class TokenImagePipeline(TokenImages):
 
     def _reference_ids(self, codes: Tensor) -> Tensor:
         """[T] int64: a picture as it is written in a prompt, from its beginning to its end."""
-        tokens = self.vocabulary.forced_tokens(*codes.shape, "cpu")
+        rows, columns = codes.shape
+        tokens = self.vocabulary.forced_tokens(rows, columns, "cpu")
         tokens[tokens < 0] = codes.flatten()
-        return torch.cat((self._ids(self.family.begin(*codes.shape)), self.vocabulary.text(tokens[None])[0]))
+        return torch.cat((self._ids(self.family.begin(rows, columns)), self.vocabulary.text(tokens[None])[0]))
 
     def _pictures_alone(self, prompts: Prompts) -> list[Prompts]:
         """See `TokenImages._pictures_alone`: codes, the tokens around them, and the one that begins the text."""

@@ -38,7 +38,6 @@ from scenes.cases import sample_prompts
 from specdecode.kernels.build import library
 from specdecode.loop import DecodeRun
 from vargen.base.resources import find_model
-from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -181,9 +180,10 @@ def launches(pipeline: LlamaGenPipeline, draw_once: Callable[[int], object]) -> 
 
 
 def draw(pipeline: LlamaGenPipeline, name: str, prompts: list[str], seed: int) -> None:
-    """One picture's tokens: seeds 0 and 1 draw the first prompt, 2 the second, and so on."""
+    """One picture's tokens, by what a method's name means on this model: seeds 0 and 1 draw the first prompt, 2 the
+    second, and so on."""
     prompt, generator = prompts[max(seed - 1, 0)], torch.Generator().manual_seed(seed)
-    pipeline(prompt, method=resolve_method(name, {}), generator=generator, output_type="latent")
+    pipeline(prompt, method=name, generator=generator, output_type="latent")
 
 
 def main() -> None:

@@ -222,6 +222,26 @@ def lantern(
     return path, accepted, following, relaxed
 
 
+def rounds(
+    tree: Any, target: Tensor, drawn_from: Tensor, streams: Any, tags: tuple[int, int], lengths: Tensor,
+    relaxation: tuple[Any, ...] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Judge a tree of drawn tokens by their distributions [B, n, V]; see `verifiers.exact.multi_round_walk`.
+
+    `tags` as of `chain`. `relaxation`: those of `lantern_drawn.Relaxation`, or None. Returns what `lantern` does,
+    None for its levels without a relaxation."""
+    (rows, nodes), depth, children, vocab_size = tree.tokens.shape, tree.max_depth, tree.max_children, target.shape[-1]
+    path, (accepted, following) = torch.empty(rows, depth + 1, dtype=torch.int64), _numbers(2, rows)
+    relaxed = torch.empty(rows, depth, dtype=torch.bool)
+    tests = streams.uniform(tags[0], lengths[:, None] + torch.arange(depth), children)
+    noise = streams.numbers(tags[1], lengths, vocab_size, depth + 1)
+    given = *_distributions(target), *_distributions(drawn_from), tests, *noise.fields(), lengths
+    sizes = rows, nodes, children, depth, vocab_size
+    made = torch.empty(6 * vocab_size), path, accepted, following, relaxed
+    _call("rounds", tree.tokens, tree.parents, *given, *(relaxation or (None,) * 6), *sizes, *made)
+    return path, accepted, following, relaxed if relaxation else None
+
+
 def chain(
     tree: Any, target: Tensor, drawn_from: Tensor, streams: Any, tags: tuple[int, int], lengths: Tensor,
     compared: tuple[Tensor, Tensor] | None, weights: Tensor | None,

@@ -82,6 +82,65 @@ inline bool beyond(const float* first, const float* second, float* left, int64_t
     return any;
 }
 
+// What `first` has beyond `second`, or `first` where that is nothing, as numbers that sum to one; `into` may be `first`.
+void remainder(const float* first, const float* second, float* into, int64_t count) {
+    bool any = false;
+    for (int64_t v = 0; v < count; v++) any |= first[v] > second[v];
+    double total = 0;
+    for (int64_t v = 0; v < count; v++) {
+        const float more = first[v] - second[v];
+        total += into[v] = !any ? first[v] : more < 0 ? 0.0f : more;
+    }
+    for (int64_t v = 0; v < count; v++) into[v] /= (float)total;
+}
+
+// LANTERN's table of neighbours [V, width], and for each round's share of them the tokens that have a token among these
+// (its admirers): those of round r and token v are entries starts[r, v] to starts[r, v + 1] - 1 of a round's own.
+struct LookAlikes {
+    const int64_t *near, *admirers, *starts;
+    int64_t width, rounds;
+
+    static float sum(const float* values, const int64_t* from, int64_t count) {
+        float total = 0;
+        for (int64_t i = 0; i < count; i++) total += values[from[i]];
+        return total;
+    }
+
+    // See `lantern_drawn.relaxed_target`. At most `left` moves; `multiplier` is 0 for none. Scratch has room for 4 V.
+    void relax(
+        const float* p, const float* q, float left, float multiplier, int64_t vocab, float* scratch, float* relaxed
+    ) const {
+        float *spare = scratch, *wish = spare + vocab, *given = wish + vocab, *granted = given + vocab;
+        const int64_t* round_admirers = admirers;
+        std::memcpy(relaxed, p, vocab * sizeof(float));
+        for (int64_t round = 0; round < rounds; round++) {
+            const int64_t some = width >> 2 * (rounds - 1 - round), *start = starts + round * (vocab + 1);
+            for (int64_t v = 0; v < vocab; v++) spare[v] = relaxed[v] - q[v] < 0 ? 0.0f : relaxed[v] - q[v];
+            for (int64_t v = 0; v < vocab; v++) {
+                const float most = multiplier * p[v], wanted = multiplier && most < q[v] ? most : q[v];
+                const float lacking = wanted - relaxed[v];
+                const float offered = lacking > 0 ? sum(spare, near + v * width, some) : 0.0f;
+                wish[v] = offered > 1e-12f ? lacking / offered : 0.0f;
+            }
+            double total = 0;
+            for (int64_t v = 0; v < vocab; v++) {
+                const float asked = spare[v] > 0 ? sum(wish, round_admirers + start[v], start[v + 1] - start[v]) : 0.0f;
+                const float share = 1.0f / (asked < 1 ? 1.0f : asked);
+                total += given[v] = spare[v] * asked * share;
+                granted[v] = spare[v] * share;
+            }
+            const float moved = (float)total, share = moved > left ? left / moved : 1.0f;
+            for (int64_t v = 0; v < vocab; v++) {
+                const float received = wish[v] > 0 ? wish[v] * sum(granted, near + v * width, some) : 0.0f;
+                relaxed[v] = relaxed[v] + share * (received - given[v]);
+            }
+            left = left - share * moved < 0 ? 0.0f : left - share * moved;
+            round_admirers += vocab * some;
+        }
+        for (int64_t v = 0; v < vocab; v++) relaxed[v] = relaxed[v] < 0 ? 0.0f : relaxed[v];
+    }
+};
+
 // Numbers of consecutive counters for every row.
 template <typename Number>
 struct Ahead {
@@ -301,6 +360,63 @@ int judging_lantern(
             path_here[level] = node;
         }
         accepted[b] = level, next[b] = token;
+        for (int64_t rest = level + 1; rest <= depth; rest++) path_here[rest] = node;
+    }
+    return 0;
+}
+
+// Test the children of each node in order with probability min(1, p(x) / q(x)), p being what the rejected ones before have
+// left, and descend to the first that passes; `tests` are [B, depth, children]. With `limits`, of what moves in all and by
+// what factor (or 0), p is relaxed towards the first child's q; see `exact.multi_round_walk`.
+int judging_rounds(
+    const int64_t* tokens, const int64_t* parents, const float* target_numbers, int64_t of_row, int64_t of_node,
+    const float* draft_numbers, int64_t draft_of_row, int64_t draft_of_node, const double* tests, const float* noise,
+    const int64_t* first, int64_t ahead, const int64_t* lengths, const int64_t* near, const int64_t* admirers,
+    const int64_t* starts, int64_t width, int64_t num_rounds, const float* limits, int64_t rows, int64_t nodes,
+    int64_t children, int64_t depth, int64_t vocab, float* scratch, int64_t* path, int64_t* accepted, int64_t* next,
+    bool* relaxed
+) {
+    const Distributions target = {target_numbers, of_row, of_node};
+    const Distributions draft = {draft_numbers, draft_of_row, draft_of_node};
+    const Ahead<float> race = {noise, first, ahead, vocab};
+    const LookAlikes alike = {near, admirers, starts, width, num_rounds};
+    float *left = scratch + 4 * vocab, *own_left = left + vocab;
+    std::memset(relaxed, 0, rows * depth);
+    for (int64_t i = 0; i < rows * nodes; i++)
+        if (tokens[i] < 0 || tokens[i] >= vocab) return OUTSIDE;
+    for (int64_t b = 0; b < rows; b++) {
+        int64_t* path_here = path + b * (depth + 1);
+        int64_t node = 0, level = 0;
+        path_here[0] = 0;
+        while (true) {
+            const float *own = target.at(b, node), *now = own;  // what is left of p, and of p relaxed
+            int64_t child = nodes, rank = 0;
+            for (int64_t i = 0; i < nodes && child == nodes && level < depth && rank < children; i++) {
+                if (parents[b * nodes + i] != node) continue;
+                const int64_t token = tokens[b * nodes + i];
+                const float* q = draft.at(b, i);
+                const double compared = tests[(b * depth + level) * children + rank] * (double)q[token];
+                const bool by_itself = compared < (double)own[token];
+                if (limits && rank == 0 && !by_itself) {
+                    alike.relax(own, q, limits[0], limits[1], vocab, scratch, left);
+                    now = left;
+                }
+                rank++;
+                if ((by_itself && rank == 1) || compared < (double)now[token]) {
+                    child = i, relaxed[b * depth + level] = !by_itself;
+                    continue;
+                }
+                remainder(now, q, left, vocab);
+                if (limits) remainder(own, q, own_left, vocab);
+                now = left, own = limits ? own_left : left;
+            }
+            if (child == nodes) {
+                accepted[b] = level, next[b] = winner(now, race.at(b, lengths[b] + level), vocab);
+                break;
+            }
+            node = child, level++;
+            path_here[level] = node;
+        }
         for (int64_t rest = level + 1; rest <= depth; rest++) path_here[rest] = node;
     }
     return 0;

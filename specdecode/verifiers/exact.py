@@ -20,6 +20,7 @@ Other verifiers change the test or the residual of `judge_chain`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -251,12 +252,26 @@ def chain_path(tree: TokenTree) -> Tensor:
     return path if tree.max_depth < tree.num_nodes else path.clamp(max=tree.num_nodes - 1)
 
 
+class Relaxing(Protocol):
+    """`relax(p [B, V], q [B, V]) -> [B, V]`: the distribution that is emitted instead of the target's p at a node whose
+    first child was drawn from q. It must lie between p and q at every token: then a first child that p accepts is
+    accepted in any case, and `relax` need not be called."""
+
+    def __call__(self, target: Tensor, drawn_from: Tensor, /) -> Tensor:
+        """The relaxed distribution."""
+        ...
+
+    def fields(self) -> tuple[Any, ...]:
+        """The same as the kernels take it, see `lantern_drawn.Relaxation`."""
+        ...
+
+
 def multi_round_walk(
     tree: TokenTree,
     probabilities: Tensor,
     logits: Tensor,
     state: DecodeState,
-    relax: Callable[[Tensor, Tensor], Tensor] | None = None,
+    relax: Relaxing | None = None,
 ) -> Verdict:
     """Test the children of each node in order, each against what earlier rejections leave of the target.
 
@@ -265,10 +280,13 @@ def multi_round_walk(
         probabilities: [B, n, V] the distribution each node was drawn from.
         logits: [B, n, V] of the target.
         state: Lengths, sampling and random streams.
-        relax: `relax(p [B, V], q [B, V]) -> [B, V]`: the distribution that is emitted instead of the target's p at a
-            node whose first child was drawn from q. It must lie between p and q at every token: then a first child that
-            p accepts is accepted in any case, and `relax` need not be called. None: p.
+        relax: What is emitted instead of the target's distribution; None: that.
     """
+    few = logits.numel() <= FEW_NUMBERS and probabilities.is_floating_point()
+    if few and fused_ops.serves(logits, probabilities, state.lengths):
+        target, tags = logits_to_probabilities(logits, state.sampling), (Tag.ACCEPT, Tag.TARGET)
+        fields = None if relax is None else relax.fields()
+        return Verdict(*fused_ops.rounds(tree, target, probabilities, state.streams, tags, state.lengths, fields))
     rows = torch.arange(tree.batch_size, device=tree.device)
     node = torch.zeros_like(tree.tokens[:, 0])
     next_tokens, accepted = torch.zeros_like(node), torch.zeros_like(node)
@@ -330,7 +348,12 @@ def residual(target: Tensor, drawn_from: Tensor) -> Tensor:
 
 def _normalised(numbers: Tensor) -> Tensor:
     """[B, V] with rows that sum to one."""
-    return numbers / numbers.sum(-1, keepdim=True)
+    return numbers / total(numbers)
+
+
+def total(numbers: Tensor) -> Tensor:
+    """[B, 1]: sums of the rows of [B, V], one number after another, as the kernels add them up."""
+    return numbers.cumsum(-1)[:, -1:]
 
 
 def check_chain(verifier: str, draft: Draft) -> None:

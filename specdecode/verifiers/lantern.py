@@ -42,7 +42,7 @@ from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import FEW_NUMBERS, ExactVerifier, multi_round_walk, walk_by_token
-from specdecode.verifiers.lantern_drawn import NeighbourSums, relaxed_target
+from specdecode.verifiers.lantern_drawn import Relaxation
 from specdecode.verifiers.lantern_release import release_greedy_walk, release_walk
 from specdecode.verifiers.neighbours import checked_table
 
@@ -72,7 +72,7 @@ class LanternVerifier:
             is no such table.
     """
 
-    graph_state = ("neighbours", "_sums")
+    graph_state = ("neighbours", "_relaxation")
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class LanternVerifier:
         self.mode = mode
         self.neighbours = checked_table(neighbours).contiguous()
         self._limits = torch.tensor([self.delta or 0.0, (self.multiplier or 1.0) - 1, float(self.delta is None)])
-        self._sums: NeighbourSums | None = None
+        self._relaxation: Relaxation | None = None
         if mode == "release" and (self.delta is None or self.neighbours.shape[1] == 0):
             raise ValueError('mode "release" needs delta, and a column of neighbours that it zeroes')
 
@@ -123,19 +123,15 @@ class LanternVerifier:
         if self.mode == "exact_at_zero":
             if draft.probabilities is None or state.sampling.is_greedy:
                 return self._one_draw_walk(draft.tree, output.logits, state)
-            return multi_round_walk(draft.tree, draft.probabilities, output.logits, state, self._relaxed)
+            if self._relaxation is None or self._relaxation.sums.device != output.logits.device:
+                self._relaxation = Relaxation(self.neighbours, self.delta, self.multiplier)
+            return multi_round_walk(draft.tree, draft.probabilities, output.logits, state, self._relaxation)
         assert self.delta is not None
         if state.sampling.is_greedy:
             return release_greedy_walk(draft.tree, output.logits, self.neighbours, self.delta)
         if draft.probabilities is not None:
             raise ValueError('mode "release" judges children that are a deterministic choice; draft the likeliest ones')
         return release_walk(draft.tree, output.logits, self.neighbours, self.delta, state)
-
-    def _relaxed(self, target: Tensor, drawn_from: Tensor) -> Tensor:
-        """[B, V]: see `lantern_drawn.relaxed_target`."""
-        if self._sums is None or self._sums.device != target.device:
-            self._sums = NeighbourSums(self.neighbours)
-        return relaxed_target(target, drawn_from, self._sums, delta=self.delta, multiplier=self.multiplier)
 
     def _one_draw_walk(self, tree: TokenTree, logits: Tensor, state: DecodeState) -> Verdict:
         sampling = state.sampling

@@ -35,9 +35,13 @@ A first child that the exact rule accepts is accepted here with the same random 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from specdecode.verifiers.exact import total
 
 _WIDENING = 4  # each round considers this many times the neighbours of the round before
 
@@ -61,30 +65,56 @@ class NeighbourSums:
             widths.append(width)
             width //= _WIDENING
         self.widths = tuple(reversed(widths))
-        self._near: dict[int, Tensor] = {}
-        self._admirers: dict[int, Tensor] = {}
-        self._starts: dict[int, Tensor] = {}
+        self._near, admirers, starts = neighbours.contiguous(), [], []
         for width in self.widths:
-            near = neighbours[:, :width].contiguous()
-            self._near[width] = near
-            # The same pairs in the order of the neighbour: token i's admirers stand from start[i] on.
-            order = near.flatten().argsort(stable=True)
-            start = torch.cat([near.new_zeros(1), near.flatten().bincount(minlength=vocab_size).cumsum(0)])
-            self._admirers[width], self._starts[width] = order // width, start
+            # The pairs of a width in the order of the neighbour: token i's admirers stand from start[i] on.
+            near = neighbours[:, :width].flatten()
+            admirers.append(near.argsort(stable=True) // width)
+            starts.append(torch.cat([near.new_zeros(1), near.bincount(minlength=vocab_size).cumsum(0)]))
+        self._admirers, self._starts = torch.cat(admirers), torch.stack(starts)  # [V times all widths], [widths, V + 1]
 
     @property
     def device(self) -> torch.device:
         """The device of the tables."""
-        return self._near[self.widths[-1]].device
+        return self._near.device
 
     def over_neighbours(self, values: Tensor, width: int) -> Tensor:
         """[B, V]: for each token the sum of `values` [B, V] over its nearest `width` neighbours."""
-        return F.embedding_bag(self._near[width], values.T.contiguous(), mode="sum").T
+        return F.embedding_bag(self._near[:, :width], values.T.contiguous(), mode="sum").T
 
     def over_admirers(self, values: Tensor, width: int) -> Tensor:
         """[B, V]: for each token the sum of `values` [B, V] over the tokens with it among their nearest `width`."""
-        tokens, start = self._admirers[width], self._starts[width]
+        number, vocab_size = self.widths.index(width), len(self._near)
+        tokens = self._admirers[vocab_size * sum(self.widths[:number]) :][: vocab_size * width]
+        start = self._starts[number]
         return F.embedding_bag(tokens, values.T.contiguous(), start, mode="sum", include_last_offset=True).T
+
+    def fields(self) -> tuple[Any, ...]:
+        """The tables as the kernels take them."""
+        return self._near, self._admirers, self._starts, self._near.shape[1], len(self.widths)
+
+
+class Relaxation:
+    """Plays `exact.Relaxing`.
+
+    Args:
+        neighbours: of `NeighbourSums`.
+        delta, multiplier: of `relaxed_target`.
+    """
+
+    graph_state = ("sums",)
+
+    def __init__(self, neighbours: Tensor, delta: float | None, multiplier: float | None) -> None:
+        self.sums, self.delta, self.multiplier = NeighbourSums(neighbours), delta, multiplier
+        self._limits = torch.tensor([torch.inf if delta is None else delta, multiplier or 0.0])
+
+    def __call__(self, target: Tensor, drawn_from: Tensor) -> Tensor:
+        """See `relaxed_target`."""
+        return relaxed_target(target, drawn_from, self.sums, delta=self.delta, multiplier=self.multiplier)
+
+    def fields(self) -> tuple[Any, ...]:
+        """The tables and the limits as the kernels take them."""
+        return *self.sums.fields(), self._limits
 
 
 def relaxed_target(
@@ -117,9 +147,9 @@ def relaxed_target(
         asked = sums.over_admirers(wish, width)
         granted = 1 / asked.clamp(min=1)  # of each wish
         given, received = spare * asked * granted, wish * sums.over_neighbours(spare * granted, width)
-        total = given.sum(1, keepdim=True)
-        share = torch.where(total > left, left / total, 1.0)
-        relaxed, left = relaxed + share * (received - given), (left - share * total).clamp(min=0)
+        moved = total(given)
+        share = torch.where(moved > left, left / moved, 1.0)
+        relaxed, left = relaxed + share * (received - given), (left - share * moved).clamp(min=0)
     return relaxed.clamp(min=0)
 
 

@@ -29,7 +29,7 @@ from specdecode.kv_cache import StaticKVCache
 from specdecode.ragged import append, newest
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.runs.skipping import PendingChain
-from specdecode.sampling import RandomStreams, SamplingConfig, largest
+from specdecode.sampling import RandomStreams, SamplingConfig, largest, logits_to_probabilities
 from specdecode.tree import TokenTree
 from specdecode.verifiers.annealed import AnnealedVerifier
 from specdecode.verifiers.exact import ExactVerifier
@@ -122,16 +122,26 @@ def verdicts_by_the_targets_tokens(some: Inputs) -> Callable[[], Any]:
 
 
 def verdicts_of_lantern(some: Inputs) -> Callable[[], Any]:
+    """On children that are a choice, and on drawn ones, which the exact rule judges, too."""
     tree, kind, budget = some.tree(), some.choose(("delta", "multiplier")), some.choose((0.05, 0.3, 1.0))
     table = nearest_neighbours(some.normal(some.vocab_size, 2), min(6, some.vocab_size - 1))
     verifier = LanternVerifier(table, **{kind: budget + (kind == "multiplier")})
     output, lengths = TargetOutput(1.5 * some.normal(5, 9, some.vocab_size)), some.numbers(1, 50, 5)
+    above = output.logits.gather(1, tree.parents.clamp(min=0)[..., None].expand_as(output.logits))
+    apart = some.choose((0.0, 0.5, 3.0)) * some.normal(*above.shape)
+    drawn_from = logits_to_probabilities(above + apart, some.choose((SAMPLED, FILTERED)))
 
-    def judged() -> Verdict:
-        verdict = verifier.accept(Draft(tree), output, state_for(lengths, FILTERED))
-        reached = torch.arange(tree.max_depth) < verdict.accepted[:, None]  # what lies beyond means nothing
-        relaxed = torch.zeros_like(reached) if verdict.relaxed is None else verdict.relaxed & reached
-        return replace(verdict, relaxed=relaxed)
+    def judged() -> list[Verdict]:
+        verdicts = [
+            rule.accept(Draft(tree, drawn), output, state_for(lengths, FILTERED))
+            for rule, drawn in ((verifier, None), (verifier, drawn_from), (ExactVerifier(), drawn_from))
+        ]
+        reached = torch.arange(tree.max_depth)  # what lies beyond means nothing
+        relaxed = [torch.tensor(False) if each.relaxed is None else each.relaxed for each in verdicts]
+        return [
+            replace(each, relaxed=lent & (reached < each.accepted[:, None]))
+            for each, lent in zip(verdicts, relaxed, strict=True)
+        ]
 
     return judged
 

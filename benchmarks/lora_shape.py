@@ -76,7 +76,7 @@ def scenes_with(shape: str | None, first: int, count: int, num_objects: int | No
         if num_objects in (None, len(shown.objects)) and (
             shape is None or shape in [one.shape for one in shown.objects]
         ):
-            made.append(PromptCase(shown, picture_captions.compose_caption(shown, first)))
+            made.append(PromptCase(shown, picture_captions.compose_training_caption(shown, first, 0.5)))
         first += 1
     return made
 
@@ -97,7 +97,7 @@ def train_reader(pipeline: Any, render: Any, steps: int) -> tuple[ShapeReader, f
 
     def shown(first: int, count: int, coded: bool) -> tuple[Tensor, Tensor]:
         cases = scenes_with(None, first, count, num_objects=1)
-        pictures = torch.cat([render([each.scene]).images.clamp(0, 1) for each in cases])
+        pictures = render([each.scene for each in cases]).images.clamp(0, 1)
         if coded:
             tokens = pipeline.tokens_of(list(pictures), [each.caption.text for each in cases])
             pictures = pipeline.decode_tokens(tokens, "pt").float()
@@ -105,7 +105,7 @@ def train_reader(pipeline: Any, render: Any, steps: int) -> tuple[ShapeReader, f
 
     torch.manual_seed(0)
     reader = ShapeReader()
-    parts = [shown(SEEDS["reader"] + 40_000 * coded, 800, bool(coded)) for coded in (0, 1)]
+    parts = [shown(SEEDS["reader"] + 40_000 * coded, 400, bool(coded)) for coded in (0, 1)]
     pictures, shapes = (torch.cat(each) for each in zip(*parts, strict=True))
     optimizer = torch.optim.AdamW(reader.parameters(), 2e-3, weight_decay=0.05)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, steps)
@@ -183,16 +183,23 @@ def main() -> None:
     render, judge = renderer.SceneRenderer(pipeline.image_size), ClaimJudge()
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
     rows = []
-    for number, case in enumerate(scenes_with(NEW, SEEDS["train"], options.pictures)):
-        to_pil(render([case.scene]).images.clamp(0, 1))[0].save(folder / "pictures" / f"{number:04d}.png")
+    taught = scenes_with(NEW, SEEDS["train"], options.pictures)
+    shown = to_pil(render([case.scene for case in taught]).images.clamp(0, 1))
+    for number, (case, picture) in enumerate(zip(taught, shown, strict=True)):
+        picture.save(folder / "pictures" / f"{number:04d}.png")
         rows.append(json.dumps({"file_name": f"{number:04d}.png", "text": case.caption.text}))
     (folder / "pictures" / "metadata.jsonl").write_text("\n".join(rows))
-    reader, accuracy = train_reader(pipeline, render, 600)
+    reader, accuracy = train_reader(pipeline, render, 400)
     print("reader of shapes", accuracy, flush=True)
     new = scenes_with(NEW, SEEDS["drawn"], options.prompts[0], num_objects=1)
     before, plain = figures(pipeline, reader, judge, new, old)
     print({name: float(values.float().nanmean()) for name, values in before.items()}, flush=True)
-    limits = {"max_seconds": options.max_seconds, "steps": options.steps, "learning_rate": options.learning_rate}
+    limits = {
+        "max_seconds": options.max_seconds,
+        "steps": options.steps,
+        "learning_rate": options.learning_rate,
+        "evaluation_size": 20,
+    }
     run = train_lora(
         LoraTrainingConfig(str(folder / "run"), pictures=str(folder / "pictures"), num_threads=1, **limits)
     )

@@ -95,10 +95,15 @@ def list_pictures(folder: Path, below: bool = True) -> list[Path]:
                 found.append(path)
             elif path.suffix.lower() in IMAGE_SUFFIXES or (mimetypes.guess_type(name)[0] or "").startswith("image/"):
                 left_out.append(path.relative_to(folder).as_posix())
-    if left_out:
-        shown = ", ".join(sorted(left_out)[:3]) + (", ..." if len(left_out) > 3 else "")
-        warnings.warn(f"{folder}: {len(left_out)} are left out: {shown}; use {', '.join(IMAGE_SUFFIXES)}", stacklevel=2)
+    warn_of_left_out(folder, left_out, f"use {', '.join(IMAGE_SUFFIXES)}")
     return sorted(found, key=lambda path: natural_key(path.relative_to(folder).as_posix()))
+
+
+def warn_of_left_out(folder: Path | str, names: Sequence[str], remedy: str) -> None:
+    """Tell of what is not read of a folder, where there is any."""
+    if names:
+        shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+        warnings.warn(f"{folder}: {len(names)} are left out: {shown}; {remedy}", stacklevel=3)
 
 
 class ImageArray:
@@ -193,7 +198,7 @@ def read_rgb(path: Path, upright: bool = False) -> Image.Image:
     _check_regular(path)
     try:
         with open_whole(path) as image:
-            return _to_rgb(ImageOps.exif_transpose(image) if upright else image)
+            return to_rgb(ImageOps.exif_transpose(image) if upright else image)
     except (DataError, MemoryError):
         raise
     except Exception as error:  # PIL raises half a dozen kinds
@@ -232,15 +237,23 @@ def read_image(path: Path) -> Tensor:
     return to_bytes(read_rgb(path))
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """PIL's own conversion cuts 16 bits off at 255, and shows the hidden colour of what is transparent."""
+def eight_bits(image: Image.Image) -> Image.Image:
+    """A picture whose greys of 16 bits are scaled: PIL's own conversion cuts them off at 255. Raises DataError for one
+    of numbers without a white."""
     if image.mode.startswith("I"):
         values = np.asarray(image)
         if values.min(initial=0) < 0 or values.max(initial=0) > 65_535:
             raise DataError("a picture of whole numbers beyond 16 bits has no white; save it with 8 bits")
-        image = Image.fromarray(np.round(values / 257).astype(np.uint8))
-    elif image.mode == "F":
+        return Image.fromarray(np.round(values / 257).astype(np.uint8))
+    if image.mode == "F":
         raise DataError("a picture of floating-point numbers has no white; save it with 8 bits")
+    return image
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """A picture as RGB of 8 bits, see `read_rgb`: PIL's own conversion shows the hidden colour of what is transparent.
+    Raises DataError as `eight_bits`."""
+    image = eight_bits(image)
     if image.has_transparency_data:
         shown = image.convert("RGBA")
         white = Image.new("RGBA", shown.size, "white")

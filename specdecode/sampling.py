@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,9 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         if not _is_real(self.temperature) or not (self.temperature == 0 or 0.01 <= self.temperature <= 100):
             raise ValueError(f"temperature must be 0 (greedy) or between 0.01 and 100, got {self.temperature!r}")
-        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or not 0 <= self.top_k < 2**31:
+        if isinstance(self.top_k, bool) or not isinstance(self.top_k, Integral) or not 0 <= self.top_k < 2**31:
             raise ValueError(f"top_k must be an integer from 0 (keeps every token) to 2**31 - 1, got {self.top_k!r}")
+        object.__setattr__(self, "top_k", int(self.top_k))  # also of numpy's integers
         if not _is_real(self.top_p) or not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be a number in (0, 1] (1 keeps every token), got {self.top_p!r}")
 

@@ -22,6 +22,8 @@ from torch.nn.modules import module as all_modules
 
 _CALLED = {name: name for name in ("_wrapped_call_impl", "_call_impl", "forward")} | {"__call__": "_wrapped_call_impl"}
 """What runs when a module is called, and the names under which it is written."""
+_IN_PLACE = (*_CALLED, "_compiled_call_impl")
+"""What a module has for itself where something else runs, such as what `module.compile` put there."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CAPTURING = "transformers.utils.output_capturing"
 """Has the hooks that transformers leaves on a model whose hidden states were once asked for. They do nothing unless a
@@ -44,7 +46,7 @@ def untouched(modules: Iterable[nn.Module]) -> bool:
             for module in modules
             for hooks in _HOOKS
         )
-        and not any(name in module.__dict__ for module in modules for name in _CALLED)
+        and not any(module.__dict__.get(name) for module in modules for name in _IN_PLACE)
         and not any(type(part).__name__ == "DTensor" for module in modules for part in module._parameters.values())
         and all(as_written(kind) for kind in {type(module) for module in modules} if "forward" in _defined(kind))
     )

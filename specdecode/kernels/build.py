@@ -20,6 +20,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ _DECISIVE = ("VARGEN_KERNELS", "VARGEN_TILES", "VARGEN_CACHE", "XDG_CACHE_HOME",
 """Environment variables that decide which library is loaded."""
 _NO_COMPILER = "there is no C++ compiler; install g++ or clang++, or name one in CXX"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_BUILDING = "building-"
 _PATIENCE = 300
 """Seconds after which a compiler is stopped."""
 
@@ -195,7 +197,10 @@ def compile_library(source: Path, path: Path) -> None:
 def _build(compiler: str, sources: Sequence[Path], path: Path) -> None:
     """Compile to a temporary file and move it to `path`. Raises what subprocess and the file system raise."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    for left in path.parent.glob(f"{_BUILDING}*"):  # by a process that was killed: no other takes so long
+        if time.time() - left.stat().st_mtime > 2 * (len(sources) + 1) * _PATIENCE:
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_BUILDING) as folder:
         compiled, linked = [os.path.join(folder, f"{source.stem}.o") for source in sources], f"{folder}/linked.so"
         # Not linked with a threading library: torch has loaded one, and two would compete for the cores.
         for command in (

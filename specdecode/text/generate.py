@@ -146,6 +146,8 @@ class _Players:
         if not isinstance(input_ids, Tensor):
             remedy = "give it as **inputs" if isinstance(input_ids, Mapping) else "int64 of shape [batch, length]"
             raise ValueError(f"input_ids must be a tensor, got a {type(input_ids).__name__}; {remedy}")
+        if input_ids.is_nested or input_ids.layout != torch.strided:
+            raise ValueError("input_ids must be a dense tensor, int64 of shape [batch, length]; call its to_dense()")
         if input_ids.ndim != 2 or 0 in input_ids.shape or input_ids.dtype != torch.int64:
             raise ValueError(
                 f"input_ids must be int64 of shape [batch, length], got {input_ids.dtype} of {list(input_ids.shape)}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from typing import Any
 
@@ -80,7 +81,7 @@ def check_number(
         UserError: see above.
     """
     whole = isinstance(least, int) if whole is None else whole
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value != value:
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real) or value != value:
         kind = "an integer" if whole else "a number"
         raise UserError(f"{name} must be {kind}{range_in_words(least, most, above, below)}, got {shown(value)}")
     for word, bound, holds in (

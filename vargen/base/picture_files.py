@@ -42,7 +42,7 @@ def open_picture(content: bytes, name: str) -> Image:
     """
     from PIL import ImageOps, UnidentifiedImageError
 
-    from metrics.images import open_whole
+    from metrics.images import eight_bits, open_whole
 
     def check(image: Image) -> None:
         if not 0 < min(image.size) <= max(image.size) <= MAX_SIDE:
@@ -52,7 +52,7 @@ def open_picture(content: bytes, name: str) -> Image:
 
     try:
         with open_whole(content, FORMATS, check) as image:
-            return ImageOps.exif_transpose(image)
+            return eight_bits(ImageOps.exif_transpose(image))
     except UserError:
         raise
     except Exception as error:  # PIL raises half a dozen kinds

@@ -26,6 +26,8 @@ from vargen.base.errors import UserError
 from vargen.base.reading import expanded, read_json, read_text, reading
 
 TABLES = (".json", ".parquet", ".tar")
+_IN_FOLDERS = (".tar", ".txt", ".json")
+"""Files that are read of a folder: those of the first of these kinds that it has."""
 HUB = "hub:"
 _BESIDE = {
     *("image_id", "id", "file_name", "category", "challenge", "tag", "include", "exclude", "item_id"),
@@ -58,12 +60,13 @@ def read_rows(source: str, columns: tuple[str, ...], argument: str = "prompts_fi
     if path.is_dir():
         if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
             return _of_datasets(str(path), columns, argument)
-        if shards := _files(path, "*.tar"):
-            return _of_shards(shards, argument)
-        if texts := _files(path, "*.txt"):
-            return _of_texts(texts, argument)
-        if lists := _files(path, "*.json"):
-            return ((place, {**row, "list": each.stem}) for each in lists for place, row in _of_json(each, argument))
+        kind, files = _files(path, argument)
+        if kind == ".tar":
+            return _of_shards(files, argument)
+        if kind == ".txt":
+            return _of_texts(files, argument)
+        if kind == ".json":
+            return ((place, {**row, "list": each.stem}) for each in files for place, row in _of_json(each, argument))
         raise UserError(
             f"{argument}: {path} holds neither a data set that save_to_disk wrote, nor .tar shards, nor .txt or .json "
             "files"
@@ -75,12 +78,21 @@ def read_rows(source: str, columns: tuple[str, ...], argument: str = "prompts_fi
     return _of_datasets(str(path), columns, argument, builder="parquet")
 
 
-def _files(folder: Path, pattern: str) -> list[Path]:
-    """Files of a folder as pictures are listed: in natural order, without hidden ones."""
-    from metrics.images import is_hidden, natural_key  # imports torch
+def _files(folder: Path, argument: str) -> tuple[str, list[Path]]:
+    """The kind of files that are read of a folder, and these as pictures are listed: in natural order, without hidden
+    ones. A warning tells of others that might have been meant: of the next kinds, and in folders below."""
+    from metrics.images import is_hidden, natural_key, warn_of_left_out  # imports torch
 
-    found = [path for path in folder.glob(pattern) if not is_hidden(Path(path.name))]
-    return sorted(found, key=lambda path: natural_key(path.name))
+    found = [each for each in folder.rglob("*") if each.suffix.lower() in _IN_FOLDERS and each.is_file()]
+    found = [each for each in found if not is_hidden(each.relative_to(folder))]
+    found.sort(key=lambda path: natural_key(path.relative_to(folder).as_posix()))
+    for kind in _IN_FOLDERS:
+        files = [each for each in found if each.parent == folder and each.suffix.lower() == kind]
+        if files:
+            left_out = [each.relative_to(folder).as_posix() for each in found if each not in {*files}]
+            warn_of_left_out(f"{argument}: {folder}", left_out, "name their file or folder to read them")
+            return kind, files
+    return "", []
 
 
 def _of_json(path: Path, argument: str) -> Iterator[tuple[str, Row]]:

@@ -369,6 +369,8 @@ def _stored_kinds(path: Path) -> dict[str, str]:
     try:
         with safe_open(path, framework="np") as file:
             return {name: str(file.get_slice(name).get_dtype()) for name in file.keys()}  # noqa: SIM118  # no mapping
+    except MemoryError as error:
+        raise UserError(f"{path} is larger than memory ({reading.reason_of(error)}); copy it again") from error
     except (SafetensorError, OSError):
         return {}
 

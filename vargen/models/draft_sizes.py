@@ -38,7 +38,7 @@ from specdecode.roles import Target
 from vargen.base.errors import UserError
 from vargen.base.reading import parse_json
 from vargen.base.resources import cache_folder
-from vargen.runs.files import write_atomic
+from vargen.runs.files import remove_leftovers, write_atomic
 from vargen.runs.identity import digest
 
 
@@ -150,6 +150,7 @@ def _write(identity: str, costs: StepCosts, factors: Mapping[DraftSize, float]) 
     try:
         path = _path(identity)
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path.parent)
         listed = [[size.total_tokens, size.depth, factor] for size, factor in factors.items()]
         write_atomic(path, json.dumps({**vars(costs), "factors": listed}) + "\n")
     except (UserError, OSError):

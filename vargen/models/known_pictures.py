@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
+from metrics.images import eight_bits
 from vargen.base.bounds import MAX_BATCH_SIZE, check_number
 from vargen.base.errors import UserError
 from vargen.base.picture_files import MAX_SIDE, check_edit
@@ -26,6 +27,8 @@ PictureInput = PIL.Image.Image | np.ndarray | Tensor | Sequence[PIL.Image.Image 
 """One picture for all prompts, or one for each, as diffusers takes them: an image, uint8 [H, W, 3], float32 [H, W, 3]
 in [0, 1], or a tensor [3, H, W] in [0, 1]; arrays and tensors may have one dimension more in front."""
 
+_MOST_LEVEL = 1.5
+"""A picture of levels from 0 to 1 may have a little more where it was resized."""
 _NEAR_RATIO = 1.02
 """How far the ratio of a picture's sides may be from that of the picture to draw."""
 
@@ -165,13 +168,10 @@ def read_picture(name: str, value: Any, processor: VaeImageProcessor, channels: 
             raise UserError(f"{name} must be a single picture, got an animation of {value.n_frames} frames")  # type: ignore[attr-defined]
         sides = value.size
     elif isinstance(value, np.ndarray | Tensor) and value.ndim in (2, 3):
-        if isinstance(value, np.ndarray):
-            value = value.astype(np.float32) / 255 if value.dtype == np.uint8 else value
-            sides = value.shape[:2]
-        else:
-            sides = value.shape[-2], value.shape[-1]
-        if not np.isfinite(np.asarray(torch.as_tensor(value).float().sum())):
-            raise UserError(f"{name} must hold finite numbers")
+        is_array = isinstance(value, np.ndarray)
+        sides = tuple(value.shape[:2] if is_array else value.shape[-2:])  # type: ignore[assignment]
+        value = _shares(name, value)
+        value = value.numpy() if is_array else value
     else:
         raise UserError(
             f"{name} must be an image, an array [H, W, 3] or a tensor [3, H, W], got {type(value).__name__}"
@@ -181,12 +181,32 @@ def read_picture(name: str, value: Any, processor: VaeImageProcessor, channels: 
     try:
         if isinstance(value, Tensor) and value.ndim == 2:
             value = value[None]
+        if isinstance(value, PIL.Image.Image):
+            value = eight_bits(value)
         made = processor.preprocess(value).float().cpu()
     except (ValueError, OSError, SyntaxError) as error:  # the last two: a file that is read here breaks off
         raise UserError(f"{name} cannot be read ({error})") from error
     if made.ndim != 4 or made.shape[1] != channels:
         raise UserError(f"{name} must have {channels} channels, got {list(made.shape)}")
     return made.clamp(-1, 1)
+
+
+def _shares(name: str, value: np.ndarray | Tensor) -> Tensor:
+    """Levels from 0 to 1, float32, of bytes, truth values, or such levels. Raises UserError, which begins with `name`,
+    for other numbers: of 0 to 255 nearly all would be white."""
+    if isinstance(value, np.ndarray):
+        is_byte, is_level = value.dtype == np.uint8, value.dtype.kind in "fb"
+        numbers = torch.from_numpy(value.astype(np.float32)) if is_byte or is_level else None
+    else:
+        is_byte, is_level = value.dtype == torch.uint8, value.is_floating_point() or value.dtype == torch.bool
+        numbers = value.float() if is_byte or is_level else None
+    if numbers is not None:
+        numbers = numbers / 255 if is_byte else numbers
+        if not numbers.numel() or bool(numbers.abs().amax() <= _MOST_LEVEL):
+            return numbers
+        if not bool(numbers.isfinite().all()):
+            raise UserError(f"{name} must hold finite numbers")
+    raise UserError(f"{name} must be uint8, or of numbers from 0 to 1; divide what goes to 255, or convert it")
 
 
 def tokens_of(

@@ -27,7 +27,14 @@ from metrics.errors import DataError
 from metrics.images import open_npz
 from vargen.base.errors import UserError
 from vargen.base.reading import parse_json, reading, reason_of
-from vargen.runs.files import pixels_of, read_png, save_image_atomic, write_atomic, write_json_atomic
+from vargen.runs.files import (
+    pixels_of,
+    read_png,
+    remove_leftovers,
+    save_image_atomic,
+    write_atomic,
+    write_json_atomic,
+)
 from vargen.runs.identity import check_identity_file
 from vargen.runs.progress import Progress
 
@@ -80,6 +87,7 @@ class BatchStore:
         """Keep a batch; `record` holds plain values."""
         self._before_writing()
         self.folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.folder)
         content = io.BytesIO()
         note = np.frombuffer(json.dumps(record or {}).encode(), dtype=np.uint8)
         np.savez(content, **{"record": note, **arrays})  # type: ignore[arg-type]  # numpy names one keyword

@@ -21,7 +21,7 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path, PureWindowsPath
@@ -82,12 +82,28 @@ def check_file_place(path: str | os.PathLike[str], argument: str) -> None:
 
 
 @contextmanager
-def _naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+def _temporary(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
+    """A new temporary file or folder beside `path`, locked. Who clears up may take one before it is locked: then
+    another is made."""
+    with contextlib.ExitStack() as stack:
+        held: bool | None = False
+        while held is False:
+            temporary = path.with_name(_temporary_name())
+            make(temporary)
+            with contextlib.suppress(FileNotFoundError):
+                held = stack.enter_context(_locked(temporary))
+            if held and not temporary.exists():
+                held = False
+        yield temporary
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
     """Let errors of the system name the target, where they name nothing or the temporary file."""
     try:
         yield
     except OSError as error:
-        if error.errno is not None and error.filename in (None, str(temporary)):
+        if error.errno is not None and str(error.filename or TEMPORARY_SUFFIX).endswith(TEMPORARY_SUFFIX):
             error.filename, error.filename2 = str(path), None
         raise
 
@@ -100,15 +116,13 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = Path(path)
     check_replaceable(path)
-    temporary = path.with_name(_temporary_name())
-    temporary.touch(exist_ok=False)
-    try:
-        with _naming(path, temporary), _locked(temporary):
+    with _naming(path), _temporary(path, lambda made: made.touch(exist_ok=False)) as temporary:
+        try:
             yield temporary
             os.replace(temporary, path)
-    except BaseException:  # KeyboardInterrupt too: a stopped run must not leave a temporary file behind
-        temporary.unlink(missing_ok=True)
-        raise
+        except BaseException:  # KeyboardInterrupt too: a stopped run must not leave a temporary file behind
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
@@ -123,11 +137,9 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     check_replaceable(path, folder=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
-    temporary = path.with_name(_temporary_name())
     replaced = path.with_name(f".{path.name}{_temporary_name('.replaced')}")
-    temporary.mkdir()
-    try:
-        with _locked(temporary), contextlib.ExitStack() as stack:
+    with _temporary(path, Path.mkdir) as temporary, contextlib.ExitStack() as stack:
+        try:
             yield temporary
             _open_to_others(temporary)
             if path.exists():
@@ -135,11 +147,11 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
                 os.replace(path, replaced)
             os.replace(temporary, path)
             shutil.rmtree(replaced, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if replaced.exists() and not path.exists():
-            os.replace(replaced, path)
-        raise
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if replaced.exists() and not path.exists():
+                os.replace(replaced, path)
+            raise
 
 
 def _open_to_others(folder: Path) -> None:

@@ -55,8 +55,8 @@ WITHOUT_EFFECT = (
     "input_fidelity",
 )
 """Fields of OpenAI's interface that are taken whatever they say: any picture of the prompt answers them rightly."""
-MAX_BODY, MAX_FORM = 1 << 18, 1 << 24
-"""The most bytes of a request, and of one with pictures."""
+MAX_BODY, MAX_FORM, MAX_READ = 1 << 18, 1 << 24, 1 << 28
+"""The most bytes of a request, of one with pictures, and of all that are read at once."""
 PLACE, EDITS, HEALTH = "/v1/images/generations", "/v1/images/edits", "/health"
 """Where pictures are asked for, and edits; and where anybody may ask whether the server lives, under any name."""
 _KINDS = {PLACE: "application/json", EDITS: "multipart/form-data"}
@@ -320,21 +320,31 @@ def build_app(
                 for job in jobs:
                     job.finished.cancel()
 
-    async def body_of(request: Request, most: int, remedy: str) -> bytes:
+    held = 0  # bytes of requests that are read
+
+    @asynccontextmanager
+    async def body_of(request: Request, most: int, remedy: str) -> AsyncIterator[bytes]:
+        """All bytes of a request, within what a server has room for."""
+        nonlocal held
         content = bytearray()
         try:
             async for part in request.stream():
                 content += part
+                held += len(part)
                 if len(content) > most:
                     raise TooLarge(f"the request has more than {most:,} bytes; send a {remedy}")
+                if held > MAX_READ:
+                    raise QueueFull("too many clients send pictures at once; try again later")
+            yield bytes(content)
         except ClientDisconnect:
             raise ClientLeft("the client left before it had sent its request") from None
-        return bytes(content)
+        finally:
+            held -= len(content)
 
     async def generation_of(request: Request) -> tuple[GenerationBody, dict[str, Any]]:
-        content = await body_of(request, MAX_BODY, "shorter prompt")
         try:
-            asked = parse_json(content)
+            async with body_of(request, MAX_BODY, "shorter prompt") as content:
+                asked = parse_json(content)
         except RepeatedKeyError as error:
             raise UserError(f"body: {error}; send each key once") from None
         except (ValueError, RecursionError):
@@ -342,10 +352,11 @@ def build_app(
         return GenerationBody.read(asked, image_size, can_show, methods), {}
 
     async def edit_of(request: Request) -> tuple[GenerationBody, dict[str, Any]]:
-        fields, sent = read_form(request.headers["content-type"], await body_of(request, MAX_FORM, "smaller picture"))
-        asked = EditBody.read(fields, image_size, can_show, methods)
-        assert isinstance(asked, EditBody)
-        pictures = await asyncio.to_thread(open_edited, sent, asked.start_rows is not None)
+        async with body_of(request, MAX_FORM, "smaller picture") as content:
+            fields, sent = read_form(request.headers["content-type"], content)
+            asked = EditBody.read(fields, image_size, can_show, methods)
+            assert isinstance(asked, EditBody)
+            pictures = await asyncio.to_thread(open_edited, sent, asked.start_rows is not None)
         return asked, {**pictures, "start_rows": asked.start_rows, "paste_back": asked.paste_back}
 
     async def generations(request: Request) -> Any:

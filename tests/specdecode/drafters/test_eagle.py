@@ -335,8 +335,10 @@ def test_sampled_children_of_a_very_sure_head_leave_it_exact(p_value, sure, temp
     assert p_value(sampled_tokens(TREE, sampling, EagleDrafter, sure), EAGLE_TABLE, PROMPT, sampling) > 1e-3
 
 
-def test_drawn_children_say_what_they_were_drawn_from():
+@pytest.mark.parametrize("kernels", ["torch_lines", "own_kernels"])
+def test_drawn_children_say_what_they_were_drawn_from(kernels, request):
     """Earlier siblings zeroed and the rest renormalised; a third of two that filters left is a guess, and says so."""
+    request.getfixturevalue(kernels)
     sampling, prompts, first = SamplingConfig(1.0, 2), torch.tensor([[1, 2], [0, 4], [3, 3]]), torch.tensor([3, 1, 4])
     size = FixedDraftSize(DraftSize(TREE.num_nodes, TREE.max_depth))
     drafter, state = begun(CheckedHead(EAGLE_TABLE), TREE, size, "sampled", prompts, first, sampling)
@@ -376,15 +378,17 @@ def test_what_cannot_be_drafted_is_refused():
         DynamicTree(0)
 
 
-def test_ties_do_not_tear_a_tree():
+@pytest.mark.parametrize(("root", "size"), [(2, DraftSize(5, 4)), (1, DraftSize(3, 2))], ids=str)
+def test_ties_do_not_tear_a_tree(root, size):
     """Certain guesses give children the score of their parents; the parents must still be kept first."""
     table = torch.full((6, 6, 6), -math.inf)
     table[..., 2] = 0.0
     table[..., 3] = 0.0
-    table[2, 2] = torch.tensor([-math.inf, -math.inf, 0.0, -math.inf, -math.inf, -math.inf])
-    size, prompts = FixedDraftSize(DraftSize(5, 4)), torch.tensor([[2, 2]])
-    head = CheckedHead(table.clamp(min=-1e4))
-    drafter, state = begun(head, DynamicTree(2), size, "coupled", prompts, torch.tensor([2]))
+    table[2, 2] = table[1] = torch.tensor([-math.inf, -math.inf, 0.0, -math.inf, -math.inf, -math.inf])
+    prompts, head = torch.tensor([[2, 2]]), CheckedHead(table.clamp(min=-1e4))
+    drafter, state = begun(
+        head, DynamicTree(2), FixedDraftSize(size), children, prompts, torch.tensor([root])
+    )
     drafter.propose(state).tree.check()
 
 

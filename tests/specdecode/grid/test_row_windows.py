@@ -165,6 +165,12 @@ def test_lines_keep_their_order(model, window, guesses, confirm_first, max_visit
     assert number >= (SIDE - 1) * rule.passes_between_lines
 
 
+def test_a_target_without_room_is_refused_before_its_first_pass(model):
+    run = run_of(model, range(1), RULES["guesses"], prompt_only=True)
+    with pytest.raises(ValueError, match="num_slots must be at most"):
+        run.step()
+
+
 def test_an_end_of_row_token_is_decided_with_the_first_token_behind_it():
     rule = RowWindows(Lines(3 * 4 - 1, 3, row_end=9), 2)
     counts = torch.tensor([[3, 2, 0], [3, 0, 0], [3, 3, 1]])

@@ -35,6 +35,9 @@ class Babble:
     def check_places(self, num_slots: int) -> None:
         """There is always room."""
 
+    def commit(self, path: Tensor, counts: Tensor) -> None:
+        """Nothing depends on it."""
+
     def replace_rows(self, rows: Tensor, other: Babble) -> None:
         """Nothing depends on the row."""
 
@@ -154,6 +157,20 @@ def test_a_row_that_takes_a_place_has_windows_and_guesses_of_its_own(own_kernels
         alone = start(range(request, request + 1), False).finish()
         assert torch.equal(each.tokens[: sizes[request].num_places], alone.tokens[0, : sizes[request].num_places])
         assert each.trace.rows_fed == alone.trace.rows_fed and each.trace.drafted == alone.trace.drafted
+
+
+def test_given_tokens_are_fed_once():
+    """In the pass before all others."""
+    forced, given = torch.full((2, 32), -1), (11, 5)
+    for row, count in zip(forced, given, strict=True):
+        row[:count] = 1
+    run = RowWindowRun(
+        target := Babble(2),  # type: ignore[arg-type]
+        rule=RowWindows(Lines(32, 8), 3, guesses=2), max_new_tokens=32, sampling=GREEDY,
+        streams=RandomStreams.from_seeds(range(2)), forced_tokens=forced,
+    )  # fmt: skip
+    run.finish()
+    assert all(int(fed.min()) == count for fed, count in zip(target.passes[1][1], given, strict=True))
 
 
 def test_a_pass_that_feeds_more_than_there_is_room_for_is_seen(own_kernels):

@@ -1,0 +1,331 @@
+"""Reports of strangers that belong to the tests of no single place: models in other forms, numbers of other kinds,
+files that say too much of themselves, captioned pictures."""
+
+import copy
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import language_models
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_pipelines import build_tiny_pipeline
+
+import specdecode
+from metrics.errors import DataError
+from metrics.images import open_npz
+from vargen.base.errors import UserError
+from vargen.base.prompts import read_prompts
+from vargen.models.known_pictures import Edit, known_pictures
+from vargen.training.captioned import captioned_pictures
+
+ROOT = Path(__file__).parents[2]
+IDS, MASK = language_models.ragged_prompts()
+WAYS: tuple[dict[str, Any], ...] = ({"method": "ar"}, {}, {"method": "jacobi"})
+
+
+def said(model: Any, **given: Any) -> Any:
+    return specdecode.generate(model, IDS, attention_mask=MASK, max_new_tokens=8, **given).sequences
+
+
+def plain(model: Any) -> Any:
+    return model.generate(IDS, attention_mask=MASK, max_new_tokens=8, do_sample=False, pad_token_id=0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Text models in other forms
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.float16])
+def test_layers_that_torch_quantizes_while_they_run(own_kernels, dtype):
+    """Their `weight` is a method. In qint8 scales depend on what is in a pass, so that plain decoding alone agrees."""
+    model = language_models.make("llama", dtype=torch.float32)
+    quantized = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {torch.nn.Linear}, dtype=dtype)
+    assert torch.equal(said(quantized, method="ar"), plain(quantized))
+    for way in ({}, {"method": "jacobi"}):
+        assert dtype == torch.qint8 or torch.equal(said(quantized, **way), plain(quantized))
+    assert torch.equal(said(model, draft_model=quantized), plain(model))
+
+
+def test_a_wrapped_adapter_is_named_with_what_helps():
+    peft = pytest.importorskip("peft", reason="adapters need the extra lora")
+    model = language_models.make("llama", dtype=torch.float32)
+    wrapped = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    for given in ({"model": wrapped}, {"model": model, "draft_model": wrapped}):
+        with pytest.raises(ValueError, match=r"give its get_base_model\(\)"):
+            specdecode.generate(**{"input_ids": IDS, "max_new_tokens": 2, **given})
+    inner = wrapped.get_base_model()
+    assert all(torch.equal(said(inner, **way), plain(inner)) for way in WAYS)
+
+
+def test_settings_that_forbid_every_token_are_named():
+    model = language_models.make("llama", dtype=torch.float32)
+    for way in WAYS:
+        with pytest.raises(ValueError, match="the settings of logits forbid every token"):
+            said(model, suppress_tokens=list(range(language_models.VOCAB_SIZE)), **way)
+
+
+@pytest.mark.parametrize("ids", [IDS.to_sparse(), torch.nested.nested_tensor([IDS[0]]), IDS.int(), IDS.float(), [[1]]])
+@pytest.mark.filterwarnings("ignore")
+def test_ids_that_are_no_plain_tensor(ids):
+    with pytest.raises(ValueError, match="input_ids must be"):
+        specdecode.generate(language_models.make("llama"), ids, max_new_tokens=2)
+
+
+SEEDS = [2**63, 2**64 - 1, 2**70, -1]
+
+
+@pytest.mark.parametrize("seed", [7, 2**32 + 7, 2**62 + 7, 2**63 - 1])
+def test_a_seed_counts_with_all_its_bits(seed):
+    pipeline = build_tiny_pipeline()
+
+    def drawn(number: int) -> list[int]:
+        generator = torch.Generator().manual_seed(number)
+        return pipeline("a cube", generator=generator, output_type="latent").tokens[0].tolist()
+
+    assert drawn(seed) == drawn(seed) and (drawn(seed) == drawn(seed % 2**32)) is (seed == 7)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
+def test_numbers_of_numpy_are_numbers(kind):
+    pipeline = build_tiny_pipeline()
+
+    def drawn(**given: Any) -> Any:
+        seeds = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+        return pipeline("a cube", generator=seeds, output_type="latent", **given).tokens
+
+    numpy = drawn(guidance_scale=kind(3), num_images_per_prompt=np.int64(2), top_k=np.int32(5))
+    assert torch.equal(numpy, drawn(guidance_scale=3.0, num_images_per_prompt=2, top_k=5))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files that say too much of themselves
+
+
+def test_an_array_that_says_it_holds_more_than_there_is(tmp_path):
+    told = "{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000000000, 2, 2, 3), }"
+    told += " " * (-(len(told) + 11) % 64) + "\n"
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+        file.writestr("arr_0.npy", b"\x93NUMPY\x01\x00" + len(told).to_bytes(2, "little") + told.encode())
+    with (
+        pytest.raises(DataError, match=r"a\.npz (needs more memory|cannot be read)"),
+        open_npz(tmp_path / "a.npz") as a,
+    ):
+        a["arr_0"]
+
+
+HOSTILE_MODEL = """
+import resource, sys
+from vargen.cli import main
+resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+sys.exit(main(["generate", "a", "--model", sys.argv[1], "--output", sys.argv[2], "--quiet"]))
+"""
+
+
+def test_weights_that_memory_does_not_hold(tiny_model_folder, tmp_path):
+    """A sparse file of 40 GB."""
+    path = tiny_model_folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    header = json.dumps({"a": {"dtype": "F32", "shape": [10**10], "data_offsets": [0, 4 * 10**10]}}).encode()
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 4 * 10**10)
+    command = [sys.executable, "-c", HOSTILE_MODEL, str(tiny_model_folder), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 2 and done.stderr.count("vargen: error: ") == 1, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr and "transformer" in done.stderr
+
+
+def test_a_column_of_categories_holds_prompts(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="parquet needs the extra data")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"caption": pyarrow.array(["a cube", "a cone"]).dictionary_encode()})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert read_prompts(str(tmp_path / "a.parquet")) == ["a cube", "a cone"]
+
+
+def shard(path: Path, files: dict[str, bytes]) -> str:
+    with tarfile.open(path, "w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return str(path)
+
+
+SHARDS: dict[str, list[str]] = {
+    "a dot in one": ["0001.txt", "take 2.0.txt", "0003.txt"],
+    "a dot in all": ["v1.5_0001.txt", "v1.5_0002.txt"],
+    "none of one": ["1.txt", "2.jpg", "3.txt"],
+    "none of the first": ["1.jpg", "2.txt", "3.txt"],
+    "none of the first six": [*(f"{number}.jpg" for number in range(6)), "9.txt"],
+    "another spelling": ["1.TXT", "2.txt"],
+}
+
+
+@pytest.mark.parametrize("names", SHARDS)
+def test_no_sample_of_a_shard_is_left_out_without_a_word(names, tmp_path):
+    pytest.importorskip("datasets", reason="shards need the extra data")
+    source = shard(tmp_path / "a.tar", {name: f"a cube {name}".encode() for name in SHARDS[names]})
+    try:
+        assert len(read_prompts(source)) == len(SHARDS[names])
+    except UserError as error:
+        assert "a.tar" in str(error) and "\n" not in str(error)
+
+
+def test_texts_of_a_folder_that_are_left_out_are_told(tmp_path):
+    (tmp_path / "below").mkdir()
+    for name in ("1.txt", "2.TXT", "x.json", "below/3.txt", ".hidden.txt", "a.png"):
+        (tmp_path / name).write_text(f"a cube {name}")
+    with pytest.warns(UserWarning, match=r"2 are left out: below/3\.txt, x\.json; name"):
+        assert read_prompts(str(tmp_path)) == ["a cube 1.txt", "a cube 2.TXT"]
+    (tmp_path / "below" / "3.txt").unlink()
+    (tmp_path / "x.json").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_prompts(str(tmp_path))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Captioned pictures: each caption has its own picture, of its folder, as it looks
+
+
+RED, BLUE = (Image.new("RGB", (4, 4), colour) for colour in ("red", "blue"))
+
+
+def row(**values: Any) -> bytes:
+    return json.dumps({"text": "red", **values}).encode()
+
+
+def made(folder: Path, files: dict[str, Any]) -> str:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content.save(path) if isinstance(content, Image.Image) else path.write_bytes(content)
+    return str(folder)
+
+
+def learned(source: str) -> list[tuple[str, Any]]:
+    return [(each.caption, each.square().getpixel((0, 0))) for each in captioned_pictures(source)]
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"1.txt": b"red", "1.png": RED, "1.jpg": BLUE}, "1.jpg and 1.png both have the name of this caption"),
+        ({"1.txt": b"red", "1.2.png": BLUE}, "there is no picture of this caption"),
+        ({"metadata.jsonl": row(file_name="../1.png"), "../1.png": RED}, "is not the name of something in it"),
+        ({"metadata.jsonl": row(file_name="/etc/passwd")}, "is not the name of something in it"),
+        ({"metadata.jsonl": row(file_name="a\0.png")}, "is not the name of something in it"),
+        ({"metadata.jsonl": row(file_name=7)}, "is not the name of something in it"),
+        ({"metadata.jsonl": row(file_name=None)}, "there is no picture of this caption"),
+        ({"metadata.jsonl": row()}, "there is no picture of this caption"),
+        ({"metadata.jsonl": row(file_name="s"), "s/1.png": RED}, "there is no picture of this caption"),
+        ({"metadata.jsonl": row(file_name="1.png", File_Name="2.png"), "1.png": RED}, "two keys differ by their case"),
+        ({"metadata.jsonl": row(file_name="1.png"), "1.png": b"%!PS-Adobe-3.0 EPSF-3.0\n"}, "cannot be read as PNG"),
+    ],
+)  # fmt: skip
+def test_a_caption_without_a_picture_of_its_own(files, told, tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **named: pytest.fail(f"{given} was started"))
+    source = made(tmp_path / "f", files)
+    with pytest.raises(UserError, match="pictures") as refused:
+        learned(source)
+    assert told in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["1.png", "../secret.png", "/etc/passwd", None])
+def test_a_data_set_that_names_its_pictures(name, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="parquet needs the extra data")
+    from pyarrow import parquet
+
+    made(tmp_path / "f", {"1.png": RED, "../secret.png": BLUE})
+    table = pyarrow.table({"image": [{"bytes": None, "path": name}], "text": ["red"]})
+    parquet.write_table(table, tmp_path / "f" / "a.parquet")
+    if name == "1.png":
+        assert learned(str(tmp_path / "f" / "a.parquet")) == [("red", (255, 0, 0))]
+    else:
+        with pytest.raises(UserError, match=r"is not the name of|there is no picture of this caption"):
+            learned(str(tmp_path / "f" / "a.parquet"))
+
+
+def test_pictures_are_learned_as_they_look_and_those_without_a_caption_are_told(tmp_path):
+    levels = Image.fromarray(np.full((4, 4), 128 * 257, np.uint16))
+    clear = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
+    source = made(
+        tmp_path / "f", {"1.png": RED, "1.2.png": BLUE, "2.png": levels, "3.png": clear, "s/4.png": RED, "5.webp": RED}
+    )
+    for name, text in (("1", "red"), ("1.2", "blue"), ("2", "grey"), ("3", "nothing")):
+        (tmp_path / "f" / f"{name}.txt").write_text(text)
+    with pytest.warns(UserWarning, match=r"2 are left out: 5\.webp, s/4\.png; give each a caption"):
+        found = dict(learned(source))
+    assert found == {"red": (255, 0, 0), "blue": (0, 0, 255), "grey": (128,) * 3, "nothing": (255,) * 3}
+    before = [each.described for each in captioned_pictures(source)]
+    content = bytearray((tmp_path / "f" / "1.png").read_bytes())
+    content[-20] ^= 1  # as many bytes
+    (tmp_path / "f" / "1.png").write_bytes(content)
+    after = [each.described for each in captioned_pictures(source)]
+    assert [one == other for one, other in zip(before, after, strict=True)].count(False) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Pictures to start from: numbers of a scale that is not theirs
+
+
+LEVELS = np.random.default_rng(0).random((16, 16, 3)).astype(np.float32)
+FORMS: dict[str, Callable[[], Any]] = {
+    "an image": lambda: Image.fromarray((LEVELS * 255).round().astype(np.uint8)),
+    "bytes": lambda: (LEVELS * 255).round().astype(np.uint8),
+    "levels": lambda: LEVELS,
+    "half levels": lambda: LEVELS.astype(np.float16),
+    "double levels": lambda: LEVELS.astype(">f8"),
+    "turned": lambda: LEVELS[::-1][::-1],
+    "a tensor": lambda: torch.from_numpy(LEVELS).permute(2, 0, 1),
+    "a tensor of bytes": lambda: torch.from_numpy((LEVELS * 255).round()).permute(2, 0, 1).byte(),
+}
+OTHER_SCALES: dict[str, Any] = {
+    "0 to 255": LEVELS * 255, "whole numbers": (LEVELS * 255).astype(np.int64),
+    "16 bits": (LEVELS * 65535).astype(np.uint16),
+    "a tensor to 255": torch.from_numpy(LEVELS * 255).permute(2, 0, 1), "complex": LEVELS.astype(complex),
+    "objects": LEVELS.astype(object), "words": LEVELS.astype(str), "not finite": LEVELS * np.float32("nan"),
+}  # fmt: skip
+
+
+def pixels_of(image: Any, **about: Any) -> Any:
+    kept: list[Any] = []
+
+    def encode(pixels: torch.Tensor) -> torch.Tensor:
+        kept.append(pixels)
+        return torch.zeros(1, 2, 2, dtype=torch.int64)
+
+    known_pictures(Edit(image, **{"start_rows": 1, **about}), [(2, 2)], 8, encode, "a family")
+    return kept[0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_picture_is_the_same_picture(form):
+    torch.testing.assert_close(pixels_of(FORMS[form]()), pixels_of(LEVELS), atol=0.01, rtol=0)
+
+
+def test_a_picture_of_16_bits_is_not_white():
+    grey = pixels_of(Image.fromarray((LEVELS[..., 0] * 65535).astype(np.uint16)))
+    torch.testing.assert_close(grey[0, 0], torch.from_numpy(LEVELS[..., 0] * 2 - 1), atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("scale", OTHER_SCALES)
+@pytest.mark.parametrize("name", ["image", "mask_image"])
+def test_numbers_that_are_no_levels_are_refused(scale, name):
+    other = OTHER_SCALES[scale]
+    given = {"image": other} if name == "image" else {"image": LEVELS, "mask_image": other, "start_rows": None}
+    with pytest.raises(UserError, match=rf"^{name} must (be uint8, or of numbers from 0 to 1|hold finite)"):
+        pixels_of(**given)

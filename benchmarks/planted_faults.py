@@ -60,6 +60,8 @@ HARMLESS: dict[str, str] = {
     "7ab8343e5f": "layouts of a run are all of one size, or none is",
     "7814d05763": "of scales with the same error any is best",
     "132a2f6db2": "no layer takes a single number, in torch neither",
+    "a7708af41c": "where a row feeds fewer, its first token is fed again, and rows that ended feed none",
+    "5170c335a3": "any number below zero stands for what is not fed",
     "453ca381c9": "what is known is found anew, the same",
 }
 """Why it does no harm that a fault survives, by its key."""

@@ -169,7 +169,7 @@ def read_picture(name: str, value: Any, processor: VaeImageProcessor, channels: 
         sides = value.size
     elif isinstance(value, np.ndarray | Tensor) and value.ndim in (2, 3):
         is_array = isinstance(value, np.ndarray)
-        sides = tuple(value.shape[:2] if is_array else value.shape[-2:])  # type: ignore[assignment]
+        sides = tuple(value.shape[:2] if is_array else value.shape[-2:])
         value = _shares(name, value)
         value = value.numpy() if is_array else value
     else:

@@ -378,17 +378,17 @@ def test_what_cannot_be_drafted_is_refused():
         DynamicTree(0)
 
 
-@pytest.mark.parametrize(("root", "size"), [(2, DraftSize(5, 4)), (1, DraftSize(3, 2))], ids=str)
-def test_ties_do_not_tear_a_tree(root, size):
+@pytest.mark.parametrize(
+    ("root", "size", "children"), [(2, DraftSize(5, 4), "coupled"), (1, DraftSize(3, 2), "top")], ids=str
+)
+def test_ties_do_not_tear_a_tree(root, size, children):
     """Certain guesses give children the score of their parents; the parents must still be kept first."""
     table = torch.full((6, 6, 6), -math.inf)
     table[..., 2] = 0.0
     table[..., 3] = 0.0
     table[2, 2] = table[1] = torch.tensor([-math.inf, -math.inf, 0.0, -math.inf, -math.inf, -math.inf])
     prompts, head = torch.tensor([[2, 2]]), CheckedHead(table.clamp(min=-1e4))
-    drafter, state = begun(
-        head, DynamicTree(2), FixedDraftSize(size), children, prompts, torch.tensor([root])
-    )
+    drafter, state = begun(head, DynamicTree(2), FixedDraftSize(size), children, prompts, torch.tensor([root]))
     drafter.propose(state).tree.check()
 
 

@@ -80,7 +80,7 @@ ROWS_256 = ",".join(  # the same windows in proportion
 FASTEST = "ar,jacobi,rows-quality,rows-fast,benchmarks/methods/rows-few.yaml,rows-batch,zipar"
 """The default, and what draws rows of the grid side by side, which is fastest on a CPU."""
 EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
-VVS_STUDIES = "selection,staleness,interval,threshold,delta,drawn trees,sampling"
+VVS_STUDIES = "selection,staleness,interval,threshold,delta,drawn trees"
 LANTERN = "benchmarks/methods/lantern-chain.yaml,ar"
 
 
@@ -209,6 +209,7 @@ STEPS: dict[str, Step] = {
     "sampling_grid": _rows("sampling_grid", 200, SAMPLINGS, "--dtype", "bfloat16"),
     "vvs_studies": _vvs("vvs_studies", 64, VVS_STUDIES),
     "vvs_choices": _vvs("vvs_choices", 64, "our choices"),
+    "vvs_paths": Step(_script("vvs_paths")),
     "vvs_main_table": _vvs("vvs_main_table", 32),
     "vvs_main_table_256": _larger(_vvs("vvs_main_table_256", 16), reads_drafter=True),
     "vvs_studies_256": _larger(_vvs("vvs_studies_256", 16, "selection,staleness"), reads_drafter=True),

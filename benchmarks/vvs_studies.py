@@ -6,7 +6,7 @@
     python benchmarks/vvs_studies.py --studies "main table" --model scenes-256 --output new.json
 
 Trees are the paper's, 59 nodes and 5 deep, with the released acceptance, but for "drawn trees" (smaller ones, whose
-nodes are drawn and whose acceptance knows by which chance) and "sampling". The judge reads every picture. The model
+nodes are drawn and whose acceptance knows by which chance). The judge reads every picture. The model
 draws in bfloat16, which own kernels draw the same whatever is drafted. Every row is kept in runs/vvs_studies as soon as
 it is through, so the same command goes on after a kill, and settings that several studies share are drawn once; rows of
 other weights or another number of prompts are measured anew. Writes benchmarks/results/vvs_studies.json.
@@ -109,19 +109,18 @@ class Row:
     """One setting of a study.
 
     Args:
-        method: as `resolve` takes it. settings: what differs from its defaults. call: options of the pipeline's call.
+        method: as `resolve` takes it. settings: what differs from its defaults.
         paper: the paper's figures, tokens a pass if it is one; None: it has none.
     """
 
     method: str
     settings: dict[str, Any] = field(default_factory=dict)
-    call: dict[str, Any] = field(default_factory=dict)
     paper: str | None = None
 
     @property
     def identity(self) -> str:
         """Everything that decides its pictures; the same for rows that several studies share."""
-        return json.dumps([resolve(self.method, self.settings).to_dict(), self.call], sort_keys=True)
+        return json.dumps(resolve(self.method, self.settings).to_dict(), sort_keys=True)
 
 
 def _uniform(interval: int, delta: float, **others: Any) -> dict[str, Any]:
@@ -139,7 +138,6 @@ _SELECTION = {  # of VVS-U(3), stage I: tokens a pass, FID
     ("confidence", 0.2, True): "2.43, FID 26.20",
 }
 _STALENESS = {(0, 0): "2.23, FID 32.63", (-1, 3): "2.27, FID 28.93", (-1, 0): "2.31, FID 27.69"}
-_SAMPLED = ("scd", "eagle-sampled-9", "likeness-sampled-9", "vvs-paper-uniform")
 
 
 def _drawn_tree(nodes: int) -> dict[str, Any]:
@@ -216,18 +214,6 @@ STUDIES: dict[str, dict[str, Row]] = {
         for nodes in (9, 25, 57)
         for delta in (0.0, 0.01, 0.1)
     },
-    "sampling": {
-        f"{method}, {label}": Row(method, call=call)
-        for label, call in (
-            ("as shipped", {}),
-            ("temperature 0.8", {"temperature": 0.8}),
-            ("temperature 1.2", {"temperature": 1.2}),
-            ("top-k 100", {"top_k": 100}),
-            ("guidance 1.5", {"guidance_scale": 1.5}),
-            ("guidance 7.5", {"guidance_scale": 7.5}),
-        )
-        for method in _SAMPLED
-    },
 }
 """The other studies: methods by study and label."""
 
@@ -243,7 +229,6 @@ def draw(pipeline: LlamaGenPipeline, row: Row, cases: list[PromptCase], batch_si
             method=method,
             generator=[torch.Generator().manual_seed(start + number) for number in range(len(batch))],
             output_type="pt",
-            **row.call,
         )
         traces.append(output.trace)
         verdicts += judge_images(judge, output.images, batch)
@@ -296,7 +281,7 @@ def main() -> None:
             arguments.kept.parent.mkdir(parents=True, exist_ok=True)
             append_jsonl(arguments.kept, {**identity, "settings": row.identity, "measured": through[row.identity]})
             print(f"{study}: {label}  {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        own = {name: getattr(row, name) for name in ("method", "settings", "call", "paper")}
+        own = {name: getattr(row, name) for name in ("method", "settings", "paper")}
         studies.setdefault(study, []).append({"label": label, **own, **through[row.identity]})
     write_result(arguments.output, {"benchmark": "vvs_studies", "model": folder.name, **identity, "studies": studies})
     print(json.dumps({study: len(rows) for study, rows in studies.items()}), f"written to {arguments.output}")

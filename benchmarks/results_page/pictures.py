@@ -138,8 +138,7 @@ def studies_section(record: Record) -> str:
         "Methods have their own defaults, not the model's, unless the row says otherwise. The column `paper` has the "
         "paper's tokens per pass on LlamaGen-XL, and its FID where it gives one.",
     ]
-    if turned := _turned(record):
-        parts.append(f"![claims right against tokens per pass, {', '.join(turned)}](images/{STUDIES_PLOT})")
+    parts.append(f"![claims right against tokens per pass, {', '.join(record['studies'])}](images/{STUDIES_PLOT})")
     return "\n\n".join([*parts, *_study_tables(record), source_line(record, TRANSFORMER_RUN, DRAFTER_RUN)])
 
 
@@ -170,14 +169,9 @@ def studies_plot(record: Record) -> bytes:
     """The studies that turn one setting of VVS or of the relaxation, side by side, as PNG."""
     points = {
         name: [(row["label"], row["tokens_per_pass"], row["claims_right"]) for row in rows]
-        for name, rows in _turned(record).items()
+        for name, rows in record["studies"].items()
     }
     return plot_studies(points, speed_label="tokens a pass", quality_label="share of claims right")
-
-
-def _turned(record: Record) -> dict[str, list[Record]]:
-    """The studies with one method and one setting that varies."""
-    return {name: rows for name, rows in record["studies"].items() if name != "sampling"}
 
 
 def groups_section(records: dict[str, list[Record]]) -> str:

@@ -12,7 +12,7 @@ from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import SamplingConfig, Tag, sample
 
-VOCAB, LENGTH, DRAWS = 5, 4, 60_000
+VOCAB, LENGTH, DRAWS = 5, 4, 30_000
 TABLE = random_table(VOCAB, seed=5, scale=1.2)
 DRAFT_TABLE = 0.5 * TABLE + random_table(VOCAB, seed=6, scale=0.8)
 PROMPT = torch.tensor([1, 3])

@@ -288,7 +288,7 @@ def test_dynamic_trees_are_those_of_the_slow_algorithm(top_k, depth, total_token
         assert set(token_paths(tree, row)) == set(wanted)
 
 
-VOCAB_SIZE, LENGTH, DRAWS = 5, 4, 60_000
+VOCAB_SIZE, LENGTH, DRAWS = 5, 4, 30_000
 
 
 EAGLE_TABLE, PROMPT = random_table(VOCAB_SIZE, seed=5, scale=1.2), torch.tensor([1, 3])

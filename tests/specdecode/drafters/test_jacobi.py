@@ -17,7 +17,7 @@ from specdecode.roles import DecodeState, Draft
 from specdecode.sampling import SamplingConfig, Tag
 from specdecode.verifiers.exact import ExactVerifier
 
-VOCAB, LENGTH, DRAWS = 5, 4, 60_000
+VOCAB, LENGTH, DRAWS = 5, 4, 30_000
 TABLE = random_table(VOCAB, seed=5, scale=1.2)
 PROMPT = torch.tensor([1, 3])
 ROWS = PROMPT.expand(DRAWS, 2)

@@ -17,7 +17,7 @@ from specdecode.loop import DecodeResult
 from specdecode.roles import DecodeState, Draft, Schedule, Selection, TargetOutput
 from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities
 
-VOCAB, LENGTH, DRAWS = 5, 4, 60_000
+VOCAB, LENGTH, DRAWS = 5, 4, 30_000
 TABLE = random_table(VOCAB, seed=5, scale=1.2)
 GUESSES = 0.7 * TABLE + random_table(VOCAB, seed=6, scale=0.6)
 PROMPT = torch.tensor([1, 3])

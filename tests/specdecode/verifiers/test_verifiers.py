@@ -22,7 +22,7 @@ CHAIN = [-1, 0, 1]
 TREE = [-1, 0, 0, 1, 1, 2]
 DEEP_TREE = [-1, 0, 0, 0, 1, 1, 2, 4, 4, 7, 8]
 
-VOCAB_SIZE, LENGTH, DRAWS = 5, 4, 100_000
+VOCAB_SIZE, LENGTH, DRAWS = 5, 4, 40_000
 TABLE = random_table(VOCAB_SIZE, seed=5, scale=1.2)
 PROMPT = torch.tensor([1, 3])
 SAMPLING = SamplingConfig(temperature=0.9)

@@ -55,18 +55,19 @@ def test_the_examples_work_as_written_and_touch_what_the_page_says(tmp_path):
         sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *tests, folder=tmp_path,
         PYTHONPATH=str(tmp_path),
     )  # fmt: skip
-    counted = """
+    told = """
 import torch
 from vargen import AutoPicturePipeline
+from vargen.cli import main
 
 pipeline, passes = AutoPicturePipeline.from_pretrained(), []
 for method in ("scd", {"name": "my_methods:CoupledGroupsConfig", "group_size": 3}):
     output = pipeline("a red cube on wood", method=method, generator=torch.Generator().manual_seed(1))
     passes.append(output.trace.target_passes)
 print(*passes)
+for task in ("image", "video"):
+    main(["methods", "--task", task])
 """
-    coupled, grouped = map(int, run(sys.executable, "-c", counted, folder=tmp_path, PYTHONPATH=str(tmp_path)).split())
-    assert grouped < coupled < 256
-    both = "from vargen.cli import main; [main(['methods', '--task', task]) for task in ('image', 'video')]"
-    shown = run(sys.executable, "-c", both, folder=tmp_path, PYTHONPATH=str(tmp_path))
-    assert shown.count("\nprompt-lookup") == 2
+    passes, _, shown = run(sys.executable, "-c", told, folder=tmp_path, PYTHONPATH=str(tmp_path)).partition("\n")
+    coupled, grouped = map(int, passes.split())
+    assert grouped < coupled < 256 and shown.count("\nprompt-lookup") == 2

@@ -9,7 +9,7 @@ Does not belong here: anything learned, and anything used to make a result.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -26,26 +26,6 @@ from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_pr
 from specdecode.tree import TokenTree
 
 GREEDY = SamplingConfig(temperature=0)
-
-WRONG_NUMBERS = ("the next place", "the first place", "not the target's")
-
-
-def with_wrong_numbers(state: DecodeState, fault: str) -> DecodeState:
-    """The state with streams that give a drafter other random numbers than it asks for: those of the place behind, at
-    every level those of the first, or those of drafts ("none": the right ones)."""
-    streams = RandomStreams(state.streams.keys)
-    exponential = streams.exponential
-
-    def others(tag: int, counters: Tensor, *more: Any) -> Tensor:
-        if fault == WRONG_NUMBERS[0]:
-            counters = counters + 1
-        elif fault == WRONG_NUMBERS[1]:
-            counters = state.lengths.view(-1, *[1] * (counters.ndim - 1)).expand_as(counters)
-        return exponential(Tag.DRAFT if fault == WRONG_NUMBERS[2] else tag, counters, *more)
-
-    streams.exponential = others  # type: ignore[method-assign]
-    streams.numbers = lambda *_: None  # type: ignore[method-assign, assignment]
-    return replace(state, streams=streams)
 
 
 def decoded(

@@ -1,6 +1,5 @@
 """Jacobi windows: exact for every coupling, and coupled guesses survive more often."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
 from specdecode.drafters.jacobi_front import BranchingJacobiDrafter, _layout, branch_nodes
 from specdecode.loop import DecodeResult
-from specdecode.roles import DecodeState, Draft
-from specdecode.sampling import SamplingConfig, Tag
+from specdecode.roles import Draft
+from specdecode.sampling import SamplingConfig
 from specdecode.verifiers.exact import ExactVerifier
 
 VOCAB, LENGTH, DRAWS = 5, 4, 30_000
@@ -75,97 +74,20 @@ def test_the_distribution_is_the_targets(p_value, length, coupling, initial_gues
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
-def test_filters_and_changing_windows_stay_exact(p_value, coupling):
-    sampling = SamplingConfig(1.3, 4, 0.8)
-    tokens = decode_rows(JacobiDrafter(VOCAB, Changing(), "repeat", coupling), sampling=sampling).tokens
+@pytest.mark.parametrize(("lengths", "sampling"), [((3, 0, 5, 1), SamplingConfig(1.3, 4, 0.8)), ((2, 3), SAMPLING)])
+def test_filters_and_changing_windows_stay_exact(p_value, coupling, lengths, sampling):
+    """(2, 3): a guess that is taken from the wrong place of a window that was resized shows there alone."""
+    tokens = decode_rows(JacobiDrafter(VOCAB, Changing(lengths), "repeat", coupling), sampling).tokens
     assert p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
 
 
-class _ClaimsTheNewest(JacobiDrafter):
-    """Planted fault: guesses claim to be drawn from what the target said last, whatever they were drawn from."""
-
-    def propose(self, state: DecodeState) -> Draft:
-        draft = super().propose(state)
-        assert draft.probabilities is not None
-        return Draft(draft.tree, draft.probabilities.roll(1, dims=-1))
-
-
-class _UsesTheTargetsNumbers(JacobiDrafter):
-    """Planted fault: guesses win with the very noise of the token that would replace them."""
-
-    def _draw(self, wanted: Tensor, node: Tensor, last_node: int, positions: Tensor, state: DecodeState) -> Tensor:
-        return (wanted / state.streams.exponential(Tag.TARGET, positions, VOCAB)).argmax(-1)
-
-
-class _KeepsTheOldGuess(JacobiDrafter):
-    """Planted fault: the old guess stays, but claims to be drawn from the new distribution."""
-
-    def _draw(self, wanted: Tensor, node: Tensor, last_node: int, positions: Tensor, state: DecodeState) -> Tensor:
-        fresh = super()._draw(wanted, node, last_node, positions, state)
-        before = (node + 1).clamp(max=last_node)
-        return torch.where(node + 1 <= last_node, self._tokens.gather(1, before), fresh)
-
-
-class _SurvivesWithoutItsDraw(JacobiDrafter):
-    """Planted fault: a survivor claims to be drawn from the newest opinion, as if it had been drawn anew."""
-
-    def _surviving(
-        self, tokens: Tensor, wanted: Tensor, node: Tensor, last_node: int, least: float
-    ) -> tuple[Tensor, Tensor]:
-        return super()._surviving(tokens, wanted, node, last_node, least)[0], wanted
-
-
-class _KeepsTokensItIsSureOf(JacobiDrafter):
-    """Planted fault, as published methods have it: the tokens decide which of them stay, with what they were drawn
-    from; those that stay are the likely ones, whatever they claim."""
-
-    def _surviving(
-        self, tokens: Tensor, wanted: Tensor, node: Tensor, last_node: int, least: float
-    ) -> tuple[Tensor, Tensor]:
-        old, old_from, there = self._before(node, last_node)
-        stays = there & (wanted.gather(2, old)[..., 0] >= least)
-        return torch.where(stays, old[..., 0], tokens), torch.where(stays[..., None], old_from, wanted)
-
-
 @pytest.mark.parametrize("coupling", ["independent", "gumbel", "maximal"])
-@pytest.mark.parametrize("least", [0.0, 0.7])
+@pytest.mark.parametrize("least", [0.0, 0.4])
 def test_survivors_with_their_draws_are_exact(p_value, coupling, least):
     tokens = decode_rows(JacobiDrafter(VOCAB, window(3), "repeat", coupling, least)).tokens
     assert p_value(tokens, TABLE, PROMPT, SAMPLING) > 1e-3
     resized = decode_rows(JacobiDrafter(VOCAB, Changing(), "random", coupling, least)).tokens
     assert p_value(resized, TABLE, PROMPT, SAMPLING) > 1e-3
-
-
-@pytest.mark.parametrize(("fault", "least"), [(_SurvivesWithoutItsDraw, 0.0), (_KeepsTokensItIsSureOf, 0.3)])
-def test_faulty_survivors_are_noticed(p_value, fault, least):
-    tokens = decode_rows(fault(VOCAB, window(3), "repeat", "independent", least)).tokens
-    assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
-
-
-class _ForgetsThatItWasResized(JacobiDrafter):
-    """Planted fault: the last guesses are counted from the end of the window, as if it had its old length, and what
-    they were drawn from is counted from its front."""
-
-    def _before(self, node: Tensor, last_node: int) -> tuple[Tensor, Tensor, Tensor]:
-        _, old_from, there = super()._before(node, last_node)
-        shifted = (node + 1 + last_node - self._size.depth).clamp(0, last_node)
-        return self._tokens.gather(1, shifted)[..., None], old_from, there
-
-
-@pytest.mark.usefixtures("torch_lines")
-def test_a_window_resized_in_the_middle_is_noticed(p_value):
-    """(3, 2): what is right by accident with a constant window is wrong with this one."""
-    tokens = decode_rows(_ForgetsThatItWasResized(VOCAB, window(3), "repeat", "maximal")).tokens
-    assert p_value(tokens, TABLE, PROMPT, SAMPLING) > 1e-3
-    tokens = decode_rows(_ForgetsThatItWasResized(VOCAB, Changing((2, 3)), "repeat", "maximal")).tokens
-    assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
-
-
-@pytest.mark.usefixtures("torch_lines")
-@pytest.mark.parametrize("fault", [_ClaimsTheNewest, _UsesTheTargetsNumbers, _KeepsTheOldGuess])
-def test_faults_are_noticed(p_value, fault):
-    tokens = decode_rows(fault(VOCAB, window(3))).tokens
-    assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
 
 
 WIDE: dict[str, Any] = {
@@ -306,33 +228,6 @@ def test_branches_of_a_very_sure_target_stay_exact(p_value, scale, temperature):
     sampling = SamplingConfig(temperature)
     tokens = decode_rows(branching(VOCAB, 3, 3, 2), sampling, scale * TABLE).tokens
     assert p_value(tokens, scale * TABLE, PROMPT, sampling) > 1e-3
-
-
-class _ForgetsSiblings(BranchingJacobiDrafter):
-    """Planted fault: a branch claims to be drawn from the whole distribution, its earlier siblings included."""
-
-    def _drawn(self, tokens: Tensor, drawn_from: Tensor, state: DecodeState) -> Draft:
-        draft = super()._drawn(tokens, drawn_from, state)
-        assert draft.probabilities is not None
-        beside = draft.probabilities.clone()
-        beside[:, tokens.shape[1] :: 2] = drawn_from[:, 1:2]  # branches are two deep
-        return replace(draft, probabilities=beside)
-
-
-class _ReadsTheMainChain(BranchingJacobiDrafter):
-    """Planted fault: guesses of a branch that was taken are kept with what the main chain's were drawn from."""
-
-    def _surviving(
-        self, tokens: Tensor, wanted: Tensor, node: Tensor, last_node: int, least: float
-    ) -> tuple[Tensor, Tensor]:
-        tokens, _ = super()._surviving(tokens, wanted, node, last_node, least)
-        return tokens, wanted
-
-
-@pytest.mark.parametrize(("fault", "options"), [(_ForgetsSiblings, {}), (_ReadsTheMainChain, {"keep_overlap": 0.0})])
-def test_faults_of_branches_are_noticed(p_value, fault, options):
-    tokens = decode_rows(branching(VOCAB, 3, 3, 2, fault, **options)).tokens
-    assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
 
 
 @pytest.mark.parametrize(

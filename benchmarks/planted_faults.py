@@ -56,7 +56,7 @@ HARMLESS: dict[str, str] = {
     "c35dd86cfe": "a temperature of 0 is below the least one, and there the likeliest token is taken either way",
     "cfd1565270": "where there is no leaf the root is chosen, and its path has no tokens to be taken",
     "ef8b5a7d2a": "it is made for what needs a picture alone",
-    "fb1574cdf5": "resizing to multiples of one pixel resizes nothing",
+    "1f3892d8f8": "resizing to multiples of one pixel resizes nothing",
     "7ab8343e5f": "layouts of a run are all of one size, or none is",
     "7814d05763": "of scales with the same error any is best",
     "132a2f6db2": "no layer takes a single number, in torch neither",

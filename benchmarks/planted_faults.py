@@ -47,7 +47,6 @@ ENDLESS = "does not end"
 ALONE = "found alone: "
 
 HARMLESS: dict[str, str] = {
-    "888539c29e": "a row that has stopped stays at its node with its token, so it finds no child later either",
     "0d41d24408": "where nothing is left the two distributions are equal up to rounding",
     "69473fb0dc": "no chain says that it is deeper than it has nodes",
     "9d77d37b6b": "no codebook of a model that draws has more than 65,536 codes, and trying so many takes a minute",

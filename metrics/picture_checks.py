@@ -38,7 +38,6 @@ class PictureCheck(Protocol):
 
     def __call__(self, picture: Tensor, prompt: BenchmarkPrompt) -> list[bool]:
         """The answers for a picture, uint8 `[3, H, W]`."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,9 @@ class Detector(Protocol):
 
     def check(self, names: Sequence[str]) -> None:
         """Raises DataError for a class that it cannot find."""
-        ...
 
     def __call__(self, picture: Tensor, names: Sequence[str]) -> list[Found]:
         """The objects of these classes in a picture, uint8 `[3, H, W]`."""
-        ...
 
 
 class Mask2FormerDetector:

@@ -79,12 +79,15 @@ def check_tensor(must: str, given: Tensor, dtypes: tuple[torch.dtype, ...], size
     Raises:
         ValueError: It is of another type or shape.
     """
-    own = tuple(size if isinstance(size, int) else there for size, there in zip(sizes, given.shape, strict=False))
-    if given.dtype in dtypes and given.shape == own and given.ndim == len(sizes):
-        return
-    wanted, got = (str(dtype).removeprefix("torch.") for dtype in (dtypes[0], given.dtype))
-    shape = ", ".join(map(str, sizes))
-    raise ValueError(f"{must} {wanted} of shape [{shape}], got {got} of shape {list(given.shape)}")
+    if isinstance(given, Tensor):
+        own = tuple(size if isinstance(size, int) else there for size, there in zip(sizes, given.shape, strict=False))
+        if given.dtype in dtypes and given.shape == own and given.ndim == len(sizes):
+            return
+        got = f"{str(given.dtype).removeprefix('torch.')} of shape {list(given.shape)}"
+    else:
+        got = shown(given)
+    wanted, shape = str(dtypes[0]).removeprefix("torch."), ", ".join(map(str, sizes))
+    raise ValueError(f"{must} {wanted} of shape [{shape}], got {got}")
 
 
 def check_vocabulary(name: str, table: Tensor, logits: Tensor) -> None:

@@ -14,7 +14,7 @@ eagerly, compiled, and inside a CUDA graph. `lengths` is always changed in place
 
 from __future__ import annotations
 
-import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,18 +83,29 @@ class StaticKVCache:
         self._rows = torch.zeros(
             num_layers, 2, batch_size * max_length, num_heads * head_dim, device=device, dtype=dtype
         )
-        in_heads = self._rows.view(num_layers, 2, batch_size, max_length, num_heads, head_dim).transpose(3, 4)
-        self.keys: list[Tensor] = [in_heads[layer, 0] for layer in range(num_layers)]  # [B, H, S, D]
-        self.values: list[Tensor] = [in_heads[layer, 1] for layer in range(num_layers)]  # [B, H, S, D]
-        self._key_rows = [self._rows[layer, 0] for layer in range(num_layers)]  # [B * S, H * D]
-        self._value_rows = [self._rows[layer, 1] for layer in range(num_layers)]
-
+        self._lay_views()
         self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)
         self.starts: Tensor | None = None
         self.most_kept, self.most_new, self.slots_in_graph = 0, 0, max_length
         self.expect_from(0)
         self._row_offsets = torch.arange(batch_size, device=device)[:, None] * max_length  # [B, 1]
         self._slot_index = torch.arange(max_length, device=device)  # [S]
+
+    def _lay_views(self) -> None:
+        """Keys and values by layer: [B, H, S, D], and as rows [B * S, H * D]."""
+        in_heads = self._rows.view(self.num_layers, 2, -1, self.max_length, self.num_heads, self.head_dim)
+        in_heads, layers = in_heads[:, :, : self.batch_size].transpose(3, 4), range(self.num_layers)
+        self.keys, self.values = ([in_heads[layer, kind] for layer in layers] for kind in (0, 1))
+        self._key_rows, self._value_rows = ([self._rows[layer, kind] for layer in layers] for kind in (0, 1))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but views of the buffer, each of which would be copied or pickled whole, and lie elsewhere afterwards."""
+        views = ("keys", "values", "_key_rows", "_value_rows")
+        return {name: value for name, value in vars(self).items() if name not in views}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lay_views()
 
     @property
     def device(self) -> torch.device:
@@ -245,7 +256,8 @@ class StaticKVCache:
 
     def first_rows(self, count: int) -> StaticKVCache:
         """The first rows of this cache, which is the one that counts what is expected. Others must not be put in."""
-        part = copy.copy(self)
+        part = object.__new__(StaticKVCache)
+        part.__dict__.update(vars(self))
         part.keys, part.values = ([each[:count] for each in kind] for kind in (self.keys, self.values))
         part.batch_size, part.lengths, part._row_offsets = count, self.lengths[:count], self._row_offsets[:count]
         part.starts = None if self.starts is None else self.starts[:count]

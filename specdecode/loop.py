@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specdecode import ragged
-from specdecode.checks import FiniteWatch, check_counts, check_room, check_tensor, is_integer, shown
+from specdecode.checks import FiniteWatch, check_counts, check_room, check_tensor, is_integer
 from specdecode.drafters.forced_tokens import ForcedTokensDrafter, certain_where_forced
 from specdecode.kernels import fused_ops
 from specdecode.roles import (
@@ -35,8 +35,8 @@ from specdecode.roles import (
     Verifier,
     replace_rows,
 )
-from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
-from specdecode.trace import DecodeTrace, ForcedPlaces, StepLog
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.trace import DecodeTrace, ForcedPlaces, StepLog, StepRecord
 from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import ExactVerifier
 
@@ -116,8 +116,6 @@ class DecodeRun:
     )
     """Attributes that a graph owns: tensors that steps replace or that differ from run to run, and objects that name
     theirs likewise. See `specdecode.graphs.static_step`."""
-    rows_in_lockstep = False
-    """Whether all rows are at the same pass, so that others take their places only when all have ended."""
     ends_with_last_drawn = True
     """Whether a row has ended where all that is left is known."""
     logged_places = 0
@@ -258,9 +256,11 @@ class DecodeRun:
                     counts[..., None] > 0, ragged.take(given.logits, (counts - 1).clamp(min=0)), prompt.logits[:, -1:]
                 )
                 prompt = replace(prompt, logits=last)
-            last = self._forced(TargetOutput(prompt.logits[:, -1:]), state.lengths[:, None]).logits
-            first = draw_tokens(last, state.sampling, state.streams, state.lengths[:, None], Tag.TARGET)
-            self._append(TokenTree.chain(first), None, self._no_tokens, first[:, 0])
+            # The first token follows a root alone, which stands for the prompt.
+            root = TokenTree.chain(self._no_tokens[:, None])
+            output = self._forced(TargetOutput(prompt.logits[:, -1:]), state.lengths[:, None])
+            first = self._accept(Draft(root), output).next_tokens
+            self._append(root, None, self._no_tokens, first)
             self.trace.record_prefill()
             if self.drafter is not None and state.max_new_tokens > 1:
                 self.drafter.start(prompt, state)
@@ -316,7 +316,7 @@ class DecodeRun:
             output = self._feed(draft.tree)
         with self._part("verify"):
             self.watch.note(output.logits, draft.tree.valid, self.state.active)
-            verdict = self.verifier.accept(draft, output, self.state)
+            verdict = self._accept(draft, output)
         with self._part("commit"):
             verdict = self._keep(draft.tree, verdict)
         with self._part("draft"):
@@ -349,17 +349,21 @@ class DecodeRun:
         must, wanted = f"{_name(self.target)}.{function} must give logits", (*nodes, self.target.vocab_size)
         check_tensor(must, logits, (torch.float32, torch.float64), wanted)
 
-    def _keep(self, tree: TokenTree, verdict: Verdict) -> Verdict:
-        """Append, commit and record what stays. Returns the verdict, in which finished rows accept nothing."""
-        name, rows = _name(self.verifier), len(self._buffer)
+    def _accept(self, draft: Draft, output: TargetOutput) -> Verdict:
+        """The verifier's decision."""
+        verdict, name, rows = self.verifier.accept(draft, output, self.state), _name(self.verifier), len(self._buffer)
         check_tensor(f"{name} must give accepted", verdict.accepted, (torch.int64,), (rows,))
         check_tensor(f"{name} must give next_tokens", verdict.next_tokens, (torch.int64,), (rows,))
         check_tensor(f"{name} must give path", verdict.path, (torch.int64,), (rows, "k"))
+        return verdict
+
+    def _keep(self, tree: TokenTree, verdict: Verdict) -> Verdict:
+        """Append, commit and record what stays. Returns the verdict, in which finished rows accept nothing."""
         counts = self.log.next_counts()
         accepted, kept = self._append(tree, _path(tree, verdict.path), verdict.accepted, verdict.next_tokens, counts)
         verdict = replace(verdict, accepted=accepted)
         self._commit(tree, verdict, kept)
-        self.log.record_counts(counts, verdict.relaxed)
+        self.log.record(StepRecord(counts, verdict.relaxed))
         return verdict
 
     def _commit(self, tree: TokenTree, verdict: Verdict, kept: Tensor) -> None:
@@ -593,7 +597,6 @@ def _check_forced_tokens(forced_tokens: Tensor, shape: tuple[int, int], vocab_si
 
 def _check_row_tokens(row_tokens: Tensor, batch_size: int, most: int) -> None:
     """Raises ValueError for what is no number of tokens, 1 to `most`, for each row."""
-    if not isinstance(row_tokens, Tensor) or row_tokens.shape != (batch_size,) or row_tokens.dtype != torch.int64:
-        raise ValueError(f"row_tokens must be int64 of shape [{batch_size}], got {shown(row_tokens)}")
+    check_tensor("row_tokens must be", row_tokens, (torch.int64,), (batch_size,))
     if batch_size and not 1 <= int(row_tokens.min()) <= int(row_tokens.max()) <= most:
         raise ValueError(f"row_tokens must be from 1 to max_new_tokens ({most}), got {row_tokens.tolist()}")

@@ -105,15 +105,8 @@ class DecodeState:
     tokens_left: Tensor | None = None
 
     graph_state = (
-        "tokens",
-        "lengths",
-        "active",
-        "sampling",
-        "streams",
-        "newest",
-        "decided_places",
-        "row_tokens",
-        "tokens_left",
+        *("tokens", "lengths", "active", "sampling", "streams", "newest"),
+        *("decided_places", "row_tokens", "tokens_left"),
     )
 
     @property
@@ -204,21 +197,17 @@ class Target(Protocol):
     @property
     def vocab_size(self) -> int:
         """V."""
-        ...
 
     @property
     def batch_size(self) -> int:
         """B."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """The device of tokens and logits."""
-        ...
 
     def prefill(self) -> TargetOutput:
         """Feed the prompt to an empty cache. Returns logits [B, 1, V] of the first token."""
-        ...
 
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
         """Feed new tokens. They become part of the sequence only by `commit`.
@@ -229,7 +218,6 @@ class Target(Protocol):
             depths: [B, n] int64: token i stands at sequence position (committed length of its row) + depths[., i].
                 Padding has depth 0 and sees itself alone; in a complete row its position is that of the last token.
         """
-        ...
 
     def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
         """Append tokens of the last forward pass to the sequence, and forget the others.
@@ -239,7 +227,6 @@ class Target(Protocol):
                 n - 1, as for a chain, whose cache entries need not move.
             counts: [B] int64 in [0, k]: the first `counts[b]` of row b are kept.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -263,7 +250,6 @@ class PlacedTarget(Target, Protocol):
 
     def check_places(self, num_slots: int) -> None:
         """Raises ValueError where the cache has no room for so many slots behind the prompt."""
-        ...
 
     def forward_places(self, tokens: Tensor, placed: Positions) -> TargetOutput:
         """Feed tokens [B, n] int64 and keep each in its slot. Returns logits [B, n, V].
@@ -272,7 +258,6 @@ class PlacedTarget(Target, Protocol):
             tokens: The tokens of every row.
             placed: Where they stand and what they see, on the target's device.
         """
-        ...
 
 
 class MakesGraphs(Protocol):
@@ -280,11 +265,9 @@ class MakesGraphs(Protocol):
 
     def step_of(self, run: Any) -> Callable[[], int]:
         """The function that is called instead of `step` of a `DecodeRun` that has started."""
-        ...
 
     def round_up(self, length: int) -> int:
         """The least number of slots, at least `length`, that a graph reads."""
-        ...
 
 
 class RowReplacing(Protocol):
@@ -297,7 +280,6 @@ class RowReplacing(Protocol):
     def replace_rows(self, rows: Tensor, other: Any) -> None:
         """Replace rows `rows` [k] int64 by those of `other`: a player of the same kind and settings, with k rows, that
         has just been prefilled (a target) or started. Nothing of what the rows held before may be seen again."""
-        ...
 
 
 def replace_rows(player: object, rows: Tensor, other: object) -> None:
@@ -332,7 +314,6 @@ class Drafter(Protocol):
 
         Where tokens are given, the logits are those behind them, and `state` has them, too.
         """
-        ...
 
     def observe_given(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
         """The first `counts[b]` tokens of each row were given. Called behind `start`, where any were.
@@ -346,14 +327,12 @@ class Drafter(Protocol):
 
     def propose(self, state: DecodeState) -> Draft:
         """Draft a tree below each row's newest token. The loop clips what lies past the end of a row."""
-        ...
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """Learn from a step: the draft as it was fed, the target's output, the verdict; `state` has the new tokens.
 
         Rows that were finished before the step have accepted nothing.
         """
-        ...
 
 
 class Verifier(Protocol):
@@ -362,11 +341,9 @@ class Verifier(Protocol):
     @property
     def exact(self) -> bool:
         """Whether emitted tokens are distributed exactly as in plain decoding (greedy: whether they are the same)."""
-        ...
 
     def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
         """Walk from the root along accepted children; `output` has logits for every node of `draft.tree`."""
-        ...
 
 
 class SkippingDrafter(Drafter, Protocol):
@@ -377,14 +354,12 @@ class SkippingDrafter(Drafter, Protocol):
 
         Rows with a count of 0 took nothing: they keep their draft, and what is proposed for them is not used.
         """
-        ...
 
     def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
         """The target has been fed the pending tokens: the first `counts[b]` of the first m of `output` [B, m + n, ...].
 
         Called before `observe`, which gets the output of the tree's nodes: the other n.
         """
-        ...
 
 
 class Schedule(Protocol):
@@ -392,7 +367,6 @@ class Schedule(Protocol):
 
     def start(self, state: DecodeState) -> None:
         """Begin a new batch, with the first token of each row in `state`, and forget what was counted before."""
-        ...
 
     def prepare(self) -> Hashable:
         """What the host knows beforehand about the next step, which may then be another graph: here nothing."""
@@ -404,4 +378,3 @@ class Schedule(Protocol):
         Called once before every verification step, so no row skips twice in a row. The draft is clipped so that a skip
         never completes a row.
         """
-        ...

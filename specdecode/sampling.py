@@ -319,21 +319,13 @@ class RandomStreams:
         for generator in generators:
             if generator is not None and not isinstance(generator, torch.Generator):
                 raise ValueError(f"generators must be torch.Generator or None, got {generator!r}")
-        keys = [
-            torch.randint(
-                -(1 << 63),
-                (1 << 63) - 1,
-                (1,),
-                dtype=torch.int64,
-                generator=generator,
-                device="cpu" if generator is None else generator.device,
-            ).to(device)
-            for generator in generators
-        ]
-        for row, generator in enumerate(generators):
-            generator = torch.default_generator if generator is None else generator
-            if generator.device.type == "cpu" and (above := generator.initial_seed() % (1 << 64) >> 32):
-                keys[row] = keys[row] ^ _signed(above * _ADVANCE)
+        keys = []
+        for generator in generators:
+            source = torch.default_generator if generator is None else generator
+            key = torch.randint(-(1 << 63), (1 << 63) - 1, (1,), generator=source, device=source.device)
+            if source.device.type == "cpu" and (above := source.initial_seed() % (1 << 64) >> 32):
+                key ^= _signed(above * _ADVANCE)
+            keys.append(key.to(device))
         return cls(torch.cat(keys))
 
     @classmethod

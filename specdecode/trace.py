@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -24,17 +24,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+_COUNTS = ("active", "drafted", "accepted", "emitted", "skipped")
+_STEPS_AT_ONCE = 256  # whose counts lie in one piece of memory
+_REPORTED = (
+    *("batch_size", "target_passes", "row_passes", "tokens", "row_tokens", "tokens_per_pass", "drafted", "rows_fed"),
+    *("skipped_steps", "skipped_tokens", "relaxed_tokens", "mean_accepted_length", "mean_accepted_length_with_bonus"),
+    "accepted_lengths",
+)
+
 
 @dataclass
 class StepRecord:
     """One step of the loop, for every row.
 
     Args:
-        active: [B] bool, rows that took part in the pass.
-        drafted: [B] int64, draft tokens that were verified (clipped at the end of the row).
-        accepted: [B] int64, draft tokens that stayed.
-        emitted: [B] int64, tokens that the pass added to the row: the accepted ones and the target's own.
-        skipped: [B] int64, tokens taken unverified before the pass.
+        counts: [5, B] int64:
+            whether the row took part in the pass, 0 or 1;
+            draft tokens that were verified (clipped at the end of the row);
+            draft tokens that stayed;
+            tokens that the pass added to the row: the accepted ones and the target's own;
+            and tokens taken unverified before the pass.
         relaxed: [B, depth] bool, which of the accepted tokens the exact rule would have rejected; None: none.
         fed: Token rows that the pass fed in each row that took part, one number or [B] int64; None: the newest token,
             the draft tokens and the pending tokens.
@@ -42,27 +51,9 @@ class StepRecord:
             elsewhere; None: the tokens of a step follow those before.
     """
 
-    active: Tensor
-    drafted: Tensor
-    accepted: Tensor
-    emitted: Tensor
-    skipped: Tensor
-    relaxed: Tensor | None = None
-    fed: int | Tensor | None = field(default=None, kw_only=True)
-    by_place: Tensor | None = field(default=None, kw_only=True)
-
-
-_COUNTS = ("active", "drafted", "accepted", "emitted", "skipped")
-_STEPS_AT_ONCE = 256  # whose counts lie in one piece of memory
-
-
-@dataclass
-class _Kept:
-    """A recorded step: [5, B] int64 in the order of `_COUNTS`, and what else a `StepRecord` has."""
-
     counts: Tensor
-    relaxed: Tensor | None
-    fed: int | Tensor | None
+    relaxed: Tensor | None = None
+    fed: int | Tensor | None = None
     by_place: Tensor | None = None
 
 
@@ -105,13 +96,13 @@ class _Records:
     """What keeps `next_counts` of steps."""
 
     next_counts: Any
-    record_counts: Any
+    record: Any
 
-    def record_step(self, step: StepRecord) -> None:
-        """A verification step: one pass."""
-        counts = self.next_counts()
-        torch.stack([getattr(step, name).long() for name in _COUNTS], out=counts)
-        self.record_counts(counts, step.relaxed, step.fed, step.by_place)
+    def record_step(self, *counts: Tensor, **others: Any) -> None:
+        """A verification step: one pass. `counts`, [B] each, and the others are those of a `StepRecord`."""
+        together = self.next_counts()
+        torch.stack([each.long() for each in counts], out=together)
+        self.record(StepRecord(together, **others))
 
 
 class StepLog(_Records):
@@ -148,28 +139,27 @@ class StepLog(_Records):
         """See `DecodeTrace.next_counts`."""
         return self._next
 
-    def record_counts(
-        self, counts: Tensor, relaxed: Tensor | None, fed: Tensor | None = None, by_place: Tensor | None = None
-    ) -> None:
-        """See `DecodeTrace.record_counts`."""
-        self._counts.index_copy_(0, self._place, counts[None])
-        if fed is not None and by_place is not None:
-            self._fed.index_copy_(0, self._place, fed[None])
-            self._by_place.index_copy_(0, self._place, by_place[None])
-        if relaxed is not None:
+    def record(self, step: StepRecord) -> None:
+        """See `DecodeTrace.record`."""
+        self._counts.index_copy_(0, self._place, step.counts[None])
+        if isinstance(step.fed, Tensor) and step.by_place is not None:
+            self._fed.index_copy_(0, self._place, step.fed[None])
+            self._by_place.index_copy_(0, self._place, step.by_place[None])
+        if (relaxed := step.relaxed) is not None:
             self._relaxes = True
             relaxed = functional.pad(relaxed, (0, self._relaxed.shape[2] - relaxed.shape[1]))
             self._relaxed.index_copy_(0, self._place, relaxed[None])
         self._place.add_(1)
 
-    def take(self) -> list[_Kept]:
+    def take(self) -> list[StepRecord]:
         """The records since the last call, oldest first; the log is empty then. Does not wait for the device."""
         number, self.count = self.count, 0
         counts, relaxed = self._counts[:number].clone(), self._relaxed[:number].clone()
         self._place.zero_(), self._relaxed.zero_()
         nothing, has_places = [None] * number, self._by_place.shape[2] > 0
         fed, by_place = (each[:number].clone() if has_places else nothing for each in (self._fed, self._by_place))
-        return [_Kept(*each) for each in zip(counts, relaxed if self._relaxes else nothing, fed, by_place, strict=True)]
+        parts = counts, relaxed if self._relaxes else nothing, fed, by_place
+        return [StepRecord(*each) for each in zip(*parts, strict=True)]
 
 
 class DecodeTrace(_Records):
@@ -188,7 +178,7 @@ class DecodeTrace(_Records):
         self.device = torch.device(device)
         self.target_passes = 0
         self.phase_seconds: dict[str, float] = {}
-        self._kept: list[_Kept] = []
+        self._kept: list[StepRecord] = []
         self._log: StepLog | None = None
         self._room: list[Tensor] = []
         self._first_tokens = 0
@@ -215,22 +205,16 @@ class DecodeTrace(_Records):
         self.target_passes += 1
         self._first_tokens += 1
 
-    def record_counts(
-        self,
-        counts: Tensor,
-        relaxed: Tensor | None,
-        fed: int | Tensor | None = None,
-        by_place: Tensor | None = None,
-    ) -> None:
-        """A verification step whose `next_counts` have been written; the others are fields of a `StepRecord`."""
+    def record(self, step: StepRecord) -> None:
+        """A verification step, in whose `next_counts` its counts have been written."""
         self.target_passes += 1
-        self._kept.append(_Kept(counts, relaxed, fed, by_place))
+        self._kept.append(step)
         self._columns = self._origins = None
 
     def record_unverified(self, skipped: Tensor) -> None:
         """A skipped step took tokens, [B] int64, and no pass follows, since every row has ended."""
         nothing = torch.zeros_like(skipped)
-        self.record_step(StepRecord(nothing.bool(), nothing, nothing, nothing, skipped))
+        self.record_step(nothing, nothing, nothing, nothing, skipped)
         self.target_passes -= 1
 
     def next_counts(self) -> Tensor:
@@ -251,7 +235,7 @@ class DecodeTrace(_Records):
         self._log = StepLog(self.batch_size, depth, self.device, num_places)
         return self._log
 
-    def collect(self) -> list[_Kept]:
+    def collect(self) -> list[StepRecord]:
         """The steps that are not forgotten, with those that are still in the log. Does not wait for the device."""
         if self._log is not None and self._log.count:
             self._kept += self._log.take()
@@ -297,7 +281,7 @@ class DecodeTrace(_Records):
                 relaxed = None if step.relaxed is None else step.relaxed[row : row + 1]
                 fed = step.fed[row : row + 1] if isinstance(step.fed, Tensor) else step.fed
                 by_place = None if step.by_place is None else step.by_place[row : row + 1]
-                trace._kept.append(_Kept(step.counts[:, row : row + 1], relaxed, fed, by_place))
+                trace._kept.append(StepRecord(step.counts[:, row : row + 1], relaxed, fed, by_place))
         return trace
 
     def _column(self, name: str) -> Tensor:
@@ -429,7 +413,7 @@ class DecodeTrace(_Records):
 
     @property
     def steps(self) -> list[dict[str, list[Any]]]:
-        """The fields of each step's `StepRecord` as lists over rows."""
+        """The counts of each step by name, and which tokens were relaxed, as lists over rows."""
         columns = {name: self._column(name).tolist() for name in _COUNTS}
         return [
             {
@@ -467,20 +451,4 @@ class DecodeTrace(_Records):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything above in plain numbers, lists and strings, ready for JSON."""
-        return {
-            "batch_size": self.batch_size,
-            "target_passes": self.target_passes,
-            "row_passes": self.row_passes,
-            "tokens": self.tokens,
-            "row_tokens": self.row_tokens,
-            "tokens_per_pass": self.tokens_per_pass,
-            "drafted": self.drafted,
-            "rows_fed": self.rows_fed,
-            "skipped_steps": self.skipped_steps,
-            "skipped_tokens": self.skipped_tokens,
-            "relaxed_tokens": self.relaxed_tokens,
-            "mean_accepted_length": self.mean_accepted_length,
-            "mean_accepted_length_with_bonus": self.mean_accepted_length_with_bonus,
-            "accepted_lengths": self.accepted_lengths,
-            "phase_seconds": dict(self.phase_seconds),
-        }
+        return {name: getattr(self, name) for name in _REPORTED} | {"phase_seconds": dict(self.phase_seconds)}

@@ -24,7 +24,7 @@ from transformers import Qwen2VLVideoProcessor
 from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
 from scenes.rendering.story import sample_story
 from scenes.rendering.video_file import write_video
-from specdecode.trace import DecodeTrace, StepRecord
+from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.video.pipelines.answering import Answer
@@ -161,7 +161,7 @@ class FakeAnswerer:
         trace = DecodeTrace(1)
         trace.record_prefill()
         for accepted in range(len(self.asked) + 1):  # 0 + 1 in the first answer, 0 + 1 + 2 in the second, ...
-            trace.record_step(StepRecord(*(torch.tensor([value]) for value in (1, 5, accepted, accepted + 1, 0))))
+            trace.record_step(*(torch.tensor([value]) for value in (1, 5, accepted, accepted + 1, 0)))
         ids = list(range(trace.tokens))
         return Answer(f"about {question}", ids, [str(i) for i in ids], trace, 2.0, 40, 30, method)
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from specdecode.targets.arguments import cache_among
-from specdecode.trace import StepRecord
 from vargen.base.bounds import MAX_DRAFT
 from vargen.base.errors import UserError
 from vargen.base.options import option
@@ -106,7 +105,7 @@ class AssistedLoop:
         for (before, fed, _), following in zip(passes[1:], committed[1:], strict=True):
             emitted = following - (before - length)
             counts = (torch.tensor([count]) for count in (fed - 1, max(emitted - 1, 0), emitted, 0))
-            trace.record_step(StepRecord(torch.tensor([True]), *counts))
+            trace.record_step(torch.tensor([True]), *counts)
         return Decoded([token_ids], draft_passes=draft_passes, draft_prompt_passes=1)
 
 

@@ -18,7 +18,7 @@ from specdecode import ragged
 from specdecode.drafters.draft_size import DraftSize, DraftSizer
 from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, replace_rows
 from specdecode.sampling import Tag, draw_tokens, logits_to_probabilities
-from specdecode.tree import TokenTree
+from specdecode.tree import TokenTree, chain_layout
 
 MOST_WAITING = 8
 """The most tokens that wait while nothing is drafted; the model is fed at most so many and two more at once."""
@@ -29,7 +29,6 @@ class DraftModel(Target, Protocol):
 
     def rewind(self, counts: Tensor) -> None:
         """Forget the last `counts[b]` committed tokens of row b; [B] int64."""
-        ...
 
 
 class ModelInStep:
@@ -74,13 +73,11 @@ class ModelInStep:
         waiting one."""
         length, device = self._width, counts.device
         tokens = ragged.newest(state.tokens, state.lengths, self._counts, length)
-        place = torch.arange(length, device=device).expand(tokens.shape)
-        last = (self._counts - 1).clamp(min=0)
-        mask = torch.ones(length, length, dtype=torch.bool, device=device).tril().expand(len(place), -1, -1)
+        layout, last = chain_layout(*tokens.shape, device), (self._counts - 1).clamp(min=0)
         # Entries past a row's count repeat the position of its last one; no token sees them.
-        output = self.model.forward(tokens, mask, torch.minimum(place, last[:, None]))
+        output = self.model.forward(tokens, layout.mask, torch.minimum(layout.depth, last[:, None]))
         self.model.commit(None, counts)
-        return output.logits[torch.arange(len(place), device=device), last]
+        return output.logits[torch.arange(len(tokens), device=device), last]
 
     def _feed_all_but_last(self, state: DecodeState) -> None:
         self._feed((self._counts - 1).clamp(min=0), state)

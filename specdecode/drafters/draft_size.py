@@ -66,11 +66,9 @@ class DraftSizer(Protocol):
     @property
     def largest(self) -> DraftSize:
         """The most nodes and levels of any choice; caches must have room for them."""
-        ...
 
     def choose(self) -> DraftSize:
         """The size of the next draft. Never waits for the device."""
-        ...
 
     def observe(self, size: DraftSize, accepted: Tensor, active: Tensor, predicted: Tensor | None = None) -> None:
         """Learn from a step.
@@ -82,7 +80,6 @@ class DraftSizer(Protocol):
             predicted: [C] float, the drafter's own estimate of the accepted length for every candidate, a mean over
                 active rows; None where it has none.
         """
-        ...
 
 
 @dataclass(frozen=True)

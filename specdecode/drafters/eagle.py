@@ -32,7 +32,7 @@ from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.kernels.in_graph import in_graph
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, Drafter, Selection, TargetOutput, Verdict, replace_rows
-from specdecode.tree import TokenTree
+from specdecode.tree import TokenTree, chain_layout
 
 _MOST_WAITING = 16
 
@@ -46,15 +46,12 @@ class DraftHead(Protocol):
     @property
     def vocab_size(self) -> int:
         """V."""
-        ...
 
     def start(self, prompt: TargetOutput) -> Tensor:
         """Empty the cache and feed the prompt. Returns [B, 1, F], the feature of the pair of the first token."""
-        ...
 
     def features(self, output: TargetOutput) -> Tensor:
         """[B, n, F]: the target's hidden states in this head's form."""
-        ...
 
     def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
         """Guess what follows new pairs. They stay new until `advance`.
@@ -68,11 +65,9 @@ class DraftHead(Protocol):
 
         A head of chains may give the logits after the deepest pair of a row in the place of all.
         """
-        ...
 
     def advance(self, counts: Tensor) -> None:
         """The first `counts[b]` new pairs of row b join the sequence; the others are forgotten."""
-        ...
 
 
 class FeatureReuse(Protocol):
@@ -80,20 +75,16 @@ class FeatureReuse(Protocol):
 
     def start(self, feature: Tensor) -> None:
         """Begin a new batch with the feature before the first token, [B, 1, F]."""
-        ...
 
     def write(self, features: Tensor, first: Tensor, counts: Tensor) -> None:
         """Store the target's features [B, k, F] of the `counts[b]` tokens from position `first[b]` on."""
-        ...
 
     def after_verified(self, features: Tensor, first: Tensor, counts: Tensor) -> Tensor:
         """Do what `write` does, after a verification step. Returns the features [B, k, F] to draft from, usually the
         same."""
-        ...
 
     def read(self, first: Tensor, counts: Tensor, width: int) -> Tensor:
         """[B, width, F]: substitutes for the unknown features of the `counts[b]` tokens from position `first[b]` on."""
-        ...
 
 
 class EagleDrafter(Drafter):
@@ -301,20 +292,14 @@ class EagleDrafter(Drafter):
         `counts[b]` join the sequence."""
         num_pairs = self._features.shape[1]
         tokens = ragged.newest(state.tokens, state.lengths, self._counts, num_pairs)
-        depths, causal = _chain_of_pairs(num_pairs, self._features.device)
+        layout = chain_layout(1, num_pairs, self._features.device)
+        depths = layout.depth
         if last is not None:  # slots past a row's count repeat the position of the last pair; no pair sees them
             depths = torch.minimum(depths, last)
-        output = self.head.forward(tokens, self._features, causal, depths)
+        output = self.head.forward(tokens, self._features, layout.mask, depths)
         self.head.advance(counts)
         return output
 
     def _guess(self, depth: int, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
         """The head's guess after nodes `depth` >= 1 levels below the root; see `DraftHead.forward`."""
         return self.head.forward(tokens, features, mask, depths)
-
-
-@ragged.constant
-def _chain_of_pairs(num_pairs: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Depths [1, n] and mask [1, n, n] of so many pairs that wait."""
-    causal = torch.ones(1, num_pairs, num_pairs, dtype=torch.bool, device=device).tril_()
-    return torch.arange(num_pairs, device=device)[None], causal

@@ -123,11 +123,8 @@ class ForcedTokensDrafter(Drafter):
     def _fits(self, draft: Draft) -> bool:
         """Whether a kernel may write to a draft where it lies: the loop has not looked at it yet."""
         tokens, drawn_from = draft.tree.tokens, draft.probabilities
-        if (
-            tokens.shape != draft.tree.depth.shape
-            or len(tokens) != len(self.forced_tokens)
-            or not tokens.is_contiguous()
-        ):
+        alike = tokens.shape == draft.tree.depth.shape and len(tokens) == len(self.forced_tokens)
+        if not alike or not tokens.is_contiguous():
             return False
         if drawn_from is None:
             return True

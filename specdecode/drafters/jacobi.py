@@ -5,10 +5,9 @@ verification, and branches at the front of a window (`jacobi_front.py`).
 
 After a forward pass, the distribution at node i of the chain is the target's opinion of position i + 1, given the
 guesses before it. Behind a rejected guess these opinions are stale, but they are distributions, and the next guesses
-are
-drawn from them: there is no other drafter (SJD: Teng et al., "Accelerating auto-regressive text-to-image generation
-    with
-training-free speculative Jacobi decoding", arXiv 2410.01699). Positions without an opinion are guessed at random.
+are drawn from them: there is no other drafter (SJD: Teng et al., "Accelerating auto-regressive text-to-image
+generation with training-free speculative Jacobi decoding", arXiv 2410.01699). Positions without an opinion are guessed
+at random.
 
 Couplings (SCD: arXiv 2510.24211). Independent draws change most guesses at every step, even where the distribution
 hardly changed, and a changed guess makes all opinions behind it stale. Coupled draws keep a guess where they can:
@@ -65,15 +64,8 @@ class JacobiDrafter(Drafter):
         ValueError: an unknown word, or an overlap out of range or for guesses that are no draws.
     """
 
-    graph_state: tuple[str, ...] = (
-        "sizer",
-        "_opinions",
-        "_tokens",
-        "_drawn_from",
-        "_accepted",
-        "_last_node",
-        "_iteration",
-    )
+    _of_rows = ("_opinions", "_tokens", "_drawn_from", "_accepted", "_iteration")
+    graph_state: tuple[str, ...] = ("sizer", "_last_node", *_of_rows)
 
     def __init__(
         self,
@@ -186,7 +178,7 @@ class JacobiDrafter(Drafter):
             torch.zeros_like(each._accepted)[:, None] + each._last_node for each in (self, other)
         )  # [B, 1], [k, 1]
         self._last_node = ragged.put_rows(mine, rows, theirs)
-        for name in ("_opinions", "_tokens", "_drawn_from", "_accepted", "_iteration"):
+        for name in self._of_rows:
             setattr(self, name, ragged.put_rows(getattr(self, name), rows, getattr(other, name)))
 
     def _drawn_at_once(self, window: int, state: DecodeState) -> Draft | None:

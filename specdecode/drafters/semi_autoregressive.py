@@ -31,11 +31,9 @@ class SemiAutoregressiveHead(DraftHead, Protocol):
     @property
     def draft_length(self) -> int:
         """K, positions guessed at once."""
-        ...
 
     def later_logits(self, features: Tensor) -> Tensor:
         """[B, K - 1, V] float32: logits of the later positions, from the guessed features [B, F] of a pair."""
-        ...
 
 
 class SemiAutoregressiveDrafter(EagleDrafter):

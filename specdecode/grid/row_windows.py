@@ -1,6 +1,6 @@
 """Row windows: each row of the batch decides by its own draws when a line opens and how far it goes in a pass.
 
-Belongs here: the rule for lines with guesses, and its run. Not here: orders known beforehand (`positions.py`).
+Belongs here: the rule, and its run. Not here: places and lines (`positions.py`).
 
 A line opens once the line before it has some decided tokens. A pass feeds the decided tokens that were not fed, and the
 line's *guesses*: tokens behind the decided ones. It draws the place after each of them with plain decoding's random
@@ -11,12 +11,16 @@ line.
 Its own line alone sees a guess, and only in the pass that feeds it. A slot is overwritten when it is fed again, so
 nothing is ever removed.
 
+Without guesses every open line draws one token a pass, so all passes are known beforehand: a window of the whole line
+is plain decoding, and a window of 1 draws an anti-diagonal.
+
 Sources: PJD, arXiv 2606.05703 (guesses in several lines; equal draws replace its ratio test), and He et al. 2024,
-arXiv 2412.04062 (a first token that must be confirmed).
+arXiv 2412.04062 (no guesses, or a first token that must be confirmed).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,28 +31,17 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.checks import check_counts
 from specdecode.grid.mixed_grids import GridLayout, MixedGrids
-from specdecode.grid.positions import (
-    Lines,
-    Order,
-    Window,
-    check_takes_places,
-    each_window,
-    feed_given,
-    fill_forced,
-    in_proportion,
-    or_forced,
-    scaled_window,
-)
+from specdecode.grid.positions import Lines, Window, each_window, fill_forced, in_proportion, or_forced, scaled_window
 from specdecode.kernels import fused_ops
 from specdecode.kernels.in_graph import in_graph
 from specdecode.loop import DecodeRun
 from specdecode.roles import PlacedTarget, Positions, Target, TargetOutput
 from specdecode.sampling import Tag, largest, sample
-from specdecode.trace import StepRecord, TokenOrigin
+from specdecode.trace import TokenOrigin
 
 
 @dataclass(frozen=True)
-class RowWindows(Order):
+class RowWindows:
     """When lines open, and how much of them is guessed.
 
     Args:
@@ -104,26 +97,40 @@ class RowWindows(Order):
         return min(last, in_proportion(self.guessed_columns, lines.line_length, self.of_length))
 
     @property
+    def num_places(self) -> int:
+        """Tokens of a row."""
+        return self.lines.num_places
+
+    @property
+    def num_slots(self) -> int:
+        """W, the slots behind the prompt: of places and of placeholders."""
+        return self.lines.num_slots
+
+    @property
     def passes_between_lines(self) -> int:
         """The least number of passes from the opening of a line to that of the next."""
-        window = min(each for lines in self.lines.sizes for each in (lines.line_length, *self.windows(lines)[1:]))
-        alone = 0 if self.start_from_row_above else 1  # without guesses, the pass that opens a line draws one token
-        return alone + -(-(window - alone) // (self.guesses + 1))
+        windows = (each for lines in self.lines.sizes for each in (lines.line_length, *self.windows(lines)[1:]))
+        return self._passes(min(windows))
 
     @property
     def least_passes(self) -> int:
-        """Passes before which no row of the batch has opened its last line."""
-        return (min(lines.num_lines for lines in self.lines.sizes) - 1) * self.passes_between_lines
+        """The pass before which no row of the batch ends; number 0 is the prefill."""
+        return min(
+            sum(map(self._passes, self.windows(lines)[1:])) + self._passes(lines.line_length) - 1
+            for lines in self.lines.sizes
+        )
 
     @property
     def most_fed(self) -> int:
-        """The most tokens that a pass feeds in a row of the batch."""
+        """The most tokens that a pass feeds in a row of the batch: of every open line new ones and guesses, and one
+        before the line that opens, which is one at a time."""
         most_open = min(self.lines.num_lines, self.lines.line_length // self.passes_between_lines + 3)
-        return most_open * (2 * self.guesses + 2)
+        return most_open * (2 * self.guesses + 1) + 1
 
-    def run(self, target: Target, **settings: Any) -> DecodeRun:
-        """See `positions.Order`."""
-        return RowWindowRun(target, rule=self, **settings)
+    def _passes(self, tokens: int) -> int:
+        """The least number of passes in which a line gets so many tokens, that which opens it included."""
+        alone = 0 if self.start_from_row_above else 1  # without guesses, the pass that opens a line draws one token
+        return alone + -(-(tokens - alone) // (self.guesses + 1))
 
 
 @dataclass(frozen=True)
@@ -161,18 +168,17 @@ class RowWindowRun(DecodeRun):
             each row where lines are of several sizes.
 
     Raises:
-        ValueError: As `DecodeRun` and `positions.check_takes_places`. At the first step: the target has no room.
+        ValueError: As `DecodeRun`; a target that takes no places; settings or a number of tokens that do not fit the
+            rule. At the first step: the target has no room.
     """
 
     ends_with_last_drawn = False
-    graph_state = (
-        *(*DecodeRun.graph_state, "_layout", "_places", "_columns", "_copied", "_placeholders", "_counts", "_windows"),
-        *("_guessable", "_guesses", "_fed", "_visits"),
-    )
+    _of_rows = ("_counts", "_windows", "_guessable", "_guesses", "_fed", "_visits")
+    graph_state = (*DecodeRun.graph_state, "_layout", "_places", "_columns", "_copied", "_placeholders", *_of_rows)
 
     def __init__(self, target: Target, *, rule: RowWindows, row_tokens: Tensor | None = None, **settings: Any) -> None:
         super().__init__(target, row_tokens=row_tokens, **settings)
-        check_takes_places(target, rule.num_places, settings)
+        _check_fits(target, rule, settings)
         self._layout = layout = GridLayout(rule.lines, target.device)
         own = layout.num_places.tolist() if isinstance(rule.lines, MixedGrids) else None
         if own != (None if row_tokens is None else row_tokens.tolist()):
@@ -218,8 +224,16 @@ class RowWindowRun(DecodeRun):
             self._least_passes = 0
 
     def _feed_given(self) -> TargetOutput:
+        """Feed the given tokens to their slots, as a chain. A row that has fewer feeds some that nobody sees."""
         self.trace.target_passes += 1
-        return feed_given(self.target, self._buffer[:, : self._most_given], self.rule.num_slots)
+        self._placed.check_places(self.rule.num_slots)
+        places = self._places[None, : self._most_given]
+        output = self._placed.forward_places(
+            self._buffer[:, : self._most_given], Positions(places, places, (places <= places.mT)[None])
+        )
+        # None moves, and none is committed. But the cache reaches so far, and rows that join bring these slots along.
+        self._placed.commit(places.expand(len(self._buffer), -1), self._no_tokens)
+        return output
 
     def prepare(self) -> None:
         """Raises ValueError at the first step where the target has no room."""
@@ -253,7 +267,7 @@ class RowWindowRun(DecodeRun):
             counts, (by_place, decided), lengths, going_on, guesses = fused_ops.judge_lines(
                 lines, self._rule_in_kernels, ends, fed, drawn, most
             )
-            self.log.record_step(StepRecord(state.active, *counts[:4], fed=counts[4], by_place=by_place))
+            self.log.record_step(state.active, *counts[:4], fed=counts[4], by_place=by_place)
         with self._part("draft"):
             self._draw_guesses(output, *guesses)
         with self._part("commit"):
@@ -375,20 +389,19 @@ class RowWindowRun(DecodeRun):
         decided_before = self._decided_places()
         self._counts = counts
         active, no_tokens = self.state.active, self._no_tokens
+        by_visits = (columns >= verified[..., None]) & (columns < counts[..., None])
         origin = torch.where(columns < right[..., None], TokenOrigin.ACCEPTED, TokenOrigin.TARGET)
-        origin = origin.where(columns < verified[..., None], TokenOrigin.UNVERIFIED)
+        origin = origin.where(~by_visits, TokenOrigin.UNVERIFIED)
         added = ~decided_before & self._decided_places()
         row_ends = added.sum(1) - (counts - before).sum(1)
         self.log.record_step(
-            StepRecord(
-                active,
-                this.guessed.sum((1, 2)),
-                ((right - before) * this.opened).sum(1),
-                (verified - before).sum(1) + row_ends,
-                no_tokens if rule.max_visits is None else (counts - verified).sum(1),
-                fed=this.feeding.sum(1),
-                by_place=self._layout.by_place(origin).where(added, -1).to(torch.int8),
-            )
+            active,
+            this.guessed.sum((1, 2)),
+            ((right - before) * this.opened).sum(1),
+            (verified - before).sum(1) + row_ends,
+            no_tokens if rule.max_visits is None else (counts - verified).sum(1),
+            fed=this.feeding.sum(1),
+            by_place=self._layout.by_place(origin).where(added, -1).to(torch.int8),
         )
 
     def _guess(self, this: _Pass, output: TargetOutput, slots: Tensor) -> None:
@@ -433,9 +446,20 @@ class RowWindowRun(DecodeRun):
         with self.in_place(self):
             super().replace_rows(rows, other)
             self._layout.replace_rows(rows, other._layout)
-            for name in ("_counts", "_windows", "_guessable", "_guesses", "_fed", "_visits"):
+            for name in self._of_rows:
                 getattr(self, name).index_copy_(0, rows, getattr(other, name))
             self.state.decided_places = self._decided_places()
+
+
+def _check_fits(target: Target, rule: RowWindows, settings: Mapping[str, Any]) -> None:
+    """Raises ValueError where a target takes no places, or where a rule does not fit the settings of a run."""
+    for name in ("drafter", "verifier", "stop_token"):
+        if settings.get(name) is not None:
+            raise ValueError(f"{name} must be None where places are drawn in an order of their own")
+    if rule.num_places != settings["max_new_tokens"]:
+        raise ValueError(f"order must have max_new_tokens ({settings['max_new_tokens']}), got {rule.num_places}")
+    if not hasattr(target, "forward_places"):
+        raise ValueError(f"{type(target).__name__} takes no places: it has no forward_places")
 
 
 def _chosen(mask: Tensor, most: int) -> tuple[Tensor, Tensor]:

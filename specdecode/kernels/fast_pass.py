@@ -35,12 +35,10 @@ class LayerCache(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """Of keys and values."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """Where they lie."""
-        ...
 
 
 class FastPass:

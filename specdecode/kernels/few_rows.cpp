@@ -942,6 +942,10 @@ void normalise(const Row* row, int64_t dim, const Model* weight, float epsilon, 
     });
 }
 
+inline float number(const void* from, int64_t index, int64_t kind) {
+    return kind == BFLOAT16 ? widen(((const bfloat16*)from)[index]) : ((const float*)from)[index];
+}
+
 // Rows of blocks of `dim` numbers, of which all but the last of a row become an RMSNorm without a weight.
 template <typename Number>
 Block<Number> on_one_scale(const Number* rows, int64_t num_rows, int64_t columns, int64_t dim, float epsilon, Number one) {
@@ -984,11 +988,7 @@ extern "C" void few_rows_linear(const void* x, int64_t row_kind, const void* wei
         small = on_one_scale((const bfloat16*)x, num_rows, columns, dim, epsilon, narrow(1.0f)), x = small.data();
     else if (dim) wide = on_one_scale((const float*)x, num_rows, columns, dim, epsilon, 1.0f), x = wide.data();
     std::vector<float> biases;
-    if (bias) {
-        biases.resize(outputs);
-        for (int64_t o = 0; o < outputs; o++)
-            biases[o] = row_kind == BFLOAT16 ? widen(((const bfloat16*)bias)[o]) : ((const float*)bias)[o];
-    }
+    for (int64_t o = 0; bias && o < outputs; o++) biases.push_back(number(bias, o, row_kind));
     Matrix matrix{weight, scale, bias ? biases.data() : nullptr, kind, outputs, columns};
     auto take = [&](int64_t row, int64_t output, Four sums, int64_t count) {
         for (int o = 0; o < count; o++) {
@@ -1059,10 +1059,6 @@ struct Pass {
 }
 
 namespace {
-
-inline float number(const void* from, int64_t index, int64_t kind) {
-    return kind == BFLOAT16 ? widen(((const bfloat16*)from)[index]) : ((const float*)from)[index];
-}
 
 // Rotary positions: pairs of neighbouring channels, rotated by an angle with this cosine and sine.
 inline Lanes turned(Lanes channels, Lanes angles) {
@@ -1460,6 +1456,12 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
         };
         auto outputs = [&](int64_t count, auto take) { member.share(count, OUTPUT_BLOCK, take); };
         auto into = [](const float* first, int64_t width) { return Goal{first, width * 4, 4}; };
+        // Stores sums in rows of `width` numbers.
+        auto keep = [](float* where, int64_t width) {
+            return [=](int64_t row, int64_t output, Four sums, int64_t count) {
+                store(where + row * width + output, sums, count);
+            };
+        };
         member.share(seen.lists, 1, [&](Span lists, int64_t) {
             for (int64_t list = lists.begin; list < lists.end; list++) seen.fill(pass, list);
         });
@@ -1479,16 +1481,18 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
             });
             Matrix join{pass.join, nullptr, bias.empty() ? nullptr : bias.data(), pass.kind, dim, 2 * dim};
             outputs(dim, [&](Span span, int64_t until) {
-                product(join, pairs, 0, R, span, until, into(residual.data(), dim),
-                        [&](int64_t row, int64_t output, Four sums, int64_t count) {
-                            store(&residual[row * dim + output], sums, count);
-                        });
+                product(join, pairs, 0, R, span, until, into(residual.data(), dim), keep(residual.data(), dim));
             });
         } else {
             rows([&](int64_t row) {
                 for (int64_t i = 0; i < dim; i++) residual[row * dim + i] = number(embedded(row), i, pass.kind);
             });
         }
+        auto normalised = [&](const float* from, int64_t width, const void* weight, auto* to) {
+            float epsilon = (float)pass.epsilon;
+            if (pass.kind == BFLOAT16) normalise(from, width, (const bfloat16*)weight, epsilon, to);
+            else normalise(from, width, (const float*)weight, epsilon, to);
+        };
         // Normalises rows; stores them as they were where `layer` wants that.
         auto norm = [&](const void* weight, Rows& to, const Layer* layer = nullptr) {
             rows([&](int64_t row) {
@@ -1499,11 +1503,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
                         if (pass.kind == BFLOAT16) store((bfloat16*)layer->kept + state_of(pass, row) + i, own);
                         else store((float*)layer->kept + state_of(pass, row) + i, own);
                     });
-                to.at(row, 0, [&](auto* own) {
-                    float epsilon = (float)pass.epsilon;
-                    if (pass.kind == BFLOAT16) normalise(from, dim, (const bfloat16*)weight, epsilon, own);
-                    else normalise(from, dim, (const float*)weight, epsilon, own);
-                });
+                to.at(row, 0, [&](auto* own) { normalised(from, dim, weight, own); });
             });
         };
         // Adds products to the rows.
@@ -1534,9 +1534,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
                 Matrix matrix{weight, layer.qkv_scale, layer.qkv_bias ? layer.qkv_bias + begin : nullptr, pass.matrix_kind,
                               end - begin, dim};
                 product(matrix, normed, 0, R, own, std::min(until, end) - begin, into(qkv.data() + begin, width),
-                        [&](int64_t row, int64_t output, Four sums, int64_t count) {
-                            store(&qkv[row * width + begin + output], sums, count);
-                        });
+                        keep(qkv.data() + begin, width));
             };
             outputs(width, [&](Span span, int64_t until) {
                 project(layer.qkv, 0, layer.key ? of_queries : width, span, until);
@@ -1548,9 +1546,8 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
                 rows([&](int64_t row) {
                     for (int64_t head = 0; head < pass.heads + pass.key_value_heads; head++) {
                         const void* weight = head < pass.heads ? layer.norm_query : layer.norm_key;
-                        float *own = &qkv[row * width + head * D], epsilon = (float)pass.epsilon;
-                        if (pass.kind == BFLOAT16) normalise(own, D, (const bfloat16*)weight, epsilon, own);
-                        else normalise(own, D, (const float*)weight, epsilon, own);
+                        float* own = &qkv[row * width + head * D];
+                        normalised(own, D, weight, own);
                     }
                 });
             }
@@ -1573,16 +1570,11 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
             // A part of the gate, what it gates, and their product.
             const void* up = layer.up ? layer.up : (const char*)layer.gate_up + bytes_of_weights(pass.matrix_kind, I * dim);
             const float* up_scale = layer.gate_up_scale ? layer.gate_up_scale + I : nullptr;
-            auto keep = [&](Block<float>& where) {
-                return [&](int64_t row, int64_t output, Four sums, int64_t count) {
-                    store(&where[row * I + output], sums, count);
-                };
-            };
             outputs(I, [&](Span span, int64_t until) {
                 product({layer.gate_up, layer.gate_up_scale, nullptr, pass.matrix_kind, I, dim}, normed, 0, R, span, until,
-                        into(gates.data(), I), keep(gates));
+                        into(gates.data(), I), keep(gates.data(), I));
                 product({up, up_scale, nullptr, pass.matrix_kind, I, dim}, normed, 0, R, span, until,
-                        into(ups.data(), I), keep(ups));
+                        into(ups.data(), I), keep(ups.data(), I));
                 for (int64_t row = 0; row < R; row++)
                     activated.at(row, span.begin, [&](auto* to) {
                         const float *gate = &gates[row * I + span.begin], *gates_what = &ups[row * I + span.begin];

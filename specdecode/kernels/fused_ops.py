@@ -158,11 +158,9 @@ def uniform(keys: Tensor, counters: Tensor, elements: Tensor, size: int | None) 
 
 def all_finite(logits: Tensor) -> bool | None:
     """Whether the greatest logit of every node of [B, n, V] is finite."""
-    return (
-        None
-        if not serves(logits)
-        else bool(_call("finite", logits, logits.numel() // logits.shape[-1], logits.shape[-1]))
-    )
+    if not serves(logits):
+        return None
+    return bool(_call("finite", logits, logits.numel() // logits.shape[-1], logits.shape[-1]))
 
 
 def largest(values: Tensor) -> Tensor | None:
@@ -348,16 +346,6 @@ def join(pending: Any, tree: Any) -> tuple[Tensor, Tensor, Tensor] | None:
     given = pending.tokens, pending.counts, tree.tokens, tree.depth, tree.valid, tree.ancestor_mask()
     _call("join", *given, *pending.tokens.shape, tree.tokens.shape[1], fed, seen, depths)
     return fed, seen, depths
-
-
-def nodes(pending: Any, verdict: Any) -> Tensor | None:
-    """Nodes [B, m + width] of a joint forward; see `skipping.PendingChain.nodes`."""
-    counts, length, path = pending.counts, pending.max_length, verdict.path
-    if not serves(counts):
-        return None
-    both = torch.empty(len(path), length + path.shape[1], dtype=torch.int64)
-    _call("nodes", counts, path, len(path), length, path.shape[1], both)
-    return both
 
 
 def correct(

@@ -656,18 +656,6 @@ int judging_known(
     );
 }
 
-// Nodes of a joint forward: first the counts[b] pending tokens of m, then the accepted path [B, width] of the tree.
-int judging_nodes(
-    const int64_t* counts, const int64_t* path, int64_t rows, int64_t length, int64_t width, int64_t* nodes
-) {
-    for (int64_t b = 0; b < rows; b++)
-        for (int64_t i = 0; i < length + width; i++) {
-            const int64_t in_path = i - counts[b], last = in_path < width - 1 ? in_path : width - 1;
-            nodes[b * (length + width) + i] = in_path < 0 ? i : length + path[b * width + last];
-        }
-    return 0;
-}
-
 // Each row of `right` [B, r] behind the first left_counts[b] entries of `left` [B, k]; entries of so many bytes.
 int judging_append(
     const char* left, const int64_t* left_counts, const char* right, int64_t rows, int64_t length, int64_t width,

@@ -222,7 +222,7 @@ int judging_judge_lines(
             if (is_now && !was_decided[place]) {
                 added++;
                 by_place[b * places + place] =
-                    column >= verified[line] ? UNVERIFIED : column < right[line] ? ACCEPTED : TARGET;
+                    column < right[line] ? ACCEPTED : column < verified[line] || column >= after[line] ? TARGET : UNVERIFIED;
             }
         });
         while (length < places && decided[b * places + length]) length++;

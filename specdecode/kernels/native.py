@@ -31,6 +31,9 @@ MATRICES = ("qkv", "out", "gate_up", "down")
 _NO_SCALES, _NO_PARTS = [0] * len(MATRICES), [0] * 7
 _MOST_CHANNELS = 1008  # of a head
 _NO_BOUND = 2**62
+_ADDRESS, _INTEGER = ctypes.c_void_p, ctypes.c_int64
+_LINEAR = [*[_ADDRESS, _INTEGER] * 2, *[_ADDRESS] * 3, *[_INTEGER] * 4, ctypes.c_double, _INTEGER]
+"""Kinds of the arguments of the linear layer."""
 _OUTSIDE = "positions or slots lie outside the rotary table or the cache"
 
 
@@ -180,20 +183,12 @@ def linear_now(
     outputs, columns = weight.shape[0], x.shape[-1]
     y = x.new_empty(*x.shape[:-1], outputs)
     if y.numel():
+        if kernels.few_rows_linear.argtypes is None:
+            kernels.few_rows_linear.argtypes = _LINEAR
         kernels.few_rows_linear(
-            ctypes.c_void_p(x.data_ptr()),
-            ctypes.c_int64(KINDS[x.dtype]),
-            ctypes.c_void_p(weight.data_ptr()),
-            ctypes.c_int64(_INT8_ROWS if dynamic else KINDS[weight.dtype]),
-            ctypes.c_void_p(0 if scale is None else scale.data_ptr()),
-            ctypes.c_void_p(0 if bias is None else bias.data_ptr()),
-            ctypes.c_void_p(y.data_ptr()),
-            ctypes.c_int64(x.numel() // columns),
-            ctypes.c_int64(columns),
-            ctypes.c_int64(outputs),
-            ctypes.c_int64(normed[0]),
-            ctypes.c_double(normed[1]),
-            ctypes.c_int64(torch.get_num_threads()),
+            *(x.data_ptr(), KINDS[x.dtype], weight.data_ptr(), _INT8_ROWS if dynamic else KINDS[weight.dtype]),
+            *(_address(scale), _address(bias), y.data_ptr()),
+            *(x.numel() // columns, columns, outputs, *normed, torch.get_num_threads()),
         )
     return y
 

@@ -63,7 +63,6 @@ class StartRun(Protocol):
             joins: False for the first run, whose rows later requests take: it needs room for the longest prompt. True
                 for later runs: they are started, never stepped, and need room for their own prompts alone.
         """
-        ...
 
 
 def decode_queue(
@@ -107,7 +106,12 @@ def decode_queue(
     places: list[_Occupied | None] = [*occupied, *[None] * (num_rows - following)]
     run.end_rows(following)
     joining = 0  # requests that have arrived for rows that idle
-    _report(on_step, run, places)
+
+    def report() -> None:
+        if on_step is not None:
+            on_step(run.state, [None if place is None else place.request for place in places])
+
+    report()
     step, read = run.steps_taken()
     # Tokens that the row nearest to its end needs. A row that has just started may have stopped already.
     state = run.state
@@ -116,8 +120,8 @@ def decode_queue(
         with run.trace.phase("decode"):
             while soonest > 0:
                 soonest -= step()
-                _report(on_step, run, places)
-                if arriving is not None and not run.rows_in_lockstep and None in places:
+                report()
+                if arriving is not None and None in places:
                     joining = joining or arriving(places.count(None))
                 if run.stops is not None or joining:
                     break
@@ -136,12 +140,16 @@ def decode_queue(
         idle = [row for row, place in enumerate(places) if place is None]
         if arriving is None:
             joining = min(len(idle), count - following)
-        elif idle and not (run.rows_in_lockstep and any(places)):
+        elif idle:
             joining = joining or arriving(len(idle))
         requests, joining = range(following, following + joining), 0
         if requests:
             following = requests.stop
-            _refill(run, start_run, idle[: len(requests)], requests, places, clock.now())
+            rows, begun, joiners = idle[: len(requests)], clock.now(), start_run(requests, joins=True)
+            joiners.start()
+            run.replace_rows(torch.tensor(rows, device=run.state.lengths.device), joiners)
+            for row, request in zip(rows, requests, strict=True):
+                places[row] = _Occupied(request, begun, run.trace.recorded_steps)
             read.forget()
         if finished:
             run.trace.forget_steps(min((place.first_step for place in places if place), default=0))
@@ -179,22 +187,6 @@ class _Occupied:
     first_step: int
 
 
-def _refill(
-    run: DecodeRun,
-    start_run: StartRun,
-    rows: list[int],
-    requests: range,
-    places: list[_Occupied | None],
-    begun: float,
-) -> None:
-    """Give these rows to the next requests."""
-    joining = start_run(requests, joins=True)
-    joining.start()
-    run.replace_rows(torch.tensor(rows, device=run.state.lengths.device), joining)
-    for row, request in zip(rows, requests, strict=True):
-        places[row] = _Occupied(request, begun, run.trace.recorded_steps)
-
-
 def _given(
     run: DecodeRun, places: Sequence[_Occupied | None], finished: Sequence[int], now: float
 ) -> Iterator[FinishedRow]:
@@ -213,12 +205,3 @@ def _given(
         yield FinishedRow(place.request, state.tokens[row].clone(), int(state.lengths[row]), trace, seconds)
     if failed is not None:
         raise failed
-
-
-def _report(
-    on_step: Callable[[DecodeState, Sequence[int | None]], None] | None,
-    run: DecodeRun,
-    places: Sequence[_Occupied | None],
-) -> None:
-    if on_step is not None:
-        on_step(run.state, [None if place is None else place.request for place in places])

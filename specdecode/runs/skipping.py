@@ -24,7 +24,7 @@ from specdecode.checks import check_tensor
 from specdecode.kernels import fused_ops
 from specdecode.loop import DecodeRun, clip
 from specdecode.roles import DecodeState, Draft, Schedule, Selection, Target, TargetOutput, Verdict
-from specdecode.tree import TokenTree
+from specdecode.tree import TokenTree, chain_layout
 
 
 class SkippingRun(DecodeRun):
@@ -191,11 +191,8 @@ class PendingChain:
         depths = torch.cat([place * pending, tree.depth + self.counts[:, None] * tree.valid], dim=1)
         return torch.cat([self.tokens * pending, tree.tokens], dim=1), mask, depths
 
-    @fused_ops.fused(fused_ops.nodes)
     def nodes(self, verdict: Verdict) -> Tensor:
         """[B, m + max_depth + 1] int64: nodes of the joint forward as `Target.commit` takes them: first the pending
         tokens of a row, then its accepted path."""
-        length, width = self.max_length, verdict.path.shape[1]
-        place = torch.arange(length + width, device=self.tokens.device)
-        in_path = (place - self.counts[:, None]).clamp(0, width - 1)
-        return torch.where(place < self.counts[:, None], place, length + verdict.path.gather(1, in_path))
+        pending = chain_layout(*self.tokens.shape, self.tokens.device).depth
+        return ragged.append(pending, self.counts, self.max_length + verdict.path, verdict.accepted)[0]

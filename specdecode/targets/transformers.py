@@ -558,20 +558,17 @@ class SlotCache(Cache):
 
     def _check(self, key: Tensor, value: Tensor, layer: int) -> None:
         """Allocate for the first layer of a prompt; the others must be like it."""
-        num_heads, head_dim = key.shape[1], key.shape[3]
-        num_rows = len(key) if self.row is None else self._num_rows
-        if self.static is None and self.offered is not None:
-            given, has_room = self.offered, self.offered.max_length >= self._num_slots
-            sizes = self._num_layers, num_rows, num_heads, head_dim, key.dtype, key.device
-            if has_room and sizes == (given.num_layers, *_kind(given)):
-                self.static, self.offered = given, None
-                given.reset()
+        num_rows, num_heads, head_dim = len(key) if self.row is None else self._num_rows, key.shape[1], key.shape[3]
+        sizes: dict[str, Any] = {"batch_size": num_rows, "num_heads": num_heads, "head_dim": head_dim}
+        sizes |= {"dtype": key.dtype, "device": key.device}
+        offered = None if self.static is not None else self.offered
+        if offered is not None and offered.fits(self._num_slots, num_layers=self._num_layers, **sizes):
+            self.static, self.offered = offered, None
+            offered.reset()
         if self.static is None:
-            self.static = StaticKVCache(
-                self._num_layers, num_rows, num_heads, self._num_slots, head_dim, device=key.device, dtype=key.dtype
-            )
+            self.static = StaticKVCache(self._num_layers, max_length=self._num_slots, **sizes)
         static = self.static
-        is_alike = (num_rows, num_heads, head_dim, key.dtype, key.device) == _kind(static)
+        is_alike = static.fits(0, **sizes)
         has_room = static.num_layers >= self._num_layers and static.max_length >= self._num_slots
         if layer == 0 and not (is_alike and has_room):
             raise ValueError(
@@ -589,11 +586,6 @@ class SlotCache(Cache):
 def reach(static: StaticKVCache, num_new: int) -> int:
     """`StaticKVCache.reach`, as near as a look at the lengths tells where that costs nothing."""
     return min(ragged.at_most(static.lengths, static.max_length) + num_new, static.reach(num_new))
-
-
-def _kind(static: StaticKVCache) -> tuple[int, int, int, torch.dtype, torch.device]:
-    """Rows, heads, head_dim, dtype and device of a cache."""
-    return static.batch_size, static.num_heads, static.head_dim, static.dtype, static.device
 
 
 def check_model(model: Any, decoder: Callable[..., Any] | None = None) -> None:

@@ -89,7 +89,6 @@ class DrafterMaker(Protocol):
 
         It may set the target's `feature_layers`. Raises ValueError if it drafts for another model.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -344,14 +343,13 @@ def _continue(
     """Decode as the arguments say, by these players."""
     from specdecode.targets.llama_pass import llama_pass
     from specdecode.targets.transformers import TransformersTarget
-    from specdecode.text.processed_target import ProcessedTarget
 
     max_new_tokens, name = arguments.max_new_tokens, players.name
     usual = players.drafter.draft_length if name == "drafter" else _DRAFT_LENGTHS.get(name, 0)
     length = usual if players.draft_length is None else players.draft_length
     copies = name == "drafter" and players.draft_length is None and input_ids.device.type == "cpu"
     longest = max(length, _DRAFT_LENGTHS["prompt-lookup"]) if copies else length
-    texts, scores = Texts(input_ids, arguments.pad_token), None
+    texts = Texts(input_ids, arguments.pad_token)
     sizes: dict[str, Any] = {"max_new_tokens": max_new_tokens, "max_draft_nodes": longest + 1}
     settings: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
@@ -359,15 +357,11 @@ def _continue(
         "streams": _streams(players.generator, input_ids, arguments.sampling.temperature == 0),
         "stop_token": arguments.stop_tokens,
     }
-    if arguments.processors is None and not (arguments.keep_scores or arguments.keep_logits):
-        target = TransformersTarget(model, input_ids, mask, **sizes)
-    else:
-        scores = (
-            Scores(arguments.pad_token, arguments.sampling) if arguments.keep_scores or arguments.keep_logits else None
-        )
-        verifier = ProcessedVerifier(arguments.processors or _as_they_are, texts, scores)
-        target = ProcessedTarget(model, input_ids, mask, verifier=verifier, **sizes)
-        settings["verifier"] = verifier
+    target = TransformersTarget(model, input_ids, mask, **sizes)
+    keeps = arguments.keep_scores or arguments.keep_logits
+    scores = Scores(arguments.pad_token, arguments.sampling) if keeps else None
+    if arguments.processors is not None or keeps:
+        settings["verifier"] = ProcessedVerifier(arguments.processors or _as_they_are, texts, scores)
     smaller = _draft_target(players.draft_model, input_ids, mask, max_new_tokens, target.vocab_size)
     sizer = FixedDraftSize(DraftSize(length + 1, length))
     drafter: Drafter | None = None

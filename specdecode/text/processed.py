@@ -125,12 +125,6 @@ class ProcessedVerifier:
     def __init__(self, processors: Processors, texts: Texts, scores: Scores | None = None) -> None:
         self.processors, self.texts, self.scores = processors, texts, scores
 
-    def of_prompts(self, logits: Tensor) -> Tensor:
-        """Processed logits [B, 1, V] of the first tokens."""
-        batch_size = len(logits)
-        nothing = torch.zeros(batch_size, 0, dtype=torch.int64, device=logits.device)
-        return self._processed(logits[:, 0], nothing, [0] * batch_size, list(range(batch_size)))[:, None]
-
     def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
         """Judge a chain, place after place.
 

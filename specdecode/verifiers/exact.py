@@ -83,32 +83,60 @@ def greedy_walk(tree: TokenTree, logits: Tensor) -> Verdict:
     choices = largest(logits)  # [B, n]
     if tree.is_chain:
         return chain_by_token(tree, choices)
-    return walk_by_token(tree, lambda node, level: choices.gather(1, node[:, None])[:, 0])
+    return walk_by_token(tree, lambda node, level: (choices.gather(1, node[:, None])[:, 0], None))
 
 
-def walk_by_token(tree: TokenTree, token_at: Callable[[Tensor, int], Tensor]) -> Verdict:
+Judgement = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""What a rule says of a node of each row: whether one of its children is accepted [B] bool, which [B] int64, the token
+that follows where none is [B] int64, and whether the exact rule would have rejected it [B] bool, None: never."""
+
+
+def descend(tree: TokenTree, judge: Callable[[Tensor, int, Tensor], Judgement]) -> Verdict:
+    """Walk from the root along accepted children.
+
+    Args:
+        tree: The drafted tree.
+        judge: `judge(node [B], level, descending [B])`, called once per level until all rows are known to have stopped;
+            what it says of rows that are not descending is not used.
+    """
+    node = torch.zeros_like(tree.tokens[:, 0])
+    accepted, next_tokens = torch.zeros_like(node), torch.zeros_like(node)
+    descending = torch.ones_like(node, dtype=torch.bool)
+    path, relaxed = [node], []
+    for level in range(tree.max_depth + 1):
+        found, child, token, lent = judge(node, level, descending)
+        next_tokens = torch.where(descending & ~found, token, next_tokens)
+        descending = descending & found
+        if level == tree.max_depth:
+            break
+        node = torch.where(descending, child, node)
+        accepted = accepted + descending
+        path.append(node)
+        if lent is not None:
+            relaxed.append(lent & descending)
+        if ragged.surely_none(descending):
+            break
+    missing = tree.max_depth + 1 - len(path)
+    path += [node] * missing
+    lent_by_level = F.pad(torch.stack(relaxed, dim=1), (0, missing)) if relaxed else None
+    return Verdict(torch.stack(path, dim=1), accepted, next_tokens, lent_by_level)
+
+
+def walk_by_token(tree: TokenTree, token_at: Callable[[Tensor, int], tuple[Tensor, Tensor | None]]) -> Verdict:
     """Descend from the root as long as the token chosen at a node is among its children.
 
     Args:
         tree: The drafted tree.
-        token_at: `token_at(node [B], level) -> [B]`: the token that follows a node. Called once per level until all
-            rows are known to have stopped; results for stopped rows are not used.
+        token_at: `token_at(node [B], level)`: the token that follows a node, and whether the exact rule would not have
+            chosen it (None: never), both [B]; called as `descend` says.
     """
-    node = torch.zeros_like(tree.tokens[:, 0])
-    descending = torch.ones_like(node, dtype=torch.bool)
-    path, accepted, next_tokens = [node], torch.zeros_like(node), token_at(node, 0)
-    for level in range(1, tree.max_depth + 1):
-        matches = (tree.parents == node[:, None]) & (tree.tokens == next_tokens[:, None])  # [B, n]
-        found, child = matches.max(dim=1)
-        descending = descending & found
-        if ragged.surely_none(descending):
-            path += [node] * (tree.max_depth + 1 - level)
-            break
-        node = torch.where(descending, child, node)
-        next_tokens = torch.where(descending, token_at(node, level), next_tokens)
-        accepted = accepted + descending
-        path.append(node)
-    return Verdict(torch.stack(path, dim=1), accepted, next_tokens)
+
+    def judge(node: Tensor, level: int, descending: Tensor) -> Judgement:
+        token, lent = token_at(node, level)
+        found, child = ((tree.parents == node[:, None]) & (tree.tokens == token[:, None])).max(dim=1)
+        return found, child, token, lent
+
+    return descend(tree, judge)
 
 
 def one_draw_walk(tree: TokenTree, output: TargetOutput, state: DecodeState) -> Verdict:
@@ -129,9 +157,9 @@ def one_draw_walk(tree: TokenTree, output: TargetOutput, state: DecodeState) -> 
         return chain_by_token(tree, state.streams.race(target, Tag.TARGET, chain_counters(tree, state)))
     rows = torch.arange(tree.batch_size, device=tree.device)
 
-    def token_at(node: Tensor, level: int) -> Tensor:
-        counters = (state.lengths + level)[:, None]
-        return draw_tokens(logits[rows, node][:, None], state.sampling, state.streams, counters, Tag.TARGET)[:, 0]
+    def token_at(node: Tensor, level: int) -> tuple[Tensor, None]:
+        counters, here = (state.lengths + level)[:, None], logits[rows, node][:, None]
+        return draw_tokens(here, state.sampling, state.streams, counters, Tag.TARGET)[:, 0], None
 
     return walk_by_token(tree, token_at)
 
@@ -288,56 +316,40 @@ def multi_round_walk(
         fields = None if relax is None else relax.fields()
         return Verdict(*fused_ops.rounds(tree, target, probabilities, state.streams, tags, state.lengths, fields))
     rows = torch.arange(tree.batch_size, device=tree.device)
-    node = torch.zeros_like(tree.tokens[:, 0])
-    next_tokens, accepted = torch.zeros_like(node), torch.zeros_like(node)
-    descending = torch.ones_like(node, dtype=torch.bool)
-    path, lent_by_level = [node], []
-    for level in range(tree.max_depth + 1):
+
+    def judge(node: Tensor, level: int, descending: Tensor) -> Judgement:
         counters = state.lengths + level
         target = own = logits_to_probabilities(logits[rows, node], state.sampling)  # [B, V]; own is never relaxed
-        found, chosen = torch.zeros_like(descending), node
-        lent = torch.zeros_like(descending)
-        if level < tree.max_depth:
-            is_child = tree.parents == node[:, None]  # [B, n]
-            rank = is_child.cumsum(1)
-            thresholds = state.streams.uniform(Tag.ACCEPT, counters, tree.max_children)  # [B, children]
-            for child_rank in range(tree.max_children):
-                exists, child = (is_child & (rank == child_rank + 1)).max(dim=1)
-                token = tree.tokens.gather(1, child[:, None])  # [B, 1]
-                drawn_from = probabilities[rows, child]  # [B, V]
-                tested = exists & ~found
-                if ragged.surely_none(descending & tested):  # nor is there a later sibling to test
-                    break
-                compared = thresholds[:, child_rank] * drawn_from.gather(1, token)[:, 0]
-                passes = compared < target.gather(1, token)[:, 0]
-                if relax is not None:
-                    by_itself = compared < own.gather(1, token)[:, 0]
-                    if child_rank == 0 and not ragged.surely_none(descending & tested & ~by_itself):
-                        target = torch.where(exists[:, None], relax(own, drawn_from), own)
-                        passes = by_itself | (compared < target.gather(1, token)[:, 0])
-                    lent = lent | (tested & passes & ~by_itself)
-                    own = torch.where((tested & ~passes)[:, None], _normalised(residual(own, drawn_from)), own)
-                chosen = torch.where(tested & passes, child, chosen)
-                found = found | (tested & passes)
-                left = _normalised(residual(target, drawn_from))
-                target = torch.where((tested & ~passes)[:, None], left, target)
-        # Rows without an accepted child end here, with a draw from what is left; at the last level all rows do.
-        ends = descending & ~found
-        drawn = state.streams.race(target[:, None], Tag.TARGET, counters[:, None])[:, 0]
-        next_tokens = torch.where(ends, drawn, next_tokens)
-        descending = descending & found
-        if level < tree.max_depth:
-            node = torch.where(descending, chosen, node)
-            accepted = accepted + descending
-            path.append(node)
-            lent_by_level.append(lent)
-            if ragged.surely_none(descending):
-                path += [node] * (tree.max_depth - level - 1)
+        found, chosen, lent = torch.zeros_like(descending), node, torch.zeros_like(descending)
+        is_child = tree.parents == node[:, None]  # [B, n]
+        rank = is_child.cumsum(1)
+        num_children = tree.max_children if level < tree.max_depth else 0
+        thresholds = state.streams.uniform(Tag.ACCEPT, counters, tree.max_children)  # [B, children]
+        for child_rank in range(num_children):
+            exists, child = (is_child & (rank == child_rank + 1)).max(dim=1)
+            token = tree.tokens.gather(1, child[:, None])  # [B, 1]
+            drawn_from = probabilities[rows, child]  # [B, V]
+            tested = exists & ~found
+            if ragged.surely_none(descending & tested):  # nor is there a later sibling to test
                 break
-    relaxed = None
-    if relax is not None and lent_by_level:
-        relaxed = F.pad(torch.stack(lent_by_level, dim=1), (0, tree.max_depth - len(lent_by_level)))
-    return Verdict(torch.stack(path, dim=1), accepted, next_tokens, relaxed)
+            compared = thresholds[:, child_rank] * drawn_from.gather(1, token)[:, 0]
+            passes = compared < target.gather(1, token)[:, 0]
+            if relax is not None:
+                by_itself = compared < own.gather(1, token)[:, 0]
+                if child_rank == 0 and not ragged.surely_none(descending & tested & ~by_itself):
+                    target = torch.where(exists[:, None], relax(own, drawn_from), own)
+                    passes = by_itself | (compared < target.gather(1, token)[:, 0])
+                lent = lent | (tested & passes & ~by_itself)
+                own = torch.where((tested & ~passes)[:, None], _normalised(residual(own, drawn_from)), own)
+            chosen = torch.where(tested & passes, child, chosen)
+            found = found | (tested & passes)
+            left = _normalised(residual(target, drawn_from))
+            target = torch.where((tested & ~passes)[:, None], left, target)
+        # Rows without an accepted child end here, with a draw from what is left; at the last level all rows do.
+        drawn = state.streams.race(target[:, None], Tag.TARGET, counters[:, None])[:, 0]
+        return found, chosen, drawn, None if relax is None else lent
+
+    return descend(tree, judge)
 
 
 def residual(target: Tensor, drawn_from: Tensor) -> Tensor:

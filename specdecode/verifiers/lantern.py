@@ -32,7 +32,6 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
@@ -136,7 +135,6 @@ class LanternVerifier:
     def _one_draw_walk(self, tree: TokenTree, logits: Tensor, state: DecodeState) -> Verdict:
         sampling = state.sampling
         softened = replace(sampling, temperature=1.0) if sampling.is_greedy else sampling
-        replaced: list[Tensor] = []  # by level, [B]: whether a child replaced the target's own token
         rows = torch.arange(tree.batch_size, device=tree.device)
         is_small = tree.max_depth > 0 and logits.numel() <= FEW_NUMBERS
         if not sampling.is_greedy and is_small and fused_ops.serves(logits, state.lengths):
@@ -150,7 +148,9 @@ class LanternVerifier:
                 )
             )
 
-        def token_at(node: Tensor, level: int) -> Tensor:
+        def token_at(node: Tensor, level: int) -> tuple[Tensor, Tensor]:
+            """The token that follows a node, and whether a child replaced the target's own, both [B]."""
+            nothing = torch.zeros_like(node, dtype=torch.bool)
             node_logits = logits[rows, node]  # [B, V]
             target = logits_to_probabilities(node_logits, softened)
             if sampling.is_greedy:
@@ -159,7 +159,7 @@ class LanternVerifier:
                 noise = state.streams.exponential(Tag.TARGET, state.lengths + level, target.shape[1])
                 choice = sample(target, noise)
             if level == tree.max_depth:
-                return choice
+                return choice, nothing
             tokens, has_child = _child_tokens(tree, node)  # [B, C], [B]
             nearest = self.neighbours[tokens]  # [B, C, k]
             if not sampling.is_greedy:
@@ -169,8 +169,7 @@ class LanternVerifier:
                 could = (nearest == choice[:, None, None]).any(2) & has_child[:, None] & ~drawn  # [B, C]
                 count = ragged.columns_needed(could)
                 if not count:
-                    replaced.append(torch.zeros_like(has_child))
-                    return choice
+                    return choice, nothing
                 nearest, could = nearest[:, :count], could[:, :count]
             free = target.scatter(1, tokens, 0.0)  # what may move: everything but the children
             tokens = tokens[:, : nearest.shape[1]]
@@ -183,19 +182,13 @@ class LanternVerifier:
             if sampling.is_greedy:
                 relaxed = _most_probable(node_logits, target, tokens, nearest, takes)
                 relaxed = torch.where(has_child, relaxed, choice)
-                replaced.append(relaxed != choice)
-                return relaxed
+                return relaxed, relaxed != choice
             claims = (takes & (nearest == choice[:, None, None])).any(2) & could  # [B, C]
             taken, first = claims.max(dim=1)
             taken = taken & (free.gather(1, choice[:, None])[:, 0] > 0)
-            replaced.append(taken)
-            return torch.where(taken, tokens.gather(1, first[:, None])[:, 0], choice)
+            return torch.where(taken, tokens.gather(1, first[:, None])[:, 0], choice), taken
 
-        verdict = walk_by_token(tree, token_at)
-        if not replaced:
-            return verdict
-        # Levels that no row reached have no entry.
-        return replace(verdict, relaxed=F.pad(torch.stack(replaced, dim=1), (0, tree.max_depth - len(replaced))))
+        return walk_by_token(tree, token_at)
 
 
 def _child_tokens(tree: TokenTree, node: Tensor) -> tuple[Tensor, Tensor]:

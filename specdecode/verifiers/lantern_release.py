@@ -30,6 +30,7 @@ from torch.nn import functional
 from specdecode.roles import DecodeState, Verdict
 from specdecode.sampling import Tag, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
+from specdecode.verifiers.exact import Judgement, descend
 
 
 def release_walk(tree: TokenTree, logits: Tensor, neighbours: Tensor, delta: float, state: DecodeState) -> Verdict:
@@ -43,47 +44,37 @@ def release_walk(tree: TokenTree, logits: Tensor, neighbours: Tensor, delta: flo
         state: Lengths, sampling and random streams.
     """
     rows = torch.arange(tree.batch_size, device=tree.device)
-    node = torch.zeros_like(tree.tokens[:, 0])
-    next_tokens, accepted = torch.zeros_like(node), torch.zeros_like(node)
-    descending = torch.ones_like(node, dtype=torch.bool)
-    path, relaxed = [node], []
-    for level in range(tree.max_depth + 1):
+
+    def judge(node: Tensor, level: int, descending: Tensor) -> Judgement:
         counters = state.lengths + level
         target = logits_to_probabilities(logits[rows, node], state.sampling)  # [B, V]
-        found, chosen = torch.zeros_like(descending), node
-        lent = torch.zeros_like(descending)
-        if level < tree.max_depth:
-            is_child = tree.parents == node[:, None]  # [B, n]
-            rank = is_child.cumsum(1)
-            thresholds = state.streams.uniform(Tag.ACCEPT, counters, tree.max_children)  # [B, C]
-            seen = torch.zeros_like(target, dtype=torch.bool)  # tokens of earlier siblings
-            for child_rank in range(tree.max_children):
-                exists, child = (is_child & (rank == child_rank + 1)).max(dim=1)
-                token = tree.tokens.gather(1, child[:, None])  # [B, 1]
-                tested = exists & ~found & ~seen.gather(1, token)[:, 0]
-                seen = seen.scatter(1, token, seen.gather(1, token) | exists[:, None])
-                merged, mass = _merge(target, token, neighbours, delta)
-                passes = tested & (thresholds[:, child_rank] <= mass)
-                by_itself = thresholds[:, child_rank] <= target.gather(1, token)[:, 0]
-                # Where nothing was merged the child alone is zeroed, k + 1 times over, to keep one shape.
-                around = torch.where(merged[:, None], neighbours[token[:, 0]], token)  # [B, k + 1]
-                left = target.scatter(1, token, 0.0).scatter(1, around, 0.0)
-                total = left.sum(1, keepdim=True)
-                left = torch.where(total > 0, left / total, 1 / target.shape[1])
-                target = torch.where((tested & ~passes)[:, None], left, target)
-                chosen = torch.where(passes, child, chosen)
-                lent = lent | (passes & ~by_itself)
-                found = found | passes
-        ends = descending & ~found
+        found, chosen, lent = torch.zeros_like(descending), node, torch.zeros_like(descending)
+        is_child = tree.parents == node[:, None]  # [B, n]
+        rank = is_child.cumsum(1)
+        num_children = tree.max_children if level < tree.max_depth else 0
+        thresholds = state.streams.uniform(Tag.ACCEPT, counters, tree.max_children)  # [B, C]
+        seen = torch.zeros_like(target, dtype=torch.bool)  # tokens of earlier siblings
+        for child_rank in range(num_children):
+            exists, child = (is_child & (rank == child_rank + 1)).max(dim=1)
+            token = tree.tokens.gather(1, child[:, None])  # [B, 1]
+            tested = exists & ~found & ~seen.gather(1, token)[:, 0]
+            seen = seen.scatter(1, token, seen.gather(1, token) | exists[:, None])
+            merged, mass = _merge(target, token, neighbours, delta)
+            passes = tested & (thresholds[:, child_rank] <= mass)
+            by_itself = thresholds[:, child_rank] <= target.gather(1, token)[:, 0]
+            # Where nothing was merged the child alone is zeroed, k + 1 times over, to keep one shape.
+            around = torch.where(merged[:, None], neighbours[token[:, 0]], token)  # [B, k + 1]
+            left = target.scatter(1, token, 0.0).scatter(1, around, 0.0)
+            total = left.sum(1, keepdim=True)
+            left = torch.where(total > 0, left / total, 1 / target.shape[1])
+            target = torch.where((tested & ~passes)[:, None], left, target)
+            chosen = torch.where(passes, child, chosen)
+            lent = lent | (passes & ~by_itself)
+            found = found | passes
         noise = state.streams.exponential(Tag.TARGET, counters, target.shape[-1])
-        next_tokens = torch.where(ends, sample(target, noise), next_tokens)
-        descending = descending & found
-        if level < tree.max_depth:
-            node = torch.where(descending, chosen, node)
-            accepted = accepted + descending
-            path.append(node)
-            relaxed.append(lent)
-    return Verdict(torch.stack(path, dim=1), accepted, next_tokens, torch.stack(relaxed, dim=1) if relaxed else None)
+        return found, chosen, sample(target, noise), lent
+
+    return descend(tree, judge)
 
 
 def release_greedy_walk(tree: TokenTree, logits: Tensor, neighbours: Tensor, delta: float) -> Verdict:

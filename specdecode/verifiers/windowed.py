@@ -16,7 +16,7 @@ from torch import Tensor
 from specdecode.checks import check_bounds
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, draw_tokens
-from specdecode.verifiers.exact import chain_counters, chain_path, check_chain, count_accepted
+from specdecode.verifiers.exact import chain_counters, chain_path, check_chain, count_accepted, root_only
 
 
 class WindowedVerifier:
@@ -50,6 +50,8 @@ class WindowedVerifier:
             ValueError: the draft is no chain, or its tokens were drawn at random.
         """
         check_chain("WindowedVerifier", draft)
+        if draft.tree.max_depth == 0:
+            return root_only(output, state)
         if draft.probabilities is not None:
             raise ValueError("WindowedVerifier compares tokens, but these were drawn: draft with children coupled")
         tree, counters = draft.tree, chain_counters(draft.tree, state)

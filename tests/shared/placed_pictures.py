@@ -9,7 +9,8 @@ from llamagen_models import CONDITION_LENGTH, make_model, valid_mask
 from place_oracles import FullPasses, with_prompt
 from torch import Tensor
 
-from specdecode.grid.positions import Lines, Order
+from specdecode.grid.positions import Lines
+from specdecode.grid.row_windows import RowWindows
 from specdecode.loop import DecodeRun
 from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
@@ -39,7 +40,7 @@ def condition(model: Any, requests: range) -> tuple[Tensor, Tensor]:
 def run_of(
     model: Any,
     requests: range,
-    order: Order | None,
+    order: RowWindows | None,
     sampling: SamplingConfig = DRAWN,
     compiler: Any = None,
     **settings: Any,

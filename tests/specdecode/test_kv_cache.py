@@ -1,5 +1,8 @@
 """The cache against Python lists: whatever is written, kept and rolled back, a token sees what it should."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -138,6 +141,22 @@ def test_rows_become_those_of_another_cache():
     assert seen == [[24, 25, 26, 31], [6, 7, 8, 9, 10, 32], [22, 23, 33]]
     with pytest.raises(ValueError, match="num_slots must be at most 4, the slots of both caches, got 5"):
         cache.replace_rows(torch.tensor([2, 0]), other, 5)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+def test_a_copy_of_a_cache_is_one_of_its_own(again):
+    """Its keys and values are still those that are written, and nobody else's."""
+    cache = make_cache(2)
+    write(cache, torch.tensor([[3], [4]]))
+    cache.advance(1)
+    copied = again(cache)
+    write(copied, torch.tensor([[5], [6]]))
+    copied.advance(1)
+    write(copied, torch.tensor([[7], [8]]))
+    mask = copied.attention_mask(torch.ones(2, 1, 1, dtype=torch.bool))
+    assert [visible(copied, mask, row, 0, 0) for row in range(2)] == [[3, 5, 7], [4, 6, 8]]
+    assert cache.lengths.tolist() == [1, 1] and not cache._rows[:, :, 1].any()
+    assert len(pickle.dumps(cache)) < 2 * cache._rows.nbytes + 20_000
 
 
 def test_distances_are_counted_from_where_tokens_stand():

@@ -13,16 +13,16 @@ def step(
     active: list[bool], drafted: list[int], accepted: list[int], emitted: list[int], skipped: list[int] | None = None
 ) -> StepRecord:
     skipped = [0] * len(active) if skipped is None else skipped
-    return StepRecord(*map(torch.tensor, (active, drafted, accepted, emitted, skipped)))
+    return StepRecord(torch.tensor([active, drafted, accepted, emitted, skipped]).long())
 
 
 def test_counts_by_hand():
     """Row 0 takes three steps, row 1 two; row 1 ends by a stop token among its accepted ones."""
     trace = DecodeTrace(2)
     trace.record_prefill()
-    trace.record_step(step([True, True], [4, 4], [2, 0], [3, 1]))
-    trace.record_step(step([True, True], [4, 4], [4, 3], [5, 3]))
-    trace.record_step(step([True, False], [1, 0], [0, 0], [1, 0]))
+    trace.record(step([True, True], [4, 4], [2, 0], [3, 1]))
+    trace.record(step([True, True], [4, 4], [4, 3], [5, 3]))
+    trace.record(step([True, False], [1, 0], [0, 0], [1, 0]))
     assert trace.target_passes == 4
     assert trace.row_passes == [4, 3]
     assert trace.row_tokens == [10, 5] and trace.tokens == 15
@@ -38,8 +38,8 @@ def test_origins_by_hand():
     trace.record_prefill()
     first = step([True, True], [4, 4], [2, 0], [3, 1], skipped=[0, 2])
     first.relaxed = torch.tensor([[False, True, True], [True, True, True]])  # past what was accepted: noise
-    trace.record_step(first)
-    trace.record_step(step([True, False], [1, 0], [1, 0], [1, 0], skipped=[1, 0]))  # ends accepted
+    trace.record(first)
+    trace.record(step([True, False], [1, 0], [1, 0], [1, 0], skipped=[1, 0]))  # ends accepted
     target, accepted, relaxed, unverified = TokenOrigin
     assert trace.token_origins == [
         [target, accepted, relaxed, target, unverified, accepted],
@@ -52,9 +52,9 @@ def test_origins_by_hand():
 def test_reading_does_not_end_the_recording():
     trace = DecodeTrace(1)
     trace.record_prefill()
-    trace.record_step(step([True], [0], [0], [1]))
+    trace.record(step([True], [0], [0], [1]))
     assert trace.tokens == 2
-    trace.record_step(step([True], [3], [3], [4]))
+    trace.record(step([True], [3], [3], [4]))
     assert trace.tokens == 6 and trace.accepted_lengths == [[0, 3]]
 
 
@@ -81,7 +81,7 @@ def test_phases_add_up_and_survive_errors(monkeypatch):
 def test_dictionary_is_json():
     trace = DecodeTrace(2)
     trace.record_prefill()
-    trace.record_step(step([True, True], [4, 4], [2, 0], [3, 1]))
+    trace.record(step([True, True], [4, 4], [2, 0], [3, 1]))
     with trace.phase("prefill"):
         pass
     numbers = trace.to_dict()
@@ -94,8 +94,8 @@ def test_dictionary_is_json():
 def test_skipped_tokens_are_tokens_of_the_row_and_of_no_pass():
     trace = DecodeTrace(2)
     trace.record_prefill()
-    trace.record_step(step([True, True], [4, 4], [2, 0], [3, 1], [3, 0]))
-    trace.record_step(step([True, True], [4, 4], [1, 1], [2, 2]))
+    trace.record(step([True, True], [4, 4], [2, 0], [3, 1], [3, 0]))
+    trace.record(step([True, True], [4, 4], [1, 1], [2, 2]))
     assert trace.row_tokens == [1 + 3 + 3 + 2, 1 + 1 + 2]
     assert trace.row_passes == [3, 3]
     assert (trace.skipped_steps, trace.skipped_tokens) == (1, 3)
@@ -107,7 +107,7 @@ def test_skipped_tokens_are_tokens_of_the_row_and_of_no_pass():
 def test_a_row_that_a_skip_ended_took_no_part_in_a_pass_then():
     trace = DecodeTrace(1)
     trace.record_prefill()
-    trace.record_step(step([True], [4], [1], [2]))
+    trace.record(step([True], [4], [1], [2]))
     trace.record_unverified(torch.tensor([2]))
     row = trace.since(0).of_row(0)
     assert trace.target_passes == row.target_passes == row.row_passes[0] == 2

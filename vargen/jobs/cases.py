@@ -167,7 +167,6 @@ class Judge(Protocol):
 
         All are 0 for a case without claims.
         """
-        ...
 
 
 class ReferencePictures(Protocol):
@@ -177,11 +176,9 @@ class ReferencePictures(Protocol):
 
     def read(self, indices: Sequence[int]) -> list[Tensor]:
         """Pictures by number, uint8 `[3, H, W]`."""
-        ...
 
     def digest(self) -> str:
         """The same pictures, the same digest."""
-        ...
 
 
 class World(ShippedModels, Protocol):
@@ -189,15 +186,12 @@ class World(ShippedModels, Protocol):
 
     def sample_cases(self, count: int, seed: int = 0, split: str = "heldout") -> list[BenchmarkCase]:
         """So many prompts with their claims; of "heldout" things that training never showed, or of "all"."""
-        ...
 
     def claims(self, prompt: str) -> Any:
         """The claims of a prompt, in the form that the judge takes; None where the prompt cannot be judged."""
-        ...
 
     def reference(self, count: int, side: int) -> ReferencePictures:
         """So many pictures of so many pixels a side."""
-        ...
 
     def renders(self, cases: Sequence[BenchmarkCase], side: int) -> list[Tensor]:
         """Pictures uint8 `[3, side, side]` of the scenes that composed prompts are of."""
@@ -209,20 +203,15 @@ class World(ShippedModels, Protocol):
 
     def judge(self) -> Judge:
         """Reads pictures of this world."""
-        ...
 
     def detector(self) -> Detector:
         """Finds the things of this world in pictures, by the judge's eyes, for benchmarks that ask for objects."""
-        ...
 
     def ranker(self, image_size: int) -> Ranker:
         """Ranks candidates of so many pixels a side. Raises UserError for a size that it cannot read."""
-        ...
 
     def training_prompts(self, seed: int, count: int) -> list[str]:
         """So many prompts that a drafter learns from."""
-        ...
 
     def stored_pictures(self, folder: str, count: int, vqvae: VQModel) -> tuple[Sequence[str], Tensor]:
         """Captions and codes int64 `[K, N]` of at most so many pictures of a store. Raises UserError for another."""
-        ...

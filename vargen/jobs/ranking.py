@@ -34,11 +34,9 @@ class Ranker(Protocol):
 
     def check(self, prompts: Sequence[str]) -> None:
         """Raises UserError for a prompt that cannot be scored."""
-        ...
 
     def score(self, images: Sequence[Image], prompts: Sequence[str]) -> list[float]:
         """One score for each picture."""
-        ...
 
 
 class ClipScorer:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from specdecode.drafters.draft_size import DraftSize, DraftSizer
     from specdecode.drafters.eagle import DraftHead
     from specdecode.grid.mixed_grids import MixedGrids
-    from specdecode.grid.positions import Lines, Order
+    from specdecode.grid.positions import Lines
+    from specdecode.grid.row_windows import RowWindows
     from specdecode.roles import Drafter, Schedule, Target, Verifier
 
 Auto = Literal["auto"]
@@ -128,7 +129,7 @@ class Method:
     drafter: Drafter | None = None
     verifier: Verifier | None = None
     schedule: Schedule | None = None
-    order: Order | None = None
+    order: RowWindows | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Settings shared by methods that draw rows of the grid side by side: no draft, room for placeholders, windows.
 
 Belongs here: what does not depend on how a row goes on once it has begun. Does not belong here: a method (one file
-each), and the orders themselves (`specdecode.grid.positions`, `specdecode.grid.row_windows`).
+each), and the order itself (`specdecode.grid.row_windows`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from vargen.methods.base import AUTO, Auto, Components, ImageMethodConfig, Metho
 
 if TYPE_CHECKING:
     from specdecode.grid.mixed_grids import MixedGrids
-    from specdecode.grid.positions import Lines, Order, Window
+    from specdecode.grid.positions import Lines, Window
+    from specdecode.grid.row_windows import RowWindows
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class RowMethodConfig(ImageMethodConfig):
         return 1 if given == AUTO else max(given) if isinstance(given, tuple) else given
 
     @abstractmethod
-    def _order(self, lines: Lines | MixedGrids) -> Order:
+    def _order(self, lines: Lines | MixedGrids) -> RowWindows:
         """In what order tokens are drawn in grids with these rows."""
 
     def _players(self, components: Components) -> Method:

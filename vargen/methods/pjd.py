@@ -16,7 +16,8 @@ from vargen.methods.grid import GuessingRowsConfig
 
 if TYPE_CHECKING:
     from specdecode.grid.mixed_grids import MixedGrids
-    from specdecode.grid.positions import Lines, Order
+    from specdecode.grid.positions import Lines
+    from specdecode.grid.row_windows import RowWindows
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class PJDConfig(GuessingRowsConfig):
     adaptive: bool = False
     """A row goes on once two passes in a row draw the same first token, as in `zipar`. Not in the paper."""
 
-    def _order(self, lines: Lines | MixedGrids) -> Order:
+    def _order(self, lines: Lines | MixedGrids) -> RowWindows:
         from specdecode.grid.row_windows import RowWindows
 
         columns = lines.line_length

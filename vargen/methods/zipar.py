@@ -1,7 +1,6 @@
 """ZipAR: rows of the picture's grid are drawn side by side, each a few tokens behind the row above. No training.
 
-Source: He et al., arXiv 2412.04062 (ICML 2025). The orders of positions are `specdecode.grid.positions` and, with an
-adaptive start, `specdecode.grid.row_windows`.
+Source: He et al., arXiv 2412.04062 (ICML 2025). The order of places is `specdecode.grid.row_windows`, without guesses.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from vargen.methods.grid import RowMethodConfig
 
 if TYPE_CHECKING:
     from specdecode.grid.mixed_grids import MixedGrids
-    from specdecode.grid.positions import Lines, Order
+    from specdecode.grid.positions import Lines
+    from specdecode.grid.row_windows import RowWindows
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,10 @@ class ZipARConfig(RowMethodConfig):
     """A row's first token is drawn again at every pass with the same random number, and the row goes on once two passes
     in a row draw the same token. The paper tests the ratio of the two probabilities instead."""
 
-    def _order(self, lines: Lines | MixedGrids) -> Order:
-        from specdecode.grid.positions import Lines, StaggeredLines, scaled_window
+    def _order(self, lines: Lines | MixedGrids) -> RowWindows:
         from specdecode.grid.row_windows import RowWindows
 
-        if self.adaptive or not isinstance(lines, Lines):  # pictures of several sizes are not at the same pass
-            return RowWindows(lines, self.window, confirm_first=self.adaptive, of_length=self.columns)
-        return StaggeredLines(lines, scaled_window(self.window, lines.line_length, self.columns))
+        return RowWindows(lines, self.window, confirm_first=self.adaptive, of_length=self.columns)
 
     @classmethod
     def search(cls, space: SearchSpace) -> dict[str, Any]:

@@ -191,7 +191,6 @@ class PictureTarget(Target, Protocol):
     @property
     def compiler(self) -> MakesGraphs | None:
         """Makes its steps into graphs; None: they run eagerly."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -31,21 +31,17 @@ class NumberedQuestions(Protocol):
     @property
     def split(self) -> str:
         """ "train" or "heldout"."""
-        ...
 
     @property
     def described(self) -> dict[str, Any]:
         """Plain values that decide which questions these are."""
-        ...
 
     @property
     def batch_size(self) -> int:
         """Questions that are answered at once."""
-        ...
 
     def inputs(self, number: int) -> dict[str, Tensor]:
         """The target's inputs for a question, [1, T] each, or more dimensions."""
-        ...
 
 
 Answer = Callable[[int, Sequence[dict[str, Tensor]]], Tensor]

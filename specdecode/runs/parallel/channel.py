@@ -56,7 +56,6 @@ class DraftSource(Protocol):
             hint: Waits for int64 numbers that the target knows early in its prefill, such as which tokens of the prompt
                 to keep; None if the target gives none. Do first what needs no hint.
         """
-        ...
 
 
 class DraftChannel(Protocol):
@@ -67,23 +66,18 @@ class DraftChannel(Protocol):
 
         What is left of an earlier row is dropped.
         """
-        ...
 
     def hint(self, numbers: Tensor) -> None:
         """Hand the drafter [k] int64 numbers, once at most, after `begin` and before the first `collect`.
 
         Returns at once, even if the device has not computed the numbers yet.
         """
-        ...
 
     def order(self, order: DraftOrder) -> None:
         """Correct the drafter's row and draft on. Returns at once; the last window must have been collected."""
-        ...
 
     def collect(self) -> Window:
         """Wait for the window that was last begun or ordered."""
-        ...
 
     def close(self) -> None:
         """End the drafter's thread or process, if there is one. The channel cannot be used afterwards."""
-        ...

@@ -21,9 +21,9 @@ import torch
 from specdecode.checks import check_counts
 from specdecode.roles import Target
 from specdecode.runs.parallel.channel import DraftChannel, DraftRequest
-from specdecode.runs.parallel.loop import chain_layout
 from specdecode.runs.parallel.rounds import DraftOrder
 from specdecode.sampling import SamplingConfig
+from specdecode.tree import chain_layout
 
 LONGEST = 10
 """The longest window that grows with the pass that verifies it. Longer ones are seldom accepted whole."""
@@ -86,9 +86,9 @@ def measure_draft_length(
     def target_seconds(count: int) -> float:
         passes["target"] += 1
         window = token.expand(1, count)
-        places, mask = chain_layout(window)
+        layout = chain_layout(*window.shape, window.device)
         began = time.perf_counter()
-        target.forward(window, mask, places).logits.argmax().item()
+        target.forward(window, layout.mask, layout.depth).logits.argmax().item()
         target.commit(None, none)
         return time.perf_counter() - began
 

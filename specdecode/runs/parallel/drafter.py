@@ -19,9 +19,9 @@ from torch import Tensor
 
 from specdecode.drafters.draft_model import DraftModel
 from specdecode.runs.parallel.channel import DraftRequest, DraftSource, Window
-from specdecode.runs.parallel.loop import chain_layout
 from specdecode.runs.parallel.rounds import DraftOrder
 from specdecode.sampling import RandomStreams, Tag, draw_tokens
+from specdecode.tree import chain_layout
 
 
 class WindowDrafter:
@@ -105,8 +105,8 @@ class WindowDrafter:
 
     def _feed(self, tokens: Tensor) -> Tensor:
         """Feed a chain [1, n] that stays. Returns logits [1, 1, V] after its last token."""
-        places, mask = chain_layout(tokens)
-        logits = self._model.forward(tokens, mask, places).logits
+        layout = chain_layout(*tokens.shape, tokens.device)
+        logits = self._model.forward(tokens, layout.mask, layout.depth).logits
         self._model.commit(None, torch.tensor([tokens.shape[1]], device=tokens.device))
         self._num_fed += tokens.shape[1]
         return logits[:, -1:]

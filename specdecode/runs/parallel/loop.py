@@ -10,20 +10,21 @@ drafted, however long windows are, and whichever side is faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdecode.checks import FiniteWatch, check_counts
-from specdecode.loop import DecodeResult, stop_tokens
-from specdecode.roles import DecodeState, Target
+from specdecode.checks import check_counts
+from specdecode.loop import DecodeResult, DecodeRun, OnStep
+from specdecode.roles import Target
 from specdecode.runs.parallel.channel import DraftChannel, DraftRequest
 from specdecode.runs.parallel.rounds import Round, Rounds
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
 from specdecode.trace import DecodeTrace, StepRecord
+from specdecode.tree import chain_layout
 
 
 @dataclass
@@ -37,129 +38,98 @@ class ParallelResult(DecodeResult):
     account: Rounds
 
 
-@torch.no_grad()
 def decode_parallel(
-    target: Target,
-    drafter: DraftChannel,
-    *,
-    max_new_tokens: int,
-    sampling: SamplingConfig,
-    streams: RandomStreams,
-    draft_length: int,
-    prompt: Any = None,
-    stop_token: int | Sequence[int] | None = None,
-    on_step: Callable[[int, DecodeState], None] | None = None,
-    trace: DecodeTrace | None = None,
+    target: Target, drafter: DraftChannel, *, on_step: OnStep | None = None, **settings: Any
 ) -> ParallelResult:
     """Decode one row while a drafter works ahead.
 
-    In `trace` the draft tokens of a step are those judged in it, and the first token counts as the target's own, so
+    Args:
+        target, drafter, settings: Arguments of `ParallelRun`.
+        on_step: See `DecodeRun.finish`. The drafter works meanwhile.
+
+    Raises:
+        ValueError, LogitsError: As `ParallelRun` and `DecodeRun.finish`.
+    """
+    run = ParallelRun(target, drafter, **settings)
+    result = run.finish(on_step)
+    return ParallelResult(result.tokens, result.lengths, result.trace, run.account)
+
+
+class ParallelRun(DecodeRun):
+    """A run of one row, whose drafter gets its next order as soon as a round is settled.
+
+    In the trace the draft tokens of a step are those judged in it, and the first token counts as the target's own, so
     that its numbers compare with those of other methods.
 
     Args:
         target: The model, before its prefill, of batch size 1. It needs room for max_new_tokens - 1 tokens.
-        drafter: A channel to a drafter. It may serve many rows, one after another.
-        max_new_tokens: Tokens of the row, >= 1.
-        sampling: How tokens are drawn.
-        streams: One random stream.
+        channel: To a drafter. It may serve many rows, one after another.
         draft_length: Tokens of a window, >= 1: about as many as are drafted during one pass of the target, see
             `measure_draft_length`. No token depends on it.
         prompt: For the drafter's `DraftSource`.
-        stop_token: The row ends after this token, or any of these.
-        on_step: Called as `on_step(step, state)` after every round; step 0 is the prefill. It must not change `state`.
-            The drafter works meanwhile.
-        trace: Where to record; None: a new one. Phases "prefill" and "decode" are timed.
+        max_new_tokens, sampling, streams, stop_token, trace: See `DecodeRun`.
 
     Raises:
-        ValueError: More than one row, a number out of range, or a trace of another batch size.
-        LogitsError: Logits were not finite; found when all is decoded.
+        ValueError: As `DecodeRun`; more than one row, or a number out of range.
     """
-    if target.batch_size != 1 or streams.batch_size != 1:
-        raise ValueError(
-            "target and streams must hold one row, since rows that disagree with their drafts at different times would "
-            f"wait for each other; got {target.batch_size} and {streams.batch_size}"
-        )
-    check_counts(max_new_tokens=max_new_tokens, draft_length=draft_length)
-    stops = stop_tokens(stop_token, target.vocab_size, target.device)
-    trace = DecodeTrace(1, target.device) if trace is None else trace
-    if trace.batch_size != 1:
-        raise ValueError(f"trace must be of batch size 1, got one of {trace.batch_size}")
 
-    listed = [] if stops is None else stops.tolist()
-    state = DecodeState(
-        torch.full((1, max_new_tokens), listed[0] if listed else 0, dtype=torch.int64, device=target.device),
-        torch.zeros(1, dtype=torch.int64, device=target.device),
-        torch.ones(1, dtype=torch.bool, device=target.device),
-        max_new_tokens,
-        sampling,
-        streams,
-    )
-    row = _Row(drafter, Rounds(max_new_tokens, draft_length, listed), state)
-    with trace.phase("prefill"):
-        row.begin(DraftRequest(prompt, target.vocab_size, sampling, int(streams.keys[0])))
-        row.judge(target.prefill().logits[:, -1:])
-        trace.record_prefill()
-    if on_step is not None:
-        on_step(0, state)
-    step = 0
-    with trace.phase("decode"):
-        while not row.rounds.finished:
-            step += 1
-            fed = torch.tensor([row.rounds.fed], device=target.device)
-            places, mask = chain_layout(fed)
-            settled = row.judge(target.forward(fed, mask, places).logits)
-            target.commit(None, torch.tensor([settled.emitted], device=target.device))
-            trace.record_step(_step(settled))
-            if on_step is not None:
-                on_step(step, state)
-    row.watch.check()
-    return ParallelResult(state.tokens, state.lengths, trace, row.rounds)
+    def __init__(
+        self,
+        target: Target,
+        channel: DraftChannel,
+        *,
+        draft_length: int,
+        prompt: Any = None,
+        max_new_tokens: int,
+        sampling: SamplingConfig,
+        streams: RandomStreams,
+        stop_token: int | Sequence[int] | None = None,
+        trace: DecodeTrace | None = None,
+    ) -> None:
+        if target.batch_size != 1:
+            raise ValueError(
+                "target must hold one row, since rows that disagree with their drafts at different times would wait "
+                f"for each other; got {target.batch_size}"
+            )
+        check_counts(draft_length=draft_length)
+        settings: Any = {"max_new_tokens": max_new_tokens, "sampling": sampling, "streams": streams}
+        super().__init__(target, stop_token=stop_token, trace=trace, **settings)
+        self.account = Rounds(max_new_tokens, draft_length, () if self.stops is None else self.stops.tolist())
+        self._channel, self._prompt, self._drafting = channel, prompt, False
 
+    @torch.no_grad()
+    def start(self) -> None:
+        """See `DecodeRun.start`. The drafter begins before the target's prefill, which is the first round."""
+        with self.trace.phase("prefill"):
+            sampling, key = self.state.sampling, int(self.state.streams.keys[0])
+            self._channel.begin(
+                DraftRequest(self._prompt, self.target.vocab_size, sampling, key), self.account.order.count
+            )
+            self._drafting = True
+            self._judge(self.target.prefill().logits[:, -1:])
+            self.trace.record_prefill()
 
-class _Row:
-    """The row that is being decoded. The drafter gets its next order as soon as a round is settled."""
+    def perform(self) -> int:
+        """A round. Returns how many tokens the row has gained."""
+        fed = torch.tensor([self.account.fed], device=self.target.device)
+        layout = chain_layout(*fed.shape, fed.device)
+        settled = self._judge(self.target.forward(fed, layout.mask, layout.depth).logits)
+        self.target.commit(None, torch.tensor([settled.emitted], device=fed.device))
+        counts = [1, settled.judged, settled.accepted, settled.emitted, 0]  # see `StepRecord`
+        self.trace.record(StepRecord(torch.tensor(counts)[:, None]))
+        return settled.emitted
 
-    def __init__(self, drafter: DraftChannel, rounds: Rounds, state: DecodeState) -> None:
-        self.rounds = rounds
-        self._drafter = drafter
-        self._state = state
-        self.watch = FiniteWatch(1, state.tokens.device)
-
-    def begin(self, request: DraftRequest) -> None:
-        """Let the drafter begin. The first round is the target's prefill."""
-        self._drafting = True
-        self._drafter.begin(request, self.rounds.order.count)
-
-    def judge(self, logits: Tensor) -> Round:
+    def _judge(self, logits: Tensor) -> Round:
         """Draw after every row of `logits` [1, n, V], settle the round, and order the next window."""
-        state, rounds = self._state, self.rounds
-        every_node = torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
-        self.watch.note(logits, every_node)
+        state, rounds = self.state, self.account
+        self.watch.note(logits, torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device))
         counters = state.lengths[:, None] + torch.arange(logits.shape[1], device=logits.device)
         chosen = draw_tokens(logits, state.sampling, state.streams, counters, Tag.TARGET)
-        on_host = chosen[0].tolist()
-        settled = rounds.settle(on_host, self._drafter.collect().tokens if self._drafting else [])
+        settled = rounds.settle(chosen[0].tolist(), self._channel.collect().tokens if self._drafting else [])
         self._drafting = not rounds.finished and rounds.order.count > 0
         if self._drafting:
-            self._drafter.order(rounds.order)
+            self._channel.order(rounds.order)
         state.tokens[:, len(rounds.tokens) - settled.emitted : len(rounds.tokens)] = chosen[:, : settled.emitted]
         state.lengths = state.lengths + settled.emitted
         state.active = torch.full_like(state.active, not rounds.finished)
         return settled
-
-
-def chain_layout(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Depths [1, n] and mask [1, n, n] of a chain of tokens [1, n]."""
-    count = tokens.shape[1]
-    mask = torch.ones(1, count, count, dtype=torch.bool, device=tokens.device).tril()
-    return torch.arange(count, device=tokens.device)[None], mask
-
-
-def _step(settled: Round) -> StepRecord:
-    return StepRecord(
-        active=torch.tensor([True]),
-        drafted=torch.tensor([settled.judged]),
-        accepted=torch.tensor([settled.accepted]),
-        emitted=torch.tensor([settled.emitted]),
-        skipped=torch.tensor([0]),
-    )

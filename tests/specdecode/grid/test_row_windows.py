@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdecode.graphs.static_step import StepCompiler
 from specdecode.grid.mixed_grids import GridLayout
-from specdecode.grid.positions import Lines, StaggeredLines
+from specdecode.grid.positions import Lines
 from specdecode.grid.row_windows import RowWindowRun, RowWindows
 from specdecode.loop import DecodeRun
 from specdecode.roles import Positions, TargetOutput
@@ -24,6 +24,7 @@ from specdecode.runs.continuous import decode_queue
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 
 RULES = {
+    "no guesses": RowWindows(LINES, 2),
     "an adaptive start": RowWindows(LINES, 2, confirm_first=True),
     "guesses": RowWindows(LINES, 3, guesses=2),
     "more guesses than tokens ahead": RowWindows(LINES, 1, guesses=4),
@@ -69,15 +70,6 @@ def test_every_token_is_that_of_full_forward_passes(model, name, sampling):
         assert alone.trace.rows_fed == [expected[request]["fed"]]
 
 
-@pytest.mark.parametrize("window", [*range(1, SIDE + 1), (2, 4), (4, 1, 5, 2, 3)])
-def test_without_guesses_it_is_the_order_known_beforehand(model, window):
-    known, flying = (
-        run_of(model, range(3), order).finish() for order in (StaggeredLines(LINES, window), RowWindows(LINES, window))
-    )
-    assert torch.equal(known.tokens, flying.tokens)
-    assert flying.trace.row_passes == known.trace.row_passes and flying.trace.rows_fed == known.trace.rows_fed
-
-
 def check_against_plain(model: Any, rule: RowWindows) -> None:
     plain, flying = (run_of(model, range(3), order).finish() for order in (None, rule))
     assert torch.equal(plain.tokens, flying.tokens)
@@ -86,7 +78,7 @@ def check_against_plain(model: Any, rule: RowWindows) -> None:
 WHOLE = RowWindows(LINES, SIDE, guesses=3)
 
 
-@pytest.mark.parametrize("rule", [WHOLE, replace(WHOLE, guesses=0), replace(WHOLE, confirm_first=True)])
+@pytest.mark.parametrize("rule", [WHOLE, replace(WHOLE, confirm_first=True)])
 def test_a_window_of_a_whole_line_is_plain_decoding(model, rule):
     check_against_plain(model, rule)
 
@@ -118,10 +110,10 @@ FORWARD = LlamaGenTarget.forward_places
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["an order known beforehand", "both", "two visits of copies"])
+@pytest.mark.parametrize("name", ["no guesses", "both", "two visits of copies"])
 def test_in_the_kernels_bits_do_not_depend_on_how_tokens_are_fed(own_kernels, monkeypatch, name, dtype):
     """In a batch, alone, and one token after another."""
-    model, order = make_placed_model().to(dtype), RULES.get(name, StaggeredLines(LINES, 2))
+    model, order = make_placed_model().to(dtype), RULES[name]
     together = run_of(model, range(3), order).finish().tokens
     alone = [run_of(model, range(request, request + 1), order).finish().tokens for request in range(3)]
     assert torch.equal(torch.cat(alone), together)
@@ -183,7 +175,8 @@ def test_an_end_of_row_token_is_decided_with_the_first_token_behind_it():
 
 @pytest.mark.parametrize(
     ("name", "graphs"),
-    [("an adaptive start", False), ("both", False), ("two visits", False), ("an adaptive start", True)],
+    [(name, False) for name in ("no guesses", "an adaptive start", "both", "two visits")]
+    + [("an adaptive start", True)],
 )
 def test_other_requests_take_rows_half_way(model, name, graphs):
     rule = RULES[name]
@@ -224,12 +217,12 @@ def test_rules_that_do_not_fit_are_named(changes, message):
         replace(WHOLE, **changes)
 
 
-@pytest.mark.parametrize("name", ["both", "two visits of copies", "an order known beforehand"])
+@pytest.mark.parametrize("name", ["both", "two visits of copies", "no guesses"])
 def test_steps_are_one_graph(model, name):
     """Of the tokens, passes and origins of eager steps; and again in the next batch, which needs no other graph."""
     torch._dynamo.reset()
     compiler = StepCompiler(counted := CountedGraphs(), 64)
-    order = RULES.get(name, StaggeredLines(LINES, 2))
+    order = RULES[name]
     for requests in (range(3), range(3, 6)):
         eager, compiled = (run_of(model, requests, order, compiler=each) for each in (None, compiler))
         before = len(counted.faults)

@@ -19,6 +19,7 @@ from specdecode.kernels import fused_ops
 from specdecode.roles import Positions, TargetOutput
 from specdecode.runs.continuous import decode_queue
 from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.trace import TokenOrigin
 
 VOCABULARY, ROW_END = 3, 2  # few tokens, so that guesses are often right
 
@@ -171,6 +172,18 @@ def test_given_tokens_are_fed_once():
     )  # fmt: skip
     run.finish()
     assert all(int(fed.min()) == count for fed, count in zip(target.passes[1][1], given, strict=True))
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+@pytest.mark.parametrize("window", [1, (2, 5), 5])
+def test_end_of_row_tokens_are_the_targets(own_kernels, window, by_kernels):
+    """They are decided with the first token behind them, and no rule takes them unverified."""
+    result, _ = drawn(RowWindows(Lines(23, 5, ROW_END), window), 2, DRAWN, by_kernels)
+    ends = torch.arange(5, 23, 6)
+    assert result.tokens[:, ends].eq(ROW_END).all()
+    assert result.trace.token_origins == [[TokenOrigin.TARGET] * 23] * 2
+    passes = torch.tensor(result.trace.token_passes)
+    assert torch.equal(passes[:, ends], passes[:, ends + 1])
 
 
 def test_a_pass_that_feeds_more_than_there_is_room_for_is_seen(own_kernels):

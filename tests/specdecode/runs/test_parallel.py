@@ -338,9 +338,9 @@ def test_what_fails_on_either_side_is_raised_and_the_next_row_is_not_harmed():
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
         ({"draft_length": 0}, "draft_length must be at least 1"),
         ({"stop_token": VOCAB}, "stop_token must lie in"),
-        ({"streams": RandomStreams.from_seeds([1, 2])}, "must hold one row"),
-        ({"target": MarkovTarget(TABLE, PROMPT.expand(2, 2), 5)}, "must hold one row"),
-        ({"trace": DecodeTrace(2)}, "trace must be of batch size 1"),
+        ({"streams": RandomStreams.from_seeds([1, 2])}, "streams must hold one stream per row"),
+        ({"target": MarkovTarget(TABLE, PROMPT.expand(2, 2), 5)}, "target must hold one row"),
+        ({"trace": DecodeTrace(2)}, "trace must be of the target's batch size 1"),
     ],
 )
 def test_what_cannot_be_used_is_named(options, message):

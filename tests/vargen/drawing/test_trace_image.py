@@ -4,7 +4,7 @@ import pytest
 import torch
 from PIL import Image
 
-from specdecode.trace import DecodeTrace, StepRecord, TokenOrigin
+from specdecode.trace import DecodeTrace, TokenOrigin
 from vargen.cli import main
 from vargen.drawing.trace_image import ORIGIN_COLOURS, _bars, draw_trace
 
@@ -14,10 +14,10 @@ def build_trace() -> DecodeTrace:
     trace.record_prefill()
     for accepted, skipped, relaxed in ((2, 0, [False, True]), (0, 3, [False]), (1, 0, [False])):
         numbers = (torch.tensor([value]) for value in (True, 4, accepted, accepted + 1, skipped))
-        trace.record_step(StepRecord(*numbers, relaxed=torch.tensor([relaxed])))
+        trace.record_step(*numbers, relaxed=torch.tensor([relaxed]))
     # 1 + (2 + 1) + (3 + 1) + (1 + 1) = 10 tokens; the rest of a 4 x 4 grid one by one
     for _ in range(6):
-        trace.record_step(StepRecord(*(torch.tensor([value]) for value in (True, 0, 0, 1, 0))))
+        trace.record_step(*(torch.tensor([value]) for value in (True, 0, 0, 1, 0)))
     return trace
 
 
@@ -53,7 +53,7 @@ def test_tokens_beside_the_grid_stand_in_the_timeline_alone():
 def test_a_pass_of_more_tokens_than_its_bar_has_pixels_is_drawn():
     trace = DecodeTrace(1, torch.device("cpu"))
     trace.record_prefill()
-    trace.record_step(StepRecord(*(torch.tensor([value]) for value in (True, 143, 142, 143, 0))))
+    trace.record_step(*(torch.tensor([value]) for value in (True, 143, 142, 143, 0)))
     draw_trace(Image.new("RGB", (12, 12)), trace, 0, (12, 12))
 
 
@@ -73,7 +73,7 @@ def test_rows_in_flight_have_lines_of_their_own():
         added = torch.full((1, 6), -1, dtype=torch.int8)
         added[0, list(places)] = TokenOrigin.TARGET
         counts = (torch.tensor([value]) for value in (True, 0, 0, len(places), 0))
-        trace.record_step(StepRecord(*counts, by_place=added))
+        trace.record_step(*counts, by_place=added)
     assert trace.token_passes == [[0, 1, 2, 1, 2, 3]] and trace.row_tokens == [6]
     assert trace.token_origins == [[TokenOrigin.TARGET] * 6]
     sheet = draw_trace(Image.new("RGB", (9, 6)), trace, 0, (2, 3))

@@ -18,7 +18,8 @@ from vargen.methods.grid import GuessingRowsConfig
 
 if TYPE_CHECKING:
     from specdecode.grid.mixed_grids import MixedGrids
-    from specdecode.grid.positions import Lines, Order
+    from specdecode.grid.positions import Lines
+    from specdecode.grid.row_windows import RowWindows
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class RowSkippingConfig(GuessingRowsConfig):
     """Tokens are guessed among so many first ones of a row; null: in the whole row. Less is fed, and the row below
     comes closer."""
 
-    def _order(self, lines: Lines | MixedGrids) -> Order:
+    def _order(self, lines: Lines | MixedGrids) -> RowWindows:
         from specdecode.grid.row_windows import RowWindows
 
         columns = lines.line_length

@@ -43,12 +43,9 @@ class VideoWorld(World, Protocol):
 
     def video_cases(self, count: int, split: str, num_frames: int, image_size: int, seed: int) -> Sequence[VideoCase]:
         """So many videos with their truth. Raises UserError for too few frames."""
-        ...
 
     def judge_answer(self, truth: Any, text: str) -> Mapping[str, float]:
         """Plays `VideoJudge`."""
-        ...
 
     def training_videos(self, num_frames: int, image_size: int, device: Any) -> tuple[VideoSource, Mapping[str, int]]:
         """Videos that a drafter learns from, and the first seed of "train" and "heldout"."""
-        ...

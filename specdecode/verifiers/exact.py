@@ -287,11 +287,9 @@ class Relaxing(Protocol):
 
     def __call__(self, target: Tensor, drawn_from: Tensor, /) -> Tensor:
         """The relaxed distribution."""
-        ...
 
     def fields(self) -> tuple[Any, ...]:
         """The same as the kernels take it, see `lantern_drawn.Relaxation`."""
-        ...
 
 
 def multi_round_walk(

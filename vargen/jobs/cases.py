@@ -195,11 +195,9 @@ class World(ShippedModels, Protocol):
 
     def renders(self, cases: Sequence[BenchmarkCase], side: int) -> list[Tensor]:
         """Pictures uint8 `[3, side, side]` of the scenes that composed prompts are of."""
-        ...
 
     def claims_within(self, case: BenchmarkCase, drawn: Tensor) -> Any:
         """What a composed prompt claims about the part bool `[H, W]` of its scene's picture."""
-        ...
 
     def judge(self) -> Judge:
         """Reads pictures of this world."""

@@ -1,5 +1,6 @@
 """Scripts of benchmarks/: each is called as a person would, as small as can be; figures are checked by hand."""
 
+import importlib
 import json
 import os
 import runpy
@@ -33,6 +34,7 @@ from transformers import PreTrainedTokenizerFast
 from scenes.cases import sample_prompts
 from scenes.judge.network import SceneJudge
 from scenes.rendering.renderer import SceneRenderer
+from vargen.cli import main
 from vargen.methods.catalogue import resolve_method
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 
@@ -58,6 +60,27 @@ def run_script(name: str, settings: dict[str, str]) -> subprocess.CompletedProce
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1100)
 
 
+def commands_of(
+    name: str, folder: Path, settings: dict[str, str]
+) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
+    """How a script of the shell ends whose python does nothing, and what it asked of it: VARGEN_TILES, then a command.
+    To run the commands in this process (`run_here`) saves a start of Python and torch for each."""
+    python, told = folder / "python", folder / "told"
+    python.write_text('#!/bin/sh\nprintf "%s\\0" "$VARGEN_TILES" "$@" >> "$TOLD"; echo >> "$TOLD"; echo kernels\n')
+    python.chmod(0o755)
+    told.unlink(missing_ok=True)
+    done = run_script(name, {**settings, "PYTHON": str(python), "TOLD": str(told)})
+    return done, [line.split("\0")[:-1] for line in told.read_text().splitlines()]
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch, tiles: str, script: str, *arguments: str) -> None:
+    monkeypatch.setenv("VARGEN_TILES", tiles or "plain")
+    if script == "-m":
+        assert arguments[0] == "vargen" and main(arguments[1:]) == 0
+    else:
+        call(monkeypatch, importlib.import_module(Path(script).stem), *arguments)
+
+
 def test_passes_are_timed_and_kept(own_kernels, tmp_path, monkeypatch):
     path = tmp_path / "passes.json"
     given = ("--smoke", "--output", path, "--num_threads", torch.get_num_threads())
@@ -76,24 +99,27 @@ def test_passes_are_timed_and_kept(own_kernels, tmp_path, monkeypatch):
     assert json.loads(path.read_text())["rows"] == rows
 
 
-def test_the_script_for_a_gpu_runs_where_there_is_none(tmp_path):
+def test_the_script_for_a_gpu_runs_where_there_is_none(tmp_path, monkeypatch, capsys):
     """Every part with tiny shapes; a second call has nothing to do, and one without time says what is missing."""
     build_drafting_pipeline().save_pretrained(tmp_path / "model")
-
-    def script(results, **more):
-        own = {"PYTHON": sys.executable, "RESULTS": str(tmp_path / results), "VARGEN_CACHE": str(tmp_path / "cache")}
-        own |= {"MODEL": str(tmp_path / "model"), "METHODS": "jacobi,jacobi-wide", "VIDEOS": "1", "SIZES": "tiny"}
-        return run_script("gpu.sh", {**own, "BATCHES": "1", **more})
-
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "cache"))
+    settings = {"DEVICE": "cpu", "RESULTS": str(tmp_path / "made"), "MODEL": str(tmp_path / "model")}
+    settings |= {"METHODS": "jacobi,jacobi-wide", "VIDEOS": "1", "SIZES": "tiny", "BATCHES": "1"}
     if not torch.cuda.is_available():
-        done = script("none")
+        none = {"DEVICE": "cuda", "RESULTS": str(tmp_path / "none"), "PYTHON": sys.executable}
+        done = run_script("gpu.sh", {**settings, **none})
         assert done.returncode == 0 and done.stdout.startswith("skipped: torch finds no GPU here")
         assert not (tmp_path / "none").exists()
-    done = script("made", DEVICE="cpu", MINUTES="0")
-    assert done.returncode == 1 and "passes: not finished" in done.stdout and "nothing was measured" in done.stdout
-    done = script("made", DEVICE="cpu", MINUTES="60")
+    done, (command,) = commands_of("gpu.sh", tmp_path, {**settings, "MINUTES": "0"})
+    assert done.returncode == 1 and "passes: not finished" in done.stdout
+    run_here(monkeypatch, *command)
+    assert "nothing was measured" in capsys.readouterr().out
+    done, commands = commands_of("gpu.sh", tmp_path, {**settings, "MINUTES": "60"})
     assert done.returncode == 0 and "0 parts are not finished" in done.stdout, done.stdout + done.stderr
-    assert "jacobi-wide is left out: UserError: jacobi.window must leave room" in done.stderr
+    for command in commands:
+        run_here(monkeypatch, *command)
+    told = capsys.readouterr()
+    assert "jacobi-wide is left out: UserError: jacobi.window must leave room" in told.err
     rows = json.loads((tmp_path / "made" / "table.json").read_text())["rows"]
     assert [(row["model"], row["method"]) for row in rows] == [
         *(("tiny", name) for name in ("ar", "jacobi")),
@@ -101,26 +127,26 @@ def test_the_script_for_a_gpu_runs_where_there_is_none(tmp_path):
     ]
     ways = ("plain eager", "plain captured", "eager", "captured")
     assert all(row[way] > 0 for row in rows[:2] for way in ways) and rows[2]["captured"] is None
-    assert (tmp_path / "made" / "table.md").read_text() in done.stdout
-    again = script("made", DEVICE="cpu")
-    assert again.returncode == 0 and "==" not in again.stdout
+    assert (tmp_path / "made" / "table.md").read_text() in told.out
+    again, (table,) = commands_of("gpu.sh", tmp_path, settings)
+    assert again.returncode == 0 and "==" not in again.stdout and "gpu_table" in table[1]
 
 
-def test_the_script_for_tiles_runs_anywhere(own_kernels, tmp_path):
+def test_the_script_for_tiles_runs_anywhere(own_kernels, tmp_path, monkeypatch, capsys):
     """Every part with tiny shapes, of pieces as those of the script for a GPU."""
     build_drafting_pipeline().save_pretrained(tmp_path / "model")
-    own = {"PYTHON": sys.executable, "RESULTS": str(tmp_path / "made"), "MODEL": str(tmp_path / "model")}
-    own |= {"METHODS": "jacobi", "SIZE": "tiny", "PROMPTS": "1", "PROCESSES": "1", "BATCHES": "1", "KINDS": "off"}
-    own |= {"PASSES": "--smoke --repeats 1", "VARGEN_TILES": "plain"}
-    done = run_script("tiles.sh", own)
+    settings = {"RESULTS": str(tmp_path / "made"), "MODEL": str(tmp_path / "model"), "PASSES": "--smoke --repeats 1"}
+    settings |= {"METHODS": "jacobi", "SIZE": "tiny", "PROMPTS": "1", "PROCESSES": "1", "BATCHES": "1", "KINDS": "off"}
+    done, (version, *commands) = commands_of("tiles.sh", tmp_path, {**settings, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0 and "0 parts are not finished" in done.stdout, done.stdout + done.stderr
-    parts = ("weighted_off", "shipped_1_off")
-    kinds = {
-        row["kernels"] for part in parts for row in json.loads((tmp_path / "made" / part / "results.json").read_text())
-    }
+    assert version[1:] == ["-m", "vargen", "--version", "--verbose"] and {command[0] for command in commands} == {"off"}
+    for command in commands:
+        run_here(monkeypatch, *command)
+    made = [tmp_path / "made" / part for part in ("weighted_off", "shipped_1_off")]
+    kinds = {row["kernels"] for part in made for row in json.loads((part / "results.json").read_text())}
     rows = json.loads((tmp_path / "made" / "passes_off" / "passes.json").read_text())["rows"]
     assert {row["kernels"] for row in rows} == kinds and len(kinds) == 1 and "tiles" not in kinds.pop()
-    assert "| jacobi" in (tmp_path / "made" / "weighted_off" / "said.txt").read_text()
+    assert "| jacobi" in capsys.readouterr().out
 
 
 def test_every_step_of_the_sweep_names_a_script_and_a_record():
@@ -278,6 +304,7 @@ def test_tokens_are_the_small_models_and_every_pass_is_weighted(networks, method
     pipeline = build_drafting_pipeline()
     tree = {"total_tokens": 10, "depth": 3}
     settings = {"eagle": tree, "vvs": tree, "jacobi": {"window": 5}, "zipar": {"window": 2}}
+    settings["draft-model"] = {"draft_length": 3}  # else the clock chooses it
     settings["vvs-rows"] = {"opens_after": 2, "guesses": 3, "max_visits": 1}
     chosen: Any = pipeline.resolve_method(method, settings.get(method))
     heavy = weighted.WeightedPipeline.of(pipeline, networks("LlamaGen-L", pipeline.transformer, torch.float32))

@@ -238,7 +238,6 @@ class PictureRequest:
         of_each = [picture for picture in known for _ in range(copies)]
         given, whole = tokens_of(known, copies, layouts, self.num_tokens, self.streams.keys.device)
         most = int((given >= 0).long().cumprod(1).sum(1).max()) + 1
-
         run = min(longest_known(given), _MOST_KNOWN_AT_ONCE)
 
         def images(tokens: Tensor, pictures: range) -> Any:
@@ -248,13 +247,14 @@ class PictureRequest:
         def start(pictures: range, place: BatchSlot) -> tuple[PictureTarget, Method]:
             return self.start(pictures, replace(place, num_given=most, num_known=run))
 
-        shown = images if settings.paste_back else make
-        edit: dict[str, Any] = {
-            "forced_tokens": given,
-            "picture_tokens": whole,
-            "num_candidates": settings.num_candidates,
-        }
-        return replace(self, start=start, images=shown, **edit)
+        return replace(
+            self,
+            start=start,
+            images=images if settings.paste_back else make,
+            forced_tokens=given,
+            picture_tokens=whole,
+            num_candidates=settings.num_candidates,
+        )
 
     @property
     def count(self) -> int:

@@ -170,7 +170,8 @@ def main() -> None:
     )
     parser.add_argument("--max_seconds", type=float, default=2400.0)
     parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--learning_rate", type=float, default=1e-3)
+    parser.add_argument("--learning_rate", type=float, default=2e-3)
+    parser.add_argument("--warmup_steps", type=int, default=10)
     parser.add_argument("--dry_run", action="store_true", help="write no record")
     options = parser.parse_args()
 
@@ -198,6 +199,7 @@ def main() -> None:
         "max_seconds": options.max_seconds,
         "steps": options.steps,
         "learning_rate": options.learning_rate,
+        "warmup_steps": options.warmup_steps,
         "evaluation_size": 20,
     }
     run = train_lora(
@@ -218,6 +220,7 @@ def main() -> None:
         "prompts": [*options.prompts],
         "reader_accuracy": accuracy,
         "steps": run.step,
+        "batch_size": 16,
         "training_seconds": round(run.elapsed),
         "losses": run.evaluation,
         "jacobi_draws_plain_decodings_pictures": torch.equal(*same),

@@ -93,7 +93,10 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, LoraPipeline, Dif
 
     Attributes:
         reuse: what one batch leaves for the next.
+        reads_references: whether a call takes `reference_images`.
     """
+
+    reads_references = False
 
     def __init__(self, *components: Any) -> None:
         super().__init__(*components)

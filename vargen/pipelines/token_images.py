@@ -69,6 +69,16 @@ class TokenImages(TransformersPipeline):
     vocabulary: ImageVocabulary
 
     @property
+    def image_size(self) -> int:
+        """Pixels along a side of the usual picture, which is a square for every family."""
+        return self.family.sizes.usual[0] * self.family.sizes.pixels_a_code
+
+    @property
+    def reads_references(self) -> bool:  # type: ignore[override]
+        """See `PicturePipeline`."""
+        return isinstance(self.family.references, References)
+
+    @property
     def _decoder_layers(self) -> nn.Module:
         layers: nn.Module = functools.reduce(getattr, self.family.decoder.split("."), self.model).layers
         return layers

@@ -356,7 +356,10 @@ def build_app(
             fields, sent = read_form(request.headers["content-type"], content)
             asked = EditBody.read(fields, image_size, can_show, methods)
             assert isinstance(asked, EditBody)
-            pictures = await asyncio.to_thread(open_edited, sent, asked.start_rows is not None)
+            about = sent, asked.start_rows is not None, pipeline.reads_references
+            pictures = await asyncio.to_thread(open_edited, *about)
+        if "reference_images" in pictures:
+            return asked, {**pictures, "height": image_size, "width": image_size}
         return asked, {**pictures, "start_rows": asked.start_rows, "paste_back": asked.paste_back}
 
     async def generations(request: Request) -> Any:

@@ -232,7 +232,7 @@ class Engine:
             [job.prompt for job in jobs.values()],
             generator=[seeded(job) for job in jobs.values()],
             batch_size=places,
-            arriving=arriving if is_open and "image" not in arguments else None,
+            arriving=arriving if is_open and not {"image", "reference_images"} & {*arguments} else None,
             **{**self.arguments, **arguments},
             callback_on_step_end=lambda *step: self._show(jobs, step[3]),
             callback_on_step_end_tensor_inputs=["tokens", "lengths", "decided"],

@@ -22,8 +22,9 @@ _TEXTS = ("prompt", "size", "response_format", "output_format", "background", "m
 _PICTURES = ("image", "mask")
 
 
-def read_form(content_type: str, body: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The fields of a body, and its pictures. Clients send numbers and truth values as text.
+def read_form(content_type: str, body: bytes) -> tuple[dict[str, Any], dict[str, list[bytes]]]:
+    """The fields of a body, and its pictures; of "image" there may be several. Clients send numbers and truth values
+    as text.
 
     Args:
         content_type: the header, with the boundary of the parts.
@@ -39,17 +40,17 @@ def read_form(content_type: str, body: bytes) -> tuple[dict[str, Any], dict[str,
     if len(parts) < 3 or not parts[-1].startswith(b"--") or len(parts) > _MOST_PARTS:
         raise UserError(f"body must be a form of 1 to {_MOST_PARTS - 2} parts that ends with its boundary")
     fields: dict[str, Any] = {}
-    pictures: dict[str, bytes] = {}
+    pictures: dict[str, list[bytes]] = {}
     for part in parts[1:-1]:
         header, found, content = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")
         named = BytesHeaderParser().parsebytes(header).get_param("name", header="content-disposition")
         if not found or not isinstance(named, str):
             raise UserError("body must name every part of its form")
         name = named.removesuffix("[]")
-        if name in fields or name in pictures:
+        if name in fields or (name in pictures and name != "image"):
             raise UserError(f"{name!r:.40} must be sent once")
         if name in _PICTURES:
-            pictures[name] = content
+            pictures.setdefault(name, []).append(content)
         else:
             fields[name] = _value(name, content)
     return fields, pictures
@@ -68,8 +69,10 @@ def _value(name: str, content: bytes) -> Any:
         return text  # of no number or truth value: the check of the field says so
 
 
-def open_edited(pictures: dict[str, bytes], has_start_rows: bool) -> dict[str, Image | None]:
+def open_edited(pictures: dict[str, list[bytes]], has_start_rows: bool, reads_references: bool) -> dict[str, Any]:
     """`image` and `mask_image` of a pipeline's call. The mask is transparent where to draw, or the picture itself is.
+
+    A pipeline that reads pictures in its prompt has them as `reference_images` where nothing says where to draw.
 
     Raises:
         UserError: a picture is missing, cannot be read, or says nowhere where to draw.
@@ -78,13 +81,18 @@ def open_edited(pictures: dict[str, bytes], has_start_rows: bool) -> dict[str, I
 
     if "image" not in pictures:
         raise UserError("image must be sent: the picture to start from")
-    image = open_picture(pictures["image"], "image")
+    images = [open_picture(content, "image") for content in pictures["image"]]
+    image = images[0]
+    if reads_references and not has_start_rows and "mask" not in pictures and not image.has_transparency_data:
+        return {"reference_images": images}
+    if len(images) > 1:
+        raise UserError("'image' must be sent once")
     if has_start_rows:
         if "mask" in pictures:
             raise UserError("mask cannot be sent beside start_rows, which says where to draw; leave one out")
         return {"image": _opaque(image), "mask_image": None}
     name = "mask" if "mask" in pictures else "image"
-    shown = open_picture(pictures["mask"], "mask") if "mask" in pictures else image
+    shown = open_picture(pictures["mask"][0], "mask") if "mask" in pictures else image
     if not shown.has_transparency_data:
         raise UserError(f"{name} must be transparent where to draw, or start_rows must say how many rows stay")
     if shown.size != image.size:

@@ -4,11 +4,13 @@ import asyncio
 import base64
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from family_pipelines import build
 from PIL import Image
 from tiny_pipelines import build_tiny_pipeline
 
@@ -149,3 +151,24 @@ def test_bodies_that_are_no_form(engine, headers, body, status, monkeypatch):
 def test_a_part_without_content_is_none():
     with pytest.raises(UserError, match="body must name every part"):
         read_form("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="n"\r\n--x--')
+
+
+def test_pictures_without_a_mask_are_read_as_part_of_the_prompt():
+    """By a family of which a prompt may hold some; as a call does, in the size of the server."""
+    pipeline = build("emu3_5")
+    sizes = replace(pipeline.family.sizes, usual=(4, 4))
+    pipeline.family = replace(pipeline.family, sizes=sizes)
+    engine = Engine(pipeline, {"method": "ar"}, batch_size=2, queue=8)
+    try:
+        made = edit(engine, image=[content(SHOWN), mask(rows=SIDE)], n=2, size="64x64", extra_body={"seed": 5})
+        plain = build("emu3_5")
+        plain.family = pipeline.family
+        for number, each in enumerate(made.data):
+            given = {"reference_images": [SHOWN, SHOWN], "height": 64, "width": 64, "method": "ar"}
+            call = plain(PROMPT, generator=torch.Generator().manual_seed(5 + number), **given)
+            assert np.array_equal(picture(each), np.asarray(call.images[0]))
+        with pytest.raises(openai.APIStatusError) as error:
+            edit(engine, image=[content(SHOWN)] * 4)
+        assert "reference_images must be at most 3 of a prompt, got 4" in str(error.value)
+    finally:
+        engine.close()

@@ -41,7 +41,8 @@ class CallRecord:
         skipped_steps: steps, per row, that took tokens unverified.
         skipped_tokens: tokens taken unverified.
         phase_seconds: seconds by phase of the call.
-        rows_fed: tokens that went through the target after the prompt, over all rows; guidance counts once.
+        rows_fed: tokens that went through the target after the prompt, over all rows, padding included; guidance counts
+            once.
         peak_memory: bytes, see above; None where nobody measured it.
     """
 
@@ -76,7 +77,7 @@ class CallRecord:
             skipped_steps=trace["skipped_steps"],
             skipped_tokens=trace["skipped_tokens"],
             phase_seconds=dict(trace["phase_seconds"]),
-            rows_fed=sum(trace["rows_fed"]),
+            rows_fed=sum(trace["rows_fed"]) + trace["padding_fed"],
             peak_memory=peak_memory,
         )
 

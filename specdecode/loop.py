@@ -276,7 +276,7 @@ class DecodeRun:
         output = self.target.forward(tree.tokens, tree.ancestor_mask(), tree.depth)
         self._check_logits("forward", output.logits, tokens.shape)
         self.target.commit(None, self._given)
-        self.trace.target_passes += 1
+        self.trace.passes_made += 1
         return output
 
     def _forced(self, output: TargetOutput, places: Tensor) -> TargetOutput:
@@ -340,6 +340,7 @@ class DecodeRun:
 
     def _feed(self, tree: TokenTree) -> TargetOutput:
         """What the target says about every node."""
+        self.log.width = tree.num_nodes
         output = self.target.forward(tree.tokens, tree.ancestor_mask(), tree.depth)
         self._check_logits("forward", output.logits, tree.tokens.shape)
         return self._forced(output, self.state.lengths[:, None] + tree.depth)

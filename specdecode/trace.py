@@ -4,7 +4,8 @@ Belongs here: recording, without waiting for the device, and the definitions of 
 here: decisions, printing, and tables over several runs.
 
 Definitions. A *target pass* is one forward pass of the target over the whole batch, the prefill included; guidance does
-not make it two. A row *takes part* in a pass while it is unfinished. *Tokens* are those of the result: tokens accepted
+not make it two. A row *takes part* in a pass while it is unfinished; a pass in which no row does, which steps made into
+graphs may make before the host sees the end, is none. *Tokens* are those of the result: tokens accepted
 past the end of a row do not count. The *accepted length* of a step is the number of draft tokens that stayed; with
 bonus token, the token drawn from the target after them counts too. Means are over all rows and the steps they took part
 in, without the prefill. *Forced* tokens (`ForcedPlaces`) are tokens of the result and are fed, but are neither drafted
@@ -29,7 +30,7 @@ _STEPS_AT_ONCE = 256  # whose counts lie in one piece of memory
 _REPORTED = (
     *("batch_size", "target_passes", "row_passes", "tokens", "row_tokens", "tokens_per_pass", "drafted", "rows_fed"),
     *("skipped_steps", "skipped_tokens", "relaxed_tokens", "mean_accepted_length", "mean_accepted_length_with_bonus"),
-    "accepted_lengths",
+    *("accepted_lengths", "padding_fed"),
 )
 
 
@@ -49,12 +50,14 @@ class StepRecord:
             the draft tokens and the pending tokens.
         by_place: [B, N] int8, the `TokenOrigin` of each token that the step added, at its place in the result, and -1
             elsewhere; None: the tokens of a step follow those before.
+        width: Token rows that the pass fed in each row of the batch, padding included; None: none was padding.
     """
 
     counts: Tensor
     relaxed: Tensor | None = None
     fed: int | Tensor | None = None
     by_place: Tensor | None = None
+    width: int | None = None
 
 
 @dataclass
@@ -115,13 +118,15 @@ class StepLog(_Records):
         num_places: Places of a row, where records have what was fed and what was added by place; 0: they have not.
 
     Attributes:
-        count: Steps that were recorded since the last `take`; the caller counts.
+        width: As of `DecodeTrace`.
+        widths: Those of the steps that were recorded since the last `take`; the caller writes them.
     """
 
     graph_state = ("_next", "_counts", "_relaxed", "_fed", "_by_place", "_place")
 
     def __init__(self, batch_size: int, depth: int, device: torch.device, num_places: int = 0) -> None:
-        self.count = 0
+        self.width: int | None = None
+        self.widths: list[int | None] = []
         self._next = torch.zeros(len(_COUNTS), batch_size, dtype=torch.int64, device=device)
         self._counts = self._next.new_zeros(_STEPS_AT_ONCE, *self._next.shape)
         self._relaxed = torch.zeros(_STEPS_AT_ONCE, batch_size, depth, dtype=torch.bool, device=device)
@@ -133,7 +138,7 @@ class StepLog(_Records):
     @property
     def is_full(self) -> bool:
         """Whether there is no room for another step."""
-        return self.count == len(self._counts)
+        return len(self.widths) == len(self._counts)
 
     def next_counts(self) -> Tensor:
         """See `DecodeTrace.next_counts`."""
@@ -153,12 +158,13 @@ class StepLog(_Records):
 
     def take(self) -> list[StepRecord]:
         """The records since the last call, oldest first; the log is empty then. Does not wait for the device."""
-        number, self.count = self.count, 0
+        widths, self.widths = self.widths, []
+        number = len(widths)
         counts, relaxed = self._counts[:number].clone(), self._relaxed[:number].clone()
         self._place.zero_(), self._relaxed.zero_()
         nothing, has_places = [None] * number, self._by_place.shape[2] > 0
         fed, by_place = (each[:number].clone() if has_places else nothing for each in (self._fed, self._by_place))
-        parts = counts, relaxed if self._relaxes else nothing, fed, by_place
+        parts = counts, relaxed if self._relaxes else nothing, fed, by_place, widths
         return [StepRecord(*each) for each in zip(*parts, strict=True)]
 
 
@@ -171,15 +177,19 @@ class DecodeTrace(_Records):
 
     Attributes:
         forced_places: Which tokens are known beforehand; None: none. A run sets it.
+        width: Of the next `StepRecord`. A run sets it.
+        passes_made: Passes, those in which no row takes part included.
     """
 
     def __init__(self, batch_size: int, device: torch.device | str = "cpu") -> None:
         self.batch_size = batch_size
         self.device = torch.device(device)
-        self.target_passes = 0
+        self.passes_made = 0
+        self.width: int | None = None
         self.phase_seconds: dict[str, float] = {}
         self._kept: list[StepRecord] = []
         self._log: StepLog | None = None
+        self._may_idle = False
         self._room: list[Tensor] = []
         self._first_tokens = 0
         self._num_forgotten = 0
@@ -202,12 +212,13 @@ class DecodeTrace(_Records):
 
     def record_prefill(self) -> None:
         """The prompt was fed: one pass, one token per row."""
-        self.target_passes += 1
+        self.passes_made += 1
         self._first_tokens += 1
 
     def record(self, step: StepRecord) -> None:
         """A verification step, in whose `next_counts` its counts have been written."""
-        self.target_passes += 1
+        self.passes_made += 1
+        step.width = self.width
         self._kept.append(step)
         self._columns = self._origins = None
 
@@ -215,7 +226,7 @@ class DecodeTrace(_Records):
         """A skipped step took tokens, [B] int64, and no pass follows, since every row has ended."""
         nothing = torch.zeros_like(skipped)
         self.record_step(nothing, nothing, nothing, nothing, skipped)
-        self.target_passes -= 1
+        self.passes_made -= 1
 
     def next_counts(self) -> Tensor:
         """[5, B] int64, where the counts of the next step go: active, drafted, accepted, emitted, skipped.
@@ -232,19 +243,20 @@ class DecodeTrace(_Records):
         """Let graphs record the steps that follow, in the log that is returned; arguments as of `StepLog`.
 
         The caller counts the steps and passes; a reader of this trace reads what was logged."""
+        self._may_idle = True
         self._log = StepLog(self.batch_size, depth, self.device, num_places)
         return self._log
 
     def collect(self) -> list[StepRecord]:
         """The steps that are not forgotten, with those that are still in the log. Does not wait for the device."""
-        if self._log is not None and self._log.count:
+        if self._log is not None and self._log.widths:
             self._kept += self._log.take()
             self._columns = self._origins = None
         return self._kept
 
     def add_passes(self, other: DecodeTrace) -> None:
         """Add another run's passes and seconds, when its rows replace rows here."""
-        self.target_passes += other.target_passes
+        self.passes_made += other.target_passes
         for name, seconds in other.phase_seconds.items():
             self.phase_seconds[name] = self.phase_seconds.get(name, 0.0) + seconds
 
@@ -257,6 +269,7 @@ class DecodeTrace(_Records):
         """Free the steps before number `before`; their passes still count."""
         dropped = min(max(before - self._num_forgotten, 0), len(self.collect()))
         if dropped:
+            self.passes_made -= self._idle(dropped)
             del self._kept[:dropped]
             self._num_forgotten += dropped
             self._columns = self._origins = None
@@ -266,7 +279,7 @@ class DecodeTrace(_Records):
         trace = DecodeTrace(self.batch_size, self.device)
         trace._kept = self.collect()[max(step - self._num_forgotten, 0) :]
         trace._first_tokens, trace.forced_places = 1, self.forced_places
-        trace.target_passes = 1 + len(trace._kept)
+        trace.passes_made, trace._may_idle = 1 + len(trace._kept), self._may_idle
         return trace
 
     def of_row(self, row: int) -> DecodeTrace:
@@ -274,14 +287,14 @@ class DecodeTrace(_Records):
         trace = DecodeTrace(1, self.device)
         trace.phase_seconds, trace._first_tokens = self.phase_seconds, self._first_tokens
         trace.forced_places = None if self.forced_places is None else self.forced_places.of_row(row)
-        trace.target_passes = self.row_passes[row]
+        trace.passes_made = self.row_passes[row]
         took_part = (self._column("active") + self._column("skipped"))[:, row] > 0
         for step, took in zip(self.collect(), took_part.tolist(), strict=True):
             if took:
                 relaxed = None if step.relaxed is None else step.relaxed[row : row + 1]
                 fed = step.fed[row : row + 1] if isinstance(step.fed, Tensor) else step.fed
                 by_place = None if step.by_place is None else step.by_place[row : row + 1]
-                trace._kept.append(StepRecord(step.counts[:, row : row + 1], relaxed, fed, by_place))
+                trace._kept.append(StepRecord(step.counts[:, row : row + 1], relaxed, fed, by_place, step.width))
         return trace
 
     def _column(self, name: str) -> Tensor:
@@ -316,6 +329,15 @@ class DecodeTrace(_Records):
         at_ends, at_starts = (before.gather(1, at.clamp(max=places.shape[1]).T).T for at in (ends, starts))
         return counts - at_ends + at_starts
 
+    def _idle(self, steps: int | None = None) -> int:
+        """Passes among the first so many steps that are not forgotten in which no row takes part."""
+        return int((self._column("active")[:steps].sum(1) == 0).sum()) if self._may_idle else 0
+
+    @property
+    def target_passes(self) -> int:
+        """Passes in which a row takes part."""
+        return self.passes_made - self._idle()
+
     @property
     def row_passes(self) -> list[int]:
         """Passes each row took part in, the prefill included, and that over given tokens."""
@@ -329,12 +351,26 @@ class DecodeTrace(_Records):
 
     @property
     def rows_fed(self) -> list[int]:
-        """Token rows of each row that went through the target's layers after the prompt; guidance counts once."""
+        """Token rows of each row that went through the target's layers after the prompt, without padding; guidance
+        counts once."""
+        return self._fed.sum(0).tolist()
+
+    @property
+    def padding_fed(self) -> int:
+        """Token rows that went through them beside these: where drafts of other rows are longer, and in rows that have
+        ended while others go on."""
+        fed = self._fed.sum(1).tolist()
+        widths = [step.width for step in self.collect()]
+        return sum(width * self.batch_size - own for width, own in zip(widths, fed, strict=True) if width and own)
+
+    @property
+    def _fed(self) -> Tensor:
+        """[steps, B] on the CPU: `rows_fed` by step."""
         usual = 1 + self._column("drafted") + self._column("skipped")
         for number, step in enumerate(self.collect()):
             if step.fed is not None:
                 usual[number] = step.fed
-        return (usual * self._column("active")).sum(0).tolist()
+        return usual * self._column("active")
 
     @property
     def tokens(self) -> int:

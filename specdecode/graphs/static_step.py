@@ -222,6 +222,7 @@ class _Kind:
     Args:
         slots: What it replaces: path of the owner, name, home, and whether it overlaps; see `Slot`.
         gained: See `DecodeRun.step`.
+        width: Token rows that its pass feeds in each row.
         kept: The most tokens that commits keep, by cache.
         most_new: The most tokens that a pass feeds, by cache.
         captured: By the slots that attention reads of each cache: what ran when a graph was captured, and the graph.
@@ -229,6 +230,7 @@ class _Kind:
 
     slots: list[tuple[_Path, tuple[str, Tensor, bool]]]
     gained: int
+    width: int | None
     kept: list[int]
     most_new: list[int]
     captured: dict[tuple[int, ...], tuple[_Ran, Any]] = field(default_factory=dict)
@@ -428,8 +430,8 @@ class StaticStep:
                     cache.expect(kept)
         if self._size is not None:
             self._size.learn(run.target.batch_size)
-        run.trace.target_passes += 1
-        run.log.count += 1  # type: ignore[union-attr]
+        run.trace.passes_made += 1
+        run.log.widths.append(kind.width)  # type: ignore[union-attr]
         if run.log.is_full:  # type: ignore[union-attr]
             run.trace.collect()
         return kind.gained
@@ -492,7 +494,7 @@ class StaticStep:
             each.put(home.copy_(value))
             slots.append((each.path, (each.name, home, overlaps)))
         kept = [cache.most_kept - then for cache, then in zip(self._caches, kept, strict=True)]
-        return _Kind(slots, gained, kept, [cache.most_new for cache in self._caches])
+        return _Kind(slots, gained, self.run.log.width, kept, [cache.most_new for cache in self._caches])
 
 
 class _Named(NamedTuple):

@@ -225,7 +225,7 @@ class RowWindowRun(DecodeRun):
 
     def _feed_given(self) -> TargetOutput:
         """Feed the given tokens to their slots, as a chain. A row that has fewer feeds some that nobody sees."""
-        self.trace.target_passes += 1
+        self.trace.passes_made += 1
         self._placed.check_places(self.rule.num_slots)
         places = self._places[None, : self._most_given]
         output = self._placed.forward_places(
@@ -260,6 +260,7 @@ class RowWindowRun(DecodeRun):
             output = self._placed.forward_places(tokens, Positions(positions, slots, visible))
             self._check_logits("forward_places", output.logits, tokens.shape)
         with self._part("verify"):
+            self.log.width = tokens.shape[1]
             self.watch.note(output.logits, real & state.active[:, None])
             drawn = self._draw(output, positions + 1)
             ends = torch.as_tensor(state.ends).expand(len(drawn))
@@ -293,6 +294,7 @@ class RowWindowRun(DecodeRun):
             self._check_logits("forward_places", output.logits, tokens.shape)
         with self._part("verify"):
             self.watch.note(output.logits, real & state.active[:, None])
+            self.log.width = tokens.shape[1]
             drawn = self._by_place(placed.positions + 1, self._draw(output, placed.positions + 1), real)
             self._judge(this, drawn)
         with self._part("draft"):

@@ -121,6 +121,7 @@ class SkippingRun(DecodeRun):
         """What the target says about the tree, having been fed the pending tokens before it."""
         if self._pending is None:
             return super()._feed(tree)
+        self.log.width = self._pending.max_length + tree.num_nodes
         self._output = self.target.forward(*self._pending.join(tree))
         of_tree = self._output.after(self._pending.max_length)
         return self._forced(of_tree, self.state.lengths[:, None] + tree.depth)

@@ -29,6 +29,7 @@ def call(seconds: float, accepted: list[list[int]], skipped: int = 0) -> CallRec
         "row_passes": [1 + len(row) for row in accepted],
         "drafted": 10,
         "rows_fed": [len(row) for row in accepted],
+        "padding_fed": steps * len(accepted) - sum(map(len, accepted)),
         "accepted_lengths": accepted,
         "skipped_steps": 1 if skipped else 0,
         "skipped_tokens": skipped,

@@ -33,6 +33,28 @@ def test_counts_by_hand():
     assert trace.tokens_per_pass == pytest.approx(15 / 7)
 
 
+def test_padding_is_fed_and_passes_without_rows_are_none():
+    """Passes of five, seven and two token rows a row, and one that steps made into graphs make too late."""
+    steps = [step([True, True], [4, 4], [2, 0], [3, 1]), step([True, True], [4, 1], [4, 1], [5, 2], skipped=[0, 2])]
+    steps += [step([True, False], [1, 0], [0, 0], [1, 0]), step([False, False], [0, 0], [0, 0], [0, 0])]
+    eager, late = DecodeTrace(2), DecodeTrace(2)
+    log = late.log_on_device(4)
+    for trace in (eager, late):
+        trace.record_prefill()
+    for each, width in zip(steps, (5, 7, 2, 2), strict=True):
+        eager.width = width
+        log.record(each), log.widths.append(width)
+        late.passes_made += 1
+        if each.counts[0].any():
+            eager.record(each)
+    for trace in (eager, late, late.since(0)):
+        assert trace.target_passes == 4 and trace.rows_fed == [5 + 5 + 2, 5 + 4]
+        assert trace.padding_fed == 2 * (5 + 7 + 2) - sum(trace.rows_fed)
+    assert late.of_row(1).padding_fed == 7 - 4, "a row that has ended feeds nothing of its own"
+    late.forget_steps(before=4)
+    assert late.target_passes == 4
+
+
 def test_origins_by_hand():
     trace = DecodeTrace(2)
     trace.record_prefill()

@@ -228,7 +228,7 @@ def test_steps_are_one_graph(model, name):
         before = len(counted.faults)
         one, other = eager.finish(), compiled.finish()
         assert torch.equal(one.tokens, other.tokens) and torch.equal(one.lengths, other.lengths)
-        for figure in ("rows_fed", "row_passes", "drafted", "token_origins", "token_passes"):
+        for figure in ("target_passes", "rows_fed", "row_passes", "drafted", "token_origins", "token_passes"):
             assert getattr(one.trace, figure) == getattr(other.trace, figure), figure
         assert all("lie elsewhere" in fault for fault in counted.faults[before:]) and counted.graphs == 1
         assert requests.start or not counted.faults

@@ -114,7 +114,8 @@ def test_in_continuous_batches_pictures_are_the_same_and_none_waits_for_another(
     assert all((tmp_path / "True" / name).read_bytes() == (tmp_path / "False" / name).read_bytes() for name in names)
     for one, other in zip(fixed, flowing, strict=True):
         assert (one["tokens"], one["images"]) == (other["tokens"], other["images"])
-        assert one["accepted_histogram"] == other["accepted_histogram"] and one["rows_fed"] == other["rows_fed"]
+        assert one["accepted_histogram"] == other["accepted_histogram"]
+    assert fixed[0]["rows_fed"] == flowing[0]["rows_fed"]  # of others the padding differs
     assert flowing[0]["target_passes"] == 2 * 16  # a mean of pictures for each call
     own = fixed[1]["target_passes"] / len(cases) * 2  # of a batch that waits for its slowest
     assert flowing[1]["target_passes"] / 2 <= own < 16

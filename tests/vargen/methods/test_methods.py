@@ -1,6 +1,7 @@
 """Methods through the pipeline and the command line: exact ones repeat plain decoding, bad settings are one line."""
 
 import json
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from specdecode.roles import TargetOutput
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.drafters.eagle_head import EagleHead
@@ -15,6 +17,7 @@ from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import find_presets, methods_for, resolve_method
 from vargen.methods.jacobi import JacobiConfig
 from vargen.methods.trees import FIXED_TREES
+from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]
@@ -25,6 +28,31 @@ def make(pipeline: LlamaGenPipeline, method: str | MethodConfig, rows: list[int]
         [PROMPTS[row] for row in rows], generator=[torch.Generator().manual_seed(100 + row) for row in rows],
         method=method, output_type="latent", **kwargs,
     )  # fmt: skip
+
+
+FED = [
+    ("ar", {}),
+    ("vvs-jacobi", {"window": 5, "threshold": 0.2}),
+    ("vvs", {"tree": [[0], [1], [0, 0]], "children": "sampled", "schedule": "likeness", "threshold": 0.2}),
+    ("jacobi", {"window": 5}),
+    ("zipar", {"window": 2}),
+    ("vvs-rows", {"opens_after": 2, "guesses": 1, "max_visits": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), FED, ids=str)
+def test_rows_fed_are_those_that_the_target_was_given(drafting_pipeline, monkeypatch, name, options):
+    """In a batch whose rows accept other numbers of tokens, with padding; passes likewise."""
+    given: list[int] = []
+
+    def counted(forward: Callable[..., TargetOutput]) -> Callable[..., TargetOutput]:
+        return lambda target, tokens, *others: given.append(tokens.numel()) or forward(target, tokens, *others)
+
+    for form in ("forward", "forward_places"):
+        monkeypatch.setattr(LlamaGenTarget, form, counted(getattr(LlamaGenTarget, form)))
+    trace = make(drafting_pipeline, resolve_method(name, options), [0, 1, 2]).trace
+    assert sum(trace.rows_fed) + trace.padding_fed == sum(given) and trace.target_passes == 1 + len(given)
+    assert (trace.padding_fed > 0) == (name not in ("ar", "zipar"))
 
 
 # Coupled drafts and likely tokens: the picture is plain decoding's. Sampled drafts only keep the distribution.

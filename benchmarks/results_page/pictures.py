@@ -92,19 +92,29 @@ def picks_table(benches: Sequence[list[Record]], evaluations: dict[str, list[Rec
     def judged(method: str, name: str) -> str:
         return f"{100 * quality[PICTURES_OF.get(method, method)][name]['value']:.0f} %"
 
+    def numbers(method: str) -> str:
+        right = quality[PICTURES_OF.get(method, method)]["judge"]["object_count"]
+        low, high = (100 * bound for bound in right["interval"])
+        return f"{100 * right['value']:.0f} % ({low:.0f} to {high:.0f})"
+
+    def passes(method: str) -> str:
+        row = quality[method]["decoding"] if method in quality else timed[0][method]
+        return f"{row['pass_reduction']:.1f} times"
+
     rows = [
         [
             f"`{method}`",
             what,
-            f"{timed[0][method]['pass_reduction']:.1f} times",
+            passes(method),
             *(faster(rows, method) for rows in timed),
             judged(method, "judge_accuracy"),
             judged(method, "judge_prompts"),
+            numbers(method),
         ]
         for method, what in DRAWS.items()
     ]
     read = [f"faster, {rows['ar']['achieved']['gb_per_second']:.0f} GB/s" for rows in timed]
-    header = ["method", "draws", "fewer forward passes", *read, "claims right", "whole prompts right"]
+    header = ["method", "draws", "fewer forward passes", *read, "claims right", "whole prompts", "number of objects"]
     return table(header, rows)
 
 

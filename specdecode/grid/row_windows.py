@@ -290,11 +290,11 @@ class RowWindowRun(DecodeRun):
             placed = Positions(_at(self._layout.position_of, slots), slots, self._visible(this, slots))
             tokens = self._buffer.gather(1, self._sources().gather(1, slots))
         with self._part("target"):
+            self.log.width = tokens.shape[1]
             output = self._placed.forward_places(tokens, placed)
             self._check_logits("forward_places", output.logits, tokens.shape)
         with self._part("verify"):
             self.watch.note(output.logits, real & state.active[:, None])
-            self.log.width = tokens.shape[1]
             drawn = self._by_place(placed.positions + 1, self._draw(output, placed.positions + 1), real)
             self._judge(this, drawn)
         with self._part("draft"):

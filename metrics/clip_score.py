@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from metrics.errors import DataError
+from metrics.features import check_features
 
 
 def clip_scores(
@@ -58,7 +59,11 @@ def _check_lengths(name: str, features: Tensor) -> None:
 
 def retrieval_accuracy(image_features: Tensor, text_features: Tensor, candidates: int = 32) -> float:
     """In how many of groups of `candidates` consecutive pairs the picture's own text scores highest: 1/candidates by
-    chance. A fast check that a CLIP has learnt anything."""
+    chance. A fast check that a CLIP has learnt anything. Raises DataError for features that are not finite."""
+    check_features(image_features, "image")
+    check_features(text_features, "text")
+    if len(image_features) != len(text_features):
+        raise DataError(f"{len(image_features)} pictures have {len(text_features)} captions; give each picture its own")
     hits, total = 0, 0
     for start in range(0, len(image_features) - candidates + 1, candidates):
         group = slice(start, start + candidates)

@@ -333,11 +333,14 @@ class RandomStreams:
         """One stream per integer seed; equal seeds give equal streams.
 
         Raises:
-            ValueError: `seeds` is empty.
+            ValueError: `seeds` is empty, or holds what is no integer of 64 bits, with a sign or without.
         """
         if len(seeds) == 0:
             raise ValueError("seeds must hold one integer per row, got none")
-        return cls(torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64, device=device))
+        for seed in seeds:
+            if isinstance(seed, bool) or not isinstance(seed, Integral) or not -(1 << 63) <= seed < 1 << 64:
+                raise ValueError(f"seeds must be integers from -2**63 to 2**64 - 1, got {seed!r:.40}")
+        return cls(torch.tensor([_signed(int(seed)) for seed in seeds], dtype=torch.int64, device=device))
 
     @property
     def batch_size(self) -> int:

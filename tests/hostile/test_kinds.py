@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from metrics.bootstrap import mean_interval, spread_interval, student_interval
 from metrics.class_score import inception_score
-from metrics.clip_score import clip_scores
+from metrics.clip_score import clip_scores, retrieval_accuracy
 from metrics.diversity import distances_to_others
 from metrics.errors import DataError
 from metrics.frechet import GaussianStatistics, frechet_distance
@@ -377,6 +377,7 @@ FIGURES: dict[str, Callable[[Any], Any]] = {
     "manifolds of a reference": lambda features: compare_manifolds(features, GOOD, 3),
     "inception score": inception_score,
     "distances": distances_to_others,
+    "retrieval": lambda features: retrieval_accuracy(nn.functional.normalize(GOOD, dim=1), features, 2),
     "clip score": lambda features: clip_scores(nn.functional.normalize(GOOD, dim=1), features),
 }
 NOTHING: dict[str, Any] = {

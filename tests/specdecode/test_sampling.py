@@ -186,8 +186,9 @@ def test_all_bits_of_a_seed_count():
 def test_bad_streams_are_refused():
     with pytest.raises(ValueError, match="generators"):
         RandomStreams.from_generators([])
-    with pytest.raises(ValueError, match="seeds"):
-        RandomStreams.from_seeds([])
+    for seeds in ([], [2**64], [-(2**63) - 1], [10**99], [True], [1.5], ["7"], [None]):
+        with pytest.raises(ValueError, match="seeds"):
+            RandomStreams.from_seeds(seeds)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keys"):
         RandomStreams(torch.zeros(2, 2, dtype=torch.int64))
     with pytest.raises(ValueError, match="keys"):

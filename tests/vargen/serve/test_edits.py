@@ -148,6 +148,19 @@ def test_bodies_that_are_no_form(engine, headers, body, status, monkeypatch):
     assert answer.status_code == status and "\n" not in answer.json()["error"]["message"]
 
 
+def test_pictures_that_are_read_at_once_have_a_bound(engine, monkeypatch):
+    """And what was read is given back, whatever became of it."""
+    fields: dict[str, Any] = {"image": content(SHOWN), "mask": mask()}
+    for most, is_answered in ((100, False), (8_000, True)):
+        monkeypatch.setattr(application, "MAX_READ", most)
+        for _ in range(20):
+            if is_answered:
+                edit(engine, **fields)
+                continue
+            with pytest.raises(openai.RateLimitError, match="too many clients send pictures at once"):
+                edit(engine, **fields)
+
+
 def test_a_part_without_content_is_none():
     with pytest.raises(UserError, match="body must name every part"):
         read_form("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="n"\r\n--x--')

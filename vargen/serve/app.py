@@ -342,13 +342,13 @@ def build_app(
             held -= len(content)
 
     async def generation_of(request: Request) -> tuple[GenerationBody, dict[str, Any]]:
-        try:
-            async with body_of(request, MAX_BODY, "shorter prompt") as content:
+        async with body_of(request, MAX_BODY, "shorter prompt") as content:
+            try:  # around this alone: errors about a body's length are ValueErrors, too
                 asked = parse_json(content)
-        except RepeatedKeyError as error:
-            raise UserError(f"body: {error}; send each key once") from None
-        except (ValueError, RecursionError):
-            raise UserError("body must be JSON") from None
+            except RepeatedKeyError as error:
+                raise UserError(f"body: {error}; send each key once") from None
+            except (ValueError, RecursionError):
+                raise UserError("body must be JSON") from None
         return GenerationBody.read(asked, image_size, can_show, methods), {}
 
     async def edit_of(request: Request) -> tuple[GenerationBody, dict[str, Any]]:

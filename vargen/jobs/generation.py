@@ -573,7 +573,11 @@ class _TokenCount:
             return
         occupied = [picture is not None for picture in tensors["pictures"]]
         rows = zip(lengths.tolist(), occupied, strict=True)
-        self._show(self.before + sum(length for length, counts in rows if counts))
+        drawn = self.before + sum(length for length, counts in rows if counts)
+        if self.read_at:
+            self._show(drawn)
+        else:
+            self.shown.begin(drawn)
         self.read_at = time.perf_counter()
 
     def _show(self, tokens: int) -> None:

@@ -27,6 +27,11 @@ class Progress(tqdm):
             self.initial += units
             self.last_print_n += units
 
+    def begin(self, units: int) -> None:
+        """Count the first units, which do not enter the estimate either, nor do their seconds: kernels were built."""
+        self.skip(units)
+        self.start_t = self.last_print_t = self._time()
+
 
 class _LogLines(Progress):
     """Whole lines for a log, none at the beginning and none at the end."""

@@ -38,6 +38,12 @@ def test_what_an_earlier_run_has_left_makes_nothing_faster(monkeypatch, capsys):
         assert str(shown) == "900 of 1,000 calls, about ? left"
         shown.update(10)
     assert capsys.readouterr().err == "910 of 1,000 calls, about 06:00 left\n"
+    with progress(1000, "calls") as shown:
+        now = 140.0  # a hundred seconds for kernels and the first call
+        shown.begin(1)
+        now = 180.0
+        shown.update(9)
+    assert capsys.readouterr().err == "10 of 1,000 calls, about 1:13:20 left\n"
     with progress(3, "calls", quiet=True) as shown:
         shown.skip(2)
         assert shown.n == 0

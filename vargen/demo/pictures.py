@@ -172,8 +172,9 @@ def build(gr: Any, models: Models) -> None:
                 seed = gr.Number(EXAMPLES[0][1], label="Seed", precision=0, min_width=120, elem_id="seed")
                 count = gr.Slider(1, MAX_PICTURES, 1, step=1, label="Pictures", min_width=220, elem_id="count")
             with gr.Accordion("Start from a picture", open=False, elem_id="edit"):
-                label = "Paint what is drawn anew"
-                painted = gr.ImageEditor(type="pil", image_mode="RGBA", label=label, elem_id="painted", height=300)
+                gr.HTML(markup.notice("Paint what is drawn anew."))
+                shown_tools = {"show_label": False, "sources": ("upload", "clipboard"), "layers": False, "height": 300}
+                painted = gr.ImageEditor(type="pil", image_mode="RGBA", elem_id="painted", **shown_tools)
                 rows = gr.Number(8, label="Or rows of codes that stay", precision=0, elem_id="rows")
             with gr.Accordion("More", open=False, elem_id="more"):
                 model = gr.Dropdown(models.names, value=first, label="Model", filterable=False)

@@ -77,7 +77,8 @@ def load_networks(
         kind = EXTRACTORS[name]
         path = files.get(kind.argument)
         if path is None and kind.needed:
-            raise UserError(f"{kind.argument}: {protocol.name} needs {kind.needed}")
+            shipped = "; the shipped one comes with --protocol scene-prompts" if name == "clip" else ""
+            raise UserError(f"{kind.argument}: {protocol.name} needs {kind.needed}{shipped}")
         if path is not None and path.is_dir():
             check_stored(path, kind.argument)
         transformers_logging.disable_progress_bar()  # the job has a bar of its own

@@ -400,7 +400,7 @@ def build_app(
         ]
         size = f"{image_size}x{image_size}"
         answer = {"created": int(time.time()), "data": data, "size": size, "output_format": asked.output_format}
-        return JSONResponse(answer)
+        return JSONResponse({**answer, "warnings": jobs[0].warnings} if jobs[0].warnings else answer)
 
     own = {"id": model, "object": "model", "created": 0, "owned_by": "vargen"}
 

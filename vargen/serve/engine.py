@@ -50,6 +50,7 @@ class Job:
         on_partial: called with an unfinished picture and its number, in the engine's thread.
         arguments: of the pipeline's call, which override the engine's.
         finished: gives the picture, or the error.
+        warnings: what of the prompt is not read; known once it is finished.
     """
 
     prompt: str
@@ -58,6 +59,7 @@ class Job:
     on_partial: Callable[[Image, int], None] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     finished: Future[Image] = field(default_factory=Future)
+    warnings: Sequence[str] = ()
     shown: int = 0
 
 
@@ -210,8 +212,11 @@ class Engine:
 
         began, numbers, is_full = time.perf_counter(), itertools.count(len(jobs)), False
         arguments = next(iter(jobs.values())).arguments
+        asked: list[str] = []  # tensors that the callback gets: a copy of each takes time after every pass
 
         def seeded(job: Job) -> torch.Generator:
+            if job.partial_images:
+                asked[:] = ("tokens", "lengths", "decided")
             return torch.Generator().manual_seed(job.seed)
 
         def arriving(free: int, fits: Callable[[str], bool]) -> list[tuple[str, torch.Generator]]:
@@ -235,14 +240,16 @@ class Engine:
             arriving=arriving if is_open and not {"image", "reference_images"} & {*arguments} else None,
             **{**self.arguments, **arguments},
             callback_on_step_end=lambda *step: self._show(jobs, step[3]),
-            callback_on_step_end_tensor_inputs=["tokens", "lengths", "decided"],
+            callback_on_step_end_tensor_inputs=asked,
         )
         try:
             for picture in stream:
                 self.totals.pictures += 1
                 self.totals.tokens += picture.tokens.numel()
                 self.totals.row_passes += picture.trace.target_passes
-                jobs[picture.index].finished.set_result(picture.image)
+                job = jobs[picture.index]
+                job.warnings = self.pipeline.prompt_problems(job.prompt)  # here: a tokenizer is of one thread
+                job.finished.set_result(picture.image)
                 del jobs[picture.index]
         finally:
             self.totals.seconds += time.perf_counter() - began

@@ -55,7 +55,10 @@ def test_evaluate_scores_the_prompts_of_a_file(folder, prompts, clip_folder, tmp
     command = ["evaluate", "--model", str(folder), "--output", str(tmp_path / "out"), "--methods", "ar,scd", "--quiet"]
     command += ["--prompts_file", prompts, "--bootstrap", "5", "--batch_size", "2"]
     assert main(command) == 2
-    assert "clip: prompts needs a CLIP model; name the folder of one" in capsys.readouterr().err
+    told = (
+        "clip: prompts needs a CLIP model; name the folder of one; the shipped one comes with --protocol scene-prompts"
+    )
+    assert told in capsys.readouterr().err
     assert main([*command, "--clip", str(clip_folder), "--json"]) == 0
     out, err = capsys.readouterr()
     plain, fast = json.loads(out)

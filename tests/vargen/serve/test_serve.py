@@ -90,15 +90,19 @@ def test_the_official_client_draws_two_pictures(engine, wanted):
             )
             for number, each in enumerate(answer.data):
                 assert np.array_equal(picture_of(each.b64_json), wanted(7 + number)) and each.seed == 7 + number
+            assert (
+                not hasattr(answer, "warnings")
+                and "elephant" in (await own.images.generate(prompt="elephant")).warnings[0]
+            )
             answer = await own.images.generate(
                 prompt=PROMPT, model="tiny", response_format="url", extra_body={"seed": 7}
             )
             head, _, encoded = answer.data[0].url.partition(",")
             assert head == "data:image/png;base64" and np.array_equal(picture_of(encoded), wanted(7))
             first, second = [(await own.images.generate(prompt=PROMPT)).data[0].seed for _ in range(2)]
-            assert (first, second) == (0, 1), "the server counts where no seed is given"
+            assert (first, second) == (1, 2), "the server counts where no seed is given"
             several = [(await own.images.generate(prompt=PROMPT, n=2)).data for _ in range(2)]
-            assert [each.seed for data in several for each in data] == [2, 3, 4, 5], "every picture has its own"
+            assert [each.seed for data in several for each in data] == [3, 4, 5, 6], "every picture has its own"
             assert [each.id async for each in await own.models.list()] == ["tiny"]
 
     run(ask)

@@ -22,7 +22,9 @@ from transformers import (
 
 import specdecode
 from specdecode.sampling import SamplingConfig, logits_to_probabilities
+from specdecode.tree import TokenTree
 
+PARENTS = [-1, 0, 0, 1, 1, 2, 4, 4]  # siblings at every depth
 METHODS = ("ar", "jacobi", "prompt-lookup", "draft-model")
 VOCAB_SIZE, PAD = 48, 0
 WINDOW = 5  # shorter than every prompt
@@ -118,6 +120,14 @@ def ragged_prompts(seed: int = 0, length: int = 9, vocab_size: int = VOCAB_SIZE)
     mask = torch.ones_like(input_ids)
     mask[1, :3], mask[2, :1] = 0, 0
     return input_ids.masked_fill(mask == 0, PAD), mask
+
+
+def ragged_tree(seed: int) -> TokenTree:
+    """A tree of `PARENTS` for each row of `ragged_prompts`; the last row's has padding."""
+    tokens = torch.randint(1, VOCAB_SIZE, (3, len(PARENTS)), generator=torch.Generator().manual_seed(seed))
+    valid = torch.ones(3, len(PARENTS), dtype=torch.bool)
+    valid[2, 6:] = False
+    return TokenTree.from_parents(tokens, torch.tensor(PARENTS).expand(3, -1), valid, max_depth=3, max_children=2)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import language_models
 import pytest
 import torch
 import transformers
-from language_models import VOCAB_SIZE, ragged_prompts
+from language_models import PARENTS, ragged_prompts, ragged_tree
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -14,7 +14,6 @@ import specdecode
 from specdecode.kernels.linears import FewRowLinear, served_linears
 from specdecode.targets.llama_pass import llama_pass
 from specdecode.targets.transformers import TransformersTarget
-from specdecode.tree import TokenTree
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {"attention_bias": True},
@@ -22,7 +21,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2": {},
     "Qwen3": {"head_dim": 12},  # heads that together are wider than the model, and no whole number of lanes
 }
-PARENTS = [-1, 0, 0, 1, 1, 2, 4, 4]
 
 
 def make(family: str, dtype: torch.dtype = torch.float32, **sizes: Any) -> PreTrainedModel:
@@ -36,13 +34,6 @@ def make(family: str, dtype: torch.dtype = torch.float32, **sizes: Any) -> PreTr
     return model.to(dtype)
 
 
-def tree(seed: int) -> TokenTree:
-    tokens = torch.randint(1, VOCAB_SIZE, (3, len(PARENTS)), generator=torch.Generator().manual_seed(seed))
-    valid = torch.ones(3, len(PARENTS), dtype=torch.bool)
-    valid[2, 6:] = False
-    return TokenTree.from_parents(tokens, torch.tensor(PARENTS).expand(3, -1), valid, max_depth=3, max_children=2)
-
-
 def compare(model: PreTrainedModel) -> float:
     """The greatest difference of logits over trees behind ragged rows, between the kernels and the modules."""
     input_ids, mask = ragged_prompts()
@@ -52,7 +43,7 @@ def compare(model: PreTrainedModel) -> float:
     assert fast is not None
     worst = 0.0
     for step in range(2):
-        drafted = tree(step)
+        drafted = ragged_tree(step)
         logits = []
         for target.fast in (None, fast):
             logits.append(target.forward(drafted.tokens, drafted.ancestor_mask(), drafted.depth).logits)

@@ -5,7 +5,7 @@ from typing import Any
 import language_models
 import pytest
 import torch
-from language_models import ARCHITECTURES, VOCAB_SIZE, WINDOW, fresh_logits, ragged_prompts
+from language_models import ARCHITECTURES, PARENTS, VOCAB_SIZE, WINDOW, fresh_logits, ragged_prompts, ragged_tree
 from synthetic import decoded
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,16 +21,7 @@ from specdecode.targets.transformers import TransformersTarget
 from specdecode.tree import TokenTree
 
 aten = torch.ops.aten
-PARENTS = [-1, 0, 0, 1, 1, 2, 4, 4]  # siblings at every depth
 PATHS = [[0, 1, 4, 7], [0], [0, 2, 5]]  # what each row keeps of the first tree: 4, 1 and 3 tokens
-
-
-def trees(seed: int) -> TokenTree:
-    """One tree per row; the last row's has padding."""
-    tokens = torch.randint(1, VOCAB_SIZE, (3, len(PARENTS)), generator=torch.Generator().manual_seed(seed))
-    valid = torch.ones(3, len(PARENTS), dtype=torch.bool)
-    valid[2, 6:] = False
-    return TokenTree.from_parents(tokens, torch.tensor(PARENTS).expand(3, -1), valid, max_depth=3, max_children=2)
 
 
 def way_to(node: int) -> list[int]:
@@ -52,7 +43,7 @@ def check_trees(model: Any) -> None:
     for row in range(3):
         torch.testing.assert_close(first[row, 0], fresh_logits(model, rows[row]), rtol=1e-4, atol=1e-4)
     for step in range(2):
-        tree = trees(step)
+        tree = ragged_tree(step)
         logits = target.forward(tree.tokens, tree.ancestor_mask(), tree.depth).logits
         for row in range(3):
             for node in range(tree.num_nodes):
@@ -190,7 +181,7 @@ def test_positions_may_have_several_axes_and_jump():
         decoder=decoder, output_head=head,
     )  # fmt: skip
     target.prefill()
-    tree = trees(5)
+    tree = ragged_tree(5)
     for _ in range(2):
         logits = target.forward(tree.tokens, tree.ancestor_mask(), tree.depth).logits
         target.commit(torch.tensor([[0]] * 3), torch.tensor([1, 1, 0]))
@@ -372,7 +363,7 @@ def test_nobody_waits_for_the_device(architecture, monkeypatch):
         language_models.make(architecture), *ragged_prompts(), max_new_tokens=12, max_draft_nodes=len(PARENTS)
     )
     target.prefill()
-    tree, kept, counts = trees(0), torch.tensor([[0, 1], [0, 2], [0, 1]]), torch.tensor([2, 1, 0])
+    tree, kept, counts = ragged_tree(0), torch.tensor([[0, 1], [0, 2], [0, 1]]), torch.tensor([2, 1, 0])
     monkeypatch.setattr(ragged, "at_most", lambda counts, bound: bound)
     with _NobodyWaits():
         for _ in range(2):

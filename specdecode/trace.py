@@ -178,7 +178,7 @@ class DecodeTrace(_Records):
     Attributes:
         forced_places: Which tokens are known beforehand; None: none. A run sets it.
         width: Of the next `StepRecord`. A run sets it.
-        passes_made: Passes, those in which no row takes part included.
+        passes_made: Prefills and recorded steps, also those in whose pass no row takes part.
     """
 
     def __init__(self, batch_size: int, device: torch.device | str = "cpu") -> None:
@@ -189,7 +189,6 @@ class DecodeTrace(_Records):
         self.phase_seconds: dict[str, float] = {}
         self._kept: list[StepRecord] = []
         self._log: StepLog | None = None
-        self._may_idle = False
         self._room: list[Tensor] = []
         self._first_tokens = 0
         self._num_forgotten = 0
@@ -226,7 +225,6 @@ class DecodeTrace(_Records):
         """A skipped step took tokens, [B] int64, and no pass follows, since every row has ended."""
         nothing = torch.zeros_like(skipped)
         self.record_step(nothing, nothing, nothing, nothing, skipped)
-        self.passes_made -= 1
 
     def next_counts(self) -> Tensor:
         """[5, B] int64, where the counts of the next step go: active, drafted, accepted, emitted, skipped.
@@ -243,7 +241,6 @@ class DecodeTrace(_Records):
         """Let graphs record the steps that follow, in the log that is returned; arguments as of `StepLog`.
 
         The caller counts the steps and passes; a reader of this trace reads what was logged."""
-        self._may_idle = True
         self._log = StepLog(self.batch_size, depth, self.device, num_places)
         return self._log
 
@@ -256,7 +253,7 @@ class DecodeTrace(_Records):
 
     def add_passes(self, other: DecodeTrace) -> None:
         """Add another run's passes and seconds, when its rows replace rows here."""
-        self.passes_made += other.target_passes
+        self.passes_made += other.passes_made
         for name, seconds in other.phase_seconds.items():
             self.phase_seconds[name] = self.phase_seconds.get(name, 0.0) + seconds
 
@@ -279,7 +276,7 @@ class DecodeTrace(_Records):
         trace = DecodeTrace(self.batch_size, self.device)
         trace._kept = self.collect()[max(step - self._num_forgotten, 0) :]
         trace._first_tokens, trace.forced_places = 1, self.forced_places
-        trace.passes_made, trace._may_idle = 1 + len(trace._kept), self._may_idle
+        trace.passes_made = 1 + len(trace._kept)
         return trace
 
     def of_row(self, row: int) -> DecodeTrace:
@@ -287,7 +284,6 @@ class DecodeTrace(_Records):
         trace = DecodeTrace(1, self.device)
         trace.phase_seconds, trace._first_tokens = self.phase_seconds, self._first_tokens
         trace.forced_places = None if self.forced_places is None else self.forced_places.of_row(row)
-        trace.passes_made = self.row_passes[row]
         took_part = (self._column("active") + self._column("skipped"))[:, row] > 0
         for step, took in zip(self.collect(), took_part.tolist(), strict=True):
             if took:
@@ -295,6 +291,7 @@ class DecodeTrace(_Records):
                 fed = step.fed[row : row + 1] if isinstance(step.fed, Tensor) else step.fed
                 by_place = None if step.by_place is None else step.by_place[row : row + 1]
                 trace._kept.append(StepRecord(step.counts[:, row : row + 1], relaxed, fed, by_place, step.width))
+        trace.passes_made = self.row_passes[row] + trace._idle()
         return trace
 
     def _column(self, name: str) -> Tensor:
@@ -330,8 +327,8 @@ class DecodeTrace(_Records):
         return counts - at_ends + at_starts
 
     def _idle(self, steps: int | None = None) -> int:
-        """Passes among the first so many steps that are not forgotten in which no row takes part."""
-        return int((self._column("active")[:steps].sum(1) == 0).sum()) if self._may_idle else 0
+        """Of the first so many steps that are not forgotten, those in whose pass no row takes part."""
+        return int((self._column("active")[:steps].sum(1) == 0).sum())
 
     @property
     def target_passes(self) -> int:

@@ -110,12 +110,10 @@ def put_rows(values: Tensor, rows: Tensor, others: Tensor) -> Tensor:
         [B, max(m, n), ...], or [B].
     """
     if values.ndim > 1 and values.shape[1] != others.shape[1]:
+        width = max(values.shape[1], others.shape[1])
         values, others = (
-            torch.cat([each, each.new_zeros(len(each), missing, *each.shape[2:])], 1) if missing > 0 else each
-            for each, missing in (
-                (values, others.shape[1] - values.shape[1]),
-                (others, values.shape[1] - others.shape[1]),
-            )
+            torch.cat([each, each.new_zeros(len(each), width - each.shape[1], *each.shape[2:])], 1)
+            for each in (values, others)
         )
     return values.index_copy(0, rows, others.to(values.dtype))
 

@@ -97,16 +97,6 @@ class RowWindows:
         return min(last, in_proportion(self.guessed_columns, lines.line_length, self.of_length))
 
     @property
-    def num_places(self) -> int:
-        """Tokens of a row."""
-        return self.lines.num_places
-
-    @property
-    def num_slots(self) -> int:
-        """W, the slots behind the prompt: of places and of placeholders."""
-        return self.lines.num_slots
-
-    @property
     def passes_between_lines(self) -> int:
         """The least number of passes from the opening of a line to that of the next."""
         windows = (each for lines in self.lines.sizes for each in (lines.line_length, *self.windows(lines)[1:]))
@@ -184,15 +174,15 @@ class RowWindowRun(DecodeRun):
         if own != (None if row_tokens is None else row_tokens.tolist()):
             raise ValueError("row_tokens must be the places of each row, and None where lines are of one size")
         self._placed: PlacedTarget = target  # type: ignore[assignment]
-        self.rule, self.logged_places = rule, rule.num_places
+        self.rule, self.logged_places = rule, rule.lines.num_places
         self.may_stop = self.compiler is not None  # the host reads late, and so never waits for a graph
         batch_size, device = target.batch_size, target.device
-        self._places = torch.arange(rule.num_places, device=device)
+        self._places = torch.arange(rule.lines.num_places, device=device)
         lines = rule.lines
         self._columns = torch.arange(lines.stride, device=device)
         self._copied = (layout.placeholders - 2).clamp(min=0)  # the lines whose newest tokens are copied
         # Slots of placeholders by line, where there are any; the first line has none.
-        self._placeholders = rule.num_places - 1 + torch.arange(lines.num_lines, device=device)
+        self._placeholders = rule.lines.num_places - 1 + torch.arange(lines.num_lines, device=device)
         shape = batch_size, lines.num_lines, lines.stride
         # Decided tokens of each line; all of a line that a row does not have. The prefill draws the first one.
         self._counts = torch.where(layout.firsts < layout.num_places[:, None], 0, layout.line_length).repeat(
@@ -226,7 +216,7 @@ class RowWindowRun(DecodeRun):
     def _feed_given(self) -> TargetOutput:
         """Feed the given tokens to their slots, as a chain. A row that has fewer feeds some that nobody sees."""
         self.trace.passes_made += 1
-        self._placed.check_places(self.rule.num_slots)
+        self._placed.check_places(self.rule.lines.num_slots)
         places = self._places[None, : self._most_given]
         output = self._placed.forward_places(
             self._buffer[:, : self._most_given], Positions(places, places, (places <= places.mT)[None])
@@ -238,7 +228,7 @@ class RowWindowRun(DecodeRun):
     def prepare(self) -> None:
         """Raises ValueError at the first step where the target has no room."""
         if self.steps == 1:
-            self._placed.check_places(self.rule.num_slots)
+            self._placed.check_places(self.rule.lines.num_slots)
 
     def perform(self) -> int:
         """One pass over all open lines. Returns a bound of what a row gains; 0 once all have ended."""
@@ -249,7 +239,7 @@ class RowWindowRun(DecodeRun):
         else:
             self._perform_in_lines()
         # Nothing ends before all lines have opened; after that, whatever is left may be decided at once.
-        return 1 if in_graph() or self.steps < self._least_passes else self.rule.num_places
+        return 1 if in_graph() or self.steps < self._least_passes else self.rule.lines.num_places
 
     def _perform_in_calls(self) -> None:
         """`_perform_in_lines`, in two calls of the kernels."""
@@ -338,7 +328,7 @@ class RowWindowRun(DecodeRun):
     def _visible(self, this: _Pass, slots: Tensor) -> Tensor:
         """[B, n, W] bool: the decided tokens at or before a token's place that are fed by now, its line's guesses among
         these places, and its line's placeholder until the real token is fed."""
-        count, layout = self.rule.num_places, self._layout
+        count, layout = self.rule.lines.num_places, self._layout
         guessed = layout.by_place(this.guessed)
         shared = layout.by_place(self._fed) | (this.feeding[:, :count] & ~guessed)
         lines, positions = _at(layout.line_of, slots)[..., None], _at(layout.position_of, slots)[..., None]
@@ -351,7 +341,7 @@ class RowWindowRun(DecodeRun):
         """[B, W] int64: the place whose token lies in a slot; a placeholder copies the newest token of the line two
         before its own, and that of the second line the newest of the first."""
         newest = self._layout.firsts[:, self._copied] - 1 + self._counts[:, self._copied]
-        return torch.cat((self._places.expand(len(newest), -1), newest.clamp(max=self.rule.num_places)), 1)
+        return torch.cat((self._places.expand(len(newest), -1), newest.clamp(max=self.rule.lines.num_places)), 1)
 
     def _draw(self, output: TargetOutput, places: Tensor) -> Tensor:
         """[B, n] int64: the target's tokens for places [B, n], with the numbers of plain decoding."""
@@ -365,7 +355,7 @@ class RowWindowRun(DecodeRun):
 
     def _by_place(self, places: Tensor, values: Tensor, real: Tensor) -> Tensor:
         """[B, R, S]: values [B, n] at their places, where they are `real`."""
-        laid = torch.zeros_like(self._buffer).scatter_(1, places.where(real, self.rule.num_places), values)
+        laid = torch.zeros_like(self._buffer).scatter_(1, places.where(real, self.rule.lines.num_places), values)
         return self._layout.by_line(laid)
 
     def _judge(self, this: _Pass, drawn: Tensor) -> None:
@@ -383,9 +373,9 @@ class RowWindowRun(DecodeRun):
             self._visits += this.drawn
             counts = _leading((columns < counts[..., None]) | (this.drawn & (self._visits >= rule.max_visits)))
         is_drawn = self._layout.by_place(this.drawn)
-        tokens = self._buffer[:, : rule.num_places]
+        tokens = self._buffer[:, : rule.lines.num_places]
         tokens.copy_(self._layout.by_place(drawn).where(is_drawn, tokens))
-        fed = self._layout.by_line(F.pad(this.feeding[:, : rule.num_places], (0, 1)))
+        fed = self._layout.by_line(F.pad(this.feeding[:, : rule.lines.num_places], (0, 1)))
         # What was taken unverified has a newest token, too, which the next pass draws behind.
         self._fed |= fed & (~this.guessed | (match & (columns < counts[..., None] - 1)))
         decided_before = self._decided_places()
@@ -417,7 +407,7 @@ class RowWindowRun(DecodeRun):
         opening = torch.zeros_like(this.opened)
         if rule.start_from_row_above:
             opening[:, 1:] = (ahead >= self._windows[:, 1:]) & ~this.opened[:, 1:] & (counts[:, 1:] == 0)
-            kept, tokens = layout.by_line(self._buffer), self._buffer[:, : rule.num_places]
+            kept, tokens = layout.by_line(self._buffer), self._buffer[:, : rule.lines.num_places]
             above = layout.by_place(torch.cat((kept[:, :1], kept[:, :-1]), 1))
             tokens.copy_(above.where(layout.by_place(opening[..., None].expand_as(kept)), tokens))
         self._guesses = wanted * (this.opened | opening)
@@ -439,7 +429,7 @@ class RowWindowRun(DecodeRun):
         """Guesses at places [B, m], where they are `real`, from the distributions at nodes [B, m] of a pass."""
         if places.shape[1]:
             drawn = self._draw(TargetOutput(ragged.take(output.logits, nodes)), places)
-            self._buffer.scatter_(1, places.where(real, self.rule.num_places), drawn)
+            self._buffer.scatter_(1, places.where(real, self.rule.lines.num_places), drawn)
 
     @torch.no_grad()
     def replace_rows(self, rows: Tensor, other: DecodeRun) -> None:
@@ -458,8 +448,8 @@ def _check_fits(target: Target, rule: RowWindows, settings: Mapping[str, Any]) -
     for name in ("drafter", "verifier", "stop_token"):
         if settings.get(name) is not None:
             raise ValueError(f"{name} must be None where places are drawn in an order of their own")
-    if rule.num_places != settings["max_new_tokens"]:
-        raise ValueError(f"order must have max_new_tokens ({settings['max_new_tokens']}), got {rule.num_places}")
+    if rule.lines.num_places != settings["max_new_tokens"]:
+        raise ValueError(f"order must have max_new_tokens ({settings['max_new_tokens']}), got {rule.lines.num_places}")
     if not hasattr(target, "forward_places"):
         raise ValueError(f"{type(target).__name__} takes no places: it has no forward_places")
 

@@ -85,7 +85,7 @@ def drawn(rule: RowWindows, batch_size: int, sampling: SamplingConfig, by_kernel
     target = Babble(batch_size)
     lines = rule.lines
     rows = torch.tensor([each.num_places for each in lines.rows]) if isinstance(lines, MixedGrids) else None
-    streams, most = RandomStreams.from_seeds(range(batch_size)), rule.num_places
+    streams, most = RandomStreams.from_seeds(range(batch_size)), rule.lines.num_places
     run = RowWindowRun(
         target,  # type: ignore[arg-type]
         rule=rule, row_tokens=rows, max_new_tokens=most, sampling=sampling, streams=streams,
@@ -149,7 +149,7 @@ def test_a_row_that_takes_a_place_has_windows_and_guesses_of_its_own(own_kernels
         rows = torch.tensor([sizes[request].num_places for request in requests])
         return RowWindowRun(
             Babble(len(requests)),  # type: ignore[arg-type]
-            rule=rule, row_tokens=rows, max_new_tokens=rule.num_places, sampling=DRAWN,
+            rule=rule, row_tokens=rows, max_new_tokens=rule.lines.num_places, sampling=DRAWN,
             streams=RandomStreams.from_seeds(requests),
         )  # fmt: skip
 

@@ -140,4 +140,4 @@ def test_its_rows_are_offered_to_methods(model):
     components = emu3_models.Emu3Components(model, target_of(model, [0], 3.0), Reuse())
     for name in ("zipar", "pjd", "vvs-rows"):
         method = resolve_method(name).build(components)
-        assert method.order is not None and method.order.num_places == LINES.num_places
+        assert method.order is not None and method.order.lines.num_places == LINES.num_places

@@ -49,6 +49,7 @@ def main() -> None:
     masks = {name: torch.zeros(side, side).bool() for name in ("lower", "upper")}
     masks["lower"][side // 2 :], masks["upper"][: side // 2] = True, True
     counted = [place for place, kind in enumerate(judge.kinds) if kind not in ("prompt", "object_count")]
+    source = provenance()  # before the record, which this writes, differs from the commit
     found: dict[str, dict[str, list[Tensor]]] = {}
     shown: list[Tensor] = []
 
@@ -101,7 +102,7 @@ def main() -> None:
             flat = [picture for row in pictures for picture in row]
             contact_sheet(flat, ["render", *found] * len(pictures), len(shown)).save(options.sheet)
         if not options.dry_run:
-            told = {"provenance": provenance(), "model": Path(find_model()).name, "prompts": first + len(cases)}
+            told = {"provenance": source, "model": Path(find_model()).name, "prompts": first + len(cases)}
             write_result(RESULTS / "edits.json", {**told, "rows": rows})
 
 

@@ -87,6 +87,8 @@ EMBEDS = torch.zeros(1, 3, 12)
         ({"class_labels": True}, "class_labels must be an integer"),
         ({"class_labels": [1, True]}, "got a list that holds bool True"),
         ({"prompt": "a cube", "num_inference_steps": 50}, "num_inference_steps cannot be used: tokens are drawn, not"),
+        ({"prompt": "a cube", "cross_attention_kwargs": {}}, "cross_attention_kwargs cannot be used: tokens are drawn"),
+        ({"prompt": "a cube", "method": dict}, "got the class <class 'dict'>; give an instance"),
         ({"prompt": "a cube", "temprature": 1.0}, "temprature is no argument of this call (did you mean"),
     ],
 )

@@ -26,7 +26,16 @@ _WORDS = WORDS | {
     Tensor: "a tensor",
     torch.Generator: "a torch.Generator",
 }
-_OF_DENOISING = ("num_inference_steps", "timesteps", "sigmas", "latents", "eta", "strength", "scheduler")
+_OF_DENOISING = [
+    "num_inference_steps",
+    "timesteps",
+    "sigmas",
+    "latents",
+    "eta",
+    "strength",
+    "scheduler",
+    "cross_attention_kwargs",
+]
 """Arguments of diffusers' pipelines that nothing here can mean."""
 
 
@@ -76,7 +85,8 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
         elements = value if is_list(value) else ()
         wrong = next((each for each in elements if not any(fits([each], part) for part in alternatives(hint))), value)
         held = "" if wrong is value else "a list that holds "
-        raise UserError(f"{name} must be {in_words(hint, _WORDS)}, got {held}{type(wrong).__name__} {shown(wrong)}")
+        kind, remedy = ("the class", "; give an instance") if isinstance(wrong, type) else (type(wrong).__name__, "")
+        raise UserError(f"{name} must be {in_words(hint, _WORDS)}, got {held}{kind} {shown(wrong)}{remedy}")
     if isinstance(value, int) or is_list(value):
         check_magnitudes(name, value)
     for text in [value] if isinstance(value, str) else value if is_list(value) else ():

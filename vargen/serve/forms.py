@@ -11,7 +11,7 @@ from email.parser import BytesHeaderParser
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
-from vargen.base.picture_files import open_picture
+from vargen.base.picture_files import MAX_SIDE, open_picture
 from vargen.base.reading import parse_json
 
 if TYPE_CHECKING:
@@ -81,11 +81,16 @@ def open_edited(pictures: dict[str, list[bytes]], has_start_rows: bool, reads_re
 
     if "image" not in pictures:
         raise UserError("image must be sent: the picture to start from")
-    images = [open_picture(content, "image") for content in pictures["image"]]
+    is_read = reads_references and not has_start_rows and "mask" not in pictures
+    images: list[Image] = []
+    for content in pictures["image"] if is_read else pictures["image"][:1]:  # a few bytes may be many pixels
+        images.append(open_picture(content, "image"))
+        if sum(each.width * each.height for each in images) > MAX_SIDE**2:
+            raise UserError(f"image must have at most {MAX_SIDE**2:,} pixels, of all pictures together")
     image = images[0]
-    if reads_references and not has_start_rows and "mask" not in pictures and not image.has_transparency_data:
+    if is_read and not image.has_transparency_data:
         return {"reference_images": images}
-    if len(images) > 1:
+    if len(pictures["image"]) > 1:
         raise UserError("'image' must be sent once")
     if has_start_rows:
         if "mask" in pictures:

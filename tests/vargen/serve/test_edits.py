@@ -16,6 +16,7 @@ from tiny_pipelines import build_tiny_pipeline
 
 from vargen.base.errors import UserError
 from vargen.serve import app as application
+from vargen.serve import forms
 from vargen.serve.app import build_app
 from vargen.serve.engine import Engine
 from vargen.serve.forms import read_form
@@ -159,6 +160,20 @@ def test_pictures_that_are_read_at_once_have_a_bound(engine, monkeypatch):
                 continue
             with pytest.raises(openai.RateLimitError, match="too many clients send pictures at once"):
                 edit(engine, **fields)
+
+
+def test_pictures_of_one_request_have_a_bound_before_they_are_decoded(monkeypatch):
+    """A few bytes of each may be 4,096 pixels a side."""
+    opened: list[bytes] = []
+    monkeypatch.setattr(forms, "open_picture", lambda sent, name: opened.append(sent) or SHOWN)  # type: ignore[func-returns-value]
+    with pytest.raises(UserError, match="'image' must be sent once"):
+        forms.open_edited({"image": [b""] * 60}, True, True)
+    assert len(opened) == 1
+    monkeypatch.setattr(forms, "MAX_SIDE", 2 * SIDE)
+    assert len(forms.open_edited({"image": [b""] * 4}, False, True)["reference_images"]) == 4
+    with pytest.raises(UserError, match="image must have at most 256 pixels, of all pictures together"):
+        forms.open_edited({"image": [b""] * 60}, False, True)
+    assert len(opened) == 1 + 4 + 5
 
 
 def test_a_part_without_content_is_none():

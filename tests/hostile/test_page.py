@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from vargen.checkpoints.options import ModelOptions
 from vargen.demo import app
 from vargen.demo.app import DemoConfig
 from vargen.demo.models import Models
+from vargen.demo.pictures import read_edit
 
 pytest.importorskip("gradio", reason='the page needs the extra "demo"')
 
@@ -122,6 +124,28 @@ def test_a_body_of_another_shape(page, body):
     for route in ("queue/join", "run/predict"):
         status, text = ask(page, f"gradio_api/{route}", "POST", body)
         assert 400 <= status < 500 and "Traceback" not in text, (route, status, text)
+
+
+@pytest.mark.parametrize("content", [b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", b"<svg/>", b"", b"GIF89a"])
+def test_a_picture_of_a_visitor_starts_no_program(page, content, tmp_path, monkeypatch):
+    """Pillow's readers of PostScript and others do, and gradio lets it choose by the content."""
+    from gradio.components.image_editor import EditorData
+    from gradio.data_classes import FileData
+    from gradio.exceptions import Error
+    from PIL import Image
+
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **named: pytest.fail(f"{given} was started"))
+    (painted,) = [each for each in page.blocks.values() if getattr(each, "elem_id", None) == "painted"]
+    path = tmp_path / "0.png"
+    path.write_bytes(content)
+    sent = FileData(path=str(path), orig_name="0.png")
+    for payload in (EditorData(background=sent), EditorData(composite=sent), EditorData(layers=[sent])):
+        with pytest.raises(Error, match="picture cannot be read as PNG, JPEG, WEBP"):
+            painted.preprocess(payload)
+    Image.new("RGBA", (4, 4), (255, 0, 0, 0)).save(path)
+    found = painted.preprocess(EditorData(background=sent, layers=[sent]))
+    assert found["background"].size == (4, 4) and found["layers"][0].mode == "RGBA"
+    assert read_edit(found, 1)["image"].getpixel((0, 0)) == (255, 255, 255), "as it looks"
 
 
 def test_no_file_of_this_machine_is_let_out(page, tmp_path, folder):

@@ -11,9 +11,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
+from vargen.base.picture_files import open_picture
 from vargen.demo import controls, markup
 from vargen.demo.models import Models
 from vargen.demo.requests import AT_ONCE, WAITS, connect, read_seed
@@ -69,6 +71,18 @@ def read_request(models: Models, model: str, prompt: str, seed: float | None, co
     return prompt if num_classes is None else int(prompt), range(first, first + int(count))
 
 
+def _opened(gr: Any, file: Any, **settings: Any) -> Image | None:
+    """What a visitor sends, opened as a picture that a user names: gradio lets Pillow choose by the content, and some
+    readers start programs. Raises gradio's Error."""
+    if file is None:
+        return None
+    try:
+        content = Path(file.path).read_bytes() if hasattr(file, "path") else bytes(file)
+        return open_picture(content, "picture").convert("RGBA")
+    except UserError as error:
+        raise gr.Error(str(error)) from None
+
+
 def read_edit(painted: Mapping[str, Any] | None = None, rows: float | None = None) -> dict[str, Any]:
     """The arguments of a call that starts from a visitor's picture; none without one.
 
@@ -80,7 +94,9 @@ def read_edit(painted: Mapping[str, Any] | None = None, rows: float | None = Non
         return {}
     from PIL import ImageChops
 
-    start = {"image": painted["background"].convert("RGB"), "paste_back": True}
+    from metrics.images import to_rgb  # imports torch
+
+    start = {"image": to_rgb(painted["background"]), "paste_back": True}
     layers = [each.getchannel("A").point(lambda level: 255 * (level > 0)) for each in painted["layers"]]
     mask = functools.reduce(ImageChops.lighter, layers) if layers else None
     if mask is not None and mask.getbbox():
@@ -175,6 +191,7 @@ def build(gr: Any, models: Models) -> None:
                 gr.HTML(markup.notice("Paint what is drawn anew."))
                 shown_tools = {"show_label": False, "sources": ("upload", "clipboard"), "layers": False, "height": 300}
                 painted = gr.ImageEditor(type="pil", image_mode="RGBA", elem_id="painted", **shown_tools)
+                painted.convert_and_format_image = partial(_opened, gr)
                 rows = gr.Number(8, label="Or rows of codes that stay", precision=0, elem_id="rows")
             with gr.Accordion("More", open=False, elem_id="more"):
                 model = gr.Dropdown(models.names, value=first, label="Model", filterable=False)

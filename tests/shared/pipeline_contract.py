@@ -20,7 +20,7 @@ from vargen.models.components import SINGLE_BATCH
 from vargen.pipelines.arguments import DrawSettings
 
 SETTINGS: list[dict[str, Any]] = [
-    {}, {"method": "sjd"}, {"guidance_scale": 1.0}, {"method": "scd", "top_p": 0.9, "temperature": 1.3}, {"top_k": 5},
+    {}, {"method": "sjd", "guidance_scale": 1.0}, {"method": "scd", "top_p": 0.9, "temperature": 1.3, "top_k": 5},
 ]  # fmt: skip
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": []}, "prompt must hold at least one prompt"),

@@ -47,37 +47,6 @@ def test_standard_input_is_read_as_utf8_lines(monkeypatch):
     assert gather_prompts([], "-") == ["a red cube", "ein grüner Kegel"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.txt", b"\n \n", "holds no prompt"),
-        ("a.txt", b"\xff\xfe\x00red", "not UTF-8 text (byte 0)"),
-        ("a.png", b"a red cube", "must end in .txt, .csv, .tsv, .jsonl"),
-        ("a.csv", b"id,words\n1,a red cube\n", "must name a column prompt or caption or text"),
-        ("a.csv", b"id,prompt\n1,a red cube, on grass\n", "line 2: 3 cells under 2 columns"),
-        ("a.csv", b'prompt,id\n"",1\n', "line 2: the prompt is empty"),
-        ("a.csv", b"prompt\n", "holds no prompt"),
-        ("a.jsonl", b'"a red cube"\n{"words": 3}\n', "line 2: need a string"),
-        ("a.jsonl", b'{"prompt": 3}\n', "line 1: need a string"),
-        ("a.jsonl", b"{", "line 1: not JSON"),
-    ],
-)
-def test_what_cannot_be_read_is_named(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError) as error:
-        read_prompts(str(tmp_path / name))
-    assert message in str(error.value) and name in str(error.value)
-
-
-def test_missing_files_folders_and_empty_arguments(tmp_path):
-    with pytest.raises(UserError, match=r"prompts_file: cannot read .*nowhere\.txt"):
-        read_prompts(str(tmp_path / "nowhere.txt"))
-    with pytest.raises(UserError, match="holds neither a data set that save_to_disk wrote, nor"):
-        read_prompts(str(tmp_path))
-    with pytest.raises(UserError, match="prompt 2 is empty"):
-        gather_prompts(["a red cube", "  "])
-
-
 def test_json_lines_written_by_json_are_read_back(tmp_path):
     prompts = ['a "red" cube', "schwarz\u2028weiß", "tab\there"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))

@@ -1,9 +1,9 @@
 """Shipped files are found in a checkout and in an installed wheel, and what is not there is named."""
 
 import pytest
+from refusals import refused
 
 from vargen.base import resources
-from vargen.base.errors import UserError
 from vargen.base.resources import configs_folder, find_config, find_model, shipped_models
 from vargen.commands.arguments import build_parser, parse
 from vargen.jobs.training import load_trainer, recipes
@@ -19,8 +19,7 @@ def test_the_default_model_is_shipped_whole():
 
 def test_configs_are_found_by_name_with_and_without_ending():
     assert find_config("train/tokenizer") == find_config("train/tokenizer.yaml")
-    with pytest.raises(UserError, match=r"config 'train/nothing' is not shipped; known: .*train/tokenizer"):
-        find_config("train/nothing")
+    refused(r"config 'train/nothing' is not shipped; known: .*train/tokenizer", find_config, "train/nothing")
 
 
 def test_an_installed_wheel_has_its_configs_inside(tmp_path, monkeypatch):
@@ -34,17 +33,14 @@ def test_an_installed_wheel_has_its_configs_inside(tmp_path, monkeypatch):
 def test_anybodys_configs_beside_an_installed_package_are_not_ours(tmp_path, monkeypatch):
     (tmp_path / "configs").mkdir()
     monkeypatch.setattr(resources, "_PACKAGE", tmp_path / "vargen")
-    with pytest.raises(UserError, match="reinstall"):
-        configs_folder()
+    refused("reinstall", configs_folder)
     (tmp_path / "pyproject.toml").touch()
     assert configs_folder() == tmp_path / "configs"
 
 
 def test_models_that_are_none_are_named(tmp_path):
-    with pytest.raises(UserError, match=r"model: .*nowhere does not exist; .*scenes-128"):
-        find_model(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"has no model_index\.json"):
-        find_model(tmp_path)
+    refused(r"model: .*nowhere does not exist; .*scenes-128", find_model, tmp_path / "nowhere")
+    refused(r"has no model_index\.json", find_model, tmp_path)
 
 
 @pytest.mark.parametrize("name", recipes())

@@ -71,14 +71,16 @@ def test_several_processes_fill_the_folder_that_one_would_and_kills_lose_nothing
     assert made(killed) == alone
 
 
-@pytest.mark.parametrize("family", ["janus", "emu3_5", "simplear", "liquid"])
-def test_one_model_split_over_two_processes_draws_what_one_draws(family, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "method"), [("janus", "jacobi"), ("emu3_5", "scd"), ("simplear", "ar"), ("liquid", "jacobi")]
+)
+def test_one_model_split_over_two_processes_draws_what_one_draws(family, method, tmp_path, monkeypatch):
     tiny = None if family == "janus" else family
     if tiny is not None:
         monkeypatch.setitem(TOKEN_IMAGE_FAMILIES, family, token_image_models.tiny_family(family))
     family_pipelines.build(family).save_pretrained(tmp_path / "model")
     command = ["generate", "a dog", "a red cat", "--model", str(tmp_path / "model"), "--quiet", "--device", "cpu"]
-    command += ["--num_images_per_prompt", "2", "--batch_size", "3", "--dtype", "float32"]
+    command += ["--num_images_per_prompt", "2", "--batch_size", "3", "--dtype", "float32", "--method", method]
     assert main([*command, "--output", str(tmp_path / "alone")]) == 0
     split = [*command, "--tp_plan", "auto", "--output", str(tmp_path / "split")]
     assert main(split) == 2, "one process has nobody to share with"

@@ -1,22 +1,26 @@
 """Every command with a model that is not the project's own: what it measures, what it cannot, and what it refuses."""
 
+import functools
+import importlib.util
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import glm_image_models
 import janus_models
 import pytest
 import torch
+from diffusers import PipelineQuantizationConfig
 from huggingface_hub import constants
 
+from vargen.base.errors import UserError
 from vargen.checkpoints.options import ModelOptions
 from vargen.cli import main
-from vargen.models.description import open_model
+from vargen.models.description import describe_model, open_model
 from vargen.pipelines import loading
+from vargen.pipelines.glm_image import GlmImagePriorPipeline
 from vargen.pipelines.janus import JanusPipeline
-
-COMMANDS = ("generate", "bench", "evaluate", "tune")
 
 
 @pytest.fixture(autouse=True)
@@ -84,14 +88,11 @@ def test_tune_holds_clip_score(folder, prompts, clip_folder, tmp_path, capsys):
     assert record["plain_quality"] > 0 and record["best"]["method"] == "gsd"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [("generate", "a red cube"), ("bench",), ("evaluate",), ("tune",)], ids=str)
 def test_an_option_that_a_family_cannot_use_is_refused_by_name(command, tiny_model_folder, tmp_path, capsys):
-    prompts = ["a red cube"] if command == "generate" else []
-    place = [] if command == "bench" else ["--output", str(tmp_path / "out")]
-    method = ["--method", "sjd"] if command == "tune" else []
+    place = ["--output", str(tmp_path / "out"), "--model", str(tiny_model_folder)]
     for option, value in (("device_map", "auto"), ("attn_implementation", "eager")):
-        arguments = [command, *prompts, *place, *method, "--model", str(tiny_model_folder), f"--{option}", value]
-        assert main(arguments) == 2
+        assert main([*command, *place, f"--{option}", value]) == 2
         assert f"{option} cannot be used with a model of the family llamagen" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -142,3 +143,65 @@ def test_a_name_on_the_hub_becomes_pictures_on_disk(folder, tmp_path, monkeypatc
     assert main([*command[:3], str(tmp_path / "other"), "--quiet", "--model", name]) == 2
     error = capsys.readouterr().err
     assert "cannot be loaded" in error and error.count("\n") == 1
+
+
+# GLM-Image, whose pixels are denoised by diffusers
+
+
+@pytest.fixture(scope="module")
+def glm_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Draws 64 x 64 pixels if nothing is said; tests must leave it as it is."""
+    folder = glm_image_models.save(tmp_path_factory.mktemp("glm_image"))
+    path = folder / "transformer" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sample_size": 8}))
+    return folder
+
+
+def test_evaluate_scores_denoised_pictures_and_goes_on(glm_image, clip_folder, tmp_path, capsys, monkeypatch):
+    two_steps = functools.partialmethod(GlmImagePriorPipeline.__call__, num_inference_steps=2)
+    monkeypatch.setattr(GlmImagePriorPipeline, "__call__", two_steps)
+    assert describe_model(glm_image).image_size == 64
+    (tmp_path / "prompts.txt").write_text("\n".join(glm_image_models.PROMPTS))
+    output = tmp_path / "out"
+    command = ["evaluate", "--model", str(glm_image), "--output", str(output), "--methods", "jacobi", "--quiet"]
+    command += ["--json", "--prompts_file", str(tmp_path / "prompts.txt"), "--bootstrap", "0", "--batch_size", "2"]
+    command += ["--clip", str(clip_folder)]
+    assert main(command) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["clip_score"]["value"] > 0 and row["frechet_distance"] is None and "judge_accuracy" not in row
+    assert row["resolution"] == 64 and row["decoding"]["images"] == 3
+
+    pictures = sorted((output / "jacobi" / "images").iterdir())
+    before = [path.read_bytes() for path in pictures]
+    stamps = [path.stat().st_mtime_ns for path in pictures]
+    pictures[2].write_bytes(before[2][:100])  # of a batch of its own
+    assert main(command) == 0
+    assert [path.read_bytes() == known for path, known in zip(pictures, before, strict=True)] == [True] * 3
+    assert [path.stat().st_mtime_ns == stamp for path, stamp in zip(pictures, stamps, strict=True)][:2] == [True] * 2
+
+
+def test_quantization_and_a_device_map_arrive_at_diffusers(glm_image, monkeypatch):
+    asked: dict[str, Any] = {}
+
+    def from_pretrained(place: Path, **arguments: Any) -> Any:
+        asked.update(arguments)
+        monkeypatch.setattr("importlib.util.find_spec", find_spec)
+        return loaded(place, dtype=arguments["dtype"], device_map="cpu")
+
+    loaded, find_spec = GlmImagePriorPipeline.from_pretrained, importlib.util.find_spec
+    monkeypatch.setattr(GlmImagePriorPipeline, "from_pretrained", from_pretrained)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    options = ModelOptions(str(glm_image), dtype="bfloat16", quantization="bitsandbytes-8bit", device="cpu")
+    pipeline, device, _ = loading.load_pipeline(open_model(options), options)
+    quantized = asked["quantization_config"]
+    assert isinstance(quantized, PipelineQuantizationConfig) and asked["device_map"] == device == "cpu"
+    own, theirs = (quantized.quant_mapping[name] for name in ("vision_language_encoder", "transformer"))
+    assert own.load_in_8bit and theirs.load_in_8bit
+    assert type(own).__module__.startswith("transformers.") and type(theirs).__module__.startswith("diffusers.")
+    assert pipeline.vision_language_encoder.dtype is torch.bfloat16
+
+
+def test_a_device_map_that_diffusers_does_not_know_is_refused_by_name(glm_image):
+    options = ModelOptions(str(glm_image), device_map="auto")
+    with pytest.raises(UserError, match="device_map of a pipeline of diffusers must be one of balanced, "):
+        loading.load_pipeline(open_model(options), options)

@@ -56,21 +56,3 @@ def test_a_run_that_was_stopped_says_so_by_its_exit_code(tmp_path, capsys, monke
     assert not (tmp_path / "judge" / "export").exists()
     monkeypatch.undo()
     assert main(judge_arguments(tmp_path / "judge")) == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nothing"], "'nothing' cannot be trained; choose one of: tokenizer, text-encoder, data, transformer, "),
-        (["judge", "--stepz", "3"], "stepz"),
-        (["judge", "--steps", "many"], "steps"),
-        (["judge", "--batch-size", "0"], "batch_size"),
-        (["tokenizer", "--shape.norm_num_groups", "5"], "norm_num_groups"),
-        (["transformer", "--shape.dim", "10"], "shape.num_attention_heads"),
-        (["judge", "--config", "/nowhere.yaml"], "nowhere"),
-    ],
-)
-def test_bad_input_is_one_line(capsys, arguments, message):
-    assert main(["train", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.startswith("vargen: error: ") and error.count("\n") == 1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 optuna = pytest.importorskip("optuna", reason="tuning needs the tune extra")
 
@@ -15,7 +16,6 @@ from specdecode.grid.positions import scaled_window  # noqa: E402
 from vargen.base.errors import UserError  # noqa: E402
 from vargen.cli import main  # noqa: E402
 from vargen.commands import tune as tune_command  # noqa: E402
-from vargen.jobs import calls as pipeline_calls  # noqa: E402
 from vargen.jobs import study, tuning  # noqa: E402
 from vargen.jobs.study import (  # noqa: E402
     Point,
@@ -239,8 +239,7 @@ def test_a_journal_that_is_none_is_one_line(tmp_path, content):
         path.write_bytes(content + b"{}\n")
     else:
         path.symlink_to(tmp_path / "outside")
-    with pytest.raises(UserError, match=r"trials\.log( holds no search \(| is a link)"):
-        reopen(tmp_path, "sjd")
+    refused(r"trials\.log( holds no search \(| is a link)", reopen, tmp_path, "sjd")
     assert not (tmp_path / "outside").exists()
 
 
@@ -396,20 +395,6 @@ def test_a_space_that_is_used_up_ends_the_search_and_the_model_may_keep_what_was
     assert resolve_method(str(tmp_path / "tuning" / "best.yaml")) == resolve_method("sjd", found)
 
 
-def test_a_stop_while_plain_decoding_is_measured_keeps_its_calls(arguments, tmp_path, monkeypatch, capsys):
-    call = pipeline_calls.call_pipeline
-
-    def stopped(pipeline: Any, method: Any, cases: Any, seed: int, **generation: Any) -> Any:
-        if method.name == "ar" and seed == 1:
-            raise KeyboardInterrupt
-        return call(pipeline, method, cases, seed, **generation)
-
-    monkeypatch.setattr(pipeline_calls, "call_pipeline", stopped)
-    assert main([*arguments, "--batch_size", "1"]) == 130
-    assert "plain decoding's calls so far are kept" in capsys.readouterr().err
-    assert len((tmp_path / "tuning" / "plain.jsonl").read_text().splitlines()) == 1 + 1
-
-
 def test_a_model_that_the_method_does_not_fit_is_refused_at_once(arguments, tmp_path, capsys):
     assert main([*arguments, "--method", "eagle"]) == 2
     assert "method 'eagle' cannot be tuned with this model: drafter: " in capsys.readouterr().err
@@ -435,29 +420,5 @@ def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch, capsys):
     assert 'pip install "vargen[tune]"' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": "ar"}, "method 'ar' has nothing to tune; choose one of: eagle"),
-        ({"method": "vss"}, "method 'vss' is not known; choose one of: eagle"),
-        ({"method": "vvs", "method_options": {"depth": -3}}, "method_options: vvs.depth must be at least 1, got -3"),
-        ({"method": "sjd", "method_options": {"depth": 3}}, "method_options: method 'sjd' has no setting 'depth'"),
-        ({"quality": "clip_score"}, "clip must name the folder of a CLIP model: quality is clip_score"),
-        ({"quality": "judge_accuracy", "max_quality_loss": 2.0}, "max_quality_loss must be at most 1, got 2"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(UserError, match=message):
-        TuneConfig(**options)
-
-
-def test_skipping_methods_are_tuned_within_what_is_fixed(arguments, drafting_pipeline, tmp_path, monkeypatch):
-    folder = tmp_path / "drafting"
-    drafting_pipeline.save_pretrained(folder)
-    measured = limit_trials(monkeypatch, 4)
-    fixed = ["--method_options.schedule", "dynamic", "--method_options.num_neighbours", "4"]
-    assert main([*arguments, "--method", "vvs", *fixed, "--model", str(folder), "--max_quality_loss", "1"]) == 0
-    assert [(method.schedule, method.num_neighbours) for method in measured] == [("dynamic", 4)] * 4
-    options = {"schedule": "dynamic", "num_neighbours": 4}
-    assert measured[0] == resolve_method("vvs", options).resolved(16)
-    assert resolve_method(str(tmp_path / "tuning" / "best.yaml")) in measured
+def test_a_quality_that_needs_a_clip_is_refused_without_one():
+    refused("clip must name the folder of a CLIP model: quality is clip_score", TuneConfig, quality="clip_score")

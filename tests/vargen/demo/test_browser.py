@@ -132,32 +132,6 @@ def test_a_prompt_is_drawn_and_the_same_picture_needs_no_slider(page, models):
     assert not page.locator("#slider").is_visible()
 
 
-def test_two_visitors_get_each_the_picture_of_their_seed(browser, served, models):
-    pages = [open_page(browser, served) for _ in range(2)]
-    for seed, page in enumerate(pages):
-        write_prompt(page, "a blue cone", seed)
-    for page in pages:
-        page.click("#draw")
-    for seed, page in enumerate(pages):
-        page.wait_for_selector("#stage .verdict")
-        assert picture_of(page, 0) == drawn_alone(models, "a blue cone", seed)
-        page.context.close()
-
-
-def test_what_is_wrong_stands_in_its_place_and_the_page_lives_on(page):
-    write_prompt(page, "   ")
-    page.click("#draw")
-    page.wait_for_selector("#stage .error")
-    page.wait_for_selector("#draw:not([disabled])")
-    write_prompt(page, "a red cube", -1)
-    page.click("#draw")
-    page.wait_for_selector("#stage .error >> text=seed: write a whole number from 0 to")
-    page.wait_for_selector("#draw:not([disabled])")
-    write_prompt(page, "a red cube")
-    page.locator("#prompt textarea").press("Shift+Enter")
-    page.wait_for_selector("#stage .verdict")
-
-
 def test_a_stop_works_at_once(page, monkeypatch):
     steps = slow_down(monkeypatch)
     write_prompt(page, "a red cube")

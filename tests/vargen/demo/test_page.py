@@ -2,12 +2,10 @@
 
 import sys
 
-import pytest
 from background import ROOT
 
 from vargen.cli import main
 from vargen.commands.arguments import build_parser, fill, parse
-from vargen.demo import app
 from vargen.demo.app import DemoConfig
 from vargen.video.models.architectures.catalogue import ARCHITECTURES
 
@@ -25,22 +23,6 @@ def test_help_has_every_architecture_of_video_llms():
     table = (ROOT / "docs" / "models" / "video_llms.md").read_text()
     for each in ARCHITECTURES.values():
         assert each.title in said and f"| {each.title} | `{each.model_type}` |" in table
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--port", "0"], "port"),
-        (["--dtype", "int8"], "dtype"),
-        (["--model", "no/such/folder"], "model"),
-        (["--video_model", "no/such/folder"], "video_model: no/such/folder"),
-        (["--wings", "2"], "wings"),
-    ],
-)
-def test_wrong_arguments_end_with_one_line(arguments, said, capsys, monkeypatch):
-    monkeypatch.setattr(app, "check_gradio", lambda: None)
-    assert main(["demo", *arguments]) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_without_gradio_it_says_what_to_install(capsys, monkeypatch):

@@ -3,14 +3,13 @@
 import threading
 from types import SimpleNamespace
 
+import family_pipelines
 import janus_models
 import pytest
 import torch
 
 from vargen.demo.race import race
 from vargen.methods.catalogue import resolve_method
-from vargen.pipelines.base import beside
-from vargen.pipelines.janus import JanusPipeline
 
 METHODS = {"plain": resolve_method("ar"), "drafted": resolve_method("scd", {"window": 3})}
 
@@ -61,21 +60,12 @@ def test_two_requests_at_once_give_each_the_picture_of_its_seed(tiny_pipeline):
 
 
 def test_another_family_is_drawn_and_shown_alike():
-    janus = JanusPipeline(janus_models.make(), janus_models.processor())
-    janus.set_progress_bar_config(disable=True)
+    janus = family_pipelines.build("janus")
     for lane in last(race(janus, METHODS, janus_models.PROMPTS[0], (3,))):
         generator = torch.Generator().manual_seed(3)
         expected = janus(janus_models.PROMPTS[0], generator=generator, method=lane.method)
         assert torch.equal(lane.tokens, expected.tokens)
         assert lane.images[0].tobytes() == expected.images[0].tobytes()
-
-
-def test_pipelines_side_by_side_share_weights_and_no_cache(tiny_pipeline):
-    alone(tiny_pipeline, METHODS["plain"], 0)
-    other = beside(tiny_pipeline)
-    assert other.transformer is tiny_pipeline.transformer
-    alone(other, METHODS["plain"], 0)
-    assert other.reuse.memory.caches is not tiny_pipeline.reuse.memory.caches
 
 
 def previews(pipeline, method) -> list:

@@ -1,8 +1,8 @@
 """A method's settings as text and back."""
 
 import pytest
+from refusals import refused
 
-from vargen.base.errors import UserError
 from vargen.demo.controls import read_settings, write_settings
 from vargen.methods.catalogue import METHODS, find_presets, resolve_method
 
@@ -32,12 +32,10 @@ def test_what_is_changed_is_all_that_changes():
     ],
 )
 def test_what_is_wrong_is_named(text, named):
-    with pytest.raises(UserError, match=named):
-        read_settings(resolve_method("scd"), text)
+    refused(named, read_settings, resolve_method("scd"), text)
 
 
 def test_no_folder_of_the_machine_can_be_named():
     for config in EVERY:
         for name in config.weights:
-            with pytest.raises(UserError, match=f"{name} names a folder"):
-                read_settings(config, f"{name}: /etc")
+            refused(f"{name} names a folder", read_settings, config, f"{name}: /etc")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusals import refused
 
 from vargen.base.errors import UserError
 from vargen.checkpoints.options import ModelOptions
@@ -103,8 +104,7 @@ def test_a_model_without_a_drafter_offers_no_method_that_needs_one(models):
     ],
 )
 def test_what_is_wrong_is_named_and_nothing_is_drawn(models, asked, method, settings, said):
-    with pytest.raises(UserError, match=said):
-        draw(models, *asked, method=method, settings=settings)
+    refused(said, draw, models, *asked, method=method, settings=settings)
 
 
 def test_words_that_the_model_does_not_know_are_named(models):
@@ -113,8 +113,7 @@ def test_words_that_the_model_does_not_know_are_named(models):
 
 def test_a_class_conditional_model_is_asked_for_classes(tiny_class_model_folder):
     models = Models(ModelOptions(str(tiny_class_model_folder)))
-    with pytest.raises(UserError, match="between 0 and 9"):
-        draw(models, "a cube", 0, None, 1)
+    refused("between 0 and 9", draw, models, "a cube", 0, None, 1)
     assert draw(models, "7", 0, None, 1)[1] is not None
 
 
@@ -180,8 +179,7 @@ def test_a_plot_needs_a_judge(models):
     ],
 )
 def test_a_comparison_that_cannot_be_made_says_why(models, names, asked, said):
-    with pytest.raises(UserError, match=said):
-        compare_all(models, names, *asked)
+    refused(said, compare_all, models, names, *asked)
 
 
 def test_the_time_left_falls_to_nothing():
@@ -255,8 +253,7 @@ def test_the_answer_grows_word_by_word_and_its_account_is_true(video_models):
     ],
 )
 def test_a_question_that_cannot_be_answered_says_why(video_models, asked, method, said):
-    with pytest.raises(UserError, match=said):
-        ask(video_models, *asked, method=method)
+    refused(said, ask, video_models, *asked, method=method)
 
 
 def test_a_broken_upload_is_refused_in_place(video_models, tmp_path):
@@ -285,15 +282,13 @@ def test_a_stop_ends_an_answer_between_two_passes(video_models, monkeypatch, met
         yield
 
     monkeypatch.setattr(videos, "follow", stopping)
-    with pytest.raises(UserError, match="stopped"):
-        ask(video_models, "why?", 4, 64, 0.0, 0, method=method, settings=settings)
+    refused("stopped", ask, video_models, "why?", 4, 64, 0.0, 0, method=method, settings=settings)
     assert len(passes) == 1
 
 
 def test_a_family_that_cannot_be_shown_row_by_row_is_refused_by_name(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "emu3"}')
-    with pytest.raises(UserError, match="emu3"):
-        Models(ModelOptions(str(tmp_path)))
+    refused("emu3", Models, ModelOptions(str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -315,5 +310,4 @@ def test_a_video_model_that_is_none_is_refused_by_its_own_name(tmp_path, config,
 
 
 def test_no_model_is_an_error_before_anything_is_loaded():
-    with pytest.raises(UserError, match="model"):
-        Models(ModelOptions("no/such/folder"))
+    refused("model", Models, ModelOptions("no/such/folder"))

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import refused
 from transformers import Qwen2VLVideoProcessor
 
 from scenes.rendering.video_file import write_video
@@ -77,12 +78,10 @@ def test_a_play_list_never_reaches_the_decoder(tmp_path, monkeypatch):
     path = tmp_path / "list.mp4"
     path.write_bytes(b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n")
     monkeypatch.setattr(frames, "measure_video", lambda _: pytest.fail("was opened"))
-    with pytest.raises(UserError, match="is no video"):
-        uploads.read_upload(str(path), 6, PROCESSOR)
+    refused("is no video", uploads.read_upload, str(path), 6, PROCESSOR)
 
 
 def test_half_a_video_is_refused_or_its_frames_are_whole(video, tmp_path):
     path = tmp_path / "half.mp4"
     path.write_bytes(video.read_bytes()[: video.stat().st_size // 2])
-    with pytest.raises(UserError, match="half"):
-        uploads.read_upload(str(path), 6, PROCESSOR)
+    refused("half", uploads.read_upload, str(path), 6, PROCESSOR)

@@ -1,13 +1,12 @@
 """LANTERN's drafters for Chameleons: published names against a forward in the published form, and trees of the loop."""
 
-import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from published_drafters import DIM, HEAD_DIM, HEADS, WIDTH, published_forward, published_weights, write_published
+from refusals import refused
 from torch import Tensor
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 from watching_eagle import Watching
@@ -17,15 +16,13 @@ from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.drafters.chameleon_head import ChameleonHead
 from vargen.drafters.convert_draft_head import convert_lantern_drafter
 from vargen.drafters.transformers_draft_head import ChameleonDraftHead
 from vargen.models.guided_target import GuidedTarget
 
-DIM, HEADS, WIDTH, VOCAB, TOKENS = 16, 2, 20, 31, 12
-HEAD_DIM = DIM // HEADS
+VOCAB, TOKENS = 31, 12
 CONFIG = {
     "model_type": "chameleon", "hidden_size": DIM, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
     "intermediate_size": WIDTH, "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "num_hidden_layers": 1,
@@ -33,89 +30,41 @@ CONFIG = {
 }  # fmt: skip
 
 
-def published_weights(shards: int = 1) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed_tokens.weight": (VOCAB, DIM),
-        "fc.weight": (DIM, 2 * DIM),
-        "fc.bias": (DIM,),
-        **{f"layers.0.self_attn.{name}_proj.weight": (DIM, DIM) for name in "qkvo"},
-        **{
-            f"layers.0.self_attn.{name}_norm.{kind}": (shards, HEAD_DIM) for name in "qk" for kind in ("weight", "bias")
-        },
-        "layers.0.mlp.gate_proj.weight": (WIDTH, DIM),
-        "layers.0.mlp.up_proj.weight": (WIDTH, DIM),
-        "layers.0.mlp.down_proj.weight": (DIM, WIDTH),
-        "layers.0.input_layernorm.weight": (DIM,),
-        "layers.0.post_attention_layernorm.weight": (DIM,),
+def chameleon_weights(shards: int = 1) -> dict[str, Tensor]:
+    norms: dict[str, tuple[int, ...]] = {
+        f"self_attn.{name}_norm.{kind}": (shards, HEAD_DIM) for name in "qk" for kind in ("weight", "bias")
     }
-    return {name: torch.randn(shape, generator=generator) * 0.5 for name, shape in shapes.items()}
+    return published_weights(VOCAB, 0.5, norms | {"input_layernorm.weight": (DIM,)})
 
 
-def write_published(folder: Path, weights: dict[str, Tensor], **config: object) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG | config))
-    torch.save(weights, folder / "pytorch_model.bin")
-    return folder
+def chameleon_forward(weights: dict[str, Tensor], tokens: list[int], features: Tensor) -> Tensor:
+    """Queries and keys have norms a shard; pair k has position k: [n, DIM]."""
 
-
-def published_forward(weights: dict[str, Tensor], tokens: list[int], features: Tensor) -> Tensor:
-    """The drafter as its source describes it, one pair and one head at a time: [n, DIM]; pair k has position k."""
-
-    def linear(name: str, value: Tensor) -> Tensor:
-        return weights[f"layers.0.{name}.weight"] @ value
-
-    def normed(value: Tensor, name: str) -> Tensor:
-        return value / (value.square().mean() + 1e-5).sqrt() * weights[f"layers.0.{name}.weight"]
-
-    def head_of(name: str, value: Tensor, head: int, position: int) -> Tensor:
-        vector = linear(f"self_attn.{name}_proj", value)[head * HEAD_DIM : (head + 1) * HEAD_DIM]
-        if name == "v":
-            return vector
+    def turned(vector: Tensor, name: str, head: int, position: int) -> Tensor:
         norm, bias = (weights[f"layers.0.self_attn.{name}_norm.{kind}"] for kind in ("weight", "bias"))
         shard = head * len(norm) // HEADS
         vector = (vector - vector.mean()) / (vector.var(unbiased=False) + 1e-5).sqrt() * norm[shard] + bias[shard]
-        turned, half = vector.clone(), HEAD_DIM // 2
+        result, half = vector.clone(), HEAD_DIM // 2
         for channel in range(half):
             angle = torch.tensor(position / 10000.0 ** (2 * channel / HEAD_DIM))
             a, b = vector[channel], vector[channel + half]
-            turned[channel], turned[channel + half] = (
-                a * angle.cos() - b * angle.sin(),
-                b * angle.cos() + a * angle.sin(),
-            )
-        return turned
+            result[channel] = a * angle.cos() - b * angle.sin()
+            result[channel + half] = b * angle.cos() + a * angle.sin()
+        return result
 
-    inputs = [
-        weights["fc.weight"] @ torch.cat((weights["embed_tokens.weight"][token], feature)) + weights["fc.bias"]
-        for token, feature in zip(tokens, features, strict=True)
-    ]
-    attends = [normed(value, "input_layernorm") for value in inputs]
-    outputs = []
-    for i, x in enumerate(inputs):
-        attended = []
-        for head in range(HEADS):
-            query = head_of("q", attends[i], head, i)
-            keys = [head_of("k", attends[j], head, j) for j in range(i + 1)]
-            scores = torch.stack([query @ key / HEAD_DIM**0.5 for key in keys]).softmax(0)
-            attended.append(scores @ torch.stack([head_of("v", attends[j], head, j) for j in range(i + 1)]))
-        x = x + linear("self_attn.o_proj", torch.cat(attended))
-        inner = normed(x, "post_attention_layernorm")
-        outputs.append(
-            x + linear("mlp.down_proj", F.silu(linear("mlp.gate_proj", inner)) * linear("mlp.up_proj", inner))
-        )
-    return torch.stack(outputs)
+    return published_forward(weights, tokens, features, turned, 1e-5)
 
 
 @pytest.mark.parametrize("shards", [1, 2])
 @torch.no_grad()
 def test_published_names(tmp_path, capsys, shards):
-    weights = published_weights(shards)
-    source, output = write_published(tmp_path / "published", weights), tmp_path / "out"
+    weights = chameleon_weights(shards)
+    source, output = write_published(tmp_path / "published", weights, CONFIG), tmp_path / "out"
     assert main(["convert", "lantern-drafter", "--drafter", str(source), "--output", str(output)]) == 0
     assert "pictures of any size" in capsys.readouterr().out
     drafter = ChameleonHead.from_pretrained(output).eval()
     tokens, features = [3, 14, 15, 9, 2], torch.randn(5, DIM)
-    expected = published_forward(weights, tokens, features)
+    expected = chameleon_forward(weights, tokens, features)
     for origin in (0, -3, 900):  # only differences of positions matter
         positions = torch.arange(5)[None] + origin
         found = drafter(torch.tensor([tokens]), features[None], positions, None)[0]
@@ -134,9 +83,8 @@ def test_published_names(tmp_path, capsys, shards):
     ],
 )
 def test_other_drafters_are_refused(tmp_path, config, change, message):
-    source = write_published(tmp_path / "published", published_weights() | change, **config)
-    with pytest.raises(UserError, match=message):
-        convert_lantern_drafter(source, tmp_path / "out")
+    source = write_published(tmp_path / "published", chameleon_weights() | change, CONFIG | config)
+    refused(message, convert_lantern_drafter, source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -179,8 +127,8 @@ class CodesTarget(GuidedTarget):
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
 @torch.no_grad()
 def test_first_children_are_those_of_the_published_form(tmp_path, guidance_scale):
-    weights = published_weights()
-    drafter = convert_lantern_drafter(write_published(tmp_path / "published", weights), tmp_path / "out")
+    weights = chameleon_weights()
+    drafter = convert_lantern_drafter(write_published(tmp_path / "published", weights, CONFIG), tmp_path / "out")
     model, size = tiny_model(), DraftSize(7, 3)
     target = CodesTarget(model, guidance_scale, size.total_tokens)
     shape = DynamicTree(3)
@@ -203,7 +151,7 @@ def test_first_children_are_those_of_the_published_form(tmp_path, guidance_scale
                 ids = [*target.prompt_ids[row + 3 * half][seen].tolist(), *(fast.tokens[row, :length] + 4).tolist()]
                 features = [*prompt[row][seen], *eagle.known[row][: length - 1]]
                 own = torch.stack([feature.chunk(halves)[half] for feature in features])
-                state = published_forward(weights, ids[1:], own)[-1]
+                state = chameleon_forward(weights, ids[1:], own)[-1]
                 logits.append(model.lm_head(state)[target.ids])
             guided = logits[0] if halves == 1 else logits[1] + guidance_scale * (logits[0] - logits[1])
             tree = draft.tree
@@ -220,7 +168,6 @@ def test_a_drafter_of_another_model_is_refused():
         ({"vocab_size": 32}, "vocabulary of 32 tokens, this model has 31"),
         ({"dim": 32}, "32 channels"),
     ):
-        with pytest.raises(UserError, match=message):
-            ChameleonDraftHead(ChameleonHead(**sizes | change).eval(), target, 4)
+        refused(message, ChameleonDraftHead, ChameleonHead(**sizes | change).eval(), target, 4)
     with pytest.raises(ValueError, match="dim must be num_attention_heads times an even number"):
         ChameleonHead(**sizes | {"num_attention_heads": 16})

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
@@ -64,11 +65,9 @@ def test_the_distance_of_calls_is_that_of_their_pictures(tmp_path, monkeypatch):
 
 def test_what_cannot_be_compared_is_refused(monkeypatch):
     assert PACKAGED == ("efficientnet-lite0",) and BenchConfig().extractor is None
-    with pytest.raises(UserError, match="extractor must be one of efficientnet-lite0, or null, got 'clip'"):
-        FeatureDistance("clip", Reference())
+    refused("extractor must be one of efficientnet-lite0, or null, got 'clip'", FeatureDistance, "clip", Reference())
     monkeypatch.setattr("metrics.efficientnet._PACKAGE", "no_such_package")
-    with pytest.raises(UserError, match="extractor: efficientnet-lite0 needs its weights"):
-        FeatureDistance("efficientnet-lite0", Reference())
+    refused("extractor: efficientnet-lite0 needs its weights", FeatureDistance, "efficientnet-lite0", Reference())
 
     class Other:
         draws_scenes = False

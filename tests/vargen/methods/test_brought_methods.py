@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import ClassVar
 
 import pytest
+from refusals import refused
 
 from vargen.base import world
-from vargen.base.errors import UserError
 from vargen.methods import catalogue
 from vargen.methods.autoregressive import AutoregressiveConfig
 from vargen.methods.catalogue import METHODS, methods_for, read_method_list, resolve_method
@@ -73,7 +73,5 @@ def test_a_class_is_named_by_its_module(monkeypatch):
         "at_hand:other": "is no class",
         "a:B": "imported",
     }.items():
-        with pytest.raises(UserError, match=said):
-            resolve_method(named)
-    with pytest.raises(UserError, match="must be a name"):
-        resolve_method({"patience": 3})
+        refused(said, resolve_method, named)
+    refused("must be a name", resolve_method, {"patience": 3})

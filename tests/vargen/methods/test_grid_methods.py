@@ -74,20 +74,6 @@ def test_settings_for_rows_of_so_many_columns_grow_and_shrink_with_the_grid(tiny
         assert torch.equal(one.tokens, other.tokens) and one.trace.row_passes == other.trace.row_passes
 
 
-@pytest.mark.parametrize("continuous", [True, False])
-@pytest.mark.parametrize("name", METHODS)
-def test_a_stream_draws_the_same_pictures(tiny_pipeline, name, continuous):
-    together = tiny_pipeline(**arguments([0, 1, 2], METHODS[name]))
-    stream = tiny_pipeline.stream(**arguments([0, 1, 2], METHODS[name]), batch_size=2, continuous=continuous)
-    drawn = {picture.index: picture for picture in stream}
-    assert len(drawn) == 3
-    for number, picture in drawn.items():
-        assert torch.equal(picture.tokens, together.tokens[number])
-        assert picture.trace.row_passes == [together.trace.row_passes[number]]
-        assert picture.trace.rows_fed == [together.trace.rows_fed[number]]
-        assert picture.trace.row_tokens == [GRID**2]
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

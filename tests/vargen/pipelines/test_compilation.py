@@ -5,30 +5,22 @@ code is tried in `tests/specdecode/graphs/test_static_step.py`.
 """
 
 import os
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import emu3_models
-import glm_image_models
-import janus_models
+import family_pipelines
 import pytest
-import token_image_models
 import torch
 from pipeline_contract import masks
+from refusals import refused
 from taped_graphs import TapingCompiler
 from tiny_pipelines import build_drafting_pipeline
 
 from specdecode.graphs.static_step import StepCompiler
-from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.models.draft_sizes import MeasuredDraftSizes
 from vargen.pipelines.compilation import check_compiler
-from vargen.pipelines.emu3 import Emu3Pipeline
-from vargen.pipelines.glm_image import GlmImagePriorPipeline
-from vargen.pipelines.janus import JanusPipeline
-from vargen.pipelines.token_images import TokenImagePipeline
 
 PROMPTS = ["a red cube", "two blue spheres left of a green cone"]
 BUCKET = 32
@@ -66,7 +58,6 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # a stream is drawn by scd, 
     "vvs": ("vvs", {"total_tokens": 5, "depth": 2, "tree_top_k": 3}),
     "vvs-jacobi": ("vvs-jacobi", {}),
     "vvs-jacobi, corrected": ("vvs-jacobi", {"corrected_by": "head"}),
-    "likeness-quality": ("likeness-quality", {"depth": 2}),
 }
 
 
@@ -155,54 +146,25 @@ def test_what_is_not_compiled_drafts_what_seconds_say(tiny_pipeline, monkeypatch
     assert sizes == [None, 1]
 
 
-def _janus() -> tuple[Any, dict[str, Any]]:
-    return JanusPipeline(janus_models.make(num_layers=1), janus_models.processor()), {"prompt": janus_models.PROMPTS}
-
-
-def _emu3() -> tuple[Any, dict[str, Any]]:
-    pipeline = Emu3Pipeline(emu3_models.make(num_layers=1), emu3_models.processor())
-    return pipeline, {"prompt": emu3_models.PROMPTS, "negative_prompt": emu3_models.AWAY, **emu3_models.SIZE}
-
-
-def _glm_image() -> tuple[Any, dict[str, Any]]:
-    pipe = glm_image_models.make(num_layers=1)
-    glm_image_models.mend(pipe)
-    size = {"height": glm_image_models.HEIGHT, "width": glm_image_models.WIDTH}
-    return GlmImagePriorPipeline.from_pipe(pipe), {"prompt": glm_image_models.PROMPTS, **size}
-
-
-def _lumina_mgpt_2() -> tuple[Any, dict[str, Any]]:
-    """With a scale that decays, and pictures of several sizes."""
-    family = token_image_models.tiny_family("lumina_mgpt_2")
-    family = replace(family, guidance=replace(family.guidance, least=1.5))
-    model, tokenizer = (
-        token_image_models.tiny_model(family, num_hidden_layers=1),
-        token_image_models.tiny_tokenizer(family),
-    )
-    pipeline = TokenImagePipeline(model, tokenizer, family=family)
-    return pipeline, {"prompt": token_image_models.PROMPTS, "height": [16, 32, 32], "width": [32, 16, 32]}
-
-
-FAMILIES: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
-    "janus": _janus,
-    "emu3": _emu3,
-    "lumina_mgpt_2": _lumina_mgpt_2,
-    "glm_image": _glm_image,
+FAMILIES: dict[str, tuple[list[float], dict[str, Any]]] = {
+    "janus": ([3.0, 4.0], {}),
+    "emu3": ([3.0, 4.0], {"negative_prompt": emu3_models.AWAY, **emu3_models.SIZE}),
+    "lumina_mgpt_2": ([5.0, 6.0], {"height": [16, 32, 32], "width": [32, 16, 32]}),
+    "glm_image": ([], family_pipelines.SIZES["glm_image"]),
 }
+"""Scales of two batches and other arguments of a call; the third has a scale that decays, and several sizes."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_of_transformers(family):
     """Prompts of different lengths; the second batch has others, and takes over the cache of the first."""
-    pipeline, arguments = FAMILIES[family]()
-    pipeline.set_progress_bar_config(disable=True)
-    prompts = arguments.pop("prompt")
-    scales = [{}] if family == "glm_image" else [{"guidance_scale": 3.0}, {"guidance_scale": 4.0}]
+    pipeline, (scales, arguments) = family_pipelines.build(family, num_layers=1), FAMILIES[family]
+    prompts, given = emu3_models.PROMPTS, [{"guidance_scale": scale} for scale in scales] or [{}, {}]
 
     method = resolve_method("jacobi", {"window": 3})
 
     def drawn() -> list[Any]:
-        batches = zip((prompts, prompts[::-1]), scales * 2, strict=False)
+        batches = zip((prompts, prompts[::-1]), given, strict=True)
         return [draw(pipeline, method, rows, **each, **arguments) for rows, each in batches]
 
     eager = drawn()
@@ -214,18 +176,14 @@ def test_models_of_transformers(family):
 
 
 def test_what_cannot_be_compiled_is_refused(tiny_pipeline, monkeypatch, tmp_path):
-    with pytest.raises(UserError, match=r"compile: backend must be one of .*eager.*, got 'fast'"):
-        tiny_pipeline.compile("fast")
-    with pytest.raises(UserError, match="compile_bucket must be at least 2 slots, got 1"):
-        tiny_pipeline.compile("eager", 1)
+    refused(r"compile: backend must be one of .*eager.*, got 'fast'", tiny_pipeline.compile, "fast")
+    refused("compile_bucket must be at least 2 slots, got 1", tiny_pipeline.compile, "eager", 1)
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     with monkeypatch.context() as nowhere:
         nowhere.setattr("torch._inductor.cpp_builder.get_cpp_compiler", _no_compiler)
-        with pytest.raises(UserError, match=r"compile needs a C\+\+ compiler, and there is none; install"):
-            check_compiler(torch.device("cpu"))
-    with pytest.raises(UserError, match="compile needs Triton on a GPU"):
-        check_compiler(torch.device("cuda"))
+        refused(r"compile needs a C\+\+ compiler, and there is none; install", check_compiler, torch.device("cpu"))
+    refused("compile needs Triton on a GPU", check_compiler, torch.device("cuda"))
 
 
 def _no_compiler() -> str:

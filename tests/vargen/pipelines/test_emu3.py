@@ -10,6 +10,7 @@ import torch
 from emu3_models import AWAY, CODES, COLUMNS, PROMPTS, ROWS, SIZE
 from pipeline_contract import PipelineContract
 from random_heads import save_random_head
+from refusals import refused
 from torch import Tensor
 from transformers import Emu3Processor
 
@@ -20,7 +21,7 @@ from vargen.models.description import describe_model
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.loading import load_pipeline
 
-METHODS = pytest.mark.parametrize("method", ["ar", "sjd", "scd", "jacobi", "gsd"])  # gsd is exact when greedy
+METHODS = pytest.mark.parametrize("method", ["jacobi", "gsd"])  # gsd is exact when greedy
 
 
 def build() -> Emu3Pipeline:
@@ -73,8 +74,7 @@ def test_tokens_may_be_given_instead_of_prompts(pipeline, by_transformers):
     )  # fmt: skip
     assert torch.equal(tokens, emu3_models.as_drawn(pipeline.model, sequences))
     assert all(np.array_equal(made, wanted) for made, wanted in zip(images, pictures, strict=True))
-    with pytest.raises(UserError, match="prompt needs a pipeline with a processor; give input_ids"):
-        bare(PROMPTS)
+    refused("prompt needs a pipeline with a processor; give input_ids", bare, PROMPTS)
     if scale > 1:
         with pytest.raises(UserError, match="prompt needs a pipeline with a processor; give input_ids"):
             bare(**given)  # the null prompt
@@ -126,8 +126,7 @@ TREE = {"total_tokens": 12, "depth": 6, "tree_top_k": 3}
 DRAWN = {"tree": [[0], [1], [0, 0], [0, 1]], "children": "sampled"}
 
 
-@pytest.mark.parametrize("scale", [3.0, 1.0])
-@pytest.mark.parametrize("options", [TREE, DRAWN], ids=["tree", "drawn"])
+@pytest.mark.parametrize(("scale", "options"), [(3.0, TREE), (1.0, DRAWN)], ids=["guided tree", "drawn"])
 def test_heads_draft_lines_that_end_where_they_end(pipeline, head, scale, options):
     plain = pipeline(PROMPTS, temperature=0, guidance_scale=scale, method="ar", output_type="latent", **SIZE)
     eagle = resolve_method("eagle", {"drafter": head, **options})
@@ -151,7 +150,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_folder_is_loaded_as_what_its_files_say(saved, tmp_path):
+def test_a_folder_is_loaded_as_what_its_files_say(saved):
     told = describe_model(saved)
     loaded, _, dtype = load_pipeline(told, ModelOptions(model=str(saved), device="cpu"))
     assert isinstance(loaded, Emu3Pipeline) and isinstance(loaded.processor, Emu3Processor) and dtype == "float32"
@@ -159,10 +158,6 @@ def test_a_folder_is_loaded_as_what_its_files_say(saved, tmp_path):
     assert [*told.beside_grid] == (loaded.vocabulary.forced_tokens(90, 90, "cpu") >= 0).nonzero()[:, 0].tolist()
     assert told.num_tokens == pipeline_tokens((90, 90)) and (told.guidance_scale, told.top_k) == (3.0, 50)
     assert told.resolve_method("scd", None) == loaded.resolve_method("scd")
-    loaded.save_pretrained(tmp_path)
-    again = Emu3Pipeline.from_pretrained(tmp_path)
-    again.set_progress_bar_config(disable=True)
-    assert torch.equal(codes(again, PROMPTS, [1, 2, 3]), codes(loaded, PROMPTS, [1, 2, 3]))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -195,5 +190,4 @@ class TestEmu3(PipelineContract):
 
 
 def test_another_model_is_refused():
-    with pytest.raises(UserError, match="model must be a Emu3ForConditionalGeneration, got Linear"):
-        Emu3Pipeline(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+    refused("model must be a Emu3ForConditionalGeneration, got Linear", Emu3Pipeline, torch.nn.Linear(2, 2))

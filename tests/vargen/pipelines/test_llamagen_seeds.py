@@ -7,7 +7,6 @@ import torch
 from pipeline_contract import PipelineContract, masks
 from tiny_pipelines import build_drafting_pipeline, build_tiny_pipeline
 
-from scenes.training.transformer_pass import training_forward
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget
@@ -97,17 +96,6 @@ def test_no_neighbour_rounds_the_features_of_a_prompt(tiny_pipeline, trim):
         alone, alone_mask = tiny_pipeline.encode_prompt(prompt, trim=trim)
         assert torch.equal(together[row][mask[row]], alone[0][alone_mask[0]])
         assert not together[row][~mask[row]].any() and (mask.shape[1] < 120) == trim
-
-
-def test_greedy_decoding_is_the_argmax_of_one_teacher_forced_pass(tiny_pipeline):
-    tokens = tiny_pipeline(PROMPTS[1], temperature=0, guidance_scale=3.0, output_type="latent").images.flatten(1)
-    transformer = tiny_pipeline.transformer
-    embeds, mask = tiny_pipeline.encode_prompt(PROMPTS[1])
-    condition = transformer.embed_condition(caption_embeds=embeds)
-    with torch.no_grad():
-        conditional = training_forward(transformer, condition, mask, tokens)
-        null = training_forward(transformer, transformer.null_condition(1, mask.shape[1]), mask, tokens)
-    assert torch.equal((null + 3.0 * (conditional - null)).argmax(-1), tokens)
 
 
 def test_pixels_can_be_decoded_in_bfloat16(tiny_pipeline, monkeypatch):

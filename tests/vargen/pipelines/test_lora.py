@@ -5,44 +5,34 @@ import json
 from pathlib import Path
 from typing import Any
 
-import emu3_models
-import glm_image_models
-import janus_models
+import family_pipelines
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from safetensors.torch import load_file, save_file
-from tiny_pipelines import build_drafting_pipeline
 from torch import Tensor, nn
 
 from specdecode.kernels.quantized import quantize_linears
 from vargen import LlamaGenPipeline
 from vargen.base.errors import UserError
-from vargen.pipelines.emu3 import Emu3Pipeline
-from vargen.pipelines.glm_image import GlmImagePriorPipeline
-from vargen.pipelines.janus import JanusPipeline
 
 peft = pytest.importorskip("peft", reason="adapters need the extra lora")
 
 
-def llamagen() -> Any:
-    return build_drafting_pipeline()
-
-
-def janus() -> Any:
-    return JanusPipeline(janus_models.make().float(), janus_models.processor())
-
-
-def emu3() -> Any:
-    return Emu3Pipeline(emu3_models.make().float(), emu3_models.processor())
-
-
-FAMILIES: dict[str, tuple[Any, list[str], dict[str, Any]]] = {
-    "llamagen": (llamagen, ["to_qkv", "down_proj"], {"prompt": "a red cube"}),
-    "janus": (janus, ["q_proj", "down_proj"], {"prompt": janus_models.PROMPTS[0]}),
-    "emu3": (emu3, ["q_proj", "down_proj"], {"prompt": emu3_models.PROMPTS[0], **emu3_models.SIZE}),
+FAMILIES = {
+    "llamagen": ["to_qkv", "down_proj"],
+    **{family: ["q_proj", "down_proj"] for family in ("janus", "emu3", "glm_image")},
 }
+"""Modules that adapters are for, by family."""
+
+
+def build(family: str = "llamagen") -> Any:
+    """In float32, as PEFT makes adapters."""
+    pipeline = family_pipelines.build(family)
+    pipeline._adapted.float()
+    return pipeline
 
 
 def adapter(pipeline: Any, targets: list[str], folder: Path, seed: int = 0, rank: int = 2) -> Path:
@@ -70,23 +60,21 @@ def is_clean(pipeline: Any) -> bool:
 
 
 def drawn(pipeline: Any, arguments: dict[str, Any], method: str = "ar") -> Tensor:
-    pipeline.set_progress_bar_config(disable=True)
     tokens: Tensor = pipeline(**arguments, temperature=0, method=method, output_type="latent").tokens
     return tokens
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_adapter_changes_pictures_and_leaves_without_a_trace(family, tmp_path):
-    make, targets, arguments = FAMILIES[family]
-    pipeline = make()
+    pipeline, targets = build(family), FAMILIES[family]
+    arguments = {"prompt": "a red cube" if family == "llamagen" else "a dog", **family_pipelines.SIZES.get(family, {})}
     plain = drawn(pipeline, arguments)
     pipeline.load_lora_weights(adapter(pipeline, targets, tmp_path / "a"), adapter_name="a")
     adapted = drawn(pipeline, arguments)
     assert not torch.equal(adapted, plain)
     for method in ["jacobi", "scd", *(["eagle", "draft-model"] if family == "llamagen" else [])]:
         assert torch.equal(drawn(pipeline, arguments, method), adapted), "exact methods stay exact"
-    with pytest.raises(UserError, match="save_pretrained saves a model without adapters"):
-        pipeline.save_pretrained(tmp_path / "model")
+    refused("save_pretrained saves a model without adapters", pipeline.save_pretrained, tmp_path / "model")
     pipeline.disable_lora()
     assert torch.equal(drawn(pipeline, arguments), plain) and pipeline.get_active_adapters() == []
     pipeline.enable_lora()
@@ -107,7 +95,7 @@ def test_an_adapter_changes_pictures_and_leaves_without_a_trace(family, tmp_path
 
 def test_what_is_loaded_computes_what_peft_computes(tmp_path):
     """The oracle is PEFT's own model of the same adapter."""
-    pipeline = llamagen()
+    pipeline = build()
     folder = adapter(pipeline, ["to_qkv", "to_out", "lm_head"], tmp_path)
     theirs = peft.PeftModel.from_pretrained(copy.deepcopy(pipeline.transformer), folder).eval()
     tokens, positions = torch.arange(16)[None], torch.arange(16)[None]
@@ -123,9 +111,9 @@ def test_what_is_loaded_computes_what_peft_computes(tmp_path):
 @pytest.fixture(scope="module")
 def two_adapters(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A pipeline with two adapters of one layer each, and what each adds to its weights at scale 1."""
-    pipeline, deltas, folder = llamagen(), {}, tmp_path_factory.mktemp("adapters")
+    pipeline, deltas, folder = build(), {}, tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate("ab"):
-        pipeline.load_lora_weights(adapter(llamagen(), ["to_qkv"], folder / name, seed, 2 + seed), name)
+        pipeline.load_lora_weights(adapter(build(), ["to_qkv"], folder / name, seed, 2 + seed), name)
         state = load_file(folder / name / "adapter_model.safetensors")
         down, up = (state[f"base_model.model.transformer_blocks.0.attn.to_qkv.lora_{part}.weight"] for part in "AB")
         deltas[name] = 8 / (2 + seed) * up @ down
@@ -157,8 +145,7 @@ def test_fusing_adds_what_is_named_by_its_scale_and_unfusing_takes_it_out(two_ad
     )
     torch.testing.assert_close(layer.get_base_layer().weight, wanted)
     for call in (lambda: pipeline.set_adapters("a", 0.25), pipeline.disable_lora):
-        with pytest.raises(UserError, match="while adapters are fused; call unfuse_lora first, or unload_lora_weights"):
-            call()
+        refused("while adapters are fused; call unfuse_lora first, or unload_lora_weights", call)
     pipeline.unfuse_lora()
     assert dict(layer.scaling) == scaling and pipeline.get_active_adapters() == active
     torch.testing.assert_close(own_weights(pipeline), before)
@@ -166,7 +153,7 @@ def test_fusing_adds_what_is_named_by_its_scale_and_unfusing_takes_it_out(two_ad
 
 
 def test_arguments_of_adapters_are_named(tmp_path):
-    pipeline = llamagen()
+    pipeline = build()
     folder = adapter(pipeline, ["to_qkv"], tmp_path)
     pipeline.load_lora_weights(folder, "a")
     layer = pipeline.transformer.transformer_blocks[0].attn.to_qkv
@@ -182,8 +169,7 @@ def test_arguments_of_adapters_are_named(tmp_path):
         (lambda: pipeline.fuse_lora(adapter_names=[]), "fuse_lora needs an adapter that is on"),
     ]
     for call, message in calls:
-        with pytest.raises(UserError, match=message):
-            call()
+        refused(message, call)
     pipeline.disable_lora()
     for names in (None, "a"):
         with pytest.raises(UserError, match=r"fuse_lora needs an adapter that is on; call .* or enable_lora"):
@@ -212,27 +198,24 @@ LORA: dict[str, Any] = {"r": 2, "target_modules": ["to_qkv"]}
     ],
 )
 def test_adapters_that_could_not_be_taken_out_are_refused(config, message, tmp_path):
-    pipeline = llamagen()
+    pipeline = build()
     before, plain = own_weights(pipeline), drawn(pipeline, {"prompt": "a red cube"})
     peft.get_peft_model(copy.deepcopy(pipeline.transformer), config()).save_pretrained(tmp_path / "other")
-    with pytest.raises(UserError, match=message) as caught:
-        pipeline.load_lora_weights(tmp_path / "other")
-    assert "\n" not in str(caught.value)
+    refused(message, pipeline.load_lora_weights, tmp_path / "other")
     assert is_clean(pipeline) and torch.equal(drawn(pipeline, {"prompt": "a red cube"}), plain)
     torch.testing.assert_close(own_weights(pipeline), before, rtol=0, atol=0)
 
 
 def test_a_failed_load_leaves_the_adapters_that_are_there(tmp_path):
     """The second one also names layers that the first one leaves alone; these are the network's own again."""
-    pipeline = llamagen()
+    pipeline = build()
     pipeline.load_lora_weights(adapter(pipeline, ["to_qkv"], tmp_path / "a"), "a")
     pipeline.set_adapters("a", 0.5)
     before = drawn(pipeline, {"prompt": "a red cube"})
-    wrong = adapter(llamagen(), ["to_qkv", "to_out"], tmp_path / "b")
+    wrong = adapter(build(), ["to_qkv", "to_out"], tmp_path / "b")
     state = load_file(wrong / "adapter_model.safetensors")
     save_file({**state, max(state): torch.zeros(3, 3)}, wrong / "adapter_model.safetensors")
-    with pytest.raises(UserError, match="does not fit this model"):
-        pipeline.load_lora_weights(wrong, "b")
+    refused("does not fit this model", pipeline.load_lora_weights, wrong, "b")
     assert pipeline.get_list_adapters() == pipeline.get_active_adapters() == [*pipeline._configs()] == ["a"]
     assert type(pipeline.transformer.transformer_blocks[0].attn.to_out) is nn.Linear
     assert torch.equal(drawn(pipeline, {"prompt": "a red cube"}), before)
@@ -253,29 +236,26 @@ def test_an_adapter_of_the_classes_changes_the_null_class_too(tiny_class_model_f
 
 
 def test_adapters_and_rounded_weights_exclude_each_other(own_kernels, tmp_path):
-    pipeline = llamagen()
+    pipeline = build()
     folder = adapter(pipeline, ["to_qkv"], tmp_path)
     pipeline.load_lora_weights(folder)
     adapted = drawn(pipeline, {"prompt": "a red cube"})
-    with pytest.raises(UserError, match="quantize cannot round a model beside adapters; call fuse_lora and unload"):
-        pipeline.quantize()
+    refused("quantize cannot round a model beside adapters; call fuse_lora and unload", pipeline.quantize)
     assert torch.equal(drawn(pipeline, {"prompt": "a red cube"}), adapted)
     quantize_linears(pipeline.transformer, "int8")  # which cannot know
-    with pytest.raises(UserError, match="fuse_lora cannot be used in int8: load the pipeline again, then"):
-        pipeline.fuse_lora()
-    pipeline = llamagen()
+    refused("fuse_lora cannot be used in int8: load the pipeline again, then", pipeline.fuse_lora)
+    pipeline = build()
     pipeline.load_lora_weights(folder)
     pipeline.fuse_lora()
     pipeline.unload_lora_weights()
     pipeline.quantize()
     plain = drawn(pipeline, {"prompt": "a red cube"})
-    with pytest.raises(UserError, match="load_lora_weights cannot be used in int8: load the pipeline again"):
-        pipeline.load_lora_weights(folder)
+    refused("load_lora_weights cannot be used in int8: load the pipeline again", pipeline.load_lora_weights, folder)
     assert is_clean(pipeline) and torch.equal(drawn(pipeline, {"prompt": "a red cube"}), plain)
 
 
 def test_adapters_that_do_not_fit_are_one_line_and_leave_the_model(tmp_path):
-    pipeline = llamagen()
+    pipeline = build()
     plain = drawn(pipeline, {"prompt": "a red cube"})
     good = adapter(pipeline, ["to_qkv"], tmp_path / "good")
     state, config = (
@@ -300,15 +280,3 @@ def test_adapters_that_do_not_fit_are_one_line_and_leave_the_model(tmp_path):
             pipeline.load_lora_weights(folder)
         assert "\n" not in str(caught.value) and pipeline.get_list_adapters() == []
         assert torch.equal(drawn(pipeline, {"prompt": "a red cube"}), plain)
-
-
-def test_glm_image_draws_priors_with_an_adapter(tmp_path):
-    pipeline = GlmImagePriorPipeline.from_pipe(glm_image_models.make())
-    pipeline.set_progress_bar_config(disable=True)
-    asked: dict[str, Any] = {"prompt": glm_image_models.PROMPTS[0], "temperature": 0}
-    asked |= {"height": glm_image_models.HEIGHT, "width": glm_image_models.WIDTH}
-    plain = pipeline.generate_priors(**asked, method="ar").tokens
-    pipeline.load_lora_weights(adapter(pipeline, ["q_proj", "down_proj"], tmp_path))
-    adapted = pipeline.generate_priors(**asked, method="ar").tokens
-    assert not torch.equal(adapted, plain)
-    assert torch.equal(pipeline.generate_priors(**asked, method="jacobi").tokens, adapted)

@@ -9,6 +9,7 @@ import glm_image_models
 import janus_models
 import pytest
 import torch
+from refusals import refused
 from tiny_pipelines import build_tiny_pipeline
 from torch import Tensor, nn
 
@@ -53,8 +54,7 @@ def draw(
     return pipeline(prompts, method=resolve_method(method, options), **settings, **(size or {})).tokens
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int8-dynamic"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "quantization"), [(torch.float32, "int8"), (torch.bfloat16, "int8-dynamic")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_exact_methods_draw_the_tokens_of_plain_decoding(copied, served, dtype, temperature, quantization):
     for part in (copied.transformer, copied.drafter, copied.draft_model):
@@ -68,8 +68,7 @@ def test_exact_methods_draw_the_tokens_of_plain_decoding(copied, served, dtype, 
     assert served and all(served)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8-dynamic"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("temperature", "quantization"), [(0.0, None), (1.0, "int8-dynamic")])
 def test_by_tiles_windows_of_any_size_draw_the_tokens_of_plain_decoding(
     own_kernels, served, monkeypatch, temperature, quantization
 ):
@@ -81,19 +80,20 @@ def test_by_tiles_windows_of_any_size_draw_the_tokens_of_plain_decoding(
         pipeline.quantize(quantization)
     for count in (1, 3):
         plain = draw(pipeline, "ar", temperature, count=count)
-        for window in (1, 7, 16, 33, 65):
+        for window in (1, 16, 33, 65):
             assert torch.equal(draw(pipeline, "jacobi", temperature, count=count, window=window), plain), window
     assert served and all(served)
 
 
-@pytest.mark.parametrize("family", ["janus", "emu3", "anole"])
+@pytest.mark.parametrize("family", ["janus", "emu3", "anole", "liquid"])
 def test_by_tiles_other_families_draw_the_tokens_of_plain_decoding(own_kernels, monkeypatch, family):
     """In bytes; their attention is torch's, so in float32 alone."""
     monkeypatch.setenv("VARGEN_TILES", "plain")
     pipeline = family_pipelines.build(family)
     pipeline.model.float()
     pipeline.quantize("int8-dynamic")
-    size = {"emu3": {"height": 40, "width": 48}, "anole": {"height": 64, "width": 32}}.get(family, {})
+    sizes = {"janus": {}, "emu3": {"height": 40, "width": 48}}
+    size = sizes.get(family, {"height": 64, "width": 32})
     for count in (1, 3):
         plain = draw(pipeline, "ar", 1.0, count, size)
         for window in {1, 5, plain.shape[1] - 1}:
@@ -151,8 +151,7 @@ def test_what_is_rounded_is_not_rounded_otherwise(copied, parts):
     copied.quantize("int8", parts)
     before = copied.reuse.computed_by(copied._decoder_layers)
     for other in ("int4", "int8-dynamic"):
-        with pytest.raises(UserError, match=f"quantization {other} cannot follow int8, .*; load the pipeline again"):
-            copied.quantize(other, parts)
+        refused(f"quantization {other} cannot follow int8, .*; load the pipeline again", copied.quantize, other, parts)
     copied.quantize("int8", parts)  # as it is already
     assert copied.reuse.computed_by(copied._decoder_layers) == before
 
@@ -207,16 +206,13 @@ def test_where_nothing_is_gained_it_is_refused(drafting_pipeline, own_kernels, t
         UserError, match="quantization must be one of int8, int8-dynamic, int4, got 'nf4'; from_pretrained does"
     ):
         drafting_pipeline.quantize("nf4")
-    with pytest.raises(UserError, match="parts must be among decoder, drafts, got 'head'"):
-        drafting_pipeline.quantize(parts=["head"])
+    refused("parts must be among decoder, drafts, got 'head'", drafting_pipeline.quantize, parts=["head"])
     with pytest.raises(
         UserError, match="draft_quantization must be one of int8, int8-dynamic, int4, got 'torchao-int8'"
     ):
         ModelOptions(draft_quantization="torchao-int8")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     options = ModelOptions(str(tiny_model_folder), quantization="bitsandbytes-8bit")
-    with pytest.raises(UserError, match=r"bitsandbytes-8bit cannot be used with .* llamagen; it takes int8 or int8-d"):
-        open_model(options)
+    refused(r"bitsandbytes-8bit cannot be used with .* llamagen; it takes int8 or int8-d", open_model, options)
     monkeypatch.setenv("VARGEN_KERNELS", "plain")
-    with pytest.raises(UserError, match=r"without which it is slower \(VARGEN_KERNELS is plain\)"):
-        drafting_pipeline.quantize()
+    refused(r"without which it is slower \(VARGEN_KERNELS is plain\)", drafting_pipeline.quantize)

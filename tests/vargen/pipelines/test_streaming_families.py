@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import emu3_models
 import family_pipelines
 import pytest
 import torch
@@ -10,7 +9,6 @@ from random_heads import save_random_head
 from streamed import check_stream, streamed
 
 from vargen.methods.catalogue import resolve_method
-from vargen.pipelines.emu3 import Emu3Pipeline
 
 PROMPTS = ["a dog", "a red cat", "the dog runs on sand", "a red cat runs under the rain", "the rain"]
 """The longest joins a batch of shorter ones."""
@@ -77,8 +75,7 @@ def test_places_are_taken_at_once_and_fixed_batches_wait(family, pipeline):
 
 
 def test_a_negative_prompt_stays_with_its_picture():
-    pipeline = Emu3Pipeline(emu3_models.make(), emu3_models.processor())
-    pipeline.set_progress_bar_config(disable=True)
+    pipeline = family_pipelines.build("emu3")
     away = ["the rain", "", "a red cat runs on sand", "a dog", ""]
     pictures = draw(pipeline, batch_size=2, negative_prompt=away, **FAMILIES["emu3"])
     for seed, prompt, negative, picture in zip(SEEDS, PROMPTS, away, pictures, strict=True):

@@ -51,10 +51,10 @@ def stream(pipeline: Any, scale: float = SCALE, **arguments: Any) -> Any:
     return iter(pipeline.stream(PROMPTS, generator=generators, **settings))
 
 
-def is_each_its_own(pictures: dict[int, Tensor], pipeline: Any, scale: float = SCALE) -> bool:
+def is_each_its_own(pictures: dict[int, Tensor], pipeline: Any, scale: float = SCALE, method: str = "ar") -> bool:
     """Whether a stream gave every picture, and each as a call draws it."""
     return sorted(pictures) == [*range(len(PROMPTS))] and all(
-        torch.equal(tokens, call(pipeline, number, scale)) for number, tokens in pictures.items()
+        torch.equal(tokens, call(pipeline, number, scale, method=method)) for number, tokens in pictures.items()
     )
 
 
@@ -204,18 +204,22 @@ def test_what_is_drawn_beside_a_pipeline_changes_no_picture(pipeline, inner):
     assert is_each_its_own(pictures, pipeline)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(turns=st.lists(st.sampled_from([0, 1, 2]), max_size=12))
-def test_streams_of_pipelines_beside_each_other_keep_their_own_guidance(pipeline, turns):
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    turns=st.lists(st.sampled_from([0, 1, 2]), max_size=12),
+    method=st.sampled_from(["jacobi", "eagle", "draft-model", "vvs"]),
+)
+def test_streams_of_pipelines_beside_each_other_keep_their_own_guidance(pipeline, turns, method):
     scales = (1.0, 3.0, 6.0)
     pipelines = [beside(pipeline) for _ in scales]
-    streams = [stream(each, scale) for each, scale in zip(pipelines, scales, strict=True)]
+    streams = [stream(each, scale, method=method) for each, scale in zip(pipelines, scales, strict=True)]
     pictures: list[dict[int, Tensor]] = [{} for _ in scales]
     for which in [*turns, *[0, 1, 2] * len(PROMPTS)]:
         if (picture := next(streams[which], None)) is not None:
             pictures[which][picture.index] = picture.tokens
+        assert torch.is_grad_enabled()
     for own, scale, each in zip(pictures, scales, pipelines, strict=True):
-        assert each.guidance_scale == scale and is_each_its_own(own, pipeline, scale)
+        assert each.guidance_scale == scale and is_each_its_own(own, pipeline, scale, method)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import emu3_models
+import family_pipelines
 import janus_models
 import pytest
 import torch
@@ -10,28 +10,13 @@ import torch
 from specdecode.loop import decode
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.methods.catalogue import resolve_method
-from vargen.pipelines.emu3 import Emu3Pipeline
-from vargen.pipelines.janus import JanusPipeline
-from vargen.training.drafter import DrafterTrainingConfig, PictureDrafterTask
-from vargen.training.pictures import Lessons
 from vargen.training.teachers import TransformersTeacher, teacher_of
 
 
-def janus() -> JanusPipeline:
-    return JanusPipeline(janus_models.make().float(), janus_models.processor())
-
-
-def emu3() -> Emu3Pipeline:
-    processor = emu3_models.processor()
-    processor.image_area = 24 * 24
-    return Emu3Pipeline(emu3_models.make().float(), processor)
-
-
-@pytest.fixture(scope="module", params=[janus, emu3], ids=["janus", "emu3"])
+@pytest.fixture(scope="module", params=["janus", "emu3"])
 def pipeline(request: pytest.FixtureRequest) -> Any:
-    made = request.param()
-    made.set_progress_bar_config(disable=True)
+    made = family_pipelines.build(request.param)
+    made.model.float()
     return made
 
 
@@ -67,18 +52,3 @@ def test_a_teacher_says_what_decoding_sees(pipeline, layers):
     logits = torch.cat([output.logits for output in seen], 1)
     codes = tokens < 24  # the end of a line is forced while drawing, and no drafter is asked for it
     torch.testing.assert_close(guided.argmax(-1)[codes], logits.argmax(-1)[codes])
-
-
-def test_a_drafter_learns_numbers_and_changes_no_picture(pipeline, tmp_path):
-    plain = draw(pipeline)
-    config = DrafterTrainingConfig(str(tmp_path), num_images=3, evaluation_size=1, batch_size=2, autocast=False)
-    prompts, tokens = janus_models.PROMPTS, plain.tokens
-    lessons = Lessons(teacher_of(pipeline), prompts[1:], tokens[1:], prompts[:1], tokens[:1], {})
-    task = PictureDrafterTask(config, lessons)
-    loss, _ = task.loss(0, 0.0)
-    loss.backward()
-    assert loss.isfinite() and all(each.grad.isfinite().all() for each in task.drafter.parameters())
-    assert all(0 <= value < 1e4 for value in task.evaluate().values())
-    task.drafter.eval().save_pretrained(tmp_path / "head")
-    options = {"drafter": str(tmp_path / "head"), "total_tokens": 7, "depth": 3, "tree_top_k": 3}
-    assert torch.equal(draw(pipeline, resolve_method("eagle", options)).tokens, plain.tokens)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from accelerate import PartialState
+from refusals import refused
 from torch import Tensor, nn
 
-from vargen.base.errors import UserError
 from vargen.runs.files import read_jsonl
 from vargen.training.config import RunConfig
 from vargen.training.run import Task, train
@@ -64,11 +64,9 @@ def test_tensorboard_shows_the_numbers_of_the_log(tmp_path):
 
 
 def test_trackers_that_are_none_or_not_there_are_one_line(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="log_with must be one of tensorboard, wandb, got 'comet'"):
-        config_of(tmp_path, log_with="comet")
+    refused("log_with must be one of tensorboard, wandb, got 'comet'", config_of, tmp_path, log_with="comet")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="log_with wandb needs wandb, which is not installed"):
-        config_of(tmp_path, log_with="wandb")
+    refused("log_with wandb needs wandb, which is not installed", config_of, tmp_path, log_with="wandb")
 
 
 def wandb_records(path: Path) -> Iterator[Any]:

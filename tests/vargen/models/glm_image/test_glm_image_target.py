@@ -1,17 +1,14 @@
 """GLM-Image's autoregressive part in the loop draws what transformers draws with it, and nothing but codes."""
 
 import copy
-import itertools
 
 import glm_image_models
 import pytest
 import torch
-from exact_methods import METHODS
 from glm_image_models import CODES, END
-from target_contract import TargetContract, p_value, run
+from target_contract import TargetContract, run
 from torch import Tensor
 from transformers import GlmImageForConditionalGeneration
-from transformers.generation import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specdecode.sampling import SamplingConfig
 from vargen.base.errors import UserError
@@ -124,80 +121,20 @@ def test_codes_become_squares_as_diffusers_makes_them():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Sampling: five codes, of a preview of one and a picture of two by two, each of a known probability
-
-FEW, DRAWS = 4, 2000
-LIBRARY = LogitsProcessorList([TemperatureLogitsWarper(1.2), TopKLogitsWarper(3), TopPLogitsWarper(0.9)])
-SAMPLING = SamplingConfig(temperature=1.2, top_k=3, top_p=0.9)
-
-
-class _Case:
-    """A small model and one prompt: [1, T] and its request."""
-
-    def __init__(self) -> None:
-        self.model = glm_image_models.make_model(3, codes=FEW)
-        with torch.no_grad():
-            self.model.lm_head.weight.mul_(0.3)  # no token is sure
-            self.model.lm_head.weight[FEW:] *= 3  # but those that may not be said are likely
-        self.prompt, grids = torch.tensor([[FEW + 9, FEW + 10, FEW]]), torch.tensor([[1, 2, 2], [1, 1, 1]])
-        inputs = {
-            "input_ids": self.prompt.repeat(DRAWS, 1),
-            "attention_mask": torch.ones(DRAWS, 3).long(),
-            "image_grid_thw": grids.repeat(DRAWS, 1),
-            "images_per_sample": torch.full((DRAWS,), 2),
-        }
-        self.request = read_request(self.model, inputs)
-
-    @torch.no_grad()
-    def probabilities(self) -> Tensor:
-        """[FEW ** 5] of every sequence, by passes without a cache, with filters as transformers applies them."""
-        positions = torch.cat((self.request.position_ids[:, :1], self.request.drawn_positions[:, :1]), 2)
-        joint = torch.ones(1, dtype=torch.float64)
-        for length in range(5):
-            before = torch.tensor([*itertools.product(range(FEW), repeat=length)]).view(FEW**length, length).long()
-            ids = torch.cat((self.prompt.expand(len(before), -1), before), 1)
-            places = positions[:, :, : ids.shape[1]].expand(-1, len(ids), -1)
-            scores = self.model(ids, position_ids=places).logits[:, -1]
-            scores[:, FEW:] = -torch.inf
-            joint = (joint[:, None] * LIBRARY(ids, scores).softmax(-1)[:, :FEW]).flatten()
-        return joint
-
-    def p_value(self, method: str, options: dict[str, object], probabilities: Tensor, target: GlmImageTarget) -> float:
-        return p_value(GlmImageComponents(self.model, target, Reuse()), method, options, SAMPLING, probabilities)
-
-
-@pytest.fixture(scope="module")
-def case() -> _Case:
-    return _Case()
-
-
-@pytest.fixture(scope="module")
-def probabilities(case: _Case) -> Tensor:
-    return case.probabilities()
-
-
-@pytest.mark.parametrize(("method", "options"), METHODS)
-def test_priors_come_as_often_as_they_should(case, probabilities, method, options):
-    target = GlmImageTarget(case.model, case.request, max_draft_nodes=6)
-    assert case.p_value(method, options, probabilities, target) > 1e-3
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # What may not be said
 
 
-@pytest.mark.parametrize("window", [1, 2, 5, 9])
-@pytest.mark.parametrize("method", ["sjd", "scd", "jacobi", "gsd"])
-def test_an_end_that_is_most_probable_everywhere_is_never_drawn(method, window):
+@pytest.mark.parametrize("method", ["scd", "gsd"])
+def test_an_end_that_is_most_probable_everywhere_is_never_drawn(method):
     model = glm_image_models.make_model()
     with torch.no_grad():
         model.lm_head.weight[END] = 50 * model.lm_head.weight[:CODES].mean(0)
         model.lm_head.weight[CODES:] *= 9
     request = read_request(model, glm_image_models.inputs())
-    target = GlmImageTarget(model, request, max_draft_nodes=window + 1)
+    target = GlmImageTarget(model, request, max_draft_nodes=6)
     assert target.prefill().logits.shape[-1] == CODES < model.lm_head.out_features
-    players = resolve_method(method, {"window": window}).build(GlmImageComponents(model, target, Reuse()))
-    result = run(target, players.drafter, SamplingConfig(), players.verifier)
+    players = resolve_method(method, {"window": 5}).build(GlmImageComponents(model, target, Reuse()))
+    result = run(target, players.drafter, SamplingConfig(), verifier=players.verifier)
     assert result.lengths.tolist() == [10] * 3 and int(result.tokens.max()) < CODES
 
 

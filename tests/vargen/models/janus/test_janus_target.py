@@ -1,6 +1,7 @@
 """Janus in the loop draws what transformers draws with it: greedy token for token, sampled in distribution."""
 
 import itertools
+from typing import Any
 
 import janus_models
 import pytest
@@ -50,14 +51,6 @@ class TestJanusTarget(TargetContract):
         return JanusTarget(model, *janus_models.prompts(), guidance_scale=setting, max_draft_nodes=nodes)
 
 
-def test_features_of_the_prompt_stand_before_those_of_the_null_prompt(model):
-    prompts = janus_models.prompts()
-    guided, plain = (JanusTarget(model, *prompts, guidance_scale=each).prefill().hidden_states for each in (5.0, 1.0))
-    read = prompts[1].bool()
-    torch.testing.assert_close(guided[..., :32][read], plain[read])
-    assert not torch.allclose(guided[..., 32:][read], plain[read], atol=1e-3)
-
-
 def test_the_null_prompt_keeps_the_beginnings_of_text_and_image():
     special = SpecialTokens(BOS, BOI, PAD)
     input_ids = torch.tensor([[PAD, BOS, 9, 8, BOI], [BOS, 7, 7, 7, BOI]])
@@ -102,39 +95,24 @@ def probabilities(small_model: JanusForConditionalGeneration) -> Tensor:
     return joint
 
 
-def many(model: JanusForConditionalGeneration, scale: float = SCALE) -> JanusComponents:
-    target = JanusTarget(model, torch.tensor([PROMPT] * DRAWS), guidance_scale=scale, max_draft_nodes=NODES)
+def many(model: JanusForConditionalGeneration) -> JanusComponents:
+    target = JanusTarget(model, torch.tensor([PROMPT] * DRAWS), guidance_scale=SCALE, max_draft_nodes=NODES)
     return JanusComponents(model, target, Reuse())
 
 
-METHODS = [("ar", {}), ("sjd", {"window": 3}), ("scd", {"window": 3}), ("scd", {"window": 2, "coupling": "maximal"})]
-
-
-@pytest.mark.parametrize(("method", "options"), METHODS)
-def test_pictures_come_as_often_as_they_should(small_model, probabilities, method, options):
-    assert p_value(many(small_model), method, options, SAMPLING, probabilities) > 1e-3
-
-
-@pytest.mark.parametrize("name", ["eagle", "draft-model"])
-def test_drafted_pictures_come_as_often_as_they_should(small_model, probabilities, tmp_path, name):
-    """Drawn children, of a random head and of a model much like this one."""
+@pytest.mark.parametrize("name", ["ar", "eagle", "draft-model"])
+def test_pictures_come_as_often_as_they_should(small_model, probabilities, tmp_path, name):
+    """By itself, and with drawn children of a random head and of a model much like this one."""
     torch.manual_seed(0)
+    options: dict[str, Any] = {}
     if name == "eagle":
         drafter = EagleHead(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES, grid_size=2)
         drafter.save_pretrained(tmp_path)
         options = {"drafter": str(tmp_path), "tree": [[0], [1], [0, 0]], "children": "sampled"}
-    else:
+    elif name == "draft-model":
         janus_models.disturbed(small_model, 0.05).save_pretrained(tmp_path)
         options = {"draft_model": str(tmp_path), "draft_length": 2}
     assert p_value(many(small_model), name, options, SAMPLING, probabilities) > 1e-3
-
-
-def test_another_guidance_is_noticed(small_model, probabilities):
-    assert p_value(many(small_model, 3.0), "ar", {}, SAMPLING, probabilities) < 1e-6
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Faults
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """LlamaGen by the project's own kernels: the modules' numbers, and the same bits however tokens are fed."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from llamagen_models import CONDITION_LENGTH, make_model, valid_mask
@@ -147,40 +150,71 @@ def test_exact_methods_draw_the_tokens_of_plain_decoding_in_half_precision(
     assert sum(served) > 0
 
 
-def test_whatever_stands_in_a_modules_place_is_obeyed(served):
+def test_whatever_stands_in_a_modules_place_is_obeyed_as_long_as_it_stands_there(served):
     model = make_model()
-    tokens = tokens_of(model)
+    tokens, linear = tokens_of(model), model.transformer_blocks[0].ff.down_proj
     fast = logits_by(make_target(model), tokens, STEP)
     passes = sum(served)
-    linear = model.transformer_blocks[0].ff.down_proj
-
-    hook = linear.register_forward_hook(lambda module, inputs, output: output * 0)
-    hooked = logits_by(make_target(model), tokens, STEP)
-    hook.remove()
-
-    class Adapter(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return linear(x) * 0
-
-    model.transformer_blocks[0].ff.down_proj = Adapter()
-    adapted = logits_by(make_target(model), tokens, STEP)
-    model.transformer_blocks[0].ff.down_proj = linear
-
-    linear.forward = lambda x: nn.functional.linear(x, linear.weight) * 0  # type: ignore[method-assign]
-    patched = logits_by(make_target(model), tokens, STEP)
-    del linear.forward
+    with linear.register_forward_hook(lambda module, inputs, output: output * 0):
+        hooked = logits_by(make_target(model), tokens, STEP)
     assert sum(served) == passes and not torch.allclose(hooked, fast)
-    assert torch.equal(hooked, adapted) and torch.equal(hooked, patched)
-
-    attention = model.transformer_blocks[0].attn
-    attend = attention.attend
-    attention.attend = lambda *inputs: attend(*inputs) * 0
-    inattentive = logits_by(make_target(model), tokens, STEP)
-    attention.attend = attend
-    assert sum(served) == passes and not torch.allclose(inattentive, fast)
     assert torch.equal(logits_by(make_target(model), tokens, STEP), fast)
     linear.weight.data.zero_()  # weights are read where they lie, whatever became of them
     torch.testing.assert_close(logits_by(make_target(model), tokens, STEP), hooked)
+
+
+class Halved(nn.Module):
+    """Somebody else's layer in the place of one."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *given: object) -> Tensor:
+        return self.layer(*given) / 2
+
+
+def replace(path: str, value: Callable[[Any], Any]) -> Callable[[LlamaGenTransformer], object]:
+    """Put something in the place of a part of a model, or of an attribute of one."""
+    place, _, name = path.rpartition(".")
+
+    def change(model: LlamaGenTransformer) -> None:
+        owner = model.get_submodule(place)
+        setattr(owner, name, value(getattr(owner, name)))
+
+    return change
+
+
+def with_weight(path: str, value: Callable[[Tensor], Tensor]) -> Callable[[LlamaGenTransformer], object]:
+    return replace(f"{path}.weight", lambda weight: nn.Parameter(value(weight.data)))
+
+
+def transposed(weight: Tensor) -> Tensor:
+    """The same numbers, one column behind the other."""
+    return weight.t().contiguous().t() if weight.ndim == 2 else weight.repeat_interleave(2)[::2]
+
+
+BLOCK = "transformer_blocks.1"
+PARTS = [
+    *("token_embedding", "norm_out", "lm_head", f"{BLOCK}.norm1", f"{BLOCK}.norm2", f"{BLOCK}.attn.to_qkv"),
+    *(f"{BLOCK}.attn.to_out", f"{BLOCK}.ff.gate_up_proj", f"{BLOCK}.ff.down_proj"),
+]
+CHANGES: dict[str, Callable[[LlamaGenTransformer], object]] = {
+    "a function": replace(f"{BLOCK}.ff.down_proj.forward", lambda run: lambda *given: run(*given) / 2),
+    "attention": replace(f"{BLOCK}.attn.attend", lambda run: lambda *given: run(*given) / 2),
+    **{f"another {part}": replace(f"{BLOCK}.{part}", Halved) for part in ("ff", "ff.down_proj", "norm1", "attn")},
+    "fewer layers": replace("transformer_blocks", lambda blocks: blocks[:1]),
+    "no norm": replace("norm_out", lambda _: nn.Identity()),
+    "another kind of norm": replace("norm_out", lambda _: nn.LayerNorm(32)),
+    **{f"{part}, shorter": with_weight(part, lambda weight: weight[..., :-4].clone()) for part in PARTS},
+    **{f"{part}, transposed": with_weight(part, transposed) for part in PARTS},
+    **{
+        f"{part} in {dtype}": replace(part, lambda module, dtype=dtype: module.to(dtype))
+        for part in ("norm_out", "lm_head", f"{BLOCK}.norm1", f"{BLOCK}.attn.to_out")
+        for dtype in (torch.bfloat16, torch.float64)
+    },
+}
+"""Kernels would read some of them as others, and past the end of shorter ones."""
 
 
 def outcome(model: LlamaGenTransformer) -> Tensor | type[Exception]:
@@ -191,33 +225,20 @@ def outcome(model: LlamaGenTransformer) -> Tensor | type[Exception]:
         return type(error)
 
 
-def check_like_the_modules(model: LlamaGenTransformer, served: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The modules run, and with them whatever torch says."""
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_changed_is_left_to_the_modules(served, monkeypatch, change):
+    """And with them whatever torch says."""
+    model = make_model()
+    CHANGES[change](model)
     found = outcome(model)
     assert sum(served) == 0
-    with monkeypatch.context() as patch:
-        patch.setenv("VARGEN_KERNELS", "plain")
-        expected = outcome(model)
+    monkeypatch.setenv("VARGEN_KERNELS", "plain")
+    expected = outcome(model)
     if isinstance(found, Tensor):
         assert isinstance(expected, Tensor)
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     else:
         assert found is expected
-
-
-@pytest.mark.parametrize("name", ["norm_out", "blocks.0.norm1", "blocks.1.norm2", "blocks.1.attn.to_out", "lm_head"])
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_part_of_another_precision_is_left_to_the_modules(served, monkeypatch, name, kind, dtype):
-    """Kernels would read a norm's numbers as others, and past the end of shorter ones."""
-    model = nn.Module.to(make_model(), dtype)
-    part = model.get_submodule(name.replace("blocks", "transformer_blocks"))
-    part.to(kind)
-    if kind == dtype:
-        outcome(model)
-        assert sum(served) == 1 + NUM_STEPS
-    else:
-        check_like_the_modules(model, served, monkeypatch)
 
 
 @torch.no_grad()
@@ -230,52 +251,6 @@ def test_a_part_that_is_converted_between_two_passes_is_left_to_the_modules(serv
     with pytest.raises(RuntimeError, match="same dtype"):
         chain(target, tokens_of(model)[:, :1])
     assert sum(served) == 1
-
-
-PARTS = ("token_embedding", "norm_out", "lm_head", "norm1", "norm2", "to_qkv", "to_out", "gate_up_proj", "down_proj")
-
-
-@pytest.mark.parametrize("name", PARTS)
-@pytest.mark.parametrize("change", ["shorter", "transposed"])
-def test_weights_of_another_size_or_order_are_left_to_the_modules(served, monkeypatch, name, change):
-    model = make_model()
-    part = next(module for path, module in reversed([*model.named_modules()]) if path.endswith(name))
-    weight = part.weight.data
-    if change == "shorter":  # of what is read of each row, or of all there is
-        weight = weight[..., :-4].clone()
-    elif weight.ndim == 2:
-        weight = weight.t().contiguous().t()  # the same numbers, one column behind the other
-    else:
-        weight = weight.repeat_interleave(2)[::2]
-    part.weight = nn.Parameter(weight)
-    check_like_the_modules(model, served, monkeypatch)
-
-
-class Halved(nn.Module):
-    """Somebody else's layer in the place of one."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, *given: object) -> Tensor:
-        return self.layer(*given) / 2
-
-
-@pytest.mark.parametrize("change", ["ff", "norm1", "attn", "fewer", "norm_out", "layer norm"])
-def test_whole_layers_that_were_replaced_are_left_to_the_modules(served, monkeypatch, change):
-    model = make_model()
-    block = model.transformer_blocks[1]
-    if change == "fewer":
-        model.transformer_blocks = model.transformer_blocks[:1]
-    elif change == "norm_out":
-        model.norm_out = nn.Identity()
-    elif change == "layer norm":
-        model.norm_out = nn.LayerNorm(32)
-    else:
-        setattr(block, change, Halved(getattr(block, change)))
-    assert isinstance(outcome(model), Tensor)
-    check_like_the_modules(model, served, monkeypatch)
 
 
 @torch.no_grad()

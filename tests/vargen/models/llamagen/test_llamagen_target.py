@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from specdecode.kv_cache import StaticKVCache
-from specdecode.tree import TokenTree
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget, cache_length, cache_sizes
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.pipelines.llamagen import LlamaGenPipeline
@@ -35,45 +32,6 @@ def build(
         max_draft_nodes=8,
         **arguments,  # type: ignore[arg-type]
     )
-
-
-def feed_one_by_one(target: LlamaGenTarget, tokens: list[int]) -> Tensor:
-    """Logits [V] after the last of `tokens`, each fed and kept alone; the target has one row."""
-    target.prefill()
-    logits = None
-    for token in tokens:
-        one = torch.zeros(1, 1, dtype=torch.long)
-        logits = target.forward(torch.tensor([[token]]), torch.ones(1, 1, 1, dtype=torch.bool), one).logits
-        target.commit(one, torch.ones(1, dtype=torch.long))
-    assert logits is not None
-    return logits[0, 0]
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.integers(0, 5), min_size=5, max_size=5), st.lists(st.integers(1, 4), min_size=3, max_size=3))
-@torch.no_grad()
-def test_one_pass_over_a_tree_is_many_passes_over_one_token(tiny_pipeline, draws, lengths):
-    """Rows have committed 1 to 4 tokens, some of them after a rollback; the tree is random, the same for all rows."""
-    transformer = tiny_pipeline.transformer
-    generator = torch.Generator().manual_seed(sum(draws))
-    chain = torch.randint(0, 24, (3, 4), generator=generator)
-    target = build(transformer)
-    target.prefill()
-    causal, depths = torch.ones(3, 4, 4, dtype=torch.bool).tril(), torch.arange(4).expand(3, -1)
-    target.forward(chain, causal, depths)
-    target.commit(depths, torch.full((3,), 4))
-    target.rewind(4 - torch.tensor(lengths))
-
-    parents = torch.tensor([-1] + [draw % (node + 1) for node, draw in enumerate(draws)]).expand(3, -1)
-    tree = TokenTree.from_parents(torch.randint(0, 24, (3, 6), generator=generator), parents)
-    logits = target.forward(tree.tokens, tree.ancestor_mask(), tree.depth).logits
-    paths = tree.paths()
-    for row in range(3):
-        alone = build(transformer, slice(row, row + 1))
-        for node in range(6):
-            path = [int(tree.tokens[row, i]) for i in paths[row, node] if i >= 0]
-            wanted = feed_one_by_one(alone, chain[row, : lengths[row]].tolist() + path)
-            torch.testing.assert_close(logits[row, node], wanted, **CLOSE)
 
 
 def without_a_cache(transformer: LlamaGenTransformer, row: int, tokens: Tensor, guidance_scale: float) -> Tensor:
@@ -128,23 +86,6 @@ def test_a_longer_condition_in_the_place_of_a_shorter_one_has_room_to_the_end(tr
         torch.testing.assert_close(found[row], wanted, **CLOSE)
     with pytest.raises(ValueError, match=r"at most longest_condition \(3\) long and guided alike, got 5"):
         LlamaGenTarget(transformer, short, guidance_scale=3.0).replace_rows(torch.tensor([1]), joining)
-
-
-@torch.no_grad()
-def test_what_is_kept_of_a_tree_is_all_that_comes_before_later_tokens(transformer):
-    parents = torch.tensor([-1, 0, 0, 1, 2]).expand(3, -1)
-    tree = TokenTree.from_parents(torch.arange(15).view(3, 5), parents)
-    paths = [[0, 2, 4], [0, 1, 3], [0]]
-    target = build(transformer)
-    target.prefill()
-    target.forward(tree.tokens, tree.ancestor_mask(), tree.depth)
-    target.commit(torch.tensor([path + [0] * (3 - len(path)) for path in paths]), torch.tensor([3, 3, 1]))
-    following = TokenTree.chain(torch.tensor([[20], [21], [22]]))
-    logits = target.forward(following.tokens, following.ancestor_mask(), following.depth).logits[:, 0]
-    for row, path in enumerate(paths):
-        alone = build(transformer, slice(row, row + 1))
-        wanted = feed_one_by_one(alone, [*tree.tokens[row, path].tolist(), 20 + row])
-        torch.testing.assert_close(logits[row], wanted, **CLOSE)
 
 
 @torch.no_grad()

@@ -58,59 +58,37 @@ def meta_weights(fused: bool) -> dict[str, Tensor]:
 
 
 def meta_forward(weights: dict[str, Tensor], tokens: list[int], swin_norm: bool) -> Tensor:
-    """Meta's Chameleon as its source describes it, one head and one pair of channels at a time: logits [n, VOCAB]."""
-
-    def turned(vector: Tensor, position: int) -> Tensor:
-        result = vector.clone()
-        for pair in range(HEAD_DIM // 2):
-            angle = torch.tensor(position / 10000.0 ** (2 * pair / HEAD_DIM))
-            a, b = vector[2 * pair], vector[2 * pair + 1]
-            result[2 * pair] = a * angle.cos() - b * angle.sin()
-            result[2 * pair + 1] = a * angle.sin() + b * angle.cos()
-        return result
+    """Meta's Chameleon as its source describes it, whose neighbouring channels turn as a complex number: [n, VOCAB]."""
+    angles = torch.arange(len(tokens))[:, None] / 10000.0 ** (torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    turn = torch.polar(torch.ones_like(angles), angles)[:, None]  # [n, 1, HEAD_DIM / 2]
 
     def normed(states: Tensor, name: str) -> Tensor:
         return states / (states.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}.weight"]
 
+    def attention(states: Tensor, own: str) -> Tensor:
+        heads = {name: (states @ weights[f"{own}.w{name}.weight"].T).unflatten(-1, (-1, HEAD_DIM)) for name in "qkv"}
+        for name in "qk":
+            norm = (weights[f"{own}.{name}_normalization.{kind}"] for kind in ("weight", "bias"))
+            pairs = torch.view_as_complex(F.layer_norm(heads[name], (HEAD_DIM,), *norm).unflatten(-1, (-1, 2)))
+            heads[name] = torch.view_as_real(pairs * turn).flatten(-2)
+        shared = {name: heads[name].repeat_interleave(HEADS // KV_HEADS, 1) for name in "kv"}
+        scores = torch.einsum("nhd,mhd->hnm", heads["q"], shared["k"]) / HEAD_DIM**0.5
+        scores = scores.masked_fill(torch.ones(scores.shape[1:]).triu(1).bool(), -torch.inf)
+        rows = torch.einsum("hnm,mhd->nhd", scores.softmax(-1), shared["v"])
+        return rows.flatten(1) @ weights[f"{own}.wo.weight"].T
+
+    def feed_forward(states: Tensor, own: str) -> Tensor:
+        first, second, third = (weights[f"{own}.w{number}.weight"] for number in (1, 2, 3))
+        return (F.silu(states @ first.T) * (states @ third.T)) @ second.T
+
     states = weights["tok_embeddings.weight"][tokens]
     for layer in range(LAYERS):
-        own = f"layers.{layer}"
-
-        def attention(states: Tensor, own: str = own) -> Tensor:
-            heads: dict[str, list[list[Tensor]]] = {}
-            for name, count in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-                heads[name] = [
-                    list(row.split(HEAD_DIM)) for row in states @ weights[f"{own}.attention.w{name}.weight"].T
-                ]
-                assert len(heads[name][0]) == count
-            for name in ("q", "k"):
-                norm = f"{own}.attention.{name}_normalization"
-                for position, row in enumerate(heads[name]):
-                    for head, vector in enumerate(row):
-                        scaled = (vector - vector.mean()) / (vector.var(unbiased=False) + 1e-5).sqrt()
-                        vector = scaled * weights[f"{norm}.weight"] + weights[f"{norm}.bias"]
-                        row[head] = turned(vector, position)
-            rows = []
-            for position, queries in enumerate(heads["q"]):
-                out = []
-                for head, query in enumerate(queries):
-                    shared = head * KV_HEADS // HEADS
-                    past = range(position + 1)
-                    scores = torch.stack([query @ heads["k"][other][shared] for other in past]) / HEAD_DIM**0.5
-                    out.append(scores.softmax(0) @ torch.stack([heads["v"][other][shared] for other in past]))
-                rows.append(torch.cat(out))
-            return torch.stack(rows) @ weights[f"{own}.attention.wo.weight"].T
-
-        def feed_forward(states: Tensor, own: str = own) -> Tensor:
-            first, second, third = (weights[f"{own}.feed_forward.w{number}.weight"] for number in (1, 2, 3))
-            return (F.silu(states @ first.T) * (states @ third.T)) @ second.T
-
-        if swin_norm:
-            states = states + normed(attention(states), f"{own}.attention_norm")
-            states = states + normed(feed_forward(states), f"{own}.ffn_norm")
-        else:
-            states = states + attention(normed(states, f"{own}.attention_norm"))
-            states = states + feed_forward(normed(states, f"{own}.ffn_norm"))
+        for part, inner, norm in (
+            (attention, "attention", "attention_norm"),
+            (feed_forward, "feed_forward", "ffn_norm"),
+        ):
+            inner, norm = f"layers.{layer}.{inner}", f"layers.{layer}.{norm}"
+            states = states + (normed(part(states, inner), norm) if swin_norm else part(normed(states, norm), inner))
     return normed(states, "norm") @ weights["output.weight"].T
 
 
@@ -206,20 +184,15 @@ CHECKPOINT = "models/7b/consolidated.pth"
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / CHECKPOINT).unlink(), "holds 0"),
         (lambda folder: (folder / "models/7b/consolidated.01.pth").touch(), "holds 2; a model in several files"),
-        (lambda folder: (folder / "models/7b/params.json").unlink(), "params.json is missing"),
-        (lambda folder: (folder / "models/7b/params.json").write_text("{}"), "params.json: dim must be an integer"),
         (lambda folder: (folder / "tokenizer/vqgan.ckpt").unlink(), "vqgan.ckpt does not exist"),
         (lambda folder: (folder / "tokenizer/text_tokenizer.json").write_text("{}"), "text_tokenizer.json cannot be"),
-        (lambda folder: (folder / CHECKPOINT).write_bytes(b"PK\x03\x04"), "truncated or not a .pt file"),
         (rewrite(CHECKPOINT, lambda weights: {"a": torch.zeros(1)}), "lacks tok_embeddings.weight; it is not a"),
         (rewrite(CHECKPOINT, lambda weights: weights | {"b.c": torch.zeros(1)}), "does not have, such as b.c"),
         (
             rewrite(CHECKPOINT, lambda weights: {key: weights[key] for key in weights if "1.attention.wk." not in key}),
             "lacks 1 weights of ChameleonForConditionalGeneration, such as model.layers.1.self_attn.k_proj.weight",
         ),
-        (rewrite(CHECKPOINT, lambda weights: [1]), "holds no weights by name"),
         (rewrite("tokenizer/vqgan.ckpt", lambda weights: meta_weights(False)), "holds no 'quantize.embedding.weight'"),
     ],
 )
@@ -290,20 +263,3 @@ def test_a_vqgan_inside_a_model(tmp_path, vqgan_weights):
     save_file({key: inside[key] for key in names if "decoder" not in key}, tmp_path / "encoder.safetensors")
     with pytest.raises(UserError, match="no decoder, so it makes no pictures"):
         read_vqgan(tmp_path / "encoder.safetensors")
-
-
-class Anything:
-    """Not a weight."""
-
-
-def test_files_that_are_no_vqgan(tmp_path, vqgan_weights):
-    with pytest.raises(UserError, match=r"vqgan.ckpt, but .* does not exist"):
-        read_vqgan(tmp_path / "absent.ckpt")
-    with pytest.raises(UserError, match=r"holds no .safetensors file"):
-        read_vqgan(tmp_path)
-    torch.save({"state_dict": vqgan_weights, "callbacks": Anything()}, tmp_path / "objects.ckpt")
-    with pytest.raises(UserError, match="weights only"):
-        read_vqgan(tmp_path / "objects.ckpt")
-    (tmp_path / "page.ckpt").write_text("<html>")
-    with pytest.raises(UserError, match="truncated"):
-        read_vqgan(tmp_path / "page.ckpt")

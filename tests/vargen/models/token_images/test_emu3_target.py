@@ -6,7 +6,6 @@ import emu3_models
 import pytest
 import torch
 from emu3_models import AWAY, CODES, COLUMNS, PROMPTS, ROWS, Emu3Components, Emu3Target
-from exact_methods import METHODS
 from target_contract import TargetContract, p_value, run
 from torch import Tensor
 from transformers import Emu3ForConditionalGeneration
@@ -18,9 +17,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.forced_tokens import ForcedTokensDrafter
-from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.roles import TargetOutput
 from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
@@ -63,13 +60,6 @@ class TestEmu3Target(TargetContract):
         model = emu3_models.make()
         return build(emu3_models.disturbed(model, 0.01) if disturbed else model, setting, nodes=nodes)
 
-    def test_marks_that_are_known_change_no_token(self, drawn):
-        (scale, wanted), tree = drawn, StaticTree.from_child_counts("3 / 2 1 / 1")
-        target, smaller = (self.build(scale, tree.num_nodes, disturbed) for disturbed in (False, True))
-        drafter = ForcedTokensDrafter(DraftModelTreeDrafter(smaller, tree), target.forced_tokens, target.vocab_size)
-        result = run(target, drafter)
-        assert torch.equal(result.tokens, wanted) and result.trace.mean_accepted_length > 0
-
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (4, 2)])
 def test_other_shapes(model, rows, columns):
@@ -99,7 +89,7 @@ LOOSE = {"gsd": {}, "vvs-jacobi": {"schedule": "likeness", "threshold": 0.0}}
 """Settings with which relaxed methods take whatever they may."""
 
 
-@pytest.mark.parametrize("window", [1, 2, 4, 7, 13])
+@pytest.mark.parametrize("window", [1, 4, 13])
 @pytest.mark.parametrize("method", ["sjd", "scd", "jacobi", "gsd", "vvs-jacobi"])
 def test_lines_end_where_they_end_and_nowhere_else(model, method, window):
     settings = resolve_method(method, {"window": window, **LOOSE.get(method, {})})
@@ -201,13 +191,12 @@ def probabilities(case: _Case) -> Tensor:
     return case.probabilities()
 
 
-@pytest.mark.parametrize(("method", "options"), METHODS)
+EXACT = [("ar", {}), ("sjd", {"window": 3, "branches": 2, "branch_depth": 1}), ("scd", {"window": 4})]
+
+
+@pytest.mark.parametrize(("method", "options"), EXACT)
 def test_pictures_come_as_often_as_they_should(case, probabilities, method, options):
     assert case.p_value(method, options, probabilities) > 1e-3
-
-
-def test_another_guidance_is_noticed(case, probabilities):
-    assert case.p_value("ar", {}, probabilities, scale=3.5) < 1e-6
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -13,14 +13,10 @@ from official_layout import golden
 from token_image_models import FAMILY_OF, golden_family, golden_folder
 from torch import Tensor
 
-from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.methods.catalogue import resolve_method
-from vargen.models.reuse import Reuse
 from vargen.models.token_images.description import TokenImageFamily
 from vargen.models.token_images.grammar import ImageVocabulary, vocabulary_of
-from vargen.models.token_images.token_image_components import TokenImageComponents
 from vargen.models.token_images.token_image_loading import load_family_model
 from vargen.models.token_images.token_image_target import TokenImageTarget
 
@@ -107,26 +103,6 @@ def test_logits_are_those_of_the_public_code(goldens, name, number):
     rows = torch.cat(states.chunk(target.rows_per_sequence, dim=-1))
     logits = made.model.lm_head(rows)[..., tensors.get("logits_vocab_ids", made.tensors.get("logits_vocab_ids"))]
     torch.testing.assert_close(logits, wanted, atol=2e-4, rtol=0)
-
-
-@pytest.mark.parametrize("method", ["jacobi", "sjd", "scd", "gsd"])
-@pytest.mark.parametrize(("name", "number"), CASES)
-def test_every_method_draws_them_too(goldens, name, number, method):
-    """Greedy, in which gsd is exact; in fewer passes."""
-    made = goldens[name]
-    settings = resolve_method(method, {"window": 5})
-    target = made.target(number, nodes=settings.max_draft_nodes(64))
-    vectors = torch.randn(made.vocabulary.num_codes, 4, generator=torch.Generator().manual_seed(0))
-    components = TokenImageComponents(made.model, target, Reuse(), code_vectors=lambda: vectors)
-    players = settings.build(components)
-    assert players.drafter is not None
-    drafter = ForcedTokensDrafter(players.drafter, target.forced_tokens, target.vocab_size)
-    result = decode(
-        target, max_new_tokens=target.max_new_tokens, sampling=SamplingConfig(temperature=0),
-        streams=RandomStreams.from_seeds([0]), drafter=drafter, verifier=players.verifier,
-    )  # fmt: skip
-    assert torch.equal(made.vocabulary.text(result.tokens), made.drawn(number))
-    assert result.trace.target_passes <= target.max_new_tokens - len(made.family.row_ends(made.grid(number)))
 
 
 def test_what_is_for_training_alone_is_off(tmp_path):

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from refusals import refused
 from torchvision.transforms.functional import to_pil_image
 
 from metrics.speculation import CallRecord
@@ -64,36 +65,6 @@ def test_what_drafting_took_leaves_out_the_prompts():
     names = ("drafting_passes", "accepted_per_drafting_pass", "draft_flops_per_answer", "draft_seconds_per_step")
     assert [plain[name] for name in names] == [None] * 4
     assert [drafted[name] for name in names] == [6, pytest.approx(7 / 3), 600, pytest.approx(0.1)]
-
-
-def test_a_run_goes_on_where_it_was_killed(qwen_pair, cases, tmp_path, answerer_of):
-    contenders = {name: resolve_method(name, task="video") for name in ("ar", "sd")}
-    path, answerer = tmp_path / "calls.jsonl", answerer_of(qwen_pair)
-    asked: list[int] = []
-
-    class Killed(Exception):
-        pass
-
-    class Progress:
-        def update(self) -> None:
-            asked.append(1)
-            if len(asked) == 3:
-                raise Killed
-
-    def run(progress: Any = None) -> list[dict[str, Any]]:
-        records = Records(path, {"a": 1})
-        return run_video_benchmark(
-            answerer, contenders, cases, "what?", records=records, shown=progress, warm_up=0, max_new_tokens=12
-        )
-
-    with pytest.raises(Killed):
-        run(Progress())
-    before = path.read_text()
-    rows = run()
-    assert path.read_text().startswith(before) and len(path.read_text().splitlines()) == 5
-    assert [row["answers"] for row in rows] == [2, 2] and rows[1]["equal_to_plain"] == 2
-    with pytest.raises(UserError, match=r"another a \(1, now 2\)"):
-        Records(path, {"a": 2})
 
 
 def test_methods_take_turns_and_every_answer_has_its_question_and_seed():
@@ -213,13 +184,10 @@ def test_questions_go_to_their_videos(folder, tmp_path):
         ("q.csv", "", "must name a column question"),
         ("q.tsv", "video\tquestion\n", r"must end in \.txt, \.csv or \.jsonl"),
     ):
-        with pytest.raises(UserError, match=told):
-            pairs(name, text)
-    with pytest.raises(UserError, match="is not a folder"):
-        ask_about(tmp_path / "none", None, "", list)
+        refused(told, pairs, name, text)
+    refused("is not a folder", ask_about, tmp_path / "none", None, "", list)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="holds no videos"):
-        ask_about(tmp_path / "empty", None, "", list)
+    refused("holds no videos", ask_about, tmp_path / "empty", None, "", list)
 
 
 def test_questions_belong_to_ones_own_videos(capsys):
@@ -242,5 +210,4 @@ def test_videos_of_a_folder_are_told_by_their_suffix_and_a_tenth_is_kept_apart(t
     ]
     assert len(train) == 44 and len(set_apart(clips)[1]) == 1
     (tmp_path / "q.jsonl").write_text('{"video": "B.MP4", "question": " "}')
-    with pytest.raises(UserError, match="line 1: it needs a video and a question"):
-        ask_about(tmp_path, str(tmp_path / "q.jsonl"), "", list)
+    refused("line 1: it needs a video and a question", ask_about, tmp_path, str(tmp_path / "q.jsonl"), "", list)

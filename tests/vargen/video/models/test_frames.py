@@ -18,6 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from refusals import refused
 from small_video_llms import build_llava_processor
 from torch import Tensor
 from transformers import Qwen2VLVideoProcessor
@@ -253,8 +254,7 @@ def test_a_number_of_frames_is_sampled_as_the_processor_does(total, wanted, step
     processor = Qwen2VLVideoProcessor(temporal_patch_size=step)
     choose, rounded = sampler(num_frames=wanted, temporal_patch_size=step), round(wanted / step) * step
     if rounded > total:
-        with pytest.raises(UserError, match=f"num_frames: {rounded} cannot be taken of a video of {total}"):
-            choose(total, 30.0)
+        refused(f"num_frames: {rounded} cannot be taken of a video of {total}", choose, total, 30.0)
         whole = total // step * step
         taken = sampler(num_frames=wanted, at_most=True, temporal_patch_size=step)(total, 30.0)
         assert len(taken) == whole and taken == sampler(num_frames=whole, temporal_patch_size=step)(total, 30.0)
@@ -336,8 +336,7 @@ def test_a_processors_own_words_are_no_questions(name):
 
 def test_questions_are_checked():
     processor, video = build_processor(32, 8), VideoFrames.from_frames(moving(8))
-    with pytest.raises(UserError, match="question is empty; ask something"):
-        processor_inputs(processor, video, "  ")
+    refused("question is empty; ask something", processor_inputs, processor, video, "  ")
     with pytest.raises(UserError, match=r"must not contain <\|video_pad\|>; leave it out"):
         processor_inputs(processor, video, "what is <|video_pad|>?")
     with pytest.warns(QuestionWarning, match="does not know 'Giraffe', 'jazz'") as said:
@@ -365,22 +364,6 @@ def test_without_an_h264_encoder_there_is_another(tmp_path, monkeypatch):
     video = read_video(tmp_path / "a.mp4")
     assert video.fps == 7.5
     assert (video.frames.float() - moving(8)).abs().mean() < 4
-
-
-def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
-    path = tmp_path / "a.mp4"
-    path.write_bytes(b"before")
-
-    monkeypatch.setattr(VideoFrames, "from_frames", lambda frames: VideoFrames(frames, (0, 1), 2.0, 2))
-    with pytest.raises(ValueError):  # PyAV refuses floats, after the file has been begun
-        write_video(torch.rand(2, 3, 8, 8), path)
-    assert path.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1
-
-
-@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 1, 8, 8), (0, 3, 8, 8)])
-def test_frames_of_another_shape_are_refused(tmp_path, shape):
-    with pytest.raises(ValueError, match=r"\[F, 3, H, W\]"):
-        write_video(torch.zeros(shape), tmp_path / "a.mp4")
 
 
 # Folders
@@ -468,8 +451,7 @@ def test_errors_name_the_remedy(files, tmp_path):
     with pytest.raises(UserError, match="it has no frames"):
         sampler()(0, 30.0)
     for path, rate, message in (("a.gif", 2.0, "must end in .mp4"), ("a.mp4", 0.0, "between 0.001 and 1000")):
-        with pytest.raises(UserError, match=message):
-            write_video(moving(4), tmp_path / path, rate)
+        refused(message, write_video, moving(4), tmp_path / path, rate)
 
 
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "mpeg4.mp4", "h264.ts", "animated.gif"])
@@ -515,6 +497,5 @@ def test_without_pyav_the_extra_is_named(tmp_path, monkeypatch):
     folder = picture_folder(tmp_path / "pictures", moving(4))
     monkeypatch.setitem(sys.modules, "av", None)
     for call in (lambda: read_video(tmp_path / "a.mp4"), lambda: write_video(moving(4), tmp_path / "b.mp4")):
-        with pytest.raises(UserError, match=r'pip install "vargen\[video\]"'):
-            call()
+        refused(r'pip install "vargen\[video\]"', call)
     assert len(read_video(folder).frames) == 4  # pictures need no PyAV

@@ -4,11 +4,11 @@ from copy import deepcopy
 
 import pytest
 import torch
+from refusals import refused
 from transformers import GenerationConfig
 
 from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace
-from vargen.base.errors import UserError
 from vargen.video.methods.parallelvlm import ParallelConfig
 from vargen.video.methods.plain import PlainConfig
 from vargen.video.methods.speculative import SpeculativeConfig, SpecVLMConfig
@@ -50,14 +50,12 @@ def test_settings_are_merged_as_by_generate(own, asked, wanted):
     [("num_beams", 3), ("no_repeat_ngram_size", 2), ("min_p", 0.1), ("suppress_tokens", [3]), ("min_new_tokens", 4)],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(name, value):
-    with pytest.raises(UserError, match=f"generation_config.json asks for {name}"):
-        generation_settings(GenerationConfig(**{name: value}))
+    refused(f"generation_config.json asks for {name}", generation_settings, GenerationConfig(**{name: value}))
 
 
 @pytest.mark.parametrize("asked", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}, {"repetition_penalty": 0.0}])
 def test_numbers_out_of_range_are_refused_by_name(asked):
-    with pytest.raises(UserError, match=next(iter(asked))):
-        generation_settings(GenerationConfig(), **asked)
+    refused(next(iter(asked)), generation_settings, GenerationConfig(), **asked)
 
 
 @pytest.mark.parametrize(

@@ -114,20 +114,6 @@ def test_rewinding_forgets(architecture, models, inputs_of):
     torch.testing.assert_close(logits[0, 0], fresh.logits([10, 20]), rtol=1e-3, atol=1e-3)
 
 
-def test_states_of_the_prefill_are_the_models_own(architecture, models, inputs_of):
-    model, inputs = models(architecture), inputs_of(architecture, 1)
-    request = prepare_request(model, inputs)
-    target = VideoTarget(model, request, capture_layers=(0, 2))
-    target.prefill()
-    with torch.no_grad():
-        states = model(**inputs, output_hidden_states=True).hidden_states
-    visual = inputs["input_ids"][0] == model.config.video_token_id
-    (seen,) = target.prompts
-    torch.testing.assert_close(seen.visual_hidden_states, states[-1][0, visual], rtol=1e-4, atol=1e-4)
-    for layer in (0, 2):
-        torch.testing.assert_close(seen.captured[layer], states[layer][0], rtol=1e-4, atol=1e-4)
-
-
 def test_the_vision_tower_runs_once_for_target_and_drafter(architecture, models, inputs_of):
     model, inputs = models(architecture), inputs_of(architecture, 1)
     features = encode_video(model, inputs)

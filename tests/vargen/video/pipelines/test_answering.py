@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from torch.nn.functional import cosine_similarity
 
 from scenes.rendering.video_file import write_video
@@ -18,7 +17,6 @@ from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import methods_for, resolve_method
-from vargen.video.jobs.cases import VideoCase
 from vargen.video.methods.lvspec import LVSpecConfig
 from vargen.video.methods.parallelvlm import ParallelConfig
 from vargen.video.methods.speculative import SpeculativeConfig
@@ -38,27 +36,15 @@ def settings_of(method: type[MethodConfig], **options: Any) -> MethodConfig:
     return method(**options)
 
 
-@pytest.fixture(scope="module")
-def said_by_transformers(cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]) -> Callable[..., Any]:
-    """30 greedy tokens about the first clip, by folder of the models."""
-
-    @cache
-    def get(pair: Path) -> list[int]:
-        answerer = answerer_of(pair)
-        inputs = processor_inputs(answerer.processor, cases[0].frames, QUESTION)
-        said = answerer.model.generate(**inputs, max_new_tokens=30, do_sample=False)
-        return said[0, inputs["input_ids"].shape[1] :].tolist()
-
-    return get
-
-
-@pytest.mark.parametrize("method", EXACT, ids=lambda method: method.name)
-def test_exact_methods_say_what_transformers_says(pair, cases, answerer_of, said_by_transformers, method):
-    answer = answerer_of(pair).answer(cases[0].frames, QUESTION, settings_of(method), max_new_tokens=30)
-    assert answer.token_ids == said_by_transformers(pair) and len(set(answer.token_ids)) > 2
+@pytest.mark.parametrize("method", ["ar", "sd", "flash"])
+def test_a_pair_says_what_transformers_says(pair, cases, answerer_of, method):
+    answerer = answerer_of(pair)
+    answer = answerer.answer(cases[0].frames, QUESTION, method, max_new_tokens=30)
+    inputs = processor_inputs(answerer.processor, cases[0].frames, QUESTION)
+    said = answerer.model.generate(**inputs, max_new_tokens=30, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    assert answer.token_ids == said.tolist() and len(set(answer.token_ids)) > 2
     assert len(answer.origins) == len(answer.tokens) == len(answer.token_ids)
-    if method.name != "ar" and not issubclass(method, TrainedDrafterConfig):  # those are not trained here
-        assert answer.trace.target_passes < len(answer.token_ids)
+    assert method != "sd" or answer.trace.target_passes < len(answer.token_ids)
 
 
 @pytest.mark.parametrize("method", EXACT, ids=lambda method: method.name)
@@ -294,13 +280,11 @@ def test_a_window_measured_in_a_short_answer_is_not_a_long_ones(qwen_pair, cases
     assert measured == [True, True, False, False]
 
 
-def test_what_is_missing_is_named(qwen_pair, pair, cases, tmp_path):
+def test_what_is_missing_is_named(qwen_pair, cases, tmp_path):
     alone = VideoAnswerer.from_pretrained(str(qwen_pair / "target"))
     for method in ("sd", "parallelvlm"):
-        with pytest.raises(UserError, match="draft_model"):
-            alone.answer(cases[0].frames, QUESTION, method)
-    with pytest.raises(UserError, match=r"flash\.depth must be at most 4"):
-        alone.answer(cases[0].frames, QUESTION, FlashConfig(depth=5))
+        refused("draft_model", alone.answer, cases[0].frames, QUESTION, method)
+    refused(r"flash\.depth must be at most 4", alone.answer, cases[0].frames, QUESTION, FlashConfig(depth=5))
     stranger = VideoAnswerer(alone.model, alone.processor)
     with pytest.raises(UserError, match=r"sparrow\.drafter must be given.*train video-drafter --kind sparrow"):
         stranger.answer(cases[0].frames, QUESTION, "sparrow")
@@ -309,12 +293,9 @@ def test_what_is_missing_is_named(qwen_pair, pair, cases, tmp_path):
     draft = VideoAnswerer.from_pretrained(str(qwen_pair / "draft"))  # of the same sizes, with other weights
     with pytest.raises(UserError, match="trained on other features"):
         draft.answer(cases[0].frames, QUESTION, SparrowConfig(drafter=str(qwen_pair / "target/drafters/sparrow")))
-    with pytest.raises(UserError, match="max_new_tokens"):
-        alone.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=0)
-    with pytest.raises(UserError, match="temperature"):
-        alone.answer(cases[0].frames, QUESTION, "ar", temperature=-1.0)
-    with pytest.raises(UserError, match=r"config\.json"):
-        VideoAnswerer.from_pretrained(str(tmp_path))
+    refused("max_new_tokens", alone.answer, cases[0].frames, QUESTION, "ar", max_new_tokens=0)
+    refused("temperature", alone.answer, cases[0].frames, QUESTION, "ar", temperature=-1.0)
+    refused(r"config\.json", VideoAnswerer.from_pretrained, str(tmp_path))
 
 
 def test_a_drafter_of_other_words_is_refused(qwen_pair, tmp_path):
@@ -340,8 +321,7 @@ def test_a_drafter_that_dies_fails_the_answer_and_not_the_next(qwen_pair, cases,
         answerer.answer(cases[0].frames, QUESTION, config, max_new_tokens=10)
         (pair,) = answerer._lasting.values()
         os.kill(pair.channel.pid, signal.SIGKILL)
-        with pytest.raises(UserError, match="SIGKILL"):
-            answerer.answer(cases[0].frames, QUESTION, config, max_new_tokens=10)
+        refused("SIGKILL", answerer.answer, cases[0].frames, QUESTION, config, max_new_tokens=10)
         again = answerer.answer(cases[0].frames, QUESTION, config, max_new_tokens=10)
         assert again.token_ids == plain.token_ids
     finally:

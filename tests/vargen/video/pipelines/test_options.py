@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from transformers import (
-    LlamaConfig,
     LlavaNextVideoVideoProcessor,
     LlavaOnevisionVideoProcessor,
     Qwen2VLVideoProcessor,
@@ -70,8 +70,7 @@ def test_target_and_drafter_have_places_of_their_own(given, target, drafter):
     ],
 )
 def test_wrong_options_are_refused_by_name(given, named):
-    with pytest.raises(UserError, match=named):
-        VideoOptions(**given)
+    refused(named, VideoOptions, **given)
 
 
 VIDEO_PROCESSORS = [
@@ -122,8 +121,7 @@ def test_what_a_video_takes_is_said_and_what_is_too_long_refused(qwen_pair, case
     use.check(256)
     long = ContextUse(600, 216_000, 216_030, 128_000, 3, 28 * 2 * 4 * 128 * 2)
     assert "11.5 GiB" in str(long)
-    with pytest.raises(UserError, match=r"600 frames are 216,000 visual tokens.*num_frames 354 or fewer.*max_pixels"):
-        long.check(256)
+    refused(r"600 frames are 216,000 visual tokens.*num_frames 354 or fewer.*max_pixels", long.check, 256)
     with pytest.raises(UserError, match=r"give fewer frames \(num_frames, fps\)$"):
         ContextUse(2, 90, 95, 100, 1, 8).check(99)
 
@@ -156,45 +154,6 @@ def clip(tmp_path: Path, cases: list[VideoCase]) -> str:
     path = tmp_path / "clip.mp4"
     write_video(cases[0].frames.frames, path)
     return str(path)
-
-
-def broken(folder: Path, pair: Path, how: str) -> list[str]:
-    """Arguments of a model that is not as it should be."""
-    shutil.copytree(pair / "target", folder, ignore=shutil.ignore_patterns("drafters"))
-    if how == "another family":
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "model_type": "internvl"}))
-    elif how == "text only":
-        LlamaConfig().save_pretrained(folder)
-    elif how == "no processor":
-        for name in ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"):
-            (folder / name).unlink(missing_ok=True)
-    elif how == "pictures":
-        (folder / "config.json").rename(folder / "model_index.json")
-    elif how == "lost weights":
-        (folder / "model.safetensors").unlink()
-    elif how == "another search":
-        (folder / "generation_config.json").write_text(json.dumps({"num_beams": 4}))
-    return ["--model", str(folder)]
-
-
-@pytest.mark.parametrize(
-    ("how", "told"),
-    [
-        ("another family", "'internvl', which cannot answer about videos here; known: Qwen2-VL"),
-        ("text only", "'llama', which cannot answer about videos here"),
-        ("no processor", "has no processor that loads"),
-        ("pictures", "config.json"),
-        ("lost weights", "cannot be loaded"),
-        ("another search", "num_beams 4, which cannot be honoured"),
-    ],
-)
-def test_what_is_wrong_with_a_model_is_one_line(qwen_pair, clip, tmp_path, how, told, capsys):
-    arguments = broken(tmp_path / "model", qwen_pair, how)
-    assert main(["caption", clip, *arguments, "--method", "ar", "--device", "cpu"]) == 2
-    output = capsys.readouterr()
-    errors = [line for line in output.err.splitlines() if line.startswith("vargen: error:")]
-    assert len(errors) == 1 and told in errors[0] and not output.out
 
 
 def test_a_name_on_the_hub_goes_to_the_hub(monkeypatch, qwen_pair, capsys, clip):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from noise_videos import FIRST_SEEDS, FRAMES, SIZE, NoiseVideos, short_run
+from refusals import refused
 from small_video_llms import ARCHITECTURES, build_talkative, save_both
 from torch import Tensor
 
@@ -163,8 +164,7 @@ def test_a_model_whose_later_layers_read_the_video_is_refused(pair, tmp_path, mo
         "vargen.video.training.video_draft_model.prepare_request",
         lambda model, inputs: replace(prepare_request(model, inputs), deepstack=(torch.zeros(1, 1),)),
     )
-    with pytest.raises(UserError, match=r"draft_model: .* cannot be trained here"):
-        task.loss(0, 0.0)
+    refused(r"draft_model: .* cannot be trained here", task.loss, 0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,7 @@ def test_a_model_whose_later_layers_read_the_video_is_refused(pair, tmp_path, mo
     ],
 )
 def test_bad_settings_are_named(changes, named):
-    with pytest.raises(UserError, match=named):
-        VideoDraftModelTrainingConfig(**{"output": "x", **changes})
+    refused(named, VideoDraftModelTrainingConfig, **{"output": "x", **changes})
 
 
 def test_the_command_names_a_draft_model_of_another_vocabulary(pair, tmp_path, capsys):

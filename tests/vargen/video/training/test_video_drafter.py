@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from noise_videos import FIRST_SEEDS, FRAMES, SIZE, NoiseVideos, short_run
+from refusals import refused
 from resumed import stop_and_go_on
 from safetensors import safe_open
 from small_video_llms import ARCHITECTURES, build_talkative, save_both
@@ -289,11 +290,9 @@ def test_answers_are_the_targets_and_are_kept(target_folder, tmp_path, monkeypat
             stop_token=video_questions.stop_tokens(model),
         )  # fmt: skip
         assert tokens == plain.tokens[0, : int(plain.lengths[0])].tolist()
-    with pytest.raises(UserError, match=r'holds answers with another target \("a", now "b"\)'):
-        answers(target="b")
+    refused(r'holds answers with another target \("a", now "b"\)', answers, target="b")
     next(tmp_path.iterdir()).write_bytes(b"{")
-    with pytest.raises(UserError, match=r"^answers: .* cannot be read \(.*\); delete it$"):
-        answers()
+    refused(r"^answers: .* cannot be read \(.*\); delete it$", answers)
 
 
 def test_answers_end_where_they_end(qwen_folder, monkeypatch):
@@ -433,14 +432,8 @@ def test_it_learns_to_be_accepted(qwen_folder, tmp_path, kind):
                 assert fast.trace.mean_accepted_length > 0.7
 
 
-def test_the_ablations_of_sparrow_are_settings(qwen_folder, tmp_path):
+def test_passes_over_its_own_guesses_are_a_setting(qwen_folder, tmp_path):
     model, _ = load(qwen_folder)
-    for visual in ("states", "embeddings"):
-        for text_only in (True, False):
-            config = training_config(qwen_folder, tmp_path, visual=visual, text_only=text_only)
-            drafter = config.new_video_head(model).config
-            assert (drafter.visual, drafter.text_only) == (visual, text_only)
-            assert drafter.visual_layer == (1 if visual == "states" else None)
     reader = reader_of(qwen_folder)
     for passes in (0, 1):
         task = VideoDrafterTask(training_config(qwen_folder, tmp_path, own_passes=passes), model, reader, reader)
@@ -466,8 +459,7 @@ def test_the_ablations_of_sparrow_are_settings(qwen_folder, tmp_path):
     ],
 )
 def test_bad_settings_are_named(changes, named):
-    with pytest.raises(UserError, match=named):
-        VideoDrafterTrainingConfig("x", **changes)
+    refused(named, VideoDrafterTrainingConfig, "x", **changes)
 
 
 def test_settings_that_do_not_fit_the_target_are_named(qwen_folder, tmp_path):
@@ -476,10 +468,8 @@ def test_settings_that_do_not_fit_the_target_are_named(qwen_folder, tmp_path):
         training_config(qwen_folder, tmp_path, visual_layer=7).new_video_head(model)
     config = training_config(qwen_folder, tmp_path, steps=1)
     train_on_noise(config)
-    with pytest.raises(UserError, match="draft_length"):
-        train_on_noise(replace(config, draft_length=2))
-    with pytest.raises(UserError, match="max_new_tokens"):
-        train_on_noise(replace(config, max_new_tokens=11))
+    refused("draft_length", train_on_noise, replace(config, draft_length=2))
+    refused("max_new_tokens", train_on_noise, replace(config, max_new_tokens=11))
 
 
 @pytest.mark.parametrize(("kind", "share", "expected"), [("sparrow", None, 0.5), ("msd", None, 0.0), ("msd", 1.0, 1.0)])

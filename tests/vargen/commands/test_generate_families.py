@@ -1,19 +1,26 @@
-"""`vargen generate` with a folder of another family: the same pictures as its pipeline makes, and the same refusals."""
+"""`vargen generate` with folders of other families: the pictures that their pipelines make, and the same refusals."""
 
 import json
 import shutil
 from pathlib import Path
 
+import emu3_models
+import glm_image_models
 import janus_models
 import numpy as np
 import pytest
+import token_image_models
 import torch
 from janus_models import PROMPTS
 from PIL import Image
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from specdecode.kernels import build
 from vargen.cli import main
+from vargen.methods.catalogue import resolve_method
 from vargen.models.description import describe_model
+from vargen.models.token_images.simplear import SIMPLEAR
+from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.janus import JanusPipeline
 
 
@@ -21,6 +28,11 @@ from vargen.pipelines.janus import JanusPipeline
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Janus as transformers saves it; tests must leave it as it is."""
     return janus_models.save(tmp_path_factory.mktemp("janus"))
+
+
+@pytest.fixture(scope="module")
+def emu3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return emu3_models.save(tmp_path_factory.mktemp("emu3"))
 
 
 def generate(model: Path, output: Path, *arguments: str) -> int:
@@ -105,3 +117,79 @@ def test_what_was_published_in_bfloat16_is_drawn_in_it_where_the_processor_multi
         assert refusal in capsys.readouterr().err
     told = settings(published, tmp_path / "elsewhere")
     assert (told["dtype"], "kernels" in told) == ("float32", False)
+
+
+def test_emu3_draws_what_its_pipeline_draws(emu3, tmp_path, capsys):
+    command = ["generate", emu3_models.PROMPTS[0], "--model", str(emu3), "--output", str(tmp_path / "out"), "--quiet"]
+    size, method = ["--height", "24", "--width", "32"], ["--method", "scd", "--method_options.window", "4"]
+    assert main([*command, *size, *method, "--trace_image", "true"]) == 0
+    picture = Image.open(tmp_path / "out" / "images" / "000000.png")
+    assert picture.size == (32, 24)
+    pipeline = Emu3Pipeline.from_pretrained(emu3)
+    expected = pipeline(
+        emu3_models.PROMPTS[0], height=24, width=32, method=resolve_method("scd", {"window": 4}),
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    assert picture.convert("RGB").tobytes() == expected.images[0].tobytes()
+    trace = Image.open(tmp_path / "out" / "traces" / "000000.png")
+    assert trace.size[0] > trace.size[1]
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())["settings"]
+    assert (settings["height"], settings["width"]) == (24, 32)
+    assert main([*command, *size, *method]) == 0  # goes on
+    assert main(["check", str(emu3), *size, "--output", str(tmp_path / "check.json")]) == 0
+    capsys.readouterr()
+    assert main([*command, "--ratio", "3:4", *method]) == 2
+    assert "holds a run with another height (24, now 832)" in capsys.readouterr().err
+
+
+def test_glm_image_draws_its_preview_and_a_picture_of_that_size(tmp_path, capsys):
+    output, glm_image = tmp_path / "out", glm_image_models.save(tmp_path / "model")
+    command = ["generate", glm_image_models.PROMPTS[0], "--model", str(glm_image), "--output", str(output)]
+    assert main([*command, "--height", "64", "--width", "96", "--method", "jacobi", "--json", "--quiet"]) == 0
+    assert Image.open(output / "images" / "000000.png").size == (96, 64)
+    told = describe_model(glm_image).sized(64, 96)
+    assert json.loads(capsys.readouterr().out)["tokens"] == told.num_tokens == 6 + 13 * 19
+
+
+def test_other_sizes_than_the_only_one_are_refused(tiny_model_folder, emu3, tmp_path, capsys):
+    place = ["a red cube", "--quiet", "--output", str(tmp_path / "out"), "--model"]
+    for option, value in (("height", "640"), ("ratio", "16:9")):
+        assert main(["generate", *place, str(tiny_model_folder), f"--{option}", value]) == 2
+        assert f"{option} cannot be chosen with a model of the family llamagen: its" in capsys.readouterr().err
+    assert main(["generate", *place, str(emu3), "--height", "24"]) == 2
+    assert "height and width must be given both" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+class Blocks(torch.nn.Module):
+    """A picture of codes in squares of 16 pixels, in the place of Cosmos's decoder."""
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        grown = codes.repeat_interleave(16, 2).repeat_interleave(16, 3)
+        return (grown.float() / 32_000 - 1)[:, None].expand(-1, 3, -1, -1, -1)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")  # of writing a script
+def test_a_described_family_draws_with_the_file_that_makes_its_pixels(tmp_path, capsys):
+    folder, decoder = tmp_path / "model", tmp_path / "decoder.jit"
+    tokenizer = token_image_models.tiny_tokenizer(SIMPLEAR)
+    torch.manual_seed(0)
+    size = {**token_image_models.TINY, "vocab_size": len(tokenizer) + 64_000, "max_position_embeddings": 512}
+    Qwen2ForCausalLM(Qwen2Config(**size)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["SimpARForCausalLM"]}))
+    torch.jit.save(torch.jit.script(Blocks()), str(decoder))
+
+    output = tmp_path / "out"
+    command = ["generate", "a dog", "--model", str(folder), "--output", str(output), "--quiet"]
+    size_and_pixels = ["--height", "256", "--width", "256", "--vqvae", str(decoder)]
+    assert main([*command, *size_and_pixels, "--trace_image", "true"]) == 0
+    picture = Image.open(output / "images" / "000000.png")
+    assert picture.size == (256, 256) and len(set(picture.resize((16, 16), 0).tobytes())) > 20
+    capsys.readouterr()
+
+    assert main([*command[:-3], "--output", str(tmp_path / "no"), "--height", "256", "--width", "256"]) == 2
+    assert "vqvae must be given to make pictures of codes (from decoder.jit of nvidia/Cosmos" in capsys.readouterr().err
+    assert main([*command, "--family", "liquid", *size_and_pixels]) == 2
+    assert "\n" not in capsys.readouterr().err.strip()

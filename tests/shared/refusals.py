@@ -1,0 +1,15 @@
+"""What a call refuses: `UserError`, in one line."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from vargen.base.errors import UserError
+
+
+def refused(match: str, call: Callable[..., object], /, *arguments: Any, **settings: Any) -> None:
+    """Check that a call with these arguments is refused, and that the one line of it has what `match` finds."""
+    with pytest.raises(UserError, match=match) as error:
+        call(*arguments, **settings)
+    assert "\n" not in str(error.value)

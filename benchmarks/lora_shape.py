@@ -161,6 +161,12 @@ def figures(
     return {**found, "old_claims": claims[:, 0] / claims[:, 1]}, pictures
 
 
+def share(values: Tensor, is_truth: bool) -> list[Any]:
+    """The mean of what is known, and its interval; Wilson's where each value is a truth."""
+    known = values.float()[~values.float().isnan()]
+    return [float(known.mean()), mean_interval(known.bool() if is_truth else known)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", default="runs/lora_shape", help="folder of pictures and of the training")
@@ -226,9 +232,7 @@ def main() -> None:
         "jacobi_draws_plain_decodings_pictures": torch.equal(*same),
     }
     for part, values in parts.items():
-        told[part] = {
-            name: [float(each.float().nanmean()), mean_interval(each.float())] for name, each in values.items()
-        }
+        told[part] = {name: share(each, part != "change" and name != "old_claims") for name, each in values.items()}
     print(json.dumps(told, indent=1))
     shown = [picture for pair in zip(to_pil(plain[:8]), to_pil(adapted[:8]), strict=True) for picture in pair]
     labels = [label for case in new[:8] for label in (f"before: {case.caption.text}", "after")]

@@ -26,16 +26,10 @@ _WORDS = WORDS | {
     Tensor: "a tensor",
     torch.Generator: "a torch.Generator",
 }
-_OF_DENOISING = [
-    "num_inference_steps",
-    "timesteps",
-    "sigmas",
-    "latents",
-    "eta",
-    "strength",
-    "scheduler",
-    "cross_attention_kwargs",
-]
+_OF_DENOISING = (
+    *("num_inference_steps", "timesteps", "sigmas", "latents", "eta"),
+    *("strength", "scheduler", "cross_attention_kwargs"),
+)
 """Arguments of diffusers' pipelines that nothing here can mean."""
 
 

@@ -129,9 +129,9 @@ def test_windows_of_every_coupling(drafter, sampling):
 
 
 def test_attention_reads_whole_buckets(model):
-    compiler = TapingCompiler(8)
+    compiler = TapingCompiler(16)
     same(*(run(target_of(model), each) for each in (None, compiler)))
-    assert 1 < len(compiler.tapes) <= 4 and not compiler.counted.faults
+    assert len(compiler.tapes) == 2 and not compiler.counted.faults
 
 
 def test_layers_with_windows_and_two_kinds_of_masks():
@@ -262,7 +262,7 @@ class NotingDrafter(JacobiDrafter):
 def test_a_known_step_that_is_compiled_again_has_the_limit_of_a_new_one():
     compiler = StepCompiler(CountedGraphs(), 64)
     with torch._dynamo.config.patch(recompile_limit=1):
-        for number in range(3):
+        for number in range(2):
             drafter = NotingDrafter(len(TABLE), FixedDraftSize(DraftSize(4, 3)), coupling="target")
             drafter.notes = dict.fromkeys(range(number), "")
             same(*(run(chains(), each, drafter) for each in (None, compiler)))
@@ -323,7 +323,7 @@ def test_planted_faults_are_seen(monkeypatch):
     with pytest.raises(Exception, match=r"(?i)data.dependent|_local_scalar_dense|\.item"):
         decoded(_Asks)
     same(decoded(_Names, compiled=False), decoded(_Names))
-    monkeypatch.setattr(static_step, "_MOST_KINDS", 4)
+    monkeypatch.setattr(static_step, "_MOST_KINDS", 2)
     for drafter, name in ((_Counts, "a number that a player counts"), (_Forgets, "drafter.*rounds")):
         with pytest.raises(ValueError, match=f"compile: .*{name}.* is another at every step, so steps are no graph"):
             decoded(drafter)

@@ -65,15 +65,19 @@ def test_a_window_of_one_drafts_a_token_and_branches_have_the_nodes_that_are_kep
         assert parents.numel() == 1 + size + branch_nodes(size, branches, depth)
 
 
+DRAWN = [coupling for coupling in COUPLINGS if coupling != "target"]
+"""With the target's own numbers a window changes no token at all, which other tests say."""
+
+
 @pytest.mark.parametrize("initial_guess", INITIAL_GUESSES)
-@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("coupling", DRAWN)
 @pytest.mark.parametrize("length", [1, 5])
 def test_the_distribution_is_the_targets(p_value, length, coupling, initial_guess):
     tokens = decode_rows(JacobiDrafter(VOCAB, window(length), initial_guess, coupling)).tokens
     assert p_value(tokens, TABLE, PROMPT, SAMPLING) > 1e-3
 
 
-@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("coupling", DRAWN)
 @pytest.mark.parametrize(("lengths", "sampling"), [((3, 0, 5, 1), SamplingConfig(1.3, 4, 0.8)), ((2, 3), SAMPLING)])
 def test_filters_and_changing_windows_stay_exact(p_value, coupling, lengths, sampling):
     """(2, 3): a guess that is taken from the wrong place of a window that was resized shows there alone."""
@@ -81,7 +85,7 @@ def test_filters_and_changing_windows_stay_exact(p_value, coupling, lengths, sam
     assert p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
 
 
-@pytest.mark.parametrize("coupling", ["independent", "gumbel", "maximal"])
+@pytest.mark.parametrize("coupling", DRAWN)
 @pytest.mark.parametrize("least", [0.0, 0.4])
 def test_survivors_with_their_draws_are_exact(p_value, coupling, least):
     tokens = decode_rows(JacobiDrafter(VOCAB, window(3), "repeat", coupling, least)).tokens
@@ -198,7 +202,7 @@ def branching(
     return kind(vocab_size, sizer, branches, depth, **{"initial_guess": "repeat", **options})
 
 
-@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("coupling", DRAWN)
 @pytest.mark.parametrize(("branches", "depth"), [(2, 1), (3, 2), (5, 8)])
 def test_branches_leave_the_distribution_as_it_is(p_value, branches, depth, coupling):
     drafter = branching(VOCAB, 3, branches, depth, coupling=coupling)
@@ -211,7 +215,6 @@ def test_branches_leave_the_distribution_as_it_is(p_value, branches, depth, coup
         {"keep_overlap": 0.5, "initial_guess": "random"},
         {"coupling": "gumbel", "keep_overlap": 0.5},
         {"coupling": "maximal", "initial_guess": "random"},
-        {"coupling": "target", "initial_guess": "random"},
     ],
     ids=str,
 )

@@ -81,13 +81,6 @@ def test_no_token_changes(sampling):
         assert fast.trace.target_passes < 40
 
 
-@pytest.mark.parametrize("sampling", [SamplingConfig(0.9), SamplingConfig(1.3, 3, 0.8)], ids=str)
-def test_the_distribution_is_the_targets(p_value, sampling):
-    result = run(sampling, PROMPT.expand(DRAWS, 2))
-    assert result.trace.mean_accepted_length > 0.1
-    assert p_value(result.tokens, TABLE, PROMPT, sampling) > 1e-3
-
-
 def test_nothing_is_drafted_where_nothing_repeats_or_a_row_is_finished():
     tokens, active = torch.tensor([[5, 0], [1, 0]]), torch.tensor([True, False])
     state = state_for(torch.tensor([1, 1]), SamplingConfig(), tokens, active, 2)

@@ -166,14 +166,6 @@ def test_weights_below_one_are_exact_and_above_are_not():
     assert p_values(AnnealedVerifier(1.5, 0), [P[0]])[0] < 1e-9
 
 
-def test_above_weight_one_the_residual_is_that_of_the_exact_rule():
-    """The paper's proposition: then p - q f is positive exactly where p - q is, and equal to it."""
-    last, drawn_from = P[:2], Q
-    for weight in (1.0, 1.3, 4.0):
-        beyond = (last - torch.minimum(drawn_from, weight * last)).clamp(min=0)
-        assert torch.equal(beyond, (last - drawn_from).clamp(min=0))
-
-
 # ---- bad input ----
 
 

@@ -218,18 +218,6 @@ def test_total_variation_stays_within_delta(delta, sampling):
     assert max(distances) > 0.5 * delta if delta < 1 else max(distances) > 0.3
 
 
-def test_the_bound_holds_for_the_mixture_over_random_children():
-    """Two children drawn from a drafter's distribution: every pair, weighted by its probability."""
-    delta, logits = 0.25, TABLE[2, 7]
-    verifier, drawn_from = LanternVerifier(NEIGHBOURS, delta=delta), TABLE[3, 7].softmax(0)
-    mixture = torch.zeros(VOCAB_SIZE)
-    for first in range(VOCAB_SIZE):
-        for second in range(VOCAB_SIZE):
-            emitted, target = emitted_distribution(verifier, logits, [first, second], SAMPLING)
-            mixture += drawn_from[first] * drawn_from[second] * emitted
-    assert 0.01 < total_variation(mixture, target) <= delta
-
-
 @pytest.mark.parametrize("multiplier", [1.5, 3.0, 20.0])
 def test_no_child_becomes_more_than_the_multiplier_times_as_probable(multiplier):
     verifier, largest = LanternVerifier(NEIGHBOURS, multiplier=multiplier), 0.0

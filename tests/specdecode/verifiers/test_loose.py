@@ -198,16 +198,6 @@ def test_lambda_one_accepts_all_but_protected_tokens_and_more_lambda_never_accep
     assert torch.equal(protected.accept(draft, output, STATE).accepted, exact.accepted)
 
 
-def test_relevance_tells_words_of_the_reference_from_fillers():
-    generator = torch.Generator().manual_seed(0)
-    reference = torch.randn(50, 32, generator=generator)
-    words = reference[torch.randint(50, (30,), generator=generator)] + 0.8 * torch.randn(30, 32, generator=generator)
-    fillers = torch.randn(30, 32, generator=generator)
-    scores = [relevance_to(each, reference, 3) for each in (words, fillers)]
-    area = float((scores[0][:, None] > scores[1][None]).double().mean())
-    assert area > 0.95
-
-
 def test_drafts_it_cannot_judge_are_refused():
     reference = torch.randn(3, DIM)
     chain = TokenTree.chain(torch.tensor([[1, 2]]))

@@ -45,7 +45,7 @@ SEEDS = {"train": 0, "drawn": 100_000, "reader": 200_000, "reader_test": 300_000
 def add_shape() -> None:
     """Teach this process's renderer and captions the fifth shape."""
     scene.EXTENTS[NEW] = (0.9, 2.1)
-    scene.SHAPES = renderer.SHAPES = (*KNOWN, NEW)
+    renderer.SHAPES = scene.SHAPES = (*KNOWN, NEW)  # type: ignore[assignment]
     picture_captions.NOUNS = {**picture_captions.NOUNS, NEW: ((NEW, f"{NEW}s"),)}
     solids._INTERSECTIONS[NEW] = diamond
 
@@ -57,14 +57,14 @@ def diamond(origin: solids.Vector, direction: solids.Vector) -> tuple[Tensor, so
     for up in (1.0, -1.0):
         stretch = (wide / radius, up * 2 * high / height, wide / radius)
         lifted = (origin[0], origin[1] - height / 2, origin[2])
-        distance, normal = solids._cone(
-            *(tuple(p * s for p, s in zip(v, stretch, strict=True)) for v in (lifted, direction))
-        )
-        outward = [part * factor for part, factor in zip(normal, stretch, strict=True)]
-        length = sum(part * part for part in outward).clamp_min(1e-12).sqrt()
-        found = (distance, *(part / length for part in outward))
-        nearer = None if best is None else distance < best[0]
-        best = found if best is None else [torch.where(nearer, *pair) for pair in zip(found, best, strict=True)]
+        place, step = (tuple(p * s for p, s in zip(v, stretch, strict=True)) for v in (lifted, direction))
+        distance, normal = solids._cone((place[0], place[1], place[2]), (step[0], step[1], step[2]))
+        outward = torch.stack(torch.broadcast_tensors(*(n * s for n, s in zip(normal, stretch, strict=True))))
+        found = (distance, *F.normalize(outward, dim=0))
+        if best is not None:
+            nearer = distance < best[0]
+            found = tuple(torch.where(nearer, *pair) for pair in zip(found, best, strict=True))
+        best = found
     return best[0], tuple(best[1:])
 
 

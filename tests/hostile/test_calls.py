@@ -27,7 +27,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "llamagen": LlamaGenPipeline.__call__, "janus": JanusPipeline.__call__, "token images": TokenImages.__call__,
     "emu3": Emu3Pipeline.__call__, "glm-image": GlmImagePriorPipeline.__call__, "an answer": VideoAnswerer.answer,
 }  # fmt: skip
-NOT_CHECKED = {"image", "frames", "questions"}
+NOT_CHECKED = {"image", "reference_images", "frames", "questions"}
 """Checked by what reads them: classes of transformers and of our own."""
 ARGUMENTS = [
     (call, name)

@@ -266,7 +266,7 @@ CASES = [
 def test_weights_of_a_method_that_are_no_text(method):
     """Every setting of every method that names a folder."""
     for name in method.weights:
-        for wrong in ([None], 7, {"a": "b"}, True):
+        for wrong in ([None], 7, {"a": "b"}, True, "", " "):
             with pytest.raises(UserError, match=f"^{method.name}.{name} must be a folder"):
                 resolve_method(method.name, {name: wrong}, task=method.task)
 

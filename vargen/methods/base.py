@@ -69,6 +69,9 @@ class MethodConfig(Settings):
 
     def __post_init__(self) -> None:
         check_options(self, f"{self.name}.")
+        for name in self.weights:
+            if not str(getattr(self, name)).strip():  # which would be the folder that somebody happens to be in
+                raise UserError(f"{self.name}.{name} must be a folder of weights, or null, got an empty name")
 
     def to_dict(self) -> dict[str, Any]:
         """The name and every setting, ready for JSON."""

@@ -122,7 +122,7 @@ def test_sums_over_neighbours_and_over_admirers():
 # ---- what is emitted ----
 
 SHAPES = {"chain": [-1, 0], "siblings": [-1, 0, 0, 0]}
-DRAWS = 100_000
+DRAWS = 50_000
 
 
 def one_node(
@@ -159,10 +159,10 @@ def test_the_relaxed_target_is_what_is_emitted(shape, children, how):
     assert goodness_of_fit(tokens, relaxed) > 1e-3
     if shape == "chain":
         rate = float(torch.minimum(relaxed, Q).sum())
-        assert float(drafted.double().mean()) == pytest.approx(rate, abs=0.006)
+        assert float(drafted.double().mean()) == pytest.approx(rate, abs=0.008)
     if how.get("delta", 1.0) > 0:
         assert goodness_of_fit(tokens, P) < 1e-6, "the relaxed target is another one here"
-    # Measured total variations are too large by what chance adds, here at most .004.
+    # Measured total variations are too large by what chance adds, here at most .006.
     assert float(total_variation(tokens.bincount(minlength=VOCAB) / DRAWS, P)) <= how.get("delta", 1.0) + 0.01
 
 
@@ -262,7 +262,7 @@ def test_a_row_does_not_depend_on_the_others():
 
 @pytest.mark.parametrize("parents", [[-1, 0, 1], [-1, 0, 0, 1]], ids=["chain", "tree"])
 def test_zero_delta_keeps_the_distribution_of_sequences(p_value, parents):
-    small, draws = random_table(5, seed=5, scale=1.2), 40_000
+    small, draws = random_table(5, seed=5, scale=1.2), 20_000
     near, prompt = nearest_neighbours(torch.randn(5, 2, generator=torch.Generator().manual_seed(0)), 3), (1, 3)
 
     def run(how: dict[str, float]) -> float:

@@ -256,6 +256,7 @@ class Held:
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.arrived: list[str] = []
         self.image_size = SIDE
+        self.prompt_problems = lambda prompt: ()
 
     def stream(self, prompts: list[str], *, arriving: Any, **_: Any) -> Iterator[Any]:
         self.begun.set()

@@ -88,10 +88,11 @@ def benches_section(records: dict[str, list[Record]]) -> str:
     ]
     for name, rows in records.items():
         first = rows[0]
+        shown = {name: of for name, of in columns.items() if isinstance(of, str) or any(of(row) != "-" for row in rows)}
         heavy = f" Every pass also goes through {first['weighted_by']}." if "weighted_by" in first else ""
         parts += [
             f"### {BENCHES[name]}",
-            table_of(rows, columns),
+            table_of(rows, shown),
             f"{first['images']} held-out prompts, {first['dtype']}, batch {first['batch_size']}, the same seeds, in "
             f"turns.{heavy} {source_line(first, TRANSFORMER_RUN, DRAFTER_RUN)}",
         ]

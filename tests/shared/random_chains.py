@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -60,8 +62,9 @@ def clipped_tree(generator: torch.Generator, tokens: Tensor, parents: list[list[
 
 def repeated(tree: TokenTree, rows: int) -> TokenTree:
     """A tree of one row as so many."""
-    fields = (getattr(tree, name).expand(rows, -1) for name in ("tokens", "parents", "depth", "valid"))
-    return TokenTree(*fields, tree.max_depth, tree.max_children)
+    return replace(
+        tree, **{name: getattr(tree, name).expand(rows, -1) for name in ("tokens", "parents", "depth", "valid")}
+    )
 
 
 def token_paths(tree: TokenTree, row: int) -> list[tuple[int, ...]]:

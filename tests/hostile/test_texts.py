@@ -269,6 +269,8 @@ def test_weights_of_a_method_that_are_no_text(method):
         for wrong in ([None], 7, {"a": "b"}, True, "", " "):
             with pytest.raises(UserError, match=f"^{method.name}.{name} must be a folder"):
                 resolve_method(method.name, {name: wrong}, task=method.task)
+        with pytest.raises(UserError, match=f"^{method.name}.{name} is not UTF-8 text"):
+            resolve_method(method.name, {name: "a\ud800"}, task=method.task)
 
 
 @each(CASES)

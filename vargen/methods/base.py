@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
+from vargen.base.bounds import check_characters
 from vargen.base.errors import UserError, did_you_mean
 from vargen.base.options import Settings, check_options
 
@@ -72,6 +73,7 @@ class MethodConfig(Settings):
         for name in self.weights:
             if not str(getattr(self, name)).strip():  # which would be the folder that somebody happens to be in
                 raise UserError(f"{self.name}.{name} must be a folder of weights, or null, got an empty name")
+            check_characters(f"{self.name}.{name}", str(getattr(self, name)))
 
     def to_dict(self) -> dict[str, Any]:
         """The name and every setting, ready for JSON."""

@@ -169,7 +169,10 @@ class ModelComponents(ABC):
             UserError: there is none, it cannot be read, or its weights are not finite.
         """
         if folder not in self.reuse.models:
-            check_component_folder(path, kind)
+            try:
+                check_component_folder(path, kind)
+            except UserError as error:
+                raise UserError(f"drafter or draft_model: {error}") from error
             with reading(path):
                 model = kind.from_pretrained(path, torch_dtype=dtype)
             check_weights(model, path)

@@ -170,6 +170,10 @@ class AcceptanceRates:
         self._passed = [share * count for count in self._passed]
 
 
+LEAST_GAIN = 1.03
+"""How many times as fast as plain decoding a draft must be, since costs and lengths are estimates."""
+
+
 class AdaptiveDraftSize:
     """The size with the most expected tokens per second, from what is accepted.
 
@@ -185,6 +189,7 @@ class AdaptiveDraftSize:
         clock: seconds, of passes that the host waits for; None: costs are right.
         factors: corrections of costs that an earlier run has learned.
         keep: called with all corrections when they have changed.
+        least_gain: how many times as fast as plain decoding a draft must be to be made.
 
     Attributes:
         factors: the seconds of steps of a size, divided by their costs, on a scale of their own. A size without has
@@ -205,6 +210,7 @@ class AdaptiveDraftSize:
         clock: Callable[[], float] | None = None,
         factors: Mapping[DraftSize, float] | None = None,
         keep: Callable[[Mapping[DraftSize, float]], None] | None = None,
+        least_gain: float = LEAST_GAIN,
     ) -> None:
         if not any(size.depth for size in candidates):
             raise ValueError("candidates must hold at least one size that drafts")
@@ -227,7 +233,7 @@ class AdaptiveDraftSize:
         # Measured lengths are more reliable than guesses, and trying drafts that do not pay costs steps.
         self._first_patience = _FIRST_PATIENCE if self._measured is None else _MEASURED_PATIENCE
         self._until_trial = self._patience = self._first_patience
-        self._clock, self._keep = clock, keep
+        self._clock, self._keep, self._least_gain = clock, keep, least_gain
         self._by_nodes = sorted(self.candidates, key=lambda size: (size.total_tokens, size.depth))
         self.factors = {size: factor for size, factor in (factors or {}).items() if size in self.candidates}
         self._comparisons = Counter(dict.fromkeys(self.factors, 1))  # of each size, one of them by an earlier run
@@ -302,7 +308,7 @@ class AdaptiveDraftSize:
 
     def _best(self, drafting: bool = False) -> DraftSize:
         def value(size: DraftSize) -> float:
-            return self.tokens_per_second(size) * (_LEAST_GAIN if size == NO_DRAFT else 1.0)
+            return self.tokens_per_second(size) * (self._least_gain if size == NO_DRAFT else 1.0)
 
         return max((c for c in self.candidates if c.depth > 0 or not drafting), key=value)
 
@@ -439,8 +445,6 @@ _DECAY = 0.95
 _COMPARED_STEPS = 3
 """Steps of either size whose seconds are compared."""
 _CLEAR, _MOST_COMPARISONS = 1.2, 4
-_LEAST_GAIN = 1.03
-"""How many times as fast as plain decoding a draft must be, since costs and lengths are estimates."""
 _ROWS_OF_WEIGHTS, _DRAFTING_SHARE = 16, 0.1
 """Assumed: reading a model's weights takes as long as computing so many rows, and a drafting step this share of it."""
 _PRIOR_WEIGHT = 2.0

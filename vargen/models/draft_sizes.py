@@ -25,6 +25,7 @@ import torch
 
 from metrics.provenance import describe_hardware
 from specdecode.drafters.draft_size import (
+    LEAST_GAIN,
     AdaptiveDraftSize,
     DraftSize,
     DraftSizer,
@@ -102,6 +103,7 @@ class MeasuredDraftSizes:
                 sizes, costs, prior_rate=rate, expected_lengths=lengths, factors=factors,
                 clock=self.clock if on_cpu and not split else None,
                 keep=partial(_write, identity, costs),
+                least_gain=LEAST_GAIN if geometry.get("rows", 1) <= _ROWS_OF_ONE else _LEAST_GAIN_OF_BATCHES,
             )  # fmt: skip
         # The next picture uses what this one taught. No picture depends on it, and learning again costs time.
         self._learned[key].start()
@@ -120,6 +122,8 @@ def _timed_nodes(sizes: Sequence[DraftSize]) -> tuple[int, ...]:
     return tuple(sorted(own)) if len(own) <= len(_POWERS) else (*(each for each in _POWERS if each < most), most)
 
 
+_ROWS_OF_ONE, _LEAST_GAIN_OF_BATCHES = 2, 1.1
+"""Rows of one guided picture. Rows of a batch that end apart wait or begin alone, which no step's seconds show."""
 _FINE = time.get_clock_info("thread_time").resolution < 1e-4  # on Windows it is 16 ms
 _POWERS = (1, 2, 4, 8, 16, 32, 64)
 

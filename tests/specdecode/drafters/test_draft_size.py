@@ -216,6 +216,12 @@ def test_it_tries_again_ever_more_rarely_up_to_a_bound_and_starts_over_once_draf
     assert gaps(sizer, 300, accepts=False)[:3] == [15, 31, 63]
 
 
+def test_a_gain_that_is_too_small_is_left():
+    sizes, costs = (NO_DRAFT, DraftSize(2, 1)), StepCosts((1, 2), (1.0, 1.5))  # 1.6 / 1.5 times as fast
+    made = [AdaptiveDraftSize(sizes, costs, expected_lengths=[0, 0.6], least_gain=gain) for gain in (1.05, 1.1)]
+    assert [each.choose() for each in made] == [sizes[1], NO_DRAFT]
+
+
 @pytest.mark.parametrize("real", [FLAT, LINEAR, DEAR])
 @pytest.mark.parametrize("planted", [FLAT, DEAR])
 def test_costs_of_a_busy_hour_are_corrected_by_the_steps_that_decode(planted, real):

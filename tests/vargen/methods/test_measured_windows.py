@@ -54,7 +54,9 @@ def test_what_passes_cost_chooses_and_the_picture_stays(dear, tmp_path, monkeypa
     monkeypatch.setattr("vargen.models.draft_sizes.assumed_step_costs", lambda *_: costs)
     monkeypatch.setattr("vargen.models.draft_sizes.MeasuredDraftSizes.clock", None)
     for prompts in (["two cones"], ["two cones", "a red cube", "a ball on sand"]):
-        assert sizer_after_drawing(prompts)._best().depth == (0 if dear else 8)
+        sizer = sizer_after_drawing(prompts)
+        assert sizer._best().depth == (0 if dear else 8)
+        assert (sizer._least_gain > 1.05) == (len(prompts) > 1), "a batch asks for more"
 
 
 def test_a_model_keeps_no_window_that_was_fastest_on_one_machine(drafting_pipeline, tmp_path):

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from specdecode.kernels.as_written import untouched
 from specdecode.kernels.fast_pass import FastPass, visible
+from specdecode.kernels.in_graph import in_graph
 from specdecode.kernels.native import Geometry, NewTokens, fits_linear, linear_now
 from vargen.drafters.transformer_layers import Attention, FeedForward, RMSNorm, RotaryTable, check_heads, initialise
 
@@ -111,7 +112,7 @@ class PairHead(ModelMixin, ConfigMixin):
         if not self.feature_layers:
             return states
         fuse, epsilon = self.fuse, 1e-6
-        if type(fuse) is nn.Linear and untouched([fuse]):
+        if not in_graph() and type(fuse) is nn.Linear and untouched([fuse]):
             weight, states = fuse.weight, states.to(fuse.weight.dtype)
             fits = fits_linear(states, weight)
             features = linear_now(states, weight, normed=(weight.shape[0], epsilon)) if fits else None

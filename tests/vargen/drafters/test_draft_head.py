@@ -175,5 +175,7 @@ def test_states_of_several_layers_are_normed_one_by_one_and_the_last_is_left(tin
         layers[number] = layer / (layer.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     wanted = torch.cat(layers, dim=-1) @ head.fuse.weight.T + (0 if head.fuse.bias is None else head.fuse.bias)
     assert torch.allclose(head.fused(states), wanted, atol=1e-5)
-    with torch.no_grad():  # in the kernels
+    with torch.no_grad():  # in the kernels, and in a graph, which has no calls of theirs
         assert torch.allclose(head.fused(states), wanted, atol=1e-5)
+        compiled = torch.compile(head.fused, backend="eager", fullgraph=True)
+        assert torch.allclose(compiled(states), wanted, atol=1e-5)

@@ -254,6 +254,8 @@ def _check_kinds(settings: Mapping[str, Any]) -> None:
             wanted = "an integer"
         elif name in _NUMBERS and (not isinstance(value, Real) or isinstance(value, bool)):
             wanted = "a number"
+        elif name.endswith("repetition_penalty") and not (isinstance(value, float) and value > 0):
+            wanted = "a float above 0"
         elif name in _TOKENS and not (all(map(is_integer, each)) and (not one or name == "forced_eos_token_id")):
             wanted = "a list of tokens"
         elif name == "exponential_decay_length_penalty" and (len(each) != 2 or not is_integer(each[0])):

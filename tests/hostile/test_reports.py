@@ -83,7 +83,11 @@ def test_ids_that_are_no_plain_tensor(ids):
         specdecode.generate(language_models.make("llama"), ids, max_new_tokens=2)
 
 
-SEEDS = [2**63, 2**64 - 1, 2**70, -1]
+@pytest.mark.parametrize("name", ["repetition_penalty", "encoder_repetition_penalty"])
+@pytest.mark.parametrize("penalty", [0.0, -1.0, 2, 2**31, "a"])
+def test_a_penalty_that_is_none_is_named(name, penalty):
+    with pytest.raises(ValueError, match=f"^{name} must be a"):
+        said(language_models.make("llama"), **{name: penalty})
 
 
 @pytest.mark.parametrize("seed", [7, 2**32 + 7, 2**62 + 7, 2**63 - 1])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
 from vargen.base.picture_files import open_picture
+from vargen.base.reading import read_bytes
 from vargen.demo import controls, markup
 from vargen.demo.models import Models
 from vargen.demo.requests import AT_ONCE, WAITS, connect, read_seed
@@ -77,7 +78,7 @@ def _opened(gr: Any, file: Any, **settings: Any) -> Image | None:
     if file is None:
         return None
     try:
-        content = Path(file.path).read_bytes() if hasattr(file, "path") else bytes(file)
+        content = read_bytes(Path(file.path), "picture") if hasattr(file, "path") else bytes(file)
         return open_picture(content, "picture").convert("RGBA")
     except UserError as error:
         raise gr.Error(str(error)) from None

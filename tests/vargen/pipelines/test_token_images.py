@@ -532,6 +532,8 @@ def test_what_cannot_be_done_is_refused_in_one_line(pipeline):
     refused("vqvae must be given to make pictures of codes", pipeline, "a dog", method="ar", **pixels(pipeline, (2, 4)))
     bare = TokenImagePipeline(pipeline.model, family=family)
     refused("prompt needs a pipeline with a tokenizer; give input_ids", bare, "a dog")
+    words = token_image_models.tiny_tokenizer(replace(family, special_tokens={}))
+    refused(r"tokenizer must have the token <", TokenImagePipeline, pipeline.model, words, family=family)
     if "{prompt}" not in family.null_prompt:
         refused("negative_prompt cannot be used with", pipeline, "a dog", negative_prompt="sand")
     refused("model must be a .*, got Linear", TokenImagePipeline, torch.nn.Linear(2, 2), family=family)

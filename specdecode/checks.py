@@ -38,12 +38,14 @@ def is_integer(value: object) -> bool:
 
 
 def check_counts(least: int = 1, **counts: int) -> None:
-    """Raises ValueError for the first argument that is no integer or is below `least`, by its name."""
+    """Raises ValueError for the first argument that is no integer, below `least` or beyond any count, by its name."""
     for name, count in counts.items():
         if not is_integer(count):
             raise ValueError(f"{name} must be an integer, at least {least}, got {shown(count)}")
         if count < least:
             raise ValueError(f"{name} must be at least {least}, got {count}")
+        if count >= 1 << 31:
+            raise ValueError(f"{name} must be below 2**31, got {count}")
 
 
 def check_room(what: str, num_bytes: int, sizes: Mapping[str, int], device: torch.device | str | None) -> None:

@@ -14,6 +14,8 @@ from specdecode.sampling import RandomStreams
 
 def test_truth_values_and_fractions_are_no_counts():
     check_counts(3, a=3, b=np.int64(4))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^b must be below 2\*\*31, got"):
+        check_counts(a=1, b=2**63)
     assert is_integer(0) and is_integer(np.int32(5)) and not is_integer(True) and not is_integer(1.0)
     for wrong in (True, 2.5, 2.0, "2", None, torch.tensor(2)):
         with pytest.raises(ValueError, match=r"^rows must be an integer, at least 1, got"):

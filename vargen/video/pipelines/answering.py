@@ -21,8 +21,8 @@ from metrics.speculation import CallRecord
 from specdecode.checks import LogitsError
 from specdecode.kernels.default_torch_mode import default_torch_mode
 from specdecode.roles import DecodeState
-from specdecode.runs.parallel.loop import chain_layout
 from specdecode.trace import DecodeTrace, TokenOrigin
+from specdecode.tree import chain_layout
 from specdecode.verifiers.loose import relevance_to
 from vargen.base.bounds import MAX_NEW_TOKENS, check_number
 from vargen.base.errors import NotFiniteError, UserError
@@ -372,8 +372,8 @@ class VideoAnswerer:
         components = self.components([inputs], count + 1)
         target = components.target(count, **rule.target_options(components.num_layers))
         prompt = target.prefill()
-        places, mask = chain_layout(tokens)
-        output = target.forward(tokens, mask, places)
+        layout = chain_layout(*tokens.shape, tokens.device)
+        output = target.forward(tokens, layout.mask, layout.depth)
         assert prompt.hidden_states is not None and output.hidden_states is not None
         states = output.hidden_states[0]
         if rule.relevance_from == "prediction":

@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdecode.runs.parallel.loop import chain_layout
-from specdecode.tree import TokenTree
+from specdecode.tree import TokenTree, chain_layout
 from vargen.video.methods.base import SPREADS
 from vargen.video.methods.speculative import SpeculativeConfig
 from vargen.video.models.architectures.base import VideoFeatures
@@ -188,11 +187,11 @@ def test_hidden_states_after_a_layer_are_those_of_the_decoder(architecture, mode
     own, asked = VideoTarget(model, request, states_after=layer), VideoTarget(model, request)
     asked.feature_layers = (layer,)
     tokens = torch.tensor([[5, 7, 9]])
-    places, mask = chain_layout(tokens)
+    layout = chain_layout(*tokens.shape, tokens.device)
     for target in (own, asked):
         target.prefill()
     assert torch.equal(own.prompts[0].visual_hidden_states, asked.prompts[0].hidden_states[request.is_visual])
-    ours, theirs = (target.forward(tokens, mask, places) for target in (own, asked))
+    ours, theirs = (target.forward(tokens, layout.mask, layout.depth) for target in (own, asked))
     assert ours.hidden_states is not None and theirs.hidden_states is not None
     assert torch.equal(ours.hidden_states, theirs.hidden_states) and torch.equal(ours.logits, theirs.logits)
     hooks = dict(own.language_model.layers[layer - 1]._forward_hooks)

@@ -11,8 +11,8 @@ from refusals import refused
 from torch.nn.functional import cosine_similarity
 
 from scenes.rendering.video_file import write_video
-from specdecode.runs.parallel.loop import chain_layout
 from specdecode.trace import DecodeTrace, TokenOrigin
+from specdecode.tree import chain_layout
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.methods.base import MethodConfig
@@ -191,8 +191,10 @@ def test_relevance_is_read_as_the_rule_says(qwen_pair, cases, answerer_of):
         target.feature_layers = (after,)
         target.prefill()
         tokens = torch.tensor([answer.token_ids])
-        places, mask = chain_layout(tokens)
-        every = torch.cat((target.prompts[0].hidden_states, target.forward(tokens, mask, places).hidden_states[0]))
+        layout = chain_layout(*tokens.shape, tokens.device)
+        every = torch.cat(
+            (target.prompts[0].hidden_states, target.forward(tokens, layout.mask, layout.depth).hidden_states[0])
+        )
         visual, expected = every[: request.length][request.is_visual], []
         for place in range(len(answer.token_ids)):
             state = every[request.length + place - (row == "prediction")]

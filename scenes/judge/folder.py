@@ -50,7 +50,7 @@ def judge_folder(judge: SceneJudge, folder: Path, batch_size: int = 32) -> tuple
         except CaptionError as error:
             unreadable.append({"index": index, "text": record.get("text"), "reason": str(error)})
 
-    tally, verdicts = Tally(), []
+    tally, verdicts, is_small, size = Tally(), [], False, judge.config.image_size
     for start in range(0, len(cases), batch_size):
         batch = cases[start : start + batch_size]
         try:
@@ -59,9 +59,7 @@ def judge_folder(judge: SceneJudge, folder: Path, batch_size: int = 32) -> tuple
             raise UserError(f"folder: {error}") from error
         if len({picture.shape for picture in pictures}) > 1:
             raise UserError(f"folder: {folder} holds pictures of several sizes; judge them one by one: --batch_size 1")
-        if start == 0 and min(pictures[0].shape[1:]) < judge.config.image_size:
-            size = judge.config.image_size
-            warn(f"{folder} holds pictures below the {size} pixels that the judge reads, so its answers mean little")
+        is_small |= min(pictures[0].shape[1:]) < size
         readings = read_images(judge, torch.stack(pictures).float() / 255)
         for reading, (record, claims) in zip(readings, batch, strict=True):
             # "a red sphere" asks for one object but does not say so, hence "prompt" leaves the number out.
@@ -69,6 +67,8 @@ def judge_folder(judge: SceneJudge, folder: Path, batch_size: int = 32) -> tuple
             tally.add(verdict)
             wrong = [check.kind for check in verdict.checks if not check.right]
             verdicts.append({"index": record["index"], "text": record["text"], "right": verdict.right, "wrong": wrong})
+    if is_small:
+        warn(f"{folder} holds pictures below the {size} pixels that the judge reads, so its answers mean little")
     accuracy = tally.to_dict()
     result = {"images": len(cases), "unreadable_prompts": unreadable, "accuracy": accuracy, "verdicts": verdicts}
     return result, tally

@@ -6,6 +6,7 @@ any of the players, and the meaning of transformers' arguments (`generate_argume
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -208,7 +209,8 @@ def generate(
     Args:
         model: a causal language model of transformers, in evaluation mode; see `TransformersTarget` for which.
         input_ids: [B, T] int64, padded on the left. They must be given.
-        attention_mask: [B, T] bool or int64, 0 at padding; None: nothing is padded.
+        attention_mask: [B, T] bool or int64, 0 at padding; None: nothing is padded, and a pad token
+            at the start is text, which is warned of.
         method: "prompt-lookup" copies what followed the newest tokens before; "jacobi" redraws a window of guesses
             until the model agrees with them; "ar" decodes plainly. None: the drafter or draft model if there is one,
             else "prompt-lookup".
@@ -229,7 +231,8 @@ def generate(
         kernels: "auto": on a CPU, linear layers of few rows, and whole passes of models with Llama's layers, run in
             this package's kernels, where calling the modules would compute the same. The model is as before
             afterwards. "plain": the model's own modules alone.
-        streamer: transformers' `BaseStreamer`; is given the prompts, then every token in order, once all rows have it.
+        streamer: transformers' `BaseStreamer`; is given the prompts, then every token in order, once all rows have it,
+            and its end, also where decoding fails.
         tokenizer: of the model; `stop_strings` need it.
         settings: other arguments of transformers' `generate`: `generation_config`, `logits_processor`,
             `stopping_criteria`, `prefix_allowed_tokens_fn`, and any setting of a `GenerationConfig`, such as
@@ -259,6 +262,8 @@ def generate(
     settings |= _sampling(_said("do_sample", settings, asked), temperature, top_k, top_p, asked, own)
     given = {"eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
     ends, pads = (_tokens(name, _said(name, given, asked, own), size) for name in given)
+    if attention_mask is None and {*pads} - {*ends, getattr(own, "bos_token_id", None)} & {*input_ids[:, 0].tolist()}:
+        warnings.warn("input_ids start with the pad token, read as text; attention_mask says what pads", stacklevel=2)
     settings |= {
         "eos_token_id": ends or None,
         "pad_token_id": [*pads, *ends, 0][0],
@@ -382,6 +387,8 @@ def _continue(
     stream = None if players.streamer is None else _Stream(players.streamer, arguments.pad_token, input_ids)
     try:
         with ExitStack() as serving:
+            if stream is not None:  # also where decoding fails: who reads it in another thread waits for its end
+                serving.callback(players.streamer.end)
             for each in (target, smaller):
                 if each is not None and players.kernels == "auto" and input_ids.device.type == "cpu":
                     serving.enter_context(served_linears(each.model))
@@ -395,8 +402,6 @@ def _continue(
             result = run.finish(None if stream is None else stream.step)
     except MemoryError as error:
         raise ValueError(f"max_new_tokens must leave room in memory, got {max_new_tokens}: {error}") from error
-    if stream is not None:
-        players.streamer.end()
     return _padded(result, input_ids, arguments, scores)
 
 

@@ -222,8 +222,8 @@ def through_transformers(
     settings = {} if own is None else _settings(own)
     settings |= {name: value for name, value in arguments.items() if name != "generation_config"}
     _check_kinds(settings)
-    if settings.get("past_key_values", 0) is None:  # of which transformers warns
-        settings.pop("past_key_values")
+    unsaid = {"past_key_values", "num_beams", "num_return_sequences"}  # of None transformers warns, or ends
+    settings = {name: value for name, value in settings.items() if value is not None or name not in unsaid}
     settings.pop("cache_implementation", None)  # transformers would make that cache, or decode by itself ("paged")
     for name in _OF_DRAFTS:
         if settings.get(name) is not None:

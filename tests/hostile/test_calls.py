@@ -12,6 +12,7 @@ import pytest
 import torch
 from language_models import ragged_prompts
 from tiny_pipelines import build_tiny_pipeline
+from transformers import GenerationConfig
 
 import specdecode
 from vargen.base.errors import UserError
@@ -193,3 +194,14 @@ def test_what_is_no_model_is_named():
 def test_a_wrong_value_is_shown_in_one_line(model):
     with pytest.raises(ValueError, match=r"got a LlamaForCausalLM$"):
         specdecode.generate(model, ragged_prompts()[0], drafter=model)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_setting_of_none_is_one_that_is_not_given(model):
+    ids, plainly = ragged_prompts()[0], None
+    for name in ("", *GenerationConfig().to_dict()):
+        if name != "max_new_tokens":
+            given: dict[str, Any] = {name: None} if name else {}
+            said = specdecode.generate(model, ids, max_new_tokens=3, **given).sequences
+            plainly = said if plainly is None else plainly
+            assert torch.equal(said, plainly), name

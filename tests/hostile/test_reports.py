@@ -83,6 +83,45 @@ def test_ids_that_are_no_plain_tensor(ids):
         specdecode.generate(language_models.make("llama"), ids, max_new_tokens=2)
 
 
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_padding_that_no_mask_tells_is_warned_of(way):
+    """transformers guesses the mask from the pad token. Here the token is text, unless it begins or ends every text."""
+    model = language_models.make("llama", dtype=torch.float32)
+    with pytest.warns(UserWarning, match="start with the pad token.*attention_mask"):
+        found = specdecode.generate(model, IDS, max_new_tokens=8, **way).sequences
+    told = model.generate(IDS, attention_mask=torch.ones_like(MASK), max_new_tokens=8, do_sample=False)
+    guessed = model.generate(IDS, max_new_tokens=8, do_sample=False)
+    assert torch.equal(found, told) and torch.equal(guessed, plain(model)) and not torch.equal(told, guessed)
+    replaced = model.generate(IDS, max_new_tokens=8, custom_generate=specdecode.custom_generate, **way)
+    assert torch.equal(replaced, guessed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        said(model, **way)
+        specdecode.generate(model, IDS[MASK.all(1)], max_new_tokens=2, **way)
+        specdecode.generate(model, IDS, max_new_tokens=2, eos_token_id=language_models.PAD, **way)
+        model.generation_config.bos_token_id = language_models.PAD
+        specdecode.generate(model, IDS, max_new_tokens=2, **way)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("failing", ["logits_processor", "stopping_criteria", "model"])
+def test_who_reads_a_streamer_has_its_end_though_decoding_fails(failing, way, monkeypatch):
+    """In another thread, as transformers' TextIteratorStreamer is read, which else waits for ever."""
+    model, streamer = language_models.make("llama", dtype=torch.float32), language_models.Puts()
+
+    def fails(*given: Any, **named: Any) -> Any:
+        if len(streamer.given) > 1 or failing == "model":
+            raise RuntimeError("the processor is broken")
+        return given[1] if failing == "logits_processor" else torch.zeros(3, dtype=torch.bool)
+
+    given: dict[str, Any] = {} if failing == "model" else {failing: [fails]}
+    if failing == "model":
+        monkeypatch.setattr(model.lm_head, "forward", fails)
+    with pytest.raises(RuntimeError, match="the processor is broken"):
+        said(model, streamer=streamer, **given, **way)
+    assert streamer.ended == 1 and streamer.given[0] == IDS.tolist()
+
+
 @pytest.mark.parametrize("name", ["repetition_penalty", "encoder_repetition_penalty"])
 @pytest.mark.parametrize("penalty", [0.0, -1.0, 2, 2**31, "a"])
 def test_a_penalty_that_is_none_is_named(name, penalty):

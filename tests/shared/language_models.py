@@ -122,6 +122,20 @@ def ragged_prompts(seed: int = 0, length: int = 9, vocab_size: int = VOCAB_SIZE)
     return input_ids.masked_fill(mask == 0, PAD), mask
 
 
+class Puts:
+    """A streamer that remembers."""
+
+    def __init__(self) -> None:
+        self.given: list[list[int]] = []
+        self.ended = 0
+
+    def put(self, value: Tensor) -> None:
+        self.given.append(value.tolist())
+
+    def end(self) -> None:
+        self.ended += 1
+
+
 def ragged_tree(seed: int) -> TokenTree:
     """A tree of `PARENTS` for each row of `ragged_prompts`; the last row's has padding."""
     tokens = torch.randint(1, VOCAB_SIZE, (3, len(PARENTS)), generator=torch.Generator().manual_seed(seed))

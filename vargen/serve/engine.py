@@ -16,12 +16,13 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
+from vargen.base.picture_files import MAX_SIDE
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 _COMES_AGAIN = 0.05
 """Seconds after a wave in which those who have a picture now may ask for the next, and be drawn with what waits."""
+
+_MOST_PIXELS = 8 * MAX_SIDE**2
+"""Of all pictures, masks included, that wait to be edited: those of the four largest requests, 256 MB."""
 
 
 class QueueFull(UserError):
@@ -72,6 +76,15 @@ class Totals:
     tokens: int = 0
     row_passes: int = 0
     seconds: float = 0.0
+
+
+def _pixels(jobs: Iterable[Job]) -> int:
+    """Of the pictures that jobs start from. Those of one request share them."""
+    given = [job.arguments.get(name) for job in jobs for name in ("image", "mask_image", "reference_images")]
+    images = {
+        id(image): image for one in given if one is not None for image in (one if isinstance(one, list) else [one])
+    }
+    return sum(image.width * image.height for image in images.values())
 
 
 class Engine:
@@ -135,6 +148,8 @@ class Engine:
             self._drop_cancelled()
             if len(self._waiting) + len(jobs) > self.limit:
                 raise QueueFull(f"{len(self._waiting)} pictures wait, and at most {self.limit} may; try again later")
+            if _pixels([*self._waiting, *jobs]) > _MOST_PIXELS:
+                raise QueueFull("many large pictures wait to be edited; try again later, or send a smaller one")
             self._waiting += jobs
             self._changed.notify()
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from scenes.captions.picture_captions import compose_caption
 from scenes.judge.network import JUDGE_NAME
@@ -71,3 +72,12 @@ def test_a_prompt_it_cannot_read_is_named_and_left_out(tmp_path, capsys):
     summary = json.loads(printed.out)
     assert [case["index"] for case in summary["unreadable_prompts"]] == [COUNT] and summary["images"] == COUNT
     assert f"prompt {COUNT} left out" in printed.err
+
+
+@needs_judge
+def test_pictures_too_small_to_read_are_told_wherever_they_stand(tmp_path, capsys):
+    folder = write_run(tmp_path / "run", shift=0)
+    for is_told in (False, True):
+        assert main(["judge", str(folder), "--batch_size", "1", "--json"]) == 0
+        assert ("its answers mean little" in capsys.readouterr().err) is is_told
+        Image.new("RGB", (1, 1)).save(folder / f"images/{COUNT - 1:06d}.png")

@@ -10,7 +10,7 @@ import language_models
 import pytest
 import tokenizers
 import torch
-from language_models import METHODS, PAD, VOCAB_SIZE, ragged_prompts, speculate
+from language_models import METHODS, PAD, VOCAB_SIZE, Puts, ragged_prompts, speculate
 from synthetic import chi_square_p_value
 from torch import Tensor
 from transformers import (
@@ -349,20 +349,6 @@ def test_stop_strings_end_rows():
         specdecode.generate(model, prompts[0])
     own = speculate(model, "prompt-lookup", prompts, max_new_tokens=16, tokenizer=tokenizer, eos_token_id=END)
     assert torch.equal(own.sequences, wanted)
-
-
-class Puts:
-    """A streamer that remembers."""
-
-    def __init__(self) -> None:
-        self.given: list[list[int]] = []
-        self.ended = 0
-
-    def put(self, value: Tensor) -> None:
-        self.given.append(value.tolist())
-
-    def end(self) -> None:
-        self.ended += 1
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -16,9 +16,10 @@ from tiny_pipelines import build_tiny_pipeline
 
 from vargen.base.errors import UserError
 from vargen.serve import app as application
+from vargen.serve import engine as waits
 from vargen.serve import forms
 from vargen.serve.app import build_app
-from vargen.serve.engine import Engine
+from vargen.serve.engine import Engine, Job
 from vargen.serve.forms import read_form
 
 pytest.importorskip("starlette", reason="needs the extra serve")
@@ -200,3 +201,21 @@ def test_pictures_without_a_mask_are_read_as_part_of_the_prompt():
         assert "reference_images must be at most 3 of a prompt, got 4" in str(error.value)
     finally:
         engine.close()
+
+
+def test_what_waits_to_be_edited_holds_no_more_pixels_than_may(monkeypatch, engine):
+    """A picture counts once, though several are drawn of it, and a prompt alone counts nothing."""
+    monkeypatch.setattr(waits, "_MOST_PIXELS", 2 * SIDE**2)
+    about = {"image": SHOWN, "start_rows": 2}
+    with engine._changed:  # nothing is taken meanwhile
+        jobs = [Job(PROMPT, seed, arguments=about) for seed in range(3)]
+        engine.submit(jobs)
+        for more in (
+            {"image": SHOWN.copy(), "mask_image": SHOWN.convert("L")},
+            {"reference_images": [SHOWN.copy(), SHOWN.copy()]},
+        ):
+            with pytest.raises(waits.QueueFull, match="many large pictures wait to be edited"):
+                engine.submit([Job(PROMPT, 9, arguments=more)])
+        jobs += [Job(PROMPT, 3, arguments={**about, "image": SHOWN.copy()}), Job(PROMPT, 4)]
+        engine.submit(jobs[3:])
+    assert all(job.finished.result(60).size == (SIDE, SIDE) for job in jobs)

@@ -10,6 +10,7 @@ import pytest
 
 import vargen.runs.files
 import vargen.runs.records
+from specdecode.drafters.draft_size import StepCosts
 from vargen.cli import main
 
 PROMPTS = ["a red cube", "two blue spheres on sand", "a green cone"]
@@ -51,7 +52,12 @@ def test_a_batch_that_saves_few_passes_says_what_gains_and_its_price(
     assert all((words in told) != quiet for words in ("rows-batch with guided_tokens 96", "1 point less often"))
 
 
-def test_without_a_method_plain_decodings_pictures_come_in_fewer_passes(tiny_model_folder, tmp_path):
+def test_without_a_method_plain_decodings_pictures_come_in_fewer_passes(tiny_model_folder, tmp_path, monkeypatch):
+    """Where rows cost nothing; else the default may decode plainly."""
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "cache"))
+    costs = StepCosts((1, 2, 9), (1.0, 1.0, 1.0))
+    monkeypatch.setattr("vargen.models.draft_sizes.assumed_step_costs", lambda *_: costs)
+    monkeypatch.setattr("vargen.models.draft_sizes.MeasuredDraftSizes.clock", None)
     assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS) == 0
     assert generate(tiny_model_folder, tmp_path / "plain", *PROMPTS, "--method", "ar") == 0
     assert pictures(tmp_path / "out") == pictures(tmp_path / "plain")
@@ -109,7 +115,11 @@ def test_an_interrupt_keeps_what_is_finished(tiny_model_folder, tmp_path, monkey
         return add(self, request, *arguments)
 
     monkeypatch.setattr(vargen.runs.records.PictureFolder, "add", interrupted)
-    assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS, "--method", "ar") == 130
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
+    try:
+        assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS, "--method", "ar") == 130
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert "1 of 3" in capsys.readouterr().err
     assert list(pictures(tmp_path / "out")) == ["000000.png"]
     monkeypatch.undo()

@@ -148,6 +148,8 @@ ARRAYS = {
     "no pixels": npz(arr_0=np.zeros((4, 0, 0, 3), np.uint8)),
     "no pictures": npz(arr_0=np.zeros((0, 8, 8, 3), np.uint8)),
     "of numbers": npz(arr_0=np.zeros((4, 8, 8, 3), np.float32)),
+    "encrypted": npz(arr_0=np.zeros((4, 8, 8, 3), np.uint8)).replace(b"PK\1\2-\3-\0\0", b"PK\1\2-\3-\0\1"),
+    "outside": npz(**{"../../arr_0": np.zeros((4, 8, 8, 3), np.uint8)}),
     "one array": b"\x93NUMPY\x01\x00",
     "statistics that do not fit": npz(mu=np.zeros(4), sigma=np.zeros((3, 3))),
     "statistics of complex numbers": npz(mu=np.zeros(2, complex), sigma=np.eye(2)),

@@ -84,6 +84,19 @@ def test_ids_that_are_no_plain_tensor(ids):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
+def test_every_form_of_ids_and_masks_is_the_same_text(way):
+    model = language_models.make("llama", dtype=torch.float32)
+    forms = (lambda one: one.T.contiguous().T, lambda one: one.repeat_interleave(2, 1)[:, ::2])
+    kinds = (torch.bool, torch.int32, torch.uint8, torch.float32)
+    for ids, mask in (*((form(IDS), form(MASK)) for form in forms), *((IDS, MASK.to(kind)) for kind in kinds)):
+        found = specdecode.generate(model, ids, attention_mask=mask, max_new_tokens=8, **way).sequences
+        assert torch.equal(found, plain(model))
+    last = IDS[:1, -1:].expand(3, 1)  # a prompt of one token, whose rows lie in one place
+    wanted = model.generate(last, max_new_tokens=8, do_sample=False)
+    assert torch.equal(specdecode.generate(model, last, max_new_tokens=8, **way).sequences, wanted)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
 def test_padding_that_no_mask_tells_is_warned_of(way):
     """transformers guesses the mask from the pad token. Here the token is text, unless it begins or ends every text."""
     model = language_models.make("llama", dtype=torch.float32)

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -256,6 +257,42 @@ def connected(port: int, sent: bytes) -> socket.socket:
     made.setblocking(False)
     made.send(sent)
     return made
+
+
+ASK = HEAD.replace(b"/", PLACE.encode(), 1) + b"Content-Type: application/json\r\n"
+SIZED, CHUNKED = ASK + b"Content-Length: ", ASK + b"Transfer-Encoding: chunked\r\n"
+MALFORMED = {
+    "TLS": b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(200), "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "two lengths": SIZED + b"2\r\nContent-Length: 20\r\n\r\n" + GOOD, "a length below 0": SIZED + b"-1\r\n\r\n",
+    "a huge length": SIZED + b"9" * 20 + b"\r\n\r\n{", "a length in words": SIZED + b"0x1\r\n\r\n{",
+    "a length and chunks": CHUNKED + b"Content-Length: 4\r\n\r\n0\r\n\r\n", "no size": CHUNKED + b"\r\nx\r\n{}\r\n",
+    "a longer chunk": CHUNKED + b"\r\n1\r\n{}}\r\n0\r\n\r\n", "a zero byte": ASK + b"a\0: b\r\n\r\n",
+    "2 MB": ASK + b"a: " + b"x" * 2_000_000 + b"\r\n\r\n", "many headers": ASK + b"a: b\r\n" * 10_000 + b"\r\n",
+    "a WebSocket": ASK.replace(b"POST", b"GET") + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    "HTTP/2 later": ASK + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_request_is_refused_and_holds_no_server(engine, name, monkeypatch):
+    monkeypatch.setattr(http_clients, "PATIENCE", 0.3)
+    drawn, answer = engine.totals.pictures, b""
+
+    async def work() -> None:
+        nonlocal answer
+        async with running(build_app(engine, "tiny")) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(MALFORMED[name])
+            with suppress(ConnectionError):
+                while part := await reader.read(1 << 16):
+                    answer += part
+            writer.close()
+            async with httpx.AsyncClient() as client:
+                assert (await client.get(f"http://127.0.0.1:{port}/health")).status_code == 200
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+    assert {*re.findall(rb"HTTP/1.1 (\d)", answer)} == {b"4"} and b"Traceback" not in answer, answer[:200]
+    assert engine.alive and engine.totals.pictures == drawn
 
 
 @pytest.mark.parametrize("undone", UNDONE)

@@ -1,6 +1,7 @@
 """Modes of torch, locales, words and videos around a call that is right in itself: bug reports of other projects, tried
 here. The same answer as in plain surroundings, or one line."""
 
+import tempfile
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from video_pairs import answerer_of, cases, qwen_pair  # noqa: F401  # the fixtu
 import specdecode
 from metrics.extractors import CLIPFeatures
 from vargen.base.errors import UserError
+from vargen.cli import main
 from vargen.methods.catalogue import methods_for
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
@@ -165,6 +167,24 @@ def test_a_prompt_of_utf8_under_a_locale_of_ascii(tmp_path, capsys):
     as_python_takes_it = "ein grüner Würfel".encode().decode("ascii", "surrogateescape")
     command = ["generate", as_python_takes_it, "--output", str(tmp_path / "out")]
     check_refused(command, "is UTF-8 text, but the locale is not of UTF-8; set PYTHONUTF8=1", capsys, tmp_path)
+
+
+VARIABLES = (
+    *(("COLUMNS", value) for value in ("0", "-5", "abc", "1000000000")),
+    ("TMPDIR", "/none"),
+    ("VARGEN_CACHE", "f"),
+)
+
+
+@pytest.mark.parametrize(("name", "value"), VARIABLES)
+def test_variables_that_mean_nothing_stop_no_run(name, value, tiny_model_folder, tmp_path, monkeypatch, capsys):
+    (tmp_path / "f").write_text("a file, which holds no cache")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert main(["generate", "a", "--model", str(tiny_model_folder), "--output", "out", "--quiet"]) == 0
+    assert main(["methods"]) == 0 and "jacobi" in capsys.readouterr().out
+    assert (tmp_path / "out/images/000000.png").is_file()
 
 
 def test_captions_that_clip_cannot_read_are_told(clip_folder):

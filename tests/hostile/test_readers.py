@@ -126,6 +126,12 @@ def npz(**arrays: np.ndarray) -> bytes:
     return content.getvalue()
 
 
+def encrypted(archive: bytes) -> bytes:
+    """An archive whose directory says that its first file is."""
+    flags = archive.index(b"PK\1\2") + 8
+    return archive[:flags] + bytes([archive[flags] | 1]) + archive[flags + 1 :]
+
+
 def header(shape: str) -> bytes:
     """An array in an .npz file whose header claims a shape."""
     told = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}"
@@ -148,7 +154,7 @@ ARRAYS = {
     "no pixels": npz(arr_0=np.zeros((4, 0, 0, 3), np.uint8)),
     "no pictures": npz(arr_0=np.zeros((0, 8, 8, 3), np.uint8)),
     "of numbers": npz(arr_0=np.zeros((4, 8, 8, 3), np.float32)),
-    "encrypted": npz(arr_0=np.zeros((4, 8, 8, 3), np.uint8)).replace(b"PK\1\2-\3-\0\0", b"PK\1\2-\3-\0\1"),
+    "encrypted": encrypted(npz(arr_0=np.zeros((4, 8, 8, 3), np.uint8))),
     "outside": npz(**{"../../arr_0": np.zeros((4, 8, 8, 3), np.uint8)}),
     "one array": b"\x93NUMPY\x01\x00",
     "statistics that do not fit": npz(mu=np.zeros(4), sigma=np.zeros((3, 3))),

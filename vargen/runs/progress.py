@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from typing import Any
 
 from tqdm import tqdm
@@ -31,7 +30,7 @@ class Progress(tqdm):
     def begin(self, units: int) -> None:
         """Count the first units, which do not enter the estimate either, nor do their seconds: kernels were built."""
         self.skip(units)
-        self.start_t = self.last_print_t = time.time()  # the clock that tqdm reads
+        self.start_t = self.last_print_t = self._time()  # type: ignore[attr-defined]  # as tqdm reads it
 
 
 class _LogLines(Progress):

@@ -16,6 +16,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from vargen.base.bounds import check_argument
@@ -179,7 +180,8 @@ def in_one_line(message: str) -> str:
 
 def _fail(message: str) -> int:
     """Print an error in one line."""
-    print(f"vargen: error: {in_one_line(message)}", file=sys.stderr)
+    with suppress(OSError):  # where nobody reads it, the code alone tells
+        print(f"vargen: error: {in_one_line(message)}", file=sys.stderr)
     return 2
 
 

@@ -25,6 +25,7 @@ TRANSFORMER, WEIGHTS = "transformer/config.json", "transformer/diffusion_pytorch
 T5 = "text_encoder/config.json"
 TENSOR = '{"dtype":"F32","shape":[16],"data_offsets":[0,64]}'
 DEEP = "[" * 100_000
+PARTS = {TRANSFORMER: TRANSFORMER, WEIGHTS: WEIGHTS, "tokenizer/tokenizer.json": "model cannot be read"}
 
 
 def write(name: str, content: bytes | str) -> Callable[[Path], object]:
@@ -55,12 +56,16 @@ def header(text: str) -> Callable[[Path], object]:
     return write(WEIGHTS, struct.pack("<Q", len(data)) + data + b"\0" * 64)
 
 
-def folder_instead(name: str) -> Callable[[Path], object]:
+def instead(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
     def damage(work: Path) -> None:
         (work / "model" / name).unlink()
-        (work / "model" / name).mkdir()
+        make(work / "model" / name)
 
     return damage
+
+
+def folder_instead(name: str) -> Callable[[Path], object]:
+    return instead(name, Path.mkdir)
 
 
 def spoil(name: str, value: float) -> Callable[[Path], object]:
@@ -193,6 +198,11 @@ CASES = [
     of("offsets beyond 63 bits", header(f'{{"a":{TENSOR.replace("64]", f"{2**63}]")}}}'), "safetensors"),
     of("a header that is deep", header('{"a":' * 9_999), "truncated or no safetensors file"),
     of("overlapping tensors", header(f'{{"a":{TENSOR},"b":{TENSOR}}}'), "safetensors"),
+    of("a tensor twice", header(f'{{"a":{TENSOR},"a":{TENSOR}}}'), "lack 18 tensors"),
+    of("60 MB on itself", header(f'{{"__metadata__":{{"a":"{"x" * 60_000_000}"}},"a":{TENSOR}}}'), "lack 18 tensors"),
+    of("a pipe as the index", instead("model_index.json", os.mkfifo), "has no model_index.json"),
+    *(of(f"a pipe as {each}", instead(each, os.mkfifo), "is a device or a pipe") for each in PARTS),
+    *(of(f"a loop as {each}", instead(each, lambda path: path.symlink_to(path)), told) for each, told in PARTS.items()),
     of("weights of another component", swap(WEIGHTS, "vqvae/diffusion_pytorch_model.safetensors"), "weights of"),
     of("weights that are a folder", folder_instead(WEIGHTS), "safetensors"),
     of("pickled weights", pickled, "holds pickled weights"),

@@ -1,9 +1,18 @@
 """Modes of torch, locales, words and videos around a call that is right in itself: bug reports of other projects, tried
 here. The same answer as in plain surroundings, or one line."""
 
+import inspect
+import io
+import itertools
+import os
+import resource
+import sys
 import tempfile
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import emu3_models
@@ -185,6 +194,79 @@ def test_variables_that_mean_nothing_stop_no_run(name, value, tiny_model_folder,
     assert main(["generate", "a", "--model", str(tiny_model_folder), "--output", "out", "--quiet"]) == 0
     assert main(["methods"]) == 0 and "jacobi" in capsys.readouterr().out
     assert (tmp_path / "out/images/000000.png").is_file()
+
+
+@contextmanager
+def _few_descriptors(work: Path) -> Iterator[None]:
+    limits, free = resource.getrlimit(resource.RLIMIT_NOFILE), os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@contextmanager
+def _few_levels(work: Path) -> Iterator[None]:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 60)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+@contextmanager
+def _nowhere(work: Path) -> Iterator[None]:
+    (work / "gone").mkdir()
+    os.chdir(work / "gone")
+    (work / "gone").rmdir()
+    yield
+
+
+@contextmanager
+def _backwards(work: Path) -> Iterator[None]:
+    now = itertools.count(10**9, -5)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("time", "perf_counter"):
+            patch.setattr(time, name, lambda: float(next(now)))
+        yield
+
+
+@contextmanager
+def _nobodys(work: Path) -> Iterator[None]:
+    before = os.umask(0o777)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("around", [_few_descriptors, _few_levels, _nowhere, _backwards, _nobodys])
+def test_what_surrounds_a_run_ends_in_no_traceback(around, tiny_model_folder, tmp_path, monkeypatch, capsys):
+    """A run, or one line; and the next run goes on from what there is."""
+    monkeypatch.chdir(tmp_path)
+    command = ["generate", "a", "--model", str(tiny_model_folder), "--output", str(tmp_path / "out"), "--quiet"]
+    with around(tmp_path):
+        code = main(command)
+    told = capsys.readouterr().err
+    assert code == 0 or (code, told.count("vargen: error: "), told.count("\n")) == (2, 1, 1), told
+    assert (code == 0) == (around in (_backwards, _nowhere) or (around is _nobodys and os.geteuid() == 0)), told
+    assert "Traceback" not in told and (code == 0 or around is _nobodys or main(command) == 0)
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+@pytest.mark.parametrize(("stream", "code"), [("closed", 0), ("full", 2), ("read by nobody", 1)])
+def test_streams_that_take_nothing(name, stream, code, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    place = "/dev/full" if stream == "full" else writer
+    monkeypatch.setattr(
+        sys, name, None if stream == "closed" else io.TextIOWrapper(io.FileIO(place, "w"), line_buffering=True)
+    )
+    found = main(["methods"]), main(["nonsense"])
+    assert found == (code if name == "stdout" else 0, 2)
 
 
 def test_captions_that_clip_cannot_read_are_told(clip_folder):

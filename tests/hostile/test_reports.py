@@ -9,8 +9,10 @@ import tarfile
 import warnings
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import language_models
 import numpy as np
@@ -19,6 +21,7 @@ import torch
 from hostile import check_refused
 from PIL import Image
 from tiny_pipelines import build_tiny_pipeline
+from torch.nn.utils.parametrizations import weight_norm
 
 import specdecode
 from metrics.errors import DataError
@@ -58,6 +61,45 @@ def test_layers_that_torch_quantizes_while_they_run(own_kernels, dtype):
     assert torch.equal(said(model, draft_model=quantized), plain(model))
 
 
+LATER: dict[str, Callable[[Any], Any]] = {
+    "a normed head": lambda model: torch.nn.init.ones_(weight_norm(model.lm_head).parametrizations.weight.original0),
+    "a head with a bias": lambda model: setattr(model, "lm_head", torch.nn.Linear(32, language_models.VOCAB_SIZE)),
+    "resized": lambda model: torch.nn.init.normal_(model.resize_token_embeddings(61).weight),
+    "tied": lambda model: setattr(model.lm_head, "weight", model.model.embed_tokens.weight),
+    "layers cut": lambda model: setattr(model.model, "layers", model.model.layers[:2]),
+    "another activation": lambda model: setattr(model.model.layers[1].mlp, "act_fn", torch.nn.GELU()),
+    "added to": lambda model: [each.detach().add_(0.05) for each in model.parameters()],
+    "loaded anew": lambda model: model.load_state_dict(language_models.make("llama", 1).state_dict()),
+    "another tensor": lambda model: setattr(model.lm_head.weight, "data", model.lm_head.weight.data.flip(0)),
+    "by numpy": lambda model: model.lm_head.weight.detach().numpy().__imul__(-1),
+    "a view": lambda model: model.model.embed_tokens.weight.detach()[3:30].mul_(-1),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("change", LATER)
+def test_what_becomes_of_a_model_between_two_calls_is_obeyed(own_kernels, change):
+    model = language_models.make("llama", dtype=torch.float32)
+    before, _ = said(model), torch.manual_seed(0)
+    LATER[change](model)
+    wanted = plain(model)
+    assert not torch.equal(wanted, before)
+    for way in (*WAYS, {"draft_model": language_models.make("llama", 3, torch.float32, vocab_size=61)}):
+        assert torch.equal(said(model, **way), wanted), way
+
+
+def test_threads_share_a_model_that_an_interrupt_leaves_as_it_was(own_kernels, monkeypatch):
+    model, stopped = language_models.make("llama", dtype=torch.float32), language_models.Puts()
+    wanted, kinds = plain(model), [type(each) for each in model.modules()]
+    monkeypatch.setattr(stopped, "put", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        said(model, streamer=stopped)
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(call, model) for call in (said, plain) * 3]
+        assert all(torch.equal(each.result(), wanted) for each in asked)
+    assert [type(each) for each in model.modules()] == kinds
+
+
 def test_a_wrapped_adapter_is_named_with_what_helps():
     peft = pytest.importorskip("peft", reason="adapters need the extra lora")
     model = language_models.make("llama", dtype=torch.float32)
@@ -67,13 +109,6 @@ def test_a_wrapped_adapter_is_named_with_what_helps():
             specdecode.generate(**{"input_ids": IDS, "max_new_tokens": 2, **given})
     inner = wrapped.get_base_model()
     assert all(torch.equal(said(inner, **way), plain(inner)) for way in WAYS)
-
-
-def test_settings_that_forbid_every_token_are_named():
-    model = language_models.make("llama", dtype=torch.float32)
-    for way in WAYS:
-        with pytest.raises(ValueError, match="the settings of logits forbid every token"):
-            said(model, suppress_tokens=list(range(language_models.VOCAB_SIZE)), **way)
 
 
 @pytest.mark.parametrize("ids", [IDS.to_sparse(), torch.nested.nested_tensor([IDS[0]]), IDS.int(), IDS.float(), [[1]]])
@@ -151,6 +186,24 @@ def test_a_seed_counts_with_all_its_bits(seed):
         return pipeline("a cube", generator=generator, output_type="latent").tokens[0].tolist()
 
     assert drawn(seed) == drawn(seed) and (drawn(seed) == drawn(seed % 2**32)) is (seed == 7)
+
+
+EXTREMES: tuple[dict[str, Any], ...] = (
+    *({"guidance_scale": scale} for scale in (0.0, 0.5, 1.0, None)),
+    *({"top_k": 10**6}, {"top_p": 1e-9}, {"temperature": 0.01}, {"negative_prompt": "a cube"}),
+)
+
+
+@pytest.mark.parametrize("given", EXTREMES, ids=str)
+def test_settings_at_their_ends_draw_alike_and_answers_are_the_users(given):
+    pipeline, drawn = build_tiny_pipeline(), []
+    for asked in ({"method": "ar", **given}, {"method": "jacobi", **given}, {**given}, {}):
+        generator = (torch.Generator().manual_seed(7),)
+        answer = pipeline("a cube", generator=generator, output_type="latent", **asked).tokens
+        drawn.append(answer.tolist())
+        answer.zero_()
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert (drawn[3] == drawn[0]) == (given in ({"guidance_scale": None}, {"top_k": 10**6}))
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])

@@ -118,6 +118,11 @@ def test_a_body_that_is_no_json(engine, content):
     check_answer(ask(engine, content), 400, "body must be JSON")
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig"])
+def test_json_of_another_encoding_is_read(engine, encoding):
+    check_answer(ask(engine, '{"prompt": "a", "n": 0}'.encode(encoding)), 400, "n must be at least 1, got 0")
+
+
 def test_a_key_that_is_there_twice(engine):
     check_answer(ask(engine, b'{"prompt": "a", "n": 1, "n": 2}'), 400, "send each key once")
 

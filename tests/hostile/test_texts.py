@@ -81,6 +81,7 @@ def of(command: str, option: str, expected: str) -> Case:
 CASES = [
     # Numbers that mean nothing alone; both bounds of every option are tried in tests/vargen/base/test_options.py.
     of(GENERATE, "--top_k 1e3", "top_k"),
+    of(GENERATE, "--seed 1e3", "seed must be an integer"),
     of(GENERATE, f"--seed {2**63 - 1}", "seed must leave room for 1 pictures"),
     of(GENERATE, "--num_images_per_prompt 1000001", "more than the 1,000,000 that a run can hold"),
     of(GENERATE + "--method eagle", "--method_options.depth 300", "depth must"),

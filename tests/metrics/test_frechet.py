@@ -40,6 +40,9 @@ def test_equal_sets_are_at_distance_zero_and_order_does_not_matter():
     features = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
     same = frechet_distance(GaussianStatistics.of(features), GaussianStatistics.of(features.flip(0)))
     assert 0 <= same < 1e-5
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        far = GaussianStatistics.of((features + 1e4).to(dtype))
+        assert 0 <= frechet_distance(far, far) < 1e-5
 
 
 def test_statistics_survive_a_file(tmp_path):

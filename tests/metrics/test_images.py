@@ -46,10 +46,21 @@ def test_grey_and_transparent_pictures_become_rgb(tmp_path):
     for kind, mode in (("16", "I;16"), ("32", "I")):
         Image.new(mode, (2, 2), 127 * 257).save(tmp_path / f"{kind}.png")
         assert read_image(tmp_path / f"{kind}.png")[:, 0, 0].tolist() == [127, 127, 127]
+    for mode, rounding in (("CMYK", 0), ("1", 60), ("LA", 0), ("P", 3), ("LAB", 3)):
+        Image.new("RGB", (8, 8), (200, 200, 200)).convert(mode).save(tmp_path / "other.tiff")
+        assert (read_image(tmp_path / "other.tiff").float().mean() - 200).abs() <= rounding
     for mode, value in (("F", 0.5), ("I", 70_000)):
         Image.new(mode, (2, 2), value).save(tmp_path / "no_white.tiff")
         with pytest.raises(DataError, match="has no white"):
             read_image(tmp_path / "no_white.tiff")
+
+
+def test_a_name_that_lies_a_broken_mark_and_what_moves(tmp_path):
+    image = Image.new("RGB", (6, 4), (9, 0, 0))
+    image.save(tmp_path / "0.jpg", "PNG")
+    image.save(tmp_path / "1.jpg", exif=b"Exif\0\0broken")
+    image.save(tmp_path / "2.gif", save_all=True, append_images=[Image.new("RGB", (6, 4))])
+    assert all(abs(int(picture[0, 0, 0]) - 9) < 2 for picture in ImageFolder(tmp_path).read([0, 1, 2]))
 
 
 def test_the_digest_follows_content_and_names(tmp_path):

@@ -665,14 +665,6 @@ def test_settings_that_forbid_every_token_are_named(method, place):
             speculate(model, method, prompts, max_new_tokens=4, **way)
 
 
-def test_a_wrapper_of_peft_is_told_apart_from_its_model():
-    model, wrapper = language_models.make("llama"), language_models.make("llama")
-    wrapper.get_base_model = lambda: model
-    for given in ({"model": wrapper}, {"model": model, "draft_model": wrapper}):
-        with pytest.raises(ValueError, match=r"cannot be served; give its get_base_model\(\)"):
-            specdecode.generate(input_ids=ragged_prompts()[0], max_new_tokens=2, **given)
-
-
 def test_guidance_works_for_one_row():
     model, prompts = language_models.make("llama"), tuple(part[:1] for part in ragged_prompts(2))
     wanted = theirs(model, prompts, guidance_scale=1.5)

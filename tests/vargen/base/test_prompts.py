@@ -19,7 +19,6 @@ GOOD = {
     "a.jsonl": '"a red cube"\n{"id": 7, "caption": "two cones"}\n',
     "of_macs.csv": "prompt,id\ra red cube,1\rtwo cones,2\r",
     "of_windows.csv": "\ufeffprompt,id\r\na red cube,1\r\ntwo cones,2\r\n",
-    "of_windows.txt": "a red cube\r\ntwo cones\r\n",
     "with_mark.txt": "\ufeffa red cube\ntwo cones\n",
 }
 

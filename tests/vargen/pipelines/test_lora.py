@@ -35,9 +35,9 @@ def build(family: str = "llamagen") -> Any:
     return pipeline
 
 
-def adapter(pipeline: Any, targets: list[str], folder: Path, seed: int = 0, rank: int = 2) -> Path:
+def adapter(pipeline: Any, targets: list[str], folder: Path, seed: int = 0, rank: int = 2, **more: Any) -> Path:
     """An adapter with random weights, made and saved by PEFT on a copy of the network."""
-    config = peft.LoraConfig(r=rank, lora_alpha=8, target_modules=targets, init_lora_weights=False)
+    config = peft.LoraConfig(r=rank, lora_alpha=8, target_modules=targets, init_lora_weights=False, **more)
     torch.manual_seed(seed)
     model = peft.get_peft_model(copy.deepcopy(pipeline._adapted), config)
     with torch.no_grad():
@@ -93,10 +93,12 @@ def test_an_adapter_changes_pictures_and_leaves_without_a_trace(family, tmp_path
     assert not torch.equal(drawn(pipeline, arguments), plain), "what was fused stays"
 
 
-def test_what_is_loaded_computes_what_peft_computes(tmp_path):
+@pytest.mark.parametrize("kind", ["", "use_dora", "use_rslora", "rank_pattern", "alpha_pattern"])
+def test_what_is_loaded_computes_what_peft_computes(kind, tmp_path):
     """The oracle is PEFT's own model of the same adapter."""
     pipeline = build()
-    folder = adapter(pipeline, ["to_qkv", "to_out", "lm_head"], tmp_path)
+    more: dict[str, Any] = {kind: kind.startswith("use") or {"to_out": 3}} if kind else {}
+    folder = adapter(pipeline, ["to_qkv", "to_out", "lm_head"], tmp_path, **more)
     theirs = peft.PeftModel.from_pretrained(copy.deepcopy(pipeline.transformer), folder).eval()
     tokens, positions = torch.arange(16)[None], torch.arange(16)[None]
     pipeline.load_lora_weights(folder)

@@ -66,8 +66,6 @@ LATER: dict[str, Callable[[Any], Any]] = {
     "a head with a bias": lambda model: setattr(model, "lm_head", torch.nn.Linear(32, language_models.VOCAB_SIZE)),
     "resized": lambda model: torch.nn.init.normal_(model.resize_token_embeddings(61).weight),
     "tied": lambda model: setattr(model.lm_head, "weight", model.model.embed_tokens.weight),
-    "layers cut": lambda model: setattr(model.model, "layers", model.model.layers[:2]),
-    "another activation": lambda model: setattr(model.model.layers[1].mlp, "act_fn", torch.nn.GELU()),
     "added to": lambda model: [each.detach().add_(0.05) for each in model.parameters()],
     "loaded anew": lambda model: model.load_state_dict(language_models.make("llama", 1).state_dict()),
     "another tensor": lambda model: setattr(model.lm_head.weight, "data", model.lm_head.weight.data.flip(0)),

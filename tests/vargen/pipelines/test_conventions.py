@@ -14,6 +14,7 @@ from diffusers import DiffusionPipeline
 from refusals import refused
 from taped_graphs import TapingCompiler
 from torch import Tensor
+from torch.nn import functional
 
 from specdecode.checks import LogitsError
 from vargen import AutoPicturePipeline, JanusPipeline, LlamaGenPipeline
@@ -346,8 +347,14 @@ def test_absent_components_are_one_line(tiny_pipeline):
     codes = LlamaGenPipeline(own["transformer"], None)
     codes.set_progress_bar_config(disable=True)
     arguments: dict[str, Any] = {"prompt_embeds": embeds, "prompt_attention_mask": mask, "generator": seeded(0)}
-    settings = {"guidance_scale": 3.0, "top_k": 0, "output_type": "latent"}
+    settings: dict[str, Any] = {"guidance_scale": 3.0, "top_k": 0, "output_type": "latent"}
     assert torch.equal(codes(**arguments, **settings).tokens, drawn(tiny_pipeline))
+    padded, later = functional.pad(embeds, (0, 0, 2, 0), value=torch.nan), functional.pad(mask, (2, 0))
+    for form, kept in ((padded, later), (embeds.double(), mask), (embeds.mT.contiguous().mT, mask)):
+        asked = {**arguments, "prompt_embeds": form, "prompt_attention_mask": kept, "generator": seeded(0)}
+        assert torch.equal(codes(**asked, **settings).tokens, drawn(tiny_pipeline))
+    asked = {"prompt_embeds": padded, "prompt_attention_mask": later.flip(1), **settings}
+    refused("must be padded on the left", codes, **asked)
     refused("vqvae is None", codes, **arguments)
     refused("prompt needs a pipeline with text_encoder and tokenizer", codes.encode_prompt, PROMPT)
 

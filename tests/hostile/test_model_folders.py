@@ -212,7 +212,7 @@ CASES = [
     of("a shard that leads out", shards("../../x.safetensors"), "must name files beside it"),
     of("a shard that is missing", shards("x.safetensors"), "x.safetensors is missing"),
     of("a shard that is a device", shards("/dev/zero"), "must name files beside it"),
-    of("a shard of 5,000 letters", shards("x" * 5000), "xxx"),
+    of("a shard of 5,000 letters", shards("x" * 5000), "is not the name of something in it"),
     of("a shard without a name", shards(""), "is not the name of something in it"),
     of("a shard of a zero character", shards("a\0b"), "is not the name of something in it"),
     of("an index of shards of numbers", shards(7), "must name files beside it"),

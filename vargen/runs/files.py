@@ -284,9 +284,9 @@ def inside(folder: Path, name: object, linked: bool = False) -> Path:
         linked: whether what has the name may be a link out of the folder, as in the cache of a hub.
 
     Raises:
-        UserError: no name, or one that leads out of the folder on any system.
+        UserError: no name, one that leads out of the folder on any system, or longer than a file's can be.
     """
-    if isinstance(name, str) and name and "\0" not in name:
+    if isinstance(name, str) and name and "\0" not in name and max(map(len, name.split("/"))) < 256:
         leads = [each.normpath(name).split(each.sep)[0] for each in (posixpath, ntpath)]
         is_plain = not PureWindowsPath(name).anchor and not posixpath.isabs(name) and ".." not in leads
         if is_plain and (linked or (folder / name).resolve().is_relative_to(folder.resolve())):

@@ -122,7 +122,7 @@ def _timed_nodes(sizes: Sequence[DraftSize]) -> tuple[int, ...]:
     return tuple(sorted(own)) if len(own) <= len(_POWERS) else (*(each for each in _POWERS if each < most), most)
 
 
-_ROWS_OF_ONE, _LEAST_GAIN_OF_BATCHES = 2, 1.1
+_ROWS_OF_ONE, _LEAST_GAIN_OF_BATCHES = 2, 1.25
 """Rows of one guided picture. Rows of a batch that end apart wait or begin alone, which no step's seconds show."""
 _FINE = time.get_clock_info("thread_time").resolution < 1e-4  # on Windows it is 16 ms
 _POWERS = (1, 2, 4, 8, 16, 32, 64)

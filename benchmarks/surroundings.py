@@ -31,6 +31,8 @@ def run_suite(surroundings: str, arguments: list[str]) -> dict[str, Any]:
     setting = dict([surroundings.split("=")]) if "=" in surroundings else {}
     with tempfile.TemporaryDirectory() as folder:
         report, began = Path(folder, "report.xml"), time.monotonic()
+        # Inductor keeps what it compiled by the code alone: under another setting it would be taken, and be wrong.
+        setting["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder, "inductor"))
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *arguments]
         code = subprocess.run(command, cwd=ROOT, env={**os.environ, **setting}).returncode
         seconds = time.monotonic() - began

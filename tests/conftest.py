@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import warm
 
 # A worker a core (pyproject.toml), each with one thread, as are the processes that tests start. Before torch is there.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -35,3 +36,14 @@ def pytest_collection(session: pytest.Session) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Before a test has started a thread: processes are forked from here."""
+    if session.items:
+        warm.start()
+
+
+def pytest_unconfigure() -> None:
+    warm.stop()

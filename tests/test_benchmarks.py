@@ -30,6 +30,7 @@ from scene_truth import reading_from_scene
 from tiny_pipelines import build_drafting_pipeline
 from training_commands import configuration_of
 from transformers import PreTrainedTokenizerFast
+from warm import executable
 
 from scenes.cases import sample_prompts
 from scenes.judge.network import SceneJudge
@@ -106,7 +107,8 @@ def test_the_script_for_a_gpu_runs_where_there_is_none(tmp_path, monkeypatch, ca
     settings = {"DEVICE": "cpu", "RESULTS": str(tmp_path / "made"), "MODEL": str(tmp_path / "model")}
     settings |= {"METHODS": "jacobi,jacobi-wide", "VIDEOS": "1", "SIZES": "tiny", "BATCHES": "1"}
     if not torch.cuda.is_available():
-        none = {"DEVICE": "cuda", "RESULTS": str(tmp_path / "none"), "PYTHON": sys.executable}
+        found = executable(tmp_path / "warm")
+        none = {"DEVICE": "cuda", "RESULTS": str(tmp_path / "none"), "PYTHON": str(found)}
         done = run_script("gpu.sh", {**settings, **none})
         assert done.returncode == 0 and done.stdout.startswith("skipped: torch finds no GPU here")
         assert not (tmp_path / "none").exists()

@@ -4,8 +4,9 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
+
+from warm import FRESH, python
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "extending.md"
@@ -51,10 +52,8 @@ def test_the_examples_work_as_written_and_touch_what_the_page_says(tmp_path):
 
     tests = [name for _, name, _ in blocks if name.startswith("tests/")]
     assert len(tests) == 4
-    run(
-        sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *tests, folder=tmp_path,
-        PYTHONPATH=str(tmp_path),
-    )  # fmt: skip
+    here = {"folder": tmp_path, "PYTHONPATH": str(tmp_path)}
+    run(*python(FRESH, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *tests), **here)
     told = """
 import torch
 from vargen import AutoPicturePipeline
@@ -68,6 +67,6 @@ print(*passes)
 for task in ("image", "video"):
     main(["methods", "--task", task])
 """
-    passes, _, shown = run(sys.executable, "-c", told, folder=tmp_path, PYTHONPATH=str(tmp_path)).partition("\n")
+    passes, _, shown = run(*python(FRESH, "-c", told), **here).partition("\n")
     coupled, grouped = map(int, passes.split())
     assert grouped < coupled < 256 and shown.count("\nprompt-lookup") == 2

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import runpy
-import signal
 import socket
+import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
-WORKER = Path(__file__).with_name("process_worker.py")
+from warm import KILL, python
+
+_TINY = """
+import sys
+
+import token_image_models
+from vargen.cli import main
+from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES
+
+family, *arguments = sys.argv[1:]
+TOKEN_IMAGE_FAMILIES[family] = token_image_models.tiny_family(family)
+sys.exit(main(arguments))
+"""
 
 
 class ProcessJob:
-    """Processes of one command, forked from a server that has imported everything.
+    """Processes of one command.
 
     Args:
         arguments: of `vargen`.
@@ -23,33 +32,22 @@ class ProcessJob:
     """
 
     def __init__(self, arguments: Sequence[str], count: int, tiny: str | None = None) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["vargen.cli", "vargen.jobs.evaluated_pictures", "vargen.commands.evaluate", "vargen.pipelines.loading"]
-        )
+        command = python("-m", "vargen", *arguments) if tiny is None else python("-c", _TINY, tiny, *arguments)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        cache = os.environ.get("VARGEN_CACHE")
-        self.processes = [
-            context.Process(
-                target=runpy.run_path,
-                args=(str(WORKER),),
-                kwargs={"init_globals": {"JOB": (list(arguments), rank, count, port, cache, tiny)}},
-            )
-            for rank in range(count)
-        ]
-        for process in self.processes:
-            process.start()
+            shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        self.processes = []
+        for rank in map(str, range(count)):
+            shared |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+            variables = {**os.environ, **(shared if count > 1 else {})}
+            self.processes.append(subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL))
 
-    def wait(self, seconds: float = 120) -> list[int | None]:
+    def wait(self) -> list[int]:
         """Until all are through. Their exit codes, by rank."""
-        for process in self.processes:
-            process.join(seconds)
-        return [process.exitcode for process in self.processes]
+        return [process.wait(600) for process in self.processes]
 
     def kill(self) -> bool:
         """One process first, as a fault would, then the rest, as a launcher does. Whether any was still at work."""
         for process in self.processes:
-            process.kill()
-        return any(code == -signal.SIGKILL for code in self.wait())
+            process.send_signal(KILL)
+        return any(code < 0 for code in self.wait())

@@ -4,14 +4,13 @@ Commands run in a process of their own in which importing `scenes` fails, as it 
 """
 
 import json
-import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 from video_pairs import qwen_pair  # noqa: F401  # a fixture
+from warm import FRESH, python
 
 _PROGRAM = """
 import contextlib, importlib.metadata, io, json, sys
@@ -63,9 +62,7 @@ class Result:
 def run_blocked(*commands: list[str | Path], forget: bool = False) -> list[Result]:
     """Commands without `scenes`; `forget` takes its entry points away too."""
     argument = json.dumps([[list(map(str, command)) for command in commands], forget])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    program = [sys.executable, "-c", _PROGRAM, argument]
-    done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=600)
+    done = subprocess.run(python(FRESH, "-c", _PROGRAM, argument), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return [Result(*each) for each in json.loads(done.stdout)]
 

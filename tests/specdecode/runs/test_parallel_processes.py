@@ -16,6 +16,7 @@ import pytest
 import torch
 from synthetic import GREEDY, MarkovTarget, decoded
 from torch import Tensor
+from warm import python
 
 from specdecode.roles import TargetOutput
 from specdecode.runs.parallel.channel import DraftChannel
@@ -146,8 +147,8 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path):
         "channel = DraftProcess(build, timeout=600)\n"
         "channel.collect()\n"
     )
-    places = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run((sys.executable, script), env={**os.environ, **places}, capture_output=True, text=True)
+    places = {"PYTHONPATH": os.pathsep.join(sys.path)}  # what is started there is Python anew
+    ended = subprocess.run(python(script), env={**os.environ, **places}, capture_output=True, text=True)
     assert ended.stderr.splitlines()[-1].endswith(
         'the drafter\'s process ended: exit code 1; a script that starts it needs if __name__ == "__main__":'
     )

@@ -1,7 +1,6 @@
 """Conventions of diffusers that every pipeline keeps: loading, negative prompts, callbacks, absent components."""
 
 import subprocess
-import sys
 from typing import Any
 
 import diffusers
@@ -15,6 +14,7 @@ from refusals import refused
 from taped_graphs import TapingCompiler
 from torch import Tensor
 from torch.nn import functional
+from warm import FRESH, python
 
 from specdecode.checks import LogitsError
 from vargen import AutoPicturePipeline, JanusPipeline, LlamaGenPipeline
@@ -48,7 +48,7 @@ from vargen import LlamaGenPipeline
 for load in {", ".join(names)}:
     assert type(load.from_pretrained({str(tiny_model_folder)!r})) is LlamaGenPipeline
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    subprocess.run(python(FRESH, "-c", script), check=True)
 
 
 def test_a_folder_of_transformers_loads_by_its_family(tmp_path):

@@ -4,10 +4,8 @@ import base64
 import io
 import json
 import os
-import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ import torch
 import yaml
 from background import PATH, ROOT, process, wait_for
 from PIL import Image
+from warm import KILL, executable, python
 
 from vargen import LlamaGenPipeline
 
@@ -59,7 +58,7 @@ def test_ray_data_goes_on_after_a_kill(cluster, _saved_tiny_pipelines, drawn, tm
     log, output = tmp_path / "log", tmp_path / "pictures"
     prompts = [f"a {colour} {shape}" for colour in ("red", "blue", "green") for shape in ("cube", "cone")] * 7
     (tmp_path / "prompts.txt").write_text("\n".join(prompts))
-    recipe = [sys.executable, "integrations/ray/generate.py", str(tmp_path / "prompts.txt"), str(output)]
+    recipe = python("integrations/ray/generate.py", tmp_path / "prompts.txt", output)
     recipe += ["--model", str(_saved_tiny_pipelines["text"])]
 
     def there() -> dict[str, int]:
@@ -67,7 +66,8 @@ def test_ray_data_goes_on_after_a_kill(cluster, _saved_tiny_pipelines, drawn, tm
 
     with process([*recipe, "--workers", "2", "--batch_size", "1"], log, RAY_ADDRESS=cluster) as running:
         wait_for(there, running, log, every=0.02)
-        os.killpg(running.pid, signal.SIGKILL)
+        running.send_signal(KILL)
+        running.wait(600)
     while ray.available_resources().get("CPU") != 2:  # a worker hears of the end a little later
         time.sleep(0.05)
     before = there()
@@ -87,7 +87,7 @@ def test_the_recipe_for_ray_data_refuses_a_folder_of_other_prompts(tmp_path):
     (tmp_path / "prompts.txt").write_text("a red cube")
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "settings.json").write_text("{}")
-    recipe = [sys.executable, "integrations/ray/generate.py", str(tmp_path / "prompts.txt"), str(tmp_path / "pictures")]
+    recipe = python("integrations/ray/generate.py", tmp_path / "prompts.txt", tmp_path / "pictures")
     refused = subprocess.run(recipe, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": PATH})
     assert refused.returncode == 1 and refused.stderr.startswith("error: ") and "choose another" in refused.stderr
 
@@ -124,7 +124,7 @@ def test_ray_serve_answers(cluster, _saved_tiny_pipelines, drawn, tmp_path):
         except (OSError, ValueError):
             return False
 
-    command = [sys.executable, "-m", "ray.serve.scripts", "run", str(tmp_path / "serve.yaml")]
+    command = python("-m", "ray.serve.scripts", "run", tmp_path / "serve.yaml")
     with process(command, log, RAY_ADDRESS=cluster) as running:
         wait_for(healthy, running, log, every=0.25)
         for seed in range(4):  # whichever replica draws, a seed decides its picture
@@ -138,7 +138,8 @@ def test_ray_serve_answers(cluster, _saved_tiny_pipelines, drawn, tmp_path):
 def test_the_slurm_script_shares_pictures_among_two_tasks(_saved_tiny_pipelines, drawn, tmp_path):
     """Its body by bash: `srun` starts two tasks of one machine each, here, with the variables that Slurm would set."""
     (tmp_path / "bin").mkdir()
-    task = "SLURM_PROCID=$rank SLURM_LOCALID=0 PATH=$PYTHON_FIRST:$PATH"
+    executable(tmp_path / "bin" / "python")
+    task = "SLURM_PROCID=$rank SLURM_LOCALID=0"
     programs = {
         "scontrol": '[ "$*" = "show hostnames here,there" ] && printf "127.0.0.1\\nthere\\n"',
         "srun": f'for rank in 0 1; do {task} "$@" & tasks[rank]=$!; done; wait ${{tasks[0]}}; wait ${{tasks[1]}}',
@@ -151,7 +152,7 @@ def test_the_slurm_script_shares_pictures_among_two_tasks(_saved_tiny_pipelines,
     (tmp_path / "prompts.txt").write_text("\n".join(prompts))
     slurm = {"JOB_NODELIST": "here,there", "JOB_ID": str(os.getpid()), "NTASKS": "2", "NNODES": "2"}
     variables = {f"SLURM_{name}": value for name, value in slurm.items()}
-    variables |= {"PYTHON_FIRST": str(Path(sys.executable).parent), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    variables["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     command = ["bash", "integrations/slurm/run.sh", "generate", "--prompts_file", str(tmp_path / "prompts.txt")]
     command += ["--output", str(tmp_path / "pictures"), "--model", str(_saved_tiny_pipelines["text"])]
     command += ["--device", "cpu", "--batch_size", "1"]

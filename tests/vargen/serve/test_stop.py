@@ -6,7 +6,6 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from background import process, wait_for
+from warm import python
 
 pytest.importorskip("starlette", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
@@ -38,7 +38,7 @@ def serving(model: Path, log: Path, *options: str) -> Iterator[tuple[subprocess.
     """A server and its port. At the end it must have ended well."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vargen", "serve", "--model", str(model), "--port", str(port), *options]
+    command = python("-m", "vargen", "serve", "--model", model, "--port", str(port), *options)
     with process(command, log) as server:
         wait_for(lambda: lives(port), server, log)
         yield server, port

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 from PIL import Image
 from refusals import refused
 from resumed import stop_and_go_on
+from warm import executable, python
 
 from vargen import LlamaGenPipeline
 from vargen.base.errors import UserError
@@ -83,8 +83,8 @@ def test_processes_learn_together_what_one_learns_alone(config, tmp_path):
     """Two processes average their gradients; a process that resumes reads what the first one wrote."""
     alone, together = tmp_path / "alone", tmp_path / "together"
     given = {"rank": 4, "steps": 4, "batch_size": 8, "evaluation_size": 4, "autocast": "false", "num_threads": 1}
-    launched = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "-m", "vargen"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": "29577"}
+    launched = python("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "-m", "vargen")
+    environment = {**os.environ, "MASTER_PORT": "29577", "PYTHON_EXEC": str(executable(tmp_path / "python"))}
     for steps in (2, 4):
         for output in (alone, together):
             asked = {**given, "steps": steps, "model": config.model, "pictures": config.pictures, "output": output}

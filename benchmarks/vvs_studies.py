@@ -9,7 +9,8 @@ Trees are the paper's, 59 nodes and 5 deep, with the released acceptance, but fo
 nodes are drawn and whose acceptance knows by which chance). The judge reads every picture. The model
 draws in bfloat16, which own kernels draw the same whatever is drafted. Every row is kept in runs/vvs_studies as soon as
 it is through, so the same command goes on after a kill, and settings that several studies share are drawn once; rows of
-other weights or another number of prompts are measured anew. Writes benchmarks/results/vvs_studies.json.
+other weights or another number of prompts are measured anew. What is drawn stands in `vvs_studies.yaml`. Writes
+benchmarks/results/vvs_studies.json.
 
 The paper has two stages of LlamaGen-XL, of 256 and 1,024 tokens a picture, and so have the shipped models. Its main
 table is a record of its own for each of the two.
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from judge_report import judge_images
 from torch import Tensor
 
@@ -44,7 +46,6 @@ from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import append_jsonl, read_jsonl
 
 RESULTS = Path(__file__).resolve().parent / "results"
-METHODS = Path(__file__).resolve().parent / "methods"
 DTYPE = "bfloat16"
 KEPT = Path(__file__).resolve().parent.parent / "runs" / "vvs_studies" / "rows.jsonl"
 
@@ -96,11 +97,10 @@ class VVSStudyConfig(VVSConfig):
 
 
 def resolve(method: str, settings: Mapping[str, Any]) -> ImageMethodConfig:
-    """A method, a preset or a file of benchmarks/methods by name, with settings that differ; VVS's may be stale."""
+    """A method or a preset by name, with settings that differ; VVS's may be stale."""
     stale = {name: value for name, value in settings.items() if name.endswith("staleness")}
     others = {name: value for name, value in settings.items() if name not in stale}
-    path = METHODS / f"{method}.yaml"
-    config = resolve_method(str(path) if path.exists() else method, others)
+    config = resolve_method(method, others)
     return VVSStudyConfig(**asdict(config), **stale) if stale else config
 
 
@@ -123,99 +123,13 @@ class Row:
         return json.dumps(resolve(self.method, self.settings).to_dict(), sort_keys=True)
 
 
-def _uniform(interval: int, delta: float, **others: Any) -> dict[str, Any]:
-    return {"interval": interval, "delta": delta, **others}
-
-
-_EXACT_TREE = {"total_tokens": 59, "depth": 5, "tree_top_k": 10}
-_TREE = {**_EXACT_TREE, "mode": "release"}
-_SELECTION = {  # of VVS-U(3), stage I: tokens a pass, FID
-    ("sample", 0.1, True): "2.16, FID 23.88",
-    ("confidence", 0.1, False): "2.42, FID 26.24",
-    ("confidence", 0.1, True): "2.16, FID 24.71",
-    ("sample", 0.2, True): "2.43, FID 25.49",
-    ("confidence", 0.2, False): "2.69, FID 27.41",
-    ("confidence", 0.2, True): "2.43, FID 26.20",
-}
-_STALENESS = {(0, 0): "2.23, FID 32.63", (-1, 3): "2.27, FID 28.93", (-1, 0): "2.31, FID 27.69"}
-
-
-def _drawn_tree(nodes: int) -> dict[str, Any]:
-    """What the preset of so many drawn nodes drafts."""
-    settings = resolve(f"eagle-sampled-{nodes}", {}).to_dict()
-    return {name: settings[name] for name in ("tree", "depth", "children")}
-
-
-MAIN_TABLE: dict[str, Row] = {
-    "plain": Row("ar", paper="1 (both stages)"),
-    "EAGLE-2": Row("eagle", _EXACT_TREE, paper="1.22 (both stages)"),
-    "LANTERN, delta 0.3": Row("lantern", {**_TREE, "delta": 0.3}, paper="2.10 (stage I)"),
-    "LANTERN, delta 0.2": Row("lantern", {**_TREE, "delta": 0.2}, paper="1.83 (stage II)"),
-    "VVS-U(4), delta 0.2": Row("vvs-paper-uniform", _uniform(4, 0.2), paper="2.24 (stage I)"),
-    "VVS-U(2), delta 0.1": Row("vvs-paper-uniform", _uniform(2, 0.1), paper="2.86 (stage II)"),
-    "VVS-D(0.65), delta 0.2": Row("vvs-paper-dynamic", {"threshold": 0.65}, paper="3.1"),
-}
-"""The methods of the paper's table 1."""
 STUDIES: dict[str, dict[str, Row]] = {
-    "selection": {
-        f"{choice}, delta {delta}{'' if cut else ', whole'}": Row(
-            "vvs-paper-uniform",
-            _uniform(3, delta, choice=choice, truncate=cut),
-            paper=_SELECTION.get((choice, delta, cut)),
-        )
-        for delta in (0.1, 0.2)
-        for choice in ("sample", "confidence")
-        for cut in (True, False)
-    },
-    "staleness": {
-        f"({verified}, {skipped})": Row(
-            "vvs-paper-uniform",
-            _uniform(3, 0.2, verified_staleness=verified, staleness=skipped),
-            paper=_STALENESS.get((verified, skipped)),
-        )
-        for verified, skipped in ((0, 0), (-1, 0), (-1, 1), (-1, 3), (3, 3))
-    },
-    "interval": {
-        f"VVS-U({interval}), delta {delta}": Row("vvs-paper-uniform", _uniform(interval, delta), paper=paper)
-        for interval, delta, paper in (
-            (2, 0.1, "2.86 (stage II)"),
-            (2, 0.2, None),
-            (3, 0.2, "2.43"),
-            (4, 0.2, "2.24"),
-            (5, 0.2, None),
-        )
-    },
-    "threshold": {
-        f"VVS-D({threshold})": Row(
-            "vvs-paper-dynamic", {"threshold": threshold}, paper="3.1" if threshold == 0.65 else None
-        )
-        for threshold in (0.2, 0.35, 0.5, 0.65, 0.8)
-    },
-    "delta": {
-        f"LANTERN, delta {delta}": Row(
-            "lantern", {**_TREE, "delta": delta}, paper={0.2: "1.83 (stage II)", 0.3: "2.10"}.get(delta)
-        )
-        for delta in (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
-    },
-    "our choices": {
-        "as printed": Row("vvs-paper-uniform"),
-        **{f"choice {choice}": Row("vvs-paper-uniform", {"choice": choice}) for choice in ("central", "drafter")},
-        "refresh": Row("vvs-paper-uniform", {"refresh": True}),
-        **{
-            f"likeness({threshold})": Row(
-                "vvs-paper-uniform",
-                {"schedule": "likeness", "threshold": threshold, "choice": "drafter", "truncate": False},
-            )
-            for threshold in (0.3, 0.4, 0.5, 0.6)
-        },
-    },
-    "drawn trees": {
-        f"LANTERN, {nodes} drawn nodes, delta {delta}": Row("lantern", {**_drawn_tree(nodes), "delta": delta})
-        for nodes in (9, 25, 57)
-        for delta in (0.0, 0.01, 0.1)
-    },
+    study: {label: Row(**told) for label, told in rows.items()}
+    for study, rows in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())["studies"].items()
 }
-"""The other studies: methods by study and label."""
+"""Methods by study and label."""
+MAIN_TABLE = "main table"
+"""The study of the methods of the paper's table 1."""
 
 
 def draw(pipeline: LlamaGenPipeline, row: Row, cases: list[PromptCase], batch_size: int, judge: Any) -> dict[str, Any]:
@@ -246,7 +160,11 @@ def draw(pipeline: LlamaGenPipeline, row: Row, cases: list[PromptCase], batch_si
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", default=",".join(STUDIES), help="which, by name; all but the main table")
+    parser.add_argument(
+        "--studies",
+        default=",".join(name for name in STUDIES if name != MAIN_TABLE),
+        help="which, by name; all but the main table",
+    )
     parser.add_argument("--model", help="folder of a model with a drafter; the shipped default if not given")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--batch_size", type=int, default=16)
@@ -254,11 +172,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "vvs_studies.json")
     parser.add_argument("--list", action="store_true", help="say what there is, and stop")
     arguments = parser.parse_args()
-    wanted, every = arguments.studies.split(","), {"main table": MAIN_TABLE, **STUDIES}
-    if unknown := [name for name in wanted if name not in every]:
-        parser.error(f"studies: no {unknown[0]!r}; there are {', '.join(every)}")
+    wanted = arguments.studies.split(",")
+    if unknown := [name for name in wanted if name not in STUDIES]:
+        parser.error(f"studies: no {unknown[0]!r}; there are {', '.join(STUDIES)}")
     if arguments.list:
-        print("\n".join(f"{study}: {'; '.join(rows)}" for study, rows in every.items()))
+        print("\n".join(f"{study}: {'; '.join(rows)}" for study, rows in STUDIES.items()))
         return
 
     folder = find_model(arguments.model)
@@ -274,7 +192,7 @@ def main() -> None:
     cases = sample_prompts(arguments.prompts)
 
     studies: dict[str, list[dict[str, Any]]] = {}
-    for study, label, row in ((name, *item) for name in wanted for item in every[name].items()):
+    for study, label, row in ((name, *item) for name in wanted for item in STUDIES[name].items()):
         if row.identity not in through:
             began = time.monotonic()
             through[row.identity] = draw(pipeline, row, cases, arguments.batch_size, judge)

@@ -22,7 +22,6 @@ import record_all
 import rows_side_by_side
 import tokenizers
 import torch
-import vvs_paths
 import vvs_studies
 import weighted
 from results_page.plain import plain_section
@@ -225,9 +224,9 @@ def test_settings_of_studies_are_those_of_their_methods():
     for name, settings in {**rows_side_by_side.SETTINGS, **rows_side_by_side.ON_LARGER_GRIDS}.values():
         kept = json.loads(json.dumps(resolve_method(name, settings).to_dict()))
         assert {**kept, **json.loads(json.dumps(settings))} == kept
-    for rows in (*vvs_studies.STUDIES.values(), vvs_studies.MAIN_TABLE):
+    for rows in vvs_studies.STUDIES.values():
         for row in rows.values():
-            settings = vvs_studies.resolve(row.method, row.settings).to_dict()
+            settings = json.loads(json.dumps(vvs_studies.resolve(row.method, row.settings).to_dict()))
             assert all(settings[name] == value for name, value in row.settings.items())
 
 
@@ -271,12 +270,6 @@ def test_drafting_reads_fresh_features_or_those_before(stale, wanted):
     read = cache.after_verified(positions[3:].view(1, 2, 1), torch.tensor([3]), torch.tensor([2]))
     assert read[0, :, 0].tolist() == wanted
     assert cache.at(torch.arange(5)[None])[0, :, 0].tolist() == positions.tolist()
-
-
-def test_drafted_trees_are_alike_by_both_readings():
-    method = resolve_method("lantern", {"total_tokens": 10, "depth": 3, "mode": "release"})
-    released, there = vvs_paths.rows_of(build_drafting_pipeline(), ["a cone", "two cones"], method)
-    assert released["trees"] == there["trees"] > 10 and -1 <= released["mean"] <= there["mean"] <= 1
 
 
 # Networks of a published model's size beside the small one.

@@ -47,11 +47,6 @@ def table_of(records: Iterable[Record], columns: Columns) -> str:
     return table([*columns], cells)
 
 
-def section(title: str, text: str, rows: Iterable[Record], columns: Columns, record: Record, *runs: str) -> str:
-    """A heading, what is measured, the table, and the source of the record; `runs` are as for `source_line`."""
-    return "\n\n".join([title, text, table_of(rows, columns), source_line(record, *runs)])
-
-
 def percent_points(figure: Record) -> str:
     """A difference of shares with its interval, in percentage points."""
     low, high = (100 * bound for bound in figure["interval"])

@@ -112,20 +112,16 @@ def save_video_head(network: VideoHead, folder: str | os.PathLike[str]) -> None:
     (folder / "config.json").write_text(json.dumps(network.config.to_dict(), indent=2) + "\n")
 
 
-def load_video_head(
-    folder: str | os.PathLike[str], model: Any, draft_length: int | None = None, text_only: bool | None = None
-) -> VideoHead:
+def load_video_head(folder: str | os.PathLike[str], model: Any) -> VideoHead:
     """A trained head, in eval mode, of its target's dtype and on its device.
 
     Args:
         folder: written by `save_video_head`.
         model: the target.
-        draft_length: K that the head must have; None: any.
-        text_only: whether the video has no rows when drafting; None: as in its settings.
 
     Raises:
-        ValueError: no such folder, damaged or foreign files, weights that do not fit the settings, another target,
-            layer count or K.
+        ValueError: no such folder, damaged or foreign files, weights that do not fit the settings, another target or
+            layer count.
     """
     folder = Path(folder)
     check_stored(folder, "drafter")
@@ -136,13 +132,8 @@ def load_video_head(
         raise ValueError(f"drafter: {folder} holds no {Path(error.filename or WEIGHTS_NAME).name}") from error
     except (ValueError, TypeError, SafetensorError) as error:
         raise ValueError(f"drafter: {folder} cannot be read ({str(error).splitlines()[0]})") from error
-    if draft_length is not None and draft_length != config.draft_length:
-        raise ValueError(
-            f"draft_length must be {config.draft_length}, for which the drafter in {folder} was trained, got "
-            f"{draft_length}"
-        )
     check_target(config, model)
-    network = VideoHead(config if text_only is None else replace(config, text_only=text_only))
+    network = VideoHead(config)
     shapes = {name: value.shape for name, value in network.state_dict().items()}
     for name in sorted(shapes.keys() | stored.keys()):
         if name not in stored or name not in shapes or stored[name].shape != shapes[name]:

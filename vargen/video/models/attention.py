@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from specdecode.targets.arguments import cache_among
@@ -63,7 +63,7 @@ def attention_of_rows(
     num_tokens, head_dim = keys.shape[2:]
     cosines, sines = (_mix_axes(module, each)[0, rows].float() for each in position_embeddings)  # [n, head_dim]
     queries = module.q_proj(hidden_states[0, rows]).view(len(rows), -1, head_dim)
-    queries = getattr(module, "q_norm", _as_it_is)(queries)  # Qwen3-VL's; the cache's keys are normalised already
+    queries = getattr(module, "q_norm", nn.Identity())(queries)  # Qwen3-VL's; the cache's keys are normalised already
     queries = _turn(queries.transpose(0, 1).float(), cosines, sines)  # [heads, n, head_dim]
     hidden = torch.arange(num_tokens, device=keys.device) > rows[:, None]  # [n, S]
     means = []
@@ -72,10 +72,6 @@ def attention_of_rows(
         scores = query @ key.float().T * module.scaling  # [heads of this key, n, S]
         means.append(scores.masked_fill(hidden, -torch.inf).softmax(-1).mean(1))
     return torch.cat(means)
-
-
-def _as_it_is(queries: Tensor) -> Tensor:
-    return queries
 
 
 def _mix_axes(module: Any, embeddings: Tensor) -> Tensor:

@@ -105,15 +105,12 @@ def encode_video(model: Any, inputs: Mapping[str, Tensor]) -> VideoFeatures:
 
 
 @torch.no_grad()
-def prepare_request(
-    model: Any, inputs: Mapping[str, Tensor], video_features: VideoFeatures | None = None
-) -> VideoRequest:
+def prepare_request(model: Any, inputs: Mapping[str, Tensor]) -> VideoRequest:
     """A request out of what the model's processor gives.
 
     Args:
         model: as for `encode_video`.
         inputs: `input_ids` [1, T] and the video's tensors; for Qwen's architectures `mm_token_type_ids`, too.
-        video_features: of `encode_video` on the same weights, where that has been done already.
 
     Raises:
         UserError: another architecture.
@@ -125,7 +122,7 @@ def prepare_request(
     is_visual = architecture.is_visual(model.config, input_ids)[0]
     if not is_visual.any():
         raise ValueError("inputs: the prompt has no place for the video; use the processor's chat template")
-    features = encode_video(model, inputs) if video_features is None else video_features
+    features = encode_video(model, inputs)
     if any(len(each) != int(is_visual.sum()) for each in (features.embeds, *features.deepstack)):
         raise ValueError(
             f"inputs: the prompt has {int(is_visual.sum())} visual tokens, the video gives {len(features.embeds)}; "

@@ -25,31 +25,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
-from specdecode.drafters.tree_shapes import StaticTree
-from specdecode.loop import decode
-from specdecode.roles import Drafter
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.sampling import SamplingConfig
+from specdecode.trace import DecodeTrace
+from vargen.base.bounds import MAX_DRAFT
 from vargen.base.errors import UserError
 from vargen.base.options import option
+from vargen.methods.catalogue import resolve_method
 from vargen.training.config import DrafterRunConfig, check
 from vargen.training.cpu_attention import FLOAT32_ATTENTION
 from vargen.training.drafter_task import DrafterTask
 from vargen.training.run import RunResult, autocast, prepare, train
-from vargen.video.drafters.video_draft_head import VideoDraftHead
 from vargen.video.drafters.video_head import KINDS, VISUAL_INPUTS, TargetStates, VideoHead
 from vargen.video.drafters.video_head_folder import new_video_head, save_video_head
 from vargen.video.models.architectures.catalogue import architecture_of
 from vargen.video.models.generation_settings import stop_tokens
-from vargen.video.models.request import prepare_request
-from vargen.video.models.target import VideoTarget
+from vargen.video.pipelines.components import VideoLLMComponents
+from vargen.video.pipelines.decoding import Generation, decode
 from vargen.video.training.video_answers import Ask, VideoAnswersConfig, open_target, teachers
 from vargen.video.training.video_states import TeacherForcing
 
 _OWN_PASSES = {"eagle": 0, "msd": 0, "vispec": 1, "sparrow": 1, "flash": 0}
+"""Further passes over the head's own guesses, whose losses are added."""
 _BLIND_SHARE = {"eagle": 0.0, "msd": 0.0, "vispec": 0.0, "sparrow": 0.5, "flash": 0.0}
 _MEASURED_DEPTHS = 4  # of heads that guess one token at a time
-_HEAD_FIELDS = ("visual", "visual_layer", "num_queries", "text_only", "draft_length", "compact")
+_HEAD_FIELDS = ("visual", "num_queries", "text_only", "draft_length")
 
 
 @dataclass
@@ -61,18 +60,12 @@ class VideoDrafterTrainingConfig(VideoAnswersConfig, DrafterRunConfig):
     them. A setting below that is null has the value of the kind."""
     visual: str | None = option(None, choices=VISUAL_INPUTS)
     """What stands for the video; "embeddings" turns Sparrow's bridging off."""
-    visual_layer: int | None = option(None, least=0)
-    """Number of the target's layer after which the video's hidden states are read; null for half of them."""
     num_queries: int | None = option(None, least=1)
     """Learned queries of "vispec" and "flash"."""
     text_only: bool | None = None
     """Draft without rows for the video."""
-    draft_length: int | None = option(None, least=1)
+    draft_length: int | None = option(None, least=1, most=MAX_DRAFT)
     """Tokens guessed at once."""
-    compact: bool = False
-    """Give rows consecutive positions."""
-    own_passes: int | None = option(None, least=0)
-    """Further passes over the head's own guesses, whose losses are added."""
     blind_share: float | None = option(None, least=0.0, most=1.0)
     """Share of steps in which the video has no rows."""
     num_decoded_videos: int = option(4, least=1)
@@ -174,7 +167,6 @@ class VideoDrafterTask(DrafterTask):
         super().__init__(config, config.new_video_head(model).to(config.device).float())
         if config.device == "cpu":
             self.drafter.set_attention(FLOAT32_ATTENTION)
-        self.own_passes = _OWN_PASSES[config.kind] if config.own_passes is None else config.own_passes
         self.blind_share = _BLIND_SHARE[config.kind] if config.blind_share is None else config.blind_share
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
@@ -187,7 +179,9 @@ class VideoDrafterTask(DrafterTask):
             with_video = float(torch.rand((), generator=generator)) >= self.blind_share
             of_passes = [
                 torch.stack(offset_losses(guesses, states.features[:, at], learned[:, at], self._output_head)).sum(1)
-                for guesses, at in drafting_passes(self.drafter, given, learned, 1 + self.own_passes, with_video)
+                for guesses, at in drafting_passes(
+                    self.drafter, given, learned, 1 + _OWN_PASSES[config.kind], with_video
+                )
             ]
             losses.append(torch.stack(of_passes).sum(0) * len(learned) / len(numbers))
         features, tokens = torch.stack(losses).sum(0)
@@ -235,28 +229,18 @@ class VideoDrafterTask(DrafterTask):
 
     def _accepted_length(self) -> float:
         """Mean over verification steps, without the bonus token, for chains as long as agreement is measured."""
-        length = _MEASURED_DEPTHS if self.drafter.config.draft_length == 1 else self.drafter.config.draft_length
+        config, guessed_at_once = self.config, self.drafter.config.draft_length
+        depth = _MEASURED_DEPTHS if guessed_at_once == 1 else guessed_at_once
+        method: Any = resolve_method(config.kind, {"depth": depth}, task="video")
         accepted = rounds = 0
-        for number in range(min(self.config.num_decoded_videos, len(self.heldout.answers))):
+        for number in range(min(config.num_decoded_videos, len(self.heldout.answers))):
             inputs = {name: value.to(self.device) for name, value in self.heldout.questions.inputs(number).items()}
-            request = prepare_request(self.model, inputs)
-            target = VideoTarget(
-                self.model,
-                request,
-                capture_layers=self.drafter.config.capture_layers,
-                max_new_tokens=self.config.max_new_tokens,
-                max_draft_nodes=length + 1,
+            components = VideoLLMComponents(
+                self.model, [inputs], config.max_new_tokens, load_draft_head=lambda *_: self.drafter
             )
-            sizer = FixedDraftSize(DraftSize(length + 1, length))
-            drafter: Drafter = VideoDraftHead(self.drafter, target).drafter(StaticTree.chain(length), sizer)
-            trace = decode(
-                target,
-                max_new_tokens=self.config.max_new_tokens,
-                sampling=SamplingConfig(temperature=0.0),
-                streams=RandomStreams.from_seeds([number], device=self.device),
-                drafter=drafter,
-                stop_token=stop_tokens(self.model) or None,
-            ).trace
+            trace, greedy = DecodeTrace(1, self.device), SamplingConfig(temperature=0.0)
+            generation = Generation(config.max_new_tokens, greedy, [number], stop_tokens(self.model), trace)
+            decode(method.build(components), generation)
             accepted += sum(trace.accepted_lengths[0])
             rounds += len(trace.accepted_lengths[0])
         return accepted / max(rounds, 1)

@@ -37,7 +37,6 @@ def test_a_drafter_comes_back(architecture, models, tmp_path, kind):
     rows, positions = torch.randn(1, 5, 64), torch.arange(5).expand(3 if architecture == "qwen2_5_vl" else 1, 1, -1)
     assert torch.equal(network.eval()(rows, positions), again(rows, positions))
     assert type(again.layer) is type(model.model.language_model.layers[0])
-    assert load_video_head(tmp_path, model, text_only=True).config.text_only
 
 
 def test_another_dtype_is_the_same_target(architecture, models, tmp_path):
@@ -103,8 +102,6 @@ def test_damaged_folders_are_refused(models, tmp_path):
     with pytest.raises(ValueError, match=r"holds no config\.json"):
         load_video_head(tmp_path, model)
     save_video_head(new_video_head("flash", model, draft_length=3), tmp_path)
-    with pytest.raises(ValueError, match="draft_length must be 3"):
-        load_video_head(tmp_path, model, draft_length=4)
     rewrite(tmp_path, draft_length=2)
     with pytest.raises(ValueError, match=r"do not fit its config\.json, see offsets"):
         load_video_head(tmp_path, model)

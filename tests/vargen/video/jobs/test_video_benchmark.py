@@ -97,17 +97,7 @@ def test_methods_take_turns_and_every_answer_has_its_question_and_seed():
 def test_the_command(qwen_pair, tmp_path, capsys):
     out = tmp_path / "bench"
     base = ["bench", "--task", "video", "--model", str(qwen_pair / "target"), "--draft_model", str(qwen_pair / "draft")]
-    base += [
-        "--num_videos",
-        "1",
-        "--num_frames",
-        str(FRAMES),
-        "--image_size",
-        str(SIZE),
-        "--max_new_tokens",
-        "10",
-        "--quiet",
-    ]
+    base += f"--num_videos 1 --num_frames {FRAMES} --image_size {SIZE} --max_new_tokens 10 --quiet".split()
     loose = ["--methods", "sd,strict=lvspec,fly", "--method_options.strict.loose_ratio", "0"]
     assert main([*base, *loose, "--output", str(out)]) == 0
     assert "retention" in capsys.readouterr().out

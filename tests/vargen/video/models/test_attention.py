@@ -11,19 +11,19 @@ from torch import Tensor
 
 from specdecode.targets.arguments import cache_argument
 from specdecode.targets.transformers import SlotCache
+from vargen.video.models.architectures.catalogue import ARCHITECTURES
 from vargen.video.models.attention import attention_of_rows, watch_attention
-from vargen.video.models.pruning import keep_uniform
-from vargen.video.models.request import VideoRequest, keep_visual, prepare_request
+from vargen.video.models.request import VideoRequest, prepare_request
 from vargen.video.models.target import VideoTarget
 
 Models = Callable[..., Any]
 Inputs = Callable[..., dict[str, Tensor]]
 
 
-@pytest.fixture(scope="module")
-def maps(architecture: str, models: Models, inputs_of: Inputs) -> tuple[Any, dict[str, Tensor], Tensor]:
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def maps(request: pytest.FixtureRequest, models: Models, inputs_of: Inputs) -> tuple[Any, dict[str, Tensor], Tensor]:
     """A model, inputs, and the library's own maps [layers, heads, T, T] of them."""
-    model, inputs = deepcopy(models(architecture)), inputs_of(architecture, 2)
+    model, inputs = deepcopy(models(request.param)), inputs_of(request.param, 2)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         attentions = torch.cat(model(**inputs, output_attentions=True).attentions)
@@ -117,15 +117,6 @@ def test_scores_of_a_half_precision_model_are_float32(architecture, models, inpu
     assert target.prompts[0].attention[0].dtype == torch.float32
     exact = watched(models(architecture), inputs_of(architecture, 2)).video_attention()
     assert torch.corrcoef(torch.stack((target.video_attention(), exact)))[0, 1] > 0.9
-
-
-def test_a_pruned_request_has_scores_of_what_is_left(architecture, models, inputs_of):
-    model = models(architecture)
-    whole = prepare_request(model, inputs_of(architecture))
-    request = keep_visual(whole, keep_uniform(whole.num_visual, 5))
-    target = VideoTarget(model, request, capture_attention=True)
-    target.prefill()
-    assert target.video_attention().shape == (5,)
 
 
 def test_what_cannot_be_scored_is_named(architecture, models, inputs_of):

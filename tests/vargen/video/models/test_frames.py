@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from refusals import refused
@@ -249,6 +249,8 @@ def test_packets_tell_frames_where_decoding_can_begin_with_the_first(begins, sta
 
 
 @given(st.integers(4, 4000), st.integers(4, 900), st.sampled_from([1, 2, 4]))
+@example(17, 14, 2)  # steps that are no whole number of frames
+@example(49, 14, 2)
 @settings(max_examples=100, deadline=None)
 def test_a_number_of_frames_is_sampled_as_the_processor_does(total, wanted, step):
     processor = Qwen2VLVideoProcessor(temporal_patch_size=step)
@@ -264,16 +266,9 @@ def test_a_number_of_frames_is_sampled_as_the_processor_does(total, wanted, step
     assert choose(total, 30.0) == expected[:rounded]
 
 
-def test_no_frame_behind_the_last_is_taken():
-    """Steps that are no whole number of frames: rounding makes torch.arange one longer than it should be."""
-    for total in (367, 382, 670):
-        assert sampler(fps=2.0)(total, 24.0)[-1] < total
-    for total in (17, 34, 41, 49):
-        taken = sampler(num_frames=14)(total, 24.0)
-        assert len(taken) == 14 and taken[-1] < total
-
-
 @given(st.integers(4, 4000), st.sampled_from([8.0, 24.0, 30000 / 1001, 60.0]), st.floats(0.05, 40.0))
+@example(367, 24.0, 2.0)  # rounding makes torch.arange one longer than it should be
+@example(670, 24.0, 2.0)
 @settings(max_examples=100, deadline=None)
 def test_a_rate_is_sampled_as_the_processor_does(total, source, wanted):
     expected = Qwen2VLVideoProcessor().sample_frames(VideoMetadata(total_num_frames=total, fps=source), fps=wanted)

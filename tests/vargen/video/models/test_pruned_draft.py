@@ -3,25 +3,10 @@
 import torch
 from torch import Tensor
 
-from specdecode.drafters.draft_model import DraftModelDrafter
-from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
-from specdecode.loop import decode
-from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.video.models.pruned_draft import PrunedDraft
 from vargen.video.models.pruning import keep_uniform
 from vargen.video.models.request import keep_visual, prepare_request
 from vargen.video.models.target import VideoTarget
-
-
-def test_one_that_sees_everything_is_always_right(architecture, models, inputs_of):
-    model = models(architecture)
-    request = prepare_request(model, inputs_of(architecture))
-    draft = PrunedDraft(model, request, lambda row: torch.arange(request.num_visual))
-    result = decode(
-        VideoTarget(model, request), max_new_tokens=24, sampling=SamplingConfig(temperature=0.0),
-        streams=RandomStreams.from_seeds([3]), drafter=DraftModelDrafter(draft, FixedDraftSize(DraftSize(6, 5))),
-    )  # fmt: skip
-    assert result.trace.target_passes == 1 + -(-23 // 6)  # all five of every draft, and the bonus
 
 
 def test_it_chooses_when_asked_and_keeps_what_is_chosen(architecture, models, inputs_of):

@@ -11,7 +11,6 @@ from torch import Tensor
 from specdecode.tree import TokenTree, chain_layout
 from vargen.video.methods.base import SPREADS
 from vargen.video.methods.speculative import SpeculativeConfig
-from vargen.video.models.architectures.base import VideoFeatures
 from vargen.video.models.pruning import keep_jittered, keep_low_discrepancy, keep_random, keep_uniform, token_budget
 from vargen.video.models.request import (
     VideoRequest,
@@ -113,14 +112,6 @@ def test_rewinding_forgets(architecture, models, inputs_of):
     torch.testing.assert_close(logits[0, 0], fresh.logits([10, 20]), rtol=1e-3, atol=1e-3)
 
 
-def test_the_vision_tower_runs_once_for_target_and_drafter(architecture, models, inputs_of):
-    model, inputs = models(architecture), inputs_of(architecture, 1)
-    features = encode_video(model, inputs)
-    once, again = prepare_request(model, inputs, features), prepare_request(model, inputs)
-    assert torch.equal(once.inputs_embeds, again.inputs_embeds)
-    assert once.num_visual == len(features.embeds) == int((inputs["input_ids"] == model.config.video_token_id).sum())
-
-
 def test_pruning_keeps_text_order_and_positions(architecture, models, inputs_of):
     model, inputs = models(architecture), inputs_of(architecture, 1)
     request = prepare_request(model, inputs)
@@ -219,7 +210,7 @@ def test_prompts_without_a_video_are_refused(architecture, models, inputs_of):
     with pytest.raises(ValueError, match="one prompt"):
         prepare_request(model, {**inputs, "input_ids": inputs["input_ids"].repeat(2, 1)})
     with pytest.raises(ValueError, match="visual tokens, the video gives"):
-        prepare_request(model, inputs, VideoFeatures(torch.zeros(3, 64)))
+        prepare_request(model, {**inputs, "input_ids": inputs["input_ids"].repeat(1, 2)})
 
 
 def test_layers_and_vocabularies_that_are_not_there(models, inputs_of):

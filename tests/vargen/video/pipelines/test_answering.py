@@ -57,13 +57,6 @@ def test_exact_methods_draw_what_plain_decoding_draws(qwen_pair, cases, answerer
     assert other.token_ids != plain.token_ids
 
 
-def test_the_default_method_is_exact_and_its_drafter_is_there(qwen_pair, cases, answerer_of):
-    answerer = answerer_of(qwen_pair)
-    answer = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=6)
-    assert answer.method.name == answerer.default_method != "ar" and answer.method.exact
-    assert answer.token_ids == answerer.answer(cases[0].frames, QUESTION, "ar", max_new_tokens=6).token_ids
-
-
 TRAINED = [method for method in methods_for("video").values() if issubclass(method, TrainedDrafterConfig)]
 
 

@@ -11,27 +11,19 @@ from typing import Any
 from metrics.tables import COLUMNS, quality_heading
 
 
-def plot_tradeoff(
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    speed: str = "speedup",
-    quality: str = "judge_accuracy",
-    speed_label: str = "speed-up over plain decoding (wall clock)",
-    quality_label: str = "judge accuracy",
-    title: str = "",
-) -> bytes:
-    """Quality against speed, one labelled point a method, as PNG.
+def plot_tradeoff(rows: Sequence[Mapping[str, Any]], title: str = "") -> bytes:
+    """The judge's accuracy against the speed-up, one labelled point a method, as PNG.
 
     Args:
-        rows: one mapping a method, with "method", the two fields and optionally "exact" (filled markers) and an
-            interval (low, high) of the quality under the quality's name + "_interval".
-        speed, quality: which fields to draw. Rows that lack one of them are left out.
-        speed_label, quality_label, title: what the axes and the plot are called.
+        rows: one mapping a method, with "method", "speedup", "judge_accuracy" and optionally "exact" (filled markers)
+            and "judge_accuracy_interval" (low, high). Rows that lack one of the two figures are left out.
+        title: of the plot.
 
     Raises:
-        ValueError: no row has both fields.
+        ValueError: no row has both figures.
         ModuleNotFoundError: matplotlib is not installed.
     """
+    speed, quality = "speedup", "judge_accuracy"
     points = [row for row in rows if row.get(speed) is not None and row.get(quality) is not None]
     if not points:
         raise ValueError(f"rows: none has both {speed!r} and {quality!r}")
@@ -55,8 +47,8 @@ def plot_tradeoff(
             fontsize=8,
         )
     axes.axvline(1.0, color="0.7", linewidth=0.8, linestyle=":")
-    axes.set_xlabel(speed_label)
-    axes.set_ylabel(quality_label)
+    axes.set_xlabel("speed-up over plain decoding (wall clock)")
+    axes.set_ylabel("judge accuracy")
     axes.plot([], [], "o", color="#1f5fa8", label="exact")
     axes.plot([], [], "o", color="#c2571a", markerfacecolor="w", label="relaxed")
     axes.legend(frameon=False, fontsize=8, loc="lower left")

@@ -26,6 +26,10 @@ MEASURED = ("seconds_per_image", "speedup", "phase_seconds", "peak_memory_gib", 
 """Figures of `summarise` and `achieved` that differ between any two runs: they are measured. Others are counted."""
 
 
+_COUNTED = ("drafted", "skipped_steps", "skipped_tokens")
+"""Counts of a call that are called alike in its trace and in every sum."""
+
+
 @dataclass
 class CallRecord:
     """One call in plain numbers.
@@ -69,13 +73,9 @@ class CallRecord:
         return cls(
             seconds=seconds,
             images=trace["batch_size"],
-            tokens=trace["tokens"],
-            target_passes=trace["target_passes"],
             row_passes=sum(trace["row_passes"]),
-            drafted=trace["drafted"],
             accepted_histogram=histogram,
-            skipped_steps=trace["skipped_steps"],
-            skipped_tokens=trace["skipped_tokens"],
+            **{name: trace[name] for name in ("tokens", "target_passes", *_COUNTED)},
             phase_seconds=dict(trace["phase_seconds"]),
             rows_fed=sum(trace["rows_fed"]) + trace["padding_fed"],
             peak_memory=peak_memory,
@@ -92,15 +92,8 @@ class CallRecord:
                 whose pictures end together.
         """
         passes = [each.target_passes for each in pictures]
-        sums = {
-            name: sum(getattr(each, name) for each in pictures)
-            for name in (
-                *("seconds", "images", "tokens", "row_passes", "drafted", "skipped_steps", "skipped_tokens"),
-                "rows_fed",
-            )
-        }
         return cls(
-            **sums,
+            **_sums(pictures, "seconds", "images", "tokens", "row_passes", "rows_fed", *_COUNTED),
             target_passes=max(passes) if waiting else round(statistics.fmean(passes)),
             accepted_histogram=_histogram(pictures),
             phase_seconds=_phase_seconds(pictures),
@@ -126,33 +119,23 @@ def summarise(calls: Sequence[CallRecord], plain: Sequence[CallRecord] | None = 
         raise ValueError("calls must hold at least one call")
     if plain is not None and [call.images for call in plain] != [call.images for call in calls]:
         raise ValueError("plain must hold the same batches as calls: ratios compare the same pictures")
-    passes = sum(call.target_passes for call in calls)
-    row_passes = sum(call.row_passes for call in calls)
     histogram = _histogram(calls)
-    steps = sum(histogram)
-    accepted = sum(length * count for length, count in enumerate(histogram)) / max(steps, 1)
+    accepted = sum(length * count for length, count in enumerate(histogram)) / max(sum(histogram), 1)
     per_image = seconds_per_image(calls)
-    tokens = sum(call.tokens for call in calls)
     summary: dict[str, Any] = {
-        "images": sum(call.images for call in calls),
-        "tokens": tokens,
-        "target_passes": passes,
+        **(sums := _sums(calls, "images", "tokens", "target_passes", "rows_fed", *_COUNTED)),
         "pass_reduction": None,
-        "tokens_per_pass": tokens / row_passes,
+        "tokens_per_pass": sums["tokens"] / sum(call.row_passes for call in calls),
         "mean_accepted_length": accepted,
         "mean_accepted_length_with_bonus": accepted + 1,
         "accepted_histogram": histogram,
-        "drafted": sum(call.drafted for call in calls),
-        "rows_fed": sum(call.rows_fed for call in calls),
-        "skipped_steps": sum(call.skipped_steps for call in calls),
-        "skipped_tokens": sum(call.skipped_tokens for call in calls),
         "seconds_per_image": {"p50": percentile(per_image, 50), "p90": percentile(per_image, 90)},
         "speedup": None,
         "phase_seconds": {name: round(seconds, 4) for name, seconds in _phase_seconds(calls).items()},
         "peak_memory_gib": max((call.peak_memory / 2**30 for call in calls if call.peak_memory), default=None),
     }
     if plain is not None:
-        summary["pass_reduction"] = sum(call.target_passes for call in plain) / passes
+        summary["pass_reduction"] = _sums(plain, "target_passes")["target_passes"] / sums["target_passes"]
         summary["speedup"] = percentile(seconds_per_image(plain), 50) / summary["seconds_per_image"]["p50"]
     return summary
 
@@ -205,6 +188,11 @@ def over_processes(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str
     return rows
 
 
+def _sums(calls: Sequence[CallRecord], *names: str) -> dict[str, Any]:
+    """Fields of records, added up over all calls, by name."""
+    return {name: sum(getattr(call, name) for call in calls) for name in names}
+
+
 def _histogram(calls: Sequence[CallRecord]) -> list[int]:
     """How many verified steps of all calls had 0, 1, 2, ... drafted tokens stay."""
     return [sum(steps) for steps in zip_longest(*(call.accepted_histogram for call in calls), fillvalue=0)]
@@ -244,7 +232,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
     if percent == 50:
         return statistics.median(values)
     ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    below, share = divmod((len(ordered) - 1) * percent / 100, 1)
+    lower, *upper = ordered[int(below) : int(below) + 2]
+    return lower + (upper[0] - lower) * share if upper else lower

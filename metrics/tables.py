@@ -74,17 +74,17 @@ def format_figure(value: Mapping[str, Any] | None, factor: float, decimals: int)
     return f"{text} ± {(high - low) / 2:.{decimals}f}"
 
 
-def _computed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows without figures that none of them has."""
+def _quality_table(rows: Sequence[Mapping[str, Any]], extractor: str) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of a table, one row a method, without figures that none of them has."""
     empty = {key for key, *_ in COLUMNS if all(row.get(key) is None for row in rows)}
-    return [{key: value for key, value in row.items() if key not in empty} for row in rows]
+    rows = [{key: value for key, value in row.items() if key not in empty} for row in rows]
+    headings = ["method", "pictures", *quality_cells(rows[0], extractor)[0]]
+    return headings, [[row["method"], f"{row['count']:,}", *quality_cells(row, extractor)[1]] for row in rows]
 
 
 def markdown_quality(rows: Sequence[Mapping[str, Any]], extractor: str) -> str:
     """A Markdown table, one row a method."""
-    rows = _computed(rows)
-    headings = ["method", "pictures", *quality_cells(rows[0], extractor)[0]]
-    body = [[row["method"], f"{row['count']:,}", *quality_cells(row, extractor)[1]] for row in rows]
+    headings, body = _quality_table(rows, extractor)
     lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
     return "\n".join(lines + ["| " + " | ".join(cells) + " |" for cells in body])
 
@@ -140,9 +140,7 @@ BENCHMARK_FIGURES: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] =
 
 def latex_quality(rows: Sequence[Mapping[str, Any]], extractor: str) -> str:
     """A LaTeX tabular (booktabs), one row a method."""
-    rows = _computed(rows)
-    headings = ["method", "pictures", *quality_cells(rows[0], extractor)[0]]
-    body = [[row["method"], f"{row['count']:,}", *quality_cells(row, extractor)[1]] for row in rows]
+    headings, body = _quality_table(rows, extractor)
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}", r"\toprule", _latex_line(headings), r"\midrule"]
     return "\n".join([*lines, *(_latex_line(cells) for cells in body), r"\bottomrule", r"\end{tabular}"])
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from metrics.class_score import inception_score
 from metrics.errors import DataError
 from metrics.extractors import _clean_resize
-from metrics.frechet import GaussianStatistics, frechet_distance
 from metrics.images import read_image, to_image
 from metrics.manifold import compare_manifolds
 
@@ -32,21 +31,6 @@ def test_the_inception_score_of_extremes():
     assert inception_score(torch.zeros(20, 8)) == (pytest.approx(1), pytest.approx(0))
     with pytest.raises(DataError, match="needs 10 or more pictures, got 9"):
         inception_score(torch.zeros(9, 3))
-
-
-def test_distances_are_those_of_torch_fidelity_and_clean_fid():
-    one, two = features(40, 0.0, 1), features(50, 0.7, 2)
-    ours = frechet_distance(GaussianStatistics.of(one), GaussianStatistics.of(two))
-    fidelity = pytest.importorskip("torch_fidelity.metric_fid", reason="torch-fidelity is missing")
-    stats = [fidelity.fid_features_to_statistics(each.double()) for each in (one, two)]
-    told = fidelity.fid_statistics_to_metric(*stats, verbose=False)["frechet_inception_distance"]
-    assert ours == pytest.approx(told, rel=1e-8) and ours > 0.5
-    clean = pytest.importorskip("cleanfid.fid", reason="clean-fid is missing")
-    try:
-        told = clean.fid_from_feats(one.double().numpy(), two.double().numpy())
-    except TypeError:  # clean-fid 0.1.35 asks scipy.linalg.sqrtm for an argument that SciPy 1.18 has no more
-        pytest.skip("clean-fid does not run with this SciPy")
-    assert ours == pytest.approx(float(told), rel=1e-8)
 
 
 def test_precision_and_recall_are_those_of_torch_fidelity():

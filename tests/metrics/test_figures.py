@@ -182,23 +182,6 @@ def test_distances_that_are_all_alike_say_nothing_of_the_spread():
     assert mean_interval(values, draws=2, seed=5) == mean_interval(values, draws=2, seed=4) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("count", "seed", "recorded"),
-    [
-        (6, 0, (0.21691125433040992, 4.669239022757736)),
-        (7, 1, (0.4183631616429182, 1.7246168378043796)),
-        (8, 0, (0.5258360368306971, 3.4402703596922484)),
-        (8, 1, (0.7357841092824493, 1.5671502245724875)),
-        (9, 2, (0.689365545027808, 2.043168122005855)),
-        (40, 3, (0.9925501935612973, 1.7395681288397258)),
-    ],
-)
-def test_recorded_intervals_can_be_made_again(count, seed, recorded):
-    """Of six numbers or more, from before fewer had least to greatest."""
-    values = torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).exp()
-    assert mean_interval(values, seed=seed) == pytest.approx(recorded, rel=1e-12)
-
-
 @given(values=st.lists(st.booleans(), min_size=2, max_size=30), as_shares=st.booleans())
 def test_no_interval_of_a_share_is_beyond_it(values, as_shares):
     shares = torch.tensor(values) if as_shares else torch.tensor(values).double()
@@ -214,21 +197,6 @@ def test_interval_of_a_share_is_wilsons():
         assert abs(0.97 - bound) == pytest.approx(1.959964 * (bound * (1 - bound) / 100) ** 0.5, rel=1e-6)
     assert Proportion(0, 0).interval() == (0.0, 1.0)
     assert Proportion(5, 5).interval()[1] == 1.0 and Proportion(0, 5).interval()[0] == 0.0
-
-
-@pytest.mark.parametrize(("extractor", "called"), [("clip", "Frechet distance"), ("inception", "FID")])
-def test_a_plot_says_fid_only_over_inceptions_features(extractor, called):
-    """The panel of the Frechet distance is headed as the column of the table is."""
-    pytest.importorskip("matplotlib")
-    from matplotlib.axes import Axes
-
-    from metrics.plots import plot_quality
-
-    titles: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Axes, "set_title", lambda self, title, **_: titles.append(title))
-        plot_quality([{"method": "ar", "frechet_distance": {"value": 0.1, "interval": None}}], extractor)
-    assert len(titles) == 1 and titles[0].startswith(called)
 
 
 def test_the_interval_of_few_numbers_that_lean_to_one_side_covers_the_truth_as_often_as_it_says():
@@ -273,16 +241,18 @@ def test_groups_more_even_than_chance_say_no_more_than_independent_cases():
     assert bounds[0] < low < high < bounds[1]
 
 
-def test_a_plot_shows_shares_in_percent():
+@pytest.mark.parametrize(("extractor", "called"), [("clip", "Frechet distance"), ("inception", "FID")])
+def test_a_plot_shows_shares_in_percent_and_says_fid_only_over_inceptions_features(extractor, called):
     pytest.importorskip("matplotlib")
     from matplotlib.axes import Axes
 
     from metrics.plots import plot_quality
 
-    shown: list[float] = []
-    row = {"method": "ar", "precision": {"value": 0.5, "interval": [0.4, 0.6]}}
+    titles, shown = list[str](), list[float]()
+    row = {"precision": {"value": 0.5, "interval": [0.4, 0.6]}, "frechet_distance": {"value": 0.1, "interval": None}}
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Axes, "set_title", lambda self, title, **_: titles.append(title))
         patch.setattr(Axes, "plot", lambda self, value, *_, **__: shown.append(value))
         patch.setattr(Axes, "hlines", lambda self, place, low, high, **_: shown.extend((low, high)))
-        plot_quality([row], "clip")
-    assert shown == pytest.approx([50, 40, 60])
+        plot_quality([{"method": "ar", **row}], extractor)
+    assert titles[0].startswith(called) and shown == pytest.approx([0.1, 50, 40, 60])

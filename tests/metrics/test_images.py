@@ -63,13 +63,6 @@ def test_a_name_that_lies_a_broken_mark_and_what_moves(tmp_path):
     assert all(abs(int(picture[0, 0, 0]) - 9) < 2 for picture in ImageFolder(tmp_path).read([0, 1, 2]))
 
 
-def test_the_digest_follows_content_and_names(tmp_path):
-    first = ImageFolder(make_folder(tmp_path / "a", ["1.png", "2.png"]))
-    same = ImageFolder(make_folder(tmp_path / "b", ["1.png", "2.png"]))
-    other = ImageFolder(make_folder(tmp_path / "c", ["2.png", "1.png"]))
-    assert first.digest() == same.digest() != other.digest()
-
-
 def test_a_half_written_file_is_found_and_named(tmp_path):
     folder = make_folder(tmp_path / "pictures", ["1.png", "2.png"])
     Image.effect_noise((64, 64), 50).convert("RGB").save(folder / "3.png")
@@ -126,7 +119,7 @@ def test_a_digest_tells_names_and_shapes_apart(tmp_path):
     """A cached reference is found by it."""
     one, other = (ImageFolder(make_folder(tmp_path / name, ["1.png", f"{name}.png"])) for name in ("2", "3"))
     assert [file.read_bytes() for file in one.files] == [file.read_bytes() for file in other.files]
-    assert one.digest() != other.digest()
+    assert one.digest() == ImageFolder(make_folder(tmp_path / "copy", ["1.png", "2.png"])).digest() != other.digest()
     arrays = []
     for name, shape in (("a", (2, 4, 6, 3)), ("b", (2, 6, 4, 3))):
         np.savez(tmp_path / f"{name}.npz", arr_0=np.zeros(shape, np.uint8))

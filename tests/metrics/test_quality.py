@@ -16,6 +16,9 @@ PROTOCOL = Protocol(
 )
 
 
+_MANIFOLD = ("precision", "recall", "density", "coverage")
+
+
 def features(count: int, spread: float, seed: int) -> torch.Tensor:
     """Unit vectors, as a CLIP gives them, spread around one direction."""
     around = torch.tensor([1.0, 0.0, 0.0])
@@ -34,6 +37,9 @@ def test_scores_are_those_of_their_formulas():
     assert wanted["dense"] != wanted["covered"] == pytest.approx(scores["coverage"]["value"])
     assert scores["density"]["value"] == pytest.approx(wanted["dense"])
     assert scores["clip_score"]["value"] == pytest.approx(float(clip_scores(ours, texts, 2.5).mean()))
+    drawn = score_pictures(PROTOCOL, {"clip": ours}, reference, texts, draws=20)
+    assert drawn.keys() == scores.keys() == {"frechet_distance", "clip_score", "diversity", *_MANIFOLD}
+    assert all(low <= figure["value"] <= high for figure in drawn.values() for low, high in [figure["interval"]])
 
 
 def test_distances_to_neighbours_are_computed_once_for_all_scores(monkeypatch):

@@ -15,7 +15,6 @@ from scenes.captions.story_caption_parser import Claim, read_claims, timeline_cl
 from scenes.captions.story_wordings import (
     EMPTY,
     FIRST,
-    FREE,
     HEDGES,
     LAST,
     NEXT,
@@ -37,9 +36,6 @@ CLAIM_KINDS = {
 
 MAX_CAPTION_TOKENS = 340
 """No caption is longer."""
-
-MAX_VISUAL_SHARE = 0.3
-"""Most of the words of a caption in free wording that may be about what is seen; the share of LVSpec's captions."""
 
 _UNSEEN = ("end", "earlier", "it")  # slots
 _FUNCTION_WORDS = frozenset(("the", "on", "at", "in", "to", "from", "of", "is", "be", "no", "it", "side", "hand", "us"))
@@ -75,17 +71,10 @@ def true_claims(story: Story) -> frozenset[Claim]:
     return frozenset(claims) | timeline_claims([happening(story, turn) for turn in range(len(story.events))])
 
 
-def compose_written_caption(story: Story, seed: int, free_wording: bool = False) -> VideoCaption:
-    """One of the many true captions of a story; the same arguments give the same one.
-
-    Args:
-        free_wording: puts words that claim nothing around sentences until words about what is seen are at most
-            `MAX_VISUAL_SHARE`, or the caption is as long as it may be.
-    """
+def compose_written_caption(story: Story, seed: int) -> VideoCaption:
+    """One of the many true captions of a story; the same arguments give the same one."""
     rng = random.Random(f"written-caption-{story.seed}-{seed}")
     sentences = _Writer(story, rng).sentences()
-    if free_wording:
-        sentences = _freely(sentences, rng)
     return VideoCaption(" ".join(f"{sentence}." for sentence in sentences), true_claims(story))
 
 
@@ -237,20 +226,6 @@ class _Writer:
         else:
             state = f"{rng.choice(('is', 'stands', 'can be seen'))} {self._where(end[1], end[2])}"
         return self._hedged(f"{when}, {name} {state}" if rng.random() < 0.7 else f"{name} {state} {when}")
-
-
-def _freely(sentences: list[str], rng: random.Random) -> list[str]:
-    """Sentences with free wording around them, one after another in random order, as far as it is wanted and fits."""
-    visual, said = visual_words(), list(sentences)
-    for number in rng.sample(range(len(said)), len(said)):
-        words = " ".join(said).replace(",", "").split()
-        if sum(word in visual for word in words) <= MAX_VISUAL_SHARE * len(words):
-            break
-        comment, statement, tail = (rng.choice(phrases) for phrases in FREE)
-        longer = [*said[:number], f"{comment}, {statement} {said[number]}, {tail}", *said[number + 1 :]]
-        if sum(len(sentence.replace(",", " ,").split()) + 1 for sentence in longer) < MAX_CAPTION_TOKENS:
-            said = longer
-    return said
 
 
 def _last_name(story: Story, number: int) -> tuple[str, str]:

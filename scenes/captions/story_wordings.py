@@ -20,10 +20,7 @@ _EMPTY: list[tuple[str, ...]] = [
     _WORDS[name] for name in ("next", "first", "last", "hedges", "returns", "remarks", "start")
 ]
 NEXT, FIRST, LAST, HEDGES, RETURNS, REMARKS, START = _EMPTY
-FREE: tuple[tuple[str, ...], ...] = _WORDS["free"]
-"""What may stand before a sentence, before its first word, and behind it. Its words are those of other phrases, so that
-models that know these go on with it."""
-EMPTY = tuple(phrase for phrases in (*_EMPTY, *FREE) for phrase in phrases)
+EMPTY = tuple(phrase for phrases in _EMPTY for phrase in phrases)
 """Phrases that claim nothing."""
 
 assert set(WORDINGS["kind"]) == set(KINDS) and set(WORDINGS["light"]) == set(LIGHTS)

@@ -71,10 +71,6 @@ class VideoLLMConfig(Settings):
     """Sizes of the language model."""
     vision: TowerConfig = option(TowerConfig)
     """Sizes of the vision tower."""
-    window_size: int | None = option(None, least=1)
-    """Side, in pixels, of the squares of a frame within which the vision tower attends; null for whole frames."""
-    whole_frame_layers: tuple[int, ...] = option((), least=0)
-    """Layers of the tower, counted from 0, that attend to whole frames all the same."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,12 +78,6 @@ class VideoLLMConfig(Settings):
             raise ValueError(f"image_size: {self.image_size} must be a multiple of twice patch_size {self.patch_size}")
         if self.num_frames % 2:
             raise ValueError(f"num_frames: {self.num_frames} must be an even number")
-        window = self.image_size if self.window_size is None else self.window_size
-        if window % (2 * self.patch_size):
-            raise ValueError(f"window_size: {window} must be a multiple of twice patch_size {self.patch_size}")
-        if unknown := set(self.whole_frame_layers) - set(range(self.vision.num_hidden_layers)):
-            last = self.vision.num_hidden_layers - 1
-            raise ValueError(f"whole_frame_layers: {unknown.pop()} must lie between 0 and {last}")
         for name, tower in (("text", self.text), ("vision", self.vision)):
             if tower.hidden_size % (2 * tower.num_attention_heads):
                 raise ValueError(
@@ -138,8 +128,8 @@ def build_model(config: VideoLLMConfig, tokenizer: PreTrainedTokenizerBase) -> A
         "patch_size": config.patch_size,
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
-        "window_size": config.window_size or config.image_size,
-        "fullatt_block_indexes": list(config.whole_frame_layers),
+        "window_size": config.image_size,  # the vision tower attends to whole frames
+        "fullatt_block_indexes": [],
         "tokens_per_second": 2,
     }
     model: Any = Qwen2_5_VLForConditionalGeneration(

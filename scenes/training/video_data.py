@@ -155,14 +155,12 @@ class Conversations:
             labels += [IGNORED] * len(asked) + answered
         return ids, labels
 
-    def about(
-        self, video: Story, seed: int, question_share: float, free_wording: bool = False
-    ) -> tuple[list[int], list[int], tuple[int, int]]:
+    def about(self, video: Story, seed: int, question_share: float) -> tuple[list[int], list[int], tuple[int, int]]:
         """A caption, or a few short questions in random order, by the share of the latter; and colour and shape of the
         object that the first of these names, as classes, zeros where it names none."""
         rng = random.Random(f"conversation-{video.seed}-{seed}")
         if rng.random() >= question_share:
-            caption = compose_written_caption(video, seed, free_wording)
+            caption = compose_written_caption(video, seed)
             return *self.sample([(rng.choice(CAPTION_PROMPTS), caption.text)]), (0, 0)
         questions = compose_written_questions(video)
         asked = rng.sample(questions, min(len(questions), 4))

@@ -13,7 +13,6 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -83,8 +82,6 @@ class VideoLLMTrainingConfig(RunConfig):
     """Shape of the model."""
     question_share: float = option(0.25, least=0.0, most=1.0)
     """Share of samples that are questions and answers; the others are captions."""
-    free_wording: bool = False
-    """Whether captions have free wording, by which at most 0.3 of their words are about what is seen."""
     grounded_layer: int | None = option(None, least=1)
     """The layer of the language model whose output the grounding loss reads, counted from 1; null for the middle
     one."""
@@ -181,8 +178,7 @@ class VideoLLMTask(Task):
         num_frames = self._frame_count(draw, progress)
         batch = self._source(num_frames)(seed, config.batch_size, "train")
         conversations = self._about(num_frames)
-        about = partial(conversations.about, question_share=config.question_share, free_wording=config.free_wording)
-        samples = [about(video, step) for video in batch.videos]
+        samples = [conversations.about(video, step, config.question_share) for video in batch.videos]
         padded = pad([each[:2] for each in samples], int(self.tokenizer.pad_token_id))
         ids, labels = (each.to(self.device) for each in padded)
         repeats = random.Random(seed).choice(config.repeats)  # not of `draw`: what that gives stays as it was

@@ -147,18 +147,6 @@ def test_what_is_asked_about_grows_like_the_question(tmp_path, monkeypatch):
     assert kinds == {True, False}
 
 
-def test_windows_keep_what_they_see_to_themselves(batch, tmp_path):
-    """Another picture in one window changes no token of the others, unless a layer sees whole frames."""
-    frames = batch.frames[:1].clone()
-    frames[..., :32, :32] = 1 - frames[..., :32, :32]
-    for layers in ((), (0,)):
-        task = task_of(training_config(tmp_path, shape=model_config(window_size=32, whole_frame_layers=layers)))
-        with torch.no_grad():
-            before, after = (task._features(each).view(FRAMES // 2, 4, 4, -1) for each in (batch.frames[:1], frames))
-        changed = (before - after).abs().amax((0, 3)) > 1e-6
-        assert changed[:2, :2].all() and int(changed.sum()) == (16 if layers else 4)
-
-
 def test_only_answers_are_learned():
     tokenizer = build_processor(SIZE, 8).tokenizer
     conversations = Conversations(tokenizer, 8)
@@ -330,8 +318,6 @@ def test_bad_settings_are_named(changes, named):
     [
         ({"image_size": 50}, "image_size"),
         ({"num_frames": 5}, "num_frames"),
-        ({"window_size": 24}, "window_size"),
-        ({"whole_frame_layers": (2,)}, "whole_frame_layers: 2 must lie between 0 and 1"),
         ({"text": TextModelConfig(30, 64, 2, 4, 2)}, "text.hidden_size"),
     ],
 )

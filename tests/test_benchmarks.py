@@ -24,6 +24,7 @@ import tokenizers
 import torch
 import vvs_studies
 import weighted
+from refusals import raised
 from results_page.plain import plain_section
 from scene_truth import reading_from_scene
 from tiny_pipelines import build_drafting_pipeline
@@ -168,8 +169,7 @@ def test_the_sweep_runs_what_is_out_of_date_and_nothing_twice(monkeypatch, tmp_p
     monkeypatch.setattr(record_all, "STEPS", steps)
     monkeypatch.setattr(record_all, "RECORDED_ON", tmp_path / "recorded_on.json")
     old = record_all.Weights("old", "old, no drafter")
-    with pytest.raises(SystemExit, match="3"):
-        record_all.run(["one", "two"], {}, old)
+    raised(SystemExit, "3", record_all.run, ["one", "two"], {}, old)
     kept = json.loads(record_all.RECORDED_ON.read_text())
     steps["two"] = record_all.Step(write(two, '{"a": 1}'), copies=(two, tmp_path / "record.json"))
     record_all.run([name for name in steps if record_all.out_of_date(name, kept, old)], kept, old)

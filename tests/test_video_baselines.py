@@ -12,6 +12,7 @@ import video_baselines as script
 from baselines import METHODS, lossy, resolve_with_baselines
 from baselines.lossy import FastVConfig, FastVTarget, PruningTarget, SparseVLMConfig, SparseVLMTarget, sparsevlm_raters
 from baselines.sparse_to_dense import SparseDraft, SparseToDenseConfig, prompt_cache
+from refusals import raised
 from torch import Tensor
 
 from specdecode.loop import decode as run
@@ -233,8 +234,7 @@ def test_a_sparse_cache_is_the_part_of_the_targets_own_that_the_question_attends
             for mine, theirs in zip(sparse, whole, strict=True):
                 assert torch.equal(mine[0, head], theirs[0, head, stays])
     for wrong in (0, request.num_visual + 1):
-        with pytest.raises(ValueError, match="budget must lie between 1 and"):
-            SparseDraft(target, [wrong])
+        raised(ValueError, "budget must lie between 1 and", SparseDraft, target, [wrong])
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

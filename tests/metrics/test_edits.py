@@ -1,7 +1,7 @@
 """What an edit kept and changed, on pictures whose differences are known."""
 
-import pytest
 import torch
+from refusals import raised
 
 from metrics.edits import edit_figures
 from metrics.errors import DataError
@@ -18,5 +18,4 @@ def test_errors_are_apart_and_one_level_outside_is_seen():
     assert figures.kept.tolist() == [True, False, True]
     assert figures.drawn_error[:2].tolist() == [10, 10] and figures.drawn_error[2].isnan()
     torch.testing.assert_close(figures.known_error, torch.tensor([0, (1 / 24) ** 0.5, 0]))
-    with pytest.raises(DataError, match="one size"):
-        edit_figures(before, after, drawn[:, :2])
+    raised(DataError, "one size", edit_figures, before, after, drawn[:, :2])

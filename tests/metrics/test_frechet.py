@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from refusals import raised
 
 from metrics.errors import DataError
 from metrics.frechet import GaussianStatistics, frechet_distance
@@ -70,11 +71,9 @@ def test_statistics_of_other_projects_have_no_count(tmp_path):
     ],
 )
 def test_features_that_have_no_statistics(features, message):
-    with pytest.raises(DataError, match=message):
-        GaussianStatistics.of(features)
+    raised(DataError, message, GaussianStatistics.of, features)
 
 
 def test_features_of_two_networks_are_refused():
     first, second = (GaussianStatistics.of(torch.randn(9, width)) for width in (3, 4))
-    with pytest.raises(DataError, match="different networks"):
-        frechet_distance(first, second)
+    raised(DataError, "different networks", frechet_distance, first, second)

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
+from refusals import raised
 
 from metrics.errors import DataError
 from metrics.images import (
@@ -51,8 +51,7 @@ def test_grey_and_transparent_pictures_become_rgb(tmp_path):
         assert (read_image(tmp_path / "other.tiff").float().mean() - 200).abs() <= rounding
     for mode, value in (("F", 0.5), ("I", 70_000)):
         Image.new(mode, (2, 2), value).save(tmp_path / "no_white.tiff")
-        with pytest.raises(DataError, match="has no white"):
-            read_image(tmp_path / "no_white.tiff")
+        raised(DataError, "has no white", read_image, tmp_path / "no_white.tiff")
 
 
 def test_a_name_that_lies_a_broken_mark_and_what_moves(tmp_path):
@@ -69,8 +68,7 @@ def test_a_half_written_file_is_found_and_named(tmp_path):
     content = (folder / "3.png").read_bytes()
     (folder / "3.png").write_bytes(content[: len(content) // 2])
     assert unreadable(ImageFolder(folder).files) == [folder / "3.png"]
-    with pytest.raises(DataError, match=r"3\.png cannot be read"):
-        ImageFolder(folder).read([2])
+    raised(DataError, r"3\.png cannot be read", ImageFolder(folder).read, [2])
 
 
 def test_arrays_of_the_adm_suite(tmp_path):
@@ -82,17 +80,13 @@ def test_arrays_of_the_adm_suite(tmp_path):
 
 
 def test_empty_and_missing_folders_are_refused(tmp_path):
-    with pytest.raises(DataError, match="holds no picture"):
-        ImageFolder(tmp_path)
-    with pytest.raises(DataError, match="not a folder"):
-        ImageFolder(tmp_path / "missing")
+    raised(DataError, "holds no picture", ImageFolder, tmp_path)
+    raised(DataError, "not a folder", ImageFolder, tmp_path / "missing")
 
 
 def test_pictures_of_another_size_are_refused_where_nothing_resizes():
-    with pytest.raises(DataError, match="6 x 4, not 4 x 4"):
-        resize([torch.zeros(3, 4, 6, dtype=torch.uint8)], "none", 4)
-    with pytest.raises(DataError, match="resizer must be"):
-        resize([], "nearest", 4)
+    raised(DataError, "6 x 4, not 4 x 4", resize, [torch.zeros(3, 4, 6, dtype=torch.uint8)], "none", 4)
+    raised(DataError, "resizer must be", resize, [], "nearest", 4)
 
 
 def test_bytes_survive_the_way_to_pil_and_back():

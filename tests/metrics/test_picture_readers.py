@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import raised
 
 from metrics.errors import DataError
 from metrics.picture_readers import Mask2FormerDetector, OwlDetector, VisualAnswers, load_detector
@@ -108,8 +109,7 @@ def test_mask2former_finds_its_own_classes(mask2former, pictures):
     only = detector(pictures[0], ["sphere"])
     assert [(item.score, item.box) for item in only] == [(i.score, i.box) for i in found if i.name == "sphere"]
     detector.check(["cube"])
-    with pytest.raises(DataError, match="the detector knows no 'dog'"):
-        detector.check(["cube", "dog"])
+    raised(DataError, "the detector knows no 'dog'", detector.check, ["cube", "dog"])
 
 
 def test_owl_looks_for_what_it_is_told(owl, pictures):
@@ -130,13 +130,9 @@ def test_blip_answers_each_question_alone(blip, pictures):
 
 def test_folders_of_something_else_are_refused(clip_folder, owl, tmp_path):
     for folder, said in ((tmp_path, "no config.json"), (clip_folder, "clip")):
-        with pytest.raises(DataError, match=rf"holds no detector \({said}\)"):
-            load_detector(folder)
-        with pytest.raises(DataError, match="holds no BLIP"):
-            VisualAnswers(folder)
+        raised(DataError, rf"holds no detector \({said}\)", load_detector, folder)
+        raised(DataError, "holds no BLIP", VisualAnswers, folder)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(DataError, match="cannot be read"):
-        load_detector(tmp_path)
+    raised(DataError, "cannot be read", load_detector, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(json.loads((owl / "config.json").read_text())))
-    with pytest.raises(DataError, match="holds no OWL"):
-        load_detector(tmp_path)
+    raised(DataError, "holds no OWL", load_detector, tmp_path)

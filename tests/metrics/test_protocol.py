@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import raised
 
 from metrics.errors import DataError
 from metrics.protocol import ClipProtocol, Protocol
@@ -28,8 +29,7 @@ from metrics.tables import latex_quality, markdown_quality
     ],
 )
 def test_wrong_fields_are_named(values, message):
-    with pytest.raises(DataError, match=message):
-        Protocol.from_dict({"name": "mine", **values})
+    raised(DataError, message, Protocol.from_dict, {"name": "mine", **values})
 
 
 def test_a_protocol_survives_plain_values():
@@ -42,17 +42,14 @@ def test_another_number_of_pictures_is_refused():
     protocol = Protocol("coco", count=5000)
     protocol.check_count(5000)
     for other in (4999, 5001):
-        with pytest.raises(DataError, match=f"5,000 pictures, not {other:,}"):
-            protocol.check_count(other)
+        raised(DataError, f"5,000 pictures, not {other:,}", protocol.check_count, other)
 
 
 def test_captions_that_do_not_fit_are_refused():
     protocol = Protocol("coco", longest_caption=True)
     protocol.check_captions(["a", "b"], ["1", "2"])
-    with pytest.raises(DataError, match="number 1 is empty"):
-        protocol.check_captions(["a", " "])
-    with pytest.raises(DataError, match="names a picture twice"):
-        protocol.check_captions(["a", "b"], ["1", "1"])
+    raised(DataError, "number 1 is empty", protocol.check_captions, ["a", " "])
+    raised(DataError, "names a picture twice", protocol.check_captions, ["a", "b"], ["1", "1"])
 
 
 def test_too_few_pictures_for_the_dimensions_are_warned_of():
@@ -70,8 +67,7 @@ def test_without_a_reference_or_draws_there_are_dashes_and_no_intervals():
     without = score_pictures(protocol, {"clip": features}, None, features, draws=0)
     assert without["frechet_distance"] is None and without["recall"] is None
     assert without["diversity"]["interval"] is None
-    with pytest.raises(DataError, match="needs captions"):
-        score_pictures(protocol, {"clip": features}, None)
+    raised(DataError, "needs captions", score_pictures, protocol, {"clip": features}, None)
 
 
 def test_tables_say_what_was_measured_and_dash_what_was_not():

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import raised
 
 from metrics.speculation import (
     CallRecord,
@@ -69,10 +70,8 @@ def test_memory_is_that_of_the_hungriest_call():
 
 
 def test_only_the_same_pictures_are_compared():
-    with pytest.raises(ValueError, match="same pictures"):
-        summarise([call(1.0, [[1]])], [call(1.0, [[0]]), call(1.0, [[0]])])
-    with pytest.raises(ValueError, match="at least one"):
-        summarise([])
+    raised(ValueError, "same pictures", summarise, [call(1.0, [[1]])], [call(1.0, [[0]]), call(1.0, [[0]])])
+    raised(ValueError, "at least one", summarise, [])
 
 
 def test_records_survive_json():

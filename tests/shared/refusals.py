@@ -13,3 +13,9 @@ def refused(match: str, call: Callable[..., object], /, *arguments: Any, **setti
     with pytest.raises(UserError, match=match) as error:
         call(*arguments, **settings)
     assert "\n" not in str(error.value)
+
+
+def raised(kind: type[Exception], match: str, call: Callable[..., object], /, *arguments: Any, **settings: Any) -> None:
+    """Check that a call with these arguments raises an error of this kind, in which there is what `match` finds."""
+    with pytest.raises(kind, match=match):
+        call(*arguments, **settings)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from refusals import refused
 from scene_truth import render_video, scene_from_record
 
 from scenes.captions.picture_caption_parser import parse_caption
@@ -16,7 +17,6 @@ from scenes.dataset import write_scenes, write_videos
 from scenes.rendering.scene import is_heldout_combination, is_heldout_object
 from scenes.rendering.story import sample_story
 from scenes.shipped import VIDEO_FRAMES
-from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.video.models.frames import read_video
 
@@ -141,6 +141,5 @@ def test_without_pyav_nothing_is_begun(tmp_path, monkeypatch, capsys):
 
 def test_pictures_of_another_command_are_left_alone(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"output: .* holds pictures of another command \(config.json\)"):
-        write_scenes(tmp_path, 1)
+    refused(r"output: .* holds pictures of another command \(config.json\)", write_scenes, tmp_path, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

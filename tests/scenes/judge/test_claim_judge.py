@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 from PIL import Image, ImageFilter
+from refusals import refused
 
 from scenes.captions.picture_captions import compose_caption
 from scenes.judge import claim_judge
 from scenes.judge.claim_judge import ClaimJudge, JudgeRanker
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import sample_scene
-from vargen.base.errors import UserError
 from vargen.base.resources import shipped_clip
 from vargen.drawing.sheet import to_pil
 from vargen.jobs.cases import fitting_judge
@@ -35,8 +35,7 @@ def test_larger_pictures_are_read_at_the_size_of_the_judge():
             JudgeRanker(256).score(larger, [prompt] * 4), JudgeRanker(128).score(IMAGES[:4], [prompt] * 4), strict=True
         )
         assert all(at_256 == pytest.approx(at_128, abs=0.2) for at_256, at_128 in pairs)
-    with pytest.raises(UserError, match="the judge reads pictures of 128 pixels or more, the model makes 64"):
-        JudgeRanker(64)
+    refused("the judge reads pictures of 128 pixels or more, the model makes 64", JudgeRanker, 64)
 
 
 def test_a_model_of_the_scene_world_has_a_judge_unless_its_pictures_are_too_small():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import raised, refused
 from scene_truth import reading_from_scene
 
 from scenes.judge.claim_checks import Tally, claims_from_scene, judge_claims
@@ -11,7 +12,6 @@ from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, sample_scene
 from scenes.shipped import WEIGHTS
 from scenes.training.judge import build_targets
-from vargen.base.errors import UserError
 
 SMALL = (4, 6, 6, 8)
 GRID = 32
@@ -113,8 +113,7 @@ def test_a_reading_does_not_depend_on_the_batch_or_on_the_size():
     doubled = torch.nn.functional.interpolate(smooth, size=(256, 256), mode="bilinear")
     first, second = read_images(judge, smooth)[0], read_images(judge, doubled)[0]
     assert (first.ground, first.sky, len(first.objects)) == (second.ground, second.sky, len(second.objects))
-    with pytest.raises(ValueError, match="images"):
-        read_images(judge, torch.rand(3, 128, 128))
+    raised(ValueError, "images", read_images, judge, torch.rand(3, 128, 128))
 
 
 def test_saved_and_loaded_it_reads_the_same(tmp_path):
@@ -128,14 +127,12 @@ def test_saved_and_loaded_it_reads_the_same(tmp_path):
     images = torch.rand(1, 3, 128, 128)
     with torch.no_grad():
         assert torch.equal(loaded(images).centre, judge.float()(images).centre)
-    with pytest.raises(UserError, match=r"judge: .* holds none"):
-        load_judge(tmp_path)
+    refused(r"judge: .* holds none", load_judge, tmp_path)
 
 
 @pytest.mark.parametrize("arguments", [{"image_size": 100}, {"block_out_channels": (8, 8)}])
 def test_wrong_shapes_are_named(arguments):
-    with pytest.raises(ValueError, match=next(iter(arguments))):
-        SceneJudge(**arguments)
+    raised(ValueError, next(iter(arguments)), SceneJudge, **arguments)
 
 
 @pytest.mark.parametrize("side", [128, 256])

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from refusals import raised
 from scene_truth import render
 
 from scenes.rendering import renderer as renderer_module
@@ -136,8 +137,7 @@ def test_other_sizes_show_the_same_scene(monkeypatch):
 
 
 def test_a_size_that_has_no_whole_tiles_is_named():
-    with pytest.raises(ValueError, match="image_size"):
-        SceneRenderer(100)
+    raised(ValueError, "image_size", SceneRenderer, 100)
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -17,7 +18,6 @@ from scenes.models.architectures import TowerConfig
 from scenes.rendering.scene import sample_scene
 from scenes.training.clip import ClipTrainingConfig, altered, contrastive_loss, train_clip
 from scenes.training.data import RenderedSceneSource
-from vargen.base.errors import UserError
 from vargen.runs.files import read_jsonl
 
 
@@ -89,5 +89,4 @@ def test_it_learns_to_tell_captions_apart(tmp_path):
 
 @pytest.mark.parametrize(("changes", "message"), [({"patch_size": 7}, "image_size"), ({"batch_size": 1}, "batch_size")])
 def test_fields_that_do_not_fit_are_named(tmp_path, changes, message):
-    with pytest.raises(UserError, match=message):
-        small_config(tmp_path, **changes)
+    refused(message, small_config, tmp_path, **changes)

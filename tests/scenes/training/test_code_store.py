@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 from safetensors.torch import load_file
 
 from scenes.captions.picture_captions import compose_caption
@@ -85,8 +86,7 @@ def test_a_store_is_of_one_making(tmp_path, config, cheap_scenes, monkeypatch):
 
     # Scenes are sampled again at reading, so a sampler that has changed since would describe other pictures.
     monkeypatch.setattr(code_store, "sample_scene", lambda seed, *_: cheap_scenes(seed + 1, 1, "train").scenes[0])
-    with pytest.raises(UserError, match="samples other scenes"):
-        StoredCodes(config.output)
+    refused("samples other scenes", StoredCodes, config.output)
 
 
 def test_a_store_for_training_on_begins_where_the_last_one_ended(tmp_path, config, cheap_scenes):
@@ -101,12 +101,9 @@ def test_a_store_for_training_on_begins_where_the_last_one_ended(tmp_path, confi
 
 
 def test_where_no_store_is_the_remedy_is_named(tmp_path, config):
-    with pytest.raises(UserError, match="vargen train data"):
-        StoredCodes(tmp_path)
-    with pytest.raises(UserError, match=r"^object_count_weights: "):
-        replace(config, object_count_weights=(0.0, 0.0, 0.0))
-    with pytest.raises(UserError, match=r"^vqvae: "):
-        replace(config, vqvae="")
+    refused("vargen train data", StoredCodes, tmp_path)
+    refused(r"^object_count_weights: ", replace, config, object_count_weights=(0.0, 0.0, 0.0))
+    refused(r"^vqvae: ", replace, config, vqvae="")
 
 
 def test_a_transformer_learns_from_the_store_and_renders_nothing_but_held_out_scenes(
@@ -121,8 +118,7 @@ def test_a_transformer_learns_from_the_store_and_renders_nothing_but_held_out_sc
     assert cheap_scenes.first_seeds == [HELDOUT_SEED]
 
     monkeypatch.setattr(code_store, "_shard_path", lambda folder, shard: Path(folder) / "nothing")
-    with pytest.raises(UserError, match="has no shard yet"):
-        TransformerTask(stored, cheap_scenes, CPU)
+    refused("has no shard yet", TransformerTask, stored, cheap_scenes, CPU)
 
 
 def test_drafters_get_pictures_with_captions_of_their_scenes(config, cheap_scenes):
@@ -139,8 +135,7 @@ def test_drafters_get_pictures_with_captions_of_their_scenes(config, cheap_scene
     assert torch.equal(stored_pictures(config.output, 7, vqvae)[1], codes), "a decoder makes no codes"
     with torch.no_grad():
         vqvae.encoder.conv_in.bias.add_(1.0)
-    with pytest.raises(UserError, match="another tokenizer"):
-        stored_pictures(config.output, 7, vqvae)
+    refused("another tokenizer", stored_pictures, config.output, 7, vqvae)
 
 
 def test_token_places_by_coverage():

@@ -5,6 +5,7 @@ import pytest
 import torch
 from cheap_training import CheapScenes
 from diffusers.models.autoencoders.vq_model import VQModel
+from refusals import refused
 from resumed import assert_resumed_run_is_the_same
 
 from scenes.captions.text_tokenizer import build_tokenizer
@@ -171,8 +172,7 @@ def test_another_tokenizer_cannot_resume_the_run(transformer_config, cheap_scene
     vqvae = VQModel.from_pretrained(transformer_config.vqvae)
     vqvae.encoder.conv_in.weight.data.mul_(1.1)
     vqvae.save_pretrained(transformer_config.vqvae)
-    with pytest.raises(UserError, match="another vqvae"):
-        train_transformer(transformer_config, cheap_scenes)
+    refused("another vqvae", train_transformer, transformer_config, cheap_scenes)
 
 
 def test_export_is_a_pipeline_that_loads(transformer_config, cheap_scenes):
@@ -218,12 +218,10 @@ def test_a_run_starts_from_the_weights_of_a_pipeline(transformer_config, cheap_s
     codebook.data = codebook.detach().roll(1, 0)  # the same codes, each under the next number
     vqvae.save_pretrained(tmp_path / "renumbered")
     renumbered = replace(again, output=str(tmp_path / "renumbered_run"), vqvae=str(tmp_path / "renumbered"))
-    with pytest.raises(UserError, match=r"initial_weights: .* another tokenizer"):
-        TransformerTask(renumbered, cheap_scenes, CPU)
+    refused(r"initial_weights: .* another tokenizer", TransformerTask, renumbered, cheap_scenes, CPU)
 
     larger = replace(again, output=str(tmp_path / "larger"), shape=replace(first.shape, num_layers=3))
-    with pytest.raises(UserError, match="initial_weights"):
-        train_transformer(larger, cheap_scenes)
+    refused("initial_weights", train_transformer, larger, cheap_scenes)
 
 
 def test_a_run_starts_from_the_weights_of_a_smaller_grid(transformer_config, cheap_scenes, tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import raised, refused
 from resumed import stop_and_go_on
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -309,8 +310,7 @@ def test_the_words_for_what_is_shown_are_those_of_captions(tmp_path):
     ],
 )
 def test_bad_settings_are_named(changes, named):
-    with pytest.raises(UserError, match=named):
-        VideoLLMTrainingConfig("x", **changes)
+    refused(named, VideoLLMTrainingConfig, "x", **changes)
 
 
 @pytest.mark.parametrize(
@@ -322,5 +322,4 @@ def test_bad_settings_are_named(changes, named):
     ],
 )
 def test_bad_sizes_are_named(changes, named):
-    with pytest.raises(ValueError, match=named):
-        model_config(**changes)
+    raised(ValueError, named, model_config, **changes)

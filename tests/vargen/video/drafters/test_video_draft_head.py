@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import raised
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
@@ -287,8 +288,7 @@ def test_what_a_head_cannot_do_is_refused(models, inputs_of):
     model = models("qwen2_5_vl")
     request = prepare_request(model, inputs_of("qwen2_5_vl"))
     bridged = drafter_of("sparrow", model, text_only=False)
-    with pytest.raises(ValueError, match=r"capture_layers=\(1,\)"):
-        VideoDraftHead(bridged, VideoTarget(model, request))
+    raised(ValueError, r"capture_layers=\(1,\)", VideoDraftHead, bridged, VideoTarget(model, request))
     flash = drafter_of("flash", model, draft_length=2)
     with pytest.raises(ValueError, match="draft_length must be at most 2"):
         VideoDraftHead(flash, VideoTarget(model, request)).drafter(*_sized(CHAIN))
@@ -297,8 +297,7 @@ def test_what_a_head_cannot_do_is_refused(models, inputs_of):
     with pytest.raises(ValueError, match="video is too long: the prompt reaches position 4096"):
         VideoDraftHead(flash, VideoTarget(model, far))
     states = TargetStates(request.inputs_embeds, request.inputs_embeds, request.position_ids, request.is_visual)
-    with pytest.raises(ValueError, match="visual_states after 1 layers are missing"):
-        bridged.rows(states, with_video=True)
+    raised(ValueError, "visual_states after 1 layers are missing", bridged.rows, states, with_video=True)
 
 
 def _sized(shape: tuple[Any, DraftSize]) -> tuple[Any, FixedDraftSize]:

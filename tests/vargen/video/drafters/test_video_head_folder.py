@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import raised
 from safetensors.torch import save_file
 
 from vargen.video.drafters.video_head import KINDS, VideoHeadConfig
@@ -53,13 +54,11 @@ def test_another_dtype_is_the_same_target(architecture, models, tmp_path):
 def test_another_target_is_refused(architecture, models, tmp_path):
     model = models(architecture)
     save_video_head(new_video_head("msd", model), tmp_path)
-    with pytest.raises(ValueError, match="num_hidden_layers 3, this one has 2"):
-        load_video_head(tmp_path, models(architecture, 0, 2))
+    raised(ValueError, "num_hidden_layers 3, this one has 2", load_video_head, tmp_path, models(architecture, 0, 2))
     with pytest.raises(ValueError, match="other features: the target's final hidden states"):
         load_video_head(tmp_path, models(architecture, 7))
     other = models("llava_onevision" if architecture == "qwen2_5_vl" else "qwen2_5_vl")
-    with pytest.raises(ValueError, match="architecture"):
-        load_video_head(tmp_path, other)
+    raised(ValueError, "architecture", load_video_head, tmp_path, other)
 
 
 def test_features_of_another_layer_are_refused(architecture, models):
@@ -71,8 +70,7 @@ def test_features_of_another_layer_are_refused(architecture, models):
     for wrong in (1, 3):
         moved = {**config.target["features"], str(wrong): config.target["features"]["2"]}
         off = replace(config, visual_layer=wrong, target={**config.target, "features": moved})
-        with pytest.raises(ValueError, match=f"the target's hidden states after {wrong} layers are not those"):
-            check_target(off, model)
+        raised(ValueError, f"the target's hidden states after {wrong} layers are not those", check_target, off, model)
     with pytest.raises(ValueError, match="visual_layer 9"):
         check_target(replace(config, visual_layer=9), model)
 
@@ -99,28 +97,21 @@ def test_the_fingerprint_is_of_what_drafters_are_fed(models):
 
 def test_damaged_folders_are_refused(models, tmp_path):
     model = models("qwen2_5_vl")
-    with pytest.raises(ValueError, match=r"holds no config\.json"):
-        load_video_head(tmp_path, model)
+    raised(ValueError, r"holds no config\.json", load_video_head, tmp_path, model)
     save_video_head(new_video_head("flash", model, draft_length=3), tmp_path)
     rewrite(tmp_path, draft_length=2)
-    with pytest.raises(ValueError, match=r"do not fit its config\.json, see offsets"):
-        load_video_head(tmp_path, model)
+    raised(ValueError, r"do not fit its config\.json, see offsets", load_video_head, tmp_path, model)
     rewrite(tmp_path, draft_length=3, colour="red")
-    with pytest.raises(ValueError, match="colour is not a setting"):
-        load_video_head(tmp_path, model)
+    raised(ValueError, "colour is not a setting", load_video_head, tmp_path, model)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="cannot be read"):
-        load_video_head(tmp_path, model)
+    raised(ValueError, "cannot be read", load_video_head, tmp_path, model)
     save_video_head(new_video_head("flash", model, draft_length=3), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"123")
-    with pytest.raises(ValueError, match="cannot be read"):
-        load_video_head(tmp_path, model)
+    raised(ValueError, "cannot be read", load_video_head, tmp_path, model)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"holds no model\.safetensors"):
-        load_video_head(tmp_path, model)
+    raised(ValueError, r"holds no model\.safetensors", load_video_head, tmp_path, model)
     save_file({"fc.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="do not fit"):
-        load_video_head(tmp_path, model)
+    raised(ValueError, "do not fit", load_video_head, tmp_path, model)
 
 
 @pytest.mark.parametrize(
@@ -138,12 +129,10 @@ def test_damaged_folders_are_refused(models, tmp_path):
     ],
 )
 def test_bad_settings_are_named(models, kind, changes, named):
-    with pytest.raises(ValueError, match=named):
-        new_video_head(kind, models("qwen2_5_vl"), **changes)
+    raised(ValueError, named, new_video_head, kind, models("qwen2_5_vl"), **changes)
 
 
 def test_settings_of_other_language_models_are_refused():
-    with pytest.raises(ValueError, match="text_config"):
-        VideoHeadConfig("msd", {"model_type": "gpt2"}, "embeddings")
+    raised(ValueError, "text_config", VideoHeadConfig, "msd", {"model_type": "gpt2"}, "embeddings")
     with pytest.raises(ValueError, match="visual is missing"):
         VideoHeadConfig.from_dict({"kind": "msd", "text_config": {"model_type": "qwen2"}})

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import raised
 from torch import Tensor
 
 from specdecode.targets.arguments import cache_argument
@@ -124,8 +125,7 @@ def test_what_cannot_be_scored_is_named(architecture, models, inputs_of):
     request = prepare_request(model, inputs_of(architecture))
     target = VideoTarget(model, request)
     target.prefill()
-    with pytest.raises(ValueError, match="capture_attention=True"):
-        target.video_attention()
+    raised(ValueError, "capture_attention=True", target.video_attention)
     with pytest.raises(ValueError, match="must have been prefilled first"):
         VideoTarget(model, request, capture_attention=True).video_attention()
     end = int(request.is_visual.nonzero()[-1]) + 1
@@ -133,6 +133,5 @@ def test_what_cannot_be_scored_is_named(architecture, models, inputs_of):
         request, input_ids=request.input_ids[:, :end], inputs_embeds=request.inputs_embeds[:, :end],
         position_ids=request.position_ids[..., :end], is_visual=request.is_visual[:end],
     )  # fmt: skip
-    with pytest.raises(ValueError, match="no text after the video"):
-        VideoTarget(model, cut, capture_attention=True).prefill()
+    raised(ValueError, "no text after the video", VideoTarget(model, cut, capture_attention=True).prefill)
     assert request.question_places.tolist() == list(range(end, request.input_ids.shape[1]))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import raised
 from torch import Tensor
 
 from specdecode.tree import TokenTree, chain_layout
@@ -166,8 +167,7 @@ def test_a_spread_has_a_seeded_generator_of_its_own_for_each_request(architectur
         pruned.network.prefill()
         seen = keep_visual(requests[0], torch.tensor(found[0]))
         assert torch.equal(pruned.network.requests[0].inputs_embeds, seen.inputs_embeds)
-    with pytest.raises(ValueError, match="by must be one of uniform, random"):
-        keep_spread(requests[0], 0.5, "even", 0)
+    raised(ValueError, "by must be one of uniform, random", keep_spread, requests[0], 0.5, "even", 0)
 
 
 @pytest.mark.parametrize("layer", [1, 2])
@@ -188,15 +188,13 @@ def test_hidden_states_after_a_layer_are_those_of_the_decoder(architecture, mode
     hooks = dict(own.language_model.layers[layer - 1]._forward_hooks)
     own.prefill()
     assert own.language_model.layers[layer - 1]._forward_hooks == hooks, "no hook is left"
-    with pytest.raises(ValueError, match="states_after must lie between"):
-        VideoTarget(model, request, states_after=0)
+    raised(ValueError, "states_after must lie between", VideoTarget, model, request, states_after=0)
 
 
 @pytest.mark.parametrize("kept", [[3, 1], [1, 1], [-1], [999]])
 def test_impossible_choices_are_refused(architecture, models, inputs_of, kept):
     request = prepare_request(models(architecture), inputs_of(architecture))
-    with pytest.raises(ValueError, match="kept must be ascending"):
-        keep_visual(request, torch.tensor(kept))
+    raised(ValueError, "kept must be ascending", keep_visual, request, torch.tensor(kept))
 
 
 def test_prompts_without_a_video_are_refused(architecture, models, inputs_of):
@@ -207,8 +205,7 @@ def test_prompts_without_a_video_are_refused(architecture, models, inputs_of):
         encode_video(model, {**inputs, "pixel_values_videos": inputs["pixel_values_videos"][:0]})
     with pytest.raises(ValueError, match="no place for the video"):
         prepare_request(model, {**inputs, "input_ids": torch.tensor([[5, 6, 7]])})
-    with pytest.raises(ValueError, match="one prompt"):
-        prepare_request(model, {**inputs, "input_ids": inputs["input_ids"].repeat(2, 1)})
+    raised(ValueError, "one prompt", prepare_request, model, {**inputs, "input_ids": inputs["input_ids"].repeat(2, 1)})
     with pytest.raises(ValueError, match="visual tokens, the video gives"):
         prepare_request(model, {**inputs, "input_ids": inputs["input_ids"].repeat(1, 2)})
 
@@ -216,6 +213,5 @@ def test_prompts_without_a_video_are_refused(architecture, models, inputs_of):
 def test_layers_and_vocabularies_that_are_not_there(models, inputs_of):
     model = models("llava_onevision")
     request = prepare_request(model, inputs_of("llava_onevision"))
-    with pytest.raises(ValueError, match="capture_layers"):
-        VideoTarget(model, request, capture_layers=(4,))
+    raised(ValueError, "capture_layers", VideoTarget, model, request, capture_layers=(4,))
     assert VideoTarget(model, request, vocab_size=295).prefill().logits.shape == (1, 1, 295)

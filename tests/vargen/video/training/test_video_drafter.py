@@ -356,12 +356,10 @@ def test_states_in_files_are_those_in_memory_and_are_worked_out_once(qwen_folder
     assert worked_out == [0, 1, 4, 2]
     with pytest.raises(UserError, match=r'^states: .* holds states with another target \("a", now "b"\)'):
         reader(StatesFolder(folder.path, {"target": "b"})).batches([0])
-    with pytest.raises(UserError, match="holds states with another answer"):
-        reader(folder, (9, 6, 8, 5, 8)).batches([2])
+    refused("holds states with another answer", reader(folder, (9, 6, 8, 5, 8)).batches, [2])
     damaged = sorted(folder.path.iterdir())[1]
     damaged.write_bytes(damaged.read_bytes()[:200])
-    with pytest.raises(UserError, match=rf"^states: .*{damaged.name} cannot be read \(.*\); delete it$"):
-        reader(folder).batches([1])
+    refused(rf"^states: .*{damaged.name} cannot be read \(.*\); delete it$", reader(folder).batches, [1])
 
 
 @pytest.mark.parametrize(("kind", "architecture"), zip(KINDS, itertools.cycle(ARCHITECTURES), strict=False))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import refused
+from refusals import raised, refused
 from torch import Tensor
 from transformers import InternVLConfig, LlamaConfig
 
@@ -139,8 +139,7 @@ def test_every_input_that_an_architecture_needs_is_asked_for(models, inputs_of):
     for name, architecture in ARCHITECTURES.items():
         for needed in architecture.needs:
             inputs = {key: value for key, value in inputs_of(name).items() if key != needed}
-            with pytest.raises(ValueError, match=needed):
-                prepare_request(models(name), inputs)
+            raised(ValueError, needed, prepare_request, models(name), inputs)
 
 
 @pytest.mark.parametrize("config", [InternVLConfig(), LlamaConfig()])
@@ -152,5 +151,4 @@ def test_other_architectures_are_refused_by_name(config):
     model.config = config  # type: ignore[attr-defined]
     refused(f"{config.model_type!r}.*Qwen3-VL", architecture_of, model)
     refused("cannot answer about videos", find_architecture, None)
-    with pytest.raises(ValueError, match="text_config"):
-        layer_classes("mamba")
+    raised(ValueError, "text_config", layer_classes, "mamba")

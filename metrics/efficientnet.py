@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from metrics.errors import DataError
+from metrics.errors import DataError, one_line
 
 NUM_FEATURES = 1280
 SIDE = 224
@@ -95,8 +95,7 @@ def load_efficientnet(state: dict[str, Tensor], where: Path) -> EfficientNetLite
     try:
         network.load_state_dict({_renamed(name): value for name, value in state.items()}, assign=True)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{where} is not of EfficientNet-Lite0's layout ({reason})") from error
+        raise DataError(f"{where} is not of EfficientNet-Lite0's layout ({one_line(error)})") from error
     return network.float()
 
 

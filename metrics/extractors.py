@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from metrics.efficientnet import NUM_FEATURES, SIDE, load_efficientnet, packaged_weights
-from metrics.errors import DataError
+from metrics.errors import DataError, one_line
 from metrics.images import to_image
 
 INCEPTION_SIDE = 299
@@ -120,8 +120,7 @@ class InceptionFeatures:
                 "inception-v3-compat", ["2048"], None if weights is None else str(weights)
             )
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise DataError(f"{weights} is not of torch-fidelity's Inception layout ({reason})") from error
+            raise DataError(f"{weights} is not of torch-fidelity's Inception layout ({one_line(error)})") from error
         except OSError as error:
             raise DataError(
                 f"torch-fidelity could not download Inception ({error}); name a local file of its weights"
@@ -206,8 +205,7 @@ class VGGFeatures:
         try:
             network.load_state_dict(read_state_dict(weights), assign=True)
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise DataError(f"{weights} is not of torchvision's VGG16 layout ({reason})") from error
+            raise DataError(f"{weights} is not of torchvision's VGG16 layout ({one_line(error)})") from error
         network = network.float()  # as the network is made, whatever the file holds
         network.classifier = network.classifier[:5]  # up to the second layer's ReLU
         self.network = network.to(device).eval().requires_grad_(False)
@@ -275,7 +273,7 @@ class CLIPFeatures:
             # PIL's resizing is what CLIP was trained with.
             self.image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
         except Exception as error:  # tokenizers raise no more special kind for a damaged file
-            raise DataError(f"{folder} holds no CLIP model ({' '.join(str(error).split())[:200]})") from error
+            raise DataError(f"{folder} holds no CLIP model ({one_line(error)})") from error
         self.model = model.to(device).eval().requires_grad_(False)
         self.device = torch.device(device)
         self.num_features = int(self.model.config.projection_dim)
@@ -333,8 +331,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; name a local file of the network's weights") from None
     except Exception as error:  # torch raises half a dozen kinds for damaged or unsafe files
-        reason = " ".join(str(error).split())[:120]
-        raise DataError(f"{path} holds no weights that can be read safely ({reason})") from error
+        raise DataError(f"{path} holds no weights that can be read safely ({one_line(error, 120)})") from error
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise DataError(f"{path} holds something else than a network's weights by name")
     return loaded

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from metrics.composition import Found
-from metrics.errors import DataError
+from metrics.errors import DataError, one_line
 from metrics.extractors import weights_hash
 from metrics.images import to_image
 
@@ -159,7 +159,7 @@ def _model_type(folder: Path) -> str:
     try:
         return str(PretrainedConfig.get_config_dict(folder)[0].get("model_type", ""))
     except Exception as error:  # transformers raises several kinds for a damaged file
-        raise DataError(f"{folder / 'config.json'} cannot be read ({' '.join(str(error).split())[:200]})") from error
+        raise DataError(f"{folder / 'config.json'} cannot be read ({one_line(error)})") from error
 
 
 def _load(folder: Path, device: torch.device | str, model_class: Any, processor_class: Any, what: str) -> Any:
@@ -168,5 +168,5 @@ def _load(folder: Path, device: torch.device | str, model_class: Any, processor_
         model = model_class.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, local_files_only=True)
         processor = processor_class.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # libraries raise half a dozen kinds for damaged folders
-        raise DataError(f"{folder} holds no {what} ({' '.join(str(error).split())[:200]})") from error
+        raise DataError(f"{folder} holds no {what} ({one_line(error)})") from error
     return model.to(device).eval().requires_grad_(False), processor

@@ -30,22 +30,6 @@ COLUMNS: tuple[tuple[str, str, float, int], ...] = (
 )
 
 
-def quality_cells(row: Mapping[str, Any], extractor: str) -> tuple[list[str], list[str]]:
-    """Headings and cells of the figures that a row has."""
-    headings, cells = [], []
-    for key, heading, factor, decimals in COLUMNS:
-        if key not in row:
-            continue
-        headings.append(quality_heading(key, heading, extractor))
-        cells.append(format_figure(row[key], factor, decimals))
-    decoding = row.get("decoding")
-    if decoding:
-        headings += ["fewer passes", "accepted", "never verified"]
-        cells += [format_ratio(decoding.get("pass_reduction")), f"{decoding['mean_accepted_length']:.2f}"]
-        cells.append(format_never_verified(decoding))
-    return headings, cells
-
-
 def quality_heading(key: str, heading: str, extractor: str) -> str:
     """The heading of a column: a Frechet distance is called FID only where its features are Inception's."""
     if key == "frechet_distance" and not extractor.startswith("inception"):
@@ -76,10 +60,17 @@ def format_figure(value: Mapping[str, Any] | None, factor: float, decimals: int)
 
 def _quality_table(rows: Sequence[Mapping[str, Any]], extractor: str) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of a table, one row a method, without figures that none of them has."""
-    empty = {key for key, *_ in COLUMNS if all(row.get(key) is None for row in rows)}
-    rows = [{key: value for key, value in row.items() if key not in empty} for row in rows]
-    headings = ["method", "pictures", *quality_cells(rows[0], extractor)[0]]
-    return headings, [[row["method"], f"{row['count']:,}", *quality_cells(row, extractor)[1]] for row in rows]
+    columns = [column for column in COLUMNS if any(row.get(column[0]) is not None for row in rows)]
+    headings = ["method", "pictures", *(quality_heading(key, heading, extractor) for key, heading, *_ in columns)]
+    headings += ["fewer passes", "accepted", "never verified"] if rows[0].get("decoding") else []
+    body = []
+    for row in rows:
+        cells = [format_figure(row.get(key), factor, decimals) for key, _, factor, decimals in columns]
+        if decoding := row.get("decoding"):
+            cells += [format_ratio(decoding.get("pass_reduction")), f"{decoding['mean_accepted_length']:.2f}"]
+            cells.append(format_never_verified(decoding))
+        body.append([row["method"], f"{row['count']:,}", *cells])
+    return headings, body
 
 
 def markdown_quality(rows: Sequence[Mapping[str, Any]], extractor: str) -> str:
@@ -146,13 +137,9 @@ def latex_quality(rows: Sequence[Mapping[str, Any]], extractor: str) -> str:
 
 
 def _latex_line(cells: Sequence[str]) -> str:
-    replaced = [
-        cell.replace("%", r"\%").replace("_", r"\_").replace("±", r"$\pm$").replace("x", r"$\times$")
-        if cell[:1].isdigit()
-        else cell.replace("%", r"\%").replace("_", r"\_")
-        for cell in cells
-    ]
-    return " & ".join(replaced) + r" \\"
+    escaped = [cell.replace("%", r"\%").replace("_", r"\_") for cell in cells]
+    numbers = [each.replace("±", r"$\pm$").replace("x", r"$\times$") for each in escaped]
+    return " & ".join(b if b[:1].isdigit() else a for a, b in zip(escaped, numbers, strict=True)) + r" \\"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -30,9 +30,6 @@ FLOORS = {
 }  # fmt: skip
 """The parts of a package from the ground up; those of one floor do not import each other."""
 
-MOST_FILES = 8
-"""Modules beside the folders at the root of the core."""
-
 FAMILIES = {
     "llamagen": "llamagen",
     "janus": "janus",
@@ -136,12 +133,6 @@ def higher_floors(imports: Imports) -> set[Edge]:
     return {(module, other) for module, other in _edges(imports) if is_higher(module, other)}
 
 
-def loose_files(imports: Imports) -> set[str]:
-    """Modules at the root of the core, beside its folders."""
-    folders = {module.rsplit(".", count)[0] for module in imports for count in range(1, module.count(".") + 1)}
-    return {module for module in imports if within(module, "specdecode") and module.count(".") == 1} - folders
-
-
 def family(module: str) -> str | None:
     """The family of models that a module of models, drafters or pipelines is about; None: it is general."""
     if not within(module, "vargen.models", "vargen.drafters", "vargen.pipelines") or module in CHOOSERS:
@@ -229,18 +220,6 @@ def test_a_planted_import_breaks_the_rule(rule, planted):
     assert not rule(allowed)
     module, other = planted
     assert rule({**allowed, module: {*allowed.get(module, ()), other}}) == {planted}
-
-
-def test_few_files_lie_beside_the_folders_of_the_core(imports):
-    files = loose_files(imports)
-    assert len(files) <= MOST_FILES, sorted(files)
-
-
-def test_a_planted_file_is_counted():
-    nothing = set[str]()
-    house = dict.fromkeys(["specdecode", "specdecode.loop", "specdecode.grid", "specdecode.grid.positions"], nothing)
-    assert loose_files(house) == {"specdecode.loop"}
-    assert loose_files({**house, "specdecode.more": nothing}) == {"specdecode.loop", "specdecode.more"}
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,9 @@ class CacheHook:
 
 class Lmms(abc.ABC):
     is_simple = True
+    rank, world_size = 0, 1
 
     def __init__(self) -> None:
-        self._rank = 0
-        self._world_size = 1
         self.cache_hook = CacheHook()
         self.task_dict: dict[str, Any] = {}
 
@@ -92,14 +91,6 @@ class Lmms(abc.ABC):
             except ValueError:
                 parsed[name] = value
         return cls(**parsed, **{name: value for name, value in (additional or {}).items() if value is not None})
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self._world_size
 
     def clean(self) -> None:
         for name in [name for name, value in vars(self).items() if isinstance(value, torch.nn.Module)]:

@@ -86,12 +86,8 @@ class ObjectClaim:
 
     def matches(self, item: SceneObject | ObjectClaim) -> bool:
         """Whether the claim is true of an object, or of whatever another claim may stand for."""
-        return (
-            self.shape == item.shape
-            and self.colour in (None, item.colour)
-            and self.material in (None, item.material)
-            and self.size in (None, item.size)
-        )
+        said = all(getattr(self, name) in (None, getattr(item, name)) for name in _ATTRIBUTES)
+        return said and self.shape == item.shape
 
 
 @dataclass(frozen=True)
@@ -291,12 +287,7 @@ def _choose_claims(scene: Scene, rng: random.Random, manner: _Manner) -> list[Ob
 
 
 def _claim(item: SceneObject, said: Mapping[str, bool]) -> ObjectClaim:
-    return ObjectClaim(
-        item.shape,
-        item.colour if said["colour"] else None,
-        item.material if said["material"] else None,
-        item.size if said["size"] else None,
-    )
+    return ObjectClaim(item.shape, **{name: getattr(item, name) for name in _ATTRIBUTES if said[name]})
 
 
 def _choose_group(scene: Scene, rng: random.Random, forced: bool) -> list[int]:
@@ -379,15 +370,13 @@ def _count_phrase(draft: _Draft) -> str:
 
 def _list_clause(draft: _Draft, shown: list[ObjectClaim], order: list[int]) -> str:
     """ "a red ball, a cube and a cone", sometimes after "three objects"."""
-    if draft.rng.random() < 0.1:
-        header = _count_phrase(draft)
-        phrases = [draft.mention(index, shown[index]) for index in order]
-        if len(phrases) < len(draft.scene.objects):
-            return _introduce(
-                draft, f"{header}{draft.rng.choice((', ', ' '))}including {_enumerate(phrases, draft.rng)}"
-            )
-        return _introduce(draft, f"{header}{draft.rng.choice((':', ','))} {_enumerate(phrases, draft.rng)}")
-    return _introduce(draft, _enumerate([draft.mention(index, shown[index]) for index in order], draft.rng))
+    rng = draft.rng
+    header = _count_phrase(draft) if rng.random() < 0.1 else ""
+    phrases = [draft.mention(index, shown[index]) for index in order]
+    if header:
+        some = len(phrases) < len(draft.scene.objects)
+        header += f"{rng.choice((', ', ' '))}including " if some else f"{rng.choice((':', ','))} "
+    return _introduce(draft, header + _enumerate(phrases, rng))
 
 
 def _several_clauses(draft: _Draft, shown: list[ObjectClaim]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any
 
 from metrics.proportion import Proportion
@@ -91,9 +91,7 @@ def claims_from_scene(scene: Scene) -> Claims:
     objects = tuple(ObjectClaim(item.shape, item.colour, item.material, item.size) for item in scene.objects)
     relations = tuple(
         RelationClaim(i, relation, j)
-        for i, subject in enumerate(scene.objects)
-        for j, other in enumerate(scene.objects)
-        if i < j
+        for (i, subject), (j, other) in combinations(enumerate(scene.objects), 2)
         for relation in relation_between(subject, other)
     )
     return Claims(objects, relations, len(objects), scene.ground, scene.sky)

@@ -68,17 +68,13 @@ class ClipTrainingConfig(RunConfig):
 def altered(scene: Scene, rng: random.Random) -> Scene:
     """The scene with one thing said wrong: an attribute of one object, the ground or the sky."""
     name = rng.choice([*ATTRIBUTE_VALUES, *ATTRIBUTE_VALUES, *SETTING_VALUES])
-    if name in SETTING_VALUES:
-        others = [value for value in SETTING_VALUES[name] if value != getattr(scene, name)]
-        said: dict[str, Any] = {name: rng.choice(others)}
-        return replace(scene, **said)
-    number = rng.randrange(len(scene.objects))
-    item = scene.objects[number]
-    others = [value for value in ATTRIBUTE_VALUES[name] if value != getattr(item, name)]
-    said = {name: rng.choice(others)}
-    objects = list(scene.objects)
-    objects[number] = replace(item, **said)
-    return replace(scene, objects=tuple(objects))
+    number = None if name in SETTING_VALUES else rng.randrange(len(scene.objects))
+    changed: Any = scene if number is None else scene.objects[number]
+    others = [value for value in {**ATTRIBUTE_VALUES, **SETTING_VALUES}[name] if value != getattr(changed, name)]
+    changed = replace(changed, **{name: rng.choice(others)})
+    if number is None:
+        return changed
+    return replace(scene, objects=(*scene.objects[:number], changed, *scene.objects[number + 1 :]))
 
 
 def contrastive_loss(images: Tensor, texts: Tensor, negatives: Tensor, wrong: Tensor, scale: Tensor) -> Tensor:
@@ -176,10 +172,8 @@ class ClipTask(Task):
 
     def _captions(self, scenes: Sequence[Scene]) -> tuple[list[str], list[str]]:
         """A caption of each scene, and the same sentence about the scene with one thing changed."""
-        texts, negatives = [], []
-        for scene in scenes:
-            texts.append(compose_caption(scene, scene.seed).text)
-            negatives.append(compose_caption(altered(scene, random.Random(scene.seed)), scene.seed).text)
+        others = [altered(scene, random.Random(scene.seed)) for scene in scenes]
+        texts, negatives = ([compose_caption(each, each.seed).text for each in told] for told in (scenes, others))
         return texts, negatives
 
     def _tokens(self, texts: Sequence[str]) -> dict[str, Tensor]:

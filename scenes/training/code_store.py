@@ -17,7 +17,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from scenes.captions.picture_captions import compose_caption
 from scenes.rendering.scene import MAX_OBJECTS, OBJECT_COUNT_WEIGHTS, sample_scene
 from scenes.seeds import STORE_SEED
 from scenes.training.coded import CodedBatch, FrozenEncoder, RenderedCodes, codes_fingerprint, load_vqvae
@@ -147,12 +146,8 @@ class StoredCodes:
             scenes = _scenes_fingerprint(self.identity["object_count_weights"])
             shard_size, num_tokens = int(self.identity["shard_size"]), int(self.identity["num_tokens"])
             self._first_seed = STORE_SEED + int(self.identity.get("first_image", 0))
-        check(
-            self.identity["scenes"] == scenes,
-            "codes",
-            str(folder),
-            "was written by a version that samples other scenes; write it anew",
-        )
+        same = self.identity["scenes"] == scenes
+        check(same, "codes", str(folder), "was written by a version that samples other scenes; write it anew")
         # Only shards without a gap before them: a number must mean the same picture for ever.
         self._shards: list[dict[str, Tensor]] = []
         while (path := _shard_path(folder, len(self._shards))).exists():
@@ -185,15 +180,10 @@ def stored_pictures(folder: str, count: int, vqvae: VQModel) -> tuple[list[str],
         UserError: no store is there, or it was made with another tokenizer than `vqvae`.
     """
     stored = StoredCodes(folder)
-    check(
-        stored.identity["vqvae"] == codes_fingerprint(vqvae),
-        "codes",
-        folder,
-        "was written with another tokenizer than the model's; write one with vargen train data --vqvae",
-    )
+    remedy = "was written with another tokenizer than the model's; write one with vargen train data --vqvae"
+    check(stored.identity["vqvae"] == codes_fingerprint(vqvae), "codes", folder, remedy)
     batch = stored(0, min(count, len(stored)))
-    pairs = zip(batch.scenes, batch.caption_seeds, strict=True)
-    return [compose_caption(scene, seed).text for scene, seed in pairs], batch.codes
+    return batch.captions(), batch.codes
 
 
 def _shard_path(folder: Path, shard: int) -> Path:

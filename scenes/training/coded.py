@@ -1,7 +1,7 @@
 """Batches of pictures as codes: what a trainer of transformers reads, and the frozen tokenizer that makes them.
 
 Belongs here: encoding rendered scenes at each step. Does not belong here: a store of codes (`code_store.py`), and
-captions, which a trainer composes for each batch.
+captions for training, which a trainer composes for each batch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 
+from scenes.captions.picture_captions import compose_caption
 from scenes.rendering.scene import Scene
 from scenes.training.data import SceneBatch, SceneSource
 from vargen.checkpoints.model_folder import check_stored
@@ -42,6 +43,10 @@ class CodedBatch:
     caption_seeds: Sequence[int]
     codes: Tensor
     places: Tensor
+
+    def captions(self) -> list[str]:
+        """One of each scene, as prompts have them."""
+        return [compose_caption(*each).text for each in zip(self.scenes, self.caption_seeds, strict=True)]
 
     def split(self, size: int) -> Iterator[CodedBatch]:
         """The batch in parts of at most `size` pictures, in order."""

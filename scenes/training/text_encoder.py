@@ -22,12 +22,7 @@ from scenes.captions.picture_captions import MAX_CAPTION_TOKENS, Caption, compos
 from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.rendering.scene import OBJECT_COUNT_WEIGHTS, Scene, sample_scene
 from scenes.seeds import CAPTION_SEED, HELDOUT_SEED
-from scenes.training.caption_reading import (
-    CaptionReader,
-    CaptionTruth,
-    caption_reading_loss,
-    caption_truth,
-)
+from scenes.training.caption_reading import CaptionReader, CaptionTruth, caption_reading_loss, caption_truth
 from vargen.base.errors import UserError
 from vargen.base.options import Settings, check_options, option
 from vargen.checkpoints.model_folder import check_model_folder, check_stored, component_folder

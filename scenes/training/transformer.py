@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
 
-from scenes.captions.picture_captions import MAX_CAPTION_TOKENS, compose_caption, compose_training_caption
+from scenes.captions.picture_captions import MAX_CAPTION_TOKENS, compose_training_caption
 from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.rendering.scene import COLOURS, MAX_OBJECTS
 from scenes.seeds import HELDOUT_SEED
@@ -253,8 +253,7 @@ class TransformerTask(Task):
 
     def _logits(self, batch: CodedBatch, drop: Tensor | None) -> Tensor:
         """fp32 logits [B, N, V] of every image token given captions as prompts have them, without gradients."""
-        pairs = zip(batch.scenes, batch.caption_seeds, strict=True)
-        condition, mask = self._embed_texts([compose_caption(scene, seed).text for scene, seed in pairs], drop)
+        condition, mask = self._embed_texts(batch.captions(), drop)
         # Not the compiled code: it would be compiled again without gradients, and a few evaluations are not worth that.
         return training_forward(self.transformer, condition, mask, batch.codes)
 
@@ -273,19 +272,18 @@ class TransformerTask(Task):
         weights = self._token_weights(places, progress)
         loss = (losses * weights).sum() / weights.sum()
         parts = {"tokens": losses.detach().mean()}
-        left = max(0.0, 1 - progress / config.grounding_until) if config.grounding_until else 0.0
-        if left:
-            if self.cell_reader is not None:
-                cells = cell_attributes(batch.scenes, self.grid_size)
-                truth = {name: cell.flatten(1).to(self.device) for name, cell in cells.items()}
-                grounding, known = grounding_loss(self.cell_reader(half_way), truth, ~drop)
-                loss = loss + config.grounding_weight * left * grounding
-                parts |= {"grounding": grounding.detach(), "known": known}
-            if self.counter is not None:
-                truth = {"to_come": objects_to_come(owners).to(self.device)}
-                counting, counted = grounding_loss(self.counter(half_way), truth, ~drop)
-                loss = loss + config.counting_weight * left * counting
-                parts |= {"counting": counting.detach(), "counted": counted}
+        left = _left(progress, config.grounding_until)
+        if left and self.cell_reader is not None:
+            cells = cell_attributes(batch.scenes, self.grid_size)
+            truth = {name: cell.flatten(1).to(self.device) for name, cell in cells.items()}
+            grounding, known = grounding_loss(self.cell_reader(half_way), truth, ~drop)
+            loss = loss + config.grounding_weight * left * grounding
+            parts |= {"grounding": grounding.detach(), "known": known}
+        if left and self.counter is not None:
+            truth = {"to_come": objects_to_come(owners).to(self.device)}
+            counting, counted = grounding_loss(self.counter(half_way), truth, ~drop)
+            loss = loss + config.counting_weight * left * counting
+            parts |= {"counting": counting.detach(), "counted": counted}
         return loss, parts
 
     def _owners(self, batch: CodedBatch) -> Tensor:
@@ -332,7 +330,7 @@ class TransformerTask(Task):
 
     def _token_weights(self, places: Tensor, progress: float) -> Tensor:
         """Weights [B, N] of the tokens' losses: more on objects and edges at first, and on the first token always."""
-        left = max(0.0, 1 - progress / self.config.object_loss_until) if self.config.object_loss_until else 0.0
+        left = _left(progress, self.config.object_loss_until)
         weights = 1 + _on_objects(places) * ((self.config.object_loss_weight - 1) * left)
         weights[:, 0] *= self.config.first_token_weight
         return weights
@@ -369,14 +367,7 @@ class TransformerTask(Task):
 
     def draw_samples(self, path: Path) -> None:
         """Draw the eight fixed prompts, with guidance and fixed seeds."""
-        from vargen.pipelines.llamagen import LlamaGenPipeline
-
-        pipeline = LlamaGenPipeline(
-            transformer=self.transformer,
-            vqvae=self.vqvae,
-            text_encoder=self.text_encoder,
-            tokenizer=self.tokenizer,
-        )
+        pipeline = self._pipeline(self.transformer, self.vqvae, self.text_encoder)
         pipeline.set_progress_bar_config(disable=True)
         images = pipeline(
             list(SAMPLE_PROMPTS),
@@ -388,15 +379,19 @@ class TransformerTask(Task):
 
     def export(self, folder: Path) -> None:
         """Write the whole pipeline in bfloat16 (the tokenizer's codebook in fp32, as its own export has it)."""
+        transformer, text_encoder = (copy.deepcopy(each).bfloat16() for each in (self.transformer, self.text_encoder))
+        self._pipeline(transformer, exported_copy(self.vqvae), text_encoder).save_pretrained(folder)
+
+    def _pipeline(self, transformer: Any, vqvae: VQModel, text_encoder: Any) -> Any:
         from vargen.pipelines.llamagen import LlamaGenPipeline
 
-        text_encoder: Any = copy.deepcopy(self.text_encoder)
-        LlamaGenPipeline(
-            transformer=copy.deepcopy(self.transformer).bfloat16(),
-            vqvae=exported_copy(self.vqvae),
-            text_encoder=text_encoder.to(torch.bfloat16),
-            tokenizer=self.tokenizer,
-        ).save_pretrained(folder)
+        parts = {"transformer": transformer, "vqvae": vqvae, "text_encoder": text_encoder}
+        return LlamaGenPipeline(**parts, tokenizer=self.tokenizer)
+
+
+def _left(progress: float, until: float) -> float:
+    """What is left of a weight that falls linearly to zero at a share of the run."""
+    return max(0.0, 1 - progress / until) if until else 0.0
 
 
 def _on_objects(places: Tensor) -> Tensor:

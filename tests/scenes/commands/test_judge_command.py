@@ -49,20 +49,6 @@ def test_true_prompts_are_found_true_and_swapped_ones_false(tmp_path, capsys):
 
 
 @needs_judge
-def test_company_that_nobody_asked_for_is_counted_apart(tmp_path, capsys):
-    folder = write_run(tmp_path / "run", shift=0)
-    lines = [json.loads(line) for line in (folder / "result.jsonl").read_text().splitlines()]
-    scenes = [sample_scene(5_000_000 + index, "heldout") for index in range(COUNT)]
-    named = [f"a {scene.objects[0].colour} {scene.objects[0].shape}" for scene in scenes]
-    lines = [{**line, "text": text} for line, text in zip(lines, named, strict=True)]
-    (folder / "result.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    accuracy = judged(folder, capsys)["accuracy"]["all"]
-    alone = sum(len(scene.objects) == 1 for scene in scenes)
-    assert accuracy["prompt"]["accuracy"] > 0.9 and 0 < alone < COUNT
-    assert accuracy["object_count"]["accuracy"] * COUNT == pytest.approx(alone, abs=1.01)
-
-
-@needs_judge
 def test_a_prompt_it_cannot_read_is_named_and_left_out(tmp_path, capsys):
     folder = write_run(tmp_path / "run", shift=0)
     record = {"index": COUNT, "text": "a corgi in a field", "image_path": "images/000000.png", "seed": 0}

@@ -90,12 +90,7 @@ def test_faultless_maps_give_the_truth():
         assert (reading.ground, reading.sky) == (truth.ground, truth.sky)
         assert len(reading.objects) == len(truth.objects)
         for read, true in zip(reading.objects, truth.objects, strict=True):
-            assert (read.shape, read.colour, read.material, read.size) == (
-                true.shape,
-                true.colour,
-                true.material,
-                true.size,
-            )
+            assert all(getattr(read, name) == getattr(true, name) for name in ATTRIBUTE_VALUES)
             assert read.screen_x == pytest.approx(true.screen_x, abs=1e-5)
             assert read.depth == pytest.approx(true.depth, abs=1e-5)
 

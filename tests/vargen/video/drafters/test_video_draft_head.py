@@ -228,20 +228,6 @@ def test_a_drafter_of_several_places_is_asked_once_a_round(architecture, models,
         assert len(calls) == head.forward_passes == 1 + each * rounds  # one is the prompt's
 
 
-def test_a_pass_over_several_sequences_is_one(models, inputs_of):
-    """Prompts are fed one after the other, new pairs together."""
-    model = models("llava_onevision")
-    request = prepare_request(model, inputs_of("llava_onevision"))
-    target = VideoTarget(model, [request, request])
-    head = VideoDraftHead(drafter_of("eagle", model), target)
-    head.drafter(CHAIN[0], FixedDraftSize(CHAIN[1]))
-    feature = head.start(target.prefill())
-    assert head.forward_passes == 2
-    tokens, one = torch.zeros(2, 1, dtype=torch.long), torch.ones(1, 1, 1, dtype=torch.bool)
-    head.forward(tokens, feature, one, tokens[:1])
-    assert head.forward_passes == 3
-
-
 def test_rows_of_several_lengths_guess_what_each_guesses_alone(models, inputs_of):
     model = models("llava_onevision")
     network = drafter_of("eagle", model)
@@ -252,7 +238,9 @@ def test_rows_of_several_lengths_guess_what_each_guesses_alone(models, inputs_of
         head = VideoDraftHead(network, target)
         head.drafter(CHAIN[0], FixedDraftSize(CHAIN[1]))
         tokens = torch.full((len(requests), 1), 3)
-        return head.forward(tokens, head.start(target.prefill()), one, torch.zeros(1, 1, dtype=torch.long)).logits
+        output = head.forward(tokens, head.start(target.prefill()), one, torch.zeros(1, 1, dtype=torch.long))
+        assert head.forward_passes == len(requests) + 1  # prompts are fed one after the other, new pairs together
+        return output.logits
 
     requests = [prepare_request(model, inputs_of("llava_onevision", *each)) for each in ((3, 6, 4), (1, 9, 2))]
     together = guesses(requests)

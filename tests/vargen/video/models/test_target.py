@@ -214,4 +214,5 @@ def test_layers_and_vocabularies_that_are_not_there(models, inputs_of):
     model = models("llava_onevision")
     request = prepare_request(model, inputs_of("llava_onevision"))
     raised(ValueError, "capture_layers", VideoTarget, model, request, capture_layers=(4,))
+    raised(ValueError, "on_layer must .* the model's 3 layers, got 4", VideoTarget, model, request, on_layer={4: print})
     assert VideoTarget(model, request, vocab_size=295).prefill().logits.shape == (1, 1, 295)

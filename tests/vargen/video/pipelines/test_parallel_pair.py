@@ -106,13 +106,6 @@ def test_a_drafter_in_another_thread_is_not_taken_for_the_target(architecture, m
     assert len(hints) == 1 and torch.equal(target.prompts[0].captured[LAYER], alone.prompts[0].captured[LAYER])
 
 
-def test_a_layer_that_is_not_there_is_named(models, inputs_of):
-    model = models("llava_onevision")
-    request = prepare_request(model, inputs_of("llava_onevision"))
-    with pytest.raises(ValueError, match="on_layer must lie between 0 and the model's 3 layers, got 4"):
-        VideoTarget(model, request, on_layer={4: print})
-
-
 def test_the_draft_length_is_measured_with_the_pruned_drafter(architecture, models, inputs_of):
     model, inputs = models(architecture), inputs_of(architecture, 3)
     request = prepare_request(model, inputs)

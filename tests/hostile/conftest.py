@@ -6,7 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_pipelines import _saved_tiny_pipelines, tiny_class_model_folder, tiny_model_folder  # noqa: F401  # the fixtures are for the tests below
+from tiny_pipelines import (  # noqa: F401  # the fixtures are for the tests below
+    _plots_without_lines,
+    _saved_tiny_pipelines,
+    tiny_class_model_folder,
+    tiny_model_folder,
+)
 
 from vargen.cli import main
 

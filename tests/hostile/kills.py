@@ -19,7 +19,7 @@ import torch
 from hostile import arguments_of, check_refused
 from PIL import Image
 
-from metrics import extractors, plots
+from metrics import extractors
 from metrics.speculation import MEASURED
 from scenes.shipped import WEIGHTS
 from scenes.world import SceneWorld
@@ -42,11 +42,10 @@ class _Reader:
 
 @pytest.fixture(scope="module", autouse=True)
 def _judged_and_loaded_once() -> Iterator[None]:
-    """What reads folders and never writes is done once for all runs: a pipeline, CLIP, and the lines of a plot."""
+    """What reads folders and never writes is done once for all runs: a pipeline and CLIP."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SceneWorld, "judge", lambda _: _Reader())
         patch.setattr(tuning, "_PATIENCE", 2)
-        patch.setattr(plots, "_png", lambda figure, dpi=0: b"a plot")
         for module, name in (
             (loading, "load_pipeline"),
             (evaluated_pictures, "load_pipeline"),

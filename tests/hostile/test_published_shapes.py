@@ -114,7 +114,7 @@ FAMILIES: dict[str, tuple[Callable[[], Weights], Callable[[Weights], object]]] =
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_a_damaged_tensor_is_an_error_of_one_line(family, data):
     make, convert = FAMILIES[family]

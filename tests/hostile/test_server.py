@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from hostile import Case, check_case, each
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tiny_pipelines import build_tiny_pipeline
 
@@ -98,6 +98,7 @@ def test_a_body_is_refused(engine, body, status, message):
     assert engine.alive and engine.waiting == 0
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.text())
 def test_a_field_that_is_not_known_is_named(name):
     assume(name not in {*WITHOUT_EFFECT, *options_of(GenerationBody)})

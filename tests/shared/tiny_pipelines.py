@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import VQModel
+from PIL import Image
 from transformers import T5Config, T5EncoderModel
 
 from scenes.captions.text_tokenizer import build_tokenizer
@@ -69,6 +72,15 @@ def build_tiny_pipeline(seed: int = 0, condition_type: str = "text", **overrides
         )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _plots_without_lines() -> Iterator[None]:
+    """To draw a plot takes longer than to evaluate a tiny model: tests of `metrics` and a notebook draw true ones."""
+    Image.new("L", (500, 400)).save(plot := io.BytesIO(), "png")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metrics.plots._png", lambda figure, dpi=0: plot.getvalue())
+        yield
 
 
 @pytest.fixture(scope="session")

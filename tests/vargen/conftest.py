@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tiny_pipelines import (  # noqa: F401  # the fixtures are for the tests below
+    _plots_without_lines,
     _saved_tiny_pipelines,
     build_drafting_pipeline,
     build_tiny_pipeline,

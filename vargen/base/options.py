@@ -95,7 +95,7 @@ class Settings:
 def check_options(settings: Any, prefix: str = "") -> None:
     """The check of every option of a dataclass; errors call it by `prefix` and its name. Raises UserError."""
     kind = settings.__class__
-    hints = _hints(kind)
+    hints = hints_of(kind)
     for name, declared in options_of(kind).items():
         value = getattr(settings, name)
         declared.check(prefix + name, value, hints[name])
@@ -109,7 +109,7 @@ def options_of(settings: type[Any]) -> dict[str, Option]:
     for kind in reversed(settings.__mro__):
         for name, each in vars(kind).get("__dataclass_fields__", {}).items():
             if name not in declared or _KEY in each.metadata:
-                declared[name] = each.metadata.get(_KEY, Option())
+                declared[name] = each.metadata.get(_KEY) or Option()
     return {each.name: declared[each.name] for each in fields(settings)}
 
 
@@ -131,7 +131,8 @@ def texts_of(settings: Any) -> dict[str, str]:
 
 
 @cache
-def _hints(settings: Any) -> dict[str, Any]:
+def hints_of(settings: Any) -> dict[str, Any]:
+    """The type of each field of a dataclass, by name: `typing.get_type_hints`, which takes milliseconds, once."""
     return get_type_hints(settings)
 
 

@@ -15,7 +15,7 @@ from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from functools import reduce
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 
@@ -28,6 +28,7 @@ from vargen.base.options import (
     OUTPUT,
     TRAINING,
     Option,
+    hints_of,
     options_of,
     path_roles_of,
     texts_of,
@@ -129,7 +130,7 @@ def _sort_groups(parser: ArgumentParser) -> None:
 
 def _add_options(parser: ArgumentParser, options: type[Any]) -> None:
     """One option for each field, in groups: those of the task first, those that load the model last."""
-    types, declared = get_type_hints(options), options_of(options)
+    types, declared = hints_of(options), options_of(options)
     task = (options.__doc__ or "").splitlines()[0].rstrip(".")
     for title in (task, *GROUPS):
         chosen = [field for field in fields(options) if (declared[field.name].group or task) == title]
@@ -149,8 +150,8 @@ def _add_options(parser: ArgumentParser, options: type[Any]) -> None:
             )
     for action in parser._actions:
         *above, name = action.dest.split(".")
-        settings = reduce(lambda kind, each: get_type_hints(kind)[each], above, options)
-        if name in options_of(settings) and not is_dataclass(get_type_hints(settings)[name]):
+        settings = reduce(lambda kind, each: hints_of(kind)[each], above, options)
+        if name in options_of(settings) and not is_dataclass(hints_of(settings)[name]):
             action.settings = settings  # type: ignore[attr-defined]
 
 

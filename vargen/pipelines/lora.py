@@ -15,7 +15,9 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,15 @@ from vargen.models.reuse import Reuse
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
 _PREFIX = "base_model.model."
 """How the names in an adapter's file begin."""
-_STAYS = {"modules_to_save": None, "trainable_token_indices": None, "layer_replication": None, "bias": "none"}
-"""Settings of PEFT that change what `unload_lora_weights` does not bring back, with the value that changes nothing."""
+_SERVED = {
+    *("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "lora_bias", "fan_in_fan_out"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "init_lora_weights"),
+    *("lora_dropout", "inference_mode", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),  # of training
+    *("peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision"),
+    *("megatron_core", "qalora_group_size", "runtime_config"),  # say nothing by themselves
+}
+"""Settings of PEFT that an adapter may have. Others change what `unload_lora_weights` does not bring back, or are
+obeyed by `PeftModel` alone, so that pictures would be drawn as if there were no adapter."""
 _KEEPS_WEIGHTS = (True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the layers' own weights as they are; "pissa" and others replace them."""
 
@@ -70,6 +79,10 @@ class LoraPipeline:
             raise UserError("load_lora_weights must come before compile(), which compiles the layers as they are")
         if adapter_name in self.get_list_adapters():
             raise UserError(f"adapter_name {adapter_name!r} is in use; delete that adapter first, or choose another")
+        try:
+            nn.ModuleDict({adapter_name: nn.Identity()})  # as PEFT keeps it
+        except (KeyError, TypeError) as error:
+            raise UserError(f"adapter_name {adapter_name!r} cannot be used ({error}); choose another") from error
         if not isinstance(pretrained_model_name_or_path, str | os.PathLike):
             kind = type(pretrained_model_name_or_path).__name__
             raise UserError(f"pretrained_model_name_or_path must be a folder that PEFT saved, or a name, got a {kind}")
@@ -83,12 +96,16 @@ class LoraPipeline:
 
         with reading(folder, "copy it again", "adapter"):
             config, state = PeftConfig.from_pretrained(str(folder)), load_file(folder / _FILES[1])
-        _check_kind(config, folder)
+            _check_kind(config, folder)
+            if max(config.r, 0, *config.rank_pattern.values()) > max(max(each.shape) for each in state.values()):
+                raise ValueError("its rank is none of its weights'")
         state = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
         if wrong := [name for name, tensor in state.items() if not bool(tensor.isfinite().all())]:
             raise UserError(f"{folder / _FILES[1]}: the weights {wrong[0]} are not finite; copy the file again")
         try:
-            inject_adapter_in_model(config, self._adapted, adapter_name)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several are served
+                inject_adapter_in_model(config, self._adapted, adapter_name)
             report: Any = set_peft_model_state_dict(self._adapted, state, adapter_name)
             self._check_complete(state, adapter_name, [*report.unexpected_keys])
         except Exception as error:  # of another shape, another layer, another method
@@ -105,7 +122,7 @@ class LoraPipeline:
     def _check_complete(self, state: dict[str, Any], adapter_name: str, unexpected: list[str]) -> None:
         from peft import get_peft_model_state_dict
 
-        wanted = {*get_peft_model_state_dict(self._adapted, adapter_name=adapter_name)}
+        wanted = {*get_peft_model_state_dict(self._adapted, adapter_name=adapter_name, save_embedding_layers=False)}
         if different := sorted(wanted ^ {*state}) or unexpected:
             raise UserError(f"was made for another network: {different[0]} is in one of the two only")
 
@@ -136,7 +153,8 @@ class LoraPipeline:
 
     def _loaded(self, adapter_names: str | Sequence[str]) -> list[str]:
         """The names as a list. Raises UserError for one that is not loaded."""
-        names = [adapter_names] if isinstance(adapter_names, str) else [*adapter_names]
+        is_list = isinstance(adapter_names, Sequence) and not isinstance(adapter_names, str)
+        names: list[Any] = [*adapter_names] if is_list else [adapter_names]
         for name in names:
             if name not in (known := self.get_list_adapters()):
                 raise UserError(f"adapter {name!r} is not loaded; loaded are {', '.join(known) or 'none'}")
@@ -191,8 +209,13 @@ class LoraPipeline:
             }
             for name in fused:
                 layer.scaling[name] *= lora_scale
-            if fused:
+            if not fused:
+                continue
+            try:
                 layer.merge(safe_merge=True, adapter_names=fused)
+            except (ValueError, RuntimeError) as error:  # not finite, or a bias where the layer has none
+                self.unfuse_lora()
+                raise UserError(f"fuse_lora cannot add {', '.join(fused)} ({error}); leave it unfused") from error
 
     def unfuse_lora(self) -> None:
         """Take fused adapters out of the weights again, up to rounding. Their scales are those before `fuse_lora`."""
@@ -244,7 +267,7 @@ class LoraPipeline:
 
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        state = get_peft_model_state_dict(self._adapted, adapter_name=adapter_name)
+        state = get_peft_model_state_dict(self._adapted, adapter_name=adapter_name, save_embedding_layers=False)
         save_file(
             {f"{_PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()},
             folder / _FILES[1],
@@ -281,11 +304,15 @@ def _check_kind(config: Any, folder: Path) -> None:
     kind = getattr(config.peft_type, "value", config.peft_type)
     if kind != "LORA":
         raise UserError(f"adapter {folder} has peft_type {kind!r}, and only LORA is served; train one of that kind")
-    for name, nothing in _STAYS.items():
-        if (value := getattr(config, name, None) or nothing) != nothing:
+    usual = type(config)()
+    for each in fields(config):
+        value = getattr(config, each.name)
+        if each.name not in _SERVED and value and value != getattr(usual, each.name):
             raise UserError(
-                f"adapter {folder} has {name} {value!r}, which unload_lora_weights could not take out; train it without"
+                f"adapter {folder} has {each.name} {value!r}, and only plain updates of layers are served; train it "
+                "without"
             )
+    _check_numbers(f"adapter {folder}: lora_alpha", [config.lora_alpha, *(config.alpha_pattern or {}).values()])
     if (first := config.init_lora_weights) not in _KEEPS_WEIGHTS:
         raise UserError(
             f"adapter {folder} has init_lora_weights {first!r}, which replaces the model's own weights; save it with "

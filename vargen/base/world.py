@@ -7,7 +7,7 @@ belong here: any world, and the protocol of one (`vargen.jobs.cases.World`). No 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -127,6 +127,9 @@ def missing_world(argument: str, remedy: str) -> UserError:
     return UserError(f"{argument}: no world is installed{reason}; {remedy}, or reinstall vargen, which brings one")
 
 
+_KINDS: dict[str, Any] = {COMMANDS: Command, RECIPES: Recipe, METHODS: Sequence}
+
+
 @functools.cache
 def _load(group: str) -> tuple[dict[str, Any], list[str]]:
     """Objects of a group by name, and why others could not be imported."""
@@ -135,7 +138,10 @@ def _load(group: str) -> tuple[dict[str, Any], list[str]]:
     found, failures = {}, []
     for point in entry_points(group=group):
         try:
-            found[point.name] = point.load()
-        except (ImportError, AttributeError) as error:
+            made = point.load()
+            if not isinstance(made, _KINDS.get(group, object)):
+                raise TypeError(f"{group} needs a {_KINDS[group].__name__}, got a {type(made).__name__}")
+            found[point.name] = made
+        except (Exception, SystemExit) as error:  # whatever another package raises: vargen's own commands go on
             failures.append(f"{point.value}: {error}")
     return found, failures

@@ -12,11 +12,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from inspect import isabstract
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 from vargen.base.errors import UserError, did_you_mean
-from vargen.base.reading import parse_yaml, read_yaml, reading
+from vargen.base.reading import parse_yaml, read_yaml, reading, reason_of
 from vargen.base.resources import configs_folder
 from vargen.base.world import find_methods
 from vargen.methods.autoregressive import AutoregressiveConfig
@@ -56,6 +57,9 @@ UNTRAINED = "ar,jacobi,scd,vvs-jacobi"
 WIDE = "-wide"
 """The end of names of presets for machines on which a pass over many rows costs little more than over one."""
 
+_TOLD = ("task", "name", "summary", "exact")
+"""What a class of another package must say of itself."""
+
 _IMPORTED: list[type[MethodConfig]] = []
 """Those that were named as MODULE:CLASS in this process."""
 
@@ -70,7 +74,7 @@ def methods_for(task: Task) -> dict[str, Any]:
     """The methods of a task by name, in the order in which they are listed. The first of a name stands."""
     named: dict[str, Any] = {}
     for method in (*METHODS, *find_methods(), *_IMPORTED):
-        if method.task == task:
+        if all(hasattr(method, each) for each in _TOLD) and method.task == task:
             named.setdefault(method.name, method)
     return named
 
@@ -163,11 +167,14 @@ def import_method(named: str, task: Task = "image") -> type[MethodConfig]:
         sys.path.append(os.getcwd())
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # whatever the user's own file raises
         where = "an installed package or of a file in this folder"
-        raise UserError(f"method {named!r} cannot be imported ({error}); give MODULE:CLASS of {where}") from error
-    if not (isinstance(found, type) and issubclass(found, MethodConfig) and getattr(found, "task", None) == task):
-        raise UserError(f"method {named!r} is no class of settings of a method for {TASKS[task]}")
+        reason = f"{type(error).__name__}: {reason_of(error)}"
+        raise UserError(f"method {named!r} cannot be imported ({reason}); give MODULE:CLASS of {where}") from error
+    is_method = isinstance(found, type) and issubclass(found, MethodConfig) and not isabstract(found)
+    if not (is_method and all(hasattr(found, each) for each in _TOLD) and found.task == task):
+        told = f"with {', '.join(_TOLD)}"
+        raise UserError(f"method {named!r} is no class of settings of a method for {TASKS[task]}, {told}")
     if methods_for(task).setdefault(found.name, found) is not found:
         raise UserError(f"method {named!r} is called {found.name!r}, as one that is there; give it another name")
     if found not in _IMPORTED:
@@ -250,6 +257,8 @@ def read_method_list(
         if label in chosen:
             raise UserError(f"{field}: {label} is named twice")
         chosen[label] = resolve(specification, own_options.pop(label, None))
+        if label in ("", ".", "..") or {*"/\\\0"} & {*label}:
+            raise UserError(f"{field}: {label!r:.80} must be a plain name, which files and folders have")
     if own_options:
         raise UserError(
             f"{field.removesuffix('s')}_options: {next(iter(own_options))!r} is not among {field} ({names})"

@@ -11,6 +11,7 @@ import pytest
 from refusals import refused
 
 from vargen.base import world
+from vargen.cli import main
 from vargen.methods import catalogue
 from vargen.methods.autoregressive import AutoregressiveConfig
 from vargen.methods.catalogue import METHODS, methods_for, read_method_list, resolve_method
@@ -57,6 +58,35 @@ def test_a_package_adds_methods_and_takes_no_name():
     assert [*known] == [*(method.name for method in METHODS), "brought"]
     assert resolve_method("brought", {"patience": 3}) == Brought(3)
     assert known["jacobi"] is not Impostor and not methods_for("video")
+
+
+FAILING = {
+    "syntax": "def", "running": "raise RuntimeError('a library is missing')", "odd": "METHODS = 7",
+    "quits": "raise SystemExit(3)",
+    "lacking": "METHODS = (int, 3, type('Bare', (), {'task': 'image'}))", "nothing": "", "old": "import no_such_thing",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_package_that_fails_takes_no_command_away(name, monkeypatch, tmp_path, capsys):
+    """Whatever its import raises, and of whatever kind its entry point is, in every group."""
+    (tmp_path / f"{name}_package.py").write_text(FAILING[name])
+    monkeypatch.syspath_prepend(tmp_path)
+    groups, own = (world.METHODS, world.COMMANDS, world.RECIPES), importlib.metadata.entry_points
+    points = {each: [importlib.metadata.EntryPoint("more", f"{name}_package:METHODS", each)] for each in groups}
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [*own(group=group), *points.get(group, [])])
+    world._load.cache_clear()
+    for command in (["--help"], ["methods"], ["train"], ["more"]):
+        assert main(command) == (2 if command == ["more"] else 0) and "more  " not in capsys.readouterr().out
+    refused("cannot be imported|is no class of settings", resolve_method, f"{name}_package:METHODS")
+    world._load.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "named", [":", "a:", ":A", "..a:A", "os:path", "vargen.methods.base:ImageMethodConfig", "a b:c"]
+)
+def test_names_of_classes_that_are_none(named):
+    refused("cannot be imported|is no class of settings", resolve_method, named)
 
 
 @pytest.mark.usefixtures("package")

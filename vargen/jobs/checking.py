@@ -13,14 +13,14 @@ from typing import Any
 
 from vargen.base.options import OUTPUT, option
 from vargen.base.path_roles import READ, WRITTEN_FILE
-from vargen.base.reading import reading
-from vargen.checkpoints.model_folder import read_json, weights_fingerprint
+from vargen.base.reading import expanded, read_json, reading
+from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.checkpoints.options import SizedOptions
 from vargen.jobs.cases import BenchmarkCase
 from vargen.jobs.generation import GenerateConfig
 from vargen.models.description import open_model
 from vargen.runs.files import check_file_place, write_json_atomic
-from vargen.runs.identity import digest
+from vargen.runs.identity import check_identity, digest
 
 PROMPTS = ("a shiny red sphere left of a small blue cube", "two green cones on sand")
 _WEIGHTS = (".safetensors", ".bin")
@@ -52,7 +52,8 @@ def check(config: CheckConfig, quiet: bool = False) -> dict[str, Any]:
         report to compare with; None: there is none.
 
     Raises:
-        UserError: the model cannot be loaded, or draws what is no picture, or `against` is no report.
+        UserError: the model cannot be loaded, or draws what is no picture, or `against` is no report, or one of other
+            pictures.
     """
     if config.output is not None:
         check_file_place(config.output, "output")
@@ -63,10 +64,15 @@ def check(config: CheckConfig, quiet: bool = False) -> dict[str, Any]:
     from vargen.jobs.calls import call_pipeline
     from vargen.pipelines.loading import load_pipeline
 
-    pipeline, device, dtype = load_pipeline(model, config, quiet)
     methods = {name: model.resolve_method(name) for name in ("ar", GenerateConfig.method)}
     classes = range(model.num_classes or 0)[: len(PROMPTS)]
     cases = [BenchmarkCase(class_label=label) for label in classes] or [*map(BenchmarkCase, PROMPTS)]
+    drawn: dict[str, Any] = {"asked": {"seed": config.seed, **config.sampling, **model.size}}
+    drawn["cases"] = [case.prompt or case.class_label for case in cases]
+    if earlier is not None:
+        told, place = {name: earlier.get(name) for name in drawn}, Path(str(config.against))
+        check_identity(place, told, drawn, holds="calls", argument="against", remedy="ask for the same pictures")
+    pipeline, device, dtype = load_pipeline(model, config, quiet)
     calls, differs = [], []
     for picture, case in enumerate(cases):
         tokens = []
@@ -89,7 +95,7 @@ def check(config: CheckConfig, quiet: bool = False) -> dict[str, Any]:
         "compiled": config.compile,
         "options": config.identity,
         "settings": {name: method.to_dict() for name, method in methods.items()},
-        "cases": [case.prompt or case.class_label for case in cases],
+        **drawn,
         "calls": calls,
         "differs": differs,
         "weights": weights_fingerprint(folder),
@@ -103,17 +109,22 @@ def check(config: CheckConfig, quiet: bool = False) -> dict[str, Any]:
 
 
 def _read_report(path: str) -> dict[str, Any]:
-    with reading(path, "give a report of vargen check", "against"):
-        report = read_json(Path(path))
-        return {"files": {**report["files"]}, "calls": [call["tokens"] for call in report["calls"]]}
+    about = "give a report of vargen check", "against"
+    with reading(path, *about):
+        report = read_json(expanded(path), *about)
+        return {**report, "files": {**report["files"]}, "calls": _tokens(report)}
+
+
+def _tokens(report: dict[str, Any]) -> dict[tuple[int, str], str]:
+    """The digest of each call's tokens, by picture and method."""
+    return {(call["picture"], call["method"]): call["tokens"] for call in report["calls"]}
 
 
 def _others(earlier: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
     names = sorted({*earlier["files"], *report["files"]})
-    tokens = zip(earlier["calls"], (call["tokens"] for call in report["calls"]), strict=False)
     return {
         "files": [name for name in names if earlier["files"].get(name) != report["files"].get(name)],
-        "calls": sum(before != now for before, now in tokens),
+        "calls": sum(earlier["calls"].get(call) != tokens for call, tokens in _tokens(report).items()),
     }
 
 

@@ -1,6 +1,7 @@
 """`vargen check`: passes and tokens, which file of weights changed, and an exit code that tells a difference."""
 
 import json
+import re
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -53,9 +54,14 @@ def test_a_changed_file_of_weights_is_found_by_its_digest(tiny_model_folder, tin
     assert f"other weights: transformer/{path.name}" in capsys.readouterr().out
     assert [call["tokens"] for call in before["calls"]] != [call["tokens"] for call in after["calls"]]
     assert checked(tiny_model_folder, tmp_path / "again.json", "--against", str(tmp_path / "after.json"))[0] == 0
-    (tmp_path / "none.json").write_text("{}")
-    assert main(["check", str(tiny_model_folder), "--against", str(tmp_path / "none.json")]) == 2
-    assert "against" in capsys.readouterr().err
+    assert checked(tiny_model_folder, tmp_path / "other.json", "--seed", "5")[0] == 0
+    wrong = [{}, [], 7, {**after, "files": [1]}, {**after, "calls": [1]}, {**after, "cases": ["a fox"]}]
+    for report in [*wrong, json.loads((tmp_path / "other.json").read_text())]:
+        (tmp_path / "none.json").write_text(json.dumps(report))
+        assert main(["check", str(tiny_model_folder), "--against", str(tmp_path / "none.json"), "--quiet"]) == 2
+        assert re.search(r"against: .*none\.json (cannot be read|holds calls with)", capsys.readouterr().err)
+    (tmp_path / "none.json").write_text(json.dumps({**after, "calls": []}))
+    assert checked(tiny_model_folder, tmp_path / "new.json", "--against", str(tmp_path / "none.json"))[0] == 1
     path.write_bytes(path.read_bytes()[:-100])
     assert main(["check", str(tiny_model_folder), "--output", str(tmp_path / "cut.json")]) == 2
     assert str(path) in capsys.readouterr().err and not (tmp_path / "cut.json").exists()

@@ -27,7 +27,7 @@ from vargen.jobs.cases import told_cases
 from vargen.jobs.measuring import Evaluation
 from vargen.methods.base import ImageMethodConfig
 from vargen.models.description import ModelDescription
-from vargen.pipelines.arguments import PromptWarning
+from vargen.pipelines.arguments import PromptWarning, warn_of_prompts
 from vargen.pipelines.base import beside
 from vargen.pipelines.loading import load_pipeline
 from vargen.runs.batches import PictureBatches
@@ -72,6 +72,8 @@ def make_pictures(
         job.check_identity()
     processes.wait()
 
+    if processes.is_main:
+        warn_of_prompts(pipeline, [*(case.prompt for case in run.cases), options.negative_prompt])
     batches = sum(len(job.tokens.batches) for job in jobs.values())
     with run.progress(batches, "batches of pictures") as shown, warnings.catch_warnings():
         warnings.simplefilter("ignore", PromptWarning)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from metrics.prompt_formats import FORMATS
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_PIXELS, MAX_SEED
-from vargen.base.errors import NotFiniteError, UserError, warn
+from vargen.base.errors import NotFiniteError, UserError
 from vargen.base.options import DECODING, LOADING, OUTPUT, SAMPLING, option
 from vargen.base.path_roles import READ_FILE, READ_FOLDER, READ_NAMES, writes_in
 from vargen.base.picture_files import check_edit, open_picture
@@ -383,7 +383,7 @@ class _Run:
 
     def fill(self, missing: Sequence[ImageRequest], keep: Callable[..., None], device: str) -> None:
         """Load the model, make missing pictures, and `keep` each as soon as it is finished."""
-        from vargen.pipelines.arguments import PromptWarning
+        from vargen.pipelines.arguments import PromptWarning, warn_of_prompts
         from vargen.pipelines.loading import load_pipeline
 
         config, model, began = self.config, self.model, time.perf_counter()
@@ -393,11 +393,8 @@ class _Run:
         self.totals.add_seconds("load", time.perf_counter() - began)
         self.totals.new_images = len(missing)
         prompts = list(dict.fromkeys(request.text for request in self.requests if request.text is not None))
-        # With pictures in prompts their room is looked at when these are read.
-        for problem in (
-            pipeline.prompt_problems(prompts, **model.size) if prompts and not config.reference_images else ()
-        ):
-            warn(problem, PromptWarning)
+        if not config.reference_images:  # their room is looked at when pictures are read
+            warn_of_prompts(pipeline, [*prompts, config.negative_prompt], **model.size)
         ranker = self._ranker(prompts)
         self.results.begin(self._describe(device))
         num_tokens = len(missing) * config.num_candidates * model.num_tokens

@@ -37,7 +37,7 @@ from specdecode.drafters.draft_size import (
 from specdecode.kernels.build import build_name
 from specdecode.roles import Target
 from vargen.base.errors import UserError
-from vargen.base.reading import parse_json
+from vargen.base.reading import parse_json, read_bytes
 from vargen.base.resources import cache_folder
 from vargen.runs.files import remove_leftovers, write_atomic
 from vargen.runs.identity import digest
@@ -144,7 +144,7 @@ def _path(identity: str) -> Path:
 def _read(identity: str) -> tuple[StepCosts, dict[DraftSize, float]] | None:
     """Costs, and the corrections of some sizes."""
     try:
-        values = parse_json(_path(identity).read_bytes())
+        values = parse_json(read_bytes(_path(identity)))
         costs = StepCosts(
             tuple(int(count) for count in values["nodes"]),
             tuple(float(seconds) for seconds in values["target_seconds"]),
@@ -152,8 +152,10 @@ def _read(identity: str) -> tuple[StepCosts, dict[DraftSize, float]] | None:
             float(values["overhead_seconds"]),
         )
         factors = {DraftSize(nodes, depth): float(factor) for nodes, depth, factor in values["factors"]}
-        return (costs, factors) if all(0 < each < float("inf") for each in factors.values()) else None
-    except (UserError, OSError, ValueError, KeyError, TypeError):
+        seconds = (*costs.target_seconds, costs.drafting_step_seconds, costs.overhead_seconds, *factors.values())
+        is_sound = all(0 <= each < float("inf") for each in seconds) and all(costs.target_seconds)
+        return (costs, factors) if is_sound and all(factors.values()) else None
+    except (UserError, OSError, ValueError, LookupError, TypeError, ArithmeticError):
         return None
 
 

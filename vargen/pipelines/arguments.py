@@ -22,13 +22,15 @@ from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import DecodeTrace
 from vargen.base import bounds
-from vargen.base.errors import NotFiniteError, UserError
+from vargen.base.errors import NotFiniteError, UserError, warn
 from vargen.methods.base import ImageMethodConfig, Method, NamedMethod
 from vargen.models.components import BatchSlot
 from vargen.models.known_pictures import Edit, KnownPicture, paste, tokens_of
 
 _MOST_KNOWN_AT_ONCE = 32
 """Known tokens that plain decoding feeds with a drawn one: in a graph, every pass is as wide."""
+_MOST_TOLD = 3
+"""Warnings about prompts that are shown one by one."""
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 CALLBACK_TENSORS = {"tokens": "tokens", "lengths": "lengths", "decided": "decided", "latents": "tokens"}
 """What `callback_on_step_end` can ask for, and which field of `specdecode.roles.DecodeState` that is. By "latents", as
@@ -41,6 +43,16 @@ StepCallback = Callable[[Any, int, Tensor, dict[str, Tensor]], Any]
 
 class PromptWarning(UserWarning):
     """The model will not read every word of a prompt."""
+
+
+def warn_of_prompts(pipeline: Any, prompts: Iterable[str | None], **size: Any) -> None:
+    """Warn of what will not be read of prompts: of the first problems, and how many there are."""
+    texts = [*dict.fromkeys(text for text in prompts if text)]
+    problems = pipeline.prompt_problems(texts, **size) if texts else []
+    for problem in problems[:_MOST_TOLD]:
+        warn(problem, PromptWarning)
+    if len(problems) > _MOST_TOLD:
+        warn(f"{len(problems)} such warnings in all; see `prompt_problems` of the pipeline", PromptWarning)
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,8 @@ class Engine:
                 self.totals.tokens += picture.tokens.numel()
                 self.totals.row_passes += picture.trace.target_passes
                 job = jobs[picture.index]
-                job.warnings = self.pipeline.prompt_problems(job.prompt)  # here: a tokenizer is of one thread
+                texts = [text for text in (job.prompt, arguments.get("negative_prompt")) if text]
+                job.warnings = self.pipeline.prompt_problems(texts)  # here: a tokenizer is of one thread
                 job.finished.set_result(picture.image)
                 del jobs[picture.index]
         finally:

@@ -35,8 +35,9 @@ def read_form(content_type: str, body: bytes) -> tuple[dict[str, Any], dict[str,
     """
     head = Message()
     head["content-type"] = content_type
-    boundary = head.get_boundary()
-    parts = [] if not boundary else (b"\r\n" + body).split(b"\r\n--" + boundary.encode(errors="replace"))
+    named = head.get_param("boundary")
+    boundary = named.encode(errors="replace") if isinstance(named, str) else b""  # a tuple names its encoding
+    parts = (b"\r\n" + body).split(b"\r\n--" + boundary, _MOST_PARTS) if boundary else []
     if len(parts) < 3 or not parts[-1].startswith(b"--") or len(parts) > _MOST_PARTS:
         raise UserError(f"body must be a form of 1 to {_MOST_PARTS - 2} parts that ends with its boundary")
     fields: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vargen.base.reading import parse_json, reading
 from vargen.runs.files import atomic_path, own_folder
-from vargen.runs.identity import check_identity
+from vargen.runs.identity import check_identity, digest
 from vargen.runs.progress import progress
 
 FILLER = -1
@@ -116,7 +116,8 @@ def keep_batches(
             described = settings if asked is None else {**settings, "prompts": asked}
             if path.exists():
                 with reading(path, "delete it", argument), safe_open(path, framework="pt") as file:
-                    before = parse_json((file.metadata() or {}).get("settings", "{}"))
+                    written = file.metadata() or {}
+                    before = parse_json(written.get("settings", "{}"))
                     now = described
                     if asked is not None:
                         before.pop("prompts_file", None)  # noted by earlier versions in place of the prompts
@@ -125,10 +126,17 @@ def keep_batches(
                         before["prompts"], now = held[:both], {**settings, "prompts": asked[:both]}
                     check_identity(path, before, now, holds=holds, argument=argument)
                     tokens = file.get_tensor("tokens")
+                    if written.get("tokens") not in (None, _digest(tokens)):  # earlier versions wrote none
+                        raise ValueError("its tokens are not those that were written")
             if tokens is None or len(tokens) < len(numbers):
                 tokens = make(numbers)
                 with atomic_path(path) as temporary:
-                    save_file({"tokens": tokens}, temporary, metadata={"settings": json.dumps(described)})
+                    about = {"settings": json.dumps(described), "tokens": _digest(tokens)}
+                    save_file({"tokens": tokens}, temporary, metadata=about)
             batches.append(tokens[: len(numbers)])
             shown.update(len(numbers))
     return batches
+
+
+def _digest(tokens: Tensor) -> str:
+    return digest([str(tokens.dtype), tokens.tolist()])

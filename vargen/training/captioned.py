@@ -80,9 +80,10 @@ def captioned_pictures(source: str) -> Iterator[CaptionedPicture]:
 
 def _file(row: Mapping[str, Any], folder: Path, place: str) -> Path | bytes:
     image, name = row.get("image"), row.get("file_name")
+    content = image.get("bytes") if isinstance(image, Mapping) else image
+    if isinstance(content, bytes):
+        return content
     if isinstance(image, Mapping):
-        if (content := image.get("bytes")) is not None:
-            return content
         image = image.get("path")
     found = []
     if isinstance(name, str) and name.lower().endswith(".txt"):

@@ -22,6 +22,7 @@ from vargen.base.options import option
 from vargen.base.path_roles import READ
 from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.models.description import open_model
+from vargen.pipelines.arguments import warn_of_prompts
 from vargen.pipelines.loading import load_pipeline
 from vargen.pipelines.lora import check_peft
 from vargen.runs.processes import Processes
@@ -42,7 +43,7 @@ class LoraTrainingConfig(PictureModelConfig):
     pictures: str = option("", path=READ)
     """Pictures with captions: a folder with metadata.jsonl (file_name and text) or a .txt beside each picture; a
     .parquet file, a folder of `save_to_disk`, or hub:NAME with a column image. The middle square of each is learned."""
-    rank: int = option(16, least=1)
+    rank: int = option(16, least=1, most=16_384)
     """Rank of the updates."""
     alpha: float = option(16.0, above=0.0)
     """The updates are multiplied by this number and divided by the rank."""
@@ -130,6 +131,8 @@ def train_lora(config: LoraTrainingConfig) -> RunResult:
     )
     check(len(listed) > size, "pictures", config.pictures, f"must hold more than evaluation_size ({size}) of them")
     captions = [caption for caption, _ in listed]
+    if processes.is_main:
+        warn_of_prompts(pipeline, captions)
     kept = processes.gather(_codes(config, pipeline, listed, identity) if processes.is_main else None)[0]
     assert kept is not None
     codes = kept.long().to(processes.device)

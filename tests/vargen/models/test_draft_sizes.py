@@ -83,9 +83,20 @@ def test_on_a_cpu_no_pass_is_made_to_measure_and_steps_correct_the_file(ask, mon
     assert len([*(cache_folder() / "step_costs").iterdir()]) == 1 and not ask.probed
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{}", b'{"nodes": [2, 1], "target_seconds": [1, 1]}', b"\xff", b"[1]", NO_FACTORS]
-)
+COSTS = b'{"nodes": [1, 3], "target_seconds": [%s], "drafting_step_seconds": %s, "overhead_seconds": 0, "factors": %s}'
+DAMAGED = [
+    *(b"", b"{}", b'{"nodes": [2, 1], "target_seconds": [1, 1]}', b"\xff", b"[1]", NO_FACTORS, b"[" * 100_000),
+    *(COSTS % (seconds, b"0", b"[]") for seconds in (b"1, NaN", b"1, 1e999", b"-1, 1", b"0, 1", b"1" * 4000 + b", 1")),
+    *(
+        COSTS % (b"1, 2", b"-1", b"[]"),
+        COSTS % (b"1, 2", b"0", b"[[3, 2, 0]]"),
+        COSTS % (b"1, 2", b"0", b"[[3, 2, 1e999]]"),
+    ),
+    (COSTS % (b"1, 2", b"0", b"[]")).replace(b"[1, 3]", b"[1, Infinity]"),
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_file_is_measured_anew(ask, content):
     ask(MeasuredDraftSizes())
     (path,) = (cache_folder() / "step_costs").glob("*.json")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hostile import source_calls
 
 from scenes.shipped import WEIGHTS
 from specdecode.drafters.draft_size import DraftSize, StepCosts
@@ -22,7 +23,6 @@ from vargen.cli import main
 from vargen.models import draft_sizes
 from vargen.runs.batches import BatchStore
 
-ROOT = Path(__file__).parents[2]
 ASK = {
     "specdecode/kernels/build.py": "kernels",
     "vargen/models/draft_sizes.py": "step_costs",
@@ -37,14 +37,7 @@ TEMPORARY = {"specdecode/kernels/build.py", "metrics/provenance.py", "vargen/dem
 
 def _modules_that_call(name: str) -> set[str]:
     """Modules that call a function, or one of a module, of this name."""
-    packages = ("specdecode", "metrics", "vargen", "scenes", "integrations")
-    named = {path: path.read_text() for package in packages for path in (ROOT / package).rglob("*.py")}
-    found = set()
-    for path, text in named.items():
-        nodes = ast.walk(ast.parse(text)) if name in text else ()
-        if any(ast.unparse(node.func).startswith(name) for node in nodes if isinstance(node, ast.Call)):
-            found.add(path.relative_to(ROOT).as_posix())
-    return found
+    return {path for path, node in source_calls() if ast.unparse(node.func).startswith(name)}
 
 
 def test_every_place_outside_a_users_folders_is_known():

@@ -138,15 +138,10 @@ def test_a_run_may_be_named_as_a_method_or_a_shipped_model_is(tmp_path, monkeypa
 
 CASES = [
     Case("judge in a model", "judge {work}/model", "holds a model"),
-    Case("a caption's picture over its video", "caption {work}/v.gif --picture {work}/v.gif", "v.gif is also what"),
     Case("a caption's picture among its frames", "caption {work}/f --picture {work}/f/9.png", "which video names"),
-    Case("pictures into the model", "generate a --model {work}/model --output {work}/model", "model is also what"),
-    Case("scores among pictures", "evaluate --given_images {work}/f --output {work}/f", "f is also what given_images"),
-    Case("scenes over a configuration", "scenes --config {work}/captions.txt --output {work}", "and config names"),
     Case("a folder over its own", "convert anole --checkpoint {work}/model --output {work}/model", "also what check"),
     Case("and over what holds it", "convert anole --checkpoint {work}/model --output {work}", "which checkpoint names"),
     Case("a link to the video", "caption {work}/v.gif --picture {work}/link.gif", "v.gif is also what video names"),
-    Case("results over prompts", "bench --prompts_file {work}/calls.jsonl --output {work}", "and prompts_file names"),
     Case("a head over its start", "train drafter --initial_weights {work}/r/export --output {work}/r", "be replaced"),
 ]
 
@@ -156,7 +151,7 @@ def test_it_is_refused(case, tmp_path, tiny_model_folder, capsys):
     assert tiny_model_folder == tmp_path / "model"
     (tmp_path / "f").mkdir()
     (tmp_path / "r" / "export").mkdir(parents=True)
-    for name in ("v.gif", "captions.txt", "calls.jsonl", "f/1.png"):
+    for name in ("v.gif", "f/1.png"):
         (tmp_path / name).write_text("output: elsewhere")
     (tmp_path / "link.gif").symlink_to(tmp_path / "v.gif")
     check_refused(arguments_of(case.command, {"work": tmp_path}), case.expected, capsys, tmp_path)

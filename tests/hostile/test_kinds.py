@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hostile import check_refused
+from hostile import ROOT, check_refused, source_calls
 from PIL import Image
 from tiny_pipelines import build_tiny_pipeline
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from metrics.clip_score import clip_scores, retrieval_accuracy
 from metrics.diversity import distances_to_others
 from metrics.errors import DataError
 from metrics.frechet import GaussianStatistics, frechet_distance
-from metrics.images import IMAGE_SUFFIXES, ImageFolder, list_pictures, open_npz, read_image, resize
+from metrics.images import IMAGE_SUFFIXES, ImageFolder, list_pictures, read_image, resize
 from metrics.manifold import compare_manifolds
 from metrics.proportion import clustered_interval
 from vargen import cli
@@ -37,10 +37,10 @@ from vargen.base.prompts import read_prompts
 from vargen.base.reading import parse_json, parse_yaml
 from vargen.checkpoints.finite import check_weights
 from vargen.checkpoints.foreign_weights import read_tensors
+from vargen.pipelines.arguments import warn_of_prompts
 from vargen.runs.records import ImageRequest, PictureFolder
 from vargen.video.models.frames import _pictures_of
 
-ROOT = Path(__file__).parents[2]
 CUBE = Image.new("RGB", (4, 4), "red")
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -95,13 +95,8 @@ def test_what_is_no_picture_starts_no_program(content, suffix, tmp_path, monkeyp
 
 
 def test_every_reader_of_pictures_names_the_formats_that_it_reads():
-    opened = [
-        (path, node)
-        for package in ("vargen", "metrics", "scenes", "specdecode", "integrations")
-        for path in (ROOT / package).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Image.open", "PIL.Image.open")
-    ]
+    names = ("Image.open", "PIL.Image.open")
+    opened = [(path, node) for path, node in source_calls() if ast.unparse(node.func) in names]
     assert len(opened) >= 2
     for path, node in opened:
         own = "BytesIO" in ast.unparse(node)  # made a line before
@@ -332,11 +327,32 @@ def test_remedies_can_help(tmp_path, capsys):
         build_tiny_pipeline().load_lora_weights({"a": torch.ones(1)})  # type: ignore[arg-type]
 
 
-def test_a_prompt_of_which_nothing_is_read_is_told():
+UNREAD, TOLD = "\U0001f600", "nothing of the prompt '\U0001f600' is read"
+
+
+def test_a_prompt_of_which_nothing_is_read_is_told(tmp_path, _saved_tiny_pipelines, clip_folder, capsys):
+    """By every command that reads prompts, whichever place they stand in; of many, some are told."""
     pipeline = build_tiny_pipeline()
-    for prompt in ("\U0001f600", "\u200b"):
+    for prompt in (UNREAD, "\u200b"):
         assert "nothing of the prompt" in pipeline.prompt_problems(prompt)[0]
-    assert "cannot draw them: \U0001f600" in pipeline.prompt_problems("a red cube \U0001f600")[0]
+    assert f"cannot draw them: {UNREAD}" in pipeline.prompt_problems(f"a red cube {UNREAD}")[0]
+    (tmp_path / "c.txt").write_text(f"{UNREAD}\na cube")
+    (tmp_path / "p.yaml").write_text(
+        "captions: file\nextractor: clip\nresizer: bicubic\nresolution: 32\nreference: none"
+    )
+    files = ["--prompts_file", str(tmp_path / "c.txt")]
+    scored = ["--protocol", str(tmp_path / "p.yaml"), "--clip", str(clip_folder), "--bootstrap", "0"]
+    commands = (
+        ["generate", UNREAD], ["generate", "a cube", "--negative_prompt", UNREAD], ["generate", *files],
+        ["evaluate", *files, *scored], ["bench", *files, "--num_prompts", "1", "--methods", "ar", "--warm_up", "0"],
+    )  # fmt: skip
+    for number, command in enumerate(commands):
+        model, output = str(_saved_tiny_pipelines["text"]), str(tmp_path / str(number))
+        assert cli.main([*command, "--model", model, "--output", output, "--quiet"]) == 0
+        assert TOLD in capsys.readouterr().err, command
+    with pytest.warns(UserWarning) as told:
+        warn_of_prompts(pipeline, [UNREAD * number for number in range(9)])
+    assert len(told) == 4 and "8 such warnings in all" in str(told[-1].message)
 
 
 def test_a_console_without_a_letter_shows_its_number(tmp_path):
@@ -349,11 +365,9 @@ def test_a_console_without_a_letter_shows_its_number(tmp_path):
 
 def test_json_of_strangers_is_read_in_one_place():
     """`json.loads` takes the last of two keys, and ends in a RecursionError for deep ones."""
-    for path in (ROOT / "vargen").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.loads", "json.load"):
-                own = "json.dumps" in ast.unparse(node.args[0])
-                assert own or path.name == "reading.py", f"{path}:{node.lineno}"
+    for path, node in source_calls("vargen"):
+        if ast.unparse(node.func) in ("json.loads", "json.load"):
+            assert "json.dumps" in ast.unparse(node.args[0]) or path.endswith("/reading.py"), f"{path}:{node.lineno}"
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json("[" * 100_000)
 
@@ -445,20 +459,6 @@ def test_statistics_that_are_none():
             frechet_distance(bad, good)  # type: ignore[arg-type]
     single = GaussianStatistics(good.mean.float(), good.covariance.float(), good.count)
     assert frechet_distance(single, good) < 1e-5
-
-
-def test_an_array_that_is_there_twice(tmp_path):
-    import zipfile
-
-    for names in (("mu", "mu.npy"), ("mu.npy", "mu.npy")):
-        with warnings.catch_warnings(), zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-            warnings.simplefilter("ignore")
-            for name in names:
-                content = io.BytesIO()
-                np.save(content, np.zeros(2))
-                archive.writestr(name, content.getvalue())
-        with pytest.raises(DataError, match="two arrays mu"), open_npz(tmp_path / "a.npz"):
-            pass
 
 
 def test_intervals_of_numbers_that_mean_nothing():

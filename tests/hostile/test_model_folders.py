@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import Case, arguments_of, change_json, check_refused, each, write_json
+from hostile import Case, Damage, Harm, arguments_of, change, change_json, check_refused, cut, each, source_calls, write
 from PIL import Image
 
 from vargen.base.errors import UserError
 from vargen.base.resources import find_model
 from vargen.checkpoints.model_folder import check_stored
 
-ROOT = Path(__file__).parents[2]
 GENERATE = "generate 'a red cube' --model {work}/model --output {work}/out --quiet"
 TRANSFORMER, WEIGHTS = "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"
 T5 = "text_encoder/config.json"
@@ -28,96 +27,66 @@ DEEP = "[" * 100_000
 PARTS = {TRANSFORMER: TRANSFORMER, WEIGHTS: WEIGHTS, "tokenizer/tokenizer.json": "model cannot be read"}
 
 
-def write(name: str, content: bytes | str) -> Callable[[Path], object]:
-    data = content if isinstance(content, bytes) else content.encode()
-    return lambda work: (work / "model" / name).write_bytes(data)
+def remove(name: str) -> Damage:
+    return lambda model: os.remove(model / name)
 
 
-def remove(name: str) -> Callable[[Path], object]:
-    return lambda work: os.remove(work / "model" / name)
-
-
-def change(name: str, **values: Any) -> Callable[[Path], object]:
-    return lambda work: change_json(work / "model" / name, **values)
-
-
-def cut(name: str, share: float) -> Callable[[Path], object]:
-    def damage(work: Path) -> None:
-        path = work / "model" / name
-        content = path.read_bytes()
-        path.write_bytes(content[: int(len(content) * share)])
-
-    return damage
-
-
-def header(text: str) -> Callable[[Path], object]:
+def header(text: str) -> Damage:
     """A safetensors file of this header and a few bytes."""
     data = text.encode()
     return write(WEIGHTS, struct.pack("<Q", len(data)) + data + b"\0" * 64)
 
 
-def instead(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
-    def damage(work: Path) -> None:
-        (work / "model" / name).unlink()
-        make(work / "model" / name)
+def instead(name: str, make: Damage) -> Damage:
+    def damage(model: Path) -> None:
+        (model / name).unlink()
+        make(model / name)
 
     return damage
 
 
-def folder_instead(name: str) -> Callable[[Path], object]:
-    return instead(name, Path.mkdir)
-
-
-def spoil(name: str, value: float) -> Callable[[Path], object]:
-    def damage(work: Path) -> None:
+def spoil(name: str, value: float) -> Damage:
+    def damage(model: Path) -> None:
         from safetensors.torch import load_file, save_file
 
-        weights = load_file(work / "model" / name)
+        weights = load_file(model / name)
         weights[sorted(weights)[-1]].view(-1)[0] = value
-        save_file(weights, work / "model" / name, metadata={"format": "pt"})
+        save_file(weights, model / name, metadata={"format": "pt"})
 
     return damage
 
 
-def swap(one: str, other: str) -> Callable[[Path], object]:
-    def damage(work: Path) -> None:
-        a, b = work / "model" / one, work / "model" / other
-        first, second = a.read_bytes(), b.read_bytes()
-        a.write_bytes(second)
-        b.write_bytes(first)
-
-    return damage
+def other_weights(model: Path) -> None:
+    shutil.copyfile(model / "vqvae/diffusion_pytorch_model.safetensors", model / WEIGHTS)
 
 
-def shards(name: object) -> Callable[[Path], object]:
+def shards(name: object) -> Damage:
     """An index of shards that names one."""
-    place = f"model/{WEIGHTS}.index.json"
-    return lambda work: write_json(work / place, {"weight_map": {"a": name}})
+    return write(f"{WEIGHTS}.index.json", json.dumps({"weight_map": {"a": name}}))
 
 
-def only(config: str) -> Callable[[Path], object]:
+def only(config: str) -> Damage:
     """A folder in the layout of transformers, of which only config.json is new."""
 
-    def damage(work: Path) -> None:
-        (work / "model" / "model_index.json").unlink()
-        (work / "model" / "config.json").write_text(config)
+    def damage(model: Path) -> None:
+        (model / "model_index.json").unlink()
+        (model / "config.json").write_text(config)
 
     return damage
 
 
-def pickled(work: Path) -> None:
-    path = work / "model" / WEIGHTS
-    os.rename(path, path.with_suffix(".bin"))
+def pickled(model: Path) -> None:
+    os.rename(model / WEIGHTS, (model / WEIGHTS).with_suffix(".bin"))
 
 
-def more_words(work: Path) -> None:
-    path = work / "model" / "tokenizer" / "tokenizer.json"
+def more_words(model: Path) -> None:
+    path = model / "tokenizer" / "tokenizer.json"
     vocab = json.loads(path.read_text())["model"]["vocab"]
     change_json(path, model={"type": "WordLevel", "vocab": {**vocab, "zebra": len(vocab)}, "unk_token": "<unk>"})
 
 
-def of(name: str, damage: Callable[[Path], object], expected: str) -> Case:
-    return Case(name, GENERATE, expected, damage)
+def of(name: str, damage: Damage, expected: str) -> Case:
+    return Case(name, GENERATE, expected, lambda work: damage(work / "model"))
 
 
 CASES = [
@@ -127,7 +96,7 @@ CASES = [
     of("an index of a list", write("model_index.json", "[]"), "model_index.json must hold a JSON object"),
     of("an index of bytes", write("model_index.json", b"\xff\xfe\x00"), "model_index.json cannot be read"),
     of("a deep index", write("model_index.json", DEEP), "model_index.json cannot be read (it is nested too deeply)"),
-    of("an index that is a folder", folder_instead("model_index.json"), "model"),
+    of("an index that is a folder", instead("model_index.json", Path.mkdir), "model"),
     of("an index of another pipeline", change("model_index.json", _class_name="FluxPipeline"), "'FluxPipeline'"),
     of("an index without a class", change("model_index.json", _class_name=None), "cannot be drawn with"),
     of("a class that is a number", change("model_index.json", _class_name=7), "cannot be drawn with"),
@@ -203,8 +172,8 @@ CASES = [
     of("a pipe as the index", instead("model_index.json", os.mkfifo), "has no model_index.json"),
     *(of(f"a pipe as {each}", instead(each, os.mkfifo), "is a device or a pipe") for each in PARTS),
     *(of(f"a loop as {each}", instead(each, lambda path: path.symlink_to(path)), told) for each, told in PARTS.items()),
-    of("weights of another component", swap(WEIGHTS, "vqvae/diffusion_pytorch_model.safetensors"), "weights of"),
-    of("weights that are a folder", folder_instead(WEIGHTS), "safetensors"),
+    of("weights of another component", other_weights, "weights of"),
+    of("weights that are a folder", instead(WEIGHTS, Path.mkdir), "safetensors"),
     of("pickled weights", pickled, "holds pickled weights"),
     of("weights of nothing", spoil(WEIGHTS, float("nan")), "are not finite in float32"),
     of("an infinite text encoder", spoil("text_encoder/model.safetensors", float("inf")), "are not finite in float32"),
@@ -234,16 +203,6 @@ CASES = [
     of("a Janus without files", only('{"model_type": "janus"}'), "model"),
     of("a Janus of words", only('{"model_type": "janus", "vision_config": "x"}'), "config.json"),
 ]  # fmt: skip
-
-
-class Harm:
-    """Pickled, it makes a file when it is read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
-        return Path.touch, (self.path,)
 
 
 CAPTION = "caption {work}/frames.gif --num_frames 4 --max_new_tokens 1 "
@@ -408,14 +367,11 @@ def test_weights_are_read_behind_a_check_alone():
     """So that what is no weight is refused everywhere."""
     reading = {"from_pretrained", "load_file", "safe_open", "torch.load"}
     checks = {"check_stored", "check_component_folder", "check_model_folder", "load_strictly"}
-    unchecked = set()
-    for path in (path for package in ("vargen", "scenes", "metrics") for path in (ROOT / package).rglob("*.py")):
-        called = {
-            ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
-        }
-        called |= {name.rpartition(".")[2] for name in called}
-        if called & reading and not called & checks:
-            unchecked.add(path.relative_to(ROOT).as_posix())
+    called: dict[str, set[str]] = {}
+    for path, node in source_calls("vargen", "scenes", "metrics"):
+        name = ast.unparse(node.func)
+        called.setdefault(path, set()).update((name, name.rpartition(".")[2]))
+    unchecked = {path for path, names in called.items() if names & reading and not names & checks}
     assert unchecked == set(CHECKED_ELSEWHERE)
 
 

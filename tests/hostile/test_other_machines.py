@@ -1,12 +1,10 @@
 """Windows and several GPUs, which no test here has: what would break there is looked for in the source itself."""
 
 import ast
-import functools
 from collections.abc import Callable
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-FILES = [path for package in ("specdecode", "metrics", "vargen", "scenes") for path in (ROOT / package).rglob("*.py")]
+from hostile import ROOT, source_nodes
+
 UNIX_ONLY = {
     "vargen/runs/files.py": "locks, behind `fcntl is None`",
     "vargen/jobs/calls.py": "peak memory, behind `resource is None`",
@@ -23,15 +21,9 @@ LACKING = {
 }
 
 
-@functools.cache
-def nodes() -> list[tuple[str, ast.AST]]:
-    of = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in FILES}
-    kinds = (ast.Call, ast.Attribute, ast.Import, ast.ImportFrom)
-    return [(name, node) for name, tree in of.items() for node in ast.walk(tree) if isinstance(node, kinds)]
-
-
 def found(is_wrong: Callable[[ast.AST], object]) -> set[str]:
-    return {f"{name}:{getattr(node, 'lineno', 0)}" for name, node in nodes() if is_wrong(node)}
+    own = [each for each in source_nodes() if not each[0].startswith("integrations/")]
+    return {f"{name}:{getattr(node, 'lineno', 0)}" for name, node in own if is_wrong(node)}
 
 
 def test_what_windows_lacks_is_named_behind_a_check_alone():

@@ -1,9 +1,12 @@
 """Requests to the page that a stranger sends: an answer of the 400s, nothing let out, and the page goes on."""
 
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -146,6 +149,33 @@ def test_a_picture_of_a_visitor_starts_no_program(page, content, tmp_path, monke
     found = painted.preprocess(EditorData(background=sent, layers=[sent]))
     assert found["background"].size == (4, 4) and found["layers"][0].mode == "RGBA"
     assert read_edit(found, 1)["image"].getpixel((0, 0)) == (255, 255, 255), "as it looks"
+
+
+def test_sigterm_ends_the_page_with_0_and_leaves_no_upload(_saved_tiny_pipelines, monkeypatch, capsys):
+    """A visitor's files are for this user alone while it runs."""
+    import gradio
+
+    waits, sent = gradio.Blocks.block_thread, list[Path]()
+
+    def visited(page: Any) -> None:
+        content = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\nmine\r\n--x--\r\n'
+        kind = {"Content-Type": "multipart/form-data; boundary=x"}
+        request = urllib.request.Request(f"{page.local_url}gradio_api/upload", content, kind, method="POST")
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            sent.extend(map(Path, json.loads(answer.read())))
+        assert sent[0].read_bytes() == b"mine" and not os.stat(os.environ["GRADIO_TEMP_DIR"]).st_mode & 0o077
+        threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGTERM)).start()
+        waits(page)
+
+    monkeypatch.setattr(gradio.Blocks, "block_thread", visited)
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            app.run_until_interrupted(DemoConfig(str(_saved_tiny_pipelines["text"])))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 0 and not sent[0].exists() and not any(map(Path.exists, sent[0].parents[:2]))
 
 
 def test_no_file_of_this_machine_is_let_out(page, tmp_path, folder):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from hostile import Case, arguments_of, check_refused, each
+from hostile import Case, Harm, arguments_of, check_refused, each, write
 from official_layout import fill_by_rule, golden, official_vq_shapes
 from safetensors.torch import save_file
 from torch import Tensor
@@ -19,16 +19,6 @@ HEAD_CONFIG = {
 }  # fmt: skip
 
 
-class Harm:
-    """Pickled, it makes a file when it is read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
-        return Path.touch, (self.path,)
-
-
 def weights() -> dict[str, Tensor]:
     description, _ = golden("movq_tiny")
     return fill_by_rule(description["tokenizer_state_dict"])
@@ -36,11 +26,6 @@ def weights() -> dict[str, Tensor]:
 
 def saved(content: Callable[[], object], name: str = "vqgan.ckpt") -> Callable[[Path], object]:
     return lambda work: torch.save(content(), place(work, name))
-
-
-def written(content: bytes | str, name: str = "vqgan.ckpt") -> Callable[[Path], object]:
-    data = content if isinstance(content, bytes) else content.encode()
-    return lambda work: place(work, name).write_bytes(data)
 
 
 def harmful(name: str) -> Callable[[Path], object]:
@@ -69,13 +54,12 @@ def narrow() -> dict[str, Tensor]:
     return {key: value[:24] if key.startswith("encoder.down") else value for key, value in weights().items()}
 
 
-def one_file(work: Path) -> None:
-    place(work, "anole/models/7b/consolidated.pth").touch()
+one_file, params = write("anole/models/7b/consolidated.pth", ""), "anole/models/7b/params.json"
 
 
 def head(config: object) -> Callable[[Path], object]:
     def make(work: Path) -> None:
-        place(work, "head/config.json").write_text(json.dumps(config))
+        write("head/config.json", json.dumps(config))(work)
         save_file({"fc.weight": torch.zeros(8, 16)}, work / "head" / "model.safetensors")
 
     return make
@@ -84,8 +68,8 @@ def head(config: object) -> Callable[[Path], object]:
 CASES = [
     Case("no file", VQGAN, "does not exist"),
     Case("a program in a VQGAN's place", VQGAN, "must hold weights only", harmful("vqgan.ckpt")),
-    Case("an empty file", VQGAN, "truncated or not a .pt file", written("")),
-    Case("a page", VQGAN, "truncated or not a .pt file", written("<html>" * 99)),
+    Case("an empty file", VQGAN, "truncated or not a .pt file", write("vqgan.ckpt", "")),
+    Case("a page", VQGAN, "truncated or not a .pt file", write("vqgan.ckpt", "<html>" * 99)),
     Case("a folder of nothing", VQGAN, "holds no .safetensors file", lambda work: (work / "vqgan.ckpt").mkdir()),
     Case("a list", VQGAN, "holds no weights by name", saved(lambda: [1])),
     Case("names that are numbers", VQGAN, "holds no 'quantize.embedding.weight'", saved(lambda: {1: torch.ones(1)})),
@@ -107,17 +91,17 @@ CASES = [
     Case("a checkpoint alone", ANOLE, "params.json is missing", one_file),
     Case("a program beside Anole", ANOLE, "must hold weights only", lambda work: (
         one_file(work),
-        written('{"dim": 8, "n_layers": 1, "n_heads": 2}', "anole/models/7b/params.json")(work),
+        write(params, '{"dim": 8, "n_layers": 1, "n_heads": 2}')(work),
         harmful("anole/tokenizer/vqgan.ckpt")(work),
     )),
     Case("sizes in words", ANOLE, "params.json: dim must be an integer", lambda work: (
-        one_file(work), written('{"dim": "wide"}', "anole/models/7b/params.json")(work),
+        one_file(work), write(params, '{"dim": "wide"}')(work),
     )),
     Case("sizes in a list", ANOLE, "params.json must hold a JSON object", lambda work: (
-        one_file(work), written("[]", "anole/models/7b/params.json")(work),
+        one_file(work), write(params, "[]")(work),
     )),
     Case("a model of words", ANOLE, "params.json", lambda work: (
-        one_file(work), written('{"model": "large"}', "anole/models/7b/params.json")(work),
+        one_file(work), write(params, '{"model": "large"}')(work),
     )),
     Case("a head for Chameleons without weights", HEAD, "lacks", head(HEAD_CONFIG)),
     Case("heads that do not divide", HEAD, "num_attention_heads", head(HEAD_CONFIG | {"num_attention_heads": 3})),

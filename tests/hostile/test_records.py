@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hostile import arguments_of, change_json, check_refused, file_size_limit, write_json
+from hostile import Harm, arguments_of, change_json, check_refused, file_size_limit, write, write_json
 
 from scenes.shipped import WEIGHTS
 from vargen.cli import main
@@ -16,11 +16,6 @@ DEEP = "[" * 50_000
 GENERATE = "generate 'a red cube' 'a blue cone' --model {model} --quiet --output {work}/run"
 JUDGE = "judge {work}/run"
 BENCH = "bench --methods ar --model {model} --num_prompts 2 --warm_up 0 --quiet --output {work}/b"
-
-
-def write(name: str, content: bytes | str) -> Callable[[Path], object]:
-    data = content if isinstance(content, bytes) else content.encode()
-    return lambda run: (run / name).write_bytes(data)
 
 
 def change(**values: object) -> Callable[[Path], object]:
@@ -203,44 +198,26 @@ def test_a_damaged_search(name, content, expected, tmp_path, tiny_model_folder, 
     check_refused(command, expected, capsys, tmp_path)
 
 
-def _checkpoint(content: bytes | object) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
-        import torch
-
-        if isinstance(content, bytes):
-            path.write_bytes(content)
-        else:
-            torch.save(content, path)
-
-    return damage
+CHECKPOINTS = [
+    *(b"", b"junk" * 100, b"PK\x03\x04" + b"\0" * 100, [1, 2], {"model": {}}, {"architecture": "{}", "module": {}}),
+    *({"architecture": 7}, {"architecture": "["}, Harm),
+]
 
 
-class _Bomb:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, ("touch /tmp/vargen-bomb",)
+@pytest.mark.parametrize("content", CHECKPOINTS, ids=range(len(CHECKPOINTS)))
+def test_a_checkpoint_that_is_none(content, tmp_path, capsys):
+    import torch
 
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        _checkpoint(b""),
-        _checkpoint(b"junk" * 100),
-        _checkpoint(b"PK\x03\x04" + b"\0" * 100),
-        _checkpoint({"model": {}}),
-        _checkpoint([1, 2]),
-        _checkpoint({"architecture": "{}", "module": {}}),
-        _checkpoint({"architecture": 7}),
-        _checkpoint({"architecture": "["}),
-        _checkpoint({"bomb": _Bomb()}),
-    ],
-)
-def test_a_checkpoint_that_is_none(damage, tmp_path, capsys):
     (tmp_path / "run").mkdir()
-    damage(tmp_path / "run" / "checkpoint.pt")
+    if isinstance(content, bytes):
+        (tmp_path / "run" / "checkpoint.pt").write_bytes(content)
+    else:
+        made = {"bomb": Harm(tmp_path / "executed")} if content is Harm else content
+        torch.save(made, tmp_path / "run" / "checkpoint.pt")
     sizes = ["--batch_size", "2", "--steps", "1", "--evaluation_size", "2", "--image_size", "32"]
     command = ["train", "judge", "--output", str(tmp_path / "run"), *sizes]
     check_refused(command, "checkpoint.pt", capsys, tmp_path)
-    assert not os.path.exists("/tmp/vargen-bomb")
+    assert not (tmp_path / "executed").exists()
 
 
 def test_a_full_disk_at_a_checkpoint(tmp_path, capsys):

@@ -1,9 +1,13 @@
 """Requests and settings that a server cannot serve: a status and one line, and the next request is drawn."""
 
 import asyncio
+import gc
 import json
+import operator
+import os
 import re
 import socket
+import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
@@ -13,13 +17,14 @@ import pytest
 from hostile import Case, check_case, each
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from PIL.Image import Image
 from tiny_pipelines import build_tiny_pipeline
 
 from vargen.base import http_clients
 from vargen.base.errors import UserError
 from vargen.base.options import options_of
 from vargen.serve.app import KEY, WITHOUT_EFFECT, GenerationBody, ServeConfig, build_app, check_serving
-from vargen.serve.engine import Engine
+from vargen.serve.engine import Engine, Job
 
 pytest.importorskip("starlette", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
@@ -299,6 +304,38 @@ def test_a_malformed_request_is_refused_and_holds_no_server(engine, name, monkey
     asyncio.run(asyncio.wait_for(work(), 60))
     assert {*re.findall(rb"HTTP/1.1 (\d)", answer)} == {b"4"} and b"Traceback" not in answer, answer[:200]
     assert engine.alive and engine.totals.pictures == drawn
+
+
+def test_clients_that_reset_their_connection_leave_nothing(engine):
+    """Before, while and after they are answered, with a stream and without: no descriptor, no job, no picture."""
+    asked = [GOOD, json.dumps({"prompt": "a cone", "stream": True, "partial_images": 3}).encode()]
+
+    async def left(client: Any, url: str) -> tuple[int, int, int]:
+        metrics = (await client.get(f"{url}/metrics")).text.count("\n")
+        gc.collect()
+        kept = sum(isinstance(each, Job | Image) for each in gc.get_objects())
+        return len(os.listdir("/proc/self/fd")), kept, metrics
+
+    async def work() -> None:
+        before: Any = ()
+        async with running(build_app(engine, "tiny")) as (_, port), httpx.AsyncClient() as client:
+            url = f"http://127.0.0.1:{port}"
+            for number in range(6):
+                for content in asked:
+                    for part in (HEAD, SIZED + b"%d\r\n\r\n" % len(content) + content):
+                        one = connected(port, part)
+                        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                        await asyncio.sleep(0.01 * number)  # so that some are drawn and some are not
+                        one.close()
+                said = {"prompt": f"a zq{number}x cube", "negative_prompt": f"z{number}q"}  # that nobody has seen
+                answer = await client.post(url + PLACE, json=said)
+                assert answer.status_code == 200 and f"z{number}q" in "".join(answer.json()["warnings"])
+                if number == 2:  # the least of some, when no wave is about to end
+                    before = [*map(min, zip(*[await left(client, url) for _ in range(30)], strict=True))]
+                while number > 2 and any(map(operator.gt, await left(client, url), before)):
+                    await asyncio.sleep(0.01)  # for ever, where something is left
+
+    asyncio.run(asyncio.wait_for(work(), 120))
 
 
 @pytest.mark.parametrize("undone", UNDONE)

@@ -196,6 +196,12 @@ def test_variables_that_mean_nothing_stop_no_run(name, value, tiny_model_folder,
     assert (tmp_path / "out/images/000000.png").is_file()
 
 
+def test_unknown_kernels_end_with_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("VARGEN_KERNELS", "abc")
+    command = ["generate", "a red ball", f"--output={tmp_path / 'out'}"]
+    check_refused(command, "VARGEN_KERNELS must be one of auto, plain, got 'abc'", capsys, tmp_path)
+
+
 def _few_descriptors(work: Path, later: ExitStack) -> None:
     limits, free = resource.getrlimit(resource.RLIMIT_NOFILE), os.dup(0)
     os.close(free)
@@ -220,7 +226,11 @@ def _backwards(work: Path, later: ExitStack) -> None:
         patch.setattr(time, name, lambda: float(next(now)))
 
 
-@pytest.mark.parametrize("around", [_few_descriptors, _few_levels, _nowhere, _backwards])
+def _umask(work: Path, later: ExitStack) -> None:
+    later.callback(os.umask, os.umask(0o777))
+
+
+@pytest.mark.parametrize("around", [_few_descriptors, _few_levels, _nowhere, _backwards, _umask])
 def test_what_surrounds_a_run_ends_in_no_traceback(around, tiny_model_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = ["generate", "a", "--model", str(tiny_model_folder), "--output", str(tmp_path / "out"), "--quiet"]
@@ -229,6 +239,9 @@ def test_what_surrounds_a_run_ends_in_no_traceback(around, tiny_model_folder, tm
         code = main(command)
     told = capsys.readouterr().err
     assert code == 0 or (code, told.count("vargen: error: "), told.count("\n")) == (2, 1, 1), told
+    if around is _umask:  # then what it made itself is closed to it, but not to root
+        assert (code == 0) == (os.geteuid() == 0), told
+        return
     assert (code == 0) == (around in (_backwards, _nowhere)), told
     assert "Traceback" not in told and (code == 0 or main(command) == 0)
 

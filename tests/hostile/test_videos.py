@@ -4,24 +4,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from hostile import Case, arguments_of, change_json, check_refused, each
+from hostile import Case, arguments_of, change, check_refused, cut, each, write
 from PIL import Image
 
 from vargen.base.resources import find_video_model
 
 CAPTION = "caption {work}/video --model {work}/model --method ar --device cpu"
-
-
-def write(name: str, content: bytes) -> Callable[[Path], object]:
-    return lambda work: (work / "model" / name).write_bytes(content)
-
-
-def cut(name: str, count: int) -> Callable[[Path], object]:
-    return lambda work: (work / "model" / name).write_bytes((work / "model" / name).read_bytes()[:count])
-
-
-def change(name: str, **values: object) -> Callable[[Path], object]:
-    return lambda work: change_json(work / "model" / name, **values)
 
 
 def frames(width: int, height: int) -> Callable[[Path], object]:
@@ -35,21 +23,21 @@ def frames(width: int, height: int) -> Callable[[Path], object]:
 CASES = [
     Case("sides of 300:1", CAPTION, "video: the model's processor refuses its frames", frames(6000, 20)),
     Case("sides of 1:300", CAPTION, "video: the model's processor refuses its frames", frames(20, 6000)),
-    Case("a config that is no JSON", CAPTION, "model", write("config.json", b"{")),
-    Case("a config of a list", CAPTION, "model", write("config.json", b"[]")),
-    Case("a config of another kind of model", CAPTION, "model", change("config.json", model_type="bert")),
+    Case("a config that is no JSON", CAPTION, "model", write("model/config.json", b"{")),
+    Case("a config of a list", CAPTION, "model", write("model/config.json", b"[]")),
+    Case("a config of another kind of model", CAPTION, "model", change("model/config.json", model_type="bert")),
     Case("no config", CAPTION, "config.json", lambda work: (work / "model" / "config.json").unlink()),
     Case(
         "an end that is no token",
         CAPTION,
         "eos_token_id must be at most",
-        change("generation_config.json", eos_token_id=10**9),
+        change("model/generation_config.json", eos_token_id=10**9),
     ),
     Case("no weights", CAPTION, "model", lambda work: (work / "model" / "model.safetensors").unlink()),
-    Case("torn weights", CAPTION, "model", cut("model.safetensors", 100_000)),
-    Case("weights that are none", CAPTION, "model", write("model.safetensors", b"junk" * 9)),
-    Case("a torn tokenizer", CAPTION, "model", cut("tokenizer.json", 700)),
-    Case("a processor that is no JSON", CAPTION, "model", write("processor_config.json", b"{")),
+    Case("torn weights", CAPTION, "model", cut("model/model.safetensors", 0.1)),
+    Case("weights that are none", CAPTION, "model", write("model/model.safetensors", b"junk" * 9)),
+    Case("a torn tokenizer", CAPTION, "model", cut("model/tokenizer.json", 0.5)),
+    Case("a processor that is no JSON", CAPTION, "model", write("model/processor_config.json", b"{")),
 ]
 
 

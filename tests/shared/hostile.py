@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import json
 import os
+import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vargen.cli import main
+
+ROOT = Path(__file__).parents[2]
+Damage = Callable[[Path], object]
+"""What is done to a folder before a command reads it."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,7 @@ class Case:
     name: str
     command: str
     expected: str
-    damage: Callable[[Path], object] | None = None
+    damage: Damage | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -85,6 +93,64 @@ def check_case(case: Case, places: Mapping[str, object], capsys: pytest.CaptureF
     if case.damage is not None:
         case.damage(work)
     check_refused(arguments_of(case.command, places), case.expected, capsys, work)
+
+
+class Harm:
+    """Pickled, it makes a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+def write(name: str, content: bytes | str) -> Damage:
+    """A file with this content, in a folder that is made."""
+
+    def damage(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return damage
+
+
+def shard(path: Path, files: dict[str, bytes]) -> Path:
+    """A .tar of files by name."""
+    with tarfile.open(path, "w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def cut(name: str, share: float) -> Damage:
+    """The first part of a file alone."""
+    return lambda folder: (folder / name).write_bytes(
+        (content := (folder / name).read_bytes())[: int(len(content) * share)]
+    )
+
+
+def change(name: str, **values: Any) -> Damage:
+    """See `change_json`."""
+    return lambda folder: change_json(folder / name, **values)
+
+
+@lru_cache
+def source_nodes() -> list[tuple[str, ast.AST]]:
+    """Every call, attribute and import in the source, and its module's file."""
+    packages = ("specdecode", "metrics", "vargen", "scenes", "integrations")
+    files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    of = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in files}
+    kinds = (ast.Call, ast.Attribute, ast.Import, ast.ImportFrom)
+    return [(name, node) for name, tree in of.items() for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def source_calls(*packages: str) -> list[tuple[str, ast.Call]]:
+    """Every call in the source of packages; none: of all."""
+    of = [(name, node) for name, node in source_nodes() if not packages or name.split("/")[0] in packages]
+    return [(name, node) for name, node in of if isinstance(node, ast.Call)]
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -151,6 +151,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "StableLm": {"partial_rotary_factor": 0.5},
     "Starcoder2": {},
     "Cohere": {},
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen3Moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "GptOss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+    "DeepseekV3": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "q_lora_rank": 8,
+                   "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
+                   "moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 1},
 }  # fmt: skip
 
 
@@ -175,6 +182,14 @@ def test_greedy_tokens_of_many_architectures(kind):
     assert len(set(wanted[0, 9:].tolist())) > 3
     for players in ({"method": "ar"}, {}, {"draft_model": language_models.disturbed(model, 0.02)}):
         assert torch.equal(by_custom(model, prompts, 16, **players), wanted), players
+
+
+def test_rows_that_see_padding_alone_are_no_numbers_without_a_word():
+    """A window of padding alone: in float64 transformers' own `generate` goes on with NaN."""
+    model, (ids, mask) = make("Gemma2", ARCHITECTURES["Gemma2"]).double(), ragged_prompts(2)
+    for players in ({"method": "ar"}, {}, {"method": "jacobi"}):
+        with pytest.raises(specdecode.LogitsError, match="not finite"):
+            specdecode.generate(model, ids, attention_mask=mask, max_new_tokens=4, **players)
 
 
 def test_states_that_are_no_plain_cache_are_refused_by_name():

@@ -1,12 +1,10 @@
 """Prompts as data sets keep them, written by the libraries that people write them with."""
 
-import io
 import json
-import tarfile
-from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import shard
 from refusals import refused
 
 from vargen.base.errors import UserError
@@ -21,15 +19,6 @@ COCO = {
         {"image_id": 9, "id": 2, "caption": " two cones\n"},
     ],
 }
-
-
-def shard(path: Path, files: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path
 
 
 def test_captions_of_coco_and_lists(tmp_path):

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from hostile import write
 
 from metrics.composition import Composition, Wanted
 from metrics.prompt_formats import Question
@@ -96,7 +97,49 @@ def lines(*changes: dict[str, Any]) -> bytes:
     return "\n".join(json.dumps({**COUNTING, **change}) for change in changes).encode()
 
 
+DOG, EACH, CAT = {"class": "dog", "count": 1}, "\n".join(DPG.split("\n")[:2]), b"a cat\tAnimals\tBasic\n"
+HEAD = b"Prompt\tCategory\tChallenge\n"
+INCLUDED = [
+    ([{"class": ["dog"], "count": 1}], "must say the class"),
+    ([DOG | {"count": 0}], "must say a count"),
+    ([DOG | {"count": 1e99}], "must say a count"),
+    ([DOG | {"color": ["red"]}], "color must be one of"),
+    ([DOG, DOG | {"position": [["near"], 0]}], "position must be"),
+    ([DOG | {"position": ["left of", 1]}], "position must be"),
+    ([DOG | {"position": ["left of", -1]}], "position must be"),
+    ([DOG, DOG | {"position": ["left of", "9" * 5000]}], "position must be"),
+    ("[" * 99_999, "include is not JSON"),
+    ([DOG] * 5000, "a list of at most 100 objects"),
+]
 BAD = [
+    ("parti", "a.tsv", b"", "the first line must name a column"),
+    ("parti", "a.tsv", bytes(range(256)) * 9, "is not UTF-8 text"),
+    ("parti", "a.tsv", PARTI.encode("utf-16"), "is not UTF-8 text"),
+    ("parti", "a.tsv", HEAD + b"a cat\tAnim", "2 cells under 3 columns"),
+    ("parti", "a.tsv", HEAD + CAT.replace(b" ", b"\0"), "zero character"),
+    ("parti", "a.tsv", HEAD + b"cat " * 250_000 + CAT, "field larger than"),
+    ("parti", "a.tsv", HEAD + b"a cat\t" + b"x" * 1_000_000 + b"\tBasic\n", "field larger than"),
+    ("parti", "a.tsv", DPG.encode(), "a.tsv"),
+    ("geneval", "a.jsonl", lines({"tag": None}), "needs a text in a column tag"),
+    ("geneval", "a.jsonl", lines({"tag": ["counting"]}), "needs a text in a column tag"),
+    ("geneval", "a.jsonl", lines({"tag": "x" * 1_000_000}), "tag must be one of"),
+    ("geneval", "a.jsonl", lines({"prompt": None}), "need"),
+    ("geneval", "a.jsonl", lines({"prompt": "x" * 1_000_000}), "characters"),
+    *(("geneval", "a.jsonl", lines({"include": included}), told) for included, told in INCLUDED),
+    ("dpg", "a.csv", b"", "the first line must name a column"),
+    ("dpg", "a.csv", EACH.encode() + b'\ncoco2,"a cone', "a.csv"),
+    ("dpg", "a.csv", EACH.replace(",1,0,", ",1,1,").encode(), "must name other questions"),
+    ("dpg", "a.csv", EACH.replace(",1,0,", f",1,{'9' * 5000},").encode(), "must name other questions"),
+    ("dpg", "a.csv", EACH.replace(",1,0,", f",{'9' * 5000},0,").encode(), "proposition_id must be a number"),
+    ("dpg", "a.csv", DPG.replace('cube, red",,2', 'cone, red",,2').encode(), "text must be"),
+    ("dpg", "d/1.txt", b"", "1.txt"),
+    ("dpg", "d/1.txt", b"\xff", "save it as UTF-8"),
+    ("dpg", "d/a.doc", b"", "holds neither"),
+    ("hpsv2", "h/anime.json", b'{"a": 1}', "anime.json"),
+    ("hpsv2", "h/anime.json", b"[1, 2]", "anime.json"),
+    ("hpsv2", "h/anime.json", b'["a fox", "a', "anime.json"),
+    ("hpsv2", "h/anime.json", b"[" * 99_999, "anime.json"),
+    ("hpsv2", "h/anime.doc", b"a fox", "holds n"),
     ("parti", "a.tsv", b"Prompt\tCategory\na fox\tAnimals\n", "line 2: needs a text in a column challenge"),
     ("parti", "a.tsv", b"Prompt\tCategory\tChallenge\na fox\t\tBasic\n", "needs a text in a column category"),
     ("parti", "a.tsv", b"Prompt\tCategory\tChallenge\n", "holds no prompt"),
@@ -116,9 +159,9 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "file", "content", "message"), BAD, ids=range(len(BAD)))
 def test_another_form_is_one_line(tmp_path, name, file, content, message):
-    (tmp_path / file).write_bytes(content)
+    write(file, content)(tmp_path)
     with pytest.raises(UserError, match=r"^prompts_file: ") as caught:
-        read_benchmark(str(tmp_path / file), name)
+        read_benchmark(str(tmp_path / file.split("/")[0]), name)
     assert message in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 from background import process, wait_for
@@ -18,6 +20,9 @@ from warm import python
 pytest.importorskip("starlette", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
+
+
+PLACE = "/v1/images/generations"
 
 
 def connected(port: int) -> http.client.HTTPConnection:
@@ -45,12 +50,27 @@ def serving(model: Path, log: Path, *options: str) -> Iterator[tuple[subprocess.
         assert server.wait(600) == 0, log.read_text()
     told = log.read_text()
     assert told.startswith("vargen: ") and "Traceback" not in told and "ERROR" not in told
+    assert all(line.isprintable() and line.startswith(("vargen: ", "WARNING: ")) for line in told.splitlines()), told
     assert ("rows-batch with guided_tokens 96" in told) != ("--quiet" in options)
+
+
+FORGED = "\n\rvargen: forged\x1b[2J\x9b31m\u202e"
+ODD: list[tuple[str, str, dict[str, Any], dict[str, str]]] = [
+    *(("POST", PLACE, body, {}) for body in ({"prompt": FORGED}, {FORGED: 1}, {"prompt": "a", "method": FORGED})),
+    *(("GET", path, {}, {}) for path in (f"/{quote(FORGED)}", f"/v1/models/{quote(FORGED)}", "/\x1b[2J")),
+    ("POST", PLACE, {"prompt": "a"}, {"Content-Type": "\x9b31m"}), ("GET", "/health", {}, {"a": "\x1b[2J"}),
+]  # fmt: skip
 
 
 def test_sigterm_lets_a_request_end_takes_no_other_and_is_no_failure(_saved_tiny_pipelines, tmp_path):
     body, log = json.dumps({"prompt": "a red cube", "n": 2}).encode(), tmp_path / "log"
     with serving(_saved_tiny_pipelines["text"], log, "--quiet") as (server, port):
+        for way, path, asked, headers in ODD:  # nothing of which the log shows as it is
+            odd = connected(port)
+            odd._validate_path = lambda _: None  # type: ignore[attr-defined]
+            odd.request(way, path, json.dumps(asked), {"Content-Type": "application/json", **headers})
+            answer = odd.getresponse()
+            assert answer.status < 500 and b"\x1b" not in answer.read()
         connection = connected(port)
         connection.putrequest("POST", "/v1/images/generations")
         connection.putheader("Content-Length", str(len(body)))

@@ -7,8 +7,8 @@ from metrics.composition import Composition, CompositionRule, Found, Wanted
 RULE = CompositionRule()
 
 
-def found(name: str, left: float = 0, top: float = 0, score: float = 0.95, side: float = 10, colour: str = "") -> Found:
-    return Found(name, score, (left, top, left + side, top + side), colour=colour or None)
+def found(name: str, left: float = 0, score: float = 0.95, colour: str = "") -> Found:
+    return Found(name, score, (left, 0, left + 10, 10), colour=colour or None)
 
 
 def holds(wanted: Composition, *objects: Found) -> bool:

@@ -1,7 +1,7 @@
 """The scene world's tokenizer: what it knows, and names what it does not."""
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from scenes.captions.text_tokenizer import MODEL_MAX_LENGTH, build_tokenizer
 from vargen.base.prompts import unknown_words
@@ -29,11 +29,3 @@ def test_case_and_marks_do_not_matter(tokenizer):
 def test_unknown_words_are_named_once_as_they_were_written(tokenizer):
     assert unknown_words(tokenizer, "a red cube") == []
     assert unknown_words(tokenizer, "A Corgi near a red corgi's cube, Paris") == ["Corgi", "near", "corgi's", "Paris"]
-
-
-def test_it_saves_and_loads(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    text = "a small shiny Red sphere, left of two cones; corgi"
-    assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
-    assert loaded.pad_token_id == 0 and loaded.padding_side == "right"

@@ -47,9 +47,15 @@ def test_after_each_event_the_frames_show_what_the_states_say():
                 assert (item.depth < 1.2) == (state.distance == "near")
 
 
-def test_at_most_three_are_there_and_names_are_never_shared():
+def test_at_most_three_are_there_apart_and_names_are_never_shared_as_events_follow_each_other():
     for story in stories():
-        assert all(1 <= len(scene.objects) <= MAX_OBJECTS for scene in story.frames)
+        assert all(0 < event.first < event.last < len(story.frames) for event in story.events)
+        assert all(one.last <= other.first for one, other in itertools.pairwise(story.events))
+        for scene in story.frames:
+            assert 1 <= len(scene.objects) <= MAX_OBJECTS
+            for one, other in itertools.combinations(scene.objects, 2):
+                apart = math.dist((one.x, one.depth), (other.x, other.depth))
+                assert apart >= 0.999 * (one.footprint + other.footprint)
         names = [(item.colour, item.shape) for item in story.objects]
         names += [(event.colour, story.objects[event.subject].shape) for event in story.events if event.colour]
         assert len(set(names)) == len(names)
@@ -97,20 +103,6 @@ def test_every_object_is_asked_for_in_each_colour_that_it_has():
     looks = [(item.shape, colour) for item, colour in _looks(story)]
     assert (story.objects[turned.subject].shape, turned.colour) in looks
     assert len(looks) == len(story.objects) + sum(event.colour is not None for event in story.events)
-
-
-def test_events_follow_each_other_inside_the_video():
-    for story in stories():
-        assert all(0 < event.first < event.last < len(story.frames) for event in story.events)
-        assert all(one.last <= other.first for one, other in zip(story.events, story.events[1:], strict=False))
-
-
-def test_nothing_stands_in_anything():
-    for story in stories():
-        for scene in story.frames:
-            for one, other in itertools.combinations(scene.objects, 2):
-                apart = math.dist((one.x, one.depth), (other.x, other.depth))
-                assert apart >= 0.999 * (one.footprint + other.footprint)
 
 
 def test_frames_are_drawn_and_only_what_happens_changes():

@@ -21,7 +21,7 @@ from vargen.video.models.pruning import keep_uniform
 from vargen.video.models.request import VideoRequest, keep_visual, prepare_request
 from vargen.video.models.target import VideoTarget
 
-GREEDY, DRAWN = SamplingConfig(temperature=0.0), SamplingConfig(temperature=1.0)
+GREEDY = SamplingConfig(temperature=0.0)
 TREE, CHAIN = (DynamicTree(4), DraftSize(12, 4)), (StaticTree.chain(4), DraftSize(5, 4))
 
 
@@ -40,7 +40,6 @@ def answer(
     model: Any,
     request: VideoRequest,
     shape: tuple[Any, DraftSize] = CHAIN,
-    sampling: SamplingConfig = GREEDY,
     count: int = 9,
     head_of: type[VideoDraftHead] = VideoDraftHead,
 ) -> tuple[DecodeResult, VideoDraftHead | None]:
@@ -49,7 +48,7 @@ def answer(
     head = None if network is None else head_of(network, target)
     drafter = None if head is None else head.drafter(shape[0], FixedDraftSize(shape[1]))
     result = decode(
-        target, max_new_tokens=count, sampling=sampling, streams=RandomStreams.from_seeds([0]), drafter=drafter
+        target, max_new_tokens=count, sampling=GREEDY, streams=RandomStreams.from_seeds([0]), drafter=drafter
     )
     return result, head
 

@@ -49,7 +49,3 @@ def test_two_branches_are_exact_without_looseness_and_never_take_more_passes(arc
     plain = model.generate(**inputs, max_new_tokens=30, do_sample=False, eos_token_id=[-1])
     assert loose_answer(model, inputs, 0.0, 2).tokens[0].tolist() == plain[0, inputs["input_ids"].shape[1] :].tolist()
     assert loose_answer(model, inputs, 1.0, 2).trace.target_passes == 1 + -(-29 // 7)
-
-
-def test_branches_have_room():
-    assert LVSpecConfig(branches=2).num_nodes == 21

@@ -208,18 +208,24 @@ def test_text_is_streamed_as_it_is_decided(qwen_pair, cases, answerer_of):
     assert "".join(pieces) == answer.text and len([piece for piece in pieces if piece]) > 2
 
 
+class Words:
+    """A tokenizer of words in bytes, of which number 9 is special."""
+
+    all_special_ids = (9,)
+
+    def __init__(self, words: dict[int, bytes]) -> None:
+        self.words = words
+
+    def decode(self, token_ids: list[int], **_: Any) -> str:
+        return b"".join(self.words[token] for token in token_ids).decode(errors="replace")
+
+
 def test_a_character_that_is_cut_off_hides_no_words():
     """Byte-level tokens: the last one may be the first part of a character."""
     words = {1: b"a red", 2: b" ball", 3: "\U0001f534".encode()[:2], 4: "\U0001f534".encode()[2:]}
 
-    class Bytes:
-        all_special_ids: tuple[int, ...] = ()
-
-        def decode(self, token_ids: list[int], **_: Any) -> str:
-            return b"".join(words[token] for token in token_ids).decode(errors="replace")
-
     pieces: list[str] = []
-    streamer = _Streamer(Bytes(), DecodeTrace(1), pieces.append)
+    streamer = _Streamer(Words(words), DecodeTrace(1), pieces.append)
     tokens = torch.tensor([[1, 2, 3, 4]])
     for length in (1, 3, 4):
         streamer.step(0, SimpleNamespace(tokens=tokens, lengths=torch.tensor([length])))
@@ -231,16 +237,10 @@ def test_a_character_that_is_cut_off_hides_no_words():
 
 
 def test_special_tokens_are_not_shown_and_others_keep_their_origins():
-    class Words:
-        all_special_ids = (9,)
-
-        def decode(self, token_ids: list[int], **_: Any) -> str:
-            return "".join({1: "a", 2: " ball", 9: "</s>"}[token] for token in token_ids)
-
     shown: list[Any] = []
     origins = [TokenOrigin.TARGET, TokenOrigin.ACCEPTED, TokenOrigin.RELAXED]
     trace: Any = SimpleNamespace(token_origins=[origins])
-    streamer = _Streamer(Words(), trace, on_tokens=lambda *given: shown.append(given))
+    streamer = _Streamer(Words({1: b"a", 2: b" ball", 9: b"</s>"}), trace, on_tokens=lambda *given: shown.append(given))
     streamer.end([1, 9, 2])
     assert shown == [(["a", " ball"], [TokenOrigin.TARGET, TokenOrigin.RELAXED])]
 

@@ -21,14 +21,6 @@ GREEDY, SAMPLED = SamplingConfig(temperature=0.0), SamplingConfig(temperature=1.
 LENGTH, LAYER = 20, 1
 
 
-def plain(
-    target: VideoTarget, sampling: SamplingConfig = GREEDY, stop_token: int | None = None, length: int = LENGTH
-) -> tuple[Tensor, int]:
-    streams = RandomStreams.from_seeds([7], device=target.device)
-    result = decode(target, max_new_tokens=length, sampling=sampling, streams=streams, stop_token=stop_token)
-    return result.tokens, int(result.lengths[0])
-
-
 def parallel(
     target: VideoTarget, channel: Any, sampling: SamplingConfig = GREEDY, prompt: Any = None, **options: Any
 ) -> ParallelResult:
@@ -115,4 +107,5 @@ def test_the_draft_length_is_measured_with_the_pruned_drafter(architecture, mode
     measured = measure_draft_length(target, channel, prompt=inputs, repeats=2)
     assert measured.tokens >= 1 and seen == [round(0.25 * request.num_visual)]
     result = parallel(target, channel, GREEDY, inputs, draft_length=min(measured.tokens, 9))
-    assert torch.equal(result.tokens, plain(VideoTarget(model, request))[0])
+    target, streams = VideoTarget(model, request), RandomStreams.from_seeds([7])
+    assert torch.equal(result.tokens, decode(target, max_new_tokens=LENGTH, sampling=GREEDY, streams=streams).tokens)

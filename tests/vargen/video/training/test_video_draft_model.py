@@ -13,7 +13,6 @@ from torch import Tensor
 
 from scenes.models.architectures import TextModelConfig, TowerConfig, VideoLLMConfig
 from vargen.base.errors import UserError
-from vargen.cli import main
 from vargen.training.run import RunResult
 from vargen.video.models.request import keep_spread, keep_visual, prepare_request
 from vargen.video.pipelines.answering import VideoAnswerer
@@ -161,10 +160,3 @@ def test_a_model_whose_later_layers_read_the_video_is_refused(pair, tmp_path, mo
 )
 def test_bad_settings_are_named(changes, named):
     refused(named, VideoDraftModelTrainingConfig, **{"output": "x", **changes})
-
-
-def test_the_command_names_a_draft_model_of_another_vocabulary(pair, tmp_path, capsys):
-    arguments = ["train", "video-draft-model", "--output", str(tmp_path / "run"), "--draft_model", str(tmp_path)]
-    assert main([*arguments, "--model", str(pair[0])]) == 2
-    assert "draft_model" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "export").exists()

@@ -105,19 +105,18 @@ def take_task(arguments: Sequence[str], tasks: Collection[str]) -> tuple[str, li
     return asked.task, rest
 
 
-def add_switches(parser: ArgumentParser, quiet: bool = True, title: str = OUTPUT, **switches: str) -> None:
+def add_switches(parser: ArgumentParser, quiet: bool = True, **switches: str) -> None:
     """Switches of a command that are no settings of its job, such as `json`, by name with their help texts.
 
     Args:
         parser: of the command.
         quiet: add `--quiet`, too.
-        title: group of the help text that shows them.
         switches: what each does.
     """
     if quiet:
         switches["quiet"] = "show no progress and no advice"
-    group = next((each for each in parser._action_groups if each.title == title), None)
-    group = group or parser.add_argument_group(title)
+    group = next((each for each in parser._action_groups if each.title == OUTPUT), None)
+    group = group or parser.add_argument_group(OUTPUT)
     for name, text in switches.items():
         group.add_argument(f"--{name}", action="store_true", help=text)
     _sort_groups(parser)
@@ -161,6 +160,10 @@ def _required(field: Field[Any]) -> bool:
 
 def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _action(parser: ArgumentParser, name: str) -> Action | None:
+    return next((action for action in parser._actions if action.dest == name), None)
 
 
 def _type_of(action: Action) -> Any:
@@ -220,8 +223,7 @@ def _by_other_name(parser: ArgumentParser, argument: str) -> str:
     """`--methods` for `--method`, or the reverse, where a command has the other alone."""
     flag, equals, value = argument.partition("=")
     other = {"--method": "--methods", "--methods": "--method"}.get(flag)
-    options = [option for action in parser._actions for option in action.option_strings]
-    return argument if other is None or flag in options else f"{other}{equals}{value}"
+    return argument if other is None or flag in parser._option_string_actions else f"{other}{equals}{value}"
 
 
 def _reason(parser: ArgumentParser, message: str) -> str:
@@ -231,15 +233,14 @@ def _reason(parser: ArgumentParser, message: str) -> str:
     unknown = re.search(r"unrecognized arguments: (?P<flag>--[^\s=]+)", message)
     if unknown is None:
         return " ".join(message.split())
-    options = [option for action in parser._actions for option in action.option_strings]
-    flag = unknown["flag"]
+    flag, options = unknown["flag"], parser._option_string_actions
     hint = " (write --task video)" if flag == "--videos" and "--task" in options else did_you_mean(flag, options)
     return f"{flag} is not an option of {parser.prog}{hint}"
 
 
 def _wrong_value(parser: ArgumentParser, name: str, value: str) -> str:
     """What is wrong with a value that is none of its option's type."""
-    action = next((action for action in parser._actions if action.dest == name), None)
+    action = _action(parser, name)
     hint = str if action is None else _type_of(action)
     return f"{name} must be {_declared(action).in_words(hint)}, got {value!r}"
 
@@ -257,7 +258,8 @@ def _take_nested(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[list
         flag, equals, value = argument.partition("=")
         field, *keys = flag.removeprefix("--").split(".") if flag.startswith("--") else [""]
         field = field.replace("-", "_")  # the keys may hold a dash, as in likeness-fast
-        if argument == "--" or len(keys) != 2 or not _holds_a_dict(parser, field):
+        action = _action(parser, field)
+        if argument == "--" or len(keys) != 2 or action is None or not isinstance(action.default, dict):
             rest.append(argument)
             if argument == "--":
                 rest += waiting
@@ -282,13 +284,6 @@ def _check_characters(name: str, value: object) -> None:
     elif isinstance(value, list | tuple):
         for inner in value:
             _check_characters(name, inner)
-
-
-def _holds_a_dict(parser: ArgumentParser, field: str) -> bool:
-    try:
-        return isinstance(parser.get_default(field), dict)
-    except KeyError:
-        return False
 
 
 def fill(options: type[Filled], values: Namespace, **roles: PathRole) -> Filled:
@@ -376,12 +371,12 @@ def _find(parser: ArgumentParser, path: str) -> str:
 
 def _needs_a_value(parser: ArgumentParser, name: str) -> bool:
     """Whether an option has a default and no null."""
-    action = next((action for action in parser._actions if action.dest == name), None)
+    action = _action(parser, name)
     return action is not None and action.default is not None and type(None) not in get_args(_type_of(action))
 
 
 def _check_base_sixty(parser: ArgumentParser, name: str, value: Any) -> None:
     """Refuse 1:30 for a number: where it needs one, jsonargparse reads by YAML 1.1, for which this is 90."""
-    action = next((action for action in parser._actions if action.dest == name), None)
+    action = _action(parser, name)
     if action is not None and "NUMBER" in _kind(_type_of(action), Option()) and _BASE_SIXTY.search(str(value)):
         raise UserError(f"{_wrong_value(parser, name, str(value))} (see {parser.prog} --help)")

@@ -21,10 +21,9 @@ def run(arguments: Sequence[str]) -> int:
         "generate",
         "Make pictures from prompts. The same command continues a stopped run.",
         GenerateConfig,
-        epilog="Under `accelerate launch` or `torchrun` all processes share the pictures, or with "
-        "--tp_plan one model. Without --model, the shipped "
-        "model draws one to three spheres, cubes, cylinders and cones on grass, sand or wood. It warns of the words of "
-        "a prompt that it does not know.",
+        epilog="Under `accelerate launch` or `torchrun` all processes share the pictures, or with --tp_plan one model. "
+        "Without --model, the shipped model draws one to three spheres, cubes, cylinders and cones on grass, sand or "
+        "wood. It warns of the words of a prompt that it does not know.",
     )
     parser.usage = "vargen generate [options] PROMPT [PROMPT ...]"
     parser.add_argument("prompts", nargs="*", type=str, help="prompts, one quoted sentence each")

@@ -35,28 +35,20 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--task", default=None, choices=[*_TITLES], help="only the methods of this task")
     parser.add_argument("--json", action="store_true", help="print a JSON list instead")
     values = parse(parser, arguments)
-    rows: list[dict[str, Any]] = []
-    asked: Any = _TITLES if values.task is None else [values.task]
-    for task in asked:
-        of_task = _text_rows() if task == "text" else _rows(task)
-        rows += of_task
-        if not values.json:
-            _print(task, of_task)
+    asked = _TITLES if values.task is None else [values.task]
+    rows = {task: _text_rows() if task == "text" else _rows(task) for task in asked}
     if values.json:
-        print(json.dumps(rows))
+        print(json.dumps([row for of_task in rows.values() for row in of_task]))
+        return 0
+    for task, of_task in rows.items():
+        _print(task, of_task)
     return 0
 
 
 def _rows(task: Any) -> list[dict[str, Any]]:
-    methods = methods_for(task)
-    described = {
-        **{name: (method(), method.summary) for name, method in methods.items()},
-        **{
-            name: (each, f"preset of {each.name}")
-            for name in find_presets(task)
-            for each in [resolve_method(name, task=task)]
-        },
-    }
+    presets = {name: resolve_method(name, task=task) for name in find_presets(task)}
+    described = {name: (method(), method.summary) for name, method in methods_for(task).items()}
+    described |= {name: (preset, f"preset of {preset.name}") for name, preset in presets.items()}
     return [
         {"task": task, "name": name, "exact": method.exact, "summary": summary, "settings": method.to_dict()}
         for name, (method, summary) in described.items()

@@ -8,6 +8,7 @@ One process is not evidence: where its memory lies, and who else uses the machin
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -49,13 +50,9 @@ def in_processes(
 
 def _without_count(arguments: Sequence[str]) -> list[str]:
     """The arguments but for `--processes` and its number, which change nothing in a process."""
-    flags = ("--processes", "--processes=")
-    counts = [number for number, each in enumerate(arguments) if each == flags[0]]
-    return [
-        each
-        for number, each in enumerate(arguments)
-        if number not in counts and number - 1 not in counts and not each.startswith(flags[1])
-    ]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--processes")
+    return parser.parse_known_args(arguments)[1]
 
 
 def _kept(folder: Path | None, arguments: Sequence[str]) -> list[dict[str, Any]] | None:

@@ -53,13 +53,10 @@ def train(name: str, config: Any) -> Any:
         What the recipe's trainer returns.
     """
     _, trainer = load_trainer(recipes()[name])
-    is_shared = name in _TOGETHER and not is_first_process()  # the first one keeps others out for all
+    # An adapter several processes train together, of which the first one keeps others out for all.
+    is_shared = name == "lora" and not is_first_process()
     with nullcontext() if is_shared else own_folder(config.output, (*IN_A_TRAINING, "export")):
-        return _DATA[name](trainer, config) if name in _DATA else trainer(config)
-
-
-_TOGETHER = ("lora",)
-"""What several processes train together."""
+        return _learn_from_pictures(trainer, config) if name == "drafter" else trainer(config)
 
 
 def recipes() -> dict[str, Recipe]:
@@ -79,9 +76,3 @@ def _learn_from_pictures(train: Callable[..., object], config: Any) -> object:
     if world is None and not config.prompts_file:
         raise missing_world("prompts_file", "name a file of prompts")
     return train(config, None, None) if world is None else train(config, world.training_prompts, world.stored_pictures)
-
-
-_DATA = {
-    "drafter": _learn_from_pictures,
-}
-"""How data reaches the recipes that take it from outside."""

@@ -191,9 +191,8 @@ class GenerationBody(Settings):
         made = cls(**{name: given[name] for name in options_of(cls) if name in given})
         check_text("negative_prompt", made.negative_prompt or "")
         if made.method is not None and not methods:
-            raise UserError(
-                "method cannot be chosen: whoever runs the server names those that may be, as allowed_methods"
-            )
+            told = "method cannot be chosen: whoever runs the server names those that may be, as allowed_methods"
+            raise UserError(told)
         if made.method is not None:
             check_choice("method", made.method, methods)
         if made.stream and made.n > 1:
@@ -262,8 +261,7 @@ def build_app(
 
     def refused(status: int, message: str, kind: str = "invalid_request_error") -> Any:
         param = message.split()[0].strip("':") if status == 400 else None
-        error = {"message": " ".join(message.split()), "type": kind, "param": param, "code": None}
-        return JSONResponse({"error": error}, status)
+        return JSONResponse(_error(message, kind, param), status)
 
     def not_allowed(request: Request) -> Any:
         """The answer to who may not ask; None: it may."""
@@ -273,9 +271,8 @@ def build_app(
         if key is None:
             # A page in a browser here, whose name leads to this address, or that sends what it cannot read.
             if (named := foreign_host(request.headers.raw)) is not None:
-                return refused(
-                    403, f"Host must name this machine where no key is set, such as 127.0.0.1, got {named!r:.40}"
-                )
+                needed = "Host must name this machine where no key is set, such as 127.0.0.1"
+                return refused(403, f"{needed}, got {named!r:.40}")
             if (page := foreign_page(request.method, request.headers.raw)) is not None:
                 return refused(403, f"Origin must be this machine where no key is set, got {page!r:.40}")
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
@@ -362,29 +359,21 @@ def build_app(
             return asked, {**pictures, "height": image_size, "width": image_size}
         return asked, {**pictures, "start_rows": asked.start_rows, "paste_back": asked.paste_back}
 
-    async def generations(request: Request) -> Any:
-        return await answered(request, generation_of)
-
-    async def edits(request: Request) -> Any:
-        return await answered(request, edit_of)
-
     async def answered(request: Request, read: Callable[..., Any]) -> Any:
         began = time.perf_counter()
         try:
             asked, about = await read(request)
             arguments = {**asked.arguments(methods), **about}
             first = next(seeds) if asked.seed is None else asked.seed
-            jobs = [
-                Job(asked.prompt, first + number, asked.partial_images, arguments=arguments)
-                for number in range(asked.n)
-            ]
+            drawn = range(first, first + asked.n)
+            jobs = [Job(asked.prompt, seed, asked.partial_images, arguments=arguments) for seed in drawn]
             for _ in jobs[1:] if asked.seed is None else ():
                 next(seeds)
-            events = _Events(jobs[0], image_size, asked) if asked.stream else None
+            events = _events(jobs[0], image_size, asked) if asked.stream else None
             engine.submit(jobs)
             request.state.jobs += jobs
             if events is not None:
-                return StreamingResponse(events.sent(), media_type="text/event-stream")
+                return StreamingResponse(events, media_type="text/event-stream")
             pictures = await _drawn(jobs, request)
         except Exception as error:
             status, kind = next(answer for cause, answer in _STATUS.items() if isinstance(error, cause))
@@ -428,8 +417,8 @@ def build_app(
         return answer
 
     routes = [
-        Route(PLACE, generations, methods=["POST"]),
-        Route(EDITS, edits, methods=["POST"]),
+        Route(PLACE, partial(answered, read=generation_of), methods=["POST"]),
+        Route(EDITS, partial(answered, read=edit_of), methods=["POST"]),
         Route("/v1/models", models),
         Route("/v1/models/{id:path}", one_model),
         Route(HEALTH, health),
@@ -464,45 +453,40 @@ async def _drawn(jobs: Sequence[Job], request: Request) -> list[Image]:
         drawing.cancel()
 
 
-class _Events:
-    """The events of one streamed picture, by the names that OpenAI's client knows."""
+def _events(job: Job, image_size: int, asked: GenerationBody) -> AsyncIterator[str]:
+    """The events of one streamed picture, by the names that OpenAI's client knows, as lines of server-sent events."""
+    happened: asyncio.Queue[tuple[str, Any, int]] = asyncio.Queue()
+    loop, about = asyncio.get_running_loop(), "image_edit" if isinstance(asked, EditBody) else "image_generation"
 
-    def __init__(self, job: Job, image_size: int, asked: GenerationBody) -> None:
-        self._queue: asyncio.Queue[tuple[str, Any, int]] = asyncio.Queue()
-        self._job, self._size, self._asked = job, image_size, asked
-        loop = asyncio.get_running_loop()
+    def put(kind: str, value: Any, number: int = 0) -> None:
+        loop.call_soon_threadsafe(happened.put_nowait, (f"{about}.{kind}", value, number))
 
-        def put(kind: str, value: Any, number: int = 0) -> None:
-            loop.call_soon_threadsafe(self._queue.put_nowait, (kind, value, number))
+    job.on_partial = lambda picture, number: put("partial_image", picture, number)
+    job.finished.add_done_callback(lambda future: put("completed", future))
 
-        self._kind = "image_edit" if isinstance(asked, EditBody) else "image_generation"
-        job.on_partial = lambda picture, number: put(f"{self._kind}.partial_image", picture, number)
-        job.finished.add_done_callback(lambda future: put(f"{self._kind}.completed", future))
-
-    async def sent(self) -> AsyncIterator[str]:
-        """Lines of server-sent events."""
-        while True:
-            kind, value, number = await self._queue.get()
-            event: dict[str, Any] = {
-                "type": kind,
-                "created_at": int(time.time()),
-                "size": f"{self._size}x{self._size}",
-            }
-            event |= {"quality": "auto", "background": "opaque", "output_format": self._asked.output_format}
-            event["seed"] = self._job.seed
+    async def sent() -> AsyncIterator[str]:
+        ends = False
+        while not ends:
+            kind, value, number = await happened.get()
             ends = kind.endswith(".completed")
+            event: dict[str, Any] = {"type": kind, "created_at": int(time.time()), "size": f"{image_size}x{image_size}"}
+            event |= {"quality": "auto", "background": "opaque", "output_format": asked.output_format, "seed": job.seed}
             if ends and value.exception() is not None:
-                said = " ".join(str(value.exception()).split())
-                event = {"error": {"message": said, "type": "server_error", "param": None, "code": None}}
+                event = _error(str(value.exception()), "server_error")
             elif ends:
-                usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
-                usage["input_tokens_details"] = {"image_tokens": 0, "text_tokens": 0}  # type: ignore[assignment]
-                event |= {"b64_json": self._asked.encoded(value.result()), "usage": usage}
+                usage: dict[str, Any] = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+                usage["input_tokens_details"] = {"image_tokens": 0, "text_tokens": 0}
+                event |= {"b64_json": asked.encoded(value.result()), "usage": usage}
             else:
-                event |= {"b64_json": self._asked.encoded(value), "partial_image_index": number}
+                event |= {"b64_json": asked.encoded(value), "partial_image_index": number}
             yield f"event: {kind}\ndata: {json.dumps(event)}\n\n"
-            if ends:
-                return
+
+    return sent()
+
+
+def _error(message: str, kind: str, param: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI's client reads it."""
+    return {"error": {"message": " ".join(message.split()), "type": kind, "param": param, "code": None}}
 
 
 class Metrics:
@@ -514,12 +498,8 @@ class Metrics:
         self._registry = CollectorRegistry()
         about: dict[str, Any] = {"registry": self._registry}
         self.requests = Counter("vargen_requests", "Requests, by status", ["status"], **about)
-        self.seconds = Histogram(
-            "vargen_request_seconds",
-            "Seconds from a request to its pictures",
-            buckets=(0.1, 0.3, 1, 3, 10, 30, 100),
-            **about,
-        )
+        told, buckets = "Seconds from a request to its pictures", (0.1, 0.3, 1, 3, 10, 30, 100)
+        self.seconds = Histogram("vargen_request_seconds", told, buckets=buckets, **about)
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "vargen_waiting_pictures": ("Pictures that wait", lambda: engine.waiting),
             "vargen_drawing_pictures": ("Pictures that are drawn", lambda: engine.drawing),
@@ -594,10 +574,6 @@ def open_app(config: ServeConfig, key: str | None) -> tuple[Any, str]:
     allowed = config.allowed_methods
     methods = {} if allowed is None else read_method_list(allowed, {}, "allowed_methods", model.resolve_method)
     pipeline, _, _ = load_pipeline(model, config)
-    engine = Engine(
-        pipeline,
-        {"method": method, **{name: value for name, value in config.sampling.items() if value is not None}},
-        config.batch_size,
-        config.queue,
-    )
+    sampling = {name: value for name, value in config.sampling.items() if value is not None}
+    engine = Engine(pipeline, {"method": method, **sampling}, config.batch_size, config.queue)
     return build_app(engine, model.name, key, config.seed, methods), model.name

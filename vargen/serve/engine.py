@@ -34,6 +34,9 @@ _COMES_AGAIN = 0.05
 _MOST_PIXELS = 8 * MAX_SIDE**2
 """Of all pictures, masks included, that wait to be edited: those of the four largest requests, 256 MB."""
 
+_TO_SHOW = ("tokens", "lengths", "decided")
+"""Tensors of a step of which partial pictures are made."""
+
 
 class QueueFull(UserError):
     """More pictures wait than may."""
@@ -227,12 +230,9 @@ class Engine:
 
         began, numbers, is_full = time.perf_counter(), itertools.count(len(jobs)), False
         arguments = next(iter(jobs.values())).arguments
-        asked: list[str] = []  # tensors that the callback gets: a copy of each takes time after every pass
-
-        def seeded(job: Job) -> torch.Generator:
-            if job.partial_images:
-                asked[:] = ("tokens", "lengths", "decided")
-            return torch.Generator().manual_seed(job.seed)
+        # Of each tensor the callback gets a copy after every pass, so there is none before a job shows pictures on the
+        # way. The stream looks into this list after each pass: a job that arrives later fills it, too.
+        copied = [*_TO_SHOW] if any(job.partial_images for job in jobs.values()) else []
 
         def arriving(free: int, fits: Callable[[str], bool]) -> list[tuple[str, torch.Generator]]:
             nonlocal is_full
@@ -246,16 +246,18 @@ class Engine:
                 is_full |= waiting > 0 and self._waiting[0].arguments != arguments
                 taken = [] if is_full else self._taken(free, fits)
             jobs.update({next(numbers): job for job in taken})
-            return [(job.prompt, seeded(job)) for job in taken]
+            if any(job.partial_images for job in taken):
+                copied[:] = _TO_SHOW
+            return [(job.prompt, torch.Generator().manual_seed(job.seed)) for job in taken]
 
         stream = self.pipeline.stream(
             [job.prompt for job in jobs.values()],
-            generator=[seeded(job) for job in jobs.values()],
+            generator=[torch.Generator().manual_seed(job.seed) for job in jobs.values()],
             batch_size=places,
             arriving=arriving if is_open and not {"image", "reference_images"} & {*arguments} else None,
             **{**self.arguments, **arguments},
             callback_on_step_end=lambda *step: self._show(jobs, step[3]),
-            callback_on_step_end_tensor_inputs=asked,
+            callback_on_step_end_tensor_inputs=copied,
         )
         try:
             for picture in stream:

@@ -113,17 +113,14 @@ def keep_batches(
             numbers = range(start, min(start + batch_size, count))
             path, tokens = folder / f"{name}-{start:07d}.safetensors", None
             asked = None if prompts is None else list(prompts[start : numbers.stop])
-            described = settings if asked is None else {**settings, "prompts": asked}
+            described = now = settings if asked is None else {**settings, "prompts": asked}
             if path.exists():
                 with reading(path, "delete it", argument), safe_open(path, framework="pt") as file:
                     written = file.metadata() or {}
                     before = parse_json(written.get("settings", "{}"))
-                    now = described
                     if asked is not None:
-                        before.pop("prompts_file", None)  # noted by earlier versions in place of the prompts
-                        held = before.get("prompts", asked)
-                        both = min(len(held), len(asked))
-                        before["prompts"], now = held[:both], {**settings, "prompts": asked[:both]}
+                        both = min(len(before["prompts"]), len(asked))
+                        before["prompts"], now = before["prompts"][:both], {**settings, "prompts": asked[:both]}
                     check_identity(path, before, now, holds=holds, argument=argument)
                     tokens = file.get_tensor("tokens")
                     if written.get("tokens") not in (None, _digest(tokens)):  # earlier versions wrote none

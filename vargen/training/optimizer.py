@@ -40,36 +40,19 @@ class OptimizerGroup:
     Decay applies to tensors of two or more dimensions.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        parameters: Iterable[nn.Parameter],
-        muon_parameters: Iterable[nn.Parameter],
-    ):
+    def __init__(self, config: RunConfig, parameters: Iterable[nn.Parameter], muon_parameters: Iterable[nn.Parameter]):
         muon = [each for each in muon_parameters if each.requires_grad] if config.optimizer == "muon" else []
         taken = {id(parameter) for parameter in muon}
         rest = [parameter for parameter in parameters if parameter.requires_grad and id(parameter) not in taken]
         self.parameters = muon + rest
-        groups = [
-            {"params": params, "weight_decay": decay}
-            for params, decay in (
-                ([p for p in rest if p.ndim >= 2], config.weight_decay),
-                ([p for p in rest if p.ndim < 2], 0.0),
-            )
-            if params
-        ]
+        decays = ([p for p in rest if p.ndim >= 2], config.weight_decay), ([p for p in rest if p.ndim < 2], 0.0)
+        groups = [{"params": params, "weight_decay": decay} for params, decay in decays if params]
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.adam_betas, fused=True)
         ]
         if muon:
-            self.optimizers.append(
-                torch.optim.Muon(
-                    muon,
-                    lr=config.muon_learning_rate,
-                    weight_decay=config.weight_decay,
-                    adjust_lr_fn="match_rms_adamw",
-                )
-            )
+            rates: dict[str, float] = {"lr": config.muon_learning_rate, "weight_decay": config.weight_decay}
+            self.optimizers.append(torch.optim.Muon(muon, **rates, adjust_lr_fn="match_rms_adamw"))
 
     def set_factor(self, factor: float) -> None:
         """Set each optimizer's rate to `factor` times its highest."""

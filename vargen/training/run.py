@@ -35,7 +35,6 @@ from vargen.training.optimizer import AveragedWeights, OptimizerGroup, learning_
 from vargen.training.trackers import start_tracker
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_NOT_NOTED = "not noted"  # how a run began whose checkpoint was written before this was noted
 
 
 class Task:
@@ -140,11 +139,8 @@ def train(
     """
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
-    optimizer = OptimizerGroup(
-        config,
-        [*task.module.parameters(), *task.extra_modules.parameters()],
-        task.muon_parameters(),
-    )
+    parameters = [*task.module.parameters(), *task.extra_modules.parameters()]
+    optimizer = OptimizerGroup(config, parameters, task.muon_parameters())
     average = AveragedWeights(task.module, config.ema_decay)
     identity = {**config.architecture(), **(identity or {}), "optimizer": config.optimizer}
     initial_weights: str | None = getattr(config, "initial_weights", None)
@@ -300,14 +296,11 @@ class _State:
                 if garbled := content.testzip():
                     raise ValueError(f"{garbled} is garbled")
             saved = torch.load(path, map_location=self.config.device, weights_only=True)
-            # Checkpoints written before the optimizer was compared do not name it.
-            identity = {"optimizer": self.config.optimizer, **parse_json(saved["architecture"])}
+            identity, began_with = parse_json(saved["architecture"]), saved["began_with"]
         except Exception as error:  # a damaged file can raise anything
             raise UserError(f"output: {path} cannot be read ({reason_of(error)}); {remedy}") from error
-        remedy_of_another = "change it back or choose another output"
-        check_identity(path, identity, self.identity, holds="a run", argument="output", remedy=remedy_of_another)
-        began_with = saved.get("began_with", _NOT_NOTED)
-        if self.began_with is not None and began_with not in (self.began_with, _NOT_NOTED):
+        check_identity(path, identity, self.identity, holds="a run", remedy="change it back or choose another output")
+        if self.began_with not in (None, began_with):
             named = f"initial_weights {self.config.to_dict()['initial_weights']!r}"
             held = f"output: {path.parent} already holds a run that did not begin with {named}"
             raise UserError(f"{held}; choose another output, or leave initial_weights out to go on with it")

@@ -203,13 +203,8 @@ def masked_features(
         [B, T + N - 1, F], F = dim for each layer.
     """
     embeds, positions = forced_inputs(transformer, condition_embeds, codes)
-    return transformer(
-        inputs_embeds=embeds,
-        positions=positions,
-        attention_mask=attention_mask,
-        logits_to_keep=1,
-        feature_layers=feature_layers,
-    ).features
+    how = {"attention_mask": attention_mask, "logits_to_keep": 1, "feature_layers": feature_layers}
+    return transformer(inputs_embeds=embeds, positions=positions, **how).features
 
 
 @torch.no_grad()

@@ -92,9 +92,8 @@ def test_both_bounds_of_every_number(settings):
 def test_every_choice_and_no_other(settings):
     hints = get_type_hints(settings)
     for name, declared in options_of(settings).items():
-        in_list = any(
-            get_origin(each) in (list, tuple) for each in alternatives(hints[name])
-        ) and str not in alternatives(hints[name])
+        kinds = alternatives(hints[name])
+        in_list = str not in kinds and any(get_origin(each) in (list, tuple) for each in kinds)
         for word in declared.choices:
             declared.check(name, [word] if in_list else word, hints[name])
         if declared.choices:

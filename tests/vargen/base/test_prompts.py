@@ -6,8 +6,8 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from refusals import refused
 
-from vargen.base.errors import UserError
 from vargen.base.prompts import gather_prompts, read_column, read_prompts
 
 GOOD = {
@@ -36,11 +36,8 @@ def test_commas_need_no_quotes_in_a_table_of_one_column(tmp_path):
 
 def test_arguments_come_before_the_file_and_repetitions_stay(tmp_path):
     (tmp_path / "a.txt").write_text("two cones\n")
-    assert gather_prompts([" a red cube ", "two cones"], str(tmp_path / "a.txt")) == [
-        "a red cube",
-        "two cones",
-        "two cones",
-    ]
+    gathered = gather_prompts([" a red cube ", "two cones"], str(tmp_path / "a.txt"))
+    assert gathered == ["a red cube", "two cones", "two cones"]
 
 
 def test_standard_input_is_read_as_utf8_lines(monkeypatch):
@@ -64,7 +61,6 @@ def test_a_separator_within_a_line_ends_none(tmp_path):
 
 
 def test_errors_name_the_argument_and_columns_come_in_any_case(tmp_path):
-    with pytest.raises(UserError, match=r"^questions: cannot read"):
-        read_prompts(str(tmp_path / "none.txt"), "questions")
+    refused("^questions: cannot read", read_prompts, str(tmp_path / "none.txt"), "questions")
     (tmp_path / "a.csv").write_text("Image_ID,prompt\n7,a cube\n8,a cone\n")
     assert read_column(str(tmp_path / "a.csv"), ("image_id",)) == ["7", "8"]

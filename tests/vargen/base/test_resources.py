@@ -56,16 +56,13 @@ def test_a_fingerprint_is_of_what_decides_and_drafters_come_with_a_model(tmp_pat
 
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(bytes(100))
-    before = weights_fingerprint(tmp_path)
-    (tmp_path / "drafters" / "sparrow").mkdir(parents=True)
+    before, drafter = weights_fingerprint(tmp_path), tmp_path / "drafters" / "sparrow"
+    drafter.mkdir(parents=True)
     assert find_trained_drafters(tmp_path) == {}
-    (tmp_path / "drafters" / "sparrow" / "config.json").write_text("{}")
-    assert find_trained_drafters(tmp_path) == {"sparrow": tmp_path / "drafters" / "sparrow"}
-    assert weights_fingerprint(tmp_path) == before
-    (tmp_path / "chat_template.jinja").write_text("{{ prompt }}")
-    before = weights_fingerprint(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ prompt }}!")
-    assert weights_fingerprint(tmp_path) != before
-    before = weights_fingerprint(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(bytes(99) + b"x")
-    assert weights_fingerprint(tmp_path) != before
+    (drafter / "config.json").write_text("{}")
+    assert find_trained_drafters(tmp_path) == {"sparrow": drafter} and weights_fingerprint(tmp_path) == before
+    seen, template = {before}, "chat_template.jinja"
+    for name, content in ((template, b"{{}}"), (template, b"{{}}!"), ("model.safetensors", b"x")):
+        (tmp_path / name).write_bytes(content)
+        seen.add(weights_fingerprint(tmp_path))
+    assert len(seen) == 4

@@ -171,8 +171,8 @@ def test_the_best_candidate_is_kept_and_can_be_made_again(tiny_model_folder, tmp
         assert generate(tiny_model_folder, tmp_path / size, *PROMPTS, *arguments) == 0
     assert pictures(tmp_path / "1") == pictures(tmp_path / "4") == pictures(tmp_path / "7")
     one, written, other = (records(tmp_path / size) for size in ("1", "4", "7"))
-    assert (
-        [each["scores"] for each in one] == [each["scores"] for each in written] == [each["scores"] for each in other]
+    assert all(
+        same["scores"] == record["scores"] for each in (one, other) for same, record in zip(each, written, strict=True)
     )
     for record, scores in zip(written, scored[:3], strict=True):
         assert record["scores"] == [round(score, 4) for score in scores]

@@ -16,15 +16,6 @@ from vargen.cli import main
 from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES
 
 PROMPTS = ["a red cube", "two blue spheres on sand", "a green cone"]
-PICTURES = 5
-
-
-@pytest.fixture(scope="module")
-def arguments(_saved_tiny_pipelines: dict[str, Path]) -> list[str]:
-    return [
-        *("generate", *PROMPTS, "--num-images-per-prompt", str(PICTURES), "--batch-size", "2", "--quiet"),
-        *("--model", str(_saved_tiny_pipelines["text"]), "--device", "cpu"),
-    ]
 
 
 def made(output: Path) -> tuple[list[dict[str, Any]], dict[str, bytes], dict[str, Any]]:
@@ -37,16 +28,6 @@ def made(output: Path) -> tuple[list[dict[str, Any]], dict[str, bytes], dict[str
     return lines, images, json.loads((output / "config.json").read_text())["settings"]
 
 
-@pytest.fixture(scope="module")
-def alone(
-    arguments: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[list[dict[str, Any]], dict[str, bytes], dict[str, Any]]:
-    """What one process makes."""
-    output = tmp_path_factory.mktemp("alone") / "run"
-    assert main([*arguments, "--output", str(output)]) == 0
-    return made(output)
-
-
 def test_more_processes_than_pictures(tiny_model_folder, tmp_path):
     few = ["generate", "a red cube", "--quiet", "--model", str(tiny_model_folder), "--output", str(tmp_path / "few")]
     assert ProcessJob(few, 3).wait() == [0, 0, 0]
@@ -56,9 +37,12 @@ def test_more_processes_than_pictures(tiny_model_folder, tmp_path):
     assert made(tmp_path / "few")[:2] == (lines, images)
 
 
-def test_several_processes_fill_the_folder_that_one_would_and_kills_lose_nothing(arguments, tmp_path, alone):
-    assert [line["index"] for line in alone[0]] == list(range(len(PROMPTS) * PICTURES))
-    killed = tmp_path / "killed"
+def test_several_processes_fill_the_folder_that_one_would_and_kills_lose_nothing(tiny_model_folder, tmp_path):
+    arguments = ["generate", *PROMPTS, "--num-images-per-prompt", "5", "--batch-size", "2", "--quiet"]
+    arguments += ["--model", str(tiny_model_folder), "--device", "cpu"]
+    assert main([*arguments, "--output", str(tmp_path / "alone")]) == 0
+    alone, killed = made(tmp_path / "alone"), tmp_path / "killed"
+    assert [line["index"] for line in alone[0]] == list(range(len(PROMPTS) * 5))
     for processes, pictures in ((2, 1), (1, 7)):  # goes on with another number, too
         job = ProcessJob([*arguments, "--output", str(killed)], processes)
         deadline = time.monotonic() + 600

@@ -19,10 +19,9 @@ def test_it_says_what_can_be_trained(capsys):
 
 
 def judge_arguments(output: Path) -> list[str]:
-    arguments = ["train", "judge", "--output", str(output), "--steps", "2", "--batch-size", "2"]
-    arguments += ["--evaluation-size", "2", "--warmup-steps", "1", "--log-every", "1", "--max-seconds", "null"]
-    arguments += ["--num-threads", "1", "--autocast", "false", "--sample-every", "1000", "--evaluate-every", "1000"]
-    return arguments
+    sizes = "--steps 2 --batch-size 2 --evaluation-size 2 --warmup-steps 1 --log-every 1 --max-seconds null"
+    rest = "--num-threads 1 --autocast false --sample-every 1000 --evaluate-every 1000"
+    return ["train", "judge", "--output", str(output), *sizes.split(), *rest.split()]
 
 
 def test_a_run_leaves_an_export_and_a_log_and_is_over_the_second_time(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The page as a visitor meets it: headless Chromium types, draws, drags, asks, uploads, stops and reloads.
+"""The page as a visitor meets it: headless Chromium types, draws, drags, asks, uploads and stops.
 
 The tiny model would be too quick to stop, so its steps are slowed down. Needs the extra "demo", playwright and a
 Chromium; skips with a reason where one is missing.
@@ -18,7 +18,6 @@ import torch
 from vargen.checkpoints.options import ModelOptions
 from vargen.demo import app, race
 from vargen.demo.models import Models
-from vargen.methods.catalogue import resolve_method
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SLOW = 0.1
@@ -71,9 +70,8 @@ def open_page(browser: Any, served: Any) -> Any:
     page.on("request", lambda request: elsewhere.append(request.url))
     page.goto(served.local_url)
     page.wait_for_selector("#draw")
-    assert not [
-        url for url in elsewhere if not url.startswith((served.local_url, "data:", "blob:"))
-    ]  # nothing is fetched
+    own = (served.local_url, "data:", "blob:")
+    assert not [url for url in elsewhere if not url.startswith(own)], "nothing is fetched"
     return page
 
 
@@ -93,12 +91,8 @@ def drawn_alone(models: Models, prompt: str, seed: int) -> str:
 
     pipeline = models.pipeline(models.default)
     description = models.description(models.default)
-    output = pipeline(
-        prompt,
-        method=resolve_method("ar"),
-        generator=torch.Generator().manual_seed(seed),
-        guidance_scale=description.guidance_scale,
-    )
+    drawn = {"method": "ar", "generator": torch.Generator().manual_seed(seed)}
+    output = pipeline(prompt, **drawn, guidance_scale=description.guidance_scale)
     return _img(output.images[0], "").split('src="')[1].rstrip('">')
 
 
@@ -141,24 +135,6 @@ def test_a_stop_works_at_once(page, monkeypatch):
     page.wait_for_selector("#stage >> text=Stopped")
     assert len(steps) < 16
     page.wait_for_selector("#draw:not([disabled])")
-
-
-def test_a_reload_ends_what_was_asked_for_and_the_page_is_new(page, served, monkeypatch):
-    steps = slow_down(monkeypatch)
-    write_prompt(page, "a red cube")
-    page.click("#draw")
-    page.wait_for_function("document.querySelectorAll('#stage .bar i').length == 2")
-    page.reload()
-    page.wait_for_selector("#draw:not([disabled])")
-    assert not page.locator("#stage .verdict").count()
-    monkeypatch.undo()
-    write_prompt(page, "a blue cone")
-    page.click("#draw")
-    page.wait_for_selector("#stage .verdict")
-    counted = len(steps)
-    assert counted < 32  # both lanes would have come to more
-    time.sleep(3 * SLOW)
-    assert len(steps) == counted
 
 
 def test_a_question_is_answered_and_a_broken_file_is_refused(page, tmp_path):

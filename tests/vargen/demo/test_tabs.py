@@ -54,15 +54,13 @@ def test_a_picture_is_filled_where_it_is_painted_or_goes_on_below_its_rows(model
     stroke = Image.new("RGBA", (8, 8))
     stroke.paste((255, 0, 0, 9), (0, 0, 8, 4))
     painted = {"background": own.convert("RGBA"), "layers": [Image.new("RGBA", (8, 8)), stroke], "composite": None}
-    for layers, edit in ((painted["layers"], {"mask_image": stroke.getchannel("A")}), ([], {"start_rows": 2})):
+    mask = stroke.getchannel("A").point(lambda level: 255 * (level > 0))
+    for layers, edit in ((painted["layers"], {"mask_image": mask}), ([], {"start_rows": 2})):
         asked = ("a red cube", 3, 2.0, 1, None, {**painted, "layers": layers}, 2)
         _, kept = last(pictures.draw(models, models.default, "jacobi", "", *asked))
         generator = torch.Generator().manual_seed(3)
         given = {"image": own, "paste_back": True, "guidance_scale": 2.0, "generator": generator, "method": "ar"}
-        mask = {
-            name: each.point(lambda level: 255 * (level > 0)) for name, each in edit.items() if name != "start_rows"
-        }
-        alone = pipeline("a red cube", **given, **{**edit, **mask}).images[0]
+        alone = pipeline("a red cube", **given, **edit).images[0]
         assert kept.plain[0].tobytes() == kept.chosen[0].tobytes() == alone.tobytes()
         row = slice(4, 8) if layers else slice(0, 4)
         assert np.array_equal(np.asarray(alone)[row], np.asarray(own)[row])
@@ -182,15 +180,6 @@ def test_a_comparison_that_cannot_be_made_says_why(models, names, asked, said):
     refused(said, compare_all, models, names, *asked)
 
 
-def test_the_time_left_falls_to_nothing():
-    count = compare.Count(2)
-    assert count.seconds_left is None
-    count.update()
-    assert count.seconds_left > 0
-    count.update()
-    assert count.seconds_left == 0
-
-
 def test_a_comparison_is_stopped_between_two_steps(models, monkeypatch):
     from vargen.demo import work
 
@@ -260,9 +249,7 @@ def test_a_broken_upload_is_refused_in_place(video_models, tmp_path):
     path = tmp_path / "mine.mp4"
     path.write_bytes(b"\x00\x00\x00\x18ftypmp42 and nothing")
     clip = videos.Clip(-1, str(path))
-    with pytest.raises(UserError, match=r"mine\.mp4") as refused:
-        ask(video_models, "why?", 4, 24, 0.0, 0, clip=clip)
-    assert str(tmp_path) not in str(refused.value)
+    refused(r"^(?!.*/).*mine\.mp4", ask, video_models, "why?", 4, 24, 0.0, 0, clip=clip)
     assert 'role="alert"' in videos.show_clip(video_models, clip, 4)
 
 
@@ -289,6 +276,7 @@ def test_a_stop_ends_an_answer_between_two_passes(video_models, monkeypatch, met
 def test_a_family_that_cannot_be_shown_row_by_row_is_refused_by_name(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "emu3"}')
     refused("emu3", Models, ModelOptions(str(tmp_path)))
+    refused("model", Models, ModelOptions("no/such/folder"))
 
 
 @pytest.mark.parametrize(
@@ -304,10 +292,4 @@ def test_a_family_that_cannot_be_shown_row_by_row_is_refused_by_name(tmp_path):
 def test_a_video_model_that_is_none_is_refused_by_its_own_name(tmp_path, config, said, argument):
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    with pytest.raises(UserError, match=rf"^{argument}: \S*{tmp_path.name}.*{said}") as refused:
-        Models(None, **{argument: str(tmp_path)})
-    assert " model: " not in str(refused.value)
-
-
-def test_no_model_is_an_error_before_anything_is_loaded():
-    refused("model", Models, ModelOptions("no/such/folder"))
+    refused(rf"^(?!.* model: ){argument}: \S*{tmp_path.name}.*{said}", Models, None, **{argument: str(tmp_path)})

@@ -87,13 +87,8 @@ def test_refusals_leave_nothing_behind(official_files, tmp_path, fill_by_rule, o
     if changes.get("vqvae") == "other_vq.pt":
         shapes = official_vq_shapes(SMALL_CHANNELS, num_codes=41, code_dim=4, latent_channels=16)
         torch.save(fill_by_rule(shapes), tmp_path / "other_vq.pt")
-    arguments: dict[str, Any] = {
-        "transformer": "class.pt",
-        "vqvae": "vq.pt",
-        "output": "converted",
-        "image_size": 16,
-        "num_attention_heads": 4,
-    } | changes
+    parts: dict[str, Any] = {"transformer": "class.pt", "vqvae": "vq.pt", "output": "converted"}
+    arguments = parts | {"image_size": 16, "num_attention_heads": 4} | changes
     for name in ("transformer", "vqvae", "text_encoder", "output"):
         if arguments.get(name) is not None:
             arguments[name] = tmp_path / arguments[name]

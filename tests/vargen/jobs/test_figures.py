@@ -32,13 +32,8 @@ def verdicts(rows: list[dict[int, tuple[int, int]]]) -> torch.Tensor:
 
 
 def test_shares_are_of_claims_and_nobody_claims_the_number_of_objects():
-    table = verdicts(
-        [
-            {COLOUR: (1, 3), PROMPT: (0, 1), COUNT: (0, 1)},
-            {COLOUR: (1, 1), PROMPT: (1, 1), COUNT: (0, 1)},
-            {},  # a caption that nobody can judge
-        ]
-    )
+    judged = [{COLOUR: (1, 3), PROMPT: (0, 1), COUNT: (0, 1)}, {COLOUR: (1, 1), PROMPT: (1, 1), COUNT: (0, 1)}]
+    table = verdicts([*judged, {}])  # the last caption nobody can judge
     scores = judge_scores(table, KINDS, draws=20)
     assert scores["judge_accuracy"]["value"] == pytest.approx(2 / 4)
     assert scores["judge_prompts"]["value"] == pytest.approx(1 / 2)
@@ -53,9 +48,8 @@ def test_pairs_cancel_what_captions_differ_in():
     plain = verdicts([{COLOUR: (number % 2, 1)} for number in range(400)])
     ours = plain.clone().reshape(400, len(KINDS), 2)
     ours[1:400:20, COLOUR, 0] = 0  # odd numbers: right before
-    difference = against_plain(
-        {"verdicts": ours.reshape(400, -1)}, {"verdicts": plain}, Protocol("mine", clip_score=None), KINDS, draws=100
-    )["judge_accuracy"]
+    pair = {"verdicts": ours.reshape(400, -1)}, {"verdicts": plain}
+    difference = against_plain(*pair, Protocol("mine", clip_score=None), KINDS, draws=100)["judge_accuracy"]
     assert difference["value"] == pytest.approx(-0.05)
     low, high = difference["interval"]
     alone = judge_scores(plain, KINDS, draws=100)["judge_accuracy"]["interval"]

@@ -1,9 +1,9 @@
 """Runs of `vargen generate`: which pictures they are made of, and what is told of their cost."""
 
 import pytest
+from refusals import refused
 
 from vargen.base.bounds import MAX_SEED
-from vargen.base.errors import UserError
 from vargen.jobs.generation import GenerateConfig, RunTotals, _build_requests
 
 
@@ -14,8 +14,8 @@ def test_pictures_of_a_prompt_stand_together_and_each_has_the_next_seed():
     labelled = _build_requests(GenerateConfig(), [3, 3], 64)
     assert [(each.seed, each.text, each.class_label) for each in labelled] == [(0, None, 3), (1, None, 3)]
     assert len(_build_requests(GenerateConfig(seed=MAX_SEED - 2), ["a", "b"], 64)) == 2
-    with pytest.raises(UserError, match="seed must leave room for 2 pictures"):
-        _build_requests(GenerateConfig(seed=MAX_SEED - 1), ["a", "b"], 64)
+    far = GenerateConfig(seed=MAX_SEED - 1)
+    refused("seed must leave room for 2 pictures", _build_requests, far, ["a", "b"], 64)
 
 
 def test_processes_add_up_and_their_slowest_phase_counts():

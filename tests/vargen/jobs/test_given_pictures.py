@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from refusals import refused
 
-from vargen.base.errors import UserError
 from vargen.base.prompts import read_column, read_prompts
 from vargen.jobs.evaluated_pictures import CaptionNames, given_pictures
 
@@ -60,5 +60,4 @@ def test_pairs_are_made_by_name(files, names, expected, tmp_path):
     ],
 )
 def test_what_has_no_partner_is_told(files, captions, told, tmp_path):
-    with pytest.raises(UserError, match=f"given_images: pictures and captions are paired by name; .*{told}"):
-        order(tmp_path, files, captions)
+    refused(f"given_images: pictures and captions are paired by name; .*{told}", order, tmp_path, files, captions)

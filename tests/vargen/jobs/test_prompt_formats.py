@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 from hostile import write
+from refusals import refused
 
 from metrics.composition import Composition, Wanted
 from metrics.prompt_formats import Question
-from vargen.base.errors import UserError
 from vargen.base.resources import configs_folder
+from vargen.base.world import find_world
 from vargen.jobs.cases import read_benchmark
 from vargen.jobs.evaluation import EvaluateConfig
-from vargen.jobs.generation import GenerateConfig
 
 PARTI = 'Prompt\tCategory\tChallenge\tNote\na sign, "so\tArtifacts\tWriting & Symbols\t\na fox\tAnimals\tBasic\tx\n'
 DPG_HEADER = (
@@ -52,12 +52,7 @@ def test_geneval_as_lines_and_as_a_data_set(tmp_path):
     assert position.composition is not None
     assert position.composition.include == (Wanted("cat"), Wanted("dog", 1, None, ("left of", 0)))
     rows = [
-        {
-            "tag": row["tag"],
-            "prompt": row["prompt"],
-            **{key: json.dumps(row.get(key, [])) for key in ("include", "exclude")},
-        }
-        for row in (COUNTING, POSITION)
+        {**row, **{key: json.dumps(row.get(key, [])) for key in ("include", "exclude")}} for row in (COUNTING, POSITION)
     ]
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "set")
     assert read_benchmark(str(tmp_path / "set"), "geneval") == [counting, position]
@@ -86,11 +81,8 @@ def test_hpsv2_is_a_folder_of_styles(tmp_path):
     for style, prompts in (("photo", ["a cat"]), ("anime", ["a fox", "a dog"])):
         (tmp_path / f"{style}.json").write_text(json.dumps(prompts))
     told = read_benchmark(str(tmp_path), "hpsv2")
-    assert [(each.prompt, each.groups["style"]) for each in told] == [
-        ("a fox", "anime"),
-        ("a dog", "anime"),
-        ("a cat", "photo"),
-    ]
+    wanted = [("a fox", "anime"), ("a dog", "anime"), ("a cat", "photo")]
+    assert [(each.prompt, each.groups["style"]) for each in told] == wanted
 
 
 def lines(*changes: dict[str, Any]) -> bytes:
@@ -111,6 +103,8 @@ INCLUDED = [
     ("[" * 99_999, "include is not JSON"),
     ([DOG] * 5000, "a list of at most 100 objects"),
 ]
+TWICE = lines({"include": [{"class": "dog", "count": True}]})
+NAMED = DPG_HEADER.replace("item_id", "name").encode() + DPG.split("\n")[1].encode()
 BAD = [
     ("parti", "a.tsv", b"", "the first line must name a column"),
     ("parti", "a.tsv", bytes(range(256)) * 9, "is not UTF-8 text"),
@@ -144,13 +138,8 @@ BAD = [
     ("parti", "a.tsv", b"Prompt\tCategory\tChallenge\na fox\t\tBasic\n", "needs a text in a column category"),
     ("parti", "a.tsv", b"Prompt\tCategory\tChallenge\n", "holds no prompt"),
     ("parti", "a.txt", b"a fox\n", "needs a text in a column category"),
-    ("geneval", "a.jsonl", lines({}, {"include": [{"class": "dog", "count": True}]}), "must say a count of 'dog'"),
-    (
-        "dpg",
-        "a.csv",
-        DPG_HEADER.replace("item_id", "name").encode() + DPG.split("\n")[1].encode(),
-        "needs a column item_id",
-    ),
+    ("geneval", "a.jsonl", TWICE, "must say a count of 'dog'"),
+    ("dpg", "a.csv", NAMED, "needs a column item_id"),
     ("dpg", "a.csv", DPG.replace(",,2,1,", ",,1,1,").encode(), "proposition_id must be a number of its own, got '1'"),
     ("dpg", "a.csv", DPG.replace(",,2,1,attribute", ",,2,1,").encode(), "needs a text in a column category_broad"),
     ("hpsv2", "a.parquet", b"PAR1", "cannot be read"),
@@ -160,21 +149,12 @@ BAD = [
 @pytest.mark.parametrize(("name", "file", "content", "message"), BAD, ids=range(len(BAD)))
 def test_another_form_is_one_line(tmp_path, name, file, content, message):
     write(file, content)(tmp_path)
-    with pytest.raises(UserError, match=r"^prompts_file: ") as caught:
-        read_benchmark(str(tmp_path / file.split("/")[0]), name)
-    assert message in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 600
-
-
-def test_a_format_has_a_file_and_a_known_name():
-    with pytest.raises(UserError, match=r"prompts_format must be one of parti, geneval, dpg, hpsv2, got 'coco'"):
-        GenerateConfig(prompts_file="a.json", prompts_format="coco")
-    with pytest.raises(UserError, match="prompts_format needs prompts_file"):
-        EvaluateConfig(prompts_format="parti")
+    told = rf"^(?!.{{600}})prompts_file: .*{message}"
+    refused(told, read_benchmark, str(tmp_path / file.split("/")[0]), name)
 
 
 def test_shipped_prompts_are_read_by_their_formats_and_by_the_judge():
-    from vargen.base.world import find_world
-
+    refused("prompts_format needs prompts_file", EvaluateConfig, prompts_format="parti")
     world = find_world()
     for name in ("geneval", "parti"):
         (path,) = (configs_folder() / "prompts").glob(f"scenes-{name}.*")

@@ -151,10 +151,8 @@ def test_names_in_a_record_lead_to_its_folder_alone(tmp_path):
     assert files.inside(folder, "images/0.png") == folder / "images" / "0.png"
     assert files.inside(folder, "images/../0.png") == folder / "images" / ".." / "0.png"
     assert files.inside(folder, "out/0.png", linked=True) == folder / "out" / "0.png"
-    hostile = [
-        "../0.png", "a/../../b", "..", "a/../..", "/0.png", "//x/y", "\\x", "C:x", "c:\\x", "..\\x", "a\\..\\..\\b",
-    ]  # fmt: skip
-    for name in (*hostile, "a\0", "", 7, None, ["a"]):
+    hostile = ["../0.png", "a/../../b", "..", "a/../..", "/0.png", "//x/y", "\\x", "C:x", "c:\\x", "..\\x"]
+    for name in (*hostile, "a\\..\\..\\b", "a\0", "", 7, None, ["a"]):
         for linked in (False, True):
             refused("is not the name of something in it", files.inside, folder, name, linked)
     refused("is not the name of something in it", files.inside, folder, "out/0.png")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from refusals import refused
 
 from metrics.speculation import CallRecord
-from vargen.base.errors import UserError
 from vargen.runs.records import ImageRequest, PictureFolder, Records, own_calls
 
 PICTURE = Image.new("RGB", (4, 4), "red")
@@ -65,8 +65,7 @@ def test_a_picture_without_the_trace_that_is_asked_for_is_missing(tmp_path):
 @pytest.mark.parametrize("name", ["images", "result.jsonl"])
 def test_what_another_program_left_is_not_continued(tmp_path, name):
     (tmp_path / name).mkdir()
-    with pytest.raises(UserError, match=f"{name} is not of a `vargen generate` run"):
-        PictureFolder(tmp_path, REQUESTS).earlier_settings()
+    refused(f"{name} is not of a `vargen generate` run", PictureFolder(tmp_path, REQUESTS).earlier_settings)
 
 
 def test_calls_are_kept_until_the_results_are_written_and_belong_to_one_run(tmp_path):
@@ -76,7 +75,6 @@ def test_calls_are_kept_until_the_results_are_written_and_belong_to_one_run(tmp_
         raise KeyboardInterrupt
     with own_calls(str(tmp_path / "out")) as path:
         assert ("ar", 0) in Records(path, {"seed": 1})
-        with pytest.raises(UserError, match=r"holds calls of a run with another seed \(1, now 2\)"):
-            Records(path, {"seed": 2})
+        refused(r"calls\.jsonl holds calls of a run with another seed \(1, now 2\); choose", Records, path, {"seed": 2})
         (tmp_path / "out" / "results.json").touch()
     assert [each.name for each in (tmp_path / "out").iterdir()] == ["results.json"]

@@ -1,6 +1,5 @@
 """`/v1/images/edits` with the official client, and every picture that it refuses, each in one line."""
 
-import asyncio
 import base64
 import io
 from collections.abc import Iterator
@@ -10,22 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from called_app import client_of, openai
 from family_pipelines import build
 from PIL import Image
+from refusals import refused
 from tiny_pipelines import build_tiny_pipeline
 
-from vargen.base.errors import UserError
 from vargen.serve import app as application
 from vargen.serve import engine as waits
 from vargen.serve import forms
 from vargen.serve.app import build_app
 from vargen.serve.engine import Engine, Job
 from vargen.serve.forms import read_form
-
-pytest.importorskip("starlette", reason="needs the extra serve")
-pytest.importorskip("prometheus_client", reason="needs the extra serve")
-httpx = pytest.importorskip("httpx", reason="the client needs it")
-openai = pytest.importorskip("openai", reason="the official client")
 
 SIDE, PROMPT = 8, "a red cube"
 NOISE = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
@@ -53,13 +48,7 @@ def engine() -> Iterator[Engine]:
 
 
 def edit(engine: Engine, **fields: Any) -> Any:
-    async def ask() -> Any:
-        transport = httpx.ASGITransport(app=build_app(engine, "tiny"))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            client = openai.AsyncOpenAI(api_key="none", base_url="http://localhost/v1", http_client=http, max_retries=0)
-            return await client.images.edit(prompt=PROMPT, **fields)
-
-    return asyncio.run(ask())
+    return client_of(build_app(engine, "tiny")).images.edit(prompt=PROMPT, **fields)
 
 
 def picture(made: Any) -> Any:
@@ -86,14 +75,8 @@ def test_the_official_client_edits_a_picture(engine, given):
 
 
 def test_an_edit_is_streamed(engine):
-    async def ask() -> list[str]:
-        transport = httpx.ASGITransport(app=build_app(engine, "tiny"))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            client = openai.AsyncOpenAI(api_key="none", base_url="http://localhost/v1", http_client=http)
-            stream = await client.images.edit(prompt=PROMPT, image=content(SHOWN), mask=mask(), stream=True)
-            return [event.type async for event in stream]
-
-    assert asyncio.run(ask()) == ["image_edit.completed"]
+    stream = edit(engine, image=content(SHOWN), mask=mask(), stream=True)
+    assert [event.type for event in stream] == ["image_edit.completed"]
 
 
 LARGE = content(Image.new("RGB", (20_000, 2)))
@@ -141,46 +124,38 @@ def test_what_cannot_be_edited_is_refused_in_one_line(engine, given, status, sai
 )
 def test_bodies_that_are_no_form(engine, headers, body, status, monkeypatch):
     monkeypatch.setattr(application, "MAX_FORM", 1_000)
-
-    async def ask() -> Any:
-        transport = httpx.ASGITransport(app=build_app(engine, "tiny"))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            return await http.post("/v1/images/edits", headers=headers, content=body)
-
-    answer = asyncio.run(ask())
+    http = client_of(build_app(engine, "tiny"))._client
+    answer = http.post("/v1/images/edits", headers=headers, content=body)
     assert answer.status_code == status and "\n" not in answer.json()["error"]["message"]
 
 
 def test_pictures_that_are_read_at_once_have_a_bound(engine, monkeypatch):
     """And what was read is given back, whatever became of it."""
     fields: dict[str, Any] = {"image": content(SHOWN), "mask": mask()}
-    for most, is_answered in ((100, False), (8_000, True)):
-        monkeypatch.setattr(application, "MAX_READ", most)
-        for _ in range(20):
-            if is_answered:
-                edit(engine, **fields)
-                continue
-            with pytest.raises(openai.RateLimitError, match="too many clients send pictures at once"):
-                edit(engine, **fields)
+    monkeypatch.setattr(application, "MAX_READ", 100)
+    for _ in range(20):
+        with pytest.raises(openai.RateLimitError, match="too many clients send pictures at once"):
+            edit(engine, **fields)
+    monkeypatch.setattr(application, "MAX_READ", 8_000)
+    assert all(edit(engine, **fields).data for _ in range(20))
 
 
 def test_pictures_of_one_request_have_a_bound_before_they_are_decoded(monkeypatch):
     """A few bytes of each may be 4,096 pixels a side."""
     opened: list[bytes] = []
     monkeypatch.setattr(forms, "open_picture", lambda sent, name: opened.append(sent) or SHOWN)  # type: ignore[func-returns-value]
-    with pytest.raises(UserError, match="'image' must be sent once"):
-        forms.open_edited({"image": [b""] * 60}, True, True)
+    refused("'image' must be sent once", forms.open_edited, {"image": [b""] * 60}, True, True)
     assert len(opened) == 1
     monkeypatch.setattr(forms, "MAX_SIDE", 2 * SIDE)
     assert len(forms.open_edited({"image": [b""] * 4}, False, True)["reference_images"]) == 4
-    with pytest.raises(UserError, match="image must have at most 256 pixels, of all pictures together"):
-        forms.open_edited({"image": [b""] * 60}, False, True)
+    told = "image must have at most 256 pixels, of all pictures together"
+    refused(told, forms.open_edited, {"image": [b""] * 60}, False, True)
     assert len(opened) == 1 + 4 + 5
 
 
 def test_a_part_without_content_is_none():
-    with pytest.raises(UserError, match="body must name every part"):
-        read_form("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="n"\r\n--x--')
+    body = b'--x\r\nContent-Disposition: form-data; name="n"\r\n--x--'
+    refused("body must name every part", read_form, "multipart/form-data; boundary=x", body)
 
 
 def test_pictures_without_a_mask_are_read_as_part_of_the_prompt():

@@ -8,14 +8,16 @@ import base64
 import io
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from called_app import client_of, openai
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -37,11 +39,6 @@ from vargen.serve.app import (
 )
 from vargen.serve.engine import Engine, EngineStopped, Job, QueueFull
 
-pytest.importorskip("starlette", reason="needs the extra serve")
-pytest.importorskip("prometheus_client", reason="needs the extra serve")
-httpx = pytest.importorskip("httpx", reason="the client needs it")
-openai = pytest.importorskip("openai", reason="the official client")
-
 PROMPT, SIDE = "a red cube", 8
 
 
@@ -52,15 +49,9 @@ def engine() -> Iterator[Engine]:
     made.close()
 
 
-@asynccontextmanager
-async def client(engine: Engine, key: str | None = None, sent: str = "none") -> AsyncIterator[Any]:
-    transport = httpx.ASGITransport(app=build_app(engine, "tiny", key))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        yield openai.AsyncOpenAI(api_key=sent, base_url="http://localhost/v1", http_client=http, max_retries=0)
-
-
-def run(function: Callable[[], Any]) -> Any:
-    return asyncio.run(function())
+@pytest.fixture
+def client(engine: Engine) -> Any:
+    return client_of(build_app(engine, "tiny"))
 
 
 def picture_of(encoded: str) -> Any:
@@ -81,42 +72,26 @@ def wanted() -> Callable[..., Any]:
     return draw
 
 
-def test_the_official_client_draws_two_pictures(engine, wanted):
-    async def ask() -> None:
-        async with client(engine) as own:
-            answer = await own.images.generate(
-                prompt=PROMPT, n=2, size=f"{SIDE}x{SIDE}", response_format="b64_json", extra_body={"seed": 7}
-            )
-            for number, each in enumerate(answer.data):
-                assert np.array_equal(picture_of(each.b64_json), wanted(7 + number)) and each.seed == 7 + number
-            assert (
-                not hasattr(answer, "warnings")
-                and "elephant" in (await own.images.generate(prompt="elephant")).warnings[0]
-            )
-            answer = await own.images.generate(
-                prompt=PROMPT, model="tiny", response_format="url", extra_body={"seed": 7}
-            )
-            head, _, encoded = answer.data[0].url.partition(",")
-            assert head == "data:image/png;base64" and np.array_equal(picture_of(encoded), wanted(7))
-            first, second = [(await own.images.generate(prompt=PROMPT)).data[0].seed for _ in range(2)]
-            assert (first, second) == (1, 2), "the server counts where no seed is given"
-            several = [(await own.images.generate(prompt=PROMPT, n=2)).data for _ in range(2)]
-            assert [each.seed for data in several for each in data] == [3, 4, 5, 6], "every picture has its own"
-            assert [each.id async for each in await own.models.list()] == ["tiny"]
-
-    run(ask)
+def test_the_official_client_draws_two_pictures(client, wanted):
+    draw, seeded = client.images.generate, {"extra_body": {"seed": 7}}
+    answer = draw(prompt=PROMPT, n=2, size=f"{SIDE}x{SIDE}", response_format="b64_json", **seeded)
+    for number, each in enumerate(answer.data):
+        assert np.array_equal(picture_of(each.b64_json), wanted(7 + number)) and each.seed == 7 + number
+    assert not hasattr(answer, "warnings") and "elephant" in draw(prompt="elephant").warnings[0]
+    answer = draw(prompt=PROMPT, model="tiny", response_format="url", **seeded)
+    head, _, encoded = answer.data[0].url.partition(",")
+    assert head == "data:image/png;base64" and np.array_equal(picture_of(encoded), wanted(7))
+    assert [draw(prompt=PROMPT).data[0].seed for _ in range(2)] == [1, 2], "the server counts where no seed is given"
+    several = [draw(prompt=PROMPT, n=2).data for _ in range(2)]
+    assert [each.seed for data in several for each in data] == [3, 4, 5, 6], "every picture has its own"
+    assert [each.id for each in client.models.list()] == ["tiny"]
 
 
-def test_fields_of_the_official_client_that_any_picture_satisfies_are_taken(engine, wanted):
+def test_fields_of_the_official_client_that_any_picture_satisfies_are_taken(client, wanted):
     said = {"model": "gpt-image-1", "user": "u", "quality": "hd", "style": "vivid", "moderation": "low"}
     said |= {"background": "opaque", "output_format": "png"}
-
-    async def ask() -> None:
-        async with client(engine) as own:
-            answer = await own.images.generate(prompt=PROMPT, **said, extra_body={"seed": 7, "safety_identifier": "s"})
-            assert np.array_equal(picture_of(answer.data[0].b64_json), wanted(7))
-
-    run(ask)
+    answer = client.images.generate(prompt=PROMPT, **said, extra_body={"seed": 7, "safety_identifier": "s"})
+    assert np.array_equal(picture_of(answer.data[0].b64_json), wanted(7))
     for value in ("", 3, ["a"], {}):
         asked = GenerationBody.read({"prompt": PROMPT, **dict.fromkeys(WITHOUT_EFFECT, value)}, SIDE, True)
         assert asked == GenerationBody(PROMPT)
@@ -126,92 +101,63 @@ def test_requests_with_arguments_of_their_own_share_no_wave_with_others(wanted):
     """Six at once, whose waves follow the order of the queue, draw what calls with the same arguments draw."""
     pipeline, engine = build_tiny_pipeline(), Engine(build_tiny_pipeline(), {"method": "ar"}, batch_size=8)
     own = [{}, {"guidance_scale": 9.0}, {"temperature": 0}, {"negative_prompt": "a blue cone", "top_k": 5}]
-    methods = {"wide": resolve_method("jacobi", {"window": 8})}
+    client = client_of(build_app(engine, "owner/tiny", methods={"wide": resolve_method("jacobi", {"window": 8})}))
 
-    async def ask() -> None:
-        transport = httpx.ASGITransport(app=build_app(engine, "owner/tiny", methods=methods))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            made = openai.AsyncOpenAI(api_key="none", base_url="http://localhost/v1", http_client=http, max_retries=0)
+    def draw(fields: dict[str, Any]) -> Any:
+        answer = client.images.generate(prompt=PROMPT, extra_body={"seed": 7, **fields})
+        return picture_of(answer.data[0].b64_json)
 
-            async def draw(**fields: Any) -> Any:
-                answer = await made.images.generate(prompt=PROMPT, extra_body={"seed": 7, **fields})
-                return picture_of(answer.data[0].b64_json)
-
-            for fields, drawn in zip(own, await asyncio.gather(*(draw(**fields) for fields in own)), strict=True):
-                picture = pipeline(PROMPT, generator=torch.Generator().manual_seed(7), **fields).images[0]
-                assert np.array_equal(drawn, np.asarray(picture)), fields
-            before = engine.totals.row_passes
-            assert np.array_equal(await draw(method="wide"), wanted(7))
-            assert engine.totals.row_passes - before < pipeline.grid_size**2
-            for name in ("jpeg", "webp"):
-                answer = await made.images.generate(prompt=PROMPT, output_format=name, output_compression=60)
-                encoded = base64.b64decode(answer.data[0].b64_json)
-                assert Image.open(io.BytesIO(encoded)).format == name.upper() and answer.output_format == name
-            assert (await made.models.retrieve("owner/tiny")).id == "owner/tiny"
-            with pytest.raises(openai.NotFoundError, match="'other' is no model here; owner/tiny is"):
-                await made.models.retrieve("other")
-            with pytest.raises(openai.BadRequestError, match="method must be one of wide"):
-                await draw(method="jacobi")
-
-    run(ask)
+    with ThreadPoolExecutor(len(own)) as clients:
+        for fields, drawn in zip(own, clients.map(draw, own), strict=True):
+            picture = pipeline(PROMPT, generator=torch.Generator().manual_seed(7), **fields).images[0]
+            assert np.array_equal(drawn, np.asarray(picture)), fields
+    before = engine.totals.row_passes
+    assert np.array_equal(draw({"method": "wide"}), wanted(7))
+    assert engine.totals.row_passes - before < pipeline.grid_size**2
+    for name in ("jpeg", "webp"):
+        answer = client.images.generate(prompt=PROMPT, output_format=name, output_compression=60)
+        encoded = base64.b64decode(answer.data[0].b64_json)
+        assert Image.open(io.BytesIO(encoded)).format == name.upper() and answer.output_format == name
+    assert client.models.retrieve("owner/tiny").id == "owner/tiny"
+    with pytest.raises(openai.NotFoundError, match="'other' is no model here; owner/tiny is"):
+        client.models.retrieve("other")
+    with pytest.raises(openai.BadRequestError, match="method must be one of wide"):
+        draw({"method": "jacobi"})
     engine.close()
 
 
-def test_the_official_client_streams_partial_pictures(engine, wanted):
-    async def ask() -> None:
-        async with client(engine) as own:
-            events = [
-                event
-                async for event in await own.images.generate(
-                    prompt=PROMPT, stream=True, partial_images=2, extra_body={"seed": 3}
-                )
-            ]
-        kinds = [event.type for event in events]
-        assert kinds == ["image_generation.partial_image"] * 2 + ["image_generation.completed"]
-        assert [event.partial_image_index for event in events[:-1]] == [0, 1]
-        assert events[-1].usage.total_tokens == 0, "nothing is sold by tokens"
-        whole = wanted(3)
-        assert np.array_equal(picture_of(events[-1].b64_json), whole)
-        assert all(picture_of(event.b64_json).shape == whole.shape for event in events)
-        assert not np.array_equal(picture_of(events[0].b64_json), whole)
-
-    run(ask)
+def test_the_official_client_streams_partial_pictures(client, wanted):
+    asked = {"stream": True, "partial_images": 2, "extra_body": {"seed": 3}}
+    events, whole = [*client.images.generate(prompt=PROMPT, **asked)], wanted(3)
+    kinds = [event.type for event in events]
+    assert kinds == ["image_generation.partial_image"] * 2 + ["image_generation.completed"]
+    assert [event.partial_image_index for event in events[:-1]] == [0, 1]
+    assert events[-1].usage.total_tokens == 0, "nothing is sold by tokens"
+    assert np.array_equal(picture_of(events[-1].b64_json), whole)
+    assert all(picture_of(event.b64_json).shape == whole.shape for event in events)
+    assert not np.array_equal(picture_of(events[0].b64_json), whole)
 
 
-def test_many_clients_lose_nothing_and_corrupt_nothing(engine, wanted):
+def test_many_clients_lose_nothing_and_corrupt_nothing(engine, client, wanted):
     """96 requests of 16 clients against a queue of 32; who is refused asks again."""
-    prompts = [PROMPT, "two small blue cones", "a sphere"]
 
-    async def ask() -> int:
-        refusals = 0
-        async with client(engine) as own:
+    def ask(number: int) -> Any:
+        prompt = [PROMPT, "two small blue cones", "a sphere"][number % 3]
+        several = {"n": 1 + (number % 10 == 0), "extra_body": {"seed": number % 7}}
+        while True:
+            try:
+                return prompt, client.images.generate(prompt=prompt, **several).data
+            except openai.RateLimitError:
+                time.sleep(0.02)
 
-            async def one(numbers: range) -> None:
-                nonlocal refusals
-                for number in numbers:
-                    prompt, seed = prompts[number % 3], number % 7
-                    while True:
-                        try:
-                            answer = await own.images.generate(
-                                prompt=prompt, n=1 + (number % 10 == 0), extra_body={"seed": seed}
-                            )
-                            break
-                        except openai.RateLimitError:
-                            refusals += 1
-                            await asyncio.sleep(0.02)
-                    assert len(answer.data) == 1 + (number % 10 == 0)
-                    for each in answer.data:
-                        assert np.array_equal(picture_of(each.b64_json), wanted(each.seed, prompt))
-
-            await asyncio.gather(*(one(range(first, 96, 16)) for first in range(16)))
-            text = (await own._client.get("/metrics")).text
-            assert 'vargen_requests_total{status="200"} 96.0' in text
-            assert "vargen_pictures 106.0" in text
-            per_pass = next(line for line in text.splitlines() if line.startswith("vargen_tokens_per_pass"))
-            assert float(per_pass.split()[1]) >= 1.0
-        return refusals
-
-    run(ask)
+    with ThreadPoolExecutor(16) as clients:
+        for number, (prompt, data) in enumerate(clients.map(ask, range(96))):
+            assert len(data) == 1 + (number % 10 == 0)
+            assert all(np.array_equal(picture_of(each.b64_json), wanted(each.seed, prompt)) for each in data)
+    text = client._client.get("/metrics").text
+    assert 'vargen_requests_total{status="200"} 96.0' in text and "vargen_pictures 106.0" in text
+    per_pass = next(line for line in text.splitlines() if line.startswith("vargen_tokens_per_pass"))
+    assert float(per_pass.split()[1]) >= 1.0
     assert engine.waiting == engine.drawing == 0 and engine.totals.failures == 0
 
 
@@ -232,13 +178,8 @@ def test_a_full_queue_refuses_with_429_and_takes_all_of_a_request_or_nothing():
     engine.submit([Job(PROMPT, 1)])
     with pytest.raises(QueueFull, match="1 pictures wait, and at most 2 may"):
         engine.submit([Job(PROMPT, 2), Job(PROMPT, 3)])
-
-    async def ask() -> None:
-        async with client(engine) as own:
-            with pytest.raises(openai.RateLimitError, match="at most 2 may; try again later"):
-                await own.images.generate(prompt=PROMPT, n=2)
-
-    run(ask)
+    with pytest.raises(openai.RateLimitError, match="at most 2 may; try again later"):
+        client_of(build_app(engine, "tiny")).images.generate(prompt=PROMPT, n=2)
     gone = Job(PROMPT, 4)
     engine.submit([gone])
     assert gone.finished.cancel(), "a client that left is not drawn for"
@@ -336,10 +277,10 @@ def test_a_client_that_leaves_takes_its_pictures_out_of_the_queue():
     body, stream = asked(n=2), asked(stream=True)
     rest, left, waited = {"type": "http.request", "body": b""}, {"type": "http.disconnect"}, list[int]()
     for messages in ([body, left], [body, rest, left], [body | {"more_body": True}, left], [stream, left]):
-        run(lambda messages=messages: ask(*messages))
+        asyncio.run(ask(*messages))
         assert all(job.finished.cancelled() for job in engine._waiting), "before anybody asks who waits"
     assert waited == [2, 2, 0, 1], "the third one left before it had sent all"
-    run(lambda: ask(path="/metrics"))
+    asyncio.run(ask(path="/metrics"))
     text = sent[-1]["body"].decode()
     assert 'vargen_requests_total{status="499"} 3.0' in text and 'vargen_requests_total{status="200"} 1.0' in text
     live = [Job("live", 0), Job("live", 1)]
@@ -459,35 +400,24 @@ def test_a_thread_that_dies_ends_its_requests_in_500_and_health_says_so():
         raise SystemExit(3)
 
     pipeline.stream = die
-    engine = Engine(pipeline)
-
-    async def ask() -> None:
-        async with client(engine) as own:
-            assert (await own._client.get("/health")).json()["status"] == "ok"
-            for _ in range(2):  # the one that it dies of, and one that comes later
-                with pytest.raises(openai.InternalServerError, match="start the server again"):
-                    await asyncio.wait_for(own.images.generate(prompt=PROMPT), 600)
-            answer = await own._client.get("/health")
-            assert answer.status_code == 503 and answer.json()["status"] == "stopped"
-
-    run(ask)
+    client = client_of(build_app(Engine(pipeline), "tiny"))
+    assert client._client.get("/health").json()["status"] == "ok"
+    for _ in range(2):  # the one that it dies of, and one that comes later
+        with pytest.raises(openai.InternalServerError, match="start the server again"):
+            client.images.generate(prompt=PROMPT)
+    answer = client._client.get("/health")
+    assert answer.status_code == 503 and answer.json()["status"] == "stopped"
 
 
 def test_a_key_is_asked_for(engine, monkeypatch):
-    async def ask(sent: str) -> None:
-        async with client(engine, "secret", sent) as own:
-            await own.images.generate(prompt=PROMPT)
-
-    async def look(sent: str) -> list[int]:
-        headers = {"authorization": f"Bearer {sent}"}
-        async with client(engine, "secret") as own:
-            places = ("/metrics", "/v1/models", "/health")
-            return [(await own._client.get(place, headers=headers)).status_code for place in places]
-
-    assert run(lambda: look("secret")) == [200] * 3 and run(lambda: look("other")) == [401, 401, 200]
-    run(lambda: ask("secret"))
+    app = build_app(engine, "tiny", "secret")
+    for sent, statuses in (("secret", [200, 200, 200]), ("other", [401, 401, 200])):
+        client, headers = client_of(app, sent), {"authorization": f"Bearer {sent}"}
+        places = ("/metrics", "/v1/models", "/health")
+        assert [client._client.get(place, headers=headers).status_code for place in places] == statuses
+    assert client_of(app, "secret").images.generate(prompt=PROMPT).data
     with pytest.raises(openai.AuthenticationError, match="the key is missing or wrong"):
-        run(lambda: ask("other"))
+        client.images.generate(prompt=PROMPT)
     monkeypatch.delenv(KEY, raising=False)
     assert check_serving(ServeConfig()) is None
     for host in ("0.0.0.0", "192.168.0.1", "example.org"):

@@ -31,9 +31,8 @@ def test_nested_fields_are_named_with_their_path():
 
 def test_a_dotted_flag_reaches_a_nested_field():
     flags = ["--output", "x", "--shape.norm_num_groups", "8", "--shape.block_out_channels", "[8,16]"]
-    assert read_flags(TokenizerTrainingConfig, flags).shape == VQModelConfig(
-        block_out_channels=(8, 16), norm_num_groups=8
-    )
+    wanted = VQModelConfig(block_out_channels=(8, 16), norm_num_groups=8)
+    assert read_flags(TokenizerTrainingConfig, flags).shape == wanted
 
 
 @pytest.mark.parametrize(

@@ -1,52 +1,21 @@
 """The loop, on a task that trains a line in microseconds."""
 
 import dataclasses
-import json
 import math
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from line_task import Killed, LineTask, killed_at
+from refusals import refused
+from torch import Tensor
 
-from vargen.base.errors import UserError
 from vargen.runs.files import read_jsonl
 from vargen.training.config import CHECKPOINT_NAME, RunConfig
-from vargen.training.run import Task, train
-
-
-class LineTask(Task):
-    """Fits a line to data that depend on the step and on the global random state; `before_step` may interfere."""
-
-    def __init__(self, before_step: Callable[[int], None] = lambda step: None):
-        torch.manual_seed(0)
-        self.module = nn.Linear(3, 1)
-        self.extra_modules = nn.Linear(1, 1)
-        self.before_step = before_step
-        self.steps: list[int] = []
-        self.samples: list[str] = []
-
-    def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
-        self.before_step(step)
-        self.steps.append(step)
-        inputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
-        noise = 0.1 * torch.randn(8, 1)
-        loss = (self.module(inputs) - inputs.sum(1, keepdim=True) + noise).square().mean()
-        return loss + self.extra_modules(noise).square().mean(), {"progress": torch.tensor(progress)}
-
-    def evaluate(self) -> dict[str, float]:
-        torch.rand(3)  # an evaluation may draw; training must not notice
-        return {"error": (self.module.weight - 1).abs().max().item()}
-
-    def draw_samples(self, path: Path) -> None:
-        self.samples.append(path.name)
-
-    def export(self, folder: Path) -> None:
-        torch.save(self.module.state_dict(), folder / "weights.pt")
+from vargen.training.run import train
 
 
 def make_config(folder: Path, **changes: object) -> RunConfig:
@@ -65,24 +34,20 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-class Killed(Exception):
-    """Stands for a kill: nothing of the run's own code gets to save anything."""
+def trained(folder: Path, **changes: object) -> LineTask:
+    task = LineTask()
+    train(make_config(folder, **changes), task)
+    return task
 
 
-@pytest.mark.parametrize("killed_at", [1, 17, 39])
-def test_a_killed_run_ends_with_the_very_weights_of_an_undisturbed_one(tmp_path, killed_at):
-    undisturbed = LineTask()
-    train(make_config(tmp_path / "a"), undisturbed)
-
-    def kill(step: int) -> None:
-        if step == killed_at:
-            raise Killed
-
+@pytest.mark.parametrize("step", [1, 17, 39])
+def test_a_killed_run_ends_with_the_very_weights_of_an_undisturbed_one(tmp_path, step):
+    undisturbed = trained(tmp_path / "a")
     with pytest.raises(Killed):
-        train(make_config(tmp_path / "b", checkpoint_seconds=1e-9), LineTask(kill))
+        train(make_config(tmp_path / "b", checkpoint_seconds=1e-9), killed_at(step))
     resumed = LineTask()
     result = train(make_config(tmp_path / "b"), resumed)
-    assert resumed.steps == list(range(killed_at, 40))  # every step was saved, so none is repeated and none is lost
+    assert resumed.steps == list(range(step, 40))  # every step was saved, so none is repeated and none is lost
     assert result.finished and result.step == 40
     assert same(undisturbed.module.state_dict(), resumed.module.state_dict())
     assert same(undisturbed.extra_modules.state_dict(), resumed.extra_modules.state_dict())
@@ -90,15 +55,9 @@ def test_a_killed_run_ends_with_the_very_weights_of_an_undisturbed_one(tmp_path,
 
 
 def test_without_recent_checkpoint_the_run_repeats_from_the_last_one(tmp_path):
-    def kill(step: int) -> None:
-        if step == 9:
-            raise Killed
-
     with pytest.raises(Killed):
-        train(make_config(tmp_path), LineTask(kill))
-    resumed = LineTask()
-    train(make_config(tmp_path), resumed)
-    assert resumed.steps == list(range(40))
+        train(make_config(tmp_path), killed_at(9))
+    assert trained(tmp_path).steps == list(range(40))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -114,28 +73,20 @@ def test_a_signal_saves_and_stops_after_the_step(tmp_path, number):
     assert (result.step, result.finished, result.stopped_by) == (13, False, number)
     assert not (tmp_path / "b" / "export").exists()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
-    resumed = LineTask()
-    train(make_config(tmp_path / "b"), resumed)
-    undisturbed = LineTask()
-    train(make_config(tmp_path / "a"), undisturbed)
+    resumed, undisturbed = trained(tmp_path / "b"), trained(tmp_path / "a")
     assert resumed.steps[0] == 13
     assert same(undisturbed.module.state_dict(), resumed.module.state_dict())
 
 
 def test_evaluations_and_samples_do_not_disturb_training(tmp_path):
-    often = LineTask()
-    train(make_config(tmp_path / "a", evaluate_every=1, sample_every=1), often)
-    seldom = LineTask()
-    train(make_config(tmp_path / "b", evaluate_every=1000, sample_every=1000), seldom)
+    often = trained(tmp_path / "a", evaluate_every=1, sample_every=1)
+    seldom = trained(tmp_path / "b", evaluate_every=1000, sample_every=1000)
     assert same(often.module.state_dict(), seldom.module.state_dict())
     assert len(often.samples) == 40 and seldom.samples == ["0000040.png"]
 
 
 def test_the_averaged_weights_are_exported_and_the_last_ones_stay(tmp_path):
-    averaged = LineTask()
-    train(make_config(tmp_path / "a"), averaged)
-    plain = LineTask()
-    train(make_config(tmp_path / "b", ema_decay=0.0), plain)
+    averaged, plain = trained(tmp_path / "a"), trained(tmp_path / "b", ema_decay=0.0)
     assert same(averaged.module.state_dict(), plain.module.state_dict())
     assert same(exported(tmp_path / "b"), plain.module.state_dict())
     assert not same(exported(tmp_path / "a"), plain.module.state_dict())
@@ -171,16 +122,12 @@ def test_a_time_limit_ends_the_run_and_counts_time_before_a_resume(tmp_path):
     assert third.finished and third.step > second.step
 
 
-def test_a_run_of_another_shape_names_the_field(tmp_path):
+def test_a_run_of_another_shape_or_optimizer_names_the_field(tmp_path):
     train(make_config(tmp_path, steps=1), LineTask(), {"model.dim": 3})
-    with pytest.raises(UserError, match=r"checkpoint\.pt holds a run with another model\.dim \(3, now 4\)"):
-        train(make_config(tmp_path, steps=2), LineTask(), {"model.dim": 4})
-
-
-def test_another_optimizer_is_named_and_the_run_is_kept(tmp_path):
-    train(make_config(tmp_path, steps=1), LineTask())
-    with pytest.raises(UserError, match=r'another optimizer \("adamw", now "muon"\); change it back or choose another'):
-        train(make_config(tmp_path, steps=2, optimizer="muon"), LineTask())
+    told = r"checkpoint\.pt holds a run with another model\.dim \(3, now 4\)"
+    refused(told, train, make_config(tmp_path, steps=2), LineTask(), {"model.dim": 4})
+    told = r'another optimizer \("adamw", now "muon"\); change it back or choose another'
+    refused(told, train, make_config(tmp_path, steps=2, optimizer="muon"), LineTask(), {"model.dim": 3})
 
 
 @dataclasses.dataclass
@@ -200,9 +147,7 @@ def test_a_run_goes_on_only_with_the_weights_that_it_began_with(tmp_path):
         plain = make_config(tmp_path / name, steps=steps).to_dict()
         return train(StartedConfig(**plain, initial_weights=str(initial_weights)), LineTask()).step
 
-    refused = pytest.raises(
-        UserError, match=r"^output: .* already holds a run that did not begin with initial_weights '.*'; choose another"
-    )
+    told = r"^output: .* already holds a run that did not begin with initial_weights '.*'; choose another"
     run("with", 1, moved)
     assert run("with", 2, moved.rename(weights)) == 2, "the content counts, not the place"
     assert run("with", 3, "") == 3
@@ -211,21 +156,8 @@ def test_a_run_goes_on_only_with_the_weights_that_it_began_with(tmp_path):
     run("without", 1, "")
     for name, named in (("with", weights), ("with", tmp_path / "gone"), ("without", weights)):
         before = (tmp_path / name / CHECKPOINT_NAME).read_bytes()
-        with refused:
-            run(name, 5, named)
+        refused(told, run, name, 5, named)
         assert (tmp_path / name / CHECKPOINT_NAME).read_bytes() == before
-
-
-def test_a_checkpoint_written_before_these_were_noted_goes_on(tmp_path):
-    plain = make_config(tmp_path, steps=2).to_dict()
-    train(StartedConfig(**plain), LineTask())
-    saved = torch.load(tmp_path / CHECKPOINT_NAME, weights_only=True)
-    del saved["began_with"]
-    saved["architecture"] = json.dumps({k: v for k, v in json.loads(saved["architecture"]).items() if k != "optimizer"})
-    torch.save(saved, tmp_path / CHECKPOINT_NAME)
-    for steps in (3, 4):  # what it began with stays unknown
-        config = StartedConfig(**{**plain, "steps": steps}, initial_weights=str(tmp_path / f"gone-{steps}"))
-        assert train(config, LineTask()).step == steps
 
 
 class DivergingTask(LineTask):
@@ -251,16 +183,13 @@ class DivergingTask(LineTask):
 def test_a_run_whose_loss_is_not_finite_ends_and_its_checkpoint_stays(tmp_path, factors, named, saved_often):
     often = {"checkpoint_seconds": 1e-9, "log_every": 1} if saved_often else {}
     kept = "the checkpoint is of step 5" if saved_often else "there is no checkpoint yet"
-    with pytest.raises(UserError, match=rf"^{named} is not finite at step 6; lower learning_rate \({kept}\)$"):
-        train(make_config(tmp_path, **often), DivergingTask(*factors))
+    told = rf"^{named} is not finite at step 6; lower learning_rate \({kept}\)$"
+    refused(told, train, make_config(tmp_path, **often), DivergingTask(*factors))
     assert not (tmp_path / "export").exists()
     lines = (tmp_path / "log.jsonl").read_text()
     assert "NaN" not in lines and "Infinity" not in lines
     if saved_often:
-        resumed = LineTask()
-        train(make_config(tmp_path), resumed)
-        undisturbed = LineTask()
-        train(make_config(tmp_path / "undisturbed"), undisturbed)
+        resumed, undisturbed = trained(tmp_path), trained(tmp_path / "undisturbed")
         assert resumed.steps[0] == 5 and same(resumed.module.state_dict(), undisturbed.module.state_dict())
 
 
@@ -271,5 +200,4 @@ def test_a_bit_of_a_checkpoint_that_is_another_one_is_seen(tmp_path):
     content = bytearray(checkpoint.read_bytes())
     content[len(content) // 2] ^= 1
     checkpoint.write_bytes(content)
-    with pytest.raises(UserError, match=r"^output: .*checkpoint\.pt .*; remove it to start anew"):
-        train(make_config(tmp_path), LineTask())
+    refused(r"^output: .*checkpoint\.pt .*; remove it to start anew", train, make_config(tmp_path), LineTask())

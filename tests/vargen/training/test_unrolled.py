@@ -45,12 +45,8 @@ def drafted(pipeline: LlamaGenPipeline, drafter: EagleHead, codes: Tensor, root:
     head.advance(torch.tensor([count, count]))
     found = [output.hidden_states[:, -1]]
     for level in range(1, levels):
-        output = head.forward(
-            codes[:, None, root + level],
-            found[-1][:, None],
-            torch.ones(2, 1, level, dtype=torch.bool),
-            torch.full((2, 1), level - 1),
-        )
+        alone, depth = torch.ones(2, 1, level, dtype=torch.bool), torch.full((2, 1), level - 1)
+        output = head.forward(codes[:, None, root + level], found[-1][:, None], alone, depth)
         found.append(output.hidden_states[:, -1])
     return [torch.cat(each.chunk(2, dim=-1)) for each in found]
 

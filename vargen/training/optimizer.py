@@ -1,4 +1,4 @@
-"""Optimizer, learning-rate schedule and averaged weights of a training run, for any model.
+"""Optimizer and learning-rate schedule of a training run, for any model.
 
 The loop that uses these is in `run.py`.
 """
@@ -6,7 +6,7 @@ The loop that uses these is in `run.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -78,51 +78,3 @@ class OptimizerGroup:
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
-
-
-class AveragedWeights:
-    """Exponential moving average of a module's trained parameters; everything else is copied.
-
-    The decay rises with the number of updates as (1 + n) / (10 + n) up to `decay`, so that the first weights fade
-    quickly. Buffers and parameters that are not trained by gradient (a codebook) take the module's current values.
-    """
-
-    def __init__(self, module: nn.Module, decay: float):
-        self.decay = decay
-        self.updates = 0
-        self.values = {name: value.detach().clone() for name, value in _named_state(module)}
-
-    @torch.no_grad()
-    def update(self, module: nn.Module) -> None:
-        """Move the average towards the module's current values."""
-        weight = 1.0 - min(self.decay, (1 + self.updates) / (10 + self.updates))
-        self.updates += 1
-        averaged, present = [], []
-        for name, value in _named_state(module):
-            if value.requires_grad:
-                averaged.append(self.values[name])
-                present.append(value.detach())
-            else:
-                self.values[name].copy_(value)
-        torch._foreach_lerp_(averaged, present, weight)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"updates": self.updates, "values": self.values}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.updates = state["updates"]
-        for name, value in self.values.items():
-            value.copy_(state["values"][name])
-
-    @torch.no_grad()
-    def swap(self, module: nn.Module) -> None:
-        """Exchange the module's values with the averaged ones; calling it twice restores both."""
-        for name, value in _named_state(module):
-            present = value.detach().clone()
-            value.copy_(self.values[name])
-            self.values[name].copy_(present)
-
-
-def _named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from diffusers.training_utils import EMAModel
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -31,7 +32,7 @@ from vargen.runs.files import append_jsonl, atomic_folder, atomic_path
 from vargen.runs.identity import check_identity
 from vargen.runs.processes import Processes
 from vargen.training.config import CHECKPOINT_NAME, RunConfig
-from vargen.training.optimizer import AveragedWeights, OptimizerGroup, learning_rate_factor, schedule_progress
+from vargen.training.optimizer import OptimizerGroup, learning_rate_factor, schedule_progress
 from vargen.training.trackers import start_tracker
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -123,9 +124,9 @@ def train(
 ) -> RunResult:
     """Train until the steps or the seconds are used up, resuming from `output` if a checkpoint is there.
 
-    At the end the averaged weights are evaluated and exported to `output`/export. A run that is already at its end,
-    for instance because `max_seconds` was lowered, does only this, so any run can be exported at any time. SIGTERM and
-    Ctrl-C end the run after the current step with a checkpoint; a second Ctrl-C ends it at once.
+    At the end the averaged weights (diffusers' `EMAModel`) are evaluated and exported to `output`/export. A run that is
+    already at its end, for instance because `max_seconds` was lowered, does only this, so any run can be exported at
+    any time. SIGTERM and Ctrl-C end the run after the current step with a checkpoint; a second Ctrl-C ends it at once.
 
     Args:
         identity: values that a checkpoint must share with the run that resumes it, beside `config.architecture()`.
@@ -141,7 +142,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     parameters = [*task.module.parameters(), *task.extra_modules.parameters()]
     optimizer = OptimizerGroup(config, parameters, task.muon_parameters())
-    average = AveragedWeights(task.module, config.ema_decay)
+    average = EMAModel(task.module.parameters(), config.ema_decay, foreach=True)
     identity = {**config.architecture(), **(identity or {}), "optimizer": config.optimizer}
     initial_weights: str | None = getattr(config, "initial_weights", None)
     began_with = weights_fingerprint(initial_weights) if initial_weights else None
@@ -183,7 +184,7 @@ def train(
             state.check_finite(loss=loss, gradient_norm=gradient_norm)
             optimizer.step()
             optimizer.zero_grad()
-            average.update(task.module)
+            average.step(task.module.parameters())
             state.step += 1
             elapsed = state.elapsed + time.monotonic() - started
             stopped, state.elapsed = _agreed(processes, stopped_by(), elapsed)
@@ -220,18 +221,19 @@ def _agreed(processes: Processes | None, stopped_by: int | None, elapsed: float)
 
 
 @contextmanager
-def _averaged(task: Task, average: AveragedWeights, decay: float) -> Iterator[None]:
+def _averaged(task: Task, average: EMAModel, decay: float) -> Iterator[None]:
     """Inside, the module holds the averaged weights and the global random state is set aside."""
     random_state = torch.get_rng_state()
     was_training = task.module.training
     task.module.eval()
     if decay:
-        average.swap(task.module)
+        average.store(task.module.parameters())
+        average.copy_to(task.module.parameters())
     try:
         yield
     finally:
         if decay:
-            average.swap(task.module)
+            average.restore(task.module.parameters())
         task.module.train(was_training)
         torch.set_rng_state(random_state)
 
@@ -248,7 +250,7 @@ class _State:
     config: RunConfig
     task: Task
     optimizer: OptimizerGroup
-    average: AveragedWeights
+    average: EMAModel
     identity: dict[str, Any]
     began_with: str | None
     step: int = 0
@@ -308,7 +310,9 @@ class _State:
         try:
             self.task.module.load_state_dict(saved["module"])
             self.task.extra_modules.load_state_dict(saved["extra_modules"])
-            self.average.load_state_dict(saved["average"])
+            # Not the decay: it is this run's.
+            self.average.shadow_params = saved["average"]["shadow_params"]
+            self.average.optimization_step = saved["average"]["optimization_step"]
             self.optimizer.load_state_dict(saved["optimizer"])
             self.step, self.elapsed, self.evaluation = saved["step"], saved["elapsed"], saved["evaluation"]
             self.saved_step = self.step

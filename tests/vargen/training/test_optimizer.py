@@ -1,4 +1,3 @@
-import copy
 import math
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from vargen.training.config import RunConfig
-from vargen.training.optimizer import AveragedWeights, OptimizerGroup, learning_rate_factor, schedule_progress
+from vargen.training.optimizer import OptimizerGroup, learning_rate_factor, schedule_progress
 
 
 def test_progress_follows_whichever_limit_is_nearer():
@@ -31,38 +30,6 @@ def test_warm_up_is_linear_and_the_end_is_reached():
     assert learning_rate_factor(10, 4, 0.5) == pytest.approx(0.5)
     factors = [learning_rate_factor(10, 4, progress, decay_start=0.6) for progress in (0.0, 0.3, 0.6, 0.8, 1.0)]
     assert factors == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.0]), "it may stay before it falls"
-
-
-def test_average_equals_the_written_out_recursion():
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    frozen = module[0].bias.requires_grad_(False)
-    average = AveragedWeights(module, decay=0.9)
-    expected = module[0].weight.detach().double().clone()
-    for update in range(200):
-        with torch.no_grad():
-            module[0].weight.normal_()
-            frozen.normal_()
-            module[1].running_mean.normal_()
-        average.update(module)
-        decay = min(0.9, (1 + update) / (10 + update))
-        expected = decay * expected + (1 - decay) * module[0].weight.detach().double()
-    torch.testing.assert_close(average.values["0.weight"].double(), expected, atol=1e-5, rtol=0)
-    assert torch.equal(average.values["0.bias"], frozen)  # not trained by gradient: taken as it is
-    assert torch.equal(average.values["1.running_mean"], module[1].running_mean)
-
-
-def test_swapping_twice_restores_everything():
-    module = nn.Linear(2, 2)
-    average = AveragedWeights(module, decay=0.5)
-    with torch.no_grad():
-        module.weight.add_(1)
-    before, averaged = copy.deepcopy(module.state_dict()), copy.deepcopy(average.values)
-    average.swap(module)
-    assert torch.equal(module.weight, averaged["weight"]) and not torch.equal(module.weight, before["weight"])
-    average.swap(module)
-    assert all(torch.equal(module.state_dict()[name], value) for name, value in before.items())
-    assert all(torch.equal(average.values[name], value) for name, value in averaged.items())
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

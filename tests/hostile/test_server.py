@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from called_app import client_of, httpx
 from hostile import Case, check_case, each
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -26,10 +27,7 @@ from vargen.base.options import options_of
 from vargen.serve.app import KEY, WITHOUT_EFFECT, GenerationBody, ServeConfig, build_app, check_serving
 from vargen.serve.engine import Engine, Job
 
-pytest.importorskip("starlette", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
-pytest.importorskip("prometheus_client", reason="needs the extra serve")
-httpx = pytest.importorskip("httpx", reason="the client needs it")
 
 PLACE, PROMPT = "/v1/images/generations", "a red cube"
 GOOD = json.dumps({"prompt": PROMPT, "seed": 3}).encode()
@@ -43,12 +41,7 @@ def engine() -> Iterator[Engine]:
 
 
 def ask(engine: Engine, content: bytes, headers: Any = None, key: str | None = None, path: str = PLACE) -> Any:
-    async def sent() -> Any:
-        transport = httpx.ASGITransport(app=build_app(engine, "tiny", key))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.post(path, content=content, headers=headers)
-
-    return asyncio.run(sent())
+    return client_of(build_app(engine, "tiny", key))._client.post(path, content=content, headers=headers)
 
 
 def check_answer(answer: Any, status: int, message: str) -> None:
@@ -205,25 +198,18 @@ def test_other_places_and_ways(engine):
     )  # fmt: skip
     ways = [("GET", PLACE, "POST"), ("PUT", PLACE, "POST"), ("POST", "/health", "GET"), ("X" * 999, "/metrics", "GET")]
 
-    async def look() -> None:
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=build_app(engine, "tiny")), base_url="http://localhost"
-        ) as client:
-            for path in paths:
-                check_answer(
-                    await client.post(path, content=GOOD), 404, "is no place of this server; it has /v1/images"
-                )
-            for method, path, allowed in ways:
-                answer = await client.request(method, path)
-                check_answer(answer, 405, f"is no method of {path}; use ")
-                assert allowed in answer.headers["allow"] and allowed in answer.json()["error"]["message"]
-            assert (await client.get("/health", headers={"host": "any.example"})).status_code == 200, "documented"
-            counted = (await client.get("/metrics")).text
-            assert (await client.get("/metrics/")).status_code == 404, "and no redirect"
-            assert f'vargen_requests_total{{status="404"}} {len(paths)}.0' in counted
-            assert f'vargen_requests_total{{status="405"}} {len(ways)}.0' in counted
-
-    asyncio.run(look())
+    client = client_of(build_app(engine, "tiny"))._client
+    for path in paths:
+        check_answer(client.post(path, content=GOOD), 404, "is no place of this server; it has /v1/images")
+    for method, path, allowed in ways:
+        answer = client.request(method, path)
+        check_answer(answer, 405, f"is no method of {path}; use ")
+        assert allowed in answer.headers["allow"] and allowed in answer.json()["error"]["message"]
+    assert client.get("/health", headers={"host": "any.example"}).status_code == 200, "documented"
+    counted = client.get("/metrics").text
+    assert client.get("/metrics/").status_code == 404, "and no redirect"
+    assert f'vargen_requests_total{{status="404"}} {len(paths)}.0' in counted
+    assert f'vargen_requests_total{{status="405"}} {len(ways)}.0' in counted
     assert engine.alive and ask(engine, GOOD).status_code == 200
 
 

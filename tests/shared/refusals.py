@@ -1,4 +1,4 @@
-"""What a call refuses: `UserError`, in one line."""
+"""What a call refuses: `UserError`, in one line; and a command: exit code 2, and an error."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,3 +19,9 @@ def raised(kind: type[Exception], match: str, call: Callable[..., object], /, *a
     """Check that a call with these arguments raises an error of this kind, in which there is what `match` finds."""
     with pytest.raises(kind, match=match):
         call(*arguments, **settings)
+
+
+def refuses(capsys: pytest.CaptureFixture[str], code: int, said: str) -> None:
+    """Check that a command, whose exit code this is, was refused with what is `said`."""
+    error = capsys.readouterr().err
+    assert (code, said in error) == (2, True), error

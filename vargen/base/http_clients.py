@@ -43,18 +43,15 @@ def foreign_host(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 def foreign_page(method: str, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """The origin of a page that is none of this machine's and makes a browser here ask; None: no such page asks."""
-    fetched = False
-    for name, value in headers:
-        said = value.decode("latin-1")
-        if name == b"origin":
-            try:
-                named = urlsplit(said).hostname or ""
-            except ValueError:
-                named = ""
-            if not is_own_machine(named):
-                return said
-        fetched |= name == b"sec-fetch-site" and said == "cross-site"
-    return "another site" if fetched and method not in ("GET", "HEAD") else None
+    said = [(name, value.decode("latin-1")) for name, value in headers]
+    for origin in (value for name, value in said if name == b"origin"):
+        try:
+            named = urlsplit(origin).hostname or ""
+        except ValueError:
+            named = ""
+        if not is_own_machine(named):
+            return origin
+    return "another site" if (b"sec-fetch-site", "cross-site") in said and method not in ("GET", "HEAD") else None
 
 
 class OwnMachineOnly:

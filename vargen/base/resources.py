@@ -83,11 +83,8 @@ def find_video_model(model: str | os.PathLike[str] | None = None, argument: str 
     folder = _model_folder(model, "video_model", shipped_video_models(), argument)
     if (folder / "config.json").is_file():
         return folder
-    shipped = ", ".join(shipped_video_models()) or "(none shipped)"
-    raise UserError(
-        f"{argument}: {folder} is no folder with a config.json; give one written by save_pretrained, or one of: "
-        f"{shipped}"
-    )
+    remedy = f"give one written by save_pretrained, or one of: {', '.join(shipped_video_models()) or '(none shipped)'}"
+    raise UserError(f"{argument}: {folder} is no folder with a config.json; {remedy}")
 
 
 def find_trained_drafters(folder: Path) -> dict[str, Path]:
@@ -103,11 +100,9 @@ def find_model(model: str | os.PathLike[str] | None = None, files: Sequence[str]
     folder = _model_folder(model, "model", shipped_models())
     if any((folder / file).is_file() for file in files):
         return folder
-    shipped_names = ", ".join(shipped_models()) or "(none shipped)"
-    remedy = f"give a folder written by save_pretrained or `vargen convert`, or one of: {shipped_names}"
-    if not folder.exists():
-        raise UserError(f"model: {folder} does not exist; {remedy}")
-    raise UserError(f"model: {folder} has no {' or '.join(files)}; {remedy}")
+    wrong = f"has no {' or '.join(files)}" if folder.exists() else "does not exist"
+    shipped = f"or one of: {', '.join(shipped_models()) or '(none shipped)'}"
+    raise UserError(f"model: {folder} {wrong}; give a folder written by save_pretrained or `vargen convert`, {shipped}")
 
 
 def _model_folder(

@@ -133,12 +133,9 @@ def _handlers() -> dict[type[Exception], Any]:
 
 def _theme(gr: Any) -> Any:
     """A quiet theme with fonts that every machine has."""
-    sizes = gr.themes.sizes
     return gr.themes.Base(
         primary_hue="blue",
         neutral_hue="slate",
-        radius_size=sizes.radius_md,
-        spacing_size=sizes.spacing_md,
         font=("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"),
         font_mono=("ui-monospace", "SFMono-Regular", "Menlo", "monospace"),
     ).set(body_text_color_subdued="*neutral_500")  # Gradio's own is too pale to read on white
@@ -150,10 +147,7 @@ def run_until_interrupted(config: DemoConfig) -> None:
     check_gradio()
     models = Models(config, config.video_model, config.video_draft_model)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # after cleaning up: that it was asked to end is no failure
-    with (
-        tempfile.TemporaryDirectory(prefix="vargen_demo_") as folder,
-        closing(models),
-    ):
+    with tempfile.TemporaryDirectory(prefix="vargen_demo_") as folder, closing(models):
         os.environ["GRADIO_TEMP_DIR"] = folder  # uploads: for this user alone, and gone at the end
         # Imports make millions of objects that stay. Garbage collection would take a third of the start.
         gc.disable()

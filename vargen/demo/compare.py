@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +20,7 @@ from vargen.demo import controls, markup
 from vargen.demo.models import Models
 from vargen.demo.requests import AT_ONCE, connect, read_seed
 from vargen.demo.work import follow
+from vargen.runs.progress import Progress
 
 if TYPE_CHECKING:
     from vargen.methods.base import ImageMethodConfig
@@ -33,24 +32,6 @@ MAX_CHARACTERS = 500
 
 _TICKED = ("jacobi", "likeness-quality")
 """Methods that are compared unless the visitor chooses others."""
-
-
-@dataclass
-class Count:
-    """Pictures so far, as `vargen.runs.progress` counts them for a terminal."""
-
-    total: int
-    done: int = 0
-    began: float = field(default_factory=time.perf_counter)
-
-    def update(self) -> None:
-        """Count a picture."""
-        self.done += 1
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Estimated from the pictures so far; None before the first."""
-        return (time.perf_counter() - self.began) / self.done * (self.total - self.done) if self.done else None
 
 
 def read_prompts(text: str) -> list[str]:
@@ -79,15 +60,15 @@ def compare(
     from vargen.jobs.benchmark import run_benchmark
 
     pipeline, methods, options = _prepare(models, model, names, *asked)
-    count = Count(len(methods) * len(options["cases"]))
+    shown = Progress(total=len(methods) * len(options["cases"]), file=StringIO())
 
     def measure(check: Callable[[], None]) -> list[dict[str, Any]]:
-        seen: Any = count
-        return run_benchmark(pipeline, methods, shown=seen, callback_on_step_end=lambda *_: check(), **options)
+        return run_benchmark(pipeline, methods, shown=shown, callback_on_step_end=lambda *_: check(), **options)
 
     def page() -> tuple[str, None]:
-        what = "pictures" if count.done else "pictures, warming up"
-        return markup.progress(count.done, count.total, count.seconds_left, what), None
+        told, what = shown.format_dict, "pictures" if shown.n else "pictures, warming up"
+        left = told["elapsed"] / shown.n * (told["total"] - shown.n) if shown.n else None
+        return markup.progress(int(shown.n), told["total"], left, what), None
 
     rows = yield from follow(measure, page)
     shared = {"batch_size": 1, "dtype": str(pipeline.dtype).removeprefix("torch."), "model": model}

@@ -56,10 +56,8 @@ def stage(lanes: Sequence[Lane], num_tokens: int, below: str = "") -> str:
 
 def waiting_stage(labels: Sequence[str], below: str) -> str:
     """The same before anything is drawn."""
-    lanes = [
-        f'<figure class="lane"><figcaption>{html.escape(label)}</figcaption>{_canvases([""])}</figure>'
-        for label in labels
-    ]
+    inside = _canvases([""])
+    lanes = [f'<figure class="lane"><figcaption>{html.escape(each)}</figcaption>{inside}</figure>' for each in labels]
     return f'<div class="lanes">{"".join(lanes)}</div>{below}'
 
 
@@ -87,10 +85,8 @@ def _lane(lane: Lane, num_tokens: int) -> str:
 
 def account(figures: Mapping[str, str]) -> str:
     """Figures in a column, each with its name."""
-    rows = "".join(
-        f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in figures.items()
-    )
-    return f'<table class="account">{rows}</table>'
+    rows = [f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in figures.items()]
+    return f'<table class="account">{"".join(rows)}</table>'
 
 
 def progress(done: int, total: int, seconds_left: float | None, what: str) -> str:

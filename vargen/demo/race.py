@@ -88,11 +88,8 @@ def race(
         **sampling: further arguments of the pipeline's call.
     """
     lanes = [Lane(label, method) for label, method in methods.items()]
-    asked: dict[str, Any] = {
-        "class_labels" if isinstance(prompt, int) else "prompt": prompt,
-        "num_images_per_prompt": len(seeds),
-        **sampling,
-    }
+    condition = {"class_labels" if isinstance(prompt, int) else "prompt": prompt}
+    asked: dict[str, Any] = {**condition, "num_images_per_prompt": len(seeds), **sampling}
     with ExitStack() as stack:
         drawings = []
         for lane in lanes:
@@ -124,12 +121,8 @@ def _draw(lane: Lane, pipeline: ImagePipeline, check: Callable[[], None], **aske
         lane.passes, lane.unfinished = step + 1, (tensors["tokens"], tensors["decided"])
         check()
 
-    output = pipeline(
-        **asked,
-        method=lane.method,
-        callback_on_step_end=step,
-        callback_on_step_end_tensor_inputs=("tokens", "decided"),
-    )
+    asked |= {"callback_on_step_end": step, "callback_on_step_end_tensor_inputs": ("tokens", "decided")}
+    output = pipeline(**asked, method=lane.method)
     lane.images, lane.tokens, lane.trace = list(output.images), output.tokens, output.trace
     lane.passes, lane.lengths = output.trace.target_passes, output.trace.row_tokens
 

@@ -48,14 +48,10 @@ class Clip:
     path: str | None = None
 
 
-def _world() -> Any:
-    return require_world("clip", "upload a video")
-
-
 @lru_cache(maxsize=16)
 def world_case(seed: int) -> Any:
     """A clip of the world that training never showed, with its truth."""
-    world = _world()
+    world = require_world("clip", "upload a video")
     return world.video_cases(1, "heldout", world.video_frames, world.video_side, seed)[0]
 
 
@@ -104,9 +100,8 @@ def _check(file: Path) -> None:
             f"{MAX_SECONDS:.0f} s and {MAX_PACKETS:,} frames are allowed"
         )
     if measures.width * measures.height > MAX_PIXELS:
-        raise UserError(
-            f"video: {file.name} has {measures.width} x {measures.height} pixels; at most 4096 x 2304 are allowed"
-        )
+        shape = f"{measures.width} x {measures.height}"
+        raise UserError(f"video: {file.name} has {shape} pixels; at most 4096 x 2304 are allowed")
 
 
 def _is_video(head: bytes) -> bool:
@@ -184,7 +179,7 @@ def _correctness(clip: Clip, question: str, answer: Answer) -> float | None:
     """The share of true claims in the description of a rendered example; None for any other answer."""
     if clip.path is not None or question.strip() != DESCRIBE:
         return None
-    return _world().judge_answer(world_case(clip.seed).truth, answer.text)["all"]
+    return require_world("clip", "upload a video").judge_answer(world_case(clip.seed).truth, answer.text)["all"]
 
 
 def account_of(answer: Answer, correctness: float | None) -> str:
@@ -240,23 +235,16 @@ def build(gr: Any, models: Models, tab: Any) -> None:
             answer = gr.HTML(nothing, elem_id="answer")
             account = gr.HTML(elem_id="account")
 
-    def turn_to(clip: Clip, num_frames: float) -> str:
-        return show_clip(models, clip, int(num_frames))
+    def turn_to(clip: Clip, num_frames: float) -> tuple[Clip, str]:
+        return clip, show_clip(models, clip, int(num_frames))
 
-    def choose_another(clip: Clip, num_frames: float) -> tuple[Clip, str]:
-        following = Clip(clip.seed + 1)
-        return following, turn_to(following, num_frames)
-
-    def take(path: str, num_frames: float) -> tuple[Clip, str]:
-        uploaded = Clip(-1, path)
-        return uploaded, turn_to(uploaded, num_frames)
-
-    another.click(choose_another, [clip, frames], [clip, shown], **QUIET)
-    upload.upload(take, [upload, frames], [clip, shown], **QUIET)
+    turned = [clip, shown]
+    another.click(lambda clip, number: turn_to(Clip(clip.seed + 1), number), [clip, frames], turned, **QUIET)
+    upload.upload(lambda path, number: turn_to(Clip(-1, path), number), [upload, frames], turned, **QUIET)
     method.change(lambda name: controls.describe(methods[name]), method, [hint, settings], **AT_ONCE)
     questions.click(lambda index: QUESTIONS[index], questions, question, **AT_ONCE)
     question.submit(None, js=markup.press("ask"))
     asked = [clip, method, settings, question, frames, most, temperature, seed]
     opened = lambda figures: [gr.update(value=figures, visible=True)]  # noqa: E731
     connect(gr, buttons, partial(ask, models), asked, answer, [account], opened)
-    tab.select(turn_to, [clip, frames], shown, **QUIET)
+    tab.select(turn_to, [clip, frames], turned, **QUIET)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from vargen.jobs.feature_distance import FeatureDistance
     from vargen.pipelines.loading import ImagePipeline
 
+Resolve = Callable[[str, Mapping[str, Any] | None], ImageMethodConfig]
 MAX_PROCESSES = 100
 _REFERENCE_COUNT = 2000
 """Renders: more than the features have dimensions, or their covariance would be singular."""
@@ -109,11 +110,7 @@ class BenchConfig(SamplingOptions):
         if self.save_images and self.output is None:
             raise UserError("save_images needs output, the folder for the pictures; name one")
 
-    def contenders(
-        self,
-        resolve: Callable[[str, Mapping[str, Any] | None], ImageMethodConfig] = resolve_method,
-        usual: str = UNTRAINED,
-    ) -> dict[str, ImageMethodConfig]:
+    def contenders(self, resolve: Resolve = resolve_method, usual: str = UNTRAINED) -> dict[str, ImageMethodConfig]:
         """The methods by label, plain decoding first.
 
         Args:
@@ -157,22 +154,13 @@ def benchmark(config: BenchConfig, world: World | None, quiet: bool = False) -> 
         scorer = None if config.clip is None else ClipScorer(Path(config.clip))
         distance = None if config.extractor is None else _distance(config.extractor, model, world, quiet)
         pipeline, _, dtype = load_pipeline(model, config, quiet)
-        shared = {
-            **{name: getattr(config, name) for name in ("batch_size", "continuous_batches", "seed")},
-            **model.sampling(**config.sampling),
-        }
-        settings = describe_run(
-            methods,
-            weights_fingerprint(model.folder),
-            cases=told_cases(cases),
-            dtype=dtype,
-            device=str(pipeline.device),
-            judged=judge is not None,
-            **({} if scorer is None else {"clip": scorer.identity}),
-            **({} if distance is None else {"extractor": distance.identity}),
-            **config.identity,
-            **shared,
-        )
+        shared = {name: getattr(config, name) for name in ("batch_size", "continuous_batches", "seed")}
+        shared |= model.sampling(**config.sampling)
+        readers = {"clip": scorer, "extractor": distance}
+        identities = {name: each.identity for name, each in readers.items() if each is not None}
+        told = {"cases": told_cases(cases), "dtype": dtype, "device": str(pipeline.device), "judged": judge is not None}
+        told |= {**identities, **config.identity, **shared}
+        settings = describe_run(methods, weights_fingerprint(model.folder), **told)
         num_calls = len(_calls(len(cases), config.batch_size, config.continuous_batches))
         with progress(num_calls * len(methods), "calls", quiet) as shown:
             rows = run_benchmark(
@@ -209,10 +197,8 @@ def _distance(name: str, model: ModelDescription, world: World | None, quiet: bo
     from vargen.jobs.feature_distance import FeatureDistance
 
     if world is None or not model.draws_scenes:
-        raise UserError(
-            "extractor compares with renders of the project's own scenes, which this model does not draw; use vargen "
-            "evaluate with a --reference"
-        )
+        told = "extractor compares with renders of the project's own scenes, which this model does not draw"
+        raise UserError(f"{told}; use vargen evaluate with a --reference")
     return FeatureDistance(name, world.reference(_REFERENCE_COUNT, model.image_size), quiet)
 
 

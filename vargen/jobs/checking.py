@@ -122,10 +122,9 @@ def _tokens(report: dict[str, Any]) -> dict[tuple[int, str], str]:
 
 def _others(earlier: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
     names = sorted({*earlier["files"], *report["files"]})
-    return {
-        "files": [name for name in names if earlier["files"].get(name) != report["files"].get(name)],
-        "calls": sum(earlier["calls"].get(call) != tokens for call, tokens in _tokens(report).items()),
-    }
+    files = [name for name in names if earlier["files"].get(name) != report["files"].get(name)]
+    calls = sum(earlier["calls"].get(call) != tokens for call, tokens in _tokens(report).items())
+    return {"files": files, "calls": calls}
 
 
 def _sha256(path: Path) -> str:

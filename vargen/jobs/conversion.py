@@ -15,6 +15,7 @@ from vargen.base.bounds import MAX_PIXELS
 from vargen.base.errors import UserError
 from vargen.base.options import OUTPUT, Settings, option
 from vargen.base.path_roles import READ, READ_FILE, READ_FOLDER, REPLACED
+from vargen.checkpoints.model_folder import check_new_folder
 from vargen.checkpoints.options import DTYPES
 from vargen.runs.files import atomic_folder
 
@@ -100,7 +101,6 @@ def convert_llamagen(config: ConvertConfig) -> dict[str, Any]:
     """
     import torch
 
-    from vargen.checkpoints.model_folder import check_new_folder
     from vargen.models.llamagen import convert_llamagen as convert
     from vargen.models.llamagen.vq import downsampling_factor
     from vargen.pipelines.llamagen import LlamaGenPipeline
@@ -117,10 +117,8 @@ def convert_llamagen(config: ConvertConfig) -> dict[str, Any]:
     geometry["grid_size"] = config.image_size // factor
     num_codes = vqvae.config["num_vq_embeddings"]
     if geometry["vocab_size"] != num_codes:
-        raise UserError(
-            f"vqvae must hold the tokenizer of transformer: it has {num_codes} codes, the transformer "
-            f"{geometry['vocab_size']}."
-        )
+        has = f"it has {num_codes} codes, the transformer {geometry['vocab_size']}."
+        raise UserError(f"vqvae must hold the tokenizer of transformer: {has}")
     transformer = convert.load_transformer(official, geometry, config.transformer)
     if (dtype := _torch_dtype(config.dtype)) is not None:
         torch.nn.Module.to(transformer, dtype)  # diffusers' own warns of modules to be kept in float32; there are none
@@ -146,7 +144,6 @@ def convert_vqgan(config: ConvertVqganConfig) -> dict[str, Any]:
     Raises:
         UserError: the file is missing, truncated or of the wrong kind.
     """
-    from vargen.checkpoints.model_folder import check_new_folder
     from vargen.models.token_images.convert_token_images import read_vqgan
     from vargen.models.vqgan import load_vqgan
 
@@ -171,7 +168,6 @@ def convert_anole(config: ConvertAnoleConfig) -> dict[str, Any]:
     Raises:
         UserError: a file is missing, truncated or of the wrong kind.
     """
-    from vargen.checkpoints.model_folder import check_new_folder
     from vargen.models.token_images.anole import ANOLE
     from vargen.models.token_images.convert_token_images import convert_meta_chameleon, read_meta_chameleon
     from vargen.models.token_images.token_image_loading import save_family_model
@@ -204,9 +200,8 @@ def convert_drafter(config: ConvertDrafterConfig) -> dict[str, Any]:
     """
     from vargen.drafters.convert_draft_head import convert_lantern_drafter
 
-    drafter = convert_lantern_drafter(
-        config.drafter, config.output, dtype=_torch_dtype(config.dtype), overwrite=config.overwrite
-    )
+    how: dict[str, Any] = {"dtype": _torch_dtype(config.dtype), "overwrite": config.overwrite}
+    drafter = convert_lantern_drafter(config.drafter, config.output, **how)
     return {
         "output": config.output,
         "grid_size": drafter.config.get("grid_size"),

@@ -86,9 +86,9 @@ def mask_of(mask_image: str | None, start_rows: int | None, model: ModelDescript
         return (torch.arange(rows * side)[:, None] >= start_rows * side).expand(-1, columns * side)
     mask = open_picture(read_bytes(expanded(mask_image), "mask_image"), "mask_image").convert("L")
     if mask.size != (columns * side, rows * side):
+        wanted = f"{columns * side} x {rows * side}"
         raise UserError(
-            f"mask_image must have the size of the model's pictures, {columns * side} x {rows * side}, got "
-            f"{mask.width} x {mask.height}"
+            f"mask_image must have the size of the model's pictures, {wanted}, got {mask.width} x {mask.height}"
         )
     drawn = torch.from_numpy(np.array(mask)) > 127
     if not bool(drawn.any()):

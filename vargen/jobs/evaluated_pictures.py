@@ -24,7 +24,7 @@ from vargen.base.errors import UserError
 from vargen.checkpoints.model_folder import weights_fingerprint
 from vargen.jobs.calls import condition_of, record_of_picture, stream_pipeline
 from vargen.jobs.cases import told_cases
-from vargen.jobs.measuring import Evaluation
+from vargen.jobs.measuring import Evaluation, Read
 from vargen.methods.base import ImageMethodConfig
 from vargen.models.description import ModelDescription
 from vargen.pipelines.arguments import PromptWarning, warn_of_prompts
@@ -68,8 +68,7 @@ def make_pictures(
         weights = weights_fingerprint(model.folder, apart_from=None if "drafter" in described else "drafter")
         settings = {"method": described, "weights": weights, **shared}
         jobs[label] = PictureBatches(run.output / label, settings, len(run.cases), run.batch_size)
-    for job in jobs.values():
-        job.check_identity()
+        jobs[label].check_identity()
     processes.wait()
 
     if processes.is_main:
@@ -157,7 +156,7 @@ class EvaluatedPictures:
         side: pixels along a side of the first.
     """
 
-    read: Callable[[Sequence[int]], list[Tensor]]
+    read: Read
     folder: Callable[[str], Path]
     side: int
 

@@ -139,6 +139,36 @@ class EvaluateConfig(SamplingOptions):
         return read_method_list(self.methods, self.method_options, "methods", resolve)
 
 
+@dataclass(frozen=True)
+class _Request:
+    """What is evaluated, by which protocol: pictures of a model, or with None given ones."""
+
+    config: EvaluateConfig
+    protocol: Protocol
+    model: ModelDescription | None
+    world: World | None
+
+    @property
+    def needed_world(self) -> World:
+        """The world, for a protocol that asks for its captions, pictures or judge."""
+        if self.world is None:
+            raise missing_world(f"protocol {self.protocol.name}", "use another protocol, such as prompts")
+        return self.world
+
+    def caption_names(self, count: int) -> CaptionNames:
+        """What the captions of a file are called, a picture each."""
+        from vargen.jobs.evaluated_pictures import CaptionNames
+
+        config = self.config
+        if config.prompts_file is None or config.num_images_per_prompt > 1:
+            return CaptionNames()
+        for column in ("file_name", "image_id", "id"):
+            names = read_column(config.prompts_file, (column,))
+            if names is not None and (len(names) == count or config.prompts_format is None):
+                return CaptionNames(names[:count], are_files=column == "file_name")
+        return CaptionNames()
+
+
 def load_protocol(name: str) -> Protocol:
     """A shipped protocol by name, or the protocol of a YAML file. Raises UserError for no such protocol, or a
     field that is unknown or wrong."""
@@ -187,6 +217,7 @@ def evaluate(config: EvaluateConfig, world: World | None, quiet: bool = False) -
             raise UserError(f"hps scores captions, and {protocol.name} has none; leave it out")
         protocol = replace(protocol, hps=True)
     methods = {} if model is None else config.contenders(model.resolve_method)
+    asked = _Request(config, protocol, model, world)
 
     from vargen.jobs.evaluated_pictures import GIVEN
     from vargen.runs.batches import PictureBatches
@@ -195,7 +226,7 @@ def evaluate(config: EvaluateConfig, world: World | None, quiet: bool = False) -
     processes = Processes.start(config.device)
     try:
         with own_folder(config.output, inside) if processes.is_main else nullcontext():
-            rows = _evaluate(config, protocol, model, methods, world, processes, quiet or not processes.is_main)
+            rows = _evaluate(asked, methods, processes, quiet or not processes.is_main)
             processes.wait()
         return rows
     finally:
@@ -203,13 +234,7 @@ def evaluate(config: EvaluateConfig, world: World | None, quiet: bool = False) -
 
 
 def _evaluate(
-    config: EvaluateConfig,
-    protocol: Protocol,
-    model: ModelDescription | None,
-    methods: Mapping[str, ImageMethodConfig],
-    world: World | None,
-    processes: Processes,
-    quiet: bool,
+    asked: _Request, methods: Mapping[str, ImageMethodConfig], processes: Processes, quiet: bool
 ) -> list[dict[str, Any]]:
     import torch
 
@@ -220,21 +245,21 @@ def _evaluate(
     from vargen.jobs.edits import edit_scores
     from vargen.jobs.figures import against_plain, benchmark_figures, score
 
-    cases = _cases(config, protocol, model, world)
-    networks = _networks(config, protocol, model, processes, world, cases)
-    shared = (config.batch_size, config.continuous_batches, protocol, cases, networks, processes, quiet)
-    run = measuring.Evaluation(config, Path(config.output), *shared)
-    if config.edits:
-        assert model is not None
-        run = replace(run, edits=_edits(config, protocol, model, world, cases))
+    config, protocol, model = asked.config, asked.protocol, asked.model
+    cases = _cases(asked)
+    networks = _networks(asked, processes, cases)
+    edits = _edits(asked, model, cases) if config.edits and model is not None else None
+    how = (config.batch_size, config.continuous_batches, protocol, cases, networks, processes, quiet, edits)
+    run = measuring.Evaluation(config, Path(config.output), *how)
     path = None if config.reference is None else Path(config.reference)
     # Before anything is made, so that a wrong one costs nothing.
-    given, stored = measuring.open_reference(protocol, path), measuring.stored_statistics(run, path)
+    pictures_given = measuring.open_reference(protocol, path)
+    statistics, notes = measuring.stored_statistics(run, path)
 
     jobs: dict[str, PictureBatches] = {}
     if model is None:
         assert config.given_images is not None
-        captions = None if protocol.captions == "class_labels" else _caption_names(config, len(cases))
+        captions = None if protocol.captions == "class_labels" else asked.caption_names(len(cases))
         sources = {pictures.GIVEN: pictures.given_pictures(config.given_images, run.output, len(cases), captions)}
     else:
         jobs = pictures.make_pictures(run, methods, model)
@@ -243,17 +268,17 @@ def _evaluate(
     measured = {
         label: measuring.measure_pictures(run, label, source.read, source.folder) for label, source in sources.items()
     }
-    reference: Reference | None
+    reference: Reference | None = None
     dimensions = run.networks.extractors[protocol.extractor].num_features
     if protocol.reference == "none":
-        reference, notes = None, ["no reference: Frechet distance, precision and recall are left out"]
-    elif stored is not None:
-        reference, notes = measuring.stored_reference(run, stored[0], given)
-        notes += stored[1]
+        notes = ["no reference: Frechet distance, precision and recall are left out"]
+    elif statistics is not None:
+        reference, gaps = measuring.stored_reference(run, statistics, pictures_given)
+        notes = [*gaps, *notes]
     else:
         count, resolution = protocol.num_renders(len(cases), dimensions), protocol.resolution or side
-        compared_with = given or _needed(world, protocol).reference(count, resolution)
-        reference, notes = measuring.measured_reference(run, compared_with), []
+        compared_with = pictures_given or asked.needed_world.reference(count, resolution)
+        reference = measuring.measured_reference(run, compared_with)
     if not processes.is_main:
         return []
 
@@ -282,9 +307,9 @@ def _evaluate(
             "networks": run.networks.identity(),
             "warnings": notes,
         }
-        if asked := [case.asked for case in cases if case.asked is not None]:
+        if prompts := [case.asked for case in cases if case.asked is not None]:
             row |= {"prompts_format": config.prompts_format}
-            row |= benchmark_figures(asked, measured[label], protocol, kinds, config.bootstrap)
+            row |= benchmark_figures(prompts, measured[label], protocol, kinds, config.bootstrap)
         if run.edits is not None:
             batches = [jobs[label].tokens.read(batch)[0] for batch in range(len(jobs[label].tokens.batches))]
             likelihoods = torch.cat([torch.from_numpy(each["log_likelihood"]) for each in batches])
@@ -292,8 +317,7 @@ def _evaluate(
         if "ar" in measured and label != "ar":
             row["against_plain"] = against_plain(measured[label], measured["ar"], protocol, kinds, config.bootstrap)
         if label in jobs:
-            row["exact"] = methods[label].exact
-            row["follows_the_clock"] = methods[label].follows_the_clock
+            row |= {name: getattr(methods[label], name) for name in ("exact", "follows_the_clock")}
             row["decoding"] = summarise(calls[label], calls.get("ar"))
             row["settings"] = {name: value for name, value in jobs[label].settings.items() if name != "captions"}
         rows.append({**row, "provenance": provenance()})
@@ -302,37 +326,35 @@ def _evaluate(
     return rows
 
 
-def _edits(
-    config: EvaluateConfig, protocol: Protocol, model: ModelDescription, world: World | None, cases: list[BenchmarkCase]
-) -> Edits:
+def _edits(asked: _Request, model: ModelDescription, cases: list[BenchmarkCase]) -> Edits:
     """What is edited. Raises UserError for pictures or a mask that cannot be used."""
     from vargen.jobs.edits import Edits, cases_about, mask_of, scaled_to
     from vargen.jobs.evaluated_pictures import given_pictures
     from vargen.runs.identity import digest
 
+    config = asked.config
     drawn = mask_of(config.mask_image, config.start_rows, model)
     identity = {"mask": digest(drawn.flatten().int().tolist()), "paste_back": config.paste_back}
     if config.image is None:
-        if protocol.captions != "scenes":
-            raise UserError(f"image must name the pictures to edit: {protocol.name} renders none of its captions")
-        own = _needed(world, protocol)
+        if asked.protocol.captions != "scenes":
+            raise UserError(f"image must name the pictures to edit: {asked.protocol.name} renders none of its captions")
+        own = asked.needed_world
 
         def before(indices: Sequence[int]) -> list[torch.Tensor]:
             return own.renders([cases[index] for index in indices], model.image_size)
 
         return Edits(before, drawn, cases_about(own, cases, drawn), config.paste_back, {**identity, "image": "renders"})
-    given = given_pictures(config.image, Path(config.output), len(cases), _caption_names(config, len(cases)), "image")
+    given = given_pictures(config.image, Path(config.output), len(cases), asked.caption_names(len(cases)), "image")
     size = (drawn.shape[0], drawn.shape[1])
     identity["image"] = given.folder("").name  # the digest of their content
     return Edits(lambda indices: scaled_to(given.read(indices), size), drawn, None, config.paste_back, identity)
 
 
-def _cases(
-    config: EvaluateConfig, protocol: Protocol, model: ModelDescription | None, world: World | None
-) -> list[BenchmarkCase]:
+def _cases(asked: _Request) -> list[BenchmarkCase]:
     """The case of each picture. Raises UserError where the protocol asks for others."""
     from metrics.errors import DataError
 
+    config, protocol, model = asked.config, asked.protocol, asked.model
     count = config.num_prompts or protocol.count
     if protocol.captions == "scenes":
         if config.prompts_file is not None:
@@ -346,7 +368,7 @@ def _cases(
             from vargen.jobs.evaluated_pictures import open_given
 
             count = len(open_given(config.given_images))
-        cases = _needed(world, protocol).sample_cases(count or _USUAL_COUNT, config.seed)
+        cases = asked.needed_world.sample_cases(count or _USUAL_COUNT, config.seed)
     elif protocol.captions == "class_labels":
         import torch
 
@@ -359,9 +381,9 @@ def _cases(
         if config.prompts_file is None:
             raise UserError(f"prompts_file: {protocol.name} needs captions; name a .txt, .csv, .tsv or .jsonl file")
         if config.prompts_format is None:
-            cases = written_cases(gather_prompts([], config.prompts_file), world)
+            cases = written_cases(gather_prompts([], config.prompts_file), asked.world)
         else:
-            cases = asked_cases(read_benchmark(config.prompts_file, config.prompts_format), world)
+            cases = asked_cases(read_benchmark(config.prompts_file, config.prompts_format), asked.world)
         if count is not None and len(cases) < count:
             raise UserError(f"prompts_file: {config.prompts_file} holds {len(cases):,} captions, {count:,} are asked")
         cases = cases[:count]
@@ -387,74 +409,35 @@ def _cases(
     return cases
 
 
-def _caption_names(config: EvaluateConfig, count: int) -> CaptionNames:
-    """What the captions of a file are called, a picture each."""
-    from vargen.jobs.evaluated_pictures import CaptionNames
-
-    if config.prompts_file is None or config.num_images_per_prompt > 1:
-        return CaptionNames()
-    for column in ("file_name", "image_id", "id"):
-        names = read_column(config.prompts_file, (column,))
-        if names is not None and (len(names) == count or config.prompts_format is None):
-            return CaptionNames(names[:count], are_files=column == "file_name")
-    return CaptionNames()
-
-
-def _needed(world: World | None, protocol: Protocol) -> World:
-    """The world, for a protocol that asks for its captions, pictures or judge."""
-    if world is None:
-        raise missing_world(f"protocol {protocol.name}", "use another protocol, such as prompts")
-    return world
-
-
-def _networks(
-    config: EvaluateConfig,
-    protocol: Protocol,
-    model: ModelDescription | None,
-    processes: Processes,
-    world: World | None,
-    cases: list[BenchmarkCase],
-) -> Networks:
+def _networks(asked: _Request, processes: Processes, cases: list[BenchmarkCase]) -> Networks:
     from vargen.jobs.measuring import load_networks
 
+    config, protocol, model = asked.config, asked.protocol, asked.model
     named = {name: getattr(config, name) for name in ("clip", "hps", "inception_weights", "vgg_weights")}
     files = {name: None if path is None else Path(path) for name, path in named.items()}
     if files["clip"] is None and (protocol.captions == "scenes" or protocol.judge):
         files["clip"] = shipped_clip()
-    judge = _needed(world, protocol).judge() if protocol.judge else None
+    judge = asked.needed_world.judge() if protocol.judge else None
     if judge is not None and model is not None and not can_read(judge, model.image_size):
         raise UserError(
             f"protocol: the judge of {protocol.name} reads pictures of {judge.image_size} pixels or more, this model "
             f"makes {model.image_size}; use prompts, or another protocol without a judge"
         )
     networks = load_networks(protocol, processes.device, files, judge)
-    return _with_check(config, networks, protocol, cases, world, processes.device)
+    return _with_check(asked, networks, cases, processes.device)
 
 
-def _with_check(
-    config: EvaluateConfig,
-    networks: Networks,
-    protocol: Protocol,
-    cases: list[BenchmarkCase],
-    world: World | None,
-    device: torch.device,
-) -> Networks:
+def _with_check(asked: _Request, networks: Networks, cases: list[BenchmarkCase], device: torch.device) -> Networks:
     """The networks, with the check of a benchmark's pictures. Raises UserError where nothing can or need."""
+    from metrics import picture_checks as checks
     from metrics.errors import DataError
     from metrics.extractors import CLIPFeatures
-    from metrics.picture_checks import (
-        CompositionCheck,
-        PictureCheck,
-        QuestionCheck,
-        check_names,
-        most_asked,
-        needs_check,
-    )
     from metrics.picture_readers import VisualAnswers, load_detector
     from vargen.checkpoints.model_folder import check_stored
 
-    asked = [case.asked for case in cases if case.asked is not None]
-    needed = needs_check(asked)
+    config, protocol, world = asked.config, asked.protocol, asked.world
+    prompts = [case.asked for case in cases if case.asked is not None]
+    needed = checks.needs_check(prompts)
     for name in ("detector", "vqa_model"):
         if getattr(config, name) is not None and name != needed:
             raise UserError(f"{name} checks nothing here; leave it out, or name a prompts_file and its prompts_format")
@@ -467,17 +450,17 @@ def _with_check(
         check_stored(folder, str(needed))
     elif own is None:
         return networks
-    check: PictureCheck
+    check: checks.PictureCheck
     try:
         if folder is not None and needed == "vqa_model":
-            check = QuestionCheck(VisualAnswers(folder, device))
+            check = checks.QuestionCheck(VisualAnswers(folder, device))
         else:
             detector = own or load_detector(folder or Path(), device)
             clip = networks.extractors.get("clip")
             if not isinstance(clip, CLIPFeatures):
                 raise UserError(f"protocol: {protocol.name} has no CLIP, which names colours; give it a clip_score")
-            check_names(detector, asked)
-            check = CompositionCheck(detector, clip, protocol.composition)
+            checks.check_names(detector, prompts)
+            check = checks.CompositionCheck(detector, clip, protocol.composition)
     except DataError as error:
         raise UserError(f"{needed}: {error}") from error
-    return replace(networks, check=check, most_asked=most_asked(asked))
+    return replace(networks, check=check, most_asked=checks.most_asked(prompts))

@@ -30,9 +30,8 @@ def score(
     """Figures of one set of pictures from its features; `kinds` are those of the judge. Raises UserError for too few
     pictures."""
     features = {name: measured[f"features_{name}"] for name in protocol.extractors}
-    features |= {
-        name: measured[name] for field, name in EXTRAS.items() if getattr(protocol, field) and name in measured
-    }
+    extras = (name for field, name in EXTRAS.items() if getattr(protocol, field))
+    features |= {name: measured[name] for name in extras if name in measured}
     try:
         scores = score_pictures(protocol, features, reference, measured.get("text"), draws)
     except DataError as error:
@@ -58,9 +57,8 @@ def benchmark_figures(
         preferences = preference_scores({"hps": measured["features_hps"], "hps_text": measured["hps_text"]})
         figures["hps"] = lambda chosen: group_mean(preferences[chosen], draws)
     if "verdicts" in measured:
-        figures["judge_prompts"] = lambda chosen: judge_scores(measured["verdicts"][chosen], kinds, draws)[
-            "judge_prompts"
-        ]
+        judged = measured["verdicts"]
+        figures["judge_prompts"] = lambda chosen: judge_scores(judged[chosen], kinds, draws)["judge_prompts"]
     return benchmark_scores(prompts, figures, measured.get("answers"), draws)
 
 
@@ -105,10 +103,8 @@ def against_plain(
         differences["judge_accuracy"] = figure(over(torch.arange(count)), interval)
     if protocol.clip_score is not None:
         clip = protocol.clip_score
-        scores = [
-            clip_scores(each["features_clip"], each["text"], clip.scale, clip.clip_at_zero)
-            for each in (measured, plain)
-        ]
+        how, sets = (clip.scale, clip.clip_at_zero), (measured, plain)
+        scores = [clip_scores(each["features_clip"], each["text"], *how) for each in sets]
         differences["clip_score"] = mean_figure(scores[0] - scores[1], draws)
     return differences
 

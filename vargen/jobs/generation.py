@@ -153,12 +153,9 @@ class RunTotals:
     @classmethod
     def of_processes(cls, shares: Sequence[RunTotals]) -> RunTotals:
         """The sum of all processes, with the seconds of the slowest in each phase."""
-        together = cls(
-            new_images=sum(share.new_images for share in shares),
-            tokens=sum(share.tokens for share in shares),
-            forward_passes=sum(share.forward_passes for share in shares),
-            output=shares[0].output,
-        )
+        together = cls(output=shares[0].output)
+        for name in ("new_images", "tokens", "forward_passes"):
+            setattr(together, name, sum(getattr(share, name) for share in shares))
         for phase, seconds in ((phase, seconds) for share in shares for phase, seconds in share.seconds.items()):
             together.seconds[phase] = max(seconds, together.seconds.get(phase, 0.0))
         return together
@@ -242,6 +239,10 @@ def _share(run: _Run) -> RunTotals | None:
         processes.leave()
 
 
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def _read_conditions(config: GenerateConfig, prompts: Sequence[str], model: ModelDescription) -> list[str] | list[int]:
     """The prompts or class labels of the run. Raises UserError for none, or for those of another model."""
     if model.num_classes is not None and (prompts or config.prompts_file is not None):
@@ -293,9 +294,12 @@ class _Run:
         totals: of this process.
         settings: everything that decides the pictures.
         results: the folder; there after `open_folder`.
+        pipeline, ranker: that draw and rank; there while the folder is filled.
     """
 
     results: PictureFolder
+    pipeline: ImagePipeline
+    ranker: Ranker | None
 
     def __init__(
         self, config: GenerateConfig, prompts: Sequence[str], judge_ranker: Callable[[int], Ranker], quiet: bool
@@ -312,14 +316,12 @@ class _Run:
         files = {name: path for name in ("image", "mask_image") if (path := getattr(config, name)) is not None}
         contents = {name: read_bytes(expanded(path), name) for name, path in files.items()}
         self._edit: dict[str, Any] = {name: open_picture(content, name) for name, content in contents.items()}
-        self._digests: dict[str, Any] = {
-            name: hashlib.sha256(content).hexdigest() for name, content in contents.items()
-        }
+        self._digests: dict[str, Any] = {name: _sha256(content) for name, content in contents.items()}
         if self._edit:
             self._edit |= {"start_rows": config.start_rows, "paste_back": config.paste_back}
         if references:
             self._edit["reference_images"] = references
-            self._digests["reference_images"] = [hashlib.sha256(content).hexdigest() for content in shown]
+            self._digests["reference_images"] = list(map(_sha256, shown))
         self._method = self.model.resolve_method(config.method, config.method_options)
         self.settings = self._all_settings()
         self.totals = RunTotals(seconds={"load": 0.0}, output=config.output or self._free_place())
@@ -388,14 +390,14 @@ class _Run:
 
         config, model, began = self.config, self.model, time.perf_counter()
         place = replace(config, dtype=self.settings["dtype"], device=device)
-        pipeline, device, self.settings["dtype"] = load_pipeline(model, place, self.quiet)
+        self.pipeline, device, self.settings["dtype"] = load_pipeline(model, place, self.quiet)
         self.settings = self._with_kind(self.settings, device)
         self.totals.add_seconds("load", time.perf_counter() - began)
         self.totals.new_images = len(missing)
         prompts = list(dict.fromkeys(request.text for request in self.requests if request.text is not None))
         if not config.reference_images:  # their room is looked at when pictures are read
-            warn_of_prompts(pipeline, [*prompts, config.negative_prompt], **model.size)
-        ranker = self._ranker(prompts)
+            warn_of_prompts(self.pipeline, [*prompts, config.negative_prompt], **model.size)
+        self.ranker = self._ranker(prompts)
         self.results.begin(self._describe(device))
         num_tokens = len(missing) * config.num_candidates * model.num_tokens
         at_once = max(1, _MOST_IN_A_STREAM // config.num_candidates)
@@ -404,7 +406,7 @@ class _Run:
             count = _TokenCount(shown)
             try:
                 for first in range(0, len(missing), at_once):
-                    self._draw(pipeline, missing[first : first + at_once], ranker, keep, count)
+                    self._draw(missing[first : first + at_once], keep, count)
             except KeyboardInterrupt:
                 done = sum(request.index in self.results.records for request in missing)
                 raise KeyboardInterrupt(
@@ -414,9 +416,7 @@ class _Run:
     def _ranker(self, prompts: Sequence[str]) -> Ranker | None:
         """The ranker of candidates; None for a single one. Raises UserError where it cannot score them."""
         config = self.config
-        if config.num_candidates == 1:
-            return None
-        if config.ranker == "likelihood":
+        if config.num_candidates == 1 or config.ranker == "likelihood":
             return None
         if not prompts:
             raise UserError("num_candidates must be 1 for a class-conditional model: there is no prompt to rank by")
@@ -444,14 +444,7 @@ class _Run:
             "versions": {each.__name__: each.__version__ for each in (vargen, torch, diffusers, transformers)},
         }
 
-    def _draw(
-        self,
-        pipeline: ImagePipeline,
-        requests: Sequence[ImageRequest],
-        ranker: Ranker | None,
-        keep: Callable[..., None],
-        count: _TokenCount,
-    ) -> None:
+    def _draw(self, requests: Sequence[ImageRequest], keep: Callable[..., None], count: _TokenCount) -> None:
         """Make and keep pictures in one stream."""
         import torch
 
@@ -461,7 +454,7 @@ class _Run:
         candidates = [(request, number) for request in requests for number in range(config.num_candidates)]
         seeds = [candidate_seed(request.seed, number) for request, number in candidates]
         stream = open_stream(
-            pipeline,
+            self.pipeline,
             config.continuous_batches,
             **self._arguments([request for request, _ in candidates]),
             generator=[torch.Generator().manual_seed(seed) for seed in seeds],
@@ -480,38 +473,33 @@ class _Run:
                 own[number] = picture
                 if len(own) == config.num_candidates:
                     began = time.perf_counter()
-                    keep(request, *self._choose(pipeline, request, [own[each] for each in sorted(own)], ranker))
+                    keep(request, *self._choose(request, [own[each] for each in sorted(own)]))
                     phase = "save" if config.num_candidates == 1 else "rank_and_save"
                     self.totals.add_seconds(phase, time.perf_counter() - began)
                     del made[request.index]
         except NotFiniteError as error:
             raise UserError(f"{candidates[error.row][0].image_path}: {error}") from error
         except torch.OutOfMemoryError as error:
-            raise UserError(
-                f"batch_size {config.batch_size} needs more memory than {pipeline.device} has; give a smaller one"
-            ) from error
+            told = f"batch_size {config.batch_size} needs more memory than {self.pipeline.device} has"
+            raise UserError(f"{told}; give a smaller one") from error
         finally:
             self.totals.forward_passes += stream.trace.target_passes
             for phase, seconds in stream.trace.phase_seconds.items():
                 self.totals.add_seconds(phase, seconds)
 
     def _choose(
-        self,
-        pipeline: ImagePipeline,
-        request: ImageRequest,
-        candidates: Sequence[FinishedPicture],
-        ranker: Ranker | None,
+        self, request: ImageRequest, candidates: Sequence[FinishedPicture]
     ) -> tuple[Image, dict[str, Any], Image | None]:
         """The best candidate, the rest of its record, and its trace image, if the config asks for one."""
         from vargen.drawing.trace_image import draw_trace
 
         chosen, ranked = candidates[0], {}
         if len(candidates) > 1:
-            if ranker is None:
-                scores = self._likelihoods(pipeline, request, candidates)
+            if self.ranker is None:
+                scores = self._likelihoods(request, candidates)
             else:
                 assert request.text is not None
-                scores = ranker.score([each.image for each in candidates], [request.text] * len(candidates))
+                scores = self.ranker.score([each.image for each in candidates], [request.text] * len(candidates))
             number = best(scores)
             chosen = candidates[number]
             ranked = {
@@ -519,28 +507,21 @@ class _Run:
                 "candidate_seed": candidate_seed(request.seed, number),
                 "scores": [round(score, 4) for score in scores],
             }
-        measured = {
-            "tokens": chosen.trace.tokens,
-            "forward_passes": chosen.trace.target_passes,
-            "seconds": round(chosen.seconds, 4),
-            "batch_size": chosen.batch_size,
-            **ranked,
-        }
+        cost = {"tokens": chosen.trace.tokens, "forward_passes": chosen.trace.target_passes}
+        measured = {**cost, "seconds": round(chosen.seconds, 4), "batch_size": chosen.batch_size, **ranked}
         drawn = None
         if self.config.trace_image:
             drawn = draw_trace(chosen.image, chosen.trace, 0, self.model.rows_and_columns, self.model.beside_grid)
         return chosen.image, measured, drawn
 
-    def _likelihoods(
-        self, pipeline: ImagePipeline, request: ImageRequest, candidates: Sequence[FinishedPicture]
-    ) -> list[float]:
+    def _likelihoods(self, request: ImageRequest, candidates: Sequence[FinishedPicture]) -> list[float]:
         """Log-likelihoods of the tokens of `image` behind what was drawn."""
         import torch
 
         from vargen.pipelines.base import beside
 
         asked, tokens = self._arguments([request] * len(candidates)), torch.stack([each.tokens for each in candidates])
-        scored: list[float] = beside(pipeline).log_likelihoods(tokens, **asked)
+        scored: list[float] = beside(self.pipeline).log_likelihoods(tokens, **asked)
         return scored
 
     def _arguments(self, requests: Sequence[ImageRequest]) -> dict[str, Any]:

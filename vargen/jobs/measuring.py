@@ -37,6 +37,8 @@ from vargen.runs.identity import check_identity, digest
 from vargen.runs.processes import Processes
 from vargen.runs.progress import Progress, progress
 
+Read = Callable[[Sequence[int]], Sequence[Tensor]]
+"""A function that gives pictures uint8 `[3, H, W]` by number."""
 MEASURE_BATCH = 64
 """Pictures measured together; fixed, since the last bits of a feature depend on it."""
 
@@ -175,13 +177,10 @@ def open_reference(protocol: Protocol, path: Path | None) -> ImageFolder | Image
     return pictures
 
 
-def measure_pictures(
-    run: Evaluation, label: str, read: Callable[[Sequence[int]], Sequence[Tensor]], folder: Callable[[str], Path]
-) -> dict[str, Tensor]:
+def measure_pictures(run: Evaluation, label: str, read: Read, folder: Callable[[str], Path]) -> dict[str, Tensor]:
     """All features of one method's pictures, in their order.
 
     Args:
-        read: gives pictures uint8 `[3, H, W]` by number.
         folder: for the features, from a key that stands for how they are measured.
     """
     networks = run.networks
@@ -229,12 +228,7 @@ def _reference_features(run: Evaluation, pictures: ReferencePictures) -> dict[st
 
 
 def _measured(
-    run: Evaluation,
-    what: str,
-    store: BatchStore,
-    read: Callable[[Sequence[int]], Sequence[Tensor]],
-    cases: Sequence[BenchmarkCase],
-    networks: Networks,
+    run: Evaluation, what: str, store: BatchStore, read: Read, cases: Sequence[BenchmarkCase], networks: Networks
 ) -> dict[str, Tensor]:
     """Features of a store's pictures in their order, on the CPU. Every process measures its share and gets all."""
 
@@ -258,15 +252,15 @@ def _measured(
     }
 
 
-def stored_statistics(run: Evaluation, path: Path | None) -> tuple[Reference, list[str]] | None:
-    """The statistics of a reference, and a warning where it does not say how they were made; None where it has none.
+def stored_statistics(run: Evaluation, path: Path | None) -> tuple[Reference | None, list[str]]:
+    """The statistics of a reference, None where it has none, and a warning where it does not say how they were made.
     Raises UserError for a damaged file, or one of another network or resizing."""
     try:
         if path is None or path.suffix != ".npz":
-            return None
+            return None, []
         with open_npz(path) as arrays:
             if "mu" not in arrays:
-                return None
+                return None, []
             has_spatial = run.protocol.spatial_distance and "mu_s" in arrays
             note = parse_json(arrays["made_with"].tobytes()) if "made_with" in arrays else None
             statistics = GaussianStatistics.read(arrays, path)
@@ -314,7 +308,7 @@ def stored_reference(
     return Reference(stored.statistics, manifold, spatial), notes
 
 
-def write_pictures(path: Path, read: Callable[[Sequence[int]], Sequence[Tensor]], count: int) -> None:
+def write_pictures(path: Path, read: Read, count: int) -> None:
     """Write pictures as an array in an `.npz`, whole or not at all. Raises UserError where they differ in size."""
     try:
         with atomic_path(path) as temporary, open(temporary, "wb") as file:

@@ -140,17 +140,10 @@ def _tune(
     config, judge = _with_quality(config, model, world)
     clip = None if config.clip is None else ClipScorer(Path(config.clip))
     pipeline, _, dtype = load_pipeline(model, config, quiet)
-    described = describe_run(
-        {PLAIN: resolve_method(PLAIN)},
-        weights_fingerprint(model.folder),
-        cases=told_cases(cases),
-        dtype=dtype,
-        device=str(pipeline.device),
-        batch_size=config.batch_size,
-        seed=config.seed,
-        **({} if clip is None else {"clip": clip.identity}),
-        **config.identity,
-    )
+    told: dict[str, Any] = {"cases": told_cases(cases), "dtype": dtype, "device": str(pipeline.device)}
+    told |= {"batch_size": config.batch_size, "seed": config.seed, **({} if clip is None else {"clip": clip.identity})}
+    plain = {PLAIN: resolve_method(PLAIN)}
+    described = describe_run(plain, weights_fingerprint(model.folder), **told, **config.identity)
     # The first four may change from one run of a search to the next. The others are described by their content.
     left_out = {"output", "max_seconds", "max_quality_loss", "save_to_model", "prompts_file", "clip"}
     left_out |= {option.name for option in fields(ModelOptions)}
@@ -192,10 +185,8 @@ def _with_quality(config: TuneConfig, model: ModelDescription, world: World | No
     if judge is None and quality == "judge_accuracy":
         raise UserError("quality: the judge reads pictures of vargen's own scenes alone; use clip_score for this model")
     if quality == "clip_score" and config.clip is None:
-        raise UserError(
-            "clip must name the folder of a CLIP model: the judge reads vargen's own scenes alone, so CLIP score "
-            "measures this model's pictures"
-        )
+        told = "the judge reads vargen's own scenes alone, so CLIP score measures this model's pictures"
+        raise UserError(f"clip must name the folder of a CLIP model: {told}")
     loss = _USUAL_LOSS[quality] if config.max_quality_loss is None else config.max_quality_loss
     return replace(config, quality=quality, max_quality_loss=loss), judge
 

@@ -27,14 +27,7 @@ from metrics.errors import DataError
 from metrics.images import open_npz
 from vargen.base.errors import UserError
 from vargen.base.reading import parse_json, reading, reason_of
-from vargen.runs.files import (
-    pixels_of,
-    read_png,
-    remove_leftovers,
-    save_image_atomic,
-    write_atomic,
-    write_json_atomic,
-)
+from vargen.runs import files
 from vargen.runs.identity import check_identity_file
 from vargen.runs.progress import Progress
 
@@ -87,11 +80,11 @@ class BatchStore:
         """Keep a batch; `record` holds plain values."""
         self._before_writing()
         self.folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self.folder)
+        files.remove_leftovers(self.folder)
         content = io.BytesIO()
         note = np.frombuffer(json.dumps(record or {}).encode(), dtype=np.uint8)
         np.savez(content, **{"record": note, **arrays})  # type: ignore[arg-type]  # numpy names one keyword
-        write_atomic(self.path(batch), content.getvalue())
+        files.write_atomic(self.path(batch), content.getvalue())
 
     def read(self, batch: int) -> tuple[Arrays, dict[str, Any]]:
         """Arrays and record of a batch. Raises UserError where the file is damaged or holds another number of items."""
@@ -176,7 +169,7 @@ class PictureBatches:
         """Write config.json, unless it is there."""
         if not (self.path / "config.json").exists():  # not before a batch is made: a failed start leaves nothing
             self.path.mkdir(parents=True, exist_ok=True)
-            write_json_atomic(self.path / "config.json", self.settings)
+            files.write_json_atomic(self.path / "config.json", self.settings)
 
     def image_path(self, index: int) -> Path:
         return self.path / "images" / f"{index:06d}.png"
@@ -208,12 +201,12 @@ class PictureBatches:
         from PIL.PngImagePlugin import PngInfo
 
         chunk = PngInfo()
-        chunk.add_text(_NUMBER, f"{index} {pixels_of(picture)}")
-        save_image_atomic(picture, self.image_path(index), pnginfo=chunk)
+        chunk.add_text(_NUMBER, f"{index} {files.pixels_of(picture)}")
+        files.save_image_atomic(picture, self.image_path(index), pnginfo=chunk)
 
     def _is_own(self, index: int) -> bool:
         """Whether a picture is whole, and the one that was written there."""
-        pixels, told = read_png(self.image_path(index))
+        pixels, told = files.read_png(self.image_path(index))
         return pixels is not None and told.get(_NUMBER) == f"{index} {pixels}"
 
     def call_records(self) -> list[dict[str, Any]]:

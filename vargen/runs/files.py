@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import mmap
 import ntpath
 import os
 import posixpath
@@ -210,15 +211,10 @@ def cut_unfinished_line(path: str | os.PathLike[str]) -> None:
 
 def _end_of_complete_lines(file: Any) -> int:
     """The length of `file` (opened for bytes) up to and including its last newline."""
-    end = file.seek(0, os.SEEK_END)
-    while end > 0:
-        start = max(0, end - 4096)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
+    if not file.seek(0, os.SEEK_END):
+        return 0  # of nothing there is no map
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.rfind(b"\n") + 1
 
 
 def read_jsonl(path: str | os.PathLike[str], once: Sequence[str] = ()) -> list[dict[str, Any]]:

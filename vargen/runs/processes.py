@@ -130,9 +130,8 @@ def launched_processes() -> int:
     numbers = {name: _number(name) for name in _NUMBERS if os.environ.get(name)}
     for rank, size in _RANKS.items():
         if rank in numbers and size in numbers and numbers[rank] >= numbers[size]:
-            raise UserError(
-                f"{rank} is {numbers[rank]}, but {size} is {numbers[size]}; start with torchrun, or unset both"
-            )
+            told = f"{rank} is {numbers[rank]}, but {size} is {numbers[size]}"
+            raise UserError(f"{told}; start with torchrun, or unset both")
     count = max(numbers.get("WORLD_SIZE", 1), 1)
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if count > 1 else ():
         if not os.environ.get(name):

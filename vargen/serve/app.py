@@ -45,16 +45,10 @@ MOST_PICTURES = 10
 MOST_PARTIAL = 3
 """The most partial pictures of one picture, likewise."""
 WITHOUT_EFFECT = (
-    "model",  # OpenAI's clients send one by default, and there is one model here
-    "user",
-    "safety_identifier",
-    "quality",
-    "complexity",
-    "style",
-    "moderation",
-    "input_fidelity",
+    *("model", "user", "safety_identifier", "quality", "complexity", "style", "moderation", "input_fidelity"),
 )
-"""Fields of OpenAI's interface that are taken whatever they say: any picture of the prompt answers them rightly."""
+"""Fields of OpenAI's interface that are taken whatever they say: any picture of the prompt answers them rightly. Of
+models, which clients name by default, there is one here."""
 MAX_BODY, MAX_FORM, MAX_READ = 1 << 18, 1 << 24, 1 << 28
 """The most bytes of a request, of one with pictures, and of all that are read at once."""
 PLACE, EDITS, HEALTH = "/v1/images/generations", "/v1/images/edits", "/health"

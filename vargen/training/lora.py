@@ -125,10 +125,8 @@ def train_lora(config: LoraTrainingConfig) -> RunResult:
     pipeline.to(processes.device)
     teacher = teacher_of(pipeline)  # refuses a model that cannot be taught, before codes are made
     identity = {"target": weights_fingerprint(model.folder, apart_from="drafter"), **options.identity}
-    listed, size = (
-        [(each.caption, each.described) for each in captioned_pictures(config.pictures)],
-        config.evaluation_size,
-    )
+    listed = [(each.caption, each.described) for each in captioned_pictures(config.pictures)]
+    size = config.evaluation_size
     check(len(listed) > size, "pictures", config.pictures, f"must hold more than evaluation_size ({size}) of them")
     captions = [caption for caption, _ in listed]
     if processes.is_main:

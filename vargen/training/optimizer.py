@@ -51,8 +51,8 @@ class OptimizerGroup:
             torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.adam_betas, fused=True)
         ]
         if muon:
-            rates: dict[str, float] = {"lr": config.muon_learning_rate, "weight_decay": config.weight_decay}
-            self.optimizers.append(torch.optim.Muon(muon, **rates, adjust_lr_fn="match_rms_adamw"))
+            rate, decay = config.muon_learning_rate, config.weight_decay
+            self.optimizers.append(torch.optim.Muon(muon, rate, decay, adjust_lr_fn="match_rms_adamw"))
 
     def set_factor(self, factor: float) -> None:
         """Set each optimizer's rate to `factor` times its highest."""

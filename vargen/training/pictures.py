@@ -143,14 +143,9 @@ def gather_lessons(
     fingerprint = weights_fingerprint(model.folder / "transformer" if model.family == "llamagen" else model.folder)
     # A model's default guidance is not among its weights, but decides its pictures and features.
     sampling = model.sampling(guidance_scale=None, temperature=None, top_k=None, top_p=None)
-    codes = generate_codes(
-        pipeline,
-        prompts,
-        Path(config.output) / "generated",
-        settings={"weights": fingerprint, **options.identity, **sampling},
-        seed=config.seed,
-        batch_size=config.generation_batch_size,
-    ).to(device)
+    settings, place = {"weights": fingerprint, **options.identity, **sampling}, Path(config.output) / "generated"
+    drawn = generate_codes(pipeline, prompts, place, settings, config.seed, config.generation_batch_size)
+    codes = drawn.to(device)
     heldout, heldout_codes = prompts[:size], codes[:size]
     prompts, codes = prompts[size:], codes[size:]
     if config.codes:

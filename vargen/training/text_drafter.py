@@ -238,11 +238,7 @@ class TextDrafterTask(DrafterTask):
     not_muon = "draft_ids"  # every matrix of the head is one of a hidden layer
 
     def __init__(
-        self,
-        config: TextDrafterTrainingConfig,
-        model: Any,
-        training: Sequence[Answered],
-        heldout: Sequence[Answered],
+        self, config: TextDrafterTrainingConfig, model: Any, training: Sequence[Answered], heldout: Sequence[Answered]
     ) -> None:
         self.config, self.model = config, model
         self.training, self.heldout = training, heldout
@@ -326,10 +322,9 @@ class TextDrafterTask(DrafterTask):
         lengths = []
         for text in self.heldout[: self.config.num_decoded_prompts]:
             prompt, most = text.tokens[None, : text.prompt_length], self.config.max_new_tokens
-            length = drafter.draft_length  # said, so that nothing is copied
-            result = specdecode.generate(
-                self.model, prompt, drafter=drafter, draft_length=length, max_new_tokens=most, temperature=0
-            )
+            # The length is said, so that nothing is copied.
+            how: Any = {"drafter": drafter, "draft_length": drafter.draft_length, "temperature": 0}
+            result = specdecode.generate(self.model, prompt, max_new_tokens=most, **how)
             lengths.append(result.trace.mean_accepted_length)
         return sum(lengths) / len(lengths)
 
@@ -370,14 +365,9 @@ def train_text_drafter(config: TextDrafterTrainingConfig) -> RunResult:
     model, tokenizer = _load(folder, config.dtype)
     model.to(device).requires_grad_(False)
     config.new_head(model)  # refuses what does not fit, before answers are made
-    fingerprint = weights_fingerprint(folder)
-    settings = {
-        "target": fingerprint,
-        "max_new_tokens": config.max_new_tokens,
-        "temperatures": config.temperatures,
-        "seed": config.seed,
-    }
-    answer = TextAnswers(model, config.max_new_tokens, config.temperatures, config.seed)
+    asked = {name: getattr(config, name) for name in ("max_new_tokens", "temperatures", "seed")}
+    settings = {"target": weights_fingerprint(folder), **asked}
+    answer = TextAnswers(model, **asked)
     kept = Path(config.answers or Path(config.output) / "answers")
     answered = []
     for prompts in _prompts(config, tokenizer):
@@ -407,14 +397,13 @@ def _prompts(config: TextDrafterTrainingConfig, tokenizer: Any) -> tuple[TextPro
         described = {split: {"prompts": digest(listed)} for split, listed in chosen.items()}
     else:
         chosen = {split: compose_prompts(split, config.seed, count) for split, count in counts.items()}
-        described = {
-            split: {"composed": digest(compose_prompts(split, config.seed, _KNOWN_PROMPTS))} for split in counts
-        }
-    train, heldout = (
-        TextPrompts(tokenizer, chosen[split], split, described[split], config.generation_batch_size)
-        for split in ("train", "heldout")
-    )
-    return train, heldout
+        known = {split: compose_prompts(split, config.seed, _KNOWN_PROMPTS) for split in counts}
+        described = {split: {"composed": digest(listed)} for split, listed in known.items()}
+
+    def of(split: str) -> TextPrompts:
+        return TextPrompts(tokenizer, chosen[split], split, described[split], config.generation_batch_size)
+
+    return of("train"), of("heldout")
 
 
 def _load(folder: Path, dtype: str) -> tuple[Any, Any]:

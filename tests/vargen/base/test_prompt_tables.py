@@ -10,14 +10,8 @@ from refusals import refused
 from vargen.base.prompts import read_column, read_prompts
 
 WANTED = ["a red cube", "two cones"]
-COCO = {
-    "info": {},
-    "images": [{"id": 7, "file_name": "7.jpg"}, {"id": 9, "file_name": "9.jpg"}],
-    "annotations": [
-        {"image_id": 7, "id": 1, "caption": "a red cube"},
-        {"image_id": 9, "id": 2, "caption": " two cones\n"},
-    ],
-}
+CAPTIONS = [{"image_id": 7, "id": 1, "caption": "a red cube"}, {"image_id": 9, "id": 2, "caption": " two cones\n"}]
+COCO = {"info": {}, "images": [{"id": 7, "file_name": "7.jpg"}], "annotations": CAPTIONS}
 
 
 def test_captions_of_coco_and_lists(tmp_path):
@@ -87,23 +81,19 @@ def test_a_folder_of_texts_is_a_prompt_a_file(tmp_path):
     assert read_prompts(str(tmp_path)) == WANTED and read_column(str(tmp_path), ("id",)) == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
+def test_what_holds_no_prompts_is_one_line(tmp_path):
+    for name, content, message in (
         ("a.json", b"{}", 'must hold a list, or COCO\'s captions under "annotations"'),
         ("a.json", b'{"annotations": [{"caption": 3}]}', "annotation 1: need a string"),
         ("a.json", b'[""]', "entry 1: the prompt is empty"),
         ("a.parquet", b"PAR1", "cannot be read"),
         ("a.tar", b"\0" * 10, "cannot be read"),
-    ],
-)
-def test_what_holds_no_prompts_is_one_line(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    refused(f"^prompts_file: .*{message}", read_prompts, str(tmp_path / name))
+    ):
+        (tmp_path / name).write_bytes(content)
+        refused(f"^prompts_file: .*{message}", read_prompts, str(tmp_path / name))
 
 
 def test_hostile_shards_and_folders(tmp_path):
-    refused("holds neither a data set", read_prompts, str(tmp_path))
     refused("cannot be read", read_prompts, str(shard(path := tmp_path / "a.tar", {"a.txt": b"\xff"})))
     refused("give at most 10,000", read_prompts, str(shard(path, {"a.txt": b"x" * (1 << 20)})))
     path.write_bytes(shard(path, {"a.txt": b"a cube", "b.txt": b"a cone" * 300}).read_bytes()[:1100])

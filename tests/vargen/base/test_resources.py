@@ -38,11 +38,6 @@ def test_anybodys_configs_beside_an_installed_package_are_not_ours(tmp_path, mon
     assert configs_folder() == tmp_path / "configs"
 
 
-def test_models_that_are_none_are_named(tmp_path):
-    refused(r"model: .*nowhere does not exist; .*scenes-128", find_model, tmp_path / "nowhere")
-    refused(r"has no model_index\.json", find_model, tmp_path)
-
-
 @pytest.mark.parametrize("name", recipes())
 def test_training_configs_fill_their_dataclass(name):
     parser = build_parser("train", "", load_trainer(recipes()[name])[0])

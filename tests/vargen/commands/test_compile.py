@@ -52,24 +52,21 @@ def test_the_same_picture_and_a_line_about_it(tiny_model_folder, tmp_path, capsy
     assert "compile_bucket" in capsys.readouterr().err, "another identity: compiled code may round otherwise"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "compiled", "prompts"),
-    [
+def test_a_switch_needs_no_value():
+    for arguments, compiled, prompts in (
         (["--compile"], True, []),
         (["a", "--compile", "--seed", "3"], True, ["a"]),
         (["--compile", "a red cube"], True, ["a red cube"]),
         (["--compile", "false", "a"], False, ["a"]),
         (["--compile=true", "--", "--compile"], True, ["--compile"]),
-    ],
-)
-def test_a_switch_needs_no_value(arguments, compiled, prompts):
-    parser = build_parser("generate", "", GenerateConfig)
-    parser.add_argument("prompts", nargs="*", type=str)
-    parser.add_argument("--quiet", action="store_true")
-    values = parse(parser, [*arguments[:1], "--quiet", *arguments[1:]] if arguments[0] == "a" else arguments)
-    assert fill(GenerateConfig, values).compile is compiled and values.prompts == prompts
-    for value in ("off", "1", "ON"):  # which look like one, and like no prompt
-        refused(f"compile must be true or false, got '{value}'", parse, parser, ["--compile", value, "a red cube"])
+    ):
+        parser = build_parser("generate", "", GenerateConfig)
+        parser.add_argument("prompts", nargs="*", type=str)
+        parser.add_argument("--quiet", action="store_true")
+        values = parse(parser, [*arguments[:1], "--quiet", *arguments[1:]] if arguments[0] == "a" else arguments)
+        assert fill(GenerateConfig, values).compile is compiled and values.prompts == prompts
+        for value in ("off", "1", "ON"):  # which look like one, and like no prompt
+            refused(f"compile must be true or false, got '{value}'", parse, parser, ["--compile", value, "a red cube"])
 
 
 def test_what_is_compiled_is_told_in_the_identity():

@@ -53,17 +53,14 @@ def test_the_likeliest_candidate_is_kept(tiny_model_folder, tmp_path, shown):
     assert len({*record["scores"]}) == 3 and record["scores"][record["candidate"]] == max(record["scores"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_what_cannot_be_edited_is_one_line(tiny_model_folder, tmp_path, shown, capsys):
+    for arguments, said in (
         (["--start_rows", "2"], "start_rows needs image"),
         (["--image", "image.png"], "image needs mask_image, white where to draw, or start_rows"),
         (["--image", "no.png", "--start_rows", "2"], "no such file or directory"),
         (["--num_candidates", "2", "--ranker", "likelihood"], "ranker likelihood needs image"),
-    ],
-)
-def test_what_cannot_be_edited_is_one_line(tiny_model_folder, tmp_path, shown, capsys, arguments, said):
-    given = [shown / each if each.endswith(".png") else each for each in arguments]
-    assert generate(tiny_model_folder, tmp_path / "out", *given) == 2
-    error = capsys.readouterr().err.strip()
-    assert said in error and "\n" not in error and not (tmp_path / "out").exists()
+    ):
+        given = [shown / each if each.endswith(".png") else each for each in arguments]
+        assert generate(tiny_model_folder, tmp_path / "out", *given) == 2
+        error = capsys.readouterr().err.strip()
+        assert said in error and "\n" not in error and not (tmp_path / "out").exists()

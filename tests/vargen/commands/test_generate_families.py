@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import token_image_models
 import torch
+from hostile import change_json
 from janus_models import PROMPTS
 from PIL import Image
+from refusals import refuses
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from specdecode.kernels import build
@@ -88,8 +90,7 @@ def test_what_was_published_in_bfloat16_is_drawn_in_it_where_the_processor_multi
     """And by one kind of processor: another is refused, whatever it would take by itself."""
     published, out = tmp_path / "published", tmp_path / "out"
     shutil.copytree(folder, published)
-    config = json.loads((published / "config.json").read_text()) | {"dtype": "bfloat16"}
-    (published / "config.json").write_text(json.dumps(config))
+    change_json(published / "config.json", dtype="bfloat16")
 
     def settings(model: Path, output: Path, prompt: str = PROMPTS[0]) -> dict[str, object]:
         assert main(["generate", prompt, "--model", str(model), "--output", str(output), "--method", "ar"]) == 0
@@ -109,9 +110,8 @@ def test_what_was_published_in_bfloat16_is_drawn_in_it_where_the_processor_multi
     monkeypatch.setattr(build, "kind", lambda: "avx2")
     for capable in (True, False):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda able=capable: {"avx512_bf16": able})
-        assert generate(published, out, PROMPTS[0], "--method", "ar") == 2
         refusal = 'other kernels ("avx512_bf16", now "avx2"); choose another --output or delete that one'
-        assert refusal in capsys.readouterr().err
+        refuses(capsys, generate(published, out, PROMPTS[0], "--method", "ar"), refusal)
     told = settings(published, tmp_path / "elsewhere")
     assert (told["dtype"], "kernels" in told) == ("float32", False)
 
@@ -131,8 +131,7 @@ def test_emu3_draws_what_its_pipeline_draws(emu3, tmp_path, capsys):
     assert (settings["height"], settings["width"]) == (24, 32)
     assert main([*command, *size, *method]) == 0  # goes on
     capsys.readouterr()
-    assert main([*command, "--ratio", "3:4", *method]) == 2
-    assert "holds a run with another height (24, now 832)" in capsys.readouterr().err
+    refuses(capsys, main([*command, "--ratio", "3:4", *method]), "holds a run with another height (24, now 832)")
 
 
 def test_glm_image_draws_its_preview_and_a_picture_of_that_size(tmp_path, capsys):
@@ -147,10 +146,9 @@ def test_glm_image_draws_its_preview_and_a_picture_of_that_size(tmp_path, capsys
 def test_other_sizes_than_the_only_one_are_refused(tiny_model_folder, emu3, tmp_path, capsys):
     place = ["a red cube", "--quiet", "--output", str(tmp_path / "out"), "--model"]
     for option, value in (("height", "640"), ("ratio", "16:9")):
-        assert main(["generate", *place, str(tiny_model_folder), f"--{option}", value]) == 2
-        assert f"{option} cannot be chosen with a model of the family llamagen: its" in capsys.readouterr().err
-    assert main(["generate", *place, str(emu3), "--height", "24"]) == 2
-    assert "height and width must be given both" in capsys.readouterr().err
+        told = f"{option} cannot be chosen with a model of the family llamagen: its"
+        refuses(capsys, main(["generate", *place, str(tiny_model_folder), f"--{option}", value]), told)
+    refuses(capsys, main(["generate", *place, str(emu3), "--height", "24"]), "height and width must be given both")
     assert not (tmp_path / "out").exists()
 
 
@@ -170,8 +168,7 @@ def test_a_described_family_draws_with_the_file_that_makes_its_pixels(tmp_path, 
     size = {**token_image_models.TINY, "vocab_size": len(tokenizer) + 64_000, "max_position_embeddings": 512}
     Qwen2ForCausalLM(Qwen2Config(**size)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["SimpARForCausalLM"]}))
+    change_json(folder / "config.json", architectures=["SimpARForCausalLM"])
     torch.jit.save(torch.jit.script(Blocks()), str(decoder))
 
     output = tmp_path / "out"
@@ -180,9 +177,7 @@ def test_a_described_family_draws_with_the_file_that_makes_its_pixels(tmp_path, 
     assert main([*command, *size_and_pixels, "--trace_image", "true"]) == 0
     picture = Image.open(output / "images" / "000000.png")
     assert picture.size == (256, 256) and len(set(picture.resize((16, 16), 0).tobytes())) > 20
-    capsys.readouterr()
-
-    assert main([*command[:-3], "--output", str(tmp_path / "no"), "--height", "256", "--width", "256"]) == 2
-    assert "vqvae must be given to make pictures of codes (from decoder.jit of nvidia/Cosmos" in capsys.readouterr().err
+    without = [*command[:-3], "--output", str(tmp_path / "no"), "--height", "256", "--width", "256"]
+    refuses(capsys, main(without), "vqvae must be given to make pictures of codes (from decoder.jit of nvidia/Cosmos")
     assert main([*command, "--family", "liquid", *size_and_pixels]) == 2
     assert "\n" not in capsys.readouterr().err.strip()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 
 optuna = pytest.importorskip("optuna", reason="tuning needs the tune extra")
 
@@ -68,6 +68,8 @@ def test_search_spaces_name_settings_of_their_method(name):
         except UserError as error:  # what does not go together is drawn now and then, and refused
             reasons = ("depth must be below total_tokens", '"confidence" needs tree "dynamic"')
             assert any(reason in str(error) for reason in reasons), error
+    start = starting_points(name, {}, resolve)[0]
+    assert {"method": name, **start} == settings_of(resolve(name)), "a search begins with the defaults"
 
 
 def test_what_is_fixed_is_not_searched():
@@ -82,12 +84,6 @@ def test_what_is_fixed_is_not_searched():
         assert not {"schedule", "threshold", "draft"} & trial.params.keys()
 
 
-@pytest.mark.parametrize("name", TUNABLE)
-def test_a_search_begins_with_the_defaults(name):
-    start = starting_points(name, {}, resolve)[0]
-    assert {"method": name, **start} == settings_of(resolve(name))
-
-
 def test_presets_come_next_and_are_learned_from_as_far_as_the_space_holds_them(tmp_path, monkeypatch):
     presets = {
         "inside": {"schedule": "likeness", "threshold": 0.5, "depth": 4, "total_tokens": 30, "num_neighbours": 128},
@@ -98,9 +94,8 @@ def test_presets_come_next_and_are_learned_from_as_far_as_the_space_holds_them(t
     resolved = {name: resolve_method("vvs", options) for name, options in presets.items()}
     monkeypatch.setattr(study, "find_presets", lambda: paths)
     fixed = {"truncate": False}
-    default, inside, outside = starting_points(
-        "vvs", fixed, lambda name, options: (resolved.get(name) or resolve_method(name)).resolved(256)
-    )
+    of_model = lambda name, _: (resolved.get(name) or resolve_method(name)).resolved(256)  # noqa: E731
+    default, inside, outside = starting_points("vvs", fixed, of_model)
     assert all("truncate" not in start for start in (default, inside, outside))
     search = open_search(tmp_path / "trials.log", [inside, default, outside], 0)
 
@@ -306,8 +301,7 @@ def test_a_stopped_search_goes_on_and_measures_plain_decoding_once(arguments, tm
         assert main(arguments) == 0
     assert (folder / "plain.jsonl").read_bytes() == plain
     assert json.loads((folder / "pareto.json").read_text())["trials"] == 4
-    assert main([*arguments, "--seed", "5"]) == 2
-    assert "search with another seed" in capsys.readouterr().err
+    refuses(capsys, main([*arguments, "--seed", "5"]), "search with another seed")
 
 
 def test_settings_that_exclude_each_other_are_left_out(arguments, tmp_path, monkeypatch):
@@ -359,8 +353,7 @@ def test_a_space_that_is_used_up_ends_the_search_and_the_model_may_keep_what_was
 
 
 def test_a_model_that_the_method_does_not_fit_is_refused_at_once(arguments, tmp_path, capsys):
-    assert main([*arguments, "--method", "eagle"]) == 2
-    assert "method 'eagle' cannot be tuned with this model: drafter: " in capsys.readouterr().err
+    refuses(capsys, main([*arguments, "--method", "eagle"]), "method 'eagle' cannot be tuned with this model:")
     assert not (tmp_path / "tuning").exists()
 
 
@@ -369,16 +362,13 @@ def test_models_whose_pictures_cannot_be_judged_are_refused(
 ):
     refused("clip must name the folder of a CLIP model: quality is clip_score", TuneConfig, quality="clip_score")
     arguments = ["tune", "--method", "sjd", "--output", str(tmp_path / "tuning"), "--model"]
-    assert main([*arguments, str(tiny_class_model_folder)]) == 2
-    assert "model: a class-conditional one has no prompts to judge" in capsys.readouterr().err
+    refuses(capsys, main([*arguments, str(tiny_class_model_folder)]), "model: a class-conditional one has no prompts")
     judge = SimpleNamespace(config=SimpleNamespace(image_size=128))
     monkeypatch.setattr("scenes.judge.claim_judge.load_judge", lambda *arguments: judge)
-    assert main([*arguments, str(tiny_model_folder)]) == 2
-    assert "clip must name the folder of a CLIP model: the judge reads" in capsys.readouterr().err
+    refuses(capsys, main([*arguments, str(tiny_model_folder)]), "clip must name the folder of a CLIP model: the judge")
     assert not (tmp_path / "tuning").exists()
 
 
 def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tuning.importlib.util, "find_spec", lambda name: None)
-    assert main(["tune", "--output", str(tmp_path / "tuning")]) == 2
-    assert 'pip install "vargen[tune]"' in capsys.readouterr().err
+    refuses(capsys, main(["tune", "--output", str(tmp_path / "tuning")]), 'pip install "vargen[tune]"')

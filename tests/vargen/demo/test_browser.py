@@ -4,7 +4,6 @@ The tiny model would be too quick to stop, so its steps are slowed down. Needs t
 Chromium; skips with a reason where one is missing.
 """
 
-import importlib.util
 import json
 import shutil
 import time
@@ -23,14 +22,10 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 SLOW = 0.1
 """Seconds a step, where something is to be stopped."""
 
-pytestmark = [
-    pytest.mark.browser,
-    *(
-        pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs {name}")
-        for name in ("gradio", "playwright")
-    ),
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)"),
-]
+for name in ("gradio", "playwright"):
+    pytest.importorskip(name, reason=f"needs {name}")
+has_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
+pytestmark = [pytest.mark.browser, has_chromium]
 
 
 @pytest.fixture(scope="module")

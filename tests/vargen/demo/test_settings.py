@@ -21,18 +21,15 @@ def test_what_is_changed_is_all_that_changes():
     assert read_settings(config, "window: 32") == resolve_method("scd", {"initial_guess": "repeat", "window": 32})
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
+def test_what_is_wrong_is_named():
+    for text, named in (
         ("window: -1", "scd.window"),
         ("windows: 4", "windows"),
         ("window", "one `name: value` a line"),
         ("window: [", "one `name: value` a line"),
         ("!!python/object/apply:os.system ['true']", "one `name: value` a line"),
-    ],
-)
-def test_what_is_wrong_is_named(text, named):
-    refused(named, read_settings, resolve_method("scd"), text)
+    ):
+        refused(named, read_settings, resolve_method("scd"), text)
 
 
 def test_no_folder_of_the_machine_can_be_named():

@@ -68,8 +68,9 @@ def test_a_picture_is_filled_where_it_is_painted_or_goes_on_below_its_rows(model
 
 
 def test_the_default_draws_the_same_picture_which_no_slider_has_to_show(models):
-    page, kept = draw(models, "a red cube", 3, 2.0, 1, method=next(iter(models.methods(models.default))), settings="")
+    page, kept = draw(models, "a red zebra", 3, 2.0, 1, method=next(iter(models.methods(models.default))), settings="")
     assert "Token for token the same picture" in page and kept.alike == [False]
+    assert "zebra" in page, "a word that the model does not know"
 
 
 def test_lists_mark_methods_and_cards_hold_no_markdown(models, tmp_path):
@@ -88,9 +89,8 @@ def test_a_model_without_a_drafter_offers_no_method_that_needs_one(models):
     assert next(iter(models.methods("scenes-128"))) == "jacobi"
 
 
-@pytest.mark.parametrize(
-    ("asked", "method", "settings", "said"),
-    [
+def test_what_is_wrong_is_named_and_nothing_is_drawn(models):
+    for asked, method, settings, said in (
         (("  ", 0, None, 1), "scd", "", "Write what is to be drawn"),
         (("a cube", -1, None, 1), "scd", "", "seed"),
         (("a cube", None, None, 1), "scd", "", "seed"),
@@ -99,14 +99,8 @@ def test_a_model_without_a_drafter_offers_no_method_that_needs_one(models):
         (("a cube " * 1000, 0, None, 1), "scd", "", "characters"),
         (("a cube", 0, None, 1), "eagle", "", "does not fit"),
         (("a cube", 0, None, 1), "scd", "window: none", "scd.window"),
-    ],
-)
-def test_what_is_wrong_is_named_and_nothing_is_drawn(models, asked, method, settings, said):
-    refused(said, draw, models, *asked, method=method, settings=settings)
-
-
-def test_words_that_the_model_does_not_know_are_named(models):
-    assert "zebra" in draw(models, "a red zebra", 0, None, 1)[0]
+    ):
+        refused(said, draw, models, *asked, method=method, settings=settings)
 
 
 def test_a_class_conditional_model_is_asked_for_classes(tiny_class_model_folder):
@@ -166,18 +160,15 @@ def test_a_plot_needs_a_judge(models):
     assert compare.plot([{**row, "judge_accuracy": 0.5}]).width > 400
 
 
-@pytest.mark.parametrize(
-    ("names", "asked", "said"),
-    [
+def test_a_comparison_that_cannot_be_made_says_why(models):
+    for names, asked, said in (
         ([], ("", 1, 0), "choose 1 to"),
         (["eagle"], ("a cube", 1, 0), "drafter"),
         (["scd"], ("a cube\n" * 40, 1, 0), "too many"),
         (["scd"], ("a cube " * 100, 1, 0), "characters"),
         (["scd"], ("a cube", 1, None), "seed"),
-    ],
-)
-def test_a_comparison_that_cannot_be_made_says_why(models, names, asked, said):
-    refused(said, compare_all, models, names, *asked)
+    ):
+        refused(said, compare_all, models, names, *asked)
 
 
 def test_a_comparison_is_stopped_between_two_steps(models, monkeypatch):
@@ -231,18 +222,15 @@ def test_the_answer_grows_word_by_word_and_its_account_is_true(video_models):
     assert "by the clip&#x27;s truth" in account
 
 
-@pytest.mark.parametrize(
-    ("asked", "method", "said"),
-    [
+def test_a_question_that_cannot_be_answered_says_why(video_models):
+    for asked, method, said in (
         (("", 4, 24, 0.0, 0), "sd", "empty"),
         (("why? " * 500, 4, 24, 0.0, 0), "sd", "characters"),
         (("why?", 4, 10**6, 0.0, 0), "sd", "tokens"),
         (("why?", 4, 24, 0.0, -1), "sd", "seed"),
         (("why?", 4, 24, 0.0, 0), "eagle-tree", "does not fit"),
-    ],
-)
-def test_a_question_that_cannot_be_answered_says_why(video_models, asked, method, said):
-    refused(said, ask, video_models, *asked, method=method)
+    ):
+        refused(said, ask, video_models, *asked, method=method)
 
 
 def test_a_broken_upload_is_refused_in_place(video_models, tmp_path):
@@ -279,17 +267,15 @@ def test_a_family_that_cannot_be_shown_row_by_row_is_refused_by_name(tmp_path):
     refused("model", Models, ModelOptions("no/such/folder"))
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
+def test_a_video_model_that_is_none_is_refused_by_its_own_name(tmp_path):
+    for config, said in (
         (None, "no folder with a config.json"),
         ("{", "config.json"),
         ("[]", "must hold a JSON object"),
         ('{"model_type": "bert"}', "is of type 'bert', which cannot answer about videos"),
-    ],
-)
-@pytest.mark.parametrize("argument", ["video_model", "video_draft_model"])
-def test_a_video_model_that_is_none_is_refused_by_its_own_name(tmp_path, config, said, argument):
-    if config is not None:
-        (tmp_path / "config.json").write_text(config)
-    refused(rf"^(?!.* model: ){argument}: \S*{tmp_path.name}.*{said}", Models, None, **{argument: str(tmp_path)})
+    ):
+        if config is not None:
+            (tmp_path / "config.json").write_text(config)
+        for argument in ("video_model", "video_draft_model"):
+            told = rf"^(?!.* model: ){argument}: \S*{tmp_path.name}.*{said}"
+            refused(told, Models, None, **{argument: str(tmp_path)})

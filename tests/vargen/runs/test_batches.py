@@ -1,5 +1,6 @@
 """Work in batches: cut by number, each kept whole, in shares of processes; pictures made again from tokens."""
 
+import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,15 +13,9 @@ from vargen.runs.batches import BatchStore, PictureBatches, Share
 from vargen.runs.progress import Progress
 
 
-class Counted(Progress):
+def counted() -> Progress:
     """Progress that is shown nowhere."""
-
-    def __init__(self) -> None:
-        super().__init__(total=9, file=open("/dev/null", "w"))  # noqa: SIM115
-
-    def __exit__(self, *_: Any) -> None:
-        super().__exit__(*_)
-        self.fp.close()
+    return Progress(total=9, file=io.StringIO())
 
 
 def squares(indices: Sequence[int]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -34,14 +29,14 @@ def test_batches_are_cut_by_number_and_each_process_makes_its_share(tmp_path):
         made.append(list(indices))
         return squares(indices)
 
-    with Counted() as shown:
+    with counted() as shown:
         store.work(Share(1, 2), make, shown)
         assert shown.n == 2
     assert made == [[2, 3], [6]] and store.missing() == [0, 2]
-    with Counted() as shown:
+    with counted() as shown:
         store.work(Share(), make, shown)
         assert shown.n == 4, "the finished ones of all of its share are counted"
-    with Counted() as shown:
+    with counted() as shown:
         store.work(Share(1, 2), make, shown)
         assert shown.n == 2, "and of nobody else's"
     assert made[2:] == [[0, 1], [4, 5]] and store.missing() == []
@@ -63,10 +58,10 @@ def test_items_in_any_order_are_kept_in_theirs(tmp_path):
 
         return items
 
-    with Counted() as shown, pytest.raises(KeyboardInterrupt):
+    with counted() as shown, pytest.raises(KeyboardInterrupt):
         store.collect(Share(), lambda indices: killed(make([3, 0, 2])(indices)), squares, shown)
     assert store.missing() == [0, 2]
-    with Counted() as shown:
+    with counted() as shown:
         store.collect(Share(), make([4, 1, 0]), squares, shown)
         assert shown.n == 3
     assert asked == [[0, 1, 2, 3, 4], [0, 1, 4]]

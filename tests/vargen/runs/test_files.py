@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import file_size_limit
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import raised, refused
 
 from vargen.base.errors import UserError
 from vargen.runs import files
@@ -139,8 +140,7 @@ def test_a_folder_that_cannot_be_put_in_its_place_leaves_the_old_one(tmp_path, m
         replace(*arguments)
 
     monkeypatch.setattr(files.os, "replace", failing)
-    with pytest.raises(OSError, match="broken"):
-        replace_folder(tmp_path / "folder", "new")
+    raised(OSError, "broken", replace_folder, tmp_path / "folder", "new")
     assert (tmp_path / "folder" / "one").read_text() == "old" and os.listdir(tmp_path) == ["folder"]
 
 
@@ -266,37 +266,13 @@ def test_whatever_was_torn_off_a_file_of_records_the_next_one_is_whole(before, t
         assert read_jsonl(path) == [{"n": byte} for byte in before] + [{"last": "ä"}]
 
 
-def test_a_failed_write_leaves_the_lines_that_were_there(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_lines_that_were_there(tmp_path):
     """A disk that fills up after half of a line."""
-    import builtins
-
     path = tmp_path / "a.jsonl"
     append_jsonl(path, {"n": 1})
-    whole, opened = path.read_bytes(), builtins.open
-
-    class Full:
-        def __init__(self, file: Any) -> None:
-            self.file, self.written = file, False
-
-        def __enter__(self) -> Full:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.file.close()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.file, name)
-
-        def write(self, data: Any) -> int:
-            if self.written:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            self.written = True
-            return self.file.write(data[: len(data) // 2])
-
-    monkeypatch.setattr(builtins, "open", lambda *args, **kwargs: Full(opened(*args, **kwargs)))
-    with pytest.raises(OSError, match="No space left"):
+    whole = path.read_bytes()
+    with file_size_limit(len(whole) + 4), pytest.raises(OSError, match="File too large"):
         append_jsonl(path, {"n": 2})
-    monkeypatch.undo()
     assert path.read_bytes() == whole
 
 

@@ -7,8 +7,8 @@ import os
 import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from warm import KILL, executable, python
 
 from vargen import LlamaGenPipeline
 
+httpx = pytest.importorskip("httpx", reason="a server is asked by it")
 SMALL = {
     "PYTHONPATH": PATH,  # of the workers
     "RAY_memory_monitor_refresh_ms": "0",  # or it ends workers where other tests fill the memory
@@ -106,33 +107,24 @@ def test_ray_serve_answers(cluster, _saved_tiny_pipelines, drawn, tmp_path):
     (tmp_path / "serve.yaml").write_text(yaml.safe_dump(shipped))
     log = tmp_path / "log"
 
-    def answer(place: str, body: Any = None, key: str = "secret") -> tuple[int, Any]:
-        asked = urllib.request.Request(
-            f"http://127.0.0.1:{port}{place}",
-            None if body is None else json.dumps(body).encode(),
-            {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(asked, timeout=600) as got:
-                return got.status, json.loads(got.read())
-        except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read() or b"{}")
+    def answer(place: str, body: Any = None, key: str = "secret") -> Any:
+        url, headers = f"http://127.0.0.1:{port}{place}", {"Authorization": f"Bearer {key}"}
+        return httpx.request("GET" if body is None else "POST", url, json=body, headers=headers, timeout=600)
 
     def healthy() -> bool:
-        try:
-            return answer("/health")[0] == 200
-        except (OSError, ValueError):
-            return False
+        with suppress(httpx.TransportError):
+            return answer("/health").status_code == 200
+        return False
 
     command = python("-m", "ray.serve.scripts", "run", tmp_path / "serve.yaml")
     with process(command, log, RAY_ADDRESS=cluster) as running:
         wait_for(healthy, running, log, every=0.25)
         for seed in range(4):  # whichever replica draws, a seed decides its picture
-            status, told = answer("/v1/images/generations", {"prompt": "a red cube", "seed": seed % 2})
-            picture = Image.open(io.BytesIO(base64.b64decode(told["data"][0]["b64_json"])))
-            assert status == 200 and np.array_equal(picture, drawn("a red cube", seed % 2))
-        assert answer("/v1/images/generations", {"prompt": "a red cube", "n": 1000})[0] == 400
-        assert answer("/v1/models", key="other")[0] == 401
+            told = answer("/v1/images/generations", {"prompt": "a red cube", "seed": seed % 2})
+            picture = Image.open(io.BytesIO(base64.b64decode(told.json()["data"][0]["b64_json"])))
+            assert told.status_code == 200 and np.array_equal(picture, drawn("a red cube", seed % 2))
+        assert answer("/v1/images/generations", {"prompt": "a red cube", "n": 1000}).status_code == 400
+        assert answer("/v1/models", key="other").status_code == 401
 
 
 def test_the_slurm_script_shares_pictures_among_two_tasks(_saved_tiny_pipelines, drawn, tmp_path):

@@ -12,7 +12,7 @@ import torch
 from called_app import client_of, openai
 from family_pipelines import build
 from PIL import Image
-from refusals import refused
+from refusals import raised, refused
 from tiny_pipelines import build_tiny_pipeline
 
 from vargen.serve import app as application
@@ -83,9 +83,8 @@ LARGE = content(Image.new("RGB", (20_000, 2)))
 MOVING = content(SHOWN, "WEBP", save_all=True, append_images=[Image.new("RGB", (SIDE, SIDE))])
 
 
-@pytest.mark.parametrize(
-    ("given", "status", "said"),
-    [
+def test_what_cannot_be_edited_is_refused_in_one_line(engine):
+    for given, status, said in (
         ({"mask": mask(side=4)}, 400, "mask must have the size of image, 8 x 8, got 4 x 4"),
         ({"image": LARGE, "mask": mask()}, 400, "image must have sides of 1 to 4,096 pixels, got 20000 x 2"),
         ({"image": content(SHOWN)[:-20], "mask": mask()}, 400, "image cannot be read as PNG, JPEG, WEBP"),
@@ -101,18 +100,17 @@ MOVING = content(SHOWN, "WEBP", save_all=True, append_images=[Image.new("RGB", (
         ({"mask": mask(), "n": 11}, 400, "n must be at most 10, got 11"),
         ({"image": [content(SHOWN)] * 2, "mask": mask()}, 400, "'image' must be sent once"),
         ({"mask": mask(), "extra_body": {"steps": 3}}, 400, "'steps' is no field of this server"),
-    ],
-)
-def test_what_cannot_be_edited_is_refused_in_one_line(engine, given, status, said):
-    with pytest.raises(openai.APIStatusError) as error:
-        edit(engine, **{"image": content(SHOWN), **given})
-    message = error.value.response.json()["error"]["message"]
-    assert error.value.status_code == status and message.startswith(said) and "\n" not in message
+    ):
+        with pytest.raises(openai.APIStatusError) as error:
+            edit(engine, **{"image": content(SHOWN), **given})
+        message = error.value.response.json()["error"]["message"]
+        assert error.value.status_code == status and message.startswith(said) and "\n" not in message
 
 
-@pytest.mark.parametrize(
-    ("headers", "body", "status"),
-    [
+def test_bodies_that_are_no_form(engine, monkeypatch):
+    monkeypatch.setattr(application, "MAX_FORM", 1_000)
+    http = client_of(build_app(engine, "tiny"))._client
+    for headers, body, status in (
         ({"content-type": "application/json"}, b"{}", 415),
         ({"content-type": "multipart/form-data"}, b"--x\r\n", 400),
         ({"content-type": "multipart/form-data; boundary*=idna''x%ff"}, b"--x\r\n", 400),
@@ -120,13 +118,9 @@ def test_what_cannot_be_edited_is_refused_in_one_line(engine, given, status, sai
         ({"content-type": "multipart/form-data; boundary=x"}, b"--x\r\n" * 100 + b"--x--", 400),
         ({"content-type": "multipart/form-data; boundary=x"}, bytes(2_000), 413),
         ({"content-type": "multipart/form-data; boundary=x"}, b"--x\r\nA: b\r\n\r\nc\r\n--x--", 400),
-    ],
-)
-def test_bodies_that_are_no_form(engine, headers, body, status, monkeypatch):
-    monkeypatch.setattr(application, "MAX_FORM", 1_000)
-    http = client_of(build_app(engine, "tiny"))._client
-    answer = http.post("/v1/images/edits", headers=headers, content=body)
-    assert answer.status_code == status and "\n" not in answer.json()["error"]["message"]
+    ):
+        answer = http.post("/v1/images/edits", headers=headers, content=body)
+        assert answer.status_code == status and "\n" not in answer.json()["error"]["message"]
 
 
 def test_pictures_that_are_read_at_once_have_a_bound(engine, monkeypatch):
@@ -134,8 +128,7 @@ def test_pictures_that_are_read_at_once_have_a_bound(engine, monkeypatch):
     fields: dict[str, Any] = {"image": content(SHOWN), "mask": mask()}
     monkeypatch.setattr(application, "MAX_READ", 100)
     for _ in range(20):
-        with pytest.raises(openai.RateLimitError, match="too many clients send pictures at once"):
-            edit(engine, **fields)
+        raised(openai.RateLimitError, "too many clients send pictures at once", edit, engine, **fields)
     monkeypatch.setattr(application, "MAX_READ", 8_000)
     assert all(edit(engine, **fields).data for _ in range(20))
 
@@ -172,9 +165,8 @@ def test_pictures_without_a_mask_are_read_as_part_of_the_prompt():
             given = {"reference_images": [SHOWN, SHOWN], "height": 64, "width": 64, "method": "ar"}
             call = plain(PROMPT, generator=torch.Generator().manual_seed(5 + number), **given)
             assert np.array_equal(picture(each), np.asarray(call.images[0]))
-        with pytest.raises(openai.APIStatusError) as error:
-            edit(engine, image=[content(SHOWN)] * 4)
-        assert "reference_images must be at most 3 of a prompt, got 4" in str(error.value)
+        told = "reference_images must be at most 3 of a prompt, got 4"
+        raised(openai.APIStatusError, told, edit, engine, image=[content(SHOWN)] * 4)
     finally:
         engine.close()
 
@@ -190,8 +182,8 @@ def test_what_waits_to_be_edited_holds_no_more_pixels_than_may(monkeypatch, engi
             {"image": SHOWN.copy(), "mask_image": SHOWN.convert("L")},
             {"reference_images": [SHOWN.copy(), SHOWN.copy()]},
         ):
-            with pytest.raises(waits.QueueFull, match="many large pictures wait to be edited"):
-                engine.submit([Job(PROMPT, 9, arguments=more)])
+            told = "many large pictures wait to be edited"
+            raised(waits.QueueFull, told, engine.submit, [Job(PROMPT, 9, arguments=more)])
         jobs += [Job(PROMPT, 3, arguments={**about, "image": SHOWN.copy()}), Job(PROMPT, 4)]
         engine.submit(jobs[3:])
     assert all(job.finished.result(60).size == (SIDE, SIDE) for job in jobs)

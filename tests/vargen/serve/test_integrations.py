@@ -5,26 +5,27 @@ VARGEN_COMFYUI_PYTHON a Python with its requirements and vargen. Its documentati
 `custom_nodes`: it imports `__init__.py` under a name of its own, takes classes from NODE_CLASS_MAPPINGS, asks
 INPUT_TYPES for widgets and their defaults, and calls the method that FUNCTION names.
 """
+# ruff: noqa: F401, F811  # fixtures of comfy_nodes are for the tests below
 
 import importlib.util
 import json
 import os
 import socket
-import subprocess
 import sys
-import time
 import tomllib
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from comfy_nodes import INTEGRATIONS, execute, model, nodes  # noqa: F401  # the fixtures are for the tests below
+from background import process, wait_for
+from comfy_nodes import INTEGRATIONS, execute, model, nodes
+from refusals import refused
 
 from vargen import LlamaGenPipeline
-from vargen.base.errors import UserError
 
 
 def test_the_registry_finds_what_it_asks_for():
@@ -34,11 +35,7 @@ def test_the_registry_finds_what_it_asks_for():
     assert project["project"]["urls"]["Repository"].startswith("https://")
 
 
-def test_nodes_load_draw_trace_and_compare(
-    nodes,  # noqa: F811
-    model,  # noqa: F811
-    _saved_tiny_pipelines,
-):
+def test_nodes_load_draw_trace_and_compare(nodes, model, _saved_tiny_pipelines):
     prompt = "a red cube"
     images, drawn, passes = execute(nodes["VargenDraw"], model=model, prompt=prompt, seed=7, count=2)
     assert images.dtype == torch.float32 and images.shape == (2, 8, 8, 3) and 0 <= images.min() <= images.max() <= 1
@@ -55,11 +52,7 @@ def test_nodes_load_draw_trace_and_compare(
     assert report.startswith("ar: 16 forward passes") and report.endswith("the same tokens")
 
 
-def test_a_node_moves_the_progress_bar_and_obeys_stop(
-    nodes,  # noqa: F811
-    model,  # noqa: F811
-    monkeypatch,
-):
+def test_a_node_moves_the_progress_bar_and_obeys_stop(nodes, model, monkeypatch):
     """ComfyUI's own modules are played by two that have the functions which the node calls."""
     shown: list[int] = []
 
@@ -93,7 +86,7 @@ def test_a_node_moves_the_progress_bar_and_obeys_stop(
 EXAMPLE = INTEGRATIONS / "comfyui" / "examples" / "draw_and_trace.json"
 
 
-def test_the_example_workflow_fits_the_nodes(nodes):  # noqa: F811
+def test_the_example_workflow_fits_the_nodes(nodes):
     workflow = json.loads(EXAMPLE.read_text())
     for step in workflow.values():
         if (node := nodes.get(step["class_type"])) is None:
@@ -105,22 +98,21 @@ def test_the_example_workflow_fits_the_nodes(nodes):  # noqa: F811
                 assert nodes[workflow[value[0]]["class_type"]].RETURN_TYPES[value[1]] == asked[name]
 
 
-def test_sampling_and_a_negative_prompt_reach_the_pipeline(nodes, model):  # noqa: F811
+def test_sampling_and_a_negative_prompt_reach_the_pipeline(nodes, model):
     draw = lambda **given: execute(nodes["VargenDraw"], model=model, prompt="a red cube", **given)[0]  # noqa: E731
     assert not torch.equal(draw(), draw(negative_prompt="a blue cone"))
     assert torch.equal(draw(temperature=0.0, seed=1), draw(temperature=0.0, seed=2)), "greedy"
     assert torch.equal(draw(top_k=1), draw(top_p=1e-9)), "the likeliest token alone"
 
 
-def test_a_node_goes_on_from_a_picture_and_fills_a_mask(nodes, model):  # noqa: F811
+def test_a_node_goes_on_from_a_picture_and_fills_a_mask(nodes, model):
     image, mask = torch.rand(1, 8, 8, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 8, 8)
     mask[:, 4:] = 1
     draw = lambda **given: execute(nodes["VargenDraw"], model=model, prompt="a red cube", **given)[0]  # noqa: E731
     rows, filled = draw(image=image, start_rows=2, count=2), draw(image=image, mask=mask, count=2)
     assert torch.equal(rows, filled) and torch.allclose(rows[:, :4], image[:, :4], atol=1e-6)
     for given, said in (({"mask": mask}, "mask_image needs image"), ({"image": image[[0, 0]]}, "got a batch of 2")):
-        with pytest.raises(UserError, match=said):
-            draw(**given)
+        refused(said, draw, **given)
 
 
 @pytest.mark.skipif("VARGEN_COMFYUI" not in os.environ, reason="VARGEN_COMFYUI names no checkout of ComfyUI")
@@ -129,31 +121,21 @@ def test_comfyuis_own_server_runs_the_example(tmp_path):
     (tmp_path / "custom_nodes" / "vargen").symlink_to(INTEGRATIONS / "comfyui")
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"http://127.0.0.1:{free.getsockname()[1]}"
-    python = os.environ.get("VARGEN_COMFYUI_PYTHON", sys.executable)
-    options = ["--cpu", "--port", place.rpartition(":")[2], "--base-directory", str(tmp_path), "--disable-auto-launch"]
-    server = subprocess.Popen([python, "main.py", *options], cwd=os.environ["VARGEN_COMFYUI"])
+    command = [os.environ.get("VARGEN_COMFYUI_PYTHON", sys.executable), f"{os.environ['VARGEN_COMFYUI']}/main.py"]
+    command += ["--cpu", "--port", place.rpartition(":")[2], "--base-directory", str(tmp_path), "--disable-auto-launch"]
 
     def ask(path, body=None):
         content = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(place + path, content, {"Content-Type": "application/json"})
         return json.load(urllib.request.urlopen(request, timeout=60))
 
-    def wait_for(answer):
-        while server.poll() is None:
-            try:
-                if found := answer():
-                    return found
-            except OSError:
-                pass  # it does not listen yet
-            time.sleep(1)
-        pytest.fail("ComfyUI ended")
+    def has_nodes():
+        with suppress(OSError):  # it does not listen yet
+            return "VargenDraw" in ask("/object_info")
 
-    try:
-        wait_for(lambda: "VargenDraw" in ask("/object_info"))
+    with process(command, tmp_path / "log") as server:
+        wait_for(has_nodes, server, tmp_path / "log", every=1)
         number = ask("/prompt", {"prompt": json.loads(EXAMPLE.read_text())})["prompt_id"]
-        done = wait_for(lambda: ask(f"/history/{number}").get(number))
+        done = wait_for(lambda: ask(f"/history/{number}").get(number), server, tmp_path / "log", every=1)
         assert done["status"]["status_str"] == "success", done["status"]
         assert len([*Path(tmp_path, "output").glob("vargen*.png")]) == 2
-    finally:
-        server.terminate()
-        server.wait(60)

@@ -17,9 +17,8 @@ import pytest
 from background import process, wait_for
 from warm import python
 
-pytest.importorskip("starlette", reason="needs the extra serve")
-pytest.importorskip("uvicorn", reason="needs the extra serve")
-pytest.importorskip("prometheus_client", reason="needs the extra serve")
+for package in ("starlette", "uvicorn", "prometheus_client"):
+    pytest.importorskip(package, reason="needs the extra serve")
 
 
 PLACE = "/v1/images/generations"

@@ -146,13 +146,10 @@ def test_pictures_stand_in_a_table_a_data_set_or_beside_their_texts(pictures, tm
     refused("line 4: there is no picture of this caption", list, captioned_pictures(str(pictures)))
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
+def test_what_does_not_fit_is_refused(config):
+    for changed, message in (
         ({"pictures": ""}, "pictures: '' must name pictures with captions"),
         ({"target_modules": ["nobody"]}, r"target_modules: \['nobody'\] are no linear layers"),
         ({"evaluation_size": 12}, r"must hold more than evaluation_size \(12\)"),
-    ],
-)
-def test_what_does_not_fit_is_refused(config, changed, message):
-    refused(message, lambda: train_lora(replace(config, steps=1, **changed)))
+    ):
+        refused(message, lambda changed=changed: train_lora(replace(config, steps=1, **changed)))

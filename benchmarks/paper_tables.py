@@ -122,6 +122,7 @@ class SeenSparrow(SparrowConfig):
         share: of the visual tokens.
     """
 
+    depth: int | None = None
     share: float = 1.0
 
     def _network(self, components: VideoComponents) -> Any:

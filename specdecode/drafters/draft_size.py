@@ -4,9 +4,9 @@ Belongs here: sizes, costs of the parts of a step, and the choice. Does not belo
 stored.
 
 A step that drafts a tree of n nodes and d levels takes target(n) + d * drafting step + overhead, and adds 1 + E tokens,
-where E is the expected accepted length. E comes from the drafter's own confidence where it has any, else from lengths
-measured for every size, where they are known; both are scaled to the lengths that were really accepted. Else E comes
-level by level from the share of drafts that survived each level, and the last known share counts for levels not tried.
+where E is the expected accepted length. E comes from lengths measured for every size, where they are known, scaled to
+the lengths that were really accepted. Else it comes level by level from the share of drafts that survived each level,
+and the last known share counts for levels not tried.
 
 Costs are assumed, measured, or kept from another run. With a clock, for passes that the host waits for (on a CPU), they
 are corrected by steps of the decoding itself: now and then a few steps draft the next smaller or larger size, and the
@@ -70,15 +70,13 @@ class DraftSizer(Protocol):
     def choose(self) -> DraftSize:
         """The size of the next draft. Never waits for the device."""
 
-    def observe(self, size: DraftSize, accepted: Tensor, active: Tensor, predicted: Tensor | None = None) -> None:
+    def observe(self, size: DraftSize, accepted: Tensor, active: Tensor) -> None:
         """Learn from a step.
 
         Args:
             size: of the draft.
             accepted: [B] int64, draft tokens accepted.
             active: [B] bool, rows that took part.
-            predicted: [C] float, the drafter's own estimate of the accepted length for every candidate, a mean over
-                active rows; None where it has none.
         """
 
 
@@ -97,7 +95,7 @@ class FixedDraftSize:
         """The size itself."""
         return self.size
 
-    def observe(self, size: DraftSize, accepted: Tensor, active: Tensor, predicted: Tensor | None = None) -> None:
+    def observe(self, size: DraftSize, accepted: Tensor, active: Tensor) -> None:
         """Nothing to learn."""
 
 
@@ -227,9 +225,8 @@ class AdaptiveDraftSize:
         self._rates = AcceptanceRates(self.largest.depth + 1, _DECAY, _PRIOR_WEIGHT)
         measured = {} if expected_lengths is None else dict(zip(candidates, expected_lengths, strict=True))
         self._measured = [float(measured[size]) for size in self.candidates] if measured else None
-        self._predicted = self._measured
-        self._scale = (_PRIOR_WEIGHT, _PRIOR_WEIGHT)  # decayed sums: accepted, and predicted for the size used
-        self._pending: list[tuple[DraftSize, Tensor, Tensor, Tensor | None]] = []
+        self._scale = (_MEASURED_WEIGHT, _MEASURED_WEIGHT)  # decayed sums: accepted, and measured for the size used
+        self._pending: list[tuple[DraftSize, Tensor, Tensor]] = []
         # Measured lengths are more reliable than guesses, and trying drafts that do not pay costs steps.
         self._first_patience = _FIRST_PATIENCE if self._measured is None else _MEASURED_PATIENCE
         self._until_trial = self._patience = self._first_patience
@@ -264,13 +261,13 @@ class AdaptiveDraftSize:
             self._began = self._clock()
         return self._current
 
-    def observe(self, size: DraftSize, accepted: Tensor, active: Tensor, predicted: Tensor | None = None) -> None:
+    def observe(self, size: DraftSize, accepted: Tensor, active: Tensor) -> None:
         """Keep the step; every `interval` steps, learn from those kept."""
         if self._clock is not None and self._began is not None:
             self._seconds.append(self._clock() - self._began)
             self._began = None
         if size != NO_DRAFT:
-            self._pending.append((size, accepted, active, predicted))
+            self._pending.append((size, accepted, active))
         is_timing = self._before is not None and self._clock is not None
         if len(self._seconds) >= _COMPARED_STEPS if is_timing else len(self._pending) >= self.interval:
             self._learn()
@@ -284,8 +281,8 @@ class AdaptiveDraftSize:
         """The expected accepted length at this size, without bonus token."""
         if size.depth == 0:
             return 0.0
-        if self._predicted is not None and size in self.candidates:
-            return self._predicted[self.candidates.index(size)] * self._scale[0] / self._scale[1]
+        if self._measured is not None and size in self.candidates:
+            return self._measured[self.candidates.index(size)] * self._scale[0] / self._scale[1]
         # The wider a level, the likelier it contains the right token. A guess, which the first steps correct.
         width = (size.total_tokens - 1) / size.depth
         prior = 1 - (1 - self.prior_rate) ** (width**0.5)
@@ -359,18 +356,17 @@ class AdaptiveDraftSize:
         best = self._best()
         if best == self._current and before is None:
             return
-        self._patience = min(2 * self._patience, _MOST_PATIENCE) if before is not None else self._first_patience
+        failed = before is not None and before[0] == best == NO_DRAFT
+        self._patience = min(2 * self._patience, _MOST_PATIENCE) if failed else self._first_patience
         self._until_trial = self._patience if best == NO_DRAFT else 0
         self._take(best)
 
-    def _learn_lengths(self, pending: Sequence[tuple[DraftSize, Tensor, Tensor, Tensor | None]]) -> None:
+    def _learn_lengths(self, pending: Sequence[tuple[DraftSize, Tensor, Tensor]]) -> None:
         """Learn what was accepted."""
         if not pending:
             return
         accepted = torch.stack([step[1] for step in pending]).tolist()
         active = torch.stack([step[2] for step in pending]).tolist()
-        predictions = [step[3] for step in pending if step[3] is not None]
-        predicted = torch.stack(predictions).tolist() if len(predictions) == len(pending) else None
         for number, (size, *_) in enumerate(pending):
             lengths = [length for length, took_part in zip(accepted[number], active[number], strict=True) if took_part]
             if not lengths:
@@ -379,14 +375,10 @@ class AdaptiveDraftSize:
                 came = sum(length >= level - 1 for length in lengths) / len(lengths)
                 passed = sum(length >= level for length in lengths) / len(lengths)
                 self._rates.learn(level, came, passed)
-            latest = self._measured if predicted is None else predicted[number]
-            if latest is not None:
-                before = self._predicted or latest
-                self._predicted = [_DECAY * a + (1 - _DECAY) * b for a, b in zip(before, latest, strict=True)]
-                used = latest[self.candidates.index(size)] if size in self.candidates else 0.0
+            if self._measured is not None and size in self.candidates:
                 self._scale = (
                     _DECAY * self._scale[0] + sum(lengths) / len(lengths),
-                    _DECAY * self._scale[1] + used,
+                    _DECAY * self._scale[1] + self._measured[self.candidates.index(size)],
                 )
 
 
@@ -447,7 +439,8 @@ _COMPARED_STEPS = 3
 _CLEAR, _MOST_COMPARISONS = 1.2, 4
 _ROWS_OF_WEIGHTS, _DRAFTING_SHARE = 16, 0.1
 """Assumed: reading a model's weights takes as long as computing so many rows, and a drafting step this share of it."""
-_PRIOR_WEIGHT = 2.0
+_PRIOR_WEIGHT, _MEASURED_WEIGHT = 2.0, 16.0
+"""How many draft tokens an assumed rate counts as, and accepted ones measured lengths: at a start there are few."""
 _FIRST_PATIENCE, _MEASURED_PATIENCE, _MOST_PATIENCE = 16, 64, 256
 _REPEATS = 8
 _MOST_SECONDS = 5.0

@@ -26,7 +26,7 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.checks import check_counts
 from specdecode.drafters.draft_size import DraftSize, DraftSizer
-from specdecode.drafters.tree_growth import Children, DraftHeadOutput, dynamic_tree, expected_accepted, static_tree
+from specdecode.drafters.tree_growth import Children, DraftHeadOutput, dynamic_tree, static_tree
 from specdecode.drafters.tree_plan import plan_of
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.kernels.in_graph import in_graph
@@ -141,9 +141,9 @@ class EagleDrafter(Drafter):
         self.refresh = refresh
         self.depth_behind_skip = depth_behind_skip
         self.most_waiting = most_waiting
+        self._fixed = StaticTree.chain(sizer.largest.depth) if isinstance(shape, DynamicTree) else shape
         self._size = DraftSize(1, 0)
         self._draft_behind_a_skip = False
-        self._predicted: Tensor | None = None
 
     @staticmethod
     def most_new_pairs(
@@ -176,8 +176,6 @@ class EagleDrafter(Drafter):
         self._skipped_first, self._skipped_counts = torch.zeros_like(self._counts), torch.zeros_like(self._counts)
         if self.feature_reuse is not None:
             self.feature_reuse.start(self._features)
-        if isinstance(self.shape, StaticTree):
-            self._plan = plan_of(self.shape, self._features.device)
 
     def observe_given(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
         """Feed the given tokens, each with the target's feature before it."""
@@ -195,23 +193,22 @@ class EagleDrafter(Drafter):
             depth = min(self._size.depth, self.depth_behind_skip)
             self._size = DraftSize(self._size.total_tokens, depth)
         self._draft_behind_a_skip = False
-        size, self._predicted = self._size, None
+        size = self._size
         root = state.last_tokens()
         if size.depth < 1:
             self.stand_aside(state)
             return Draft(TokenTree.chain(root[:, None]))
         logits, feature = self._feed_waiting(state)
-        if isinstance(self.shape, DynamicTree):
-            grown = dynamic_tree(root, logits, feature, state, self.shape.top_k, size, self._guess, self.children)
-            candidates = getattr(self.sizer, "candidates", ())
-            if len(candidates) > 1:
-                self._predicted = expected_accepted(grown, size.depth, candidates, state.active)
-            return grown.draft
-        return static_tree(root, logits, feature, state, self._plan, size.depth, self._guess, self.children)
+        # Of coupled nodes the first of each race are accepted most often, so where there are few they are a chain.
+        is_chain = self.children == "coupled" and size.total_tokens == size.depth + 1
+        if isinstance(self.shape, DynamicTree) and not is_chain:
+            return dynamic_tree(root, logits, feature, state, self.shape.top_k, size, self._guess, self.children)
+        plan = plan_of(self._fixed, root.device)
+        return static_tree(root, logits, feature, state, plan, size.depth, self._guess, self.children)
 
     def stand_aside(self, state: DecodeState) -> None:
         """Draft nothing in this step: what is verified comes from elsewhere, and its tokens wait."""
-        self._size, self._predicted = DraftSize(1, 0), None
+        self._size = DraftSize(1, 0)
         if self._features.shape[1] >= self.most_waiting:
             self._feed_all_but_last(state)
 
@@ -238,7 +235,7 @@ class EagleDrafter(Drafter):
         else:
             self._wait(along, counts)
         self._skipped_features, self._seen, self._skipped_length = None, None, 0
-        self.sizer.observe(self._size, verdict.accepted, took_part, self._predicted)
+        self.sizer.observe(self._size, verdict.accepted, took_part)
 
     def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
         """The taken tokens wait with substitutes for the target's features."""

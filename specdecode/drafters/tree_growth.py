@@ -1,8 +1,7 @@
 """Growing a draft tree level by level from the outputs of a network.
 
-Belongs here: dynamic trees, trees of a fixed shape, the distributions their nodes are drawn from, and the accepted
-length that a network's confidence predicts. Does not belong here: the network and its input (`eagle.py`), and shapes
-(`tree_shapes.py`).
+Belongs here: dynamic trees, trees of a fixed shape, and the distributions their nodes are drawn from. Does not belong
+here: the network and its input (`eagle.py`), and shapes (`tree_shapes.py`).
 """
 
 from __future__ import annotations
@@ -51,21 +50,6 @@ Guess = Callable[[int, Tensor, Tensor, Tensor, Tensor], DraftHeadOutput]
 arguments as in `DraftHead.forward`."""
 
 
-@dataclass
-class GrownTree:
-    """A tree and all nodes seen while it grew, from which the accepted length of other sizes is predicted.
-
-    Args:
-        draft: the best of the nodes, with their confidence.
-        scores: [B, R] float32, log-probability of the path to each node seen.
-        levels: [B, R] int64, their depths, from 1.
-    """
-
-    draft: Draft
-    scores: Tensor
-    levels: Tensor
-
-
 def dynamic_tree(
     root: Tensor,
     logits: Tensor,
@@ -75,7 +59,7 @@ def dynamic_tree(
     size: DraftSize,
     guess: Guess,
     children: Children = "top",
-) -> GrownTree:
+) -> Draft:
     """EAGLE-2 (Li et al. 2024, arXiv 2406.16858, section 4): grow by confidence, keep the best.
 
     Args:
@@ -128,7 +112,7 @@ def dynamic_tree(
     kept_tokens, parents, depths, kept_scores = fields
     all_valid = chain_layout(batch_size, num_drafted + 1, device).valid
     tree = TokenTree(kept_tokens, parents, depths, all_valid, max_depth=depth, max_children=top_k)
-    return GrownTree(Draft(tree, confidence=kept_scores), all_scores, start.levels)
+    return Draft(tree, confidence=kept_scores)
 
 
 def _ranking(state: DecodeState, children: Children, depth: int, vocab_size: int) -> Callable[[Tensor, int], Tensor]:
@@ -185,35 +169,6 @@ def _best_nodes(
         torch.cat([torch.zeros_like(root), levels.gather(1, best)], 1),
         F.pad(scores.gather(1, best), (1, 0)),
     )
-
-
-def expected_accepted(grown: GrownTree, deepest: int, candidates: Sequence[DraftSize], active: Tensor) -> Tensor:
-    """The accepted length that the network's confidence predicts: [C] for every candidate size, a mean over active
-    rows.
-
-    It is the sum of the chosen nodes' path probabilities. Sizes deeper than this tree continue with the ratio of its
-    last two levels.
-
-    Args:
-        grown: of `deepest` levels.
-        candidates: the sizes asked about.
-        active: [B] bool.
-    """
-    confidence, order = grown.scores.exp().sort(dim=1, descending=True)  # [B, R]
-    # Finished rows do not count; dividing here turns sums over rows into means.
-    confidence = confidence * active[:, None] / active.sum().clamp(min=1)
-    level = grown.levels.gather(1, order)
-    sizes = torch.tensor([[c.total_tokens - 1, c.depth] for c in candidates], device=confidence.device)  # [C, 2]
-    allowed = level[:, None] <= sizes[:, 1, None]  # [B, C, R]
-    kept = allowed & (allowed.cumsum(2) <= sizes[:, :1])
-    mass = (confidence[:, None] * kept).sum((0, 2))  # [C]
-    if deepest > 1:
-        last, before = (((level == depth) * confidence).sum() for depth in (deepest, deepest - 1))
-        ratio = (last / before.clamp_min(1e-9)).clamp(0.0, 0.95)
-        beyond = (sizes[:, 1] - deepest).clamp(min=0)
-        bonus = last * ratio * (1 - ratio**beyond) / (1 - ratio)
-        mass = mass + torch.where(beyond > 0, bonus, 0.0)
-    return mass
 
 
 def static_tree(

@@ -340,8 +340,7 @@ class _HostSize:
 
     def __init__(self, sizer: DraftSizer) -> None:
         self.sizer, self.size = sizer, sizer.largest
-        self.candidates = getattr(sizer, "candidates", ())
-        self.seen: Tensor | None = None  # of the last step: accepted [B], active [B], and what was predicted
+        self.seen: Tensor | None = None  # [2, B] of the last step: accepted and active
         self._delayed_read, self._given = DelayedRead(1), deque[DraftSize]()
 
     @property
@@ -353,26 +352,23 @@ class _HostSize:
         """See `DraftSizer`."""
         return self.size
 
-    def observe(self, size: DraftSize, accepted: Tensor, active: Tensor, predicted: Tensor | None = None) -> None:
+    def observe(self, size: DraftSize, accepted: Tensor, active: Tensor) -> None:
         """See `DraftSizer`."""
-        given = (accepted, active) if predicted is None else (accepted, active, predicted)
-        self.seen = torch.cat([each.float() for each in given])
+        self.seen = torch.stack([accepted, active.long()])
 
     def choose_next(self) -> DraftSize:
         """The size of the next step."""
         self.size = self.sizer.choose()
         return self.size
 
-    def learn(self, batch_size: int) -> None:
+    def learn(self) -> None:
         """From the step before the last one."""
         if self.seen is None:
             return
         self._given.append(self.size)
         if (seen := self._delayed_read(self.seen)) is not None:
-            accepted, active, predicted = seen.split([batch_size, batch_size, len(seen) - 2 * batch_size])
-            self.sizer.observe(
-                self._given.popleft(), accepted.long(), active.bool(), predicted if len(predicted) else None
-            )
+            accepted, active = seen
+            self.sizer.observe(self._given.popleft(), accepted, active.bool())
 
 
 class StaticStep:
@@ -429,7 +425,7 @@ class StaticStep:
                 for cache, kept in zip(self._caches, kind.kept, strict=True):
                     cache.expect(kept)
         if self._size is not None:
-            self._size.learn(run.target.batch_size)
+            self._size.learn()
         run.trace.passes_made += 1
         run.log.widths.append(kind.width)  # type: ignore[union-attr]
         if run.log.is_full:  # type: ignore[union-attr]

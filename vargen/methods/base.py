@@ -192,7 +192,8 @@ class Components(Protocol):
         draft_step: Callable[[], object] | None,
         expected: float | Sequence[float],
     ) -> DraftSizer:
-        """Chooses among sizes by measured seconds. Only for drafts that do not change the picture.
+        """Chooses among sizes, and nothing where that may be the fastest, by measured seconds. Only for drafts that do
+        not change the picture.
 
         Args:
             sizes: one or more; one is a fixed size, and nothing is measured.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SCD_COUPLINGS = ("gumbel", "maximal")
 INITIAL_GUESSES = ("random", "repeat")
-ACCEPTED_BY_WINDOW = {0: 0.0, 2: 0.75, 4: 1.26, 8: 2.00, 16: 3.08, 32: 4.09}
+ACCEPTED_BY_WINDOW = {2: 0.75, 4: 1.26, 8: 2.00, 16: 3.08, 32: 4.09}
 """Guesses that the shipped picture model accepts in a forward pass of `jacobi`, by window; over 32 held-out prompts.
 What "auto" expects at first, scaled by what happens."""
 
@@ -172,7 +172,7 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
         if self.window != AUTO:
             return super().sizes(num_tokens)
-        fitting = [window for window in ACCEPTED_BY_WINDOW if window and window < num_tokens]
+        fitting = [window for window in ACCEPTED_BY_WINDOW if window < num_tokens]
         if not self._is_fixed and fitting:
             return self._chains(fitting, num_tokens)
         return super().resolved(num_tokens).sizes(num_tokens)
@@ -189,10 +189,6 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
         sizes = self.sizes(components.num_tokens)
         if len(sizes) == 1:
             return super()._sizer(components)
-        from specdecode.drafters.draft_size import NO_DRAFT
-
-        if components.target.batch_size > 1 or components.target.device.type == "cpu":
-            sizes = (NO_DRAFT, *sizes)
         expected = [ACCEPTED_BY_WINDOW[size.depth] for size in sizes]
         return components.draft_sizer(sizes, "jacobi", None, expected)
 

@@ -17,7 +17,7 @@ from diffusers import ModelMixin
 from torch import Tensor
 
 from specdecode.drafters.draft_model import DraftModel
-from specdecode.drafters.draft_size import DraftSize, DraftSizer, FixedDraftSize
+from specdecode.drafters.draft_size import NO_DRAFT, DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.eagle import DraftHead
 from specdecode.grid.mixed_grids import MixedGrids
 from specdecode.grid.positions import Lines
@@ -99,10 +99,13 @@ class ModelComponents(ABC):
         expected: float | Sequence[float],
     ) -> DraftSizer:
         """See `Components.draft_sizer`."""
-        if self.joins:
+        if self.joins or len(sizes) == 1:
             return FixedDraftSize(sizes[0])
         if getattr(getattr(self, "model", None), "tp_size", None) is not None:  # every process must choose the same
             return FixedDraftSize(min(sizes, key=lambda size: abs(size.depth - _SPLIT_DEPTH)))
+        if self.target.batch_size > 1 or self.device.type == "cpu":  # where plain decoding may be the fastest
+            sizes = (NO_DRAFT, *sizes)
+            expected = expected if isinstance(expected, float) else (0.0, *expected)
         is_cuda = self.device.type == "cuda"
         device = torch.cuda.get_device_name(self.device) if is_cuda else self.device.type
         geometry = {"device": device, "drafter": drafter, **self._pass_geometry()}

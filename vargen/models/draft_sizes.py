@@ -62,7 +62,7 @@ class MeasuredDraftSizes:
         self,
         sizes: Sequence[DraftSize],
         geometry: Mapping[str, Any],
-        probe: Callable[[int], Target],
+        probe: Callable[[int], Target] | None,
         draft_step: Callable[[], object] | None,
         expected: float | Sequence[float],
         most_sizes: int | None = None,
@@ -71,7 +71,8 @@ class MeasuredDraftSizes:
 
         Args:
             geometry: all that costs depend on beside the machine, such as the model's sizes and the rows of a batch.
-            probe: gives a target of this geometry in the middle of a picture, with room for so many nodes.
+            probe: gives a target of this geometry in the middle of a picture, with room for so many nodes; None where
+                passes are not measured, on a CPU.
             most_sizes: how many of the sizes to choose among, since each is a graph of its own where steps are graphs;
                 1: the middle one alone. None: all.
         """
@@ -91,6 +92,7 @@ class MeasuredDraftSizes:
             if known is None and on_cpu:
                 known = assumed_step_costs(geometry["rows"], draft_step is not None), {}
             elif known is None:
+                assert probe is not None
                 shared = [measure_step_costs(probe(nodes[-1]), nodes, draft_step)]
                 if split:  # its processes take the costs of the first, so that they draft as much
                     torch.distributed.broadcast_object_list(shared)

@@ -62,22 +62,6 @@ def test_something_is_always_drafted_unless_nothing_is_among_the_choices():
     assert NO_DRAFT not in simulate(AdaptiveDraftSize(CHAINS, DEAR, clock=None), 0.0, steps=100)
 
 
-def test_confidence_is_scaled_to_what_was_accepted():
-    """A drafter that promises twice what is accepted, for trees whose levels say nothing by themselves."""
-    sizes = [DraftSize(8, 2), DraftSize(16, 3), DraftSize(32, 4)]
-    truth = {NO_DRAFT: 0.0, sizes[0]: 0.8, sizes[1]: 1.4, sizes[2]: 1.6}
-    sizer = AdaptiveDraftSize([NO_DRAFT, *sizes], FLAT, clock=None)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(400):
-        size = sizer.choose()
-        predicted = torch.tensor([2 * truth[candidate] for candidate in sizer.candidates])
-        accepted = torch.poisson(torch.full((4,), truth[size]), generator=generator).long().clamp(max=size.depth)
-        sizer.observe(size, accepted, torch.ones(4, dtype=torch.bool), predicted)
-    for size in sizes:
-        assert sizer.expected_accepted(size) == pytest.approx(truth[size], rel=0.25)
-    assert sizer.choose() == max(sizes, key=lambda size: (1 + truth[size]) / FLAT.step(size))
-
-
 @given(
     st.lists(st.tuples(st.integers(1, 100), st.floats(0.1, 10)), min_size=2, max_size=6, unique_by=lambda p: p[0]),
     st.integers(1, 200),
@@ -124,7 +108,7 @@ def test_a_new_batch_keeps_what_was_learned_and_drops_what_was_not():
     sizer = AdaptiveDraftSize(ANY, DEAR, clock=None)
     simulate(sizer, 0.0, rows=4)
     assert sizer.choose() == NO_DRAFT
-    sizer._pending = [(CHAINS[0], torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.bool), None)]
+    sizer._pending = [(CHAINS[0], torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.bool))]
     sizer.start()
     assert sizer.choose() == NO_DRAFT
     simulate(sizer, 0.0, rows=2)  # rows of another number would not stack with those left over
@@ -154,18 +138,6 @@ def test_it_learns_every_so_many_steps():
         before = after
 
 
-def test_the_first_prediction_counts_whole_and_later_ones_are_smoothed():
-    sizer = AdaptiveDraftSize((NO_DRAFT, *CHAINS[:2]), FLAT, interval=1, clock=None)
-    ones, size = torch.ones(1, dtype=torch.bool), CHAINS[1]
-
-    def see(accepted: int, predicted: float) -> float:
-        sizer.observe(size, torch.tensor([accepted]), ones, torch.tensor([0.0, 0.0, predicted]))
-        return sizer.expected_accepted(size)
-
-    assert see(2, 2.0) == pytest.approx(2.0)
-    assert see(1, 1.0) == pytest.approx(0.95 * 2 + 0.05 * 1)
-
-
 def test_measured_lengths_are_believed_at_once_and_scaled_by_what_happens():
     sizes, lengths = (NO_DRAFT, CHAINS[3], CHAINS[7]), (0.0, 1.2, 3.0)
     sizer = AdaptiveDraftSize(sizes, LINEAR, expected_lengths=lengths, clock=None)
@@ -180,14 +152,6 @@ def test_measured_lengths_are_believed_at_once_and_scaled_by_what_happens():
 def test_drafts_that_are_known_not_to_pay_are_tried_later():
     sizer = AdaptiveDraftSize((NO_DRAFT, *CHAINS), DEAR, expected_lengths=[0.0] * 9, clock=None)
     assert gaps(sizer, 600, accepts=False)[:3] == [63, 127, 255]
-
-
-def test_steps_without_a_prediction_among_others_are_learned_from_by_level():
-    sizer = AdaptiveDraftSize(CHAINS[:2], FLAT, interval=2, clock=None)
-    before, ones = sizer.expected_accepted(CHAINS[1]), torch.ones(1, dtype=torch.bool)
-    sizer.observe(CHAINS[1], torch.tensor([2]), ones, torch.tensor([0.0, 0.5, 0.9]))
-    sizer.observe(CHAINS[1], torch.tensor([2]), ones)
-    assert sizer.expected_accepted(CHAINS[1]) > before
 
 
 def gaps(sizer: AdaptiveDraftSize, steps: int, accepts: bool) -> list[int]:

@@ -205,7 +205,7 @@ class _Walks(AdaptiveDraftSize):
         self.chosen = [*getattr(self, "chosen", []), self.candidates[len(getattr(self, "chosen", [])) // 3 % 2]]
         return self.chosen[-1]
 
-    def observe(self, size: DraftSize, accepted: Any, active: Any, predicted: Any = None) -> None:
+    def observe(self, size: DraftSize, accepted: Any, active: Any) -> None:
         self.told = [*getattr(self, "told", []), (size, accepted.tolist(), active.tolist())]
 
 

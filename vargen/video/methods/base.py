@@ -18,6 +18,7 @@ from vargen.methods.base import Method, MethodConfig, Task
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdecode.drafters.draft_size import DraftSize, DraftSizer
     from specdecode.roles import Target
 
 
@@ -126,6 +127,15 @@ class VideoComponents(Protocol):
 
     def draft_head(self, network: Any, target: Any) -> Any:
         """The network beside a target that was made with its `capture_layers`. Its `drafter(shape, sizer)` drafts."""
+
+    def draft_sizer(self, sizes: Sequence[DraftSize], drafter: str) -> DraftSizer:
+        """Chooses among sizes, and nothing, by measured seconds; where the host does not wait for the device,
+        always the last. Only for drafts that change no answer.
+
+        Args:
+            sizes: rising.
+            drafter: tells drafters apart whose steps cost differently.
+        """
 
     def parallel_pair(self, drafter: str, workers: str, pruning: Pruning, draft_length: int | None) -> OwnLoop:
         """A target and a draft model that work at the same time; the draft model starts once for all answers.

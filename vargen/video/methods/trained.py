@@ -13,14 +13,16 @@ from vargen.base.bounds import MAX_DRAFT
 from vargen.base.errors import UserError
 from vargen.base.options import option
 from vargen.base.path_roles import READ_FOLDER
+from vargen.methods.base import AUTO, Auto
 from vargen.methods.trees import FIXED_TREES, fixed_tree
 from vargen.video.methods.base import VideoComponents, VideoMethod, VideoMethodConfig
 
 if TYPE_CHECKING:
-    from specdecode.drafters.draft_size import DraftSizer
+    from specdecode.drafters.draft_size import DraftSize, DraftSizer
     from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 
-_DRAFT_LENGTH = 8  # of draft heads that guess one place at a time
+_LENGTHS = (1, 2, 3, 5, 8)
+"""Of chains of a draft head that guesses one place at a time."""
 DYNAMIC_TREES = {"sparrow_30_4_8": (30, 4, 8)}
 """Published sizes of trees grown by confidence, by name: total_tokens, depth, tree_top_k."""
 
@@ -40,9 +42,10 @@ class TrainedDrafterConfig(VideoMethodConfig):
     ignores the three numbers below; or the name of a published fixed tree."""
     total_tokens: int = option(30, least=2, most=MAX_DRAFT)
     """Nodes of a dynamic tree, its root included."""
-    depth: int | None = option(None, least=1, most=MAX_DRAFT)
+    depth: int | Auto | None = option(AUTO, least=1, most=MAX_DRAFT)
     """Levels drafted below the root; null for eight, or, of a draft head that guesses several places at once, as many
-    as it guesses."""
+    as it guesses; "auto" for as many of those as are fastest on this machine, which changes no answer. Of trees, "auto"
+    is null."""
     tree_top_k: int = option(4, least=1, most=MAX_DRAFT)
     """Nodes expanded per level of a dynamic tree, and children of each."""
 
@@ -54,8 +57,14 @@ class TrainedDrafterConfig(VideoMethodConfig):
             )
 
     def _players(self, components: VideoComponents) -> VideoMethod:
+        from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+
         network = self._network(components)
-        shape, sizer = self.shape(network.config.draft_length)
+        shape, size = self.shape(network.config.draft_length)
+        sizer: DraftSizer = FixedDraftSize(size)
+        if self.follows_the_clock:
+            lengths = [*(length for length in _LENGTHS if length < size.depth), size.depth]
+            sizer = components.draft_sizer([DraftSize(length + 1, length) for length in lengths], self.name)
         target = components.target(sizer.largest.total_tokens, capture_layers=network.config.capture_layers)
         head = components.draft_head(network, target)
         return VideoMethod(head.drafter(shape, sizer), target=target, network=head)
@@ -63,18 +72,22 @@ class TrainedDrafterConfig(VideoMethodConfig):
     def _network(self, components: VideoComponents) -> Any:
         return components.load_draft_head(self.name, self.drafter)
 
-    def shape(self, guessed_at_once: int) -> tuple[DynamicTree | StaticTree, DraftSizer]:
-        """The draft of a head that guesses so many places at once: its shape and its size.
+    @property
+    def follows_the_clock(self) -> list[str]:
+        return super().follows_the_clock if self.tree == "chain" else []
+
+    def shape(self, guessed_at_once: int) -> tuple[DynamicTree | StaticTree, DraftSize]:
+        """The draft of a head that guesses so many places at once: its shape and its largest size.
 
         Raises:
             UserError: `depth` is more than the head guesses at once.
         """
-        from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
+        from specdecode.drafters.draft_size import DraftSize
         from specdecode.drafters.tree_shapes import DynamicTree
 
         own = self.depth
-        if own is None:
-            own = guessed_at_once if guessed_at_once > 1 else _DRAFT_LENGTH
+        if own is None or own == AUTO:
+            own = guessed_at_once if guessed_at_once > 1 else _LENGTHS[-1]
         elif 1 < guessed_at_once < own:
             raise UserError(
                 f"{self.name}.depth must be at most {guessed_at_once}, which its drafter guesses at once, got {own}"
@@ -82,9 +95,9 @@ class TrainedDrafterConfig(VideoMethodConfig):
         total, depth, top_k = DYNAMIC_TREES.get(self.tree, (self.total_tokens, own, self.tree_top_k))
         if self.tree == "dynamic" or self.tree in DYNAMIC_TREES:
             candidates = 1 + top_k + max(depth - 1, 0) * top_k**2
-            return DynamicTree(top_k), FixedDraftSize(DraftSize(min(total, candidates), min(depth, total - 1)))
+            return DynamicTree(top_k), DraftSize(min(total, candidates), min(depth, total - 1))
         shape = fixed_tree(self.tree, depth)
-        return shape, FixedDraftSize(DraftSize(shape.num_nodes, min(depth, shape.max_depth)))
+        return shape, DraftSize(shape.num_nodes, min(depth, shape.max_depth))
 
 
 @dataclass(frozen=True)
@@ -125,3 +138,5 @@ class FlashConfig(TrainedDrafterConfig):
 
     name: ClassVar[str] = "flash"
     summary: ClassVar[str] = "FLASH: a trained layer that guesses several tokens in one forward pass"
+
+    depth: int | Auto | None = None  # its guesses cost the same, however many are drafted

@@ -30,6 +30,7 @@ from vargen.base.resources import find_trained_drafters
 from vargen.checkpoints.quantization import quantize_layers
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import resolve_method
+from vargen.models.draft_sizes import MeasuredDraftSizes
 from vargen.pipelines.call_types import check_arguments, check_module
 from vargen.video.drafters.video_head import VideoHead
 from vargen.video.drafters.video_head_folder import load_video_head
@@ -146,6 +147,7 @@ class VideoAnswerer:
         self.drafters = dict(drafters or {})
         self._draft_heads: dict[str, VideoHead] = {}
         self._lasting: dict[Hashable, Any] = {}
+        self._draft_sizes = MeasuredDraftSizes()
 
     @classmethod
     def from_pretrained(
@@ -329,6 +331,7 @@ class VideoAnswerer:
             self._lasting,
             repetition_penalty,
             self.source,
+            self._draft_sizes,
         )
 
     def load_draft_head(self, kind: str, folder: str | None = None) -> VideoHead:

@@ -14,6 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from specdecode.drafters.draft_model import MOST_WAITING
+from specdecode.drafters.draft_size import NO_DRAFT, DraftSize, DraftSizer, FixedDraftSize
+from vargen.models.draft_sizes import MeasuredDraftSizes
 from vargen.video.drafters.video_draft_head import VideoDraftHead
 from vargen.video.drafters.video_head import VideoHead
 from vargen.video.methods.base import SPREADS, Pruning
@@ -23,6 +25,9 @@ from vargen.video.models.request import VideoRequest, keep_share, keep_spread, p
 from vargen.video.models.target import VideoTarget
 from vargen.video.pipelines.loading import LazyModel
 from vargen.video.pipelines.parallel_pair import ParallelLoop, ParallelPair
+
+_RATE = 0.7
+"""The acceptance rate that is expected of a draft token before any is measured."""
 
 
 @dataclass
@@ -41,6 +46,7 @@ class VideoLLMComponents:
             what is in it.
         repetition_penalty: of `generate`; 1 does nothing.
         source: where the target's weights came from; None: its folder.
+        draft_sizes: what draft sizes turned out to cost and to be worth in earlier answers.
     """
 
     model: Any
@@ -52,6 +58,7 @@ class VideoLLMComponents:
     lasting: MutableMapping[Hashable, Any] = field(default_factory=dict)
     repetition_penalty: float = 1.0
     source: LazyModel | None = None
+    draft_sizes: MeasuredDraftSizes = field(default_factory=MeasuredDraftSizes)
 
     @property
     def batch_size(self) -> int:
@@ -123,6 +130,18 @@ class VideoLLMComponents:
 
     def draft_head(self, network: VideoHead, target: VideoTarget) -> VideoDraftHead:
         return VideoDraftHead(network, target)
+
+    def draft_sizer(self, sizes: Sequence[DraftSize], drafter: str) -> DraftSizer:
+        if self.model.device.type != "cpu":
+            return FixedDraftSize(sizes[-1])
+        geometry = {
+            "device": "cpu",
+            "drafter": drafter,
+            "model": self.model.config.get_text_config().to_dict(),
+            "dtype": str(self.model.dtype),
+            "rows": self.batch_size,
+        }
+        return self.draft_sizes.sizer([NO_DRAFT, *sizes], geometry, None, lambda: None, _RATE)
 
     def parallel_pair(self, drafter: str, workers: str, pruning: Pruning, draft_length: int | None) -> ParallelLoop:
         """Target and draft model working at the same time; the draft model's side is started once for all answers."""

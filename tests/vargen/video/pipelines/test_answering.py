@@ -11,12 +11,14 @@ from refusals import refused
 from torch.nn.functional import cosine_similarity
 
 from scenes.rendering.video_file import write_video
+from specdecode.drafters.draft_size import StepCosts
 from specdecode.trace import DecodeTrace, TokenOrigin
 from specdecode.tree import chain_layout
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import methods_for
+from vargen.models.draft_sizes import MeasuredDraftSizes
 from vargen.video.methods.lvspec import LVSpecConfig
 from vargen.video.methods.parallelvlm import ParallelConfig
 from vargen.video.methods.speculative import SpeculativeConfig
@@ -55,6 +57,27 @@ def test_exact_methods_draw_what_plain_decoding_draws(qwen_pair, cases, answerer
     assert answer.token_ids == plain.token_ids
     other = answerer.answer(cases[0].frames, QUESTION, "ar", **{**drawing, "seed": 4})
     assert other.token_ids != plain.token_ids
+
+
+@pytest.mark.parametrize("dear", [True, False])
+@pytest.mark.parametrize("method", [SparrowConfig(), FlashConfig(depth="auto")], ids=lambda method: method.name)
+def test_chains_are_as_long_as_pays_and_the_words_stay(qwen_pair, cases, answerer_of, monkeypatch, method, dear):
+    costs = StepCosts((1, 9), (1.0, 90.0 if dear else 1.0))
+    monkeypatch.setattr("vargen.models.draft_sizes.assumed_step_costs", lambda *_: costs)
+    monkeypatch.setattr(MeasuredDraftSizes, "clock", None)
+    monkeypatch.setattr("vargen.models.draft_sizes._read", lambda _: None)
+    monkeypatch.setattr("vargen.models.draft_sizes.LEAST_GAIN", 1.0)  # of a head that has learned nothing
+    answerer, drawing = answerer_of(qwen_pair), {"max_new_tokens": 20, "temperature": 1.0}
+    monkeypatch.setattr(answerer, "_draft_sizes", MeasuredDraftSizes())
+    for seed in range(2):
+        plain, drawn = (
+            answerer.answer(cases[0].frames, QUESTION, each, seed=seed, **drawing) for each in ("ar", method)
+        )
+        assert drawn.token_ids == plain.token_ids
+    (sizer,) = answerer._draft_sizes._learned.values()
+    longest = (3, 4) if method.name == "flash" else (3, 5, 8)
+    assert [size.depth for size in sizer.candidates] == [0, 1, 2, *longest]
+    assert (sizer._best().depth > 0) != dear
 
 
 TRAINED = [method for method in methods_for("video").values() if issubclass(method, TrainedDrafterConfig)]
@@ -123,7 +146,7 @@ def test_every_forward_pass_is_counted_those_of_a_first_use_by_themselves(qwen_p
         assert drafted is not None and answer.to_dict()["draft_passes"] == drafted
         assert count["target"] == answer.trace.target_passes + first.target_passes
         assert count["draft"] == (0 if method.name == "sparrow" else drafted) + first.draft_passes
-        used = method.name == "sparrow" or getattr(method, "draft_length", 0) == "auto"
+        used = method.name == "sparrow" or method == ParallelConfig(workers="in_turn")
         assert (first.target_passes > 0) is (used and turn == 0)
     answerer.close()
 

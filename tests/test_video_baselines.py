@@ -159,9 +159,8 @@ def slow_density_peaks(points: Tensor, num_clusters: int) -> tuple[list[int], li
 
 
 @pytest.mark.parametrize(("layer", "keep_ratio"), [(1, 0.5), (2, 0.05)])
-def test_fastv_is_the_loop_with_tokens_hidden(architecture, models, inputs_of, slowly, layer, keep_ratio):
-    model = models(architecture)
-    request = prepare_request(model, inputs_of(architecture, 3))
+def test_fastv_is_the_loop_with_tokens_hidden(architecture, prepared, slowly, layer, keep_ratio):
+    model, request = prepared(architecture, 3)
     target = FastVTarget(model, request, keep_ratio, layer)
     budget = round(request.num_visual * keep_ratio)
     slow = SlowFastV(slowly, model, request, budget, layer)
@@ -171,12 +170,9 @@ def test_fastv_is_the_loop_with_tokens_hidden(architecture, models, inputs_of, s
 
 
 @pytest.mark.parametrize("cluster_size", [10, 2])
-def test_sparsevlm_is_the_loop_with_tokens_hidden_and_merged(
-    architecture, models, inputs_of, slowly, cluster_size, monkeypatch
-):
+def test_sparsevlm_is_the_loop_with_tokens_hidden_and_merged(architecture, prepared, slowly, cluster_size, monkeypatch):
     monkeypatch.setattr(lossy, "_TOKENS_OF_A_CLUSTER", cluster_size)
-    model = models(architecture)
-    request = prepare_request(model, inputs_of(architecture, 4))
+    model, request = prepared(architecture, 4)
     target = SparseVLMTarget(model, request, STAGES)
     budgets = {layer: token_budget(request.num_visual, share) for layer, share in sorted(STAGES.items())}
     slow = SlowSparseVLM(slowly, model, request, budgets, cluster_size)

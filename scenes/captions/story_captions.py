@@ -282,8 +282,7 @@ def _plain(slot: str, value: str) -> str:
 
 
 def _plain_words(story: Story, turn: int) -> str:
-    *_, kind = happening(story, turn)[:3]
-    extra = happening(story, turn)[3:]
+    _, _, kind, *extra = happening(story, turn)
     verb = _plain("kind", kind)
     if kind == "bumps into":
         return f"{verb} the {' '.join(extra)}"

@@ -98,15 +98,8 @@ def build_model(config: VideoLLMConfig, tokenizer: PreTrainedTokenizerBase) -> A
         config: its sizes.
         tokenizer: of `build_processor`; decides the vocabulary and the special tokens.
     """
-    ids: dict[str, Any] = {
-        name: tokenizer.convert_tokens_to_ids(token)
-        for name, token in (
-            ("image_token_id", IMAGE),
-            ("video_token_id", VIDEO),
-            ("vision_start_token_id", VISION_START),
-            ("vision_end_token_id", VISION_END),
-        )
-    }
+    tokens = {"image": IMAGE, "video": VIDEO, "vision_start": VISION_START, "vision_end": VISION_END}
+    ids: dict[str, Any] = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(each) for name, each in tokens.items()}
     text: dict[str, Any] = {
         **vars(config.text),
         "vocab_size": len(tokenizer),

@@ -216,17 +216,11 @@ def object_boxes(scene: Scene, image_size: int = 128) -> Tensor:
     Returns:
         `[n, 4]` float32 (left, top, right, bottom) in pixels, clipped to the picture; each box covers its object.
     """
-    return torch.cat(
-        [
-            camera.bounding_boxes(
-                outline_points(
-                    item.shape, *(torch.tensor([v]) for v in (item.x, item.depth, item.rotation, item.radius))
-                ),
-                image_size,
-            )
-            for item in scene.objects
-        ]
-    )
+    boxes = []
+    for item in scene.objects:
+        numbers = torch.tensor([[item.x], [item.depth], [item.rotation], [item.radius]])
+        boxes.append(camera.bounding_boxes(outline_points(item.shape, *numbers), image_size))
+    return torch.cat(boxes)
 
 
 def outline_points(shape: str, x: Tensor, depth: Tensor, rotation: Tensor, radius: Tensor) -> Tensor:

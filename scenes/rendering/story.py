@@ -226,11 +226,8 @@ def _next_event(
         possible += [("appears", waiting[0])] * (2 * len(there))  # not rarer than each other thing
     if not must_come:
         for number in there:
-            state = states[number]
-            for kind in KINDS:
-                if (*state.name, kind) in done or not _possible(kind, state, len(there), free):
-                    continue
-                possible.append((kind, number))
+            new = [kind for kind in KINDS if (*states[number].name, kind) not in done]
+            possible += [(kind, number) for kind in new if _possible(kind, states[number], len(there), free)]
     rng.shuffle(possible)
     for kind, number in possible:
         state, entering = states[number], None

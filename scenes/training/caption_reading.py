@@ -91,11 +91,8 @@ def scene_classes(scene: Scene) -> list[int]:
     by_depth = sorted(scene.objects, key=lambda item: item.depth)
     classes = [GROUNDS.index(scene.ground), SKIES.index(scene.sky)]
     for objects in (scene.objects, by_depth):
-        for place in range(MAX_OBJECTS):
-            if place < len(objects):
-                classes += [1 + index for index in _object_classes(objects[place])]
-            else:
-                classes += [_ABSENT] * len(_OBJECT_CLASSES)
+        classes += [1 + index for item in objects for index in _object_classes(item)]
+        classes += [_ABSENT] * (len(_OBJECT_CLASSES) * (MAX_OBJECTS - len(objects)))
     return classes
 
 

@@ -7,6 +7,7 @@ The readers are not exported. Belongs here: the truth by cell, and reading it. D
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -40,17 +41,10 @@ def cell_owners(scenes: Sequence[Scene], grid_size: int, margin: float = 0.0) ->
     ]
     if not standing:
         return owners
-    corners = torch.tensor(
-        [
-            [
-                (item.x + side * item.half_width, height * item.height, item.depth + end * item.half_width)
-                for side in (-1, 1)
-                for height in (0, 1)
-                for end in (-1, 1)
-            ]
-            for _, _, item in standing
-        ]
-    )
+    middles = torch.tensor([(item.x, 0.0, item.depth) for _, _, item in standing])
+    reach = torch.tensor([(item.half_width, item.height, item.half_width) for _, _, item in standing])
+    sides = torch.tensor([*itertools.product((-1, 1), (0, 1), (-1, 1))])
+    corners = middles[:, None] + reach[:, None] * sides  # [N, 8, 3]
     # Cell number i has its centre at i + 0.5, so a box from a to b covers ceil(a - 0.5) to floor(b - 0.5).
     boxes = camera.bounding_boxes(corners, grid_size) - 0.5
     firsts, lasts = (boxes[:, :2] - margin).ceil().long().clamp(min=0), (boxes[:, 2:] + margin).floor().long()

@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -162,8 +163,9 @@ class VideoLLMTask(Task):
         self.word_weights = torch.ones(len(self.tokenizer), device=device)
         self.word_weights[self._word_ids(sorted(visual_words()))] = _VISUAL_WORD_WEIGHT
         self.shown_words = {name: self._words_of(name) for name in VIDEO_GROUNDING}
-        self._sources = {config.shape.num_frames: source}
-        self._conversations: dict[int, Conversations] = {}
+        shape = config.shape
+        self._rendered = cache(lambda num_frames: RenderedVideoSource(shape.image_size, num_frames, device))
+        self._about = cache(lambda num_frames: Conversations(self.tokenizer, shape.grid_size**2 * num_frames // 2))
         self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
 
     def muon_parameters(self) -> Iterable[nn.Parameter]:
@@ -176,7 +178,8 @@ class VideoLLMTask(Task):
         seed = config.seed + step * config.batch_size
         draw = random.Random(f"view-{config.seed}-{step}")
         num_frames = self._frame_count(draw, progress)
-        batch = self._source(num_frames)(seed, config.batch_size, "train")
+        source = self.source if num_frames == config.shape.num_frames else self._rendered(num_frames)
+        batch = source(seed, config.batch_size, "train")
         conversations = self._about(num_frames)
         samples = [conversations.about(video, step, config.question_share) for video in batch.videos]
         padded = pad([each[:2] for each in samples], int(self.tokenizer.pad_token_id))
@@ -228,18 +231,6 @@ class VideoLLMTask(Task):
         counts = self.config.frame_counts or (self.config.shape.num_frames,)
         chosen = draw.choice(counts)
         return min(counts) if progress < self.config.short_until else chosen
-
-    def _source(self, num_frames: int) -> VideoSource:
-        if num_frames not in self._sources:
-            shape = self.config.shape
-            self._sources[num_frames] = RenderedVideoSource(shape.image_size, num_frames, self.device)
-        return self._sources[num_frames]
-
-    def _about(self, num_frames: int) -> Conversations:
-        if num_frames not in self._conversations:
-            num_visual = self.config.shape.grid_size**2 * num_frames // 2
-            self._conversations[num_frames] = Conversations(self.tokenizer, num_visual)
-        return self._conversations[num_frames]
 
     def _word_ids(self, words: Sequence[str]) -> Tensor:
         return torch.tensor(self.tokenizer.convert_tokens_to_ids(list(words)), device=self.device)

@@ -147,6 +147,18 @@ def inputs_of() -> Callable[..., dict[str, Tensor]]:
     return build_inputs
 
 
+@pytest.fixture(scope="session")
+def prepared(models: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    """`prepared(architecture, seed, question_length, frames)`: a model, and a request to it."""
+    from vargen.video.models.request import prepare_request
+
+    def get(architecture: str, *more: int) -> tuple[Any, Any]:
+        model = models(architecture)
+        return model, prepare_request(model, build_inputs(architecture, *more))
+
+    return get
+
+
 def slow_states(
     language_model: Any,
     embeds: Tensor,

@@ -7,17 +7,12 @@ import pytest
 from PIL import Image
 
 from scenes.captions.picture_captions import compose_caption
-from scenes.judge.network import JUDGE_NAME
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import sample_scene
-from scenes.shipped import WEIGHTS
 from vargen.cli import main
 from vargen.drawing.sheet import to_pil
 from vargen.runs.files import append_jsonl
 
-needs_judge = pytest.mark.skipif(
-    not (WEIGHTS / JUDGE_NAME / "config.json").is_file(), reason="no shipped judge in this checkout"
-)
 COUNT = 24
 
 
@@ -38,7 +33,6 @@ def judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-@needs_judge
 def test_true_prompts_are_found_true_and_swapped_ones_false(tmp_path, capsys):
     true = judged(write_run(tmp_path / "true", shift=0), capsys)
     swapped = judged(write_run(tmp_path / "swapped", shift=5), capsys)
@@ -48,7 +42,6 @@ def test_true_prompts_are_found_true_and_swapped_ones_false(tmp_path, capsys):
     assert len(json.loads((tmp_path / "true" / "judge.json").read_text())["verdicts"]) == COUNT
 
 
-@needs_judge
 def test_a_prompt_it_cannot_read_is_named_and_left_out(tmp_path, capsys):
     folder = write_run(tmp_path / "run", shift=0)
     record = {"index": COUNT, "text": "a corgi in a field", "image_path": "images/000000.png", "seed": 0}
@@ -60,7 +53,6 @@ def test_a_prompt_it_cannot_read_is_named_and_left_out(tmp_path, capsys):
     assert f"prompt {COUNT} left out" in printed.err
 
 
-@needs_judge
 def test_pictures_too_small_to_read_are_told_wherever_they_stand(tmp_path, capsys):
     folder = write_run(tmp_path / "run", shift=0)
     for is_told in (False, True):

@@ -6,11 +6,10 @@ from refusals import raised, refused
 from scene_truth import reading_from_scene
 
 from scenes.judge.claim_checks import Tally, claims_from_scene, judge_claims
-from scenes.judge.network import JUDGE_NAME, SceneJudge, SceneJudgeOutput, decode_readings, load_judge, read_images
+from scenes.judge.network import SceneJudge, SceneJudgeOutput, decode_readings, load_judge, read_images
 from scenes.judge.picture_reading import JudgedObject
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, sample_scene
-from scenes.shipped import WEIGHTS
 from scenes.training.judge import build_targets
 
 SMALL = (4, 6, 6, 8)
@@ -132,8 +131,6 @@ def test_wrong_shapes_are_named(arguments):
 
 @pytest.mark.parametrize("side", [128, 256])
 def test_the_shipped_judge_reads_heldout_renders(side):
-    if not (WEIGHTS / JUDGE_NAME / "config.json").is_file():
-        pytest.skip("no judge among the shipped weights")
     scenes = [sample_scene(seed, "heldout") for seed in range(3_000_000_000, 3_000_000_100)]
     readings = read_images(load_judge(), SceneRenderer(side)(scenes).images)
     tally = Tally.of(judge_claims(r, claims_from_scene(s)) for r, s in zip(readings, scenes, strict=True))

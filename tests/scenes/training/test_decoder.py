@@ -8,6 +8,7 @@ import pytest
 import torch
 from cheap_training import FEW_STEPS
 from diffusers.models.autoencoders.vq_model import VQModel
+from refusals import refused
 from resumed import assert_resumed_run_is_the_same
 
 from scenes.captions.picture_captions import compose_caption
@@ -16,7 +17,6 @@ from scenes.training.coded import PLACES, token_places
 from scenes.training.decoder import DecoderTask, DecoderTrainingConfig, train_decoder
 from scenes.training.transformer_pass import training_forward
 from specdecode.sampling import SamplingConfig, apply_guidance, logits_to_probabilities
-from vargen.base.errors import UserError
 from vargen.models.llamagen.vq import decode_codes, encode_images
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
@@ -128,10 +128,8 @@ def test_a_run_does_not_go_on_under_another_guidance(config, tiny_scenes):
     train_decoder(replace(config, steps=1), tiny_scenes)
     index = Path(config.model) / "model_index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"default_guidance_scale": 2.0}))
-    with pytest.raises(UserError, match="guidance_scale"):
-        train_decoder(replace(config, steps=2), tiny_scenes)
+    refused("guidance_scale", train_decoder, replace(config, steps=2), tiny_scenes)
 
 
 def test_class_conditional_models_are_refused(config, tiny_class_model_folder):
-    with pytest.raises(UserError, match="text-conditional"):
-        train_decoder(replace(config, model=str(tiny_class_model_folder)))
+    refused("text-conditional", train_decoder, replace(config, model=str(tiny_class_model_folder)))

@@ -126,19 +126,14 @@ def test_degraded_pictures_repeat_and_keep_their_content():
     assert (sharp - images).abs().mean() < difference
 
 
-class OneBatch:
-    """The same scenes at every step."""
-
-    def __init__(self, image_size: int):
-        self.source = RenderedSceneSource(image_size, CPU)
-
-    def __call__(self, first_seed: int, count: int, split: str) -> SceneBatch:
-        return self.source(0, count, split)
-
-
 def test_a_run_lowers_the_loss_exports_and_goes_on(tmp_path):
+    source = RenderedSceneSource(64, CPU)
+
+    def one_batch(first_seed: int, count: int, split: str) -> SceneBatch:
+        return source(0, count, split)
+
     config = small_config(tmp_path, steps=80, degraded_share=0.0, evaluate_every=80, sample_every=80)
-    result = train_judge(config, OneBatch(64))
+    result = train_judge(config, one_batch)
     assert result.finished and result.step == 80
     assert set(result.evaluation) >= {"shape", "degraded_colour", "relation", "count", "prompt"}
     losses = [entry["loss"] for entry in read_jsonl(tmp_path / "log.jsonl") if "loss" in entry]
@@ -146,7 +141,7 @@ def test_a_run_lowers_the_loss_exports_and_goes_on(tmp_path):
     judge = load_judge(tmp_path / "export")
     assert tuple(judge.config.block_out_channels) == (8, 16, 16, 16)
     assert (tmp_path / "samples" / "0000080.png").is_file()
-    assert train_judge(small_config(tmp_path, steps=81), OneBatch(64)).step == 81
+    assert train_judge(small_config(tmp_path, steps=81), one_batch).step == 81
 
 
 def test_batches_are_a_function_of_the_step_with_reconstructions_too(tmp_path, monkeypatch):

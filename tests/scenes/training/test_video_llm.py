@@ -256,10 +256,8 @@ def test_a_drafter_starts_from_layers_of_its_target(tmp_path):
     for picked, said in (((3, 4), "between 0 and 3"), ((-1, 0), "at least 0")):
         with pytest.raises(UserError, match=said):
             task_of(replace(config, initial_layers=picked))
-    with pytest.raises(UserError, match=r"initial_weights: .* has another shape"):
-        task_of(replace(config, initial_layers=()))
-    with pytest.raises(UserError, match="initial_weights: nowhere cannot be read"):
-        task_of(replace(config, initial_weights="nowhere"))
+    refused(r"initial_weights: .* has another shape", task_of, replace(config, initial_layers=()))
+    refused("initial_weights: nowhere cannot be read", task_of, replace(config, initial_weights="nowhere"))
 
 
 def test_the_last_layers_learn_to_say_what_they_show(tmp_path):

@@ -103,9 +103,8 @@ class Remembering(VideoDraftHead):
 
 
 @pytest.mark.parametrize(("kind", "compact"), [*((kind, False) for kind in KINDS), ("sparrow", True), ("flash", True)])
-def test_cached_drafting_is_what_a_fresh_run_says(architecture, models, inputs_of, kind, compact):
-    model = models(architecture)
-    request = prepare_request(model, inputs_of(architecture, 3))
+def test_cached_drafting_is_what_a_fresh_run_says(architecture, prepared, kind, compact):
+    model, request = prepared(architecture, 3)
     network = drafter_of(kind, model, compact=compact)
     result, head = answer(network, model, request, TREE, count=8, head_of=Remembering)
     assert isinstance(head, Remembering) and head.checked >= 3
@@ -126,10 +125,9 @@ def test_cached_drafting_is_what_a_fresh_run_says(architecture, models, inputs_o
         torch.testing.assert_close(feature, wanted[place], rtol=1e-3, atol=1e-3)
 
 
-def test_rows_of_text_join_a_token_and_the_state_before_it(architecture, models, inputs_of):
+def test_rows_of_text_join_a_token_and_the_state_before_it(architecture, prepared):
     """Written down token by token for a drafter that gives back what it is fed."""
-    model = models(architecture)
-    request = prepare_request(model, inputs_of(architecture))
+    model, request = prepared(architecture)
     length, visual = request.input_ids.shape[1], request.is_visual.nonzero()[:, 0].tolist()
     features = torch.randn(1, length, 64, generator=torch.Generator().manual_seed(0))
     middle = torch.randn(1, len(visual), 64, generator=torch.Generator().manual_seed(1))
@@ -155,9 +153,8 @@ def test_rows_of_text_join_a_token_and_the_state_before_it(architecture, models,
         assert torch.equal(alone.positions, rows.positions[..., rows.text_rows])
 
 
-def test_compressed_videos_stand_where_their_last_tokens_did(architecture, models, inputs_of):
-    model = models(architecture)
-    request = prepare_request(model, inputs_of(architecture))
+def test_compressed_videos_stand_where_their_last_tokens_did(architecture, prepared):
+    model, request = prepared(architecture)
     visual = request.is_visual.nonzero()[:, 0]
     states = TargetStates(request.inputs_embeds, request.inputs_embeds.flip(1), request.position_ids, request.is_visual)
     for queries, count in ((5, 5), (len(visual) + 3, len(visual) + 3)):
@@ -213,9 +210,8 @@ def test_only_some_drafters_pay_for_a_longer_video(architecture, models, inputs_
             assert held == [text] * 3
 
 
-def test_a_drafter_of_several_places_is_asked_once_a_round(architecture, models, inputs_of, monkeypatch):
-    model = models(architecture)
-    request = prepare_request(model, inputs_of(architecture))
+def test_a_drafter_of_several_places_is_asked_once_a_round(architecture, prepared, monkeypatch):
+    model, request = prepared(architecture)
     calls = []
     forward = VideoHead.forward
     monkeypatch.setattr(VideoHead, "forward", lambda *args: calls.append(1) or forward(*args))
@@ -271,9 +267,8 @@ def test_work_is_counted_as_torch_counts_it(models):
     assert abs(counter.get_total_flops() - network.flops(9, 9)) <= angles
 
 
-def test_what_a_head_cannot_do_is_refused(models, inputs_of):
-    model = models("qwen2_5_vl")
-    request = prepare_request(model, inputs_of("qwen2_5_vl"))
+def test_what_a_head_cannot_do_is_refused(prepared):
+    model, request = prepared("qwen2_5_vl")
     bridged = drafter_of("sparrow", model, text_only=False)
     raised(ValueError, r"capture_layers=\(1,\)", VideoDraftHead, bridged, VideoTarget(model, request))
     flash = drafter_of("flash", model, draft_length=2)

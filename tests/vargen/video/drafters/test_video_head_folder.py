@@ -71,8 +71,7 @@ def test_features_of_another_layer_are_refused(architecture, models):
         moved = {**config.target["features"], str(wrong): config.target["features"]["2"]}
         off = replace(config, visual_layer=wrong, target={**config.target, "features": moved})
         raised(ValueError, f"the target's hidden states after {wrong} layers are not those", check_target, off, model)
-    with pytest.raises(ValueError, match="visual_layer 9"):
-        check_target(replace(config, visual_layer=9), model)
+    raised(ValueError, "visual_layer 9", check_target, replace(config, visual_layer=9), model)
 
 
 def test_half_of_the_layers_is_the_default(models):

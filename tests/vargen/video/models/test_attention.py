@@ -120,9 +120,8 @@ def test_scores_of_a_half_precision_model_are_float32(architecture, models, inpu
     assert torch.corrcoef(torch.stack((target.video_attention(), exact)))[0, 1] > 0.9
 
 
-def test_what_cannot_be_scored_is_named(architecture, models, inputs_of):
-    model = models(architecture)
-    request = prepare_request(model, inputs_of(architecture))
+def test_what_cannot_be_scored_is_named(architecture, prepared):
+    model, request = prepared(architecture)
     target = VideoTarget(model, request)
     target.prefill()
     raised(ValueError, "capture_attention=True", target.video_attention)

@@ -5,13 +5,12 @@ from torch import Tensor
 
 from vargen.video.models.pruned_draft import PrunedDraft
 from vargen.video.models.pruning import keep_uniform
-from vargen.video.models.request import keep_visual, prepare_request
+from vargen.video.models.request import keep_visual
 from vargen.video.models.target import VideoTarget
 
 
-def test_it_chooses_when_asked_and_keeps_what_is_chosen(architecture, models, inputs_of):
-    model = models(architecture)
-    request = prepare_request(model, inputs_of(architecture))
+def test_it_chooses_when_asked_and_keeps_what_is_chosen(architecture, prepared):
+    model, request = prepared(architecture)
     kept = keep_uniform(request.num_visual, 5)
     asked: list[int] = []
 

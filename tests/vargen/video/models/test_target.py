@@ -80,9 +80,8 @@ def way_to(tree: TokenTree, node: int) -> list[int]:
 
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(trees(), st.integers(0, 6)), min_size=1, max_size=3), st.booleans())
-def test_trees_and_what_is_kept_of_them_are_what_a_fresh_run_says(architecture, models, inputs_of, steps, pruned):
-    model = models(architecture)
-    request = prepare_request(model, inputs_of(architecture, 7))
+def test_trees_and_what_is_kept_of_them_are_what_a_fresh_run_says(architecture, prepared, steps, pruned):
+    model, request = prepared(architecture, 7)
     if pruned:
         request = keep_visual(request, keep_uniform(request.num_visual, 5))
     target, fresh = VideoTarget(model, request), Recomputed(model, request)
@@ -99,9 +98,8 @@ def test_trees_and_what_is_kept_of_them_are_what_a_fresh_run_says(architecture, 
         sequence += [int(tree.tokens[0, each]) for each in kept]
 
 
-def test_rewinding_forgets(architecture, models, inputs_of):
-    model = models(architecture)
-    request = prepare_request(model, inputs_of(architecture, 7))
+def test_rewinding_forgets(architecture, prepared):
+    model, request = prepared(architecture, 7)
     target, fresh = VideoTarget(model, request), Recomputed(model, request)
     target.prefill()
     chain = TokenTree.chain(torch.tensor([[10, 11, 12, 13]]))
@@ -171,10 +169,9 @@ def test_a_spread_has_a_seeded_generator_of_its_own_for_each_request(architectur
 
 
 @pytest.mark.parametrize("layer", [1, 2])
-def test_hidden_states_after_a_layer_are_those_of_the_decoder(architecture, models, inputs_of, layer):
+def test_hidden_states_after_a_layer_are_those_of_the_decoder(architecture, prepared, layer):
     """Of prompts and new tokens, against what the decoder itself gives out."""
-    model = models(architecture)
-    request = prepare_request(model, inputs_of(architecture, 2))
+    model, request = prepared(architecture, 2)
     own, asked = VideoTarget(model, request, states_after=layer), VideoTarget(model, request)
     asked.feature_layers = (layer,)
     tokens = torch.tensor([[5, 7, 9]])
@@ -210,9 +207,8 @@ def test_prompts_without_a_video_are_refused(architecture, models, inputs_of):
         prepare_request(model, {**inputs, "input_ids": inputs["input_ids"].repeat(1, 2)})
 
 
-def test_layers_and_vocabularies_that_are_not_there(models, inputs_of):
-    model = models("llava_onevision")
-    request = prepare_request(model, inputs_of("llava_onevision"))
+def test_layers_and_vocabularies_that_are_not_there(prepared):
+    model, request = prepared("llava_onevision")
     raised(ValueError, "capture_layers", VideoTarget, model, request, capture_layers=(4,))
     raised(ValueError, "on_layer must .* the model's 3 layers, got 4", VideoTarget, model, request, on_layer={4: print})
     assert VideoTarget(model, request, vocab_size=295).prefill().logits.shape == (1, 1, 295)

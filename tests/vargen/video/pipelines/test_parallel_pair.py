@@ -63,9 +63,8 @@ def test_a_drafter_that_sees_everything_is_always_right(architecture, models, in
     assert result.account.run_lengths == [LENGTH] and result.trace.target_passes == 1 + -(-(LENGTH - 1) // 4)
 
 
-def test_the_hint_comes_before_later_layers(architecture, models, inputs_of):
-    model = models(architecture)
-    request = prepare_request(model, inputs_of(architecture, 2))
+def test_the_hint_comes_before_later_layers(architecture, prepared):
+    model, request = prepared(architecture, 2)
     events: list[Any] = []
     hook = model.model.language_model.layers[LAYER].register_forward_pre_hook(lambda *_: events.append("next layer"))
     try:
@@ -79,10 +78,9 @@ def test_the_hint_comes_before_later_layers(architecture, models, inputs_of):
     assert torch.equal(events[0], keep_highest(gain, round(0.3 * request.num_visual)))
 
 
-def test_a_drafter_in_another_thread_is_not_taken_for_the_target(architecture, models, inputs_of):
+def test_a_drafter_in_another_thread_is_not_taken_for_the_target(architecture, prepared, inputs_of):
     """Both run through the same layers; what the drafter computes there must not be seen as the target's."""
-    model = models(architecture)
-    request = prepare_request(model, inputs_of(architecture, 2))
+    model, request = prepared(architecture, 2)
     other = VideoTarget(model, prepare_request(model, inputs_of(architecture, 9)))
     hints: list[Tensor] = []
 

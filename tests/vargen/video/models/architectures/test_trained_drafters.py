@@ -1,12 +1,10 @@
 """Drafters are trained for any architecture, on videos of different lengths."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from vargen.video.models.architectures.catalogue import ARCHITECTURES
 from vargen.video.models.request import prepare_request
@@ -16,28 +14,15 @@ from vargen.video.training.video_questions import generate_answers
 from vargen.video.training.video_states import TeacherForcing
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Videos of four and of six frames by turns."""
-
-    make: Callable[[int], dict[str, Tensor]]
-    split: str = "train"
-    batch_size: int = 4
-
-    @property
-    def described(self) -> dict[str, Any]:
-        return {}
-
-    def inputs(self, number: int) -> dict[str, Tensor]:
-        return self.make(number)
-
-
 @pytest.mark.parametrize(
     ("name", "kind"), zip(ARCHITECTURES, ("sparrow", "flash", "msd", "vispec", "eagle"), strict=True)
 )
 def test_any_target_trains_a_drafter(name, kind, models, inputs_of, tmp_path):
     model = models(name)
-    asked = Asked(lambda number: inputs_of(name, number, frames=4 + 2 * (number % 2)))
+    asked: Any = SimpleNamespace(
+        inputs=lambda number: inputs_of(name, number, frames=4 + 2 * (number % 2)),
+        described={}, split="train", batch_size=4,
+    )  # fmt: skip
     answers = generate_answers(model, asked, 4, tmp_path / "answers", settings={}, max_new_tokens=8)
     config = VideoDrafterTrainingConfig(
         str(tmp_path), kind=kind, batch_size=4, evaluation_size=4, num_decoded_videos=1, max_new_tokens=8,

@@ -133,6 +133,7 @@ def train_lora(config: LoraTrainingConfig) -> RunResult:
         warn_of_prompts(pipeline, captions)
     kept = processes.gather(_codes(config, pipeline, listed, identity) if processes.is_main else None)[0]
     assert kept is not None
+    torch.manual_seed(config.seed)  # the first process has made codes by then, and all begin with one adapter
     codes = kept.long().to(processes.device)
     lessons = Lessons(teacher, captions[size:], codes[size:], captions[:size], codes[:size], identity)
     return train(config, LoraTask(config, pipeline, lessons, processes), identity, processes)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from specdecode.kernels import fused_ops
 
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _LONGEST_SHOWN = 60
 """Characters of a value in a message."""
 

@@ -33,6 +33,7 @@ class StaticKVCache:
 
     Attributes:
         keys, values: one view `[B, H, S, D]` per layer.
+        device, dtype: of keys and values.
         lengths: int64 `[B]`, the committed tokens of each row.
         starts: int64 `[B]` or None; slots below a row's start are padding that no new token sees (left-padded prompts).
         most_kept: how many tokens commits since the beginning may have kept, as the host knows.
@@ -83,6 +84,7 @@ class StaticKVCache:
         self._rows = torch.zeros(
             num_layers, 2, batch_size * max_length, num_heads * head_dim, device=device, dtype=dtype
         )
+        self.device, self.dtype = self._rows.device, dtype
         self._lay_views()
         self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)
         self.starts: Tensor | None = None
@@ -106,14 +108,6 @@ class StaticKVCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lay_views()
-
-    @property
-    def device(self) -> torch.device:
-        return self._rows.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._rows.dtype
 
     def fits(self, max_length: int, **sizes: object) -> bool:
         """Whether it can replace a new cache with at least `max_length` slots and exactly these other `sizes`."""

@@ -162,7 +162,7 @@ class DecodeRun:
         self._forced_tokens = forced_tokens
         self.trace.forced_places = getattr(self.drafter, "forced_places", None)
         self.verifier = ExactVerifier() if verifier is None else verifier
-        self._part = self.trace.phase if profile else _untimed
+        self._part: Callable[[str], AbstractContextManager[Any]] = self.trace.phase if profile else nullcontext
         self.compiler = None if profile else compiler
 
         sizes = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
@@ -248,7 +248,7 @@ class DecodeRun:
         state, every_row = self.state, self.state.active
         with self.trace.phase("prefill"):
             prompt = self.target.prefill()
-            self._check_logits("prefill", prompt.logits, (len(self._buffer), _num_fed(prompt.logits)))
+            self._check_logits("prefill", prompt.logits, (len(self._buffer), "n"))
             given = self._feed_given() if self._most_given else None
             if given is not None:
                 state.lengths, counts = self._given, self._given[:, None]
@@ -345,8 +345,8 @@ class DecodeRun:
         self._check_logits("forward", output.logits, tree.tokens.shape)
         return self._forced(output, self.state.lengths[:, None] + tree.depth)
 
-    def _check_logits(self, function: str, logits: Tensor, nodes: tuple[int, ...]) -> None:
-        """Raises ValueError for logits of another shape or type."""
+    def _check_logits(self, function: str, logits: Tensor, nodes: tuple[int | str, ...]) -> None:
+        """Raises ValueError for logits of another shape than [*nodes, V], or another type."""
         must, wanted = f"{_name(self.target)}.{function} must give logits", (*nodes, self.target.vocab_size)
         check_tensor(must, logits, (torch.float32, torch.float64), wanted)
 
@@ -443,11 +443,8 @@ class DecodeRun:
 
     def end_rows(self, first: int) -> None:
         """End the rows from `first` on, which nobody asked for, before the first step."""
-        if first < self.target.batch_size:
-            self.state.active = self.state.active & (
-                torch.arange(len(self.state.active), device=self.target.device) < first
-            )
-            self.state.least_room = None
+        rows = torch.arange(self.target.batch_size, device=self.target.device)
+        self.state.active, self.state.least_room = self.state.active & (rows < first), None
 
     @torch.no_grad()
     def replace_rows(self, rows: Tensor, other: DecodeRun) -> None:
@@ -513,11 +510,6 @@ def clip(draft: Draft, state: DecodeState) -> Draft:
     return replace(draft, tree=draft.tree.clip(room))
 
 
-def _untimed(name: str) -> AbstractContextManager[None]:
-    """Stands in for `DecodeTrace.phase` where no times are wanted."""
-    return nullcontext()
-
-
 def _path(tree: TokenTree, path: Tensor) -> Tensor | None:
     """The accepted path; None for a chain, whose nodes stand in order."""
     return None if tree.is_chain else path
@@ -574,11 +566,6 @@ class DelayedRead:
 
 _LATE = 3
 """Steps after which the host reads what a graph has computed."""
-
-
-def _num_fed(logits: Tensor) -> int:
-    """n of [B, n, V]."""
-    return logits.shape[1] if logits.ndim == 3 else 1
 
 
 _OF_TREES = {"parents": torch.int64, "depth": torch.int64, "valid": torch.bool}

@@ -19,7 +19,6 @@ from specdecode.kernels import fused_ops
 from specdecode.kernels.in_graph import in_graph
 
 
-@fused_ops.fused(fused_ops.append)
 def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tensor) -> tuple[Tensor, Tensor]:
     """Each row of `right` behind the same row of `left`.
 

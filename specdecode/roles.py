@@ -140,13 +140,11 @@ class Draft:
             renormalised). The root's row is not read.
         confidence: [B, n] float32, the drafter's log-probability of the path to each node, for schedules; None where it
             gives none. No verifier may read it.
-        has_forced_tokens: Its forced tokens are written already, see `drafters.forced_tokens`.
     """
 
     tree: TokenTree
     probabilities: Tensor | None = None
     confidence: Tensor | None = None
-    has_forced_tokens: bool = False
 
 
 @dataclass

@@ -265,8 +265,6 @@ def _covers(ahead: Ahead, counters: Tensor, count: int) -> bool:
     """Whether `count` counters from each of `counters` [B, ...] on are among those whose numbers were made."""
     if counters.numel() == 1:  # to look at two numbers takes less than a call
         return 0 <= int(counters) - int(ahead.first) <= ahead.numbers.shape[1] - count
-    if (covers := fused_ops.covers(ahead, counters, count)) is not None:
-        return covers
     places = counters.reshape(len(ahead.first), -1) - ahead.first[:, None]
     return bool(((places >= 0) & (places + count <= ahead.numbers.shape[1])).all())
 

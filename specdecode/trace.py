@@ -303,12 +303,8 @@ class DecodeTrace(_Records):
             self._columns = dict(zip(_COUNTS, columns.unbind(1), strict=True))
         return self._columns[name]
 
-    @property
-    def _given(self) -> Tensor:
-        """[B] int64 on the CPU, first tokens of each row that were given."""
-        return self._known("given")
-
     def _known(self, which: str) -> Tensor:
+        """[B] int64 on the CPU: how many tokens of each row are `given` or `left`, see `ForcedPlaces`."""
         known = getattr(self.forced_places, which, None)
         return torch.zeros(self.batch_size, dtype=torch.int64) if known is None else known.cpu()
 
@@ -321,7 +317,7 @@ class DecodeTrace(_Records):
         before = functional.pad(places.cumsum(1), (1, 0))  # [B, N + 1]
         emitted, skipped = self._column("emitted"), self._column("skipped")
         # Where the step's draft tokens begin.
-        starts = self._first_tokens + self._given + (emitted + skipped).cumsum(0) - emitted
+        starts = self._first_tokens + self._known("given") + (emitted + skipped).cumsum(0) - emitted
         ends = starts + (counts if name == "drafted" and self.forced_places.chains else accepted)
         at_ends, at_starts = (before.gather(1, at.clamp(max=places.shape[1]).T).T for at in (ends, starts))
         return counts - at_ends + at_starts
@@ -338,13 +334,13 @@ class DecodeTrace(_Records):
     @property
     def row_passes(self) -> list[int]:
         """Passes each row took part in, the prefill included, and that over given tokens."""
-        return (self._column("active").sum(0) + self._first_tokens + (self._given > 0)).tolist()
+        return (self._column("active").sum(0) + self._first_tokens + (self._known("given") > 0)).tolist()
 
     @property
     def row_tokens(self) -> list[int]:
         """Tokens of each row."""
         drawn = self._column("emitted").sum(0) + self._column("skipped").sum(0) + self._first_tokens
-        return (drawn + self._given + self._known("left")).tolist()
+        return (drawn + self._known("given") + self._known("left")).tolist()
 
     @property
     def rows_fed(self) -> list[int]:
@@ -405,7 +401,7 @@ class DecodeTrace(_Records):
                 [TokenOrigin(max(origin, 0)) for origin in row] for row in self._added_by_place().amax(0).tolist()
             ]  # the first token is the target's
             return self._origins
-        rows = [[TokenOrigin.TARGET] * (self._first_tokens + given) for given in self._given.tolist()]
+        rows = [[TokenOrigin.TARGET] * (self._first_tokens + given) for given in self._known("given").tolist()]
         for step in self.steps:
             for row, origins in enumerate(rows):
                 accepted = step["accepted"][row]
@@ -431,7 +427,7 @@ class DecodeTrace(_Records):
         if any(step.by_place is not None for step in self.collect()):
             numbers = self._column("active").cumsum(0)[..., None]  # [steps, B, 1]
             return ((self._added_by_place() >= 0) * numbers).amax(0).tolist()
-        rows = [[0] * (self._first_tokens + given) for given in self._given.tolist()]
+        rows = [[0] * (self._first_tokens + given) for given in self._known("given").tolist()]
         for row, passes in enumerate(rows):
             number = 0
             for step in self.steps:

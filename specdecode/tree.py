@@ -12,7 +12,7 @@ the end. So its cache entries never have to move.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -164,9 +164,11 @@ class TokenTree:
 
     def path_to(self, nodes: Tensor) -> Tensor:
         """[B, max_depth + 1] int64: `paths` of one node of each row, [B] int64."""
-        if (path := fused_ops.path(self.parents, self.depth, nodes, self.max_depth)) is not None:
-            return path
-        return self.paths()[ragged.rows_of(nodes)[:, 0], nodes]
+        above = self.ancestor_mask()[ragged.rows_of(nodes)[:, 0], nodes]  # [B, n]
+        index = torch.arange(self.num_nodes, device=self.device).expand(self.tokens.shape)
+        path = torch.full((self.batch_size, self.max_depth + 2), -1, device=self.device)
+        # Nodes that are not on the way go to a column more, which is cut off.
+        return path.scatter_(1, torch.where(above, self.depth, self.max_depth + 1), index)[:, :-1]
 
     def ancestor_mask(self) -> Tensor:
         """[B, n, n] bool: entry (i, j) is True where node j is node i or an ancestor of it (padding: only itself)."""
@@ -207,13 +209,12 @@ class TokenTree:
         """
         valid = self.valid & (self.depth <= max_depth[:, None])
         padding = ~valid
-        return TokenTree(
+        return replace(
+            self,
             tokens=self.tokens.masked_fill(padding, 0),
             parents=self.parents.masked_fill(padding, -1),
             depth=self.depth.masked_fill(padding, 0),
             valid=valid,
-            max_depth=self.max_depth,
-            max_children=self.max_children,
         )
 
 

@@ -44,14 +44,11 @@ class CopyOrGuessDrafter(Drafter):
         lookup: with a `LookupDraftLength`.
         head: of chains, not of children "sampled", with `guess_sizes` for its sizer, and room for a longest copy to
             wait.
-        clock: seconds; None: guesses cost what is assumed.
+        clock: seconds.
     """
 
     def __init__(
-        self,
-        lookup: PromptLookupDrafter,
-        head: EagleDrafter,
-        clock: Callable[[], float] | None = time.perf_counter,
+        self, lookup: PromptLookupDrafter, head: EagleDrafter, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         assert isinstance(lookup.sizer, LookupDraftLength) and isinstance(head.sizer, AdaptiveDraftSize)
         self.lookup, self.head, self.sizer, self._guesses, self._clock = lookup, head, lookup.sizer, head.sizer, clock
@@ -91,14 +88,13 @@ class CopyOrGuessDrafter(Drafter):
             self.head.stand_aside(state)
             self.sizer.begin(0)
             return Draft(TokenTree.chain(state.last_tokens()[:, None]))
-        started = self._clock() if self._clock else 0.0
+        started = self._clock()
         draft = self.head.propose(state)
-        if self._clock:
-            seconds = self._clock() - started
-            self.sizer.leave_out(seconds)
-            if self._has_guessed:  # the first time a head may read the prompt, too
-                self._seconds = _COST_DECAY * self._seconds + seconds
-                self._levels = _COST_DECAY * self._levels + size.depth
+        seconds = self._clock() - started
+        self.sizer.leave_out(seconds)
+        if self._has_guessed:  # the first time a head may read the prompt, too
+            self._seconds = _COST_DECAY * self._seconds + seconds
+            self._levels = _COST_DECAY * self._levels + size.depth
         self._guessed = self._has_guessed = True
         self.sizer.begin(size.depth)
         return draft

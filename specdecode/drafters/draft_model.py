@@ -31,6 +31,14 @@ class DraftModel(Target, Protocol):
         """Forget the last `counts[b]` committed tokens of row b; [B] int64."""
 
 
+def check_same_vocabulary(model: DraftModel, vocab_size: int) -> None:
+    """Raises ValueError for a model with another vocabulary than the target's."""
+    if model.vocab_size != vocab_size:
+        raise ValueError(
+            f"draft_model must have the target's vocabulary of {vocab_size} tokens, it has {model.vocab_size}"
+        )
+
+
 class ModelInStep:
     """A draft model that follows the accepted tokens. Tokens that it has not been fed wait until the next draft.
 
@@ -49,11 +57,7 @@ class ModelInStep:
         Raises:
             ValueError: the model has another vocabulary than the target.
         """
-        vocab_size = prompt.logits.shape[-1]
-        if self.model.vocab_size != vocab_size:
-            raise ValueError(
-                f"draft_model must have the target's vocabulary of {vocab_size} tokens, it has {self.model.vocab_size}"
-            )
+        check_same_vocabulary(self.model, prompt.logits.shape[-1])
         self.model.prefill()
         # How many of each row's newest tokens wait [B], and a bound known without looking.
         self._counts, self._width = state.active.long(), 1

@@ -18,6 +18,7 @@ likeliest tokens, a deterministic choice; or, for fixed shapes, drawn without re
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, get_args
 
 import torch
@@ -87,6 +88,7 @@ class FeatureReuse(Protocol):
         """[B, width, F]: substitutes for the unknown features of the `counts[b]` tokens from position `first[b]` on."""
 
 
+@dataclass(eq=False)
 class EagleDrafter(Drafter):
     """The Drafter role over a `DraftHead`.
 
@@ -108,40 +110,29 @@ class EagleDrafter(Drafter):
         ValueError: sampled children of a dynamic tree, a tree wider than the vocabulary, or nothing behind a skip.
     """
 
-    graph_state = (
-        *("head", "feature_reuse", "sizer", "_features", "_counts"),
-        *("_skipped_first", "_skipped_counts"),
-    )
+    graph_state = ("head", "feature_reuse", "sizer", "_features", "_counts", "_skipped_first", "_skipped_counts")
 
-    def __init__(
-        self,
-        head: DraftHead,
-        shape: DynamicTree | StaticTree,
-        sizer: DraftSizer,
-        children: Children = "coupled",
-        feature_reuse: FeatureReuse | None = None,
-        refresh: bool = False,
-        depth_behind_skip: int | None = None,
-        most_waiting: int = _MOST_WAITING,
-    ) -> None:
-        width = shape.top_k if isinstance(shape, DynamicTree) else shape.max_children
-        if width > head.vocab_size:
-            raise ValueError(f"tree must not be wider than the vocabulary of {head.vocab_size} tokens, got {width}")
-        if children not in get_args(Children):
-            raise ValueError(f"children must be one of {', '.join(get_args(Children))}, got {children!r}")
-        if children == "sampled" and isinstance(shape, DynamicTree):
+    head: DraftHead
+    shape: DynamicTree | StaticTree
+    sizer: DraftSizer
+    children: Children = "coupled"
+    feature_reuse: FeatureReuse | None = None
+    refresh: bool = False
+    depth_behind_skip: int | None = None
+    most_waiting: int = _MOST_WAITING
+
+    def __post_init__(self) -> None:
+        size = self.head.vocab_size
+        width = self.shape.top_k if isinstance(self.shape, DynamicTree) else self.shape.max_children
+        if width > size:
+            raise ValueError(f"tree must not be wider than the vocabulary of {size} tokens, got {width}")
+        if self.children not in get_args(Children):
+            raise ValueError(f"children must be one of {', '.join(get_args(Children))}, got {self.children!r}")
+        if self.children == "sampled" and isinstance(self.shape, DynamicTree):
             raise ValueError('children="sampled" needs a tree of fixed shape: a dynamic one prefers likely tokens')
-        if depth_behind_skip is not None:
-            check_counts(depth_behind_skip=depth_behind_skip)
-        self.head = head
-        self.shape = shape
-        self.sizer = sizer
-        self.children = children
-        self.feature_reuse = feature_reuse
-        self.refresh = refresh
-        self.depth_behind_skip = depth_behind_skip
-        self.most_waiting = most_waiting
-        self._fixed = StaticTree.chain(sizer.largest.depth) if isinstance(shape, DynamicTree) else shape
+        if self.depth_behind_skip is not None:
+            check_counts(depth_behind_skip=self.depth_behind_skip)
+        self._fixed = StaticTree.chain(self.sizer.largest.depth) if isinstance(self.shape, DynamicTree) else self.shape
         self._size = DraftSize(1, 0)
         self._draft_behind_a_skip = False
 

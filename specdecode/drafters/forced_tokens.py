@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
-from specdecode.kernels import fused_ops
 from specdecode.roles import (
     DecodeState,
     Draft,
@@ -43,8 +42,7 @@ class ForcedTokensDrafter(Drafter):
     chains.
 
     Args:
-        drafter: makes the proposals; it observes the corrected ones. One that has `write_forced_tokens` may write them
-            itself, and then says so (`Draft.has_forced_tokens`).
+        drafter: makes the proposals; it observes the corrected ones.
         forced_tokens: [max_new_tokens] int64, or [B, max_new_tokens], the token at each output position, -1 where it is
             open.
         vocab_size: V.
@@ -70,7 +68,6 @@ class ForcedTokensDrafter(Drafter):
         self._is_forced[forced_tokens[forced_tokens >= 0] if marks is None else list(marks)] = True
         if bool(self._is_forced.all()):
             raise ValueError("forced_tokens must leave some token that is forced nowhere")
-        self._is_written = False
         self.forced_places = ForcedPlaces(forced_tokens >= 0)
         self._substitute = int(self._is_forced.int().argmin())  # a token that is forced nowhere
 
@@ -82,10 +79,6 @@ class ForcedTokensDrafter(Drafter):
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """See `Drafter.start`."""
         self.forced_tokens = self.forced_tokens.expand(len(state.lengths), -1).contiguous()
-        self._form = fused_ops.ForcedTokens(self.forced_tokens, self._is_forced.nonzero()[:, 0], self._substitute)
-        if (write_forced_tokens := getattr(self.drafter, "write_forced_tokens", None)) is not None:
-            write_forced_tokens(self._form)
-            self._is_written = True
         self.drafter.start(prompt, state)
 
     def observe_given(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
@@ -93,17 +86,10 @@ class ForcedTokensDrafter(Drafter):
         self.drafter.observe_given(output, counts, state)
 
     def propose(self, state: DecodeState) -> Draft:
-        """The drafter's proposal, corrected; its tensors are written to where kernels serve."""
+        """The drafter's proposal, corrected."""
         draft = self.drafter.propose(state)
         tree = draft.tree
         self.forced_places.chains = self.forced_places.chains and tree.is_chain
-        if draft.has_forced_tokens and self._is_written:  # not those of a drafter that forces others
-            return draft
-        made = [each for each in (tree.tokens, draft.probabilities) if each is not None]
-        if self._fits(draft) and fused_ops.serves(*made, tree.depth, state.lengths):
-            depth = None if tree.is_chain else tree.depth
-            fused_ops.correct(tree.tokens, draft.probabilities, state.lengths, depth, self._form)
-            return draft
         places = state.lengths[:, None] - 1 + tree.depth  # [B, n]; the loop cuts off what lies past the end
         wanted = ragged.at_places(self.forced_tokens, places)
         is_forced = wanted >= 0
@@ -119,16 +105,6 @@ class ForcedTokensDrafter(Drafter):
             probabilities = torch.where(is_forced[..., None], certain, probabilities)
         tree = replace(tree, tokens=torch.where(is_forced, wanted, tokens))
         return replace(draft, tree=tree, probabilities=probabilities)
-
-    def _fits(self, draft: Draft) -> bool:
-        """Whether a kernel may write to a draft where it lies: the loop has not looked at it yet."""
-        tokens, drawn_from = draft.tree.tokens, draft.probabilities
-        alike = tokens.shape == draft.tree.depth.shape and len(tokens) == len(self.forced_tokens)
-        if not alike or not tokens.is_contiguous():
-            return False
-        if drawn_from is None:
-            return True
-        return drawn_from.is_floating_point() and drawn_from.shape[:2] == tokens.shape and drawn_from.is_contiguous()
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """See `Drafter.observe`."""

@@ -30,7 +30,8 @@ tokens that they keep are no draws any more.
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -48,6 +49,7 @@ INITIAL_GUESSES = ("random", "repeat")
 _FRESH = ("independent", "maximal")  # couplings with new random numbers at every step
 
 
+@dataclass(eq=False)
 class JacobiDrafter(Drafter):
     """The Drafter role by a Jacobi window, without training.
 
@@ -65,42 +67,30 @@ class JacobiDrafter(Drafter):
     """
 
     _of_rows = ("_opinions", "_tokens", "_drawn_from", "_accepted", "_iteration")
-    graph_state: tuple[str, ...] = ("sizer", "_last_node", *_of_rows)
+    graph_state: ClassVar[tuple[str, ...]] = ("sizer", "_last_node", *_of_rows)
 
-    def __init__(
-        self,
-        vocab_size: int,
-        sizer: DraftSizer,
-        initial_guess: Literal["random", "repeat"] | str = "random",
-        coupling: Literal["independent", "gumbel", "maximal", "target"] | str = "independent",
-        keep_overlap: float | None = None,
-        confident: bool = False,
-    ) -> None:
-        if initial_guess not in INITIAL_GUESSES:
-            raise ValueError(f"initial_guess must be one of {', '.join(INITIAL_GUESSES)}, got {initial_guess!r}")
-        if coupling not in COUPLINGS:
-            raise ValueError(f"coupling must be one of {', '.join(COUPLINGS)}, got {coupling!r}")
-        if keep_overlap is not None and not 0 <= keep_overlap <= 1:
-            raise ValueError(f"keep_overlap must lie between 0 and 1, got {keep_overlap}")
-        if keep_overlap is not None and coupling == "target":
+    vocab_size: int
+    sizer: DraftSizer
+    initial_guess: Literal["random", "repeat"] | str = "random"
+    coupling: Literal["independent", "gumbel", "maximal", "target"] | str = "independent"
+    keep_overlap: float | None = None
+    confident: bool = False
+
+    def __post_init__(self) -> None:
+        if self.initial_guess not in INITIAL_GUESSES:
+            raise ValueError(f"initial_guess must be one of {', '.join(INITIAL_GUESSES)}, got {self.initial_guess!r}")
+        if self.coupling not in COUPLINGS:
+            raise ValueError(f"coupling must be one of {', '.join(COUPLINGS)}, got {self.coupling!r}")
+        if self.keep_overlap is not None and not 0 <= self.keep_overlap <= 1:
+            raise ValueError(f"keep_overlap must lie between 0 and 1, got {self.keep_overlap}")
+        if self.keep_overlap is not None and self.coupling == "target":
             raise ValueError('keep_overlap must be None with coupling "target", whose guesses are no draws')
-        self.vocab_size = vocab_size
-        self.sizer = sizer
-        self.initial_guess = initial_guess
-        self.coupling = coupling
-        self.keep_overlap = keep_overlap
-        self.confident = confident
-        self._forced_tokens: fused_ops.ForcedTokens | None = None
         self._size = DraftSize(1, 0)
 
     @property
     def skipping(self) -> SkippingDrafter | None:
         """Itself: a window consists of guesses behind unverified guesses."""
         return self
-
-    def write_forced_tokens(self, forced_tokens: fused_ops.ForcedTokens) -> None:
-        """Write these into every window that a kernel of the CPU draws; see `drafters.forced_tokens`."""
-        self._forced_tokens = forced_tokens
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """Begin with the prompt's opinion of the first token."""
@@ -189,13 +179,11 @@ class JacobiDrafter(Drafter):
         tag = Tag.TARGET if self.coupling == "target" else Tag.DRAFT
         tags, revisited = (tag, Tag.COUPLE if self.coupling == "maximal" else None), self.coupling == "gumbel"
         numbers = state.streams, tags, counters, revisited
-        at_once = fused_ops.window(last, state.last_tokens(), *numbers, *asked, state.lengths, self._forced_tokens)
+        at_once = fused_ops.window(last, state.last_tokens(), *numbers, *asked)
         if at_once is None:
             return None
         tokens, drawn_from = at_once
-        if self._forced_tokens is not None or drawn_from is None:
-            return Draft(TokenTree.chain(tokens), drawn_from, has_forced_tokens=self._forced_tokens is not None)
-        return self._drawn(tokens, drawn_from, state)
+        return Draft(TokenTree.chain(tokens)) if drawn_from is None else self._drawn(tokens, drawn_from, state)
 
     def _raced(self, root: Tensor, arrival: Tensor) -> Draft:
         """The chain of the winners (greatest entries) of races [B, window, V] behind `root` [B, 1]."""

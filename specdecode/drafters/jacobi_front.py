@@ -23,7 +23,6 @@ from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSizer
 from specdecode.drafters.jacobi import JacobiDrafter
-from specdecode.kernels import fused_ops
 from specdecode.ragged import constant, take
 from specdecode.roles import DecodeState, Draft, SkippingDrafter, TargetOutput, Verdict
 from specdecode.sampling import Tag, largest
@@ -56,9 +55,6 @@ class BranchingJacobiDrafter(JacobiDrafter):
     def skipping(self) -> SkippingDrafter | None:
         """None: skipped steps take tokens from chains."""
         return None
-
-    def write_forced_tokens(self, forced_tokens: fused_ops.ForcedTokens) -> None:
-        """Not here: in a tree a forced token stays where it was drafted."""
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """Read a chain out of the tree: the accepted branch, and beyond its end the main chain."""

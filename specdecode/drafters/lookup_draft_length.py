@@ -48,10 +48,7 @@ class LookupDraftLength:
     """
 
     def __init__(
-        self,
-        longest: int = 16,
-        row_cost: float = _ROW_COST,
-        clock: Callable[[], float] | None = time.perf_counter,
+        self, longest: int = 16, row_cost: float = _ROW_COST, clock: Callable[[], float] | None = time.perf_counter
     ) -> None:
         check_counts(longest=longest)
         self.longest = longest

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
-from specdecode.checks import check_counts
+from specdecode.checks import INTEGERS, check_counts, check_tensor
 from specdecode.drafters.draft_size import DraftSize, DraftSizer
 from specdecode.drafters.lookup_draft_length import LookupDraftLength
 from specdecode.kernels import fused_ops
@@ -49,14 +49,9 @@ class PromptLookupDrafter(Drafter):
         if max_ngram_size is None:
             max_ngram_size = sizer.matched if isinstance(sizer, LookupDraftLength) else 3
         check_counts(max_ngram_size=max_ngram_size)
-        if prompt.ndim != 2 or prompt.is_floating_point():
-            raise ValueError(
-                f"prompt must be tokens int64 of shape [batch, length], got {prompt.dtype} of {list(prompt.shape)}"
-            )
-        if attention_mask is not None and attention_mask.shape != prompt.shape:
-            raise ValueError(
-                f"attention_mask must have the prompt's shape {list(prompt.shape)}, got {list(attention_mask.shape)}"
-            )
+        check_tensor("prompt must be tokens", prompt, INTEGERS, ("batch", "length"))
+        if attention_mask is not None:
+            check_tensor("attention_mask must be", attention_mask, (*INTEGERS, torch.bool), tuple(prompt.shape))
         # No token is negative, so nothing is found in padding.
         self.prompt = prompt if attention_mask is None else prompt.masked_fill(attention_mask == 0, -1)
         self.sizer = sizer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,6 @@ from specdecode import ragged
 from specdecode.drafters.draft_size import DraftSize
 from specdecode.drafters.tree_plan import TreePlan, coupled, likeliest
 from specdecode.kernels import fused_ops
-from specdecode.kernels.fused_ops import Ahead
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft
 from specdecode.sampling import SamplingConfig, Tag, filtered, logits_to_probabilities
@@ -76,13 +75,13 @@ def dynamic_tree(
     score, token = rank(logits, 0)[:, 0].topk(top_k)  # [B, k]
     score = score - _TIE_BREAK
     tokens, scores = [token], [score]
-    start = _growth_start(batch_size, top_k, depth, device)
-    frontier, mask = start.frontier, start.oneself  # recorded index of the expanded nodes; [B, k, k * level]
+    frontier, oneself, pair_depths, levels = _growth_start(batch_size, top_k, depth, device)
+    mask = oneself  # [B, k, k * level]
     expanded: list[Tensor] = []  # the frontier by level, the parents of what is recorded then
     features = feature.expand(-1, top_k, -1)  # [B, k, F]
     recorded = top_k
     for level in range(1, depth):
-        output = guess(level, token, features, mask, start.depths[level - 1])
+        output = guess(level, token, features, mask, pair_depths[level - 1])
         child_score, child_token = rank(output.logits, level).topk(top_k)  # [B, k, k]
         child_score = (child_score + score[..., None] - _TIE_BREAK).flatten(1)  # [B, k * k]
         child_token = child_token.flatten(1)
@@ -95,7 +94,7 @@ def dynamic_tree(
         token = child_token.gather(1, chosen)
         above = chosen // top_k  # [B, k] which of the expanded nodes is the parent
         features = take(output.hidden_states, above)
-        mask = torch.cat([take(mask, above), start.oneself], dim=2)
+        mask = torch.cat([take(mask, above), oneself], dim=2)
         frontier = recorded + chosen
         recorded += top_k * top_k
     all_tokens, all_scores = torch.cat(tokens, 1), torch.cat(scores, 1)
@@ -108,7 +107,7 @@ def dynamic_tree(
         levels_expanded = torch.stack(expanded) if expanded else frontier[None]
         fields = fused_ops.grown(root, best, all_tokens, all_scores, levels_expanded)
     else:
-        fields = _best_nodes(root, best, all_tokens, all_scores, expanded, start.levels)
+        fields = _best_nodes(root, best, all_tokens, all_scores, expanded, levels)
     kept_tokens, parents, depths, kept_scores = fields
     all_valid = chain_layout(batch_size, num_drafted + 1, device).valid
     tree = TokenTree(kept_tokens, parents, depths, all_valid, max_depth=depth, max_children=top_k)
@@ -129,24 +128,18 @@ def _ranking(state: DecodeState, children: Children, depth: int, vocab_size: int
     )
 
 
-class _GrowthStart(NamedTuple):
-    """What every growth of some sizes begins with: the first frontier [B, k], a mask [B, k, k] by which each node sees
-    itself, the depths [1, k] of each level's pairs, and the level of every node seen [B, R]."""
-
-    frontier: Tensor
-    oneself: Tensor
-    depths: list[Tensor]
-    levels: Tensor
-
-
 @ragged.constant
-def _growth_start(batch_size: int, top_k: int, depth: int, device: torch.device) -> _GrowthStart:
+def _growth_start(
+    batch_size: int, top_k: int, depth: int, device: torch.device
+) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
+    """What every growth of some sizes begins with: the first expanded nodes [B, k], a mask [B, k, k] by which each
+    node sees itself, the depths [1, k] of each level's pairs, and the level of every node seen [B, R]."""
     index = torch.arange(top_k, device=device)
     depths = [torch.full((1, top_k), level, device=device) for level in range(depth - 1)]
     sizes = [top_k, *[top_k * top_k] * (depth - 1)]
     levels = torch.cat([torch.full((size,), level + 1, device=device) for level, size in enumerate(sizes)])
     oneself = torch.eye(top_k, dtype=torch.bool, device=device).repeat(batch_size, 1, 1)
-    return _GrowthStart(index.repeat(batch_size, 1), oneself, depths, levels.repeat(batch_size, 1))
+    return index.repeat(batch_size, 1), oneself, depths, levels.repeat(batch_size, 1)
 
 
 def _best_nodes(
@@ -196,10 +189,10 @@ def static_tree(
     tokens, drawn_from = [root[:, None]], [logits]  # the root's row is not read
     # The output at each node whose children come next.
     inner_logits, inner_features = logits, feature  # [B, i, V], [B, i, F]
-    races = _draw_noise(state, plan, depth, logits.shape[-1]) if sampled else (None,) * depth
+    noise = _draw_noise(state, plan, depth, logits.shape[-1]) if sampled else (None,) * depth
     for number, level in enumerate(plan.levels[:depth]):
         if sampled:
-            choices, probabilities = _draw_children(inner_logits, level.width, state.sampling, races[number])
+            choices, probabilities = _draw_children(inner_logits, level.width, state.sampling, noise[number])
             probabilities = level.below(probabilities)
             if level.width > 1:
                 probabilities = _without_earlier(probabilities, level.below(choices), level.rank)
@@ -217,53 +210,30 @@ def static_tree(
     return Draft(plan.tree(torch.cat(tokens, 1), depth), torch.cat(drawn_from, 1) if sampled else None)
 
 
-def _draw_noise(
-    state: DecodeState, plan: TreePlan, depth: int, vocab_size: int
-) -> Sequence[tuple[Ahead, Tensor] | None]:
-    """For each level the noise of the nodes whose children are drawn, made at once, which is cheaper: numbers [B, W, V]
-    of all levels, and the places [B, i] of the level's."""
+def _draw_noise(state: DecodeState, plan: TreePlan, depth: int, vocab_size: int) -> Sequence[Tensor | None]:
+    """For each level the Exp(1) noise [B, i, V] of the nodes whose children are drawn, all made at once, which is
+    cheaper; None for greedy sampling."""
     if state.sampling.is_greedy:
         return (None,) * depth
     above = ragged.first(plan.all_above, sum(plan.num_above[:depth]))
     counters = torch.add(above, state.lengths[:, None], alpha=plan.num_nodes)
-    noise = state.streams.exponential(Tag.DRAFT, counters, vocab_size)
-    start = _race_start(len(noise), tuple(plan.num_above[:depth]), noise.device)
-    return [(Ahead(start.first, noise), places) for places in start.places]
+    return state.streams.exponential(Tag.DRAFT, counters, vocab_size).split(plan.num_above[:depth], dim=1)
 
 
-class _RaceStart(NamedTuple):
-    first: Tensor
-    places: Sequence[Tensor]
-
-
-@ragged.constant
-def _race_start(batch_size: int, sizes: tuple[int, ...], device: torch.device) -> _RaceStart:
-    """Where numbers begin, [B] zeros, and the places [B, i] of each level's among those of all levels."""
-    places = torch.arange(sum(sizes), device=device).repeat(batch_size, 1).split(sizes, dim=1)
-    return _RaceStart(torch.zeros(batch_size, dtype=torch.int64, device=device), [each.contiguous() for each in places])
-
-
-def _draw_children(
-    logits: Tensor, width: int, sampling: SamplingConfig, race: tuple[Ahead, Tensor] | None
-) -> tuple[Tensor, Tensor]:
+def _draw_children(logits: Tensor, width: int, sampling: SamplingConfig, noise: Tensor | None) -> tuple[Tensor, Tensor]:
     """Children of each node, first choice first.
 
     Args:
-        logits: [B, i, V]. width: children wanted. race: Exp(1) numbers and places; None for greedy sampling.
+        logits: [B, i, V]. width: children wanted. noise: see `_draw_noise`.
 
     Returns:
-        Tokens [B, i, width], or [B, i] where a kernel draws one, and the distribution [B, i, V] the first was drawn
-        from.
+        Tokens [B, i, width], and the distribution [B, i, V] the first was drawn from.
     """
     probabilities = logits_to_probabilities(logits, sampling)
-    if race is None:
+    if noise is None:
         return likeliest(logits, width), probabilities
-    of_race = (*race[1].shape, race[0].numbers.shape[-1])  # a head's logits may be of another shape
-    if width == 1 and probabilities.shape == of_race and fused_ops.serves(probabilities):
-        return fused_ops.race_among(probabilities, *race), probabilities
     # The first arrivals of the exponential race are a draw without replacement, in order (Gumbel top-k).
     # Where filters leave fewer tokens than are wanted, the rest are guesses; see `_without_earlier`.
-    noise = race[0].numbers[:, race[1][0]]
     return likeliest(probabilities * _RAISED / noise, width), probabilities
 
 

@@ -9,6 +9,7 @@ Only nodes with children are fed to a drafter, level by level; they are counted 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -75,9 +76,7 @@ class PlanLevel:
         return values if self.only_children else values[:, self.parent]
 
     def chosen(self, choices: Tensor) -> Tensor:
-        """Each node's token [B, m], of the choices of the nodes above [B, i, width], or of the only ones [B, i]."""
-        if choices.ndim == 2:
-            return self.below(choices)
+        """Each node's token [B, m], of the choices of the nodes above [B, i, width]."""
         return choices[..., 0] if self.only_children else choices[:, self.parent, self.rank]
 
     def of_inner(self, tokens: Tensor) -> Tensor:
@@ -104,8 +103,8 @@ class TreePlan:
     def __init__(self, shape: StaticTree, device: torch.device) -> None:
         self.num_nodes = shape.num_nodes
         self.is_chain = list(shape.parents) == list(range(-1, shape.num_nodes - 1))
-        self.parents = torch.tensor(shape.parents, device=device)
-        self.depths = torch.tensor(shape.depths, device=device)
+        tensor = partial(torch.tensor, dtype=torch.int64, device=device)
+        self.parents, self.depths = tensor(shape.parents), tensor(shape.depths)
         self.levels: list[PlanLevel] = []
         self.num_above: list[int] = []
         every_above: list[int] = []
@@ -120,14 +119,12 @@ class TreePlan:
             sees = [[_is_ancestor(shape, other, node) for other in fed] for node in inner]
             self.levels.append(
                 PlanLevel(
-                    above=torch.tensor(above, device=device),
-                    parent=torch.tensor(parent, device=device),
-                    rank=torch.tensor([shape.ranks[node] for node in nodes], device=device),
+                    above=tensor(above),
+                    parent=tensor(parent),
+                    rank=tensor([shape.ranks[node] for node in nodes]),
                     width=max(shape.ranks[node] for node in nodes) + 1,
-                    inner=torch.tensor([nodes.index(node) for node in inner], dtype=torch.int64, device=device),
-                    inner_parent=torch.tensor(
-                        [above.index(shape.parents[node]) for node in inner], dtype=torch.int64, device=device
-                    ),
+                    inner=tensor([nodes.index(node) for node in inner]),
+                    inner_parent=tensor([above.index(shape.parents[node]) for node in inner]),
                     mask=torch.tensor(sees, dtype=torch.bool, device=device)[None],
                     depths=torch.full((1, len(inner)), depth - 1, device=device),
                     only_children=parent == list(range(len(above))),
@@ -135,7 +132,7 @@ class TreePlan:
                 )
             )
             above = inner
-        self.all_above = torch.tensor([every_above], device=device)
+        self.all_above = tensor([every_above])
         self.place_fed = torch.full((self.num_nodes,), -1, dtype=torch.int64, device=device)
         self.place_fed[fed] = torch.arange(len(fed), device=device)
 

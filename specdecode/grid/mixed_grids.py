@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdecode.grid.positions import Lines, Window, each_window
+from specdecode.grid.positions import Lines
 
 
 class MixedGrids:
@@ -25,7 +25,7 @@ class MixedGrids:
         others: Lines that rows may be given later.
 
     Attributes:
-        num_places, num_lines, line_length, stride: The greatest of all.
+        num_places, num_lines, line_length, stride: The greatest of all. num_slots: See `Lines.num_slots`.
         sizes: The lines of all.
         row_end: The token between two lines; None: there is none.
 
@@ -45,11 +45,7 @@ class MixedGrids:
             max(getattr(lines, name) for lines in self.sizes)
             for name in ("num_places", "num_lines", "line_length", "stride")
         )
-
-    @property
-    def num_slots(self) -> int:
-        """See `Lines.num_slots`."""
-        return self.num_places + (0 if self.has_row_ends else self.num_lines - 1)
+        self.num_slots = self.num_places + (0 if self.has_row_ends else self.num_lines - 1)
 
     @property
     def forced_tokens(self) -> Tensor | None:
@@ -57,10 +53,6 @@ class MixedGrids:
         known = [lines.forced_tokens for lines in self.rows]
         padded = [F.pad(each, (0, self.num_places - len(each)), value=-1) for each in known if each is not None]
         return torch.stack(padded) if padded else None
-
-    def check_window(self, window: Window) -> None:
-        """Raises ValueError below 1. A window that is longer than a row's lines is the whole line there."""
-        each_window(window)
 
 
 class GridLayout:

@@ -105,12 +105,6 @@ class Lines:
         known[self.line_length :: self.stride] = self.row_end
         return known
 
-    def check_window(self, window: Window) -> None:
-        """Raises ValueError where a window is longer than a line."""
-        for each in each_window(window):
-            if each > self.line_length:
-                raise ValueError(f"window must be at most line_length ({self.line_length}), got {each}")
-
     def windows(self, window: Window) -> tuple[int, ...]:
         """The window of each line; 0 of the first, which nothing precedes."""
         given, count = each_window(window), self.num_lines

@@ -72,15 +72,15 @@ class RowWindows:
     of_length: int | None = None
 
     def __post_init__(self) -> None:
-        if self.guesses < 0:
-            raise ValueError(f"guesses must be at least 0, got {self.guesses}")
+        check_counts(0, guesses=self.guesses)
         for name in ("max_visits", "guessed_columns", "of_length"):
             if getattr(self, name) is not None:
                 check_counts(**{name: getattr(self, name)})
-        if self.of_length is None:
-            self.lines.check_window(self.window)
-        elif max(each_window(self.window)) > self.of_length:
-            raise ValueError(f"window must be at most of_length ({self.of_length}), got {self.window}")
+        longest, of_lines = max(each_window(self.window)), isinstance(self.lines, Lines) and self.of_length is None
+        most = self.lines.line_length if of_lines else self.of_length
+        if most is not None and longest > most:
+            name = "line_length" if of_lines else "of_length"
+            raise ValueError(f"window must be at most {name} ({most}), got {longest}")
         if self.start_from_row_above and self.confirm_first:
             raise ValueError("start_from_row_above must be off where confirm_first is on: no pass has drawn a copy")
 
@@ -170,35 +170,33 @@ class RowWindowRun(DecodeRun):
         super().__init__(target, row_tokens=row_tokens, **settings)
         _check_fits(target, rule, settings)
         self._layout = layout = GridLayout(rule.lines, target.device)
-        own = layout.num_places.tolist() if isinstance(rule.lines, MixedGrids) else None
+        lines = rule.lines
+        own = layout.num_places.tolist() if isinstance(lines, MixedGrids) else None
         if own != (None if row_tokens is None else row_tokens.tolist()):
             raise ValueError("row_tokens must be the places of each row, and None where lines are of one size")
         self._placed: PlacedTarget = target  # type: ignore[assignment]
-        self.rule, self.logged_places = rule, rule.lines.num_places
+        self.rule, self.logged_places = rule, lines.num_places
         self.may_stop = self.compiler is not None  # the host reads late, and so never waits for a graph
         batch_size, device = target.batch_size, target.device
-        self._places = torch.arange(rule.lines.num_places, device=device)
-        lines = rule.lines
+        self._places = torch.arange(lines.num_places, device=device)
         self._columns = torch.arange(lines.stride, device=device)
         self._copied = (layout.placeholders - 2).clamp(min=0)  # the lines whose newest tokens are copied
         # Slots of placeholders by line, where there are any; the first line has none.
-        self._placeholders = rule.lines.num_places - 1 + torch.arange(lines.num_lines, device=device)
+        self._placeholders = lines.num_places - 1 + torch.arange(lines.num_lines, device=device)
         shape = batch_size, lines.num_lines, lines.stride
+        rows = lines.rows if isinstance(lines, MixedGrids) else (lines,)
+        copies = batch_size // len(rows)
         # Decided tokens of each line; all of a line that a row does not have. The prefill draws the first one.
-        self._counts = torch.where(layout.firsts < layout.num_places[:, None], 0, layout.line_length).repeat(
-            batch_size // len(layout.firsts), 1
-        )
+        counts = torch.where(layout.firsts < layout.num_places[:, None], 0, layout.line_length)
+        self._counts = counts.repeat(copies, 1)
         self._counts[:, 0] = 1
         # [B, R], the decided tokens of the line before when a line opens.
-        rows = lines.rows if isinstance(lines, MixedGrids) else (lines,)
         windows = torch.zeros(len(rows), lines.num_lines, dtype=torch.int64)
         for row, own_lines in zip(windows, rows, strict=True):
             row[: own_lines.num_lines] = torch.tensor(rule.windows(own_lines))
-        self._windows = windows.to(device).repeat(batch_size // len(rows), 1)
+        self._windows = windows.to(device).repeat(copies, 1)
         # [B], so many first tokens of a line may be guesses.
-        self._guessable = torch.tensor([rule.guessable(each) for each in rows], device=device).repeat(
-            batch_size // len(rows)
-        )
+        self._guessable = torch.tensor([rule.guessable(each) for each in rows], device=device).repeat(copies)
         self._guesses = torch.zeros_like(self._counts)  # behind them
         self._fed = torch.zeros(shape, dtype=torch.bool, device=device)  # places whose decided tokens were fed
         self._visits = torch.zeros(shape, dtype=torch.int64, device=device)  # passes that have drawn each place

@@ -11,7 +11,7 @@ weights do not fit each other, `check` notices at the next prompt, and the modul
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,21 +24,6 @@ from specdecode.kernels.quantized import Int4Linear, Int8Linear
 
 _NUMBERS = ("eps", "num_heads", "num_key_value_heads", "head_dim", "layer_index")
 """Attributes of modules that are in the geometry, or that a layer counts itself by."""
-
-
-class LayerCache(Protocol):
-    """Keys and values of all layers, as `specdecode.kv_cache.StaticKVCache` has them: [rows, heads, slots, D] each."""
-
-    keys: list[Tensor]
-    values: list[Tensor]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of keys and values."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where they lie."""
 
 
 class FastPass:
@@ -120,28 +105,24 @@ class FastPass:
     def _weights(self, device: torch.device) -> Weights:
         return Weights(self._of_layers, self.geometry, self._network.rotary_rows.table(device), *self._others)
 
-    def _is_alike(self, kv_cache: LayerCache) -> bool:
+    def _is_alike(self, kv_cache: Any) -> bool:
         """Whether all but rounded matrices is of the cache's dtype, asked at every pass: modules may be converted."""
         dtype = kv_cache.dtype
         return all(each.dtype == dtype for each in self._floating)
 
-    def serves(self, kv_cache: LayerCache) -> bool:
-        """Whether passes over this cache run in the kernels."""
+    def serves(self, kv_cache: Any) -> bool:
+        """Whether passes over this `specdecode.kv_cache.StaticKVCache` run in the kernels."""
         with torch.no_grad():
             fits = fits_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry)
             return fits and self.check() and self._is_alike(kv_cache) and library() is not None
 
     def run(
-        self,
-        new: NewTokens,
-        kv_cache: LayerCache,
-        head: nn.Module | None = None,
-        is_prompt: bool = False,
-        **options: Any,
+        self, new: NewTokens, kv_cache: Any, head: nn.Module | None = None, is_prompt: bool = False, **options: Any
     ) -> tuple[Tensor, Tensor | None] | None:
         """The same as `decoder_pass`; None where the modules must be called one by one.
 
         Args:
+            kv_cache: a `specdecode.kv_cache.StaticKVCache`.
             head: The output head, if logits are wanted.
             is_prompt: Whether to check the modules again.
             options: The keyword arguments of `decoder_pass`.

@@ -59,25 +59,6 @@ class Ahead:
 
 
 @dataclass(frozen=True)
-class ForcedTokens:
-    """Forced tokens, see `drafters.forced_tokens`.
-
-    Args:
-        tokens: [B, N] int64, contiguous, the token at each output position, -1 where it is open.
-        ids: [k] int64, all tokens that are forced anywhere.
-        substitute: takes the place of such a token elsewhere.
-    """
-
-    tokens: Tensor
-    ids: Tensor
-    substitute: int
-
-    def fields(self, in_tree: bool = False) -> tuple[Any, ...]:
-        """The fields as the kernels take them; in trees forced tokens stay where they are."""
-        return self.tokens, self.ids, 0 if in_tree else len(self.ids), self.substitute, self.tokens.shape[1]
-
-
-@dataclass(frozen=True)
 class RowWindowState:
     """The tensors that a run over row windows keeps from step to step; the kernels change them. All contiguous.
 
@@ -138,14 +119,6 @@ def _fits(tensor: Tensor) -> bool:
     return tensor.dtype in (torch.int64, torch.bool)
 
 
-def covers(ahead: Ahead, counters: Tensor, count: int) -> bool | None:
-    """See `sampling._covers`."""
-    if not serves(counters):
-        return None
-    (_, first, width), rows = ahead.fields(), len(ahead.first)
-    return bool(_call("covers", first, width, counters, counters.numel() // rows, count, rows))
-
-
 def uniform(keys: Tensor, counters: Tensor, elements: Tensor, size: int | None) -> Tensor | None:
     """Uniform numbers [B, ..., size or none] of keys [B] and counters [B, ...]; see `sampling._uniform`."""
     if not serves(keys, counters):
@@ -179,14 +152,10 @@ def race(streams: Any, probabilities: Tensor, tag: int, counters: Tensor, revisi
     if not serves(probabilities):
         return None
     noise = streams.numbers(tag, counters, probabilities.shape[-1], 1, revisited)
-    return None if noise is None else race_among(probabilities, noise, counters)
-
-
-def race_among(probabilities: Tensor, noise: Ahead, counters: Tensor) -> Tensor:
-    """The winner of each node's race with given numbers, as `counters` [B, ...], of probabilities [B, n, V]."""
-    tokens, rows = torch.empty(counters.shape, dtype=torch.int64), len(counters)
-    sizes = rows, counters.numel() // rows, probabilities.shape[-1]
-    _call("race", *_distributions(probabilities), *noise.fields(), counters, *sizes, tokens)
+    if noise is None:
+        return None
+    tokens = torch.empty(counters.shape, dtype=torch.int64)
+    _call("race", *_distributions(probabilities), *noise.fields(), counters, *probabilities.shape, tokens)
     return tokens
 
 
@@ -267,7 +236,7 @@ def chain(
 
 def window(
     last: tuple[Any, ...], roots: Tensor, streams: Any, tags: tuple[int, int | None], counters: Tensor,
-    revisited: bool, random_guess: bool, size: int, is_drawn: bool, lengths: Tensor, forced: ForcedTokens | None,
+    revisited: bool, random_guess: bool, size: int, is_drawn: bool,
 ) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
     """A Jacobi window; see `drafters.jacobi.JacobiDrafter`.
 
@@ -279,13 +248,12 @@ def window(
         revisited: as for `RandomStreams.numbers`.
         random_guess: whether there is no opinion beyond the last node.
         is_drawn: whether to return the distributions of guesses.
-        lengths: [B], tokens of each row, the newest included. forced: written into the chain as by `correct`.
 
     Returns:
         The chain [B, size + 1], and what its tokens were drawn from, [B, size + 1, V], zeros at the root.
     """
     opinions, tokens, drawn_from, accepted, last_node = last
-    if not serves(opinions, drawn_from, lengths):
+    if not serves(opinions, drawn_from, counters):
         return None
     uniform = None if tags[1] is None else streams.numbers(tags[1], counters, None, size)
     noise = streams.numbers(tags[0], counters, opinions.shape[-1], size, revisited)
@@ -294,8 +262,7 @@ def window(
     at = (last_node, 0) if isinstance(last_node, Tensor) else (None, last_node)
     given = *noise.fields(), counters, None if uniform is None else uniform.numbers, int(random_guess)
     sizes = rows, nodes, size, vocab_size, torch.empty(2 * vocab_size)
-    form = (None, None, 0, 0, 0) if forced is None else forced.fields()
-    _call("window", opinions, tokens, drawn_from, accepted, *at, roots, *given, *sizes, lengths, *form, *made)
+    _call("window", opinions, tokens, drawn_from, accepted, *at, roots, *given, *sizes, *made)
     return made
 
 
@@ -327,15 +294,6 @@ def ancestors(parents: Tensor) -> Tensor | None:
     return mask
 
 
-def path(parents: Tensor, depth: Tensor, ends: Tensor, max_depth: int) -> Tensor | None:
-    """[B, max_depth + 1]: the nodes from the root to `ends` [B] in trees [B, n], -1 beyond."""
-    if not serves(ends):
-        return None
-    nodes = torch.empty(len(parents), max_depth + 1, dtype=torch.int64)
-    _call("path", parents, depth, ends, *parents.shape, max_depth, nodes)
-    return nodes
-
-
 def join(pending: Any, tree: Any) -> tuple[Tensor, Tensor, Tensor] | None:
     """Tokens, mask and depths of pending tokens and the tree behind; see `skipping.PendingChain.join`."""
     if not serves(pending.tokens):
@@ -346,16 +304,6 @@ def join(pending: Any, tree: Any) -> tuple[Tensor, Tensor, Tensor] | None:
     given = pending.tokens, pending.counts, tree.tokens, tree.depth, tree.valid, tree.ancestor_mask()
     _call("join", *given, *pending.tokens.shape, tree.tokens.shape[1], fed, seen, depths)
     return fed, seen, depths
-
-
-def correct(
-    tokens: Tensor, probabilities: Tensor | None, lengths: Tensor, depth: Tensor | None, forced_tokens: ForcedTokens
-) -> None:  # fmt: skip
-    """Write forced tokens into the tokens [B, n] and distributions [B, n, V] of trees; see `drafters.forced_tokens`.
-
-    Both lie side by side. `depth`: [B, n]; None: chains."""
-    sizes = *tokens.shape, 0 if probabilities is None else probabilities.shape[-1]
-    _call("known", lengths, depth, *forced_tokens.fields(in_tree=depth is not None), *sizes, tokens, probabilities)
 
 
 def grown(roots: Tensor, best: Tensor, tokens: Tensor, scores: Tensor, frontier: Tensor) -> tuple[Tensor, ...]:
@@ -374,17 +322,6 @@ def occurrence(rows: Tensor, ends: Tensor, most: int) -> tuple[Tensor, Tensor] |
     places, matched = _numbers(2, len(rows))
     _call("occurrence", rows, ends, *rows.shape, most, places, matched)
     return places, matched
-
-
-def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Each row of `right` [B, r, ...] behind the first `left_counts[b]` entries of `left` [B, k, ...]; see `ragged`."""
-    alike = left.dtype == right.dtype and left.shape[2:] == right.shape[2:] and right.shape[1] > 0
-    if not alike or not serves(left_counts):
-        return None
-    both = left.new_empty(len(left), left.shape[1] + right.shape[1], *left.shape[2:])
-    sizes = *left.shape[:2], right.shape[1], both.stride(1) * both.itemsize
-    _call("append", left, left_counts, right, *sizes, both)
-    return both, left_counts + right_counts
 
 
 def newest(values: Tensor, ends: Tensor, counts: Tensor, width: int) -> Tensor | None:

@@ -170,44 +170,6 @@ inline uint64_t scrambled(uint64_t bits) {
     return bits ^ (bits >> 31);
 }
 
-// Forced tokens [B, places], -1 where a place is open. `ids` stand nowhere else: `substitute` takes their place.
-struct ForcedTokens {
-    const int64_t *tokens, *ids;
-    int64_t num_ids, substitute, places;
-};
-
-// Write known tokens into trees [B, n] of these depths (null: chains), and into what their tokens were drawn from
-// [B, n, V] (null: nothing), where the probability of such a token becomes that of `substitute`. Returns 0, or OUTSIDE.
-int write_forced_tokens(
-    const ForcedTokens& forced, const int64_t* lengths, const int64_t* depth, int64_t rows, int64_t nodes, int64_t vocab,
-    int64_t* tokens, float* probabilities
-) {
-    if (probabilities)  // a token of another vocabulary has no place among the probabilities
-        for (int64_t k = 0; k < forced.num_ids; k++)
-            if (forced.ids[k] >= vocab || forced.substitute >= vocab) return OUTSIDE;
-    for (int64_t b = 0; b < rows; b++)
-        for (int64_t i = 0; i < nodes; i++) {
-            const int64_t node = b * nodes + i, at = lengths[b] - 1 + (depth ? depth[node] : i);
-            if (at < 0 || forced.places < 1) return OUTSIDE;
-            const int64_t wanted = forced.tokens[b * forced.places + (at < forced.places ? at : forced.places - 1)];
-            float* drawn_from = probabilities ? probabilities + node * vocab : nullptr;
-            if (wanted >= 0) {
-                if (drawn_from && wanted >= vocab) return OUTSIDE;
-                tokens[node] = wanted;
-                if (drawn_from) std::memset(drawn_from, 0, vocab * sizeof(float)), drawn_from[wanted] = 1;
-                continue;
-            }
-            float moved = 0;
-            for (int64_t k = 0; k < forced.num_ids; k++) {
-                const int64_t id = forced.ids[k];
-                if (tokens[node] == id) tokens[node] = forced.substitute;
-                if (drawn_from) moved += drawn_from[id], drawn_from[id] = 0;
-            }
-            if (moved) drawn_from[forced.substitute] += moved;
-        }
-    return 0;
-}
-
 }  // namespace
 
 extern "C" {
@@ -226,18 +188,6 @@ int judging_uniform(
             }
         }
     return 0;
-}
-
-// Whether `count` counters from each of counters[b, i] on lie among `width` from first[b] on.
-int judging_covers(
-    const int64_t* first, int64_t width, const int64_t* counters, int64_t per_row, int64_t count, int64_t rows
-) {
-    for (int64_t b = 0; b < rows; b++)
-        for (int64_t i = 0; i < per_row; i++) {
-            const int64_t place = counters[b * per_row + i] - first[b];
-            if (place < 0 || place + count > width) return 0;
-        }
-    return 1;
 }
 
 // Whether every row of `nodes` rows of logits has a greatest one that is finite.
@@ -449,24 +399,6 @@ int judging_grown(
     return 0;
 }
 
-// [B, depth + 1] the nodes from the root to each row's node, -1 beyond its depth; parents stand before their children.
-int judging_path(
-    const int64_t* parents, const int64_t* depths, const int64_t* ends, int64_t rows, int64_t nodes, int64_t depth,
-    int64_t* path
-) {
-    for (int64_t b = 0; b < rows; b++) {
-        int64_t* here = path + b * (depth + 1);
-        for (int64_t level = 0; level <= depth; level++) here[level] = -1;
-        for (int64_t node = ends[b]; node >= 0;) {
-            if (node >= nodes) return OUTSIDE;
-            const int64_t parent = parents[b * nodes + node], level = depths[b * nodes + node];
-            if (parent >= node || level < 0 || level > depth) return OUTSIDE;
-            here[level] = node, node = parent;
-        }
-    }
-    return 0;
-}
-
 // Accept tokens of a chain with probability min(1, numerator / denominator), up to the first rejection, and draw the next:
 // behind a rejection from what p has beyond q, or beyond min(q, w p) with weights [L].
 int judging_chain(
@@ -518,13 +450,12 @@ int judging_chain(
 
 // A Jacobi window: guess k stands k positions behind the root, where the last chain had node accepted + k. Its last node is
 // `last` [B] or, alike in all rows, `last_node`. Noise counts on from `counters` [B], that of the first guess. With uniform
-// numbers [B, window] the old guess x stays with probability min(1, p(x) / q(x)). Forced tokens are written at last.
+// numbers [B, window] the old guess x stays with probability min(1, p(x) / q(x)).
 int judging_window(
     const float* opinions, const int64_t* old_tokens, const float* old_from, const int64_t* accepted, const int64_t* last,
     int64_t last_node, const int64_t* roots, const float* noise, const int64_t* first, int64_t width,
     const int64_t* counters, const double* uniform, int64_t random_guess, int64_t rows, int64_t nodes, int64_t window,
-    int64_t vocab, float* scratch, const int64_t* lengths, const int64_t* known, const int64_t* ids,
-    int64_t num_ids, int64_t substitute, int64_t places, int64_t* tokens, float* drawn_from
+    int64_t vocab, float* scratch, int64_t* tokens, float* drawn_from
 ) {
     const Ahead<float> race = {noise, first, width, vocab};
     const float even = (float)(1.0 / (double)vocab);
@@ -554,10 +485,7 @@ int judging_window(
             if (drawn_from) std::memcpy(drawn_from + (b * (window + 1) + k) * vocab, wanted, vocab * sizeof(float));
         }
     }
-    if (!known) return 0;
-    return write_forced_tokens(
-        {known, ids, num_ids, substitute, places}, lengths, nullptr, rows, window + 1, vocab, tokens, drawn_from
-    );
+    return 0;
 }
 
 // Write tokens behind each active row: the first accepted[b] nodes of `path` below the root (null: 1, 2, ...), and then
@@ -643,30 +571,6 @@ int judging_join(
             }
         }
     }
-    return 0;
-}
-
-// See `write_forced_tokens`.
-int judging_known(
-    const int64_t* lengths, const int64_t* depth, const int64_t* known, const int64_t* ids, int64_t num_ids,
-    int64_t substitute, int64_t places, int64_t rows, int64_t nodes, int64_t vocab, int64_t* tokens, float* probabilities
-) {
-    return write_forced_tokens(
-        {known, ids, num_ids, substitute, places}, lengths, depth, rows, nodes, vocab, tokens, probabilities
-    );
-}
-
-// Each row of `right` [B, r] behind the first left_counts[b] entries of `left` [B, k]; entries of so many bytes.
-int judging_append(
-    const char* left, const int64_t* left_counts, const char* right, int64_t rows, int64_t length, int64_t width,
-    int64_t bytes, char* both
-) {
-    for (int64_t b = 0; b < rows; b++)
-        for (int64_t i = 0; i < length + width; i++) {
-            const int64_t behind = i - left_counts[b], last = behind < width - 1 ? behind : width - 1;
-            const char* from = behind < 0 ? left + (b * length + i) * bytes : right + (b * width + last) * bytes;
-            std::memcpy(both + (b * (length + width) + i) * bytes, from, bytes);
-        }
     return 0;
 }
 

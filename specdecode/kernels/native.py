@@ -85,10 +85,6 @@ class LayerWeights:
     norm_query: Tensor | None = None
     norm_key: Tensor | None = None
 
-    def kind(self) -> int:
-        """The kernels' number for the matrices' dtype."""
-        return _INT8_ROWS if self.dynamic else KINDS[self.qkv.dtype]
-
     def pointers(self) -> tuple[int, ...]:
         """The addresses in the kernels' order. Spelled out: a loop over the fields would take twice as long."""
         return (
@@ -194,9 +190,7 @@ def linear_now(
 
 
 @linear.register_fake
-def _(
-    x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, dynamic: bool = False
-) -> Tensor:
+def _(x: Tensor, weight: Tensor, *others: object) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
@@ -277,11 +271,8 @@ def fits_weights(weights: Weights) -> bool:
     rounded matrices, which are rounded alike."""
     geometry, first = weights.geometry, weights.layers[0]
     dim, dtype, kind = first.norm_feed_forward.shape[0], first.norm_feed_forward.dtype, first.qkv.dtype
-    queries, keys, inner = (
-        geometry.num_heads * geometry.head_dim,
-        geometry.num_key_value_heads * geometry.head_dim,
-        geometry.intermediate_size,
-    )
+    queries, keys = (heads * geometry.head_dim for heads in (geometry.num_heads, geometry.num_key_value_heads))
+    inner = geometry.intermediate_size
     pairs = (2, geometry.head_dim // 2) if geometry.rotary_halves else (geometry.head_dim // 2, 2)
     wanted: list[tuple[Tensor | None, torch.dtype, tuple[int, ...]]] = [
         (weights.rotary, torch.float32, (len(weights.rotary), *pairs)),
@@ -302,10 +293,8 @@ def fits_weights(weights: Weights) -> bool:
         if is_apart:
             matrices += [(layer.key, keys, dim), (layer.value, keys, dim), (layer.up, inner, dim)]
         wanted += [(matrix, kind, (outputs, _columns(inputs, kind))) for matrix, outputs, inputs in matrices]
-        wanted += [
-            (scale, torch.float32, (outputs,))
-            for scale, (outputs, _) in zip(layer.scales, of_matrices.values(), strict=False)
-        ]
+        for scale, (outputs, _) in zip(layer.scales, of_matrices.values(), strict=False):
+            wanted.append((scale, torch.float32, (outputs,)))
         wanted += [(norm, dtype, (dim,)) for norm in (layer.norm_attention, layer.norm_feed_forward)]
         wanted += [(norm, dtype, (geometry.head_dim,)) for norm in (layer.norm_query, layer.norm_key)]
         wanted += [(layer.qkv_bias, torch.float32, (queries + 2 * keys,)), (layer.out_bias, torch.float32, (dim,))]
@@ -329,18 +318,15 @@ def _fits_tokens(new: NewTokens, weights: Weights, keys: Tensor) -> bool:
         (new.hidden_states, keys.dtype, (sequences, num_tokens, dim)),
         (new.tokens, torch.int64, (requests, num_tokens)),
         (new.features, keys.dtype, (requests, num_tokens, new.halves * dim)),
-        (new.lengths, torch.int64, (sequences,)),
-        (new.starts, torch.int64, (sequences,)),
-        (new.origins, torch.int64, (sequences,)),
         (new.places, torch.int64, (sequences * num_tokens,)),
+        *((each, torch.int64, (sequences,)) for each in (new.lengths, new.starts, new.origins)),
     )
     return (
         all(
             tensor is None or (tensor.dtype == dtype and tensor.shape == size and tensor.is_cpu)
             for tensor, dtype, size in wanted
         )
-        and len(new.positions) > 0
-        and len(new.mask) > 0
+        and min(len(new.positions), len(new.mask)) > 0
         and (new.hidden_states is None) != (new.tokens is None)
         and (new.lengths is None) == (new.origins is None)
         and (new.features is None) == (weights.join is None)
@@ -382,12 +368,9 @@ def decoder_pass(
     if kernels is None or not _fits_tokens(new, weights, keys[0]):
         return None
     geometry, layers, dtype = weights.geometry, weights.layers, keys[0].dtype
-    dim = layers[0].norm_feed_forward.shape[0]
-    given = new.tokens if new.hidden_states is None else new.hidden_states
-    assert given is not None
-    num_tokens = given.shape[1]
-    requests = given.shape[0] // (1 if new.hidden_states is None else new.halves)
-    sequences = requests * new.halves
+    dim, matrices = layers[0].norm_feed_forward.shape[0], layers[0].qkv.dtype
+    sequences, num_tokens = keys[0].shape[0], new.positions.shape[-1]
+    requests = sequences // new.halves
     inner = [number for number in kept_layers if number < len(layers)]
     if side_by_side:
         states = torch.empty(requests, num_tokens, new.halves * dim, dtype=dtype)
@@ -398,8 +381,8 @@ def decoder_pass(
         rows = sequences if guidance_scale is None else requests
         logits = torch.empty(rows, kept, weights.head.shape[0], dtype=torch.float32)
     sizes = (
-        *(KINDS[dtype], layers[0].kind(), sequences, num_tokens, dim, geometry.num_heads),
-        *(geometry.num_key_value_heads, geometry.head_dim, geometry.intermediate_size, len(layers)),
+        *(KINDS[dtype], _INT8_ROWS if layers[0].dynamic else KINDS[matrices], sequences, num_tokens, dim),
+        *(geometry.num_heads, geometry.num_key_value_heads, geometry.head_dim, geometry.intermediate_size, len(layers)),
         *(0 if logits is None else logits.shape[-1], new.halves, keys[0].shape[2], new.mask.shape[-1]),
         *(new.mask.shape[0], kept, new.positions.shape[0]),
         *(_NO_BOUND if new.last_position is None else new.last_position, weights.rotary.shape[0]),
@@ -407,16 +390,15 @@ def decoder_pass(
         int(geometry.rotary_halves),
         torch.get_num_threads(),
     )
-    fed = [
-        *(_whole(tensor) for tensor in (new.hidden_states, new.tokens, weights.embedding, new.features)),
-        *(weights.join, weights.join_bias),
-        *(_whole(tensor) for tensor in (new.lengths, new.starts, new.origins, new.positions)),
-        weights.rotary,
-        *(_whole(tensor) for tensor in (new.mask, new.places)),
+    fed = (
+        *(new.hidden_states, new.tokens, weights.embedding, new.features, weights.join, weights.join_bias),
+        *(new.lengths, new.starts, new.origins, new.positions, weights.rotary, new.mask, new.places),
         *(weights.norm_out, weights.head),
-    ]
+    )
+    # By name, so that none ends before the pass.
+    whole = [None if tensor is None else tensor.contiguous() for tensor in fed]
     last_states = states.data_ptr() + (0 if side_by_side else len(inner) * dim * dtype.itemsize)
-    pointers = [_address(tensor) for tensor in fed] + [last_states, _address(logits)]
+    pointers = [*map(_address, whole), last_states, _address(logits)]
     of_layers = array("q")
     for number, (layer, key, value) in enumerate(zip(layers, keys, values, strict=True), start=1):
         kept_here = states.data_ptr() + inner.index(number) * dim * dtype.itemsize if number in inner else 0
@@ -427,10 +409,6 @@ def decoder_pass(
         what = "tokens lie outside the vocabulary" if wrong == 2 else _OUTSIDE
         raise IndexError(what)
     return states, logits
-
-
-def _whole(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()
 
 
 def _address(tensor: Tensor | None) -> int:

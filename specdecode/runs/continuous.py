@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from specdecode.checks import LogitsError
+from specdecode.checks import LogitsError, check_counts
 from specdecode.loop import DecodeRun
 from specdecode.roles import DecodeState, check_can_replace_rows
 from specdecode.trace import DecodeTrace
@@ -91,16 +90,19 @@ def decode_queue(
         ValueError: no request or row; or a player that cannot give a row to another request, by name.
         LogitsError: logits of a request were not finite; `row` is the request. Those finished before were yielded.
     """
-    if count < 1 or batch_size < 1:
-        raise ValueError(f"count and batch_size must be at least 1, got {count} and {batch_size}")
+    check_counts(count=count, batch_size=batch_size)
     following = min(batch_size, count)
     run = start_run(range(following), joins=False)
     num_rows = run.target.batch_size
     if arriving is not None or count > num_rows:
         for player in run.players:
             check_can_replace_rows(player)
-    clock = _Clock()
-    begun = clock.now()
+    held = 0.0  # seconds for which the caller has held results
+
+    def now() -> float:
+        return time.perf_counter() - held
+
+    begun = now()
     run.start()
     occupied = [_Occupied(request, begun, 0) for request in range(following)]
     places: list[_Occupied | None] = [*occupied, *[None] * (num_rows - following)]
@@ -132,9 +134,10 @@ def decode_queue(
             active = on_host.tolist()
         finished = [row for row, place in enumerate(places) if place is not None and not active[row]]
         if finished:
-            for given in _given(run, places, finished, clock.now()):
-                with clock.stopped():
-                    yield given
+            for given in _given(run, places, finished, now()):
+                since = time.perf_counter()
+                yield given
+                held += time.perf_counter() - since
             for row in finished:
                 places[row] = None
         idle = [row for row, place in enumerate(places) if place is None]
@@ -145,7 +148,7 @@ def decode_queue(
         requests, joining = range(following, following + joining), 0
         if requests:
             following = requests.stop
-            rows, begun, joiners = idle[: len(requests)], clock.now(), start_run(requests, joins=True)
+            rows, begun, joiners = idle[: len(requests)], now(), start_run(requests, joins=True)
             joiners.start()
             run.replace_rows(torch.tensor(rows, device=run.state.lengths.device), joiners)
             for row, request in zip(rows, requests, strict=True):
@@ -154,22 +157,6 @@ def decode_queue(
         if finished:
             run.trace.forget_steps(min((place.first_step for place in places if place), default=0))
         soonest = int(not finished and not requests) if run.stops is not None else _soonest(run.state)
-
-
-class _Clock:
-    """Seconds of decoding; it stands still while the caller holds a result."""
-
-    def __init__(self) -> None:
-        self._stood_still = 0.0
-
-    def now(self) -> float:
-        return time.perf_counter() - self._stood_still
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        since = time.perf_counter()
-        yield
-        self._stood_still += time.perf_counter() - since
 
 
 def _soonest(state: DecodeState) -> int:

@@ -124,14 +124,8 @@ def llama_pass(model: Any, num_positions: int) -> LlamaPass | None:
     layers = [_weights(layer) for layer in decoder.layers]
     if len(epsilons) != 1 or head_dim % 2 or any(layer is None for layer in layers):
         return None
-    geometry = Geometry(
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        head_dim,
-        first.mlp.gate_proj.out_features,
-        epsilons.pop(),
-        rotary_halves=True,
-    )
+    heads, inner = (config.num_attention_heads, config.num_key_value_heads), first.mlp.gate_proj.out_features
+    geometry = Geometry(*heads, head_dim, inner, epsilons.pop(), rotary_halves=True)
     made = LlamaPass(model, geometry, [layer for layer in layers if layer is not None], num_positions)
     return made if made.fits() else None  # pruned layers, say, are not all of one size
 
@@ -173,13 +167,7 @@ def _is_as_published(model: Any, modeling: Any, family: str) -> bool:
         and {each.num_key_value_groups for each in attentions}
         == {config.num_attention_heads // config.num_key_value_heads}
         and model.lm_head.bias is None
-        and all(
-            type(tensor) is nn.Parameter
-            and tensor.device.type == "cpu"
-            and tensor.dtype == dtype
-            and tensor.is_contiguous()
-            for tensor in model.parameters()
-        )
+        and all(type(each) is nn.Parameter and each.is_cpu and each.dtype == dtype for each in model.parameters())
     )
 
 

@@ -31,6 +31,7 @@ from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import MakesGraphs, TargetOutput
 from specdecode.targets.arguments import cache_name, takes
 from specdecode.targets.grouped_attention import GROUPED_ATTENTION
+from specdecode.tree import chain_layout
 
 if TYPE_CHECKING:
     from specdecode.roles import Positions
@@ -237,9 +238,8 @@ class TransformersTarget:
         """
         prompt = self.prefill()
         count = tokens.shape[1]
-        chain = torch.ones(count, count, dtype=torch.bool, device=tokens.device).tril().expand(len(tokens), -1, -1)
-        depths = torch.arange(count, device=tokens.device).expand(len(tokens), -1)
-        behind = self.combine(self._run_new(tokens, chain, depths, self._length_with(count), last_only=True))
+        chain = chain_layout(*tokens.shape, tokens.device)
+        behind = self.combine(self._run_new(tokens, chain.mask, chain.depth, self._length_with(count), last_only=True))
         assert prompt.hidden_states is not None and behind.hidden_states is not None
         return torch.cat((prompt.hidden_states, behind.hidden_states), 1)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
@@ -366,8 +367,9 @@ def _continue(
     keeps = arguments.keep_scores or arguments.keep_logits
     scores = Scores(arguments.pad_token, arguments.sampling) if keeps else None
     if arguments.processors is not None or keeps:
-        settings["verifier"] = ProcessedVerifier(arguments.processors or _as_they_are, texts, scores)
-    smaller = _draft_target(players.draft_model, input_ids, mask, max_new_tokens, target.vocab_size)
+        settings["verifier"] = ProcessedVerifier(arguments.processors, texts, scores)
+    room = {"max_draft_nodes": MOST_WAITING + 2, "vocab_size": target.vocab_size}
+    smaller = _draft_target(players.draft_model, input_ids, mask, **sizes | room)
     sizer = FixedDraftSize(DraftSize(length + 1, length))
     drafter: Drafter | None = None
     if smaller is not None:
@@ -412,34 +414,23 @@ def _padded(
     new = result.tokens[:, : int(result.lengths.max())]
     is_over = torch.arange(new.shape[1], device=new.device) >= result.lengths[:, None]
     sequences = torch.cat([input_ids, new.masked_fill(is_over, arguments.pad_token)], 1)
-    padded = GenerateResult(sequences, result.lengths, result.trace)
-    if scores is not None:
-        scores.cut(result.lengths.tolist())
-        padded = replace(
-            padded,
-            scores=tuple(scores.scores) if arguments.keep_scores else None,
-            logits=tuple(scores.logits) if arguments.keep_logits else None,
-        )
-    return padded
+    if scores is None:
+        return GenerateResult(sequences, result.lengths, result.trace)
+    scores.cut(result.lengths.tolist())
+    kept = (scores.scores, arguments.keep_scores), (scores.logits, arguments.keep_logits)
+    return GenerateResult(
+        sequences, result.lengths, result.trace, *(tuple(each) if is_wanted else None for each, is_wanted in kept)
+    )
 
 
-def _draft_target(
-    draft_model: Any, input_ids: Tensor, mask: Tensor | None, max_new_tokens: int, vocab_size: int
-) -> TransformersTarget | None:
+def _draft_target(draft_model: Any, *prompts: Tensor | None, **sizes: Any) -> TransformersTarget | None:
     """The draft model over the same prompts; None where there is none. Raises ValueError, naming it."""
     from specdecode.targets.transformers import TransformersTarget
 
     if draft_model is None:
         return None
     try:
-        return TransformersTarget(
-            draft_model,
-            input_ids,
-            mask,
-            max_new_tokens=max_new_tokens,
-            max_draft_nodes=MOST_WAITING + 2,
-            vocab_size=vocab_size,
-        )
+        return TransformersTarget(draft_model, *prompts, **sizes)
     except ValueError as error:
         raise ValueError(f"draft_model: {error}") from error
 
@@ -455,18 +446,12 @@ class _Stream:
     def step(self, step: int, state: DecodeState) -> None:
         """See `DecodeRun.finish`."""
         lengths = state.lengths.tolist()
-        known = [length if goes_on else None for length, goes_on in zip(lengths, state.active.tolist(), strict=True)]
-        until = min((length for length in known if length is not None), default=max(lengths))
+        until = min(compress(lengths, state.active.tolist()), default=max(lengths))  # all that go on have these
         tokens = state.tokens.cpu()
         for place in range(self._given, until):
             is_over = torch.tensor([place >= length for length in lengths])
             self._streamer.put(tokens[:, place].masked_fill(is_over, self._pad_token))
         self._given = max(self._given, until)
-
-
-def _as_they_are(texts: Tensor, logits: Tensor) -> Tensor:
-    """No processor."""
-    return logits
 
 
 def _said(name: str, settings: dict[str, Any], *configs: Any) -> Any:
@@ -504,9 +489,8 @@ def _streams(
     if generator is None and is_greedy:
         return RandomStreams.from_seeds(range(len(input_ids)), input_ids.device)
     batch_size = len(input_ids)
-    several = isinstance(generator, Sequence)
     generators = list(generator) if isinstance(generator, Sequence) else [generator] * batch_size
-    if several and len(generators) != batch_size:
+    if len(generators) != batch_size:
         raise ValueError(f"generator must be one, or one for each of {batch_size} rows, got {len(generators)}")
     for each in generators:
         if each is not None and not isinstance(each, torch.Generator):

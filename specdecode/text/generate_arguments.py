@@ -95,8 +95,7 @@ def parse(
     from transformers import LogitsProcessorList, StoppingCriteriaList
     from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-    keep_scores = bool(generation_config.return_dict_in_generate and generation_config.output_scores)
-    keep_logits = bool(generation_config.return_dict_in_generate and generation_config.output_logits)
+    keeps = bool(generation_config.return_dict_in_generate)
     for processor in logits_processor:
         if type(processor).__name__ in _STATEFUL and len(input_ids) > 1:
             raise ValueError(
@@ -124,8 +123,8 @@ def parse(
         stop_tokens=[token for token in dict.fromkeys(stops) if token >= 0],  # -1 stands for none
         criteria=others or None,
         pad_token=next(int(token) for token in pads if token is not None and int(token) >= 0),
-        keep_scores=keep_scores,
-        keep_logits=keep_logits,
+        keep_scores=keeps and bool(generation_config.output_scores),
+        keep_logits=keeps and bool(generation_config.output_logits),
     )
 
 

@@ -21,15 +21,7 @@ import torch
 from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
-from specdecode.sampling import (
-    RandomStreams,
-    SamplingConfig,
-    Tag,
-    draw_tokens,
-    filtered,
-    logits_to_probabilities,
-    sample,
-)
+from specdecode.sampling import SamplingConfig, Tag, draw_tokens, filtered, logits_to_probabilities, sample
 from specdecode.verifiers.exact import chain_length, chain_path, check_chain, residual
 
 Processors = Callable[[Tensor, Tensor], Tensor]
@@ -115,14 +107,14 @@ class ProcessedVerifier:
     Without processors, its tokens are those of `ExactVerifier`.
 
     Args:
-        processors: applied to the logits of every token.
+        processors: applied to the logits of every token; None: none are.
         texts: the prompts.
         scores: where logits are kept; None: nowhere.
     """
 
     exact = True
 
-    def __init__(self, processors: Processors, texts: Texts, scores: Scores | None = None) -> None:
+    def __init__(self, processors: Processors | None, texts: Texts, scores: Scores | None = None) -> None:
         self.processors, self.texts, self.scores = processors, texts, scores
 
     def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
@@ -146,7 +138,7 @@ class ProcessedVerifier:
                 break
             counts = (state.lengths + accepted).tolist()  # of rows that go on, `level` more than they had
             logits = self._processed(output.logits[:, level], tokens, counts, rows)
-            chosen, passes = _decide(logits, draft, level, state) if level < length else _drawn(logits, level, state)
+            chosen, passes = _decide(logits, draft, level, level < length, state)
             descends = passes.tolist()
             ended = torch.tensor([row for row in rows if not descends[row]], dtype=torch.int64, device=tree.device)
             next_tokens[ended] = chosen[ended]
@@ -165,7 +157,7 @@ class ProcessedVerifier:
         """
         processed = logits.clone()
         for texts, members in self.texts.of(tokens, counts, rows):
-            result = self.processors(texts, logits.clone())
+            result = self.processors(texts, logits.clone()) if self.processors else logits
             forbidden = (result[members].amax(-1) == -torch.inf) & logits[members].isfinite().all(-1)
             if bool(forbidden.any()):
                 row = members[int(forbidden.nonzero()[0])]
@@ -179,32 +171,22 @@ class ProcessedVerifier:
         return processed
 
 
-def _drawn(logits: Tensor, level: int, state: DecodeState) -> tuple[Tensor, Tensor]:
-    """[B] int64: the token behind a chain, drawn from processed logits [B, V]; and that nothing follows it."""
-    token = _draw(logits, state.sampling, state.streams, state.lengths + level)
-    return token, torch.zeros_like(token, dtype=torch.bool)
-
-
-def _decide(logits: Tensor, draft: Draft, level: int, state: DecodeState) -> tuple[Tensor, Tensor]:
+def _decide(logits: Tensor, draft: Draft, level: int, has_child: bool, state: DecodeState) -> tuple[Tensor, Tensor]:
     """The token that ends each row's chain at this node, [B], and whether the child is accepted instead, [B].
 
     Args:
         logits: [B, V] processed, behind node `level`.
+        has_child: whether the chain may go on behind that node.
     """
-    tree, counters = draft.tree, state.lengths + level
-    child, follows = tree.tokens[:, level + 1], tree.valid[:, level + 1]
+    tree, counters, node = draft.tree, state.lengths + level, level + has_child
+    child, follows = tree.tokens[:, node], tree.valid[:, node] & has_child
     if draft.probabilities is None or state.sampling.is_greedy:
-        token = _draw(logits, state.sampling, state.streams, counters)
+        token = draw_tokens(logits[:, None], state.sampling, state.streams, counters[:, None], Tag.TARGET)[:, 0]
         return token, follows & (token == child)
-    target, drawn_from = logits_to_probabilities(logits, state.sampling), draft.probabilities[:, level + 1]
+    target, drawn_from = logits_to_probabilities(logits, state.sampling), draft.probabilities[:, node]
     threshold = state.streams.uniform(Tag.ACCEPT, counters)
     proposed, own = (values.gather(1, child[:, None])[:, 0] for values in (drawn_from, target))
     passes = follows & (threshold * proposed < own)
     left = torch.where(follows[:, None], residual(target, drawn_from), target)
     noise = state.streams.exponential(Tag.TARGET, counters, left.shape[-1])
     return sample(left, noise), passes
-
-
-def _draw(logits: Tensor, sampling: SamplingConfig, streams: RandomStreams, counters: Tensor) -> Tensor:
-    """[B] int64 of logits [B, V]."""
-    return draw_tokens(logits[:, None], sampling, streams, counters[:, None], Tag.TARGET)[:, 0]

@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode.checks import check_bounds
+from specdecode.ragged import constant
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, sample
 from specdecode.tree import TokenTree
@@ -60,14 +61,11 @@ class AnnealedVerifier:
         ValueError: An argument is out of range.
     """
 
-    graph_state = ("_tensors",)
-
     def __init__(self, delta: float, decay: float = 0.7) -> None:
         self.delta = check_bounds("delta", delta, 0)
         self.decay = check_bounds("decay", decay, 0)
         if self.delta == 0:
             raise ValueError("delta must be > 0; at 0 nothing would ever be accepted (1 with decay 0 is exact)")
-        self._tensors: dict[tuple[int, torch.device], Tensor] = {}
 
     @property
     def exact(self) -> bool:
@@ -94,18 +92,17 @@ class AnnealedVerifier:
         if state.sampling.is_greedy or draft.tree.max_depth == 0:
             return ExactVerifier().accept(draft, output, state)
         target = chain_targets(draft.tree, output, state)
-        weights = self._weights(chain_length(draft.tree), target)
+        weights = _weights(self, chain_length(draft.tree), target.device)
         if draft.probabilities is None:
             return _one_draw_chain(draft.tree, target, weights, state)
         own, proposed = chain_masses(draft, target)
         return judge_chain(draft, target, state, (weights * own, proposed), weights)
 
-    def _weights(self, length: int, like: Tensor) -> Tensor:
-        """[L]; cached, since every new one has to be copied to a GPU."""
-        key = (length, like.device)
-        if key not in self._tensors:
-            self._tensors[key] = torch.tensor(self.weights(length), dtype=like.dtype, device=like.device)
-        return self._tensors[key]
+
+@constant
+def _weights(verifier: AnnealedVerifier, length: int, device: torch.device) -> Tensor:
+    """[L] float32, kept, since every new one has to be copied to a GPU."""
+    return torch.tensor(verifier.weights(length), device=device)
 
 
 def _one_draw_chain(tree: TokenTree, target: Tensor, weights: Tensor, state: DecodeState) -> Verdict:

@@ -293,11 +293,7 @@ class Relaxing(Protocol):
 
 
 def multi_round_walk(
-    tree: TokenTree,
-    probabilities: Tensor,
-    logits: Tensor,
-    state: DecodeState,
-    relax: Relaxing | None = None,
+    tree: TokenTree, probabilities: Tensor, logits: Tensor, state: DecodeState, relax: Relaxing | None = None
 ) -> Verdict:
     """Test the children of each node in order, each against what earlier rejections leave of the target.
 

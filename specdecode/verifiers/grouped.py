@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdecode.checks import check_bounds, check_vocabulary
+from specdecode.checks import FLOATS, check_bounds, check_tensor, check_vocabulary, is_integer
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.verifiers.exact import ExactVerifier, chain_masses, chain_targets, check_chain, judge_chain
 
@@ -42,11 +42,8 @@ class GroupedVerifier:
     def __init__(
         self, vectors: Tensor, group_size: int, max_probability_difference: float = 0.15, max_distance: float = 0.5
     ) -> None:
-        if vectors.ndim != 2 or not vectors.is_floating_point():
-            raise ValueError(
-                f"vectors must be floating point of shape [tokens, dim], got {vectors.dtype} of {list(vectors.shape)}"
-            )
-        if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 0:
+        check_tensor("vectors must be", vectors, FLOATS, ("tokens", "dim"))
+        if not is_integer(group_size) or group_size < 0:
             raise ValueError(f"group_size must be an integer >= 0 (0 and 1 are exact), got {group_size!r}")
         self.vectors = vectors.float()
         self.group_size = group_size

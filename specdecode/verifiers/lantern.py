@@ -141,12 +141,8 @@ class LanternVerifier:
             target = logits_to_probabilities(logits, sampling)
             noise = state.streams.numbers(Tag.TARGET, state.lengths, target.shape[-1], tree.max_depth + 1)
             assert noise is not None  # a row's counters follow each other
-            return Verdict(
-                *fused_ops.lantern(
-                    *(tree.tokens, tree.parents, target, noise, state.lengths, self.neighbours, self._limits),
-                    tree.max_depth,
-                )
-            )
+            given = tree.tokens, tree.parents, target, noise, state.lengths, self.neighbours, self._limits
+            return Verdict(*fused_ops.lantern(*given, tree.max_depth))
 
         def token_at(node: Tensor, level: int) -> tuple[Tensor, Tensor]:
             """The token that follows a node, and whether a child replaced the target's own, both [B]."""
@@ -185,7 +181,6 @@ class LanternVerifier:
                 return relaxed, relaxed != choice
             claims = (takes & (nearest == choice[:, None, None])).any(2) & could  # [B, C]
             taken, first = claims.max(dim=1)
-            taken = taken & (free.gather(1, choice[:, None])[:, 0] > 0)
             return torch.where(taken, tokens.gather(1, first[:, None])[:, 0], choice), taken
 
         return walk_by_token(tree, token_at)

@@ -21,6 +21,7 @@ special tokens are never loosened, so looseness cannot end an answer or keep it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -76,6 +77,7 @@ def _share_of_likeliest(logits: Tensor, drafted: Tensor, before: Tensor) -> Tens
     return (logits[rows, before, drafted] - _at(logits.amax(-1), before)).exp()
 
 
+@dataclass(eq=False)
 class LooseVerifier:
     """LVSpec's acceptance of a chain, or of one branch of a tree.
 
@@ -100,34 +102,25 @@ class LooseVerifier:
         ValueError: a number out of range, or an unknown word.
     """
 
-    def __init__(
-        self,
-        reference: Callable[[], Sequence[Tensor]],
-        loose_ratio: float = 0.7,
-        num_nearest: int = 10,
-        position_shift: bool = True,
-        protected_tokens: Sequence[int] = (),
-        relevance_from: str = "token",
-        centred: bool = False,
-        loosened_by: str = "relevance",
-        min_p: float = 0.0,
-        relevant_min_p: float = 1.0,
-    ) -> None:
-        if loosened_by not in ("relevance", "entropy"):
-            raise ValueError(f'loosened_by must be "relevance" or "entropy", got {loosened_by!r}')
-        if relevance_from not in ("token", "prediction"):
-            raise ValueError(f'relevance_from must be "token" or "prediction", got {relevance_from!r}')
-        check_counts(num_nearest=num_nearest)
-        self.reference = reference
-        self.loose_ratio = check_bounds("loose_ratio", loose_ratio, 0, 1)
-        self.num_nearest = num_nearest
-        self.position_shift = position_shift
-        self.protected_tokens = tuple(protected_tokens)
-        self.relevance_from = relevance_from
-        self.centred = centred
-        self.loosened_by = loosened_by
-        self.min_p = check_bounds("min_p", min_p, 0, 1)
-        self.relevant_min_p = check_bounds("relevant_min_p", relevant_min_p, 0, 1)
+    reference: Callable[[], Sequence[Tensor]]
+    loose_ratio: float = 0.7
+    num_nearest: int = 10
+    position_shift: bool = True
+    protected_tokens: Sequence[int] = ()
+    relevance_from: str = "token"
+    centred: bool = False
+    loosened_by: str = "relevance"
+    min_p: float = 0.0
+    relevant_min_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.loosened_by not in ("relevance", "entropy"):
+            raise ValueError(f'loosened_by must be "relevance" or "entropy", got {self.loosened_by!r}')
+        if self.relevance_from not in ("token", "prediction"):
+            raise ValueError(f'relevance_from must be "token" or "prediction", got {self.relevance_from!r}')
+        check_counts(num_nearest=self.num_nearest)
+        for name in ("loose_ratio", "min_p", "relevant_min_p"):
+            check_bounds(name, getattr(self, name), 0, 1)
         self._protected: Tensor | None = None
         self._directions: dict[int, tuple[Tensor, Tensor]] = {}  # by row: a reference and its unit vectors
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdecode.checks import FLOATS, INTEGERS, check_tensor, is_integer
+
 # Distances computed at once: 16 MiB of float32, whatever the vocabulary's size.
 _BLOCK_ELEMENTS = 1 << 22
 
@@ -28,12 +30,9 @@ def nearest_neighbours(vectors: Tensor, num_neighbours: int) -> Tensor:
     Raises:
         ValueError: `vectors` has another shape or type or is not finite, or `num_neighbours` is out of range.
     """
-    if vectors.ndim != 2 or not vectors.is_floating_point() or vectors.shape[0] == 0:
-        raise ValueError(
-            f"vectors must be floating point of shape [tokens, dim], got {vectors.dtype} of {list(vectors.shape)}"
-        )
+    check_tensor("vectors must be", vectors, FLOATS, ("tokens", "dim"))
     vocab_size = vectors.shape[0]
-    if isinstance(num_neighbours, bool) or not isinstance(num_neighbours, int):
+    if not is_integer(num_neighbours):
         raise ValueError(f"num_neighbours must be an integer, got {num_neighbours!r}")
     if not 0 <= num_neighbours < vocab_size:
         raise ValueError(
@@ -59,10 +58,7 @@ def nearest_neighbours(vectors: Tensor, num_neighbours: int) -> Tensor:
 
 def checked_table(neighbours: Tensor) -> Tensor:
     """A table of neighbours as int64 [V, k]. Raises ValueError where it is not one."""
-    if neighbours.ndim != 2 or neighbours.is_floating_point() or neighbours.dtype == torch.bool:
-        raise ValueError(
-            f"neighbours must be integers of shape [tokens, k], got {neighbours.dtype} of {list(neighbours.shape)}"
-        )
+    check_tensor("neighbours must be", neighbours, INTEGERS, ("tokens", "k"))
     table = neighbours.long()
     own = torch.arange(table.shape[0], device=table.device)[:, None]
     if bool(((table < 0) | (table >= table.shape[0])).any()):

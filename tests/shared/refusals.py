@@ -1,6 +1,7 @@
 """What a call refuses: `UserError`, in one line; and a command: exit code 2, and an error."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,3 +26,7 @@ def refuses(capsys: pytest.CaptureFixture[str], code: int, said: str) -> None:
     """Check that a command, whose exit code this is, was refused with what is `said`."""
     error = capsys.readouterr().err
     assert (code, said in error) == (2, True), error
+
+
+value_error = partial(raised, ValueError)
+"""Check that a call of the core raises it, as `raised` does."""

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from refusals import value_error
 
 from specdecode.checks import check_counts, is_integer
 from specdecode.drafters.draft_size import DraftSize
@@ -14,14 +15,11 @@ from specdecode.sampling import RandomStreams
 
 def test_truth_values_and_fractions_are_no_counts():
     check_counts(3, a=3, b=np.int64(4))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^b must be below 2\*\*31, got"):
-        check_counts(a=1, b=2**63)
+    value_error(r"^b must be below 2\*\*31, got", check_counts, a=1, b=2**63)
     assert is_integer(0) and is_integer(np.int32(5)) and not is_integer(True) and not is_integer(1.0)
     for wrong in (True, 2.5, 2.0, "2", None, torch.tensor(2)):
-        with pytest.raises(ValueError, match=r"^rows must be an integer, at least 1, got"):
-            check_counts(columns=2, rows=wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^rows must be at least 2, got 1"):
-        check_counts(2, rows=1)
+        value_error(r"^rows must be an integer, at least 1, got", check_counts, columns=2, rows=wrong)
+    value_error(r"^rows must be at least 2, got 1", check_counts, 2, rows=1)
 
 
 SIZER = object()
@@ -41,5 +39,4 @@ SIZER = object()
     ],
 )
 def test_arguments_of_the_wrong_kind_are_named(make, name):
-    with pytest.raises(ValueError, match=f"{name}.* must"):
-        make()
+    value_error(f"{name}.* must", make)

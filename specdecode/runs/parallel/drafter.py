@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specdecode.drafters.draft_model import DraftModel
+from specdecode.drafters.draft_model import DraftModel, check_same_vocabulary
 from specdecode.runs.parallel.channel import DraftRequest, DraftSource, Window
 from specdecode.runs.parallel.rounds import DraftOrder
 from specdecode.sampling import RandomStreams, Tag, draw_tokens
@@ -61,11 +61,7 @@ class WindowDrafter:
         self._model: DraftModel = self._source(request.prompt, timed_hint)
         if self._model.batch_size != 1:
             raise ValueError(f"the drafter's model must have one row, it has {self._model.batch_size}")
-        if self._model.vocab_size != request.vocab_size:
-            raise ValueError(
-                f"the drafter's model must have the target's vocabulary of {request.vocab_size} tokens, it has "
-                f"{self._model.vocab_size}"
-            )
+        check_same_vocabulary(self._model, request.vocab_size)
         self._sampling = request.sampling
         self._streams = RandomStreams(torch.tensor([request.stream_key], device=self._model.device))
         self._tokens, self._num_fed = [], 0

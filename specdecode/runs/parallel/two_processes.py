@@ -170,7 +170,7 @@ class RemoteDrafter(AbstractContextManager):
     def begin(self, request: DraftRequest, count: int) -> None:
         """See `DraftChannel`. Raises DrafterError."""
         self._no_more_hints()
-        self._order(Begin(pickle.dumps(request), count))
+        self.order(Begin(pickle.dumps(request), count))
         self._awaits_hint = True
 
     def hint(self, numbers: Tensor) -> None:
@@ -189,16 +189,18 @@ class RemoteDrafter(AbstractContextManager):
         self._awaits_hint = False
         self._hint = self._sender.submit(send)
 
-    def order(self, order: DraftOrder) -> None:
+    def order(self, order: Begin | DraftOrder) -> None:
         """See `DraftChannel`. Raises DrafterError."""
-        self._order(order)
+        self._number += 1
+        self._send(order)
 
     def collect(self) -> Window:
         """See `DraftChannel`. Raises DrafterError with the worker's reason."""
         self._no_more_hints()
-        number, answer = self._receive()
+        number, answer = None, None
         while number != self._number:
-            number, answer = self._receive()
+            number, answer = self._reach(self._link.receive)
+        self._was_heard = True
         if isinstance(answer, Failure):
             raise DrafterError(f"the drafter failed: {answer.reason}")
         assert isinstance(answer, Window)
@@ -213,10 +215,6 @@ class RemoteDrafter(AbstractContextManager):
             pass  # it has stopped
         self._sender.shutdown()
 
-    def _order(self, content: Begin | DraftOrder) -> None:
-        self._number += 1
-        self._send(content)
-
     def _no_more_hints(self) -> None:
         """A worker that still waits for a hint would wait forever."""
         if self._awaits_hint:
@@ -227,18 +225,14 @@ class RemoteDrafter(AbstractContextManager):
             sent.result()
 
     def _send(self, content: Content) -> None:
-        try:
-            self._link.send(self._number, content)
-        except LinkClosed as error:
-            raise DrafterError(self._why(error)) from None
+        self._reach(self._link.send, self._number, content)
 
-    def _receive(self) -> tuple[int, Content]:
+    def _reach(self, act: Callable[..., Any], *given: Any) -> Any:
+        """Do something to the link. Raises DrafterError where it has closed."""
         try:
-            answer = self._link.receive()
+            return act(*given)
         except LinkClosed as error:
             raise DrafterError(self._why(error)) from None
-        self._was_heard = True
-        return answer
 
     def _why(self, error: LinkClosed) -> str:
         """The message of an error after the link has closed."""

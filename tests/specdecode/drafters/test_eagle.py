@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from random_chains import state_for, token_paths
+from refusals import value_error
 from synthetic import GREEDY, FeatureTarget, TableHead, decoded, random_table
 from torch import Tensor
 
@@ -299,16 +300,11 @@ def test_drawn_children_say_what_they_were_drawn_from(kernels, request):
 def test_what_cannot_be_drafted_is_refused():
     head = TableHead(random_table(6, seed=0))
     size = FixedDraftSize(DraftSize(8, 2))
-    with pytest.raises(ValueError, match="wider than the vocabulary of 6"):
-        EagleDrafter(head, DynamicTree(7), size)
-    with pytest.raises(ValueError, match="wider than the vocabulary"):
-        EagleDrafter(head, StaticTree.published("medusa_2_7b_63"), size)
-    with pytest.raises(ValueError, match="children"):
-        EagleDrafter(head, DynamicTree(3), size, "sampled")
-    with pytest.raises(ValueError, match="children"):
-        EagleDrafter(head, StaticTree.chain(2), size, "drawn")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="top_k"):
-        DynamicTree(0)
+    value_error("wider than the vocabulary of 6", EagleDrafter, head, DynamicTree(7), size)
+    value_error("wider than the vocabulary", EagleDrafter, head, StaticTree.published("medusa_2_7b_63"), size)
+    value_error("children", EagleDrafter, head, DynamicTree(3), size, "sampled")
+    value_error("children", EagleDrafter, head, StaticTree.chain(2), size, "drawn")
+    value_error("top_k", DynamicTree, 0)
 
 
 @pytest.mark.parametrize(

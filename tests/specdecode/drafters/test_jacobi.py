@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from random_chains import state_for
+from refusals import value_error
 from synthetic import GREEDY, MarkovTarget, decoded, random_table
 from torch import Tensor
 
@@ -140,16 +141,11 @@ def test_coupled_guesses_are_accepted_more_often():
 
 
 def test_what_cannot_be_used_is_named():
-    with pytest.raises(ValueError, match="initial_guess"):
-        JacobiDrafter(5, window(2), "zero")
-    with pytest.raises(ValueError, match="coupling"):
-        JacobiDrafter(5, window(2), coupling="tight")
-    with pytest.raises(ValueError, match="keep_overlap must lie"):
-        JacobiDrafter(5, window(2), keep_overlap=1.5)
-    with pytest.raises(ValueError, match="keep_overlap must be None"):
-        JacobiDrafter(5, window(2), coupling="target", keep_overlap=0.5)
-    with pytest.raises(ValueError, match="vocab_size"):
-        decode_rows(JacobiDrafter(6, window(2)), prompts=ROWS[:2], verifier=ExactVerifier())
+    value_error("initial_guess", JacobiDrafter, 5, window(2), "zero")
+    value_error("coupling", JacobiDrafter, 5, window(2), coupling="tight")
+    value_error("keep_overlap must lie", JacobiDrafter, 5, window(2), keep_overlap=1.5)
+    value_error("keep_overlap must be None", JacobiDrafter, 5, window(2), coupling="target", keep_overlap=0.5)
+    value_error("vocab_size", decode_rows, JacobiDrafter(6, window(2)), prompts=ROWS[:2], verifier=ExactVerifier())
 
 
 def _alone(drafter: JacobiDrafter, lengths: list[int], opinions: Tensor, accepted: int) -> Draft:
@@ -261,8 +257,6 @@ def test_branches_save_passes(coupling):
 
 def test_branches_that_cannot_be_used_are_named():
     sizer = window(3, 2, 2)
-    with pytest.raises(ValueError, match="branches must lie between 2 and the vocabulary's 5, got 1"):
-        BranchingJacobiDrafter(VOCAB, sizer, 1, 2)
-    with pytest.raises(ValueError, match="branch_depth"):
-        BranchingJacobiDrafter(VOCAB, sizer, 2, 0)
+    value_error("branches must lie between 2 and the vocabulary's 5, got 1", BranchingJacobiDrafter, VOCAB, sizer, 1, 2)
+    value_error("branch_depth", BranchingJacobiDrafter, VOCAB, sizer, 2, 0)
     assert BranchingJacobiDrafter(VOCAB, sizer, 2, 2).skipping is None

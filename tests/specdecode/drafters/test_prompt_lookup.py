@@ -91,7 +91,7 @@ def test_nothing_is_drafted_where_nothing_repeats_or_a_row_is_finished():
 def test_arguments_that_cannot_be_used_are_named():
     with pytest.raises(ValueError, match="max_ngram_size must be at least 1"):
         PromptLookupDrafter(PROMPT[None], sizer(2), max_ngram_size=0)
-    with pytest.raises(ValueError, match=r"attention_mask must have the prompt's shape \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"attention_mask must be int64 of shape \[1, 2\], got"):
         PromptLookupDrafter(PROMPT[None], sizer(2), torch.ones(2, 2))
     with pytest.raises(ValueError, match="prompt must have the target's 3 rows, got 1"):
         decoded(MarkovTarget(TABLE, PROMPT.expand(3, 2), 4), 5, drafter=PromptLookupDrafter(PROMPT[None], sizer(2)))

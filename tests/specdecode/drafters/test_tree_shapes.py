@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import value_error
 
 from specdecode.drafters.tree_shapes import PUBLISHED_TREES, StaticTree
 
@@ -73,15 +74,12 @@ def test_a_chain_is_a_tree_of_width_one():
     ],
 )
 def test_lists_that_are_no_tree_are_refused(nodes, message):
-    with pytest.raises(ValueError, match=message):
-        StaticTree.from_paths(nodes)
+    value_error(message, StaticTree.from_paths, nodes)
 
 
 def test_unknown_names_and_empty_chains_are_refused():
-    with pytest.raises(ValueError, match="naive_extend_57"):
-        StaticTree.published("naive_extend_58")
-    with pytest.raises(ValueError, match="draft_length"):
-        StaticTree.chain(0)
+    value_error("naive_extend_57", StaticTree.published, "naive_extend_58")
+    value_error("draft_length", StaticTree.chain, 0)
 
 
 @pytest.mark.parametrize(("count", "length"), [(1, 3), (2, 1), (2, 4), (3, 2)])

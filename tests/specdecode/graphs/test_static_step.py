@@ -14,6 +14,7 @@ import pytest
 import torch
 from counted_graphs import CountedGraphs
 from language_models import VOCAB_SIZE, ragged_prompts
+from refusals import value_error
 from synthetic import MarkovTarget, random_table
 from taped_graphs import Launches, TapingCompiler
 
@@ -325,14 +326,12 @@ def test_planted_faults_are_seen(monkeypatch):
     same(decoded(_Names, compiled=False), decoded(_Names))
     monkeypatch.setattr(static_step, "_MOST_KINDS", 2)
     for drafter, name in ((_Counts, "a number that a player counts"), (_Forgets, "drafter.*rounds")):
-        with pytest.raises(ValueError, match=f"compile: .*{name}.* is another at every step, so steps are no graph"):
-            decoded(drafter)
+        value_error(f"compile: .*{name}.* is another at every step, so steps are no graph", decoded, drafter)
 
 
 def test_what_is_no_graph_is_refused_by_name():
     compiler = StepCompiler("eager", 64)
-    with pytest.raises(ValueError, match="bucket must be at least 2 slots, got 1"):
-        StepCompiler("eager", 1)
+    value_error("bucket must be at least 2 slots, got 1", StepCompiler, "eager", 1)
     drafter = PromptLookupDrafter(torch.zeros(3, 1, dtype=torch.int64), LookupDraftLength(4))
     with pytest.raises(
         ValueError, match="compile: LookupDraftLength chooses sizes by what is drafted; use a fixed size"

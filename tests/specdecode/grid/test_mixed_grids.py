@@ -3,6 +3,7 @@
 import pytest
 import torch
 from placed_pictures import COUNT, LINES, make_placed_model, run_of
+from refusals import value_error
 
 from specdecode.grid.mixed_grids import GridLayout, MixedGrids
 from specdecode.grid.positions import Lines
@@ -66,15 +67,11 @@ def test_lines_of_one_size_need_no_map():
 
 
 def test_what_does_not_fit_together_is_named():
-    with pytest.raises(ValueError, match="rows must be at least one"):
-        MixedGrids([])
-    with pytest.raises(ValueError, match="rows must have the same end-of-row token between lines"):
-        MixedGrids([PLAIN[0]], MARKED)
-    with pytest.raises(ValueError, match="window must be"):
-        RowWindows(MixedGrids(PLAIN), 0)
+    value_error("rows must be at least one", MixedGrids, [])
+    value_error("rows must have the same end-of-row token between lines", MixedGrids, [PLAIN[0]], MARKED)
+    value_error("window must be", RowWindows, MixedGrids(PLAIN), 0)
     rule = RowWindows(MixedGrids([LINES] * 2), 2)
-    with pytest.raises(ValueError, match="row_tokens must be the places of each row"):
-        run_of(make_placed_model(), range(2), rule)
+    value_error("row_tokens must be the places of each row", run_of, make_placed_model(), range(2), rule)
 
 
 def test_windows_and_guesses_fit_each_rows_lines():

@@ -5,17 +5,8 @@ from typing import Any
 import pytest
 import torch
 from place_oracles import staggered
-from placed_pictures import (
-    COUNT,
-    DRAWN,
-    GREEDY,
-    LINES,
-    SIDE,
-    LlamaGenPasses,
-    condition,
-    make_placed_model,
-    run_of,
-)
+from placed_pictures import COUNT, DRAWN, GREEDY, LINES, SIDE, LlamaGenPasses, condition, make_placed_model, run_of
+from refusals import value_error
 from synthetic import MarkovTarget, random_table
 
 from specdecode.grid.positions import Lines, Window, fill_forced, or_forced
@@ -86,8 +77,7 @@ def test_a_known_token_may_be_0():
 )
 def test_orders_that_do_not_fit_are_named(arguments, message):
     *lines, window = arguments
-    with pytest.raises(ValueError, match=message):
-        RowWindows(Lines(*lines), window)
+    value_error(message, lambda: RowWindows(Lines(*lines), window))
 
 
 def test_settings_that_do_not_go_with_places_are_named(model):
@@ -104,10 +94,7 @@ def test_settings_that_do_not_go_with_places_are_named(model):
         ({"max_new_tokens": 20}, "order must have max_new_tokens"),
         ({"schedule": object()}, "schedule must be None"),
     ):
-        with pytest.raises(ValueError, match=message):
-            new_run(target, **{**settings, **changes})
-    with pytest.raises(ValueError, match="num_slots must be at most 25"):
-        new_run(target, **settings).finish()
+        value_error(message, new_run, target, **{**settings, **changes})
+    value_error("num_slots must be at most 25", lambda: new_run(target, **settings).finish())
     other = MarkovTarget(random_table(8, seed=1), torch.zeros(1, 2, dtype=torch.int64), COUNT)
-    with pytest.raises(ValueError, match="MarkovTarget takes no places"):
-        new_run(other, **settings)
+    value_error("MarkovTarget takes no places", new_run, other, **settings)

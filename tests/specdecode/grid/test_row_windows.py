@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from place_oracles import in_flight
 from placed_pictures import COUNT, DRAWN, GREEDY, LENGTHS, LINES, SIDE, LlamaGenPasses, make_placed_model, run_of
+from refusals import value_error
 from torch import Tensor
 
 from specdecode.graphs.static_step import StepCompiler
@@ -159,8 +160,7 @@ def test_lines_keep_their_order(model, window, guesses, confirm_first, max_visit
 
 def test_a_target_without_room_is_refused_before_its_first_pass(model):
     run = run_of(model, range(1), RULES["guesses"], prompt_only=True)
-    with pytest.raises(ValueError, match="num_slots must be at most"):
-        run.step()
+    value_error("num_slots must be at most", run.step)
 
 
 def test_an_end_of_row_token_is_decided_with_the_first_token_behind_it():
@@ -213,8 +213,7 @@ def test_other_requests_take_rows_half_way(model, name, graphs):
     ],
 )
 def test_rules_that_do_not_fit_are_named(changes, message):
-    with pytest.raises(ValueError, match=message):
-        replace(WHOLE, **changes)
+    value_error(message, replace, WHOLE, **changes)
 
 
 @pytest.mark.parametrize("name", ["both", "two visits of copies", "no guesses"])

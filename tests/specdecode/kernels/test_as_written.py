@@ -41,7 +41,8 @@ def _classes(model: nn.Module) -> list[type]:
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """As `setattr`, also where a class has the name from another one, and as before at the end."""
-    had, before = name in vars(owner), vars(owner).get(name)
+    own = {**vars(owner), **vars(owner).get("_modules", {})}
+    had, before = name in own, own.get(name)
     setattr(owner, name, value)
     try:
         yield
@@ -132,40 +133,6 @@ def _attending(model: Any) -> Iterator[None]:
         AttentionInterface._global_mapping["sdpa"] = sdpa_attention_forward
 
 
-@contextmanager
-def _other_numbers(model: Any) -> Iterator[None]:
-    layer = model.model.layers[-1].self_attn
-    before, layer.scaling = layer.scaling, layer.scaling * 3
-    yield
-    layer.scaling = before
-
-
-@contextmanager
-def _repeated(model: Any) -> Iterator[None]:
-    layers = model.model.layers
-    model.model.layers = nn.ModuleList([layers[1], layers[0]])
-    yield
-    model.model.layers = layers
-
-
-@contextmanager
-def _headed(model: Any) -> Iterator[None]:
-    """A head whose weight is no tensor, as those that torch quantizes while they run have it."""
-    head = model.lm_head
-    model.lm_head = nn.Sequential(head, nn.Tanh())
-    yield
-    model.lm_head = head
-
-
-@contextmanager
-def _compiled(model: Any) -> Iterator[None]:
-    """As `module.compile` leaves one, by a compiler that is somebody's own."""
-    layer = model.model.layers[0].mlp
-    layer._compiled_call_impl = _louder(layer._call_impl)
-    yield
-    layer._compiled_call_impl = None
-
-
 class _Bent(nn.Embedding):
     def forward(self, ids: Tensor) -> Tensor:
         return super().forward(ids).flip(-1)
@@ -196,11 +163,15 @@ CHANGES: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
     "a hook before all": _hook("register_module_forward_pre_hook"),
     "a mode": lambda model: _Doubling(),
     "attention": _attending,
-    "a scale": _other_numbers,
-    "another order": _repeated,
-    "a head": _headed,
+    "a scale": lambda model: replaced(part := model.model.layers[-1].self_attn, "scaling", part.scaling * 3),
+    "another order": lambda model: replaced(model.model, "layers", nn.ModuleList(reversed(model.model.layers))),
+    # Whose weight is no tensor, as those that torch quantizes while they run have it.
+    "a head": lambda model: replaced(model, "lm_head", nn.Sequential(model.lm_head, nn.Tanh())),
     "a subclass": _subclass,
-    "what was compiled": _compiled,
+    # As `module.compile` leaves one, by a compiler that is somebody's own.
+    "what was compiled": lambda model: replaced(
+        layer := model.model.layers[0].mlp, "_compiled_call_impl", _louder(layer._call_impl)
+    ),
 }
 
 
@@ -241,13 +212,10 @@ def test_networks_of_the_project_are_asked_as_well(own_kernels):
             assert not check()
     blocks = model.transformer_blocks
     for order in ([1, 0], [0], [0, 1, 1], [0, 0]):
-        model.transformer_blocks = nn.ModuleList(blocks[place] for place in order)
-        assert not check(), order
-    model.transformer_blocks = blocks
+        with replaced(model, "transformer_blocks", nn.ModuleList(blocks[place] for place in order)):
+            assert not check(), order
     for part, name in ((blocks[1].norm2, "eps"), (model.norm_out, "eps"), (blocks[0].attn, "layer_index")):
-        before = getattr(part, name)
-        setattr(part, name, before + 1)
-        assert not check(), name
-        setattr(part, name, before)
+        with replaced(part, name, getattr(part, name) + 1):
+            assert not check(), name
     assert check() and type(blocks[0].attn) is Attention
     assert not model.train().fast_pass.check()

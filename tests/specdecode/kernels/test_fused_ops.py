@@ -20,14 +20,13 @@ from torch import Tensor
 
 from specdecode.checks import FiniteWatch
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
-from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree
 from specdecode.kernels import fused_ops
 from specdecode.kv_cache import StaticKVCache
-from specdecode.ragged import append, newest
-from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
+from specdecode.ragged import newest
+from specdecode.roles import Draft, TargetOutput, Verdict
 from specdecode.runs.skipping import PendingChain
 from specdecode.sampling import RandomStreams, SamplingConfig, largest, logits_to_probabilities
 from specdecode.tree import TokenTree
@@ -65,10 +64,6 @@ class Inputs:
         tree = torch.tensor(parents).expand(rows, -1)
         tokens = self.numbers(0, self.vocab_size, *tree.shape)
         return TokenTree.from_parents(tokens, tree, max_children=nodes - 1).clip(self.numbers(-1, 5, rows))
-
-    def known(self) -> Tensor:
-        """Tokens at output places, -1 where they are open."""
-        return torch.tensor([-1, -1, 0, min(1, self.vocab_size - 2)])[self.numbers(0, 4, 4, 30)]
 
 
 def searches(some: Inputs) -> Callable[[], Any]:
@@ -159,15 +154,14 @@ def grown_trees(some: Inputs) -> Callable[[], Any]:
 
         first, feature = again.normal(3, 1, 9), torch.zeros(3, 1, 2)
         made = dynamic_tree(torch.tensor([1, 2, 3]), first, feature, state_for(lengths, SAMPLED), top_k, size, guess)
-        made.draft.tree.check()
-        return [made.draft.tree, made.draft.confidence, made.scores, made.levels]
+        made.tree.check()
+        return [made.tree, made.confidence]
 
     return grown
 
 
 def layouts(some: Inputs) -> Callable[[], Any]:
     tree, counts, width = some.tree(), some.numbers(0, 5, 5), some.choose(range(1, 6))
-    left, right = (some.normal(5, size, 3).bfloat16() for size in (4, width))
     pending = PendingChain(some.numbers(0, 7, 5, 4), counts)
     ends, both = some.numbers(0, 9, 5), some.normal(5, 9, 3)[:, 1:]
 
@@ -175,7 +169,7 @@ def layouts(some: Inputs) -> Callable[[], Any]:
         path = tree.path_to(ends)
         joined = pending.join(tree), pending.nodes(Verdict(path.clamp(min=0), counts, counts))
         last = [newest(values, ends.clamp(1, 8), counts, width) for values in (both, both[..., 0])]
-        return [path, tree.ancestor_mask(), *joined, append(left, counts, right, counts), *last]
+        return [path, tree.ancestor_mask(), *joined, *last]
 
     return laid_out
 
@@ -201,58 +195,25 @@ def copied_chains(some: Inputs) -> Callable[[], Any]:
     return lambda: [drafter.last_occurrence(state), drafter.propose(state).tree]
 
 
-class Proposed(Drafter):
-    """Drafts what it was given."""
-
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
-
-    def propose(self, state: DecodeState) -> Draft:
-        tree, drawn_from = self.draft.tree, self.draft.probabilities
-        tokens = tree.tokens.clone()
-        tree = TokenTree.chain(tokens) if tree.is_chain else replace(tree, tokens=tokens)
-        return Draft(tree, None if drawn_from is None else drawn_from.clone())
-
-
-def forced_tokens(some: Inputs) -> Callable[[], Any]:
-    draft, output, lengths = some.chain(4, 5)
-    known = some.known()
-    drafted = replace(draft, probabilities=some.choose((draft.probabilities, None)))
-    if some.choose((True, False)):
-        drafted = replace(drafted, tree=some.tree(6, 4))
-
-    def corrected() -> list[Tensor | None]:
-        drafter = ForcedTokensDrafter(Proposed(drafted), known, some.vocab_size)
-        drafter.start(output, state_for(lengths, SAMPLED))
-        made = drafter.propose(state_for(lengths, SAMPLED))
-        return [made.tree.tokens, made.probabilities]
-
-    return corrected
-
-
 def windows(some: Inputs) -> Callable[[], Any]:
     draft, output, lengths = some.chain(4, 5)
-    tokens, form = some.numbers(0, some.vocab_size, 4, 99), some.choose((some.known(), None))
+    tokens = some.numbers(0, some.vocab_size, 4, 99)
     coupling, guess, varied = some.choose(COUPLINGS), some.choose(INITIAL_GUESSES), some.choose((True, False))
 
     def drawn() -> list[Tensor | None]:
         window = JacobiDrafter(some.vocab_size, FixedDraftSize(DraftSize(8, 7)), guess, coupling)
-        drafter: Drafter = window if form is None else ForcedTokensDrafter(window, form, some.vocab_size)
         state = state_for(lengths, SAMPLED, tokens)
-        drafter.start(TargetOutput(output.logits[:, :1]), state)
+        window.start(TargetOutput(output.logits[:, :1]), state)
         made: list[Tensor | None] = []
         for accepted in ([0, 0, 0, 0], [0, 1, 4, 5]):
-            proposed = drafter.propose(state)
+            proposed = window.propose(state)
             made += [proposed.tree.tokens, proposed.probabilities]
             seen = Draft(draft.tree, None if coupling == "target" else draft.probabilities)
             following = torch.zeros(4, dtype=torch.int64)
-            drafter.observe(seen, output, Verdict(draft.tree.tokens, torch.tensor(accepted), following), state)
+            window.observe(seen, output, Verdict(draft.tree.tokens, torch.tensor(accepted), following), state)
             if varied:
                 window._last_node = torch.tensor([[5], [3], [4], [5]])
-        again = drafter.propose(state)
-        by_kernel = form is not None and fused_ops.serves(tokens)
-        assert again.has_forced_tokens == by_kernel, "the window's own call writes forced tokens"
-        return [*made, again.tree.tokens]
+        return [*made, window.propose(state).tree.tokens]
 
     return drawn
 
@@ -273,7 +234,7 @@ def whole_rows(some: Inputs) -> Callable[[], Any]:
 
 CASES: tuple[Callable[[Inputs], Callable[[], Any]], ...] = (
     *(searches, watches, races, verdicts_on_chains, verdicts_by_the_targets_tokens, verdicts_of_lantern, grown_trees),
-    *(layouts, kept_entries, copied_chains, forced_tokens, windows, whole_rows),
+    *(layouts, kept_entries, copied_chains, windows, whole_rows),
 )
 
 

@@ -1,6 +1,8 @@
 """Linear layers that take the kernels where these serve, and are torch's own everywhere else."""
 
 import copy
+import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -114,31 +116,17 @@ def test_compiled_code_holds_the_product(own_kernels):
     assert sum("few_row_linear" in str(target) for target in called) == 2
 
 
-def _shorter(layer: nn.Linear) -> None:
-    layer.weight = nn.Parameter(layer.weight[:, :-1].clone())
+CHANGES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "shorter": ("weight", lambda weight: weight[:, :-1].clone()),
+    "mixed bias": ("bias", Tensor.double),
+    "spread bias": ("bias", lambda bias: bias.repeat_interleave(2)[::2]),
+    "short bias": ("bias", lambda bias: bias[:-1].clone()),
+    "bytes": ("weight", lambda weight: weight.to(torch.int8)),
+    "elsewhere": ("weight bias", lambda each: each.to("meta")),
+}
 
 
-def _mixed_bias(layer: nn.Linear) -> None:
-    layer.bias = nn.Parameter(layer.bias.double())
-
-
-def _spread_bias(layer: nn.Linear) -> None:
-    layer.bias = nn.Parameter(layer.bias.detach().repeat_interleave(2)[::2])
-
-
-def _short_bias(layer: nn.Linear) -> None:
-    layer.bias = nn.Parameter(layer.bias[:-1].clone())
-
-
-def _bytes(layer: nn.Linear) -> None:
-    layer.weight = nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
-
-
-def _elsewhere(layer: nn.Linear) -> None:
-    layer.to("meta")
-
-
-@pytest.mark.parametrize("change", [_shorter, _mixed_bias, _spread_bias, _short_bias, _bytes, _elsewhere])
+@pytest.mark.parametrize("change", CHANGES)
 @torch.no_grad()
 def test_what_the_kernels_cannot_read_is_torchs(own_kernels, calls, change):
     """They see addresses alone, so they would read other numbers, or past the end."""
@@ -146,8 +134,9 @@ def test_what_the_kernels_cannot_read_is_torchs(own_kernels, calls, change):
     served, plain = nn.Linear(48, 33), nn.Linear(48, 33)
     plain.load_state_dict(served.state_dict())
     serve_linears(nn.Sequential(served))
-    for layer in (served, plain):
-        change(layer)
+    names, changed = CHANGES[change]
+    for layer, name in itertools.product((served, plain), names.split()):
+        setattr(layer, name, nn.Parameter(changed(getattr(layer, name).detach()), requires_grad=False))
 
     def outcome(layer: nn.Linear) -> Tensor | type[Exception]:
         try:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import value_error
 from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
@@ -223,8 +224,6 @@ def test_a_player_that_cannot_is_refused_by_name_before_anything_is_decoded():
         replace_rows = property()  # type: ignore[assignment]  # there is no such attribute
 
     queue = Queue([1, 2, 3], lambda prompts: Rigid(VOCAB, WINDOW), DRAWN)
-    with pytest.raises(ValueError, match="Rigid cannot give a finished row to another request"):
-        next(decode_queue(queue, 3, 2))
+    value_error("Rigid cannot give a finished row to another request", next, decode_queue(queue, 3, 2))
     assert len(list(decode_queue(queue, 3, 3))) == 3, "where no place is taken, nobody need give one"
-    with pytest.raises(ValueError, match="count and batch_size must be at least 1"):
-        next(decode_queue(queue, 0, 2))
+    value_error("must be at least 1, got 0", next, decode_queue(queue, 0, 2))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import value_error
 from served_drafters import reckoned_rounds, served
 from synthetic import GREEDY, MarkovTarget, decoded, random_table
 from torch import Tensor
@@ -182,31 +183,19 @@ def test_windows_follow_what_stands_and_never_pass_the_end(sampling, draft_lengt
     assert len(watched.sequence) <= LENGTH
 
 
-class Slow(MarkovTarget):
-    """Works before every pass: sleeps, or moves a clock."""
+class Working(MarkovTarget):
+    """Does something before every pass, by how many tokens it is fed, which are none for its prompt."""
 
-    def __init__(self, table: Tensor, work: Callable[[], None], length: int = LENGTH) -> None:
+    def __init__(self, table: Tensor, work: Callable[[int], object], length: int = LENGTH) -> None:
         super().__init__(table, PROMPT, length)
         self.work = work
 
     def prefill(self) -> TargetOutput:
-        self.work()
+        self.work(0)
         return super().prefill()
 
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
-        self.work()
-        return super().forward(tokens, mask, depths)
-
-
-class Growing(MarkovTarget):
-    """A pass takes six seconds, and more for every token."""
-
-    def __init__(self, table: Tensor, clock: Clock, more: float = 0.9) -> None:
-        super().__init__(table, PROMPT, LENGTH)
-        self.clock, self.more = clock, more
-
-    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
-        self.clock.work(6 + self.more * tokens.shape[1])
+        self.work(tokens.shape[1])
         return super().forward(tokens, mask, depths)
 
 
@@ -239,12 +228,12 @@ def test_a_hundred_timings_give_one_result():
     scale = [1e-3, 1e-3]
 
     def source(prompt: Any, hint: Any) -> MarkovTarget:
-        return Slow(CLOSE_TABLE, lambda: time.sleep(scale[0] * dice.random()), length)
+        return Working(CLOSE_TABLE, lambda fed: time.sleep(scale[0] * dice.random()), length)
 
     with served(lambda: source) as channel:
         for _ in range(100):
             scale[:] = dice.choice([(1e-3, 0), (0, 2e-3), (5e-4, 1e-3)])
-            target = Slow(TABLE, lambda: time.sleep(scale[1] * dice.random()), length)
+            target = Working(TABLE, lambda fed: time.sleep(scale[1] * dice.random()), length)
             result = parallel(channel, SAMPLED, target=target, max_new_tokens=length, draft_length=3)
             assert torch.equal(result.tokens, wanted.tokens)
             assert result.account.settled == wanted.account.settled
@@ -254,35 +243,28 @@ def test_the_draft_length_is_the_ratio_of_measured_times(clock):
     lengths = [draft_length_of(*each) for each in ((0.420, 0.078), (0.420, 0.0466), (5.9, 1.0), (1.0, 3.0))]
     assert lengths == [5, 9, 6, 1]
     for seconds in ((0.0, 1.0), (1.0, -1.0)):
-        with pytest.raises(ValueError, match="seconds must be positive"):
-            draft_length_of(*seconds)
-    target = Slow(TABLE, lambda: clock.work(6.0))
-    channel = InTurnChannel(lambda prompt, hint: Slow(CLOSE_TABLE, lambda: clock.work(1.5), 5))
+        value_error("seconds must be positive", draft_length_of, *seconds)
+
+    def growing(more: float) -> Working:
+        return Working(TABLE, lambda fed: clock.work(6 + more * fed if fed else 0))
+
+    target = Working(TABLE, lambda fed: clock.work(6.0))
+    channel = InTurnChannel(lambda prompt, hint: Working(CLOSE_TABLE, lambda fed: clock.work(1.5), 5))
     assert measure_draft_length(target, channel, repeats=2) == DraftLength(4, 6.0, 1.5, 1 + 2 * 3, 1 + 3 * 4)
-    longer = Growing(TABLE, clock)
     # 6 + 0.9 a token against 1.5: 5 tokens during a pass over one, then 7, 8, 9, and 9 during one over nine.
-    found = measure_draft_length(longer, channel, repeats=2)
+    found = measure_draft_length(growing(0.9), channel, repeats=2)
     assert found == DraftLength(9, pytest.approx(6 + 9 * 0.9), 1.5, 1 + 5 * 3, 1 + 3 * 4)
     # Where a token more costs the target more than the drafter, growth has an end.
-    assert measure_draft_length(Growing(TABLE, clock, 2.0), channel, repeats=2).tokens == 10
-    assert measure_draft_length(Growing(TABLE, clock, 2.0), channel, repeats=2, longest=7).tokens == 7
-    assert measure_draft_length(Growing(TABLE, clock, 2.0), channel, repeats=2, longest=1).tokens == 5
-    with pytest.raises(ValueError, match="longest must be"):
-        measure_draft_length(target, channel, longest=0)
+    for longest, tokens in (({}, 10), ({"longest": 7}, 7), ({"longest": 1}, 5)):
+        assert measure_draft_length(growing(2.0), channel, repeats=2, **longest).tokens == tokens
+    value_error("longest must be", measure_draft_length, target, channel, longest=0)
     # Both can be used as if nothing had been.
     assert torch.equal(parallel(InTurnChannel(source_of()), target=target, draft_length=4).tokens, plain(GREEDY))
 
 
-class Early(MarkovTarget):
+def early(give: Callable[[Tensor], None]) -> Working:
     """Gives a hint in the middle of its prefill."""
-
-    def __init__(self, give: Callable[[Tensor], None]) -> None:
-        super().__init__(TABLE, PROMPT, LENGTH)
-        self.give = give
-
-    def prefill(self) -> TargetOutput:
-        self.give(torch.tensor([4, 2]))
-        return super().prefill()
+    return Working(TABLE, lambda fed: fed or give(torch.tensor([4, 2])))
 
 
 def test_the_hint_reaches_the_drafter_of_its_row():
@@ -294,19 +276,19 @@ def test_the_hint_reaches_the_drafter_of_its_row():
         return MarkovTarget(CLOSE_TABLE, PROMPT, LENGTH)
 
     channel = InTurnChannel(source)
-    result = parallel(channel, target=Early(channel.hint), prompt="a video")
+    result = parallel(channel, target=early(channel.hint), prompt="a video")
     assert seen == [("a video", [4, 2])] and torch.equal(result.tokens, plain(GREEDY))
     parallel(channel, prompt="another")
     assert seen[-1] == ("another", None), "no hint was given"
 
 
 def test_waiting_for_the_hint_is_not_the_drafters_work(clock):
-    drafter = WindowDrafter(lambda prompt, hint: Slow(CLOSE_TABLE, lambda: clock.work(2 + 0 * bool(hint()))))
+    drafter = WindowDrafter(lambda prompt, hint: Working(CLOSE_TABLE, lambda fed: clock.work(2 + 0 * bool(hint()))))
     assert drafter.begin(DraftRequest(None, VOCAB, GREEDY, 0), 1, lambda: clock.work(20)).seconds == 2
 
 
-class _Breaks(MarkovTarget):
-    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+def breaks(fed: int) -> None:
+    if fed:
         raise ArithmeticError("this model is broken")
 
 
@@ -314,8 +296,7 @@ def test_what_fails_on_either_side_is_raised_and_the_next_row_is_not_harmed():
     def source(prompt: Any, hint: Callable[[], Tensor | None]) -> MarkovTarget:
         if prompt == "waits":
             hint()
-        kind = _Breaks if prompt == "broken" else MarkovTarget
-        return kind(CLOSE_TABLE, PROMPT, LENGTH)
+        return Working(CLOSE_TABLE, breaks if prompt == "broken" else lambda fed: None)
 
     def refuse(numbers: Tensor) -> None:
         raise ArithmeticError("the target broke in its prefill")
@@ -324,12 +305,12 @@ def test_what_fails_on_either_side_is_raised_and_the_next_row_is_not_harmed():
         with pytest.raises(DrafterError, match="ArithmeticError: this model is broken"):
             parallel(channel, prompt="broken")
         with pytest.raises(ArithmeticError, match="this model is broken"):
-            parallel(channel, target=_Breaks(TABLE, PROMPT, LENGTH))
+            parallel(channel, target=Working(TABLE, breaks))
         with pytest.raises(ArithmeticError, match="in its prefill"):
-            parallel(channel, target=Early(refuse), prompt="waits")
+            parallel(channel, target=early(refuse), prompt="waits")
         assert torch.equal(parallel(channel).tokens, plain(GREEDY))
         with pytest.raises(ArithmeticError, match="in its prefill"):
-            parallel(channel, target=Early(refuse), prompt="waits")
+            parallel(channel, target=early(refuse), prompt="waits")
 
 
 @pytest.mark.parametrize(
@@ -344,13 +325,11 @@ def test_what_fails_on_either_side_is_raised_and_the_next_row_is_not_harmed():
     ],
 )
 def test_what_cannot_be_used_is_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        parallel(InTurnChannel(source_of()), **options)
+    value_error(message, parallel, InTurnChannel(source_of()), **options)
 
 
 def test_drafters_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match="vocabulary of 30 tokens, it has 31"):
-        parallel(InTurnChannel(source_of(random_table(31, 0))))
+    value_error("vocabulary of 30 tokens, it has 31", parallel, InTurnChannel(source_of(random_table(31, 0))))
     with pytest.raises(ValueError, match="must have one row, it has 2"):
         parallel(InTurnChannel(lambda prompt, hint: MarkovTarget(TABLE, PROMPT.expand(2, 2), 9)))
 

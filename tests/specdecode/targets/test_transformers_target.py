@@ -6,6 +6,7 @@ import language_models
 import pytest
 import torch
 from language_models import ARCHITECTURES, PARENTS, VOCAB_SIZE, WINDOW, fresh_logits, ragged_prompts, ragged_tree
+from refusals import value_error
 from synthetic import decoded
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -247,48 +248,33 @@ def test_a_draft_model_may_have_a_few_tokens_more_or_fewer(vocab_size):
 def _refusals() -> dict[str, Any]:
     import transformers as library
 
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": VOCAB_SIZE}
-    attention = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 32}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2}
+    attention = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 32, **sizes}
+    grows = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    long = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 12}
+    long |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+    def made(kind: str, model: str = "ForCausalLM", **settings: Any) -> Any:
+        config = getattr(library, f"{kind}Config")
+        return lambda: getattr(library, kind + model)(config(vocab_size=VOCAB_SIZE, **settings))
+
     return {
-        "keep a running state": lambda: library.MambaForCausalLM(library.MambaConfig(**sizes)),
-        "is an encoder-decoder": lambda: library.T5ForConditionalGeneration(
-            library.T5Config(d_model=32, d_ff=32, num_layers=1, num_heads=2, vocab_size=VOCAB_SIZE)
+        "keep a running state": made("Mamba", **sizes),
+        "is an encoder-decoder": made("T5", "ForConditionalGeneration", d_model=32, d_ff=32, num_layers=1, num_heads=2),
+        "takes no position_ids": made("Bloom", hidden_size=32, n_layer=1, n_head=2),
+        "takes no keys and values of earlier tokens": made("OpenAIGPT", "LMHeadModel", n_embd=32, n_layer=1, n_head=2),
+        "lie in a dictionary": made("XLM", "WithLMHeadModel", emb_dim=32, n_layers=1, n_heads=2, causal=True),
+        "positions are biases by place": made("Falcon", **sizes, num_attention_heads=4, alibi=True),
+        "hide keys by their order": made(
+            "GPTNeo", hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
+            max_position_embeddings=64,
         ),
-        "takes no position_ids": lambda: library.BloomForCausalLM(
-            library.BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=VOCAB_SIZE)
+        "'conv' are none of": made("Lfm2", **attention, layer_types=["conv", "full_attention"]),
+        "beyond 12 tokens, got up to 18: the frequencies of its 'longrope'": made(
+            "Llama", **attention, max_position_embeddings=64, rope_parameters=long
         ),
-        "takes no keys and values of earlier tokens": lambda: library.OpenAIGPTLMHeadModel(
-            library.OpenAIGPTConfig(n_embd=32, n_layer=1, n_head=2, vocab_size=VOCAB_SIZE)
-        ),
-        "lie in a dictionary of its own": lambda: library.XLMWithLMHeadModel(
-            library.XLMConfig(emb_dim=32, n_layers=1, n_heads=2, causal=True, vocab_size=VOCAB_SIZE)
-        ),
-        "positions are biases by place": lambda: library.FalconForCausalLM(
-            library.FalconConfig(**sizes, num_attention_heads=4, alibi=True)
-        ),
-        "hide keys by their order": lambda: library.GPTNeoForCausalLM(
-            library.GPTNeoConfig(
-                hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
-                max_position_embeddings=64, vocab_size=VOCAB_SIZE,
-            )
-        ),
-        "'conv' are none of": lambda: library.Lfm2ForCausalLM(
-            library.Lfm2Config(**sizes, **attention, layer_types=["conv", "full_attention"])
-        ),
-        "beyond 12 tokens, got up to 18: the frequencies of its 'longrope'": lambda: library.LlamaForCausalLM(
-            library.LlamaConfig(
-                **sizes, **attention, max_position_embeddings=64,
-                rope_parameters={
-                    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 12,
-                    "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
-                },
-            )
-        ),
-        "cannot be served beyond 16 tokens": lambda: library.LlamaForCausalLM(
-            library.LlamaConfig(
-                **sizes, **attention, max_position_embeddings=16,
-                rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
-            )
+        "cannot be served beyond 16 tokens": made(
+            "Llama", **attention, max_position_embeddings=16, rope_parameters=grows
         ),
     }  # fmt: skip
 
@@ -304,26 +290,20 @@ def test_architectures_that_cannot_be_served_are_refused_by_name(reason):
 def test_arguments_that_cannot_be_used_are_named():
     model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
     sizes: dict[str, Any] = {"max_new_tokens": 4}
-    with pytest.raises(ValueError, match="one of them"):
-        TransformersTarget(model, **sizes)
+    value_error("one of them", TransformersTarget, model, **sizes)
     with pytest.raises(ValueError, match="decoder and output_head belong together"):
         TransformersTarget(model, input_ids, decoder=model.model, **sizes)
-    with pytest.raises(ValueError, match="max_draft_nodes must be at least 1"):
-        TransformersTarget(model, input_ids, max_draft_nodes=0, **sizes)
-    with pytest.raises(ValueError, match=r"attention_mask must be \[3, 9\]"):
-        TransformersTarget(model, input_ids, mask[:2], **sizes)
-    with pytest.raises(ValueError, match="padding_side"):
-        TransformersTarget(model, input_ids, mask.flip(1), **sizes)
-    with pytest.raises(ValueError, match=r"model.eval\(\)"):
-        TransformersTarget(language_models.make("llama").train(), input_ids, **sizes)
+    value_error("max_draft_nodes must be at least 1", TransformersTarget, model, input_ids, max_draft_nodes=0, **sizes)
+    value_error(r"attention_mask must be \[3, 9\]", TransformersTarget, model, input_ids, mask[:2], **sizes)
+    value_error("padding_side", TransformersTarget, model, input_ids, mask.flip(1), **sizes)
+    value_error(r"model.eval\(\)", TransformersTarget, language_models.make("llama").train(), input_ids, **sizes)
     with pytest.raises(ValueError, match=r"set_attn_implementation\('sdpa'\)"):
         flash = language_models.make("llama")
         flash.config._attn_implementation = "flash_attention_2"
         TransformersTarget(flash, input_ids, **sizes)
     target = TransformersTarget(model, input_ids, mask, max_draft_nodes=2, **sizes)
     chain = TokenTree.chain(torch.tensor([[1, 2, 3, 4, 5, 6, 7]] * 3))
-    with pytest.raises(ValueError, match="prefilled"):
-        target.rewind(torch.zeros(3, dtype=torch.int64))
+    value_error("prefilled", target.rewind, torch.zeros(3, dtype=torch.int64))
     target.prefill()
     with pytest.raises(ValueError, match=r"max_draft_nodes \(2\) per row, got 7"):
         target.forward(chain.tokens, chain.ancestor_mask(), chain.depth)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from language_models import PAD, VOCAB_SIZE, WINDOW, ragged_prompts
+from refusals import value_error
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -196,9 +197,7 @@ def test_states_that_are_no_plain_cache_are_refused_by_name():
     """Through every door; other architectures: `tests/specdecode/targets/test_transformers_target.py`."""
     layers = {"lru_width": 32, "block_types": ["recurrent", "attention"], "head_dim": 8}
     model, (ids, mask) = make("RecurrentGemma", layers), ragged_prompts(2)
-    with pytest.raises(ValueError, match=r"^RecurrentGemmaForCausalLM cannot be served: its"):
-        specdecode.generate(model, ids, max_new_tokens=4)
-    with pytest.raises(ValueError, match=r"^RecurrentGemmaForCausalLM cannot be served: its"):
-        by_custom(model, (ids[:1], mask[:1]), 4)
+    value_error(r"^RecurrentGemmaForCausalLM cannot be served: its", specdecode.generate, model, ids, max_new_tokens=4)
+    value_error(r"^RecurrentGemmaForCausalLM cannot be served: its", by_custom, model, (ids[:1], mask[:1]), 4)
     with pytest.raises(ValueError, match=r"^draft_model: RecurrentGemmaForCausalLM cannot be served: its"):
         specdecode.generate(make("Llama", {}), ids, max_new_tokens=4, draft_model=model)

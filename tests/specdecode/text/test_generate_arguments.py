@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 import torch
 from language_models import METHODS, PAD, VOCAB_SIZE, Puts, ragged_prompts, speculate
+from refusals import value_error
 from synthetic import chi_square_p_value
 from torch import Tensor
 from transformers import (
@@ -51,17 +52,21 @@ def theirs(model: PreTrainedModel, prompts: tuple[Tensor, Tensor], count: int = 
     return model.generate(prompts[0], attention_mask=prompts[1], max_new_tokens=count, **options)
 
 
+def alike(model: PreTrainedModel, prompts: Any, methods: Sequence[str] = METHODS, **options: Any) -> tuple[Tensor, Any]:
+    """What transformers says in 16 tokens, and the result of each method, which must say the same."""
+    wanted, results = theirs(model, prompts, **options), {}
+    for method in methods:
+        results[method] = speculate(model, method, prompts, max_new_tokens=16, **options)
+        assert torch.equal(results[method].sequences, wanted), method
+    return wanted, results
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_greedy_tokens_under_every_setting_are_those_of_transformers(name):
     model, prompts, settings = language_models.make("llama"), ragged_prompts(2), SETTINGS[name]
-    wanted = theirs(model, prompts, **settings)
+    wanted, results = alike(model, prompts, **settings)
     assert not torch.equal(wanted, theirs(model, prompts)), "the setting must matter here"
-    passes = {}
-    for method in METHODS:
-        result = speculate(model, method, prompts, max_new_tokens=16, **settings)
-        assert torch.equal(result.sequences, wanted), method
-        passes[method] = result.trace.target_passes
-    assert passes["draft-model"] <= passes["ar"]
+    assert results["draft-model"].trace.target_passes <= results["ar"].trace.target_passes
 
 
 def test_a_setting_counts_wherever_it_stands():
@@ -108,8 +113,7 @@ def test_a_setting_of_another_kind_is_named(name, value, wanted):
     """transformers would end in the middle, by a TypeError that names a line of its own."""
     model, (ids, mask) = language_models.make("llama"), ragged_prompts(2)
     for given in ({name: value}, {"generation_config": GenerationConfig(**{name: value})}):
-        with pytest.raises(ValueError, match=f"^{name} must be {wanted}$"):
-            specdecode.generate(model, ids, attention_mask=mask, **given)
+        value_error(f"^{name} must be {wanted}$", specdecode.generate, model, ids, attention_mask=mask, **given)
 
 
 class Recorded(LogitsProcessor):
@@ -133,11 +137,7 @@ def test_a_processor_sees_each_text_of_plain_decoding_once_and_no_other(method):
         wanted = theirs(model, (ids, mask), logits_processor=LogitsProcessorList([their]))
         result = speculate(model, method, (ids, mask), max_new_tokens=16, logits_processor=[mine])
         assert torch.equal(result.sequences, wanted) and mine.texts == their.texts
-    batch = ragged_prompts(2)
-    wanted = theirs(model, batch, logits_processor=LogitsProcessorList([Recorded()]))
-    assert torch.equal(
-        speculate(model, method, batch, max_new_tokens=16, logits_processor=[Recorded()]).sequences, wanted
-    )
+    alike(model, ragged_prompts(2), [method], logits_processor=LogitsProcessorList([Recorded()]))
 
 
 def test_a_processor_may_depend_on_the_row_and_refuse_impossible_texts():
@@ -151,10 +151,7 @@ def test_a_processor_may_depend_on_the_row_and_refuse_impossible_texts():
         last = int(new[-1] if new else text[8])
         return [token for token in range(VOCAB_SIZE) if (token - last) % 7 == row + 1 and token != PAD]
 
-    wanted = theirs(model, prompts, prefix_allowed_tokens_fn=allowed)
-    for method in METHODS:
-        result = speculate(model, method, prompts, max_new_tokens=16, prefix_allowed_tokens_fn=allowed)
-        assert torch.equal(result.sequences, wanted), method
+    alike(model, prompts, prefix_allowed_tokens_fn=allowed)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -227,26 +224,19 @@ def test_sampling_is_as_the_configuration_says(monkeypatch):
         return decode(*given)
 
     monkeypatch.setitem(specdecode.generate.__globals__, "_continue", noted)
-    call = lambda **options: specdecode.generate(model, prompts[0], max_new_tokens=2, **options)  # noqa: E731
-    call()
-    call(temperature=0.5)
-    call(temperature=0.5, top_k=3, top_p=0.8)
-    call(do_sample=True)  # with transformers' own default of 50 tokens
-    call(generation_config=GenerationConfig(do_sample=True, temperature=0.9, top_k=7))
-    call(temperature=0.5, generation_config=GenerationConfig(do_sample=True, temperature=0.9, top_k=7))
-    call(temperature=0, generation_config=GenerationConfig(do_sample=True, temperature=0.9, top_k=7))
-    call(temperature=0.5, top_k=3, min_p=0.1)
-    greedy, no_filter = SamplingConfig(0), SamplingConfig(0.5)
-    assert seen == [
-        (greedy, False),
-        (no_filter, False),
-        (SamplingConfig(0.5, 3, 0.8), False),
-        (SamplingConfig(1.0, min(50, VOCAB_SIZE + 2)), False),
-        (SamplingConfig(0.9, 7), False),
-        (SamplingConfig(0.5, 7), False),
-        (greedy, False),
-        (SamplingConfig(), True),
-    ]
+    own = {"generation_config": GenerationConfig(do_sample=True, temperature=0.9, top_k=7)}
+    for options, wanted, processed_too in (
+        ({}, SamplingConfig(0), False),
+        ({"temperature": 0.5}, SamplingConfig(0.5), False),
+        ({"temperature": 0.5, "top_k": 3, "top_p": 0.8}, SamplingConfig(0.5, 3, 0.8), False),
+        ({"do_sample": True}, SamplingConfig(1.0, min(50, VOCAB_SIZE + 2)), False),  # transformers' own default
+        (own, SamplingConfig(0.9, 7), False),
+        ({"temperature": 0.5, **own}, SamplingConfig(0.5, 7), False),
+        ({"temperature": 0, **own}, SamplingConfig(0), False),
+        ({"temperature": 0.5, "top_k": 3, "min_p": 0.1}, SamplingConfig(), True),
+    ):
+        specdecode.generate(model, prompts[0], max_new_tokens=2, **options)
+        assert seen.pop() == (wanted, processed_too)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -278,11 +268,7 @@ def test_a_criterion_ends_a_row_in_the_middle_of_a_draft(method):
             assert torch.equal(result.sequences, wanted) and mine.texts == their.texts
             assert result.trace.tokens == result.lengths[0]
             ended.add(int(result.lengths[0]))
-        wanted = theirs(model, prompts, stopping_criteria=StoppingCriteriaList([Sums(multiple)]), eos_token_id=END)
-        result = speculate(
-            model, method, prompts, max_new_tokens=16, stopping_criteria=[Sums(multiple)], eos_token_id=END
-        )
-        assert torch.equal(result.sequences, wanted)
+        alike(model, prompts, [method], stopping_criteria=StoppingCriteriaList([Sums(multiple)]), eos_token_id=END)
     assert len(ended) > 3 and 1 in ended
 
 
@@ -315,9 +301,7 @@ def test_a_criterion_may_read_scores_and_answer_for_all_rows():
         def __call__(self, input_ids: Tensor, scores: Any, **others: Any) -> Any:
             return torch.tensor(input_ids.shape[1] >= 14)
 
-    ending: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([Long()])}
-    wanted = theirs(model, prompts, **ending)
-    assert torch.equal(speculate(model, "prompt-lookup", prompts, max_new_tokens=16, **ending).sequences, wanted)
+    alike(model, prompts, ["prompt-lookup"], stopping_criteria=StoppingCriteriaList([Long()]))
 
 
 WORDS = [chr(97 + number % 26) * (1 + number // 26) for number in range(VOCAB_SIZE)]
@@ -337,16 +321,10 @@ def test_stop_strings_end_rows():
     strings = [
         "".join(WORDS[token] for token in row[place : place + 2]) for row, place in zip(text, (2, 6, 9), strict=True)
     ]
-    wanted = theirs(model, prompts, stop_strings=strings, tokenizer=tokenizer, eos_token_id=END)
+    wanted, _ = alike(model, prompts, stop_strings=strings, tokenizer=tokenizer, eos_token_id=END)
     assert wanted.shape[1] < 9 + 16
-    for method in METHODS:
-        result = speculate(
-            model, method, prompts, max_new_tokens=16, stop_strings=strings, tokenizer=tokenizer, eos_token_id=END
-        )
-        assert torch.equal(result.sequences, wanted)
     model.generation_config.stop_strings = strings
-    with pytest.raises(ValueError, match="stop_strings need the model's tokenizer"):
-        specdecode.generate(model, prompts[0])
+    value_error("stop_strings need the model's tokenizer", specdecode.generate, model, prompts[0])
     own = speculate(model, "prompt-lookup", prompts, max_new_tokens=16, tokenizer=tokenizer, eos_token_id=END)
     assert torch.equal(own.sequences, wanted)
 
@@ -433,11 +411,7 @@ def test_without_a_wish_there_are_no_scores():
 def test_a_user_of_transformers_changes_one_argument(settings):
     model, prompts = language_models.make("qwen3"), ragged_prompts(2)
     wanted = theirs(model, prompts, **settings)
-    for players in (
-        {},
-        {"method": "jacobi"},
-        {"draft_model": language_models.disturbed(model, 0.02), "draft_length": 3},
-    ):
+    for players in ({}, {"method": "jacobi"}, {"draft_model": language_models.disturbed(model, 0.02)}):
         mine = theirs(model, prompts, **settings, custom_generate=specdecode.custom_generate, **players)
         assert torch.equal(mine, wanted)
 
@@ -519,8 +493,7 @@ def test_how_transformers_drafts_is_refused_by_name(name, modules_cache):
     for call in calls:
         with pytest.raises(ValueError, match=f"{name} cannot be honoured"):
             specdecode.generate(model, input_ids, attention_mask=mask, max_new_tokens=3, **call)
-    with pytest.raises(ValueError, match=f"{name} cannot be honoured"):
-        from_folder(model, (input_ids, mask), 3, **given)
+    value_error(f"{name} cannot be honoured", from_folder, model, (input_ids, mask), 3, **given)
 
 
 def test_machines_that_must_step_together_are_refused(modules_cache, monkeypatch):
@@ -532,8 +505,7 @@ def test_machines_that_must_step_together_are_refused(modules_cache, monkeypatch
     def refuse(**given: Any) -> None:
         with pytest.raises(ValueError, match="synced_gpus cannot be honoured"):
             specdecode.generate(model, input_ids, attention_mask=mask, max_new_tokens=3, **given)
-        with pytest.raises(ValueError, match="synced_gpus cannot be honoured"):
-            from_folder(model, (input_ids, mask), 3, **given)
+        value_error("synced_gpus cannot be honoured", from_folder, model, (input_ids, mask), 3, **given)
 
     refuse(synced_gpus=True)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
@@ -576,8 +548,7 @@ def test_prompt_lookup_is_asked_for_wherever_it_stands():
             accepted(prompt_lookup_num_tokens=2, **other)
         with pytest.raises(ValueError, match=f"{lookup} goes with prompt lookup"):
             theirs(model, prompts, custom_generate=specdecode.custom_generate, prompt_lookup_num_tokens=2, **other)
-    with pytest.raises(ValueError, match=f"{lookup} must be at least 1, got 0"):
-        accepted(prompt_lookup_num_tokens=0)
+    value_error(f"{lookup} must be at least 1, got 0", accepted, prompt_lookup_num_tokens=0)
     model.generation_config.prompt_lookup_num_tokens = 2
     assert accepted() == wanted
     assert accepted(draft_model=model) == accepted(draft_model=model, draft_length=4), (
@@ -624,9 +595,7 @@ def test_a_model_that_also_reads_pictures_continues_text():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(5 if parameter.ndim > 1 else 1)
-    wanted = theirs(model, prompts)
-    for method in METHODS:
-        assert torch.equal(speculate(model, method, prompts, max_new_tokens=16, eos_token_id=[]).sequences, wanted)
+    alike(model, prompts, eos_token_id=[-1])
 
 
 def test_other_arguments_that_mean_nothing_here_are_named():
@@ -635,8 +604,7 @@ def test_other_arguments_that_mean_nothing_here_are_named():
         specdecode.generate(model, inputs_embeds=model.get_input_embeddings()(input_ids))
     with pytest.raises(ValueError, match="generation_config must be a GenerationConfig of transformers, got a dict"):
         specdecode.generate(model, input_ids, generation_config={"do_sample": True})
-    with pytest.raises(ValueError, match="streamer must have put and end"):
-        specdecode.generate(model, input_ids, streamer=print)
+    value_error("streamer must have put and end", specdecode.generate, model, input_ids, streamer=print)
     with pytest.raises(ValueError, match="streamer must have put and end"):
         theirs(model, (input_ids, mask), custom_generate=specdecode.custom_generate, stream_to=print)
     with pytest.raises(ValueError, match="ProcessedVerifier judges chains only"):
@@ -667,11 +635,8 @@ def test_settings_that_forbid_every_token_are_named(method, place):
 
 def test_guidance_works_for_one_row():
     model, prompts = language_models.make("llama"), tuple(part[:1] for part in ragged_prompts(2))
-    wanted = theirs(model, prompts, guidance_scale=1.5)
+    wanted, _ = alike(model, prompts, ["prompt-lookup"], guidance_scale=1.5)
     assert not torch.equal(wanted, theirs(model, prompts))
-    assert torch.equal(
-        speculate(model, "prompt-lookup", prompts, max_new_tokens=16, guidance_scale=1.5).sequences, wanted
-    )
 
 
 def test_texts_of_rows_of_several_lengths():

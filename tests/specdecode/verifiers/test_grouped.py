@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_chains import assert_same, random_chain, state_for
+from refusals import value_error
 from synthetic import MarkovDrafter, MarkovTarget, decoded, goodness_of_fit, random_table
 from torch import Tensor
 
@@ -169,8 +170,8 @@ def test_large_groups_accept_more():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((VECTORS[0], 3), r"vectors must be floating point of shape \[tokens, dim\]"),
-        ((VECTORS.long(), 3), "vectors must be floating point"),
+        ((VECTORS[0], 3), r"vectors must be float32 of shape \[tokens, dim\]"),
+        ((VECTORS.long(), 3), "vectors must be float32"),
         ((VECTORS, -1), "group_size must be an integer >= 0"),
         ((VECTORS, 2.5), "group_size must be an integer"),
         ((VECTORS, 3, 1.5), r"max_probability_difference must be a finite number in \[0, 1\]"),
@@ -178,15 +179,13 @@ def test_large_groups_accept_more():
     ],
 )
 def test_bad_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        GroupedVerifier(*arguments)
+    value_error(message, GroupedVerifier, *arguments)
 
 
 def test_drafts_it_does_not_take():
     draft, output, _ = random_chain(1, 2, 2, VOCAB_SIZE)
     state, verifier = state_for(torch.tensor([1, 1]), SAMPLING), GroupedVerifier(VECTORS, 5)
-    with pytest.raises(ValueError, match="has no probabilities"):
-        verifier.accept(Draft(draft.tree), output, state)
+    value_error("has no probabilities", verifier.accept, Draft(draft.tree), output, state)
     tree = TokenTree.from_parents(draft.tree.tokens, torch.tensor([[-1, 0, 0]] * 2), max_depth=1)
     with pytest.raises(ValueError, match="judges chains only, but the nodes of this draft have up to 2 children"):
         verifier.accept(Draft(tree, draft.probabilities), output, state)

@@ -187,25 +187,6 @@ def slow_takers(
     return taker
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    st.integers(0, 10**6),
-    st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=5),
-    st.floats(0.02, 1.0),
-    st.booleans(),
-    st.sampled_from([SAMPLING, FILTERED]),
-)
-def test_moves_what_the_slow_rule_moves(seed, children, relaxation, additive, sampling):
-    logits = 2 * torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
-    how = {"delta": relaxation} if additive else {"multiplier": 1 + 4 * relaxation}
-    target = logits_to_probabilities(logits, sampling).tolist()
-    taker = slow_takers(target, children, NEIGHBOURS.tolist(), how.get("delta"), how.get("multiplier"))
-    emitted = emitted_tokens(LanternVerifier(NEIGHBOURS, **how), logits, children, sampling).tolist()
-    for drawn in range(VOCAB_SIZE):
-        if target[drawn] > 0:
-            assert emitted[drawn] == taker.get(drawn, drawn)
-
-
 @pytest.mark.parametrize("sampling", [SAMPLING, FILTERED], ids=["all tokens", "filtered"])
 @pytest.mark.parametrize("delta", [0.05, 0.2, 0.6, 1.0])
 def test_total_variation_stays_within_delta(delta, sampling):
@@ -226,28 +207,6 @@ def test_no_child_becomes_more_than_the_multiplier_times_as_probable(multiplier)
         assert bool((emitted <= multiplier * target + 1e-6).all())
         largest = max(largest, float((emitted / target).max()))
     assert largest > 1.2
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.integers(0, 10**6),
-    st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=5),
-    st.floats(0.02, 1.0),
-    st.booleans(),
-    st.booleans(),
-)
-def test_greedy_takes_the_most_probable_after_moving(seed, children, relaxation, additive, filtered):
-    logits = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
-    how = {"delta": relaxation} if additive else {"multiplier": 1 + 4 * relaxation}
-    sampling = SamplingConfig(0, *(7, 0.9) if filtered else (0, 1.0))
-    target = logits_to_probabilities(logits, replace(sampling, temperature=1.0)).tolist()
-    moved = list(target)
-    taker = slow_takers(target, children, NEIGHBOURS.tolist(), how.get("delta"), how.get("multiplier"))
-    for token, child in taker.items():
-        moved[child] += target[token]
-        moved[token] = 0.0
-    emitted = emitted_tokens(LanternVerifier(NEIGHBOURS, **how), logits, children, sampling)
-    assert emitted.tolist() == [moved.index(max(moved))] * VOCAB_SIZE
 
 
 def test_greedy_gives_a_shared_neighbour_to_the_first_child_that_reaches_it():
@@ -446,8 +405,8 @@ def test_release_judges_no_children_that_were_drawn():
         (NEIGHBOURS, {"delta": float("nan")}, "delta must be"),
         (NEIGHBOURS, {"multiplier": 0.5}, "multiplier must be a finite number >= 1"),
         (NEIGHBOURS, {"delta": 0.1, "mode": "fast"}, "mode must be one of"),
-        (NEIGHBOURS.float(), {"delta": 0.1}, "neighbours must be integers"),
-        (NEIGHBOURS[0], {"delta": 0.1}, r"neighbours must be integers of shape \[tokens, k\]"),
+        (NEIGHBOURS.float(), {"delta": 0.1}, "neighbours must be int64"),
+        (NEIGHBOURS[0], {"delta": 0.1}, r"neighbours must be int64 of shape \[tokens, k\]"),
         (NEIGHBOURS + 8, {"delta": 0.1}, r"neighbours must hold tokens in \[0, 12\)"),
         (torch.zeros(3, 1, dtype=torch.int64), {"delta": 0.1}, "its own neighbour"),
         (NEIGHBOURS[:, :0], {"delta": 0.1, "mode": "release"}, 'mode "release" needs delta, and a column'),

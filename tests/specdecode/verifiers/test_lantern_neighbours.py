@@ -60,9 +60,9 @@ def test_no_neighbours_and_half_precision():
         (torch.zeros(4, 2), 4, r"num_neighbours must lie in \[0, 3\]"),
         (torch.zeros(4, 2), -1, "num_neighbours must lie in"),
         (torch.zeros(4, 2), 1.0, "num_neighbours must be an integer"),
-        (torch.zeros(4), 1, "vectors must be floating point of shape"),
-        (torch.zeros(4, 2, dtype=torch.int64), 1, "vectors must be floating point"),
-        (torch.zeros(0, 2), 0, "vectors must be floating point"),
+        (torch.zeros(4), 1, "vectors must be float32 of shape"),
+        (torch.zeros(4, 2, dtype=torch.int64), 1, "vectors must be float32"),
+        (torch.zeros(0, 2), 0, "as there are 0 vectors"),
         (torch.tensor([[0.0], [float("nan")]]), 1, "vectors must be finite"),
     ],
 )

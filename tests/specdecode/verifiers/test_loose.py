@@ -8,6 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_chains import assert_same, state_for
+from refusals import value_error
 from synthetic import GREEDY
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -203,10 +204,8 @@ def test_drafts_it_cannot_judge_are_refused():
     chain = TokenTree.chain(torch.tensor([[1, 2]]))
     output = TargetOutput(torch.zeros(1, 2, VOCAB), torch.zeros(1, 2, DIM))
     verifier = LooseVerifier(lambda: [reference])
-    with pytest.raises(ValueError, match="were drawn"):
-        verifier.accept(Draft(chain, torch.zeros(1, 2, VOCAB)), output, STATE)
-    with pytest.raises(ValueError, match="hidden states"):
-        verifier.accept(Draft(chain), TargetOutput(output.logits), STATE)
+    value_error("were drawn", verifier.accept, Draft(chain, torch.zeros(1, 2, VOCAB)), output, STATE)
+    value_error("hidden states", verifier.accept, Draft(chain), TargetOutput(output.logits), STATE)
 
 
 @st.composite
@@ -296,8 +295,7 @@ def test_lambda_zero_is_the_exact_walk(window, temperature):
     ],
 )
 def test_settings_out_of_range_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        LooseVerifier(lambda: [torch.zeros(1, 1)], **options)
+    value_error(message, LooseVerifier, lambda: [torch.zeros(1, 1)], **options)
 
 
 def test_a_reference_that_changes_is_read_anew():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from safetensors.torch import save_file
 
 from vargen.base.errors import UserError
@@ -72,5 +73,4 @@ def test_headers_are_read_and_every_damage_to_them_is_refused(tmp_path):
     damaged += [header({"a": one | {"shape": [2]}}), header({"a": one, "b": one}), header({"a": one | {"dtype": "F"}})]
     for content in damaged:
         path.write_bytes(content)
-        with pytest.raises(UserError, match=r"a\.safetensors is truncated or no safetensors file \(.*; copy"):
-            read_tensor_shapes(path)
+        refused(r"a\.safetensors is truncated or no safetensors file \(.*; copy", read_tensor_shapes, path)

@@ -86,10 +86,7 @@ def test_another_cache_is_looked_into_and_a_token_shown(offline_cache, tmp_path,
 
 
 def test_without_network_and_cache_there_is_one_line(offline_cache):
-    with pytest.raises(
-        UserError, match=f"model: {NAME} is not a folder, and the hub cannot be reached to fetch it; conn"
-    ):
-        find_files(NAME)
+    refused(f"model: {NAME} is not a folder, and the hub cannot be reached to fetch it; conn", find_files, NAME)
 
 
 def of_the_hub(kind: type[Exception], **attributes: Any) -> Exception:

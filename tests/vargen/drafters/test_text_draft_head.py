@@ -9,6 +9,7 @@ import language_models
 import pytest
 import torch
 from language_models import PAD, ragged_prompts, true_distribution
+from refusals import raised, refused
 from synthetic import chi_square_p_value
 from transformers import PreTrainedModel
 
@@ -195,8 +196,7 @@ def test_a_folder_keeps_a_head_and_its_model_is_recognised(tmp_path, torch_lines
         specdecode.generate(other, prompts[0], drafter=loaded)
     with pytest.raises(UserError, match=r"drafter was trained for another model: 48 .*tokens, this model has 40"):
         load_text_drafter(tmp_path, language_models.make("llama", vocab_size=40))
-    with pytest.raises(UserError, match="is not a folder"):
-        load_text_drafter(tmp_path / "nowhere", model)
+    refused("is not a folder", load_text_drafter, tmp_path / "nowhere", model)
 
 
 def test_a_loaded_head_of_bfloat16_has_eight_bits_too(tmp_path, own_kernels):
@@ -234,8 +234,7 @@ def test_a_loaded_head_has_eight_bits_and_guesses_nearly_the_same(tmp_path, own_
     for drafter in (exact, loaded):
         result = specdecode.generate(model, prompts[0], drafter=drafter, draft_length=3, **options)
         assert torch.equal(result.sequences, wanted) and result.trace.mean_accepted_length > 0.05
-    with pytest.raises(ValueError, match="a model in int8 cannot be saved"):
-        loaded.network.save_pretrained(tmp_path / "rounded")
+    raised(ValueError, "a model in int8 cannot be saved", loaded.network.save_pretrained, tmp_path / "rounded")
 
 
 @torch.no_grad()
@@ -267,8 +266,7 @@ def test_a_head_reads_a_prompt_when_it_first_guesses(torch_lines):
         head.advance(torch.ones(1, dtype=torch.long))
     torch.testing.assert_close(several.hidden_states[:, -1:], one.hidden_states)
     torch.testing.assert_close(several.logits[:, -1:], one.logits)
-    with pytest.raises(ValueError, match="a head for text cannot take other prompts in"):
-        head.replace_rows(torch.tensor([0]), head)
+    raised(ValueError, "a head for text cannot take other prompts in", head.replace_rows, torch.tensor([0]), head)
 
 
 def test_states_in_another_precision_are_alike_and_those_of_other_layers_are_not():
@@ -306,8 +304,7 @@ def test_logits_of_chosen_tokens_are_the_models_own():
 
 
 def test_sizes_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match="dim must be num_attention_heads times an even number"):
-        TextHead(dim=10, num_attention_heads=2)
+    raised(ValueError, "dim must be num_attention_heads times an even number", TextHead, dim=10, num_attention_heads=2)
     with pytest.raises(ValueError, match=r"draft_vocab_size must lie between 1 and vocab_size \(9\), got 10"):
         TextHead(dim=8, num_attention_heads=2, vocab_size=9, draft_vocab_size=10)
     with pytest.raises(ValueError, match="feature_layers must be two layers or more"):

@@ -2,7 +2,7 @@
 
 import re
 
-import pytest
+from refusals import raised
 
 from specdecode.trace import TokenOrigin
 from vargen.drawing.answer import answer_html, colour
@@ -29,5 +29,4 @@ def test_words_without_spaces_are_spaced():
 
 
 def test_another_number_of_origins_is_refused():
-    with pytest.raises(ValueError, match="origins"):
-        answer_html(["a"], [])
+    raised(ValueError, "origins", answer_html, ["a"], [])

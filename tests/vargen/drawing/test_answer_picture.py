@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from PIL import Image, ImageFont
+from refusals import raised
 
 import vargen.drawing.answer as module
 from specdecode.trace import TokenOrigin
@@ -106,6 +107,5 @@ def test_an_empty_answer_is_a_picture_too():
 def test_numbers_must_match():
     with pytest.raises(ValueError, match="origins: 1 given for 2 tokens; give one each"):
         draw_answer(FRAMES, ["a", "b"], [TARGET], None, "")
-    with pytest.raises(ValueError, match="relevance: 3 given for 2 tokens"):
-        draw_answer(FRAMES, ["a", "b"], [TARGET] * 2, [0.0] * 3, "")
+    raised(ValueError, "relevance: 3 given for 2 tokens", draw_answer, FRAMES, ["a", "b"], [TARGET] * 2, [0.0] * 3, "")
     assert set(module.ORIGIN_LABELS) == set(TokenOrigin) == set(ORIGIN_COLOURS)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from counted_graphs import CountedGraphs
+from refusals import refused
 from tiny_pipelines import GRID
 
 from vargen.base.errors import UserError
@@ -105,8 +106,7 @@ def test_settings_that_do_not_fit_are_one_line(tiny_pipeline, name, options, mes
 def test_a_model_that_offers_no_grid_is_refused_by_name():
     components = GlmImageComponents.__new__(GlmImageComponents)  # its weights do not matter
     for method in METHODS.values():
-        with pytest.raises(UserError, match="because GLM-Image offers no grid"):
-            method.build(components)
+        refused("because GLM-Image offers no grid", method.build, components)
 
 
 def test_steps_over_places_may_be_graphs(tiny_pipeline):

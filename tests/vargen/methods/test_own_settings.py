@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 
-from vargen.base.errors import UserError
 from vargen.checkpoints.model_folder import weights_fingerprint, write_own_settings
 from vargen.checkpoints.options import ModelOptions
 from vargen.cli import main
@@ -54,8 +54,7 @@ def test_options_come_on_top_and_another_draft_replaces_the_models_own():
     assert resolve("scd", window=7).initial_guess == "repeat"
     assert resolve("lantern") == resolve_method("lantern"), "nothing is preferred for it"
     assert resolve("eagle-tree") == resolve_method("eagle-tree"), "a preset starts from the method's defaults"
-    with pytest.raises(UserError, match="no option 'dept'"):
-        resolve("eagle", dept=3)
+    refused("no option 'dept'", resolve, "eagle", dept=3)
 
 
 def test_bare_vvs_skips_on_windows_where_the_model_says_nothing_else():

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 
 from specdecode.drafters.draft_size import NO_DRAFT, AdaptiveDraftSize, DraftSize, FixedDraftSize, StepCosts
 from specdecode.kernels import build
-from vargen.base.errors import UserError
 from vargen.base.resources import cache_folder
 from vargen.models.draft_sizes import MeasuredDraftSizes
 from vargen.models.llamagen.llamagen_components import LlamaGenComponents
@@ -142,8 +142,7 @@ def test_without_a_home_costs_are_measured_and_torch_does_the_work(ask, monkeypa
     monkeypatch.setattr(Path, "home", no_home)
     with pytest.warns(RuntimeWarning, match=r"there is no home directory; set VARGEN_CACHE to a folder\. PyTorch"):
         assert ask(MeasuredDraftSizes()).costs.nodes == (1, 3, 12) and build.library() is None
-    with pytest.raises(UserError, match="there is no home directory; set VARGEN_CACHE to a folder"):
-        cache_folder()
+    refused("there is no home directory; set VARGEN_CACHE to a folder", cache_folder)
 
 
 def test_processes_of_a_split_model_take_the_costs_of_the_first(ask, monkeypatch):

@@ -384,10 +384,7 @@ def test_parts_in_training_mode_are_named(tiny_pipeline):
     tiny_pipeline.text_encoder.train()
     try:
         for draw in (lambda: drawn(tiny_pipeline), lambda: list(tiny_pipeline.stream([PROMPT]))):
-            with pytest.raises(
-                UserError, match=r"^text_encoder must be in evaluation mode; call text_encoder.eval\(\)$"
-            ):
-                draw()
+            refused(r"^text_encoder must be in evaluation mode; call text_encoder.eval\(\)$", draw)
     finally:
         tiny_pipeline.text_encoder.eval()
 

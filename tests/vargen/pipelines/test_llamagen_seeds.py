@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 from pipeline_contract import PipelineContract, masks
+from refusals import refused
 from tiny_pipelines import build_drafting_pipeline, build_tiny_pipeline
 
-from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.models.llamagen.llamagen_target import LlamaGenTarget
 from vargen.pipelines.arguments import DrawSettings
@@ -107,8 +107,7 @@ def test_pixels_can_be_decoded_in_bfloat16(tiny_pipeline, monkeypatch):
     assert near.dtype == exact.dtype == torch.float32
     assert 0 < (near - exact).abs().max() < 0.1
     monkeypatch.setattr(tiny_pipeline, "pixel_dtype", torch.float16)
-    with pytest.raises(UserError, match="pixel_dtype must be"):
-        tiny_pipeline.decode_tokens(codes, "pt")
+    refused("pixel_dtype must be", tiny_pipeline.decode_tokens, codes, "pt")
     monkeypatch.undo()
     assert torch.equal(tiny_pipeline.decode_tokens(codes, "pt"), exact)
     assert all(torch.equal(value, weights[name]) for name, value in tiny_pipeline.vqvae.state_dict().items())

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from torch import Tensor
 
 from vargen.base.errors import UserError
@@ -129,8 +130,7 @@ def test_a_stream_may_go_on_in_another_thread(pipeline, elsewhere):
     """As where a server asks for each picture in any thread of a pool."""
     opened = stream(pipeline)
     pictures = [next(opened), elsewhere(next, opened).result(PATIENCE)]
-    with pytest.raises(UserError, match="drawing already"):
-        call(pipeline)
+    refused("drawing already", call, pipeline)
     pictures += opened
     assert is_each_its_own({each.index: each.tokens for each in pictures}, pipeline)
 

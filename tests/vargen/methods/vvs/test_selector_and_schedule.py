@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import raised
 from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft, Selection
@@ -332,8 +333,7 @@ def test_rows_write_only_what_they_have():
     ],
 )
 def test_what_cannot_be_used_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+    raised(ValueError, message, make)
 
 
 def chain_of_certainty(tokens: list[int]) -> Draft:

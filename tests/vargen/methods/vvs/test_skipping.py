@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import raised
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
@@ -218,8 +219,7 @@ def test_nobody_drafts_again_where_nobody_skipped(drafting_pipeline):
 
 
 def test_nothing_behind_a_skip_is_refused(drafting_pipeline):
-    with pytest.raises(ValueError, match="depth_behind_skip must be at least 1"):
-        run(drafting_pipeline, None, depth_behind_skip=0)
+    raised(ValueError, "depth_behind_skip must be at least 1", run, drafting_pipeline, None, depth_behind_skip=0)
 
 
 def test_skipping_without_stand_ins_is_refused(drafting_pipeline):

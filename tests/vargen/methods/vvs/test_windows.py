@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
@@ -17,7 +18,6 @@ from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree
-from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.vvs.schedule import DynamicWindowSchedule, path_likeness
 from vargen.methods.vvs.selector import WindowSelector
@@ -230,5 +230,4 @@ def test_nothing_is_taken_behind_a_guess_that_has_not_settled():
 def test_uniform_skipping_needs_no_codebook(drafting_pipeline, monkeypatch):
     monkeypatch.setattr(drafting_pipeline, "vqvae", None)
     assert make(drafting_pipeline, "vvs-jacobi", {"schedule": "uniform"}).trace.skipped_tokens > 0
-    with pytest.raises(UserError, match="compares the codes of the image tokenizer"):
-        make(drafting_pipeline, "vvs-jacobi", {})
+    refused("compares the codes of the image tokenizer", make, drafting_pipeline, "vvs-jacobi", {})

@@ -6,6 +6,7 @@ import glm_image_models
 import pytest
 import torch
 from glm_image_models import CODES, END
+from refusals import refused
 from target_contract import TargetContract, run
 from torch import Tensor
 from transformers import GlmImageForConditionalGeneration
@@ -143,8 +144,7 @@ def test_what_there_is_none_of_is_refused_in_one_line(model):
     components = GlmImageComponents(model, target, Reuse())
     with pytest.raises(UserError, match="drafter: GLM-Image came without one; train one with `vargen train drafter`"):
         resolve_method("eagle").build(components)
-    with pytest.raises(UserError, match="needs no draft model"):
-        resolve_method("draft-model").build(components)
+    refused("needs no draft model", resolve_method("draft-model").build, components)
     assert components.num_tokens == 10 and components.neighbours(3).shape == (CODES, 3)
 
 

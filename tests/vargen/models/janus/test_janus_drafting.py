@@ -11,6 +11,7 @@ import torch
 from janus_models import PROMPTS
 from PIL import Image
 from random_heads import save_random_head
+from refusals import refused
 
 from vargen.base.errors import UserError
 from vargen.cli import main
@@ -99,8 +100,7 @@ def test_what_does_not_fit_is_refused_by_name(pipeline, head, tmp_path):
             "is not a folder; name one with the files of EagleHead",
         ),
     ):
-        with pytest.raises(UserError, match=message):
-            draw(pipeline, method)
+        refused(message, draw, pipeline, method)
     other = pipeline_of(janus_models.make(codes=41))
     with pytest.raises(UserError, match=r"another model: 40 image tokens, this model has 41"):
         draw(other, resolve_method("eagle", {"drafter": head, **TREE}))

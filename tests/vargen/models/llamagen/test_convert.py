@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import VQModel
-from refusals import refused
+from refusals import raised, refused
 from torch import Tensor
 
 from vargen.base.errors import UserError
@@ -177,10 +177,7 @@ def test_codes_and_images(small_vq_weights):
     assert rounded.dtype == model.dtype == torch.float32 and not torch.equal(rounded, decoded)
     torch.testing.assert_close(rounded, decoded, atol=0.2, rtol=0)
 
-    with pytest.raises(ValueError, match="grid_shape"):
-        decode_codes(model, codes)
-    with pytest.raises(ValueError, match="divisible by 4"):
-        encode_images(model, torch.zeros(1, 3, 10, 12))
+    raised(ValueError, "grid_shape", decode_codes, model, codes)
+    raised(ValueError, "divisible by 4", encode_images, model, torch.zeros(1, 3, 10, 12))
     model.register_to_config(lookup_from_codebook=False)
-    with pytest.raises(ValueError, match="lookup_from_codebook=True"):
-        decode_codes(model, codes, (3, 4))
+    raised(ValueError, "lookup_from_codebook=True", decode_codes, model, codes, (3, 4))

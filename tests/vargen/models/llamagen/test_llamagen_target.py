@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import raised
 from torch import Tensor
 
 from specdecode.kv_cache import StaticKVCache
@@ -106,12 +107,9 @@ def test_guidance_is_that_of_two_models(transformer):
 
 @torch.no_grad()
 def test_what_does_not_fit_is_refused(transformer):
-    with pytest.raises(ValueError, match=r"condition_embeds must be \[batch, length, dim\]"):
-        LlamaGenTarget(transformer, CONDITION[0])
-    with pytest.raises(ValueError, match=r"condition_mask must be \[3, 5\]"):
-        LlamaGenTarget(transformer, CONDITION, MASK[:, :4])
-    with pytest.raises(ValueError, match="kv_cache must fit 6 rows"):
-        build(transformer, kv_cache=StaticKVCache(2, 3, 2, 64, 8))
+    raised(ValueError, r"condition_embeds must be \[batch, length, dim\]", LlamaGenTarget, transformer, CONDITION[0])
+    raised(ValueError, r"condition_mask must be \[3, 5\]", LlamaGenTarget, transformer, CONDITION, MASK[:, :4])
+    raised(ValueError, "kv_cache must fit 6 rows", build, transformer, kv_cache=StaticKVCache(2, 3, 2, 64, 8))
     slots = cache_length(transformer, 5, 8)
     assert build(transformer, kv_cache=StaticKVCache(**cache_sizes(transformer, 6, slots))).kv_cache.max_length == slots
     with pytest.raises(ValueError, match=f"kv_cache must fit 6 rows of {slots} slots"):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llamagen_models import CONDITION_LENGTH, make_model, valid_mask
+from refusals import raised
 from torch import Tensor
 
 from scenes.training.transformer_pass import training_forward
@@ -71,8 +72,7 @@ def test_default_width_of_the_feed_forward_layer():
     ],
 )
 def test_impossible_geometry_is_refused(arguments, named):
-    with pytest.raises(ValueError, match=named):
-        make_model(**arguments)
+    raised(ValueError, named, make_model, **arguments)
 
 
 # Saving ---------------------------------------------------------------------------------------------------------------
@@ -141,8 +141,7 @@ def test_scaled_positions_lie_between_those_of_a_smaller_grid():
     places = torch.arange(64).view(8, 8)[::2, ::2].flatten()
     assert torch.equal(rows[places], plain.rotary_rows.table(torch.device("cpu"))[:-1])
     assert not rows[-1].any()
-    with pytest.raises(ValueError, match="position_scale must be positive"):
-        make_model(position_scale=0.0)
+    raised(ValueError, "position_scale must be positive", make_model, position_scale=0.0)
 
 
 # Rotary positions -----------------------------------------------------------------------------------------------------
@@ -196,8 +195,7 @@ def test_identity_rows_let_image_tokens_choose_among_condition_tokens():
             kv_cache=cache,
         )
         assert bool(cache.keys[0].any()) is not vanish
-    with pytest.raises(ValueError, match="condition_rotary must be one of zero, identity"):
-        make_model(condition_rotary="none")
+    raised(ValueError, "condition_rotary must be one of zero, identity", make_model, condition_rotary="none")
 
 
 # Conditioning ---------------------------------------------------------------------------------------------------------
@@ -212,15 +210,13 @@ def test_class_condition():
     assert torch.equal(model.null_condition(2)[:, 0], model.class_embedding.weight[[7, 7]])
     dropped = model.embed_condition(class_labels=labels, drop=torch.tensor([False, True]))
     assert torch.equal(dropped[0], embeds[0]) and torch.equal(dropped[1], model.null_condition(1)[0])
-    with pytest.raises(ValueError, match="class_labels"):
-        model.embed_condition(caption_embeds=torch.zeros(1, 1, 12))
+    raised(ValueError, "class_labels", model.embed_condition, caption_embeds=torch.zeros(1, 1, 12))
 
 
 def test_class_condition_without_dropout_has_no_null_class():
     model = make_model(condition_type="class", class_dropout_prob=0.0)
     assert model.class_embedding.num_embeddings == 7
-    with pytest.raises(ValueError, match="class_dropout_prob"):
-        model.null_condition(1)
+    raised(ValueError, "class_dropout_prob", model.null_condition, 1)
 
 
 def test_null_caption_is_the_end_of_the_buffer_through_the_projection():
@@ -241,8 +237,7 @@ def test_captions_of_impossible_length(length):
     model = make_model()
     with pytest.raises(ValueError, match="caption_embeds must have 1 to 5 tokens"):
         model.embed_condition(caption_embeds=torch.zeros(1, length, 12))
-    with pytest.raises(ValueError, match="1 to 5"):
-        model.null_condition(1, length)
+    raised(ValueError, "1 to 5", model.null_condition, 1, length)
 
 
 def test_condition_mask_by_definition():
@@ -359,12 +354,9 @@ def test_logits_to_keep_and_types():
 def test_missing_arguments_are_named():
     model = make_model()
     tokens, positions = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long)
-    with pytest.raises(ValueError, match="input_ids"):
-        model(positions=positions)
-    with pytest.raises(ValueError, match="positions"):
-        model(input_ids=tokens)
-    with pytest.raises(ValueError, match="attention_mask"):
-        model(input_ids=tokens, positions=positions, kv_cache=make_cache(model, 1, 4))
+    raised(ValueError, "input_ids", model, positions=positions)
+    raised(ValueError, "positions", model, input_ids=tokens)
+    raised(ValueError, "attention_mask", model, input_ids=tokens, positions=positions, kv_cache=make_cache(model, 1, 4))
     with pytest.raises(IndexError):
         model(input_ids=tokens, positions=positions + 99)
 

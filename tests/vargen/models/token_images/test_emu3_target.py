@@ -6,6 +6,7 @@ import emu3_models
 import pytest
 import torch
 from emu3_models import AWAY, CODES, COLUMNS, PROMPTS, ROWS, Emu3Components, Emu3Target
+from refusals import refused
 from target_contract import TargetContract, p_value, run
 from torch import Tensor
 from transformers import Emu3ForConditionalGeneration
@@ -75,8 +76,7 @@ def test_other_shapes(model, rows, columns):
 def test_the_model_must_name_its_codes(model):
     broken = emu3_models.make()
     del broken.model.vocabulary_mapping.vocab_map["<|visual token 000003|>"]
-    with pytest.raises(UserError, match="model must name each of its 24 codes and the end of a line in vocabulary_map"):
-        vocabulary_of(EMU3, broken)
+    refused("model must name each of its 24 codes and the end of a line in vocabulary_map", vocabulary_of, EMU3, broken)
     with pytest.raises(ValueError, match="negative_input_ids must be given for every prompt where guidance is on"):
         Emu3Target(model, *emu3_models.tokens(PROMPTS), guidance_scale=3.0, **ONES)
 
@@ -220,6 +220,5 @@ def test_a_drafter_that_cannot_be_read_is_named(model, tmp_path):
     drafter.norm2.weight.data[1] = torch.nan
     drafter.save_pretrained(tmp_path / "broken")
     for name, message in (("broken", "norm2.weight are not finite"), ("missing", "missing is not a folder")):
-        with pytest.raises(UserError, match=message):
-            resolve_method("eagle", {"drafter": str(tmp_path / name)}).build(components)
+        refused(message, resolve_method("eagle", {"drafter": str(tmp_path / name)}).build, components)
     assert components.reuse.models == {}

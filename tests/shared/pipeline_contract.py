@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from seeds import seeded
 from torch import Tensor, nn
 
 from specdecode.sampling import Tag, draw_tokens
@@ -80,7 +81,7 @@ def check_known_tokens(
     assert known.shape[0] == 3 and len({tuple(row) for row in (known < 0).tolist()}) == 3
 
     def generators() -> list[torch.Generator]:
-        return [torch.Generator().manual_seed(row) for row in range(3)]
+        return seeded(*range(3))
 
     for temperature in (0.0, 1.0):
         asked = {**settings, "temperature": temperature}
@@ -136,7 +137,7 @@ class PipelineContract:
 
     def draw(self, pipeline: Any, rows: Sequence[int] = (0, 1, 2), seed: int = 1, **settings: Any) -> Any:
         """Pictures of some of the prompts, each with its own seed."""
-        generators = [torch.Generator().manual_seed(seed + row) for row in rows]
+        generators = seeded(*(seed + row for row in rows))
         given = {"generator": generators, "output_type": "latent", **self.arguments, **settings}
         return pipeline([self.prompts[row] for row in rows], **given)
 
@@ -163,9 +164,9 @@ class PipelineContract:
         assert not torch.equal(self.draw(pipeline, seed=9, **settings).tokens, together)
 
     def test_images_per_prompt_follow_each_other(self, pipeline: Any) -> None:
-        generator = [torch.Generator().manual_seed(seed) for seed in range(4)]
+        generator = seeded(*range(4))
         repeated = self.draw(pipeline, [0, 1], num_images_per_prompt=2, generator=generator).tokens
-        generator = [torch.Generator().manual_seed(seed) for seed in range(4)]
+        generator = seeded(*range(4))
         assert torch.equal(repeated, self.draw(pipeline, [0, 0, 1, 1], generator=generator).tokens)
 
     @pytest.mark.parametrize("method", ["ar", "scd"])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from seeds import seeded
 
 FIGURES = ("accepted_lengths", "token_origins", "row_passes", "drafted", "skipped_tokens")
 
@@ -37,7 +38,7 @@ def check_stream(
     arguments["output_type"] = "latent"
 
     def called(part: slice) -> Any:
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds[part]]
+        generators = seeded(*seeds[part])
         return pipeline(prompts[part], generator=generators, **arguments)
 
     together, last = called(slice(None)), called(slice(-1, None))

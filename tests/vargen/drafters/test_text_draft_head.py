@@ -10,6 +10,7 @@ import pytest
 import torch
 from language_models import PAD, ragged_prompts, true_distribution
 from refusals import raised, refused
+from seeds import seeded
 from synthetic import chi_square_p_value
 from transformers import PreTrainedModel
 
@@ -126,7 +127,7 @@ def test_drawn_tokens_are_plain_decodings_whatever_the_clock_says(temperature, d
     for row, drafting in ((0, {"method": "ar"}), (0, {"drafter": drafter}), (2, {"drafter": drafter})):
         result = specdecode.generate(
             model, prompts[0][row:], attention_mask=prompts[1][row:], max_new_tokens=24, temperature=temperature,
-            top_k=9, generator=[torch.Generator().manual_seed(seed) for seed in range(row, 3)],
+            top_k=9, generator=seeded(*range(row, 3)),
             draft_length=draft_length if drafting.get("drafter") else None, **drafting,
         )  # fmt: skip
         tokens = result.sequences[:, prompts[0].shape[1] :]

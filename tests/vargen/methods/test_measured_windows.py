@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from seeds import seeded
 from tiny_pipelines import build_tiny_pipeline
 
 from specdecode.drafters.draft_size import StepCosts
@@ -36,7 +37,7 @@ def sizer_after_drawing(prompts: list[str]) -> Any:
             pipeline(
                 prompts,
                 method=method,
-                generator=[torch.Generator().manual_seed(seed + row) for row in range(len(prompts))],
+                generator=seeded(*(seed + row for row in range(len(prompts)))),
                 output_type="latent",
             )
             for method in ("ar", "jacobi")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from refusals import refused
+from seeds import seeded
 
 from specdecode.roles import TargetOutput
 from vargen.base.errors import UserError
@@ -25,7 +26,7 @@ PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone o
 
 def make(pipeline: LlamaGenPipeline, method: str | MethodConfig, rows: list[int], **kwargs: Any) -> Any:
     return pipeline(
-        [PROMPTS[row] for row in rows], generator=[torch.Generator().manual_seed(100 + row) for row in rows],
+        [PROMPTS[row] for row in rows], generator=seeded(*(100 + row for row in rows)),
         method=method, output_type="latent", **kwargs,
     )  # fmt: skip
 
@@ -117,10 +118,7 @@ def test_class_conditional_models_can_be_drafted_for(drafting_pipeline, tiny_cla
     base.set_progress_bar_config(disable=True)
     base.drafter = drafting_pipeline.drafter
     method = resolve_method("eagle", {"total_tokens": 10, "depth": 3})
-    outputs = [
-        base(class_labels=[1, 2], generator=[torch.Generator().manual_seed(s) for s in (1, 2)], method=m).tokens
-        for m in ("ar", method)
-    ]
+    outputs = [base(class_labels=[1, 2], generator=seeded(1, 2), method=m).tokens for m in ("ar", method)]
     assert torch.equal(*outputs)
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from pipeline_contract import masks
 from refusals import refused
+from seeds import seeded
 from taped_graphs import TapingCompiler
 from tiny_pipelines import build_drafting_pipeline
 
@@ -32,14 +33,8 @@ def _nothing_compiled() -> None:
     torch._dynamo.reset()
 
 
-def generators(seeds: range = range(2)) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
-
-
 def draw(pipeline: Any, method: Any, prompts: list[str] = PROMPTS, **arguments: Any) -> Any:
-    return pipeline(
-        prompts, generator=generators(range(len(prompts))), method=method, output_type="latent", **arguments
-    )
+    return pipeline(prompts, generator=seeded(*range(len(prompts))), method=method, output_type="latent", **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +100,7 @@ def test_a_stream_replaces_rows(shallow_pipeline, is_edit):
         arguments |= {"image": shown, "mask_image": masks(4, 4, 2) * 2}
 
     def drawn() -> list[Any]:
-        pictures = shallow_pipeline.stream(PROMPTS * 3, generator=generators(range(6)), **arguments)
+        pictures = shallow_pipeline.stream(PROMPTS * 3, generator=seeded(*range(6)), **arguments)
         return [each.tokens for each in sorted(pictures, key=lambda each: each.index)]
 
     eager = drawn()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from refusals import refused
+from seeds import seeded
 from taped_graphs import TapingCompiler
 from torch import Tensor
 from torch.nn import functional
@@ -23,10 +24,6 @@ from vargen.pipelines.arguments import finite_logits, random_streams
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
 
 PROMPT, AWAY = "a red cube left of a small blue sphere", "a green cone"
-
-
-def seeded(*seeds: int) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
 def drawn(pipeline: Any, prompt: Any = PROMPT, seeds: tuple[int, ...] = (0,), **arguments: Any) -> Tensor:

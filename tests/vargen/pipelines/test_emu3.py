@@ -1,6 +1,5 @@
 """From text to pictures with Emu3: those of transformers by every method, and one line for what cannot be done."""
 
-from pathlib import Path
 from typing import Any
 
 import emu3_models
@@ -8,32 +7,24 @@ import numpy as np
 import pytest
 import torch
 from emu3_models import AWAY, CODES, COLUMNS, PROMPTS, ROWS, SIZE
+from family_pipelines import build
 from pipeline_contract import PipelineContract
 from random_heads import save_random_head
 from refusals import refused
+from seeds import seeded
 from torch import Tensor
-from transformers import Emu3Processor
 
 from vargen.base.errors import UserError
-from vargen.checkpoints.options import ModelOptions
 from vargen.methods.catalogue import resolve_method
-from vargen.models.description import describe_model
 from vargen.pipelines.emu3 import Emu3Pipeline
-from vargen.pipelines.loading import load_pipeline
 
 METHODS = pytest.mark.parametrize("method", ["jacobi", "gsd"])  # gsd is exact when greedy
-
-
-def build() -> Emu3Pipeline:
-    pipeline = Emu3Pipeline(emu3_models.make(), emu3_models.processor())
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
 
 
 @pytest.fixture(scope="module")
 def pipeline() -> Emu3Pipeline:
     """With a processor; tests must leave it as it is."""
-    return build()
+    return build("emu3")
 
 
 @pytest.fixture(scope="module", params=[3.0, 1.0], ids=["guided", "unguided"])
@@ -44,10 +35,6 @@ def by_transformers(request: pytest.FixtureRequest, pipeline: Emu3Pipeline) -> t
         pictures = pipeline.model.decode_image_tokens(image_tokens=sequences, height=ROWS, width=COLUMNS)
     images = pipeline.processor.postprocess(list(pictures.float()), return_tensors="PIL.Image.Image")["pixel_values"]
     return request.param, sequences, images
-
-
-def seeded(*seeds: int) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
 def codes(pipeline: Emu3Pipeline, prompt: str | list[str], seeds: list[int], **arguments: Any) -> Tensor:
@@ -106,7 +93,7 @@ def test_negative_prompts_follow_their_pictures(pipeline):
 
 
 def test_what_a_call_does_not_say_is_the_models_own_and_then_generates():
-    pipeline = build()
+    pipeline = build("emu3")
     usual = codes(pipeline, PROMPTS, [1, 2, 3])
     stated = {"guidance_scale": 3.0, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "negative_prompt": ""}
     assert torch.equal(codes(pipeline, PROMPTS, [1, 2, 3], **stated), usual)
@@ -135,29 +122,6 @@ def test_heads_draft_lines_that_end_where_they_end(pipeline, head, scale, option
     loose = resolve_method("lantern", {"drafter": head, "delta": 1.0, "num_neighbours": CODES - 1, **options})
     relaxed = pipeline(PROMPTS, temperature=2.0, guidance_scale=scale, method=loose, output_type="latent", **SIZE)
     assert torch.equal(relaxed.tokens == CODES, plain.tokens == CODES) and int(relaxed.images.max()) < CODES
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Files
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in the layout of transformers, as the hub has it; tests must leave it as it is."""
-    folder = tmp_path_factory.mktemp("emu3")
-    emu3_models.make().float().save_pretrained(folder)
-    emu3_models.processor().save_pretrained(folder)
-    return folder
-
-
-def test_a_folder_is_loaded_as_what_its_files_say(saved):
-    told = describe_model(saved)
-    loaded, _, dtype = load_pipeline(told, ModelOptions(model=str(saved), device="cpu"))
-    assert isinstance(loaded, Emu3Pipeline) and isinstance(loaded.processor, Emu3Processor) and dtype == "float32"
-    assert loaded.grid() == (told.grid_size, told.grid_size) == (90, 90) and told.image_size == 720
-    assert [*told.beside_grid] == (loaded.vocabulary.forced_tokens(90, 90, "cpu") >= 0).nonzero()[:, 0].tolist()
-    assert told.num_tokens == pipeline_tokens((90, 90)) and (told.guidance_scale, told.top_k) == (3.0, 50)
-    assert told.resolve_method("scd", None) == loaded.resolve_method("scd")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

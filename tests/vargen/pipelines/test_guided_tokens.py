@@ -10,6 +10,7 @@ import token_image_models
 import torch
 from counted_graphs import CountedGraphs
 from refusals import refused
+from seeds import seeded
 from tiny_pipelines import build_tiny_pipeline
 
 from vargen.methods.catalogue import resolve_method
@@ -62,7 +63,7 @@ def settings_of(family: str) -> dict[str, Any]:
 
 
 def draw(pipeline: Any, family: str, method: Any = "ar", rows: Any = (0, 1, 2), **settings: Any) -> torch.Tensor:
-    prompts, generators = [PROMPTS[row] for row in rows], [torch.Generator().manual_seed(row) for row in rows]
+    prompts, generators = [PROMPTS[row] for row in rows], seeded(*rows)
     return pipeline(prompts, method=method, generator=generators, **{**settings_of(family), **settings}).tokens
 
 
@@ -147,7 +148,7 @@ def test_the_rows_of_a_picture_in_the_prompt_are_left_out(monkeypatch):
 @pytest.mark.parametrize("method", ["jacobi", "vvs-rows"])
 def test_a_stream_draws_the_same(pipeline, family, method):
     """A row that joins has guidance again, while others are behind their last guided token."""
-    generators = [torch.Generator().manual_seed(row) for row in range(3)]
+    generators = seeded(*range(3))
     settings = {**settings_of(family), "guided_tokens": GUIDED, "method": METHODS[method]}
     stream = pipeline.stream(PROMPTS, generator=generators, batch_size=2, continuous=True, **settings)
     drawn = {picture.index: picture.tokens for picture in stream}

@@ -1,32 +1,27 @@
 """From text to pictures with Janus: those of transformers by every method, and one line for what cannot be done."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import janus_models
 import numpy as np
 import pytest
 import torch
+from family_pipelines import build
 from janus_models import PROMPTS
 from pipeline_contract import PipelineContract
 from refusals import refused
+from safetensors.torch import load_file, save_file
+from seeds import seeded
 from torch import Tensor
-from transformers import JanusForConditionalGeneration, JanusProcessor
 
 from vargen.pipelines.janus import JanusPipeline
-
-
-def build() -> JanusPipeline:
-    pipeline = JanusPipeline(janus_models.make(), janus_models.processor())
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
 
 
 @pytest.fixture(scope="module")
 def pipeline() -> JanusPipeline:
     """With a processor; tests must leave it as it is."""
-    return build()
+    return build("janus")
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +43,6 @@ def by_transformers(pipeline: JanusPipeline, tokens_of_prompts: dict[str, Tensor
     return codes, pipeline.processor.postprocess(pictures, return_tensors="pt")["pixel_values"].permute(0, 2, 3, 1)
 
 
-def seeded(*seeds: int) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
-
-
 def codes(pipeline: JanusPipeline, prompt: str | list[str], seeds: list[int], **arguments: Any) -> Tensor:
     return pipeline(prompt, generator=seeded(*seeds), output_type="latent", **arguments).images.flatten(1)
 
@@ -62,14 +53,6 @@ def test_text_becomes_the_tokens_and_pixels_of_transformers(pipeline, by_transfo
     assert torch.equal(output.tokens, by_transformers[0])
     for made, wanted in zip(output.images, by_transformers[1], strict=True):
         assert made.size == (16, 16) and np.array_equal(made, wanted)
-
-
-def test_guidance_may_be_off(pipeline, tokens_of_prompts):
-    wanted = janus_models.without_guidance(
-        pipeline.model, tokens_of_prompts["input_ids"], tokens_of_prompts["attention_mask"]
-    )
-    output = pipeline(PROMPTS, temperature=0, guidance_scale=1.0, method="scd", output_type="latent")
-    assert torch.equal(output.tokens, wanted)
 
 
 def test_skipping_needs_no_drafter(pipeline):
@@ -98,7 +81,7 @@ def test_tokens_may_be_given_instead_of_prompts(pipeline, tokens_of_prompts, by_
 
 
 def test_what_a_call_does_not_say_is_as_generate_takes_it():
-    pipeline = build()
+    pipeline = build("janus")
     assert torch.equal(
         codes(pipeline, PROMPTS, [1, 2, 3]),
         codes(pipeline, PROMPTS, [1, 2, 3], guidance_scale=5.0, temperature=1.0, top_k=50, top_p=1.0),
@@ -113,47 +96,21 @@ def test_what_a_call_does_not_say_is_as_generate_takes_it():
 # Files
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in the layout of transformers, as the hub has it; tests must leave it as it is."""
-    folder = tmp_path_factory.mktemp("janus")
-    janus_models.make().save_pretrained(folder)
-    janus_models.processor().save_pretrained(folder)
-    return folder
-
-
-def test_a_folder_is_loaded_and_saved_in_the_layout_of_transformers(pipeline, saved, tmp_path):
-    loaded = JanusPipeline.from_pretrained(saved, dtype=torch.float64)
-    loaded.set_progress_bar_config(disable=True)
-    assert isinstance(loaded.processor, JanusProcessor) and not loaded.model.training
-    assert torch.equal(codes(loaded, PROMPTS, [1, 2, 3]), codes(pipeline, PROMPTS, [1, 2, 3]))
-    loaded.save_pretrained(tmp_path)
-    assert JanusForConditionalGeneration.from_pretrained(tmp_path).config.model_type == "janus"
-
-
-def copied(saved: Path, folder: Path) -> Path:
-    for path in saved.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    return folder
-
-
-def test_a_folder_without_a_processor_serves_tokens(saved, tmp_path):
-    for name in ("config.json", "generation_config.json", "model.safetensors"):
-        (tmp_path / name).write_bytes((saved / name).read_bytes())
+def test_a_folder_without_a_processor_serves_tokens(tmp_path):
+    janus_models.make().save_pretrained(tmp_path)
     assert JanusPipeline.from_pretrained(tmp_path).processor is None
 
 
-def test_folders_that_cannot_draw_are_refused(saved, tmp_path, tiny_model_folder):
-    from safetensors.torch import load_file, save_file
-
-    load = JanusPipeline.from_pretrained
-    folder = copied(saved, tmp_path)
+def test_folders_that_cannot_draw_are_refused(tmp_path, tiny_model_folder):
+    load, folder = JanusPipeline.from_pretrained, janus_models.save(tmp_path)
+    stored = (folder / "model.safetensors").read_bytes()
+    refused("cannot be loaded .*; name a folder, or try again", load, "nobody/no-such-janus", local_files_only=True)
     refused("config.json is missing; name a folder that holds a model of transformers", load, tiny_model_folder)
     weights = load_file(folder / "model.safetensors")
     text_only = {name: value for name, value in weights.items() if "generation" not in name and "vqmodel" not in name}
     save_file(text_only, folder / "model.safetensors", {"format": "pt"})
     refused(r"lacks \d+ weights of a JanusForConditionalGeneration, such as model.generation_aligner", load, folder)
-    (folder / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes()[:-1000])
+    (folder / "model.safetensors").write_bytes(stored[:-1000])
     refused(r"cannot be loaded \(.*\); copy or download it again", load, folder)
     (folder / "model.safetensors").unlink()
     refused(r"cannot be loaded \(.*no file named.*\); copy or download it again", load, folder)
@@ -162,16 +119,6 @@ def test_folders_that_cannot_draw_are_refused(saved, tmp_path, tiny_model_folder
     refused("holds a model of type 'emu3', where one of type 'janus' is needed", load, folder)
     (folder / "config.json").write_text("{")
     refused("cannot be loaded", load, folder)
-
-
-def test_a_name_that_cannot_be_reached_is_refused():
-    name = "nobody/no-such-janus"
-    refused(
-        r"cannot be loaded .*; name a folder, or try again with a network",
-        JanusPipeline.from_pretrained,
-        name,
-        local_files_only=True,
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -205,13 +152,13 @@ class TestJanus(PipelineContract):
 
 
 def test_a_model_that_cannot_be_served_is_refused(pipeline):
-    broken = build()
+    broken = build("janus")
     broken.processor.chat_template = None
     refused("prompt needs a processor with a chat template", broken, PROMPTS)
-    broken = build()
+    broken = build("janus")
     broken.model.train()
     refused(r"must be in evaluation mode; call model.eval\(\)", broken, PROMPTS)
-    broken = build()
+    broken = build("janus")
     broken.model.generation_config.pad_token_id = None
     refused(r"guidance_scale must be at most 1 .* lacks pad_token_id", broken, PROMPTS)
     refused("model must be a JanusForConditionalGeneration, got Linear", JanusPipeline, torch.nn.Linear(2, 2))

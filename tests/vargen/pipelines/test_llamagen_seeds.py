@@ -6,6 +6,7 @@ import pytest
 import torch
 from pipeline_contract import PipelineContract, masks
 from refusals import refused
+from seeds import seeded
 from tiny_pipelines import build_drafting_pipeline, build_tiny_pipeline
 
 from vargen.methods.catalogue import resolve_method
@@ -14,10 +15,6 @@ from vargen.pipelines.arguments import DrawSettings
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on sand", "two cones"]
-
-
-def seeded(*seeds: int) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
 def codes(pipeline: LlamaGenPipeline, prompt: str | list[str], seeds: list[int], **arguments: object) -> torch.Tensor:

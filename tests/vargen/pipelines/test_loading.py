@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import emu3_models
 import glm_image_models
 import pytest
-from transformers import GlmImageProcessor
 
 import vargen
 from vargen.checkpoints.options import ModelOptions
 from vargen.models.description import describe_model
-from vargen.pipelines.glm_image import GlmImagePriorPipeline
 from vargen.pipelines.loading import load_pipeline, pipeline_class
 
 FAMILIES = ("llamagen", "janus", "glm_image", "emu3")
@@ -45,13 +44,19 @@ def test_no_other_family_is_imported(family):
         }
 
 
-def test_a_folder_of_glm_image_tells_what_its_pipeline_knows(tmp_path):
-    pipe = glm_image_models.make(kind=GlmImageProcessor)
-    pipe.vision_language_encoder.float()
-    pipe.save_pretrained(tmp_path)
-    told = describe_model(tmp_path)
+@pytest.mark.parametrize(
+    ("models", "family", "sizes", "usual"),
+    [(glm_image_models, "glm_image", (1024, 32, 1280), None), (emu3_models, "emu3", (720, 90, 90 * 91 - 1), 3.0)],
+)
+def test_a_folder_tells_what_its_pipeline_knows(models, family, sizes, usual, tmp_path):
+    told = describe_model(models.save(tmp_path))
     pipeline, device, dtype = load_pipeline(told, ModelOptions(model=str(tmp_path), device="cpu"))
-    assert type(pipeline) is pipeline_class("glm_image") is GlmImagePriorPipeline
-    assert (device, dtype, told.image_size, told.grid_size, told.num_tokens) == ("cpu", "float32", 1024, 32, 1280)
-    assert pipeline._size(None, None, None) == (told.image_size, told.image_size)
+    assert type(pipeline) is pipeline_class(family) and pipeline.processor is not None
+    assert (device, dtype) == ("cpu", "float32") and (told.image_size, told.grid_size, told.num_tokens) == sizes
     assert told.resolve_method("scd", None) == pipeline.resolve_method("scd")
+    assert (told.guidance_scale, told.top_k) == (usual, 50)
+    if family == "emu3":
+        assert pipeline.grid() == (told.grid_size, told.grid_size)
+        assert [*told.beside_grid] == (pipeline.vocabulary.forced_tokens(90, 90, "cpu") >= 0).nonzero()[:, 0].tolist()
+    else:
+        assert pipeline._size(None, None, None) == (told.image_size, told.image_size)

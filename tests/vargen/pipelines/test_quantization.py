@@ -10,11 +10,11 @@ import janus_models
 import pytest
 import torch
 from refusals import refused
+from seeds import seeded
 from tiny_pipelines import build_tiny_pipeline
 from torch import Tensor, nn
 
 from specdecode.kernels.quantized import Int4Linear, Int8Linear
-from vargen.base.errors import UserError
 from vargen.checkpoints.options import ModelOptions
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import open_model
@@ -34,24 +34,11 @@ def copied(own_kernels: None, drafting_pipeline: LlamaGenPipeline) -> LlamaGenPi
     return pipeline
 
 
-@pytest.fixture
-def quantized(copied: LlamaGenPipeline) -> LlamaGenPipeline:
-    """A LlamaGen in int8."""
-    return copied.quantize()
-
-
-def draw(
-    pipeline: Any,
-    method: str,
-    temperature: float,
-    count: int = 2,
-    size: dict[str, int] | None = None,
-    **options: object,
-) -> Tensor:
-    generators = [torch.Generator().manual_seed(3 + row) for row in range(count)]
+def draw(pipeline: Any, method: str, temperature: float, count: int = 2, size: Any = (), **options: object) -> Tensor:
+    generators = seeded(*(3 + row for row in range(count)))
     settings: dict[str, Any] = {"generator": generators, "temperature": temperature, "output_type": "latent"}
     prompts = [*PROMPTS, "two cones"][:count]
-    return pipeline(prompts, method=resolve_method(method, options), **settings, **(size or {})).tokens
+    return pipeline(prompts, method=resolve_method(method, options), **settings, **dict(size)).tokens
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), [(torch.float32, "int8"), (torch.bfloat16, "int8-dynamic")])
@@ -195,19 +182,12 @@ def test_every_family_is_loaded_in_int8(own_kernels, save, tmp_path):
 
 
 def test_where_nothing_is_gained_it_is_refused(drafting_pipeline, own_kernels, tiny_model_folder, monkeypatch):
-    with pytest.raises(UserError, match="runs in vargen's own kernels, which need a CPU, not cuda:0; models of"):
-        check_quantization("int8", torch.device("cuda:0"), "bfloat16")
-    with pytest.raises(UserError, match="quantization int8 goes with dtype float32 or bfloat16, got float16"):
-        check_quantization("int8", torch.device("cpu"), "float16")
-    with pytest.raises(
-        UserError, match="quantization must be one of int8, int8-dynamic, int4, got 'nf4'; from_pretrained does"
-    ):
-        drafting_pipeline.quantize("nf4")
+    gpu, cpu = torch.device("cuda:0"), torch.device("cpu")
+    refused("runs in vargen's own kernels, which need a CPU, not cuda:0; ", check_quantization, "int8", gpu, "bfloat16")
+    refused("int8 goes with dtype float32 or bfloat16, got float16", check_quantization, "int8", cpu, "float16")
+    refused("quantization must be .* int8, int8-dynamic, int4, got 'nf4'; from_p", drafting_pipeline.quantize, "nf4")
     refused("parts must be among decoder, drafts, got 'head'", drafting_pipeline.quantize, parts=["head"])
-    with pytest.raises(
-        UserError, match="draft_quantization must be one of int8, int8-dynamic, int4, got 'torchao-int8'"
-    ):
-        ModelOptions(draft_quantization="torchao-int8")
+    refused("draft_quantization must be one of .*, got 'torchao-int8'", ModelOptions, draft_quantization="torchao-int8")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     options = ModelOptions(str(tiny_model_folder), quantization="bitsandbytes-8bit")
     refused(r"bitsandbytes-8bit cannot be used with .* llamagen; it takes int8 or int8-d", open_model, options)

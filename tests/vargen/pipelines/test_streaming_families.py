@@ -6,6 +6,7 @@ import family_pipelines
 import pytest
 import torch
 from random_heads import save_random_head
+from seeds import seeded
 from streamed import check_stream, streamed
 
 from vargen.methods.catalogue import resolve_method
@@ -42,10 +43,6 @@ def head(family: str, pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -
     return save_random_head(tmp_path_factory.mktemp("head"), target.vocab_size, grid_size=5, dim=dim)
 
 
-def draw(pipeline: Any, **arguments: Any) -> list[Any]:
-    return streamed(pipeline, PROMPTS, SEEDS, output_type="latent", **arguments)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "scale"), [*((*each, 4.0) for each in METHODS), (*METHODS[1], 1.0)], ids=str
 )
@@ -55,32 +52,12 @@ def test_a_picture_of_a_stream_is_that_of_its_seed(family, pipeline, head, name,
     check_stream(pipeline, PROMPTS, SEEDS, 2, **arguments)
 
 
-def test_places_are_taken_at_once_and_fixed_batches_wait(family, pipeline):
-    passes = {}
-    for continuous in (True, False):
-        seen: list[list[int | None]] = []
-        pictures = draw(
-            pipeline,
-            batch_size=2,
-            method=resolve_method("scd", {"window": 5}),
-            continuous=continuous,
-            callback_on_step_end=lambda made_by, step, lengths, tensors, seen=seen: seen.append(tensors["pictures"]),
-            **FAMILIES[family],
-        )
-        passes[continuous] = [picture.trace.accepted_lengths for picture in pictures]
-        beside = {frozenset(each) - {None} for each in seen}
-        assert ({2, 3} in beside) if not continuous else any(len(each) == 2 and each != {0, 1} for each in beside)
-        assert {number for each in beside for number in each} == set(range(5))
-    assert passes[True] == passes[False]
-
-
 def test_a_negative_prompt_stays_with_its_picture():
     pipeline = family_pipelines.build("emu3")
     away = ["the rain", "", "a red cat runs on sand", "a dog", ""]
-    pictures = draw(pipeline, batch_size=2, negative_prompt=away, **FAMILIES["emu3"])
+    settings = {"output_type": "latent", **FAMILIES["emu3"]}
+    pictures = streamed(pipeline, PROMPTS, SEEDS, batch_size=2, negative_prompt=away, **settings)
     for seed, prompt, negative, picture in zip(SEEDS, PROMPTS, away, pictures, strict=True):
-        generator = torch.Generator().manual_seed(seed)
-        alone = pipeline(
-            prompt, negative_prompt=negative, generator=generator, output_type="latent", **FAMILIES["emu3"]
-        )
+        (generator,) = seeded(seed)
+        alone = pipeline(prompt, negative_prompt=negative, generator=generator, **settings)
         assert torch.equal(picture.image, alone.images[0])

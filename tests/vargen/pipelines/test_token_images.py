@@ -3,7 +3,7 @@
 import base64
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from PIL import Image
 from pipeline_contract import PipelineContract, check_known_tokens
 from refusals import refused
+from seeds import seeded
 from token_image_models import CODES, GRIDS, PROMPTS
 from torch import Tensor
 
@@ -63,10 +64,6 @@ def pixels(pipeline: TokenImagePipeline, grid: tuple[int, int]) -> dict[str, int
     return {"height": grid[0] * side, "width": grid[1] * side}
 
 
-def seeds(numbers: Iterable[int]) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(seed) for seed in numbers]
-
-
 def draw(
     pipeline: TokenImagePipeline,
     prompts: list[str],
@@ -77,7 +74,7 @@ def draw(
     """Codes of these prompts, or of these alone among them, each with its number as its seed."""
     numbers = rows or range(len(prompts))
     sizes = {} if grid is None else pixels(pipeline, grid)
-    settings = {"generator": seeds(numbers), "output_type": "latent", **sizes, **arguments}
+    settings = {"generator": seeded(*numbers), "output_type": "latent", **sizes, **arguments}
     return pipeline([prompts[number] for number in numbers], **settings)
 
 
@@ -85,12 +82,9 @@ def draw(
 # Exact methods
 
 
-ALL_SIZES = {"height": [rows for rows, _ in GRIDS], "width": [columns for _, columns in GRIDS]}
-
-
 def every_size(pipeline: TokenImagePipeline) -> dict[str, list[int]]:
     """Arguments for a picture of each of `GRIDS`."""
-    return {name: [pipeline.family.sizes.pixels_a_code * side for side in each] for name, each in ALL_SIZES.items()}
+    return {name: [pixels(pipeline, grid)[name] for grid in GRIDS] for name in ("height", "width")}
 
 
 @pytest.mark.parametrize("scale", [None, 1.0], ids=["guided", "unguided"])
@@ -127,7 +121,7 @@ def test_a_seeds_picture_is_the_same_whatever_is_drawn_beside_it(pipeline, metho
     settings: dict[str, Any] = {"temperature": 1.0, "method": resolve_method(method, BESIDE[method])}
     together = draw(pipeline, PROMPTS, **every_size(pipeline), **settings)
     sizes = every_size(pipeline)
-    queue = pipeline.stream(PROMPTS, generator=seeds(range(3)), batch_size=2, output_type="latent", **sizes, **settings)
+    queue = pipeline.stream(PROMPTS, generator=seeded(0, 1, 2), batch_size=2, output_type="latent", **sizes, **settings)
     finished = list(queue)
     assert sorted(each.index for each in finished) == [0, 1, 2]
     for each in finished:
@@ -423,7 +417,7 @@ def test_a_scale_decays_as_in_lumina_mgpt_2():
         made = draw(decaying, ["a dog"], GRIDS[2], temperature=0, method=method, guidance_scale=20.0)
         assert made.tokens[0].tolist() == drawn
     sizes, settings = every_size(pipeline), {"guidance_scale": 20.0, "method": "ar", "output_type": "latent"}
-    queue = decaying.stream(PROMPTS, generator=seeds(range(3)), batch_size=2, **sizes, **settings)
+    queue = decaying.stream(PROMPTS, generator=seeded(0, 1, 2), batch_size=2, **sizes, **settings)
     for each in [*queue]:
         alone = draw(decaying, PROMPTS, GRIDS[each.index], [each.index], **settings)
         assert torch.equal(alone.images[0], each.image), "each picture's scale decays by its own size"

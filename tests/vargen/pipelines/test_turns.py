@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import refused
+from seeds import seeded
 from torch import Tensor
 
 from vargen.base.errors import UserError
@@ -47,7 +48,7 @@ def call(pipeline: Any, number: int = 0, scale: float = SCALE, **arguments: Any)
 
 
 def stream(pipeline: Any, scale: float = SCALE, **arguments: Any) -> Any:
-    generators = [torch.Generator().manual_seed(number) for number in range(len(PROMPTS))]
+    generators = seeded(*range(len(PROMPTS)))
     settings = {"batch_size": 2, "guidance_scale": scale, "method": "jacobi", "output_type": "latent", **arguments}
     return iter(pipeline.stream(PROMPTS, generator=generators, **settings))
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from seeds import seeded
 from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft
@@ -59,7 +60,7 @@ def test_the_likeness_of_a_first_child_is_its_own_probability_where_codes_are_no
 
 
 def make(pipeline: LlamaGenPipeline, method: str, options: dict[str, Any]) -> Any:
-    generators = [torch.Generator().manual_seed(row) for row in range(3)]
+    generators = seeded(*range(3))
     prompts = ["a red cube", "two cones", "a small blue sphere"]
     return pipeline(prompts, generator=generators, method=resolve_method(method, options), output_type="latent")
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from refusals import refused
+from seeds import seeded
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
@@ -29,7 +30,7 @@ VOCAB, WINDOW = 24, 6
 
 
 def make(pipeline: LlamaGenPipeline, method: str, options: dict[str, Any], **kwargs: Any) -> Any:
-    generators = [torch.Generator().manual_seed(100 + row) for row in range(3)]
+    generators = seeded(*(100 + row for row in range(3)))
     settled = resolve_method(method, options)
     return pipeline(PROMPTS, generator=generators, method=settled, output_type="latent", **kwargs)
 

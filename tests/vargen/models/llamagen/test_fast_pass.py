@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from llamagen_models import CONDITION_LENGTH, make_model, valid_mask
+from seeds import seeded
 from torch import Tensor, nn
 
 from specdecode.roles import TargetOutput
@@ -131,7 +132,7 @@ def test_exact_methods_draw_the_tokens_of_plain_decoding_in_half_precision(
     prompts = ["a red cube", "a small shiny blue sphere left of a large green cone on sand", "two cones"][:batch]
 
     def draw(method: str, **options: object) -> Tensor:
-        generators = [torch.Generator().manual_seed(seed) for seed in range(3, 3 + batch)]
+        generators = seeded(*range(3, 3 + batch))
         settings = {"generator": generators, "temperature": temperature, "output_type": "latent"}
         return drafting_pipeline(prompts, method=resolve_method(method, options), **settings).tokens
 

@@ -1,6 +1,7 @@
 """Weights, logits and pixels that are no numbers end a run in one line that says where they were found."""
 
 import emu3_models
+import family_pipelines
 import glm_image_models
 import pytest
 import torch
@@ -79,18 +80,11 @@ def test_other_families_are_looked_at_too(models, kind, file, tmp_path):
     refused(r"the weights \S+ are not finite in float32; copy the file", kind.from_pretrained, tmp_path)
 
 
-def test_pixels_of_emu3_that_are_none_name_the_picture():
-    pipeline = Emu3Pipeline(emu3_models.make())
+@pytest.mark.parametrize("family", ["emu3", "glm_image"])
+def test_pixels_of_other_families_that_are_none_name_the_picture(family):
+    pipeline, asked = family_pipelines.build(family), {"num_inference_steps": 1} if family == "glm_image" else {}
+    decoder = pipeline.model.model.vqmodel.decoder if family == "emu3" else pipeline.vae.decoder
     with torch.no_grad():
-        pipeline.model.model.vqmodel.decoder.conv_out.bias.fill_(torch.nan)
+        decoder.conv_out.bias.fill_(torch.nan)
     with pytest.raises(NotFiniteError, match="picture 1 of the batch has pixels that are not finite"):
-        pipeline.decode_tokens(torch.zeros(2, 3, 4, dtype=torch.int64))
-
-
-def test_pixels_of_glm_image_that_are_none_name_the_picture():
-    pipeline = GlmImagePriorPipeline.from_pipe(glm_image_models.make())
-    pipeline.set_progress_bar_config(disable=True)
-    with torch.no_grad():
-        pipeline.vae.decoder.conv_out.bias.fill_(torch.nan)
-    with pytest.raises(NotFiniteError, match="picture 1 of the batch has pixels that are not finite"):
-        pipeline("a dog", height=64, width=96, num_inference_steps=1)
+        pipeline("a dog", method="ar", **family_pipelines.SIZES[family], **asked)

@@ -4,6 +4,7 @@ import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -37,21 +38,9 @@ def put(cache: Path, commit: str, content: str, *references: str) -> Path:
     return snapshot
 
 
-@pytest.mark.parametrize(
-    ("model", "wanted"),
-    [
-        (NAME, True),
-        ("deepseek-community/Janus-Pro-1B", True),
-        ("janus", False),
-        ("./models/janus", False),
-        ("/models/janus", False),
-        ("~/janus", False),
-        ("models/of/mine", False),
-        (None, False),
-    ],
-)
-def test_a_hub_name_has_an_owner_and_is_no_path(model, wanted):
-    assert is_hub_name(model) is wanted
+def test_a_hub_name_has_an_owner_and_is_no_path():
+    assert is_hub_name(NAME) and is_hub_name("deepseek-community/Janus-Pro-1B")
+    assert not any(map(is_hub_name, ("janus", "./models/janus", "/models/janus", "~/janus", "models/of/mine", None)))
 
 
 def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
@@ -74,15 +63,9 @@ def test_another_cache_is_looked_into_and_a_token_shown(offline_cache, tmp_path,
     assert find_files(NAME, cache_dir=tmp_path / "mine", local_files_only=True).samefile(snapshot)
     with pytest.raises(UserError, match="cannot be reached to fetch it; leave out local_files_only, or name a folder"):
         find_files(NAME, local_files_only=True)
-    asked: list[dict[str, Any]] = []
-
-    def download(name: str, **arguments: Any) -> str:
-        asked.append(arguments)
-        return str(snapshot)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download := Mock(return_value=str(snapshot)))
     find_files(NAME, token="hf_mine")
-    assert asked[0]["token"] == "hf_mine"
+    assert download.call_args.kwargs["token"] == "hf_mine"
 
 
 def test_without_network_and_cache_there_is_one_line(offline_cache):
@@ -108,44 +91,32 @@ class CarrierError(errors.HfHubHTTPError.__bases__[0]):  # type: ignore[misc, va
         (of_the_hub(errors.RevisionNotFoundError), "revision: somebody/tiny-janus has no 'v3' on the hub"),
         (errors.LocalEntryNotFoundError("x"), "the hub cannot be reached to fetch it; connect, or name a folder"),
         (of_the_hub(errors.LocalEntryNotFoundError, snapshot_path="x"), "was not fetched whole, and the hub cannot be"),
-        (
-            CarrierError("peer closed\nthe rest"),
-            r"was interrupted \(peer closed the rest\); the same command continues",
-        ),
+        (CarrierError("peer closed\nthe rest"), r"was interrupted \(peer closed the rest\); the same command cont"),
         (OSError("Consistency check failed"), "was interrupted .*the same command continues the download"),
         (errors.HFValidationError("x"), "is neither a folder nor a name that the hub allows"),
     ],
 )
 def test_what_goes_wrong_with_the_hub_is_one_line(raised, message, monkeypatch):
-    def download(name: str, **arguments: Any) -> str:
-        assert name == NAME and arguments["revision"] == "v3"
-        raise raised
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download := Mock(side_effect=raised))
     refused(message, find_files, NAME, "v3")
+    assert download.call_args.args == (NAME,) and download.call_args.kwargs["revision"] == "v3"
 
 
 def test_a_full_disk_and_an_interrupt_stay_what_they_are(monkeypatch):
-    raised: list[BaseException] = [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: raise_(raised.pop(0)))
-    with pytest.raises(OSError, match="No space left"):
-        find_files(NAME)
-    with pytest.raises(KeyboardInterrupt, match="not fetched whole yet; the same command continues the download"):
-        find_files(NAME)
-
-
-def raise_(error: BaseException) -> None:
-    raise error
+    for error, match in (
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left"),
+        (KeyboardInterrupt(), "not fetched whole yet; the same command continues the download"),
+    ):
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=error))
+        with pytest.raises(type(error), match=match):
+            find_files(NAME)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"device": "cuda", "device_map": "auto"}, "device cannot be given beside device_map"),
-        (
-            {"quantization": "int3"},
-            "quantization must be one of int8, int8-dynamic, int4, bitsandbytes-8bit, .*, or a mapping, got 'int3'",
-        ),
+        ({"quantization": "int3"}, "quantization must be one of int8, .*bitsandbytes-8bit, .* mapping, got 'int3'"),
         ({"quantization": {"load_in_4bit": True}}, "quantization.quant_method must be one of bitsandbytes, torchao"),
         ({"quantization": "torchao-int8"}, "quantization needs torchao, which is not installed; run pip install"),
         ({"quantization": "bitsandbytes-4bit"}, "quantization needs bitsandbytes, which is not installed; run pip"),
@@ -165,6 +136,6 @@ def test_quantization_is_that_of_transformers(monkeypatch):
     assert type(eight).__name__ == "BitsAndBytesConfig" and eight.load_in_8bit and not eight.load_in_4bit
     four = quantization_config({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"})
     assert four.load_in_4bit and four.bnb_4bit_quant_type == "nf4"
-    with pytest.raises(UserError, match="quantization: BitsAndBytesConfig has no 'load_in_3bit'; it has: bnb_4bit"):
-        quantization_config({"quant_method": "bitsandbytes", "load_in_3bit": True})
-    refused("quantization: ", quantization_config, {"quant_method": "bitsandbytes", "load_in_4bit": "yes"})
+    unknown = "BitsAndBytesConfig has no 'load_in_3bit'; it has: bnb_4bit"
+    for asked, said in (({"load_in_3bit": True}, unknown), ({"load_in_4bit": "yes"}, "")):
+        refused(f"quantization: {said}", quantization_config, {"quant_method": "bitsandbytes", **asked})

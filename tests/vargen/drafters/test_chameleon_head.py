@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from published_drafters import DIM, HEAD_DIM, HEADS, WIDTH, published_forward, published_weights, write_published
-from refusals import refused
+from refusals import raised, refused
 from torch import Tensor
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 from watching_eagle import Watching
@@ -164,10 +164,10 @@ def test_first_children_are_those_of_the_published_form(tmp_path, guidance_scale
 def test_a_drafter_of_another_model_is_refused():
     target = CodesTarget(tiny_model(), 1.0, 1)
     sizes: dict[str, Any] = {"dim": DIM, "num_attention_heads": HEADS, "intermediate_size": WIDTH, "vocab_size": VOCAB}
-    for change, message in (
-        ({"vocab_size": 32}, "vocabulary of 32 tokens, this model has 31"),
-        ({"dim": 32}, "32 channels"),
+    for name, size, message in (
+        ("vocab_size", 32, "vocabulary of 32 tokens, this model has 31"),
+        ("dim", 32, "32 channels"),
     ):
-        refused(message, ChameleonDraftHead, ChameleonHead(**sizes | change).eval(), target, 4)
-    with pytest.raises(ValueError, match="dim must be num_attention_heads times an even number"):
-        ChameleonHead(**sizes | {"num_attention_heads": 16})
+        refused(message, ChameleonDraftHead, ChameleonHead(**sizes | {name: size}).eval(), target, 4)
+    sizes["num_attention_heads"] = 16
+    raised(ValueError, "dim must be num_attention_heads times an even number", ChameleonHead, **sizes)

@@ -21,7 +21,6 @@ from specdecode.drafters.eagle import EagleDrafter
 from specdecode.kernels.quantized import quantization_of
 from specdecode.sampling import SamplingConfig
 from specdecode.targets.transformers import TransformersTarget
-from vargen.base.errors import UserError
 from vargen.drafters.target_states import are_alike
 from vargen.drafters.text_draft_head import TextDrafter, TextDraftHead, describe_states, load_text_drafter
 from vargen.drafters.text_head import TextHead, TextRotary
@@ -41,6 +40,12 @@ def head_of(
     return torch.nn.Module.to(head, model.dtype).eval().requires_grad_(False)
 
 
+def said(model: PreTrainedModel, prompts: tuple[torch.Tensor, torch.Tensor], count: int, **options: Any) -> Any:
+    """What `generate` gives, so many new tokens."""
+    usual = {"attention_mask": prompts[1], "max_new_tokens": count, "pad_token_id": PAD}
+    return specdecode.generate(model, prompts[0], **usual, **options)
+
+
 @pytest.mark.parametrize("architecture", language_models.ARCHITECTURES)
 def test_greedy_tokens_are_those_of_transformers(architecture):
     model, prompts = language_models.make(architecture), ragged_prompts(2)
@@ -48,10 +53,7 @@ def test_greedy_tokens_are_those_of_transformers(architecture):
     accepted = 0
     for layers, tokens, length in (([1, 2, 3], 40, None), ([1, 3], None, 1), (None, 40, 7)):
         drafter = TextDrafter(head_of(model, layers, tokens), model)
-        result = specdecode.generate(
-            model, prompts[0], attention_mask=prompts[1], drafter=drafter, max_new_tokens=24, draft_length=length,
-            pad_token_id=PAD,
-        )  # fmt: skip
+        result = said(model, prompts, 24, drafter=drafter, draft_length=length)
         assert torch.equal(result.sequences, wanted)
         accepted += sum(map(sum, result.trace.accepted_lengths))
     assert accepted > 5, "drafting must have been of use here"
@@ -71,10 +73,7 @@ def test_the_kernels_and_the_modules_draft_alike(own_kernels):
         if kernels == "plain":
             assert served and all(each is not None for each in served), "or nothing is compared"
             drafter.network.fast_pass.run = lambda *given, **named: None  # type: ignore[method-assign]
-        result = specdecode.generate(
-            model, prompts[0], attention_mask=prompts[1], drafter=drafter, max_new_tokens=20, kernels=kernels,
-            pad_token_id=PAD, draft_length=4,
-        )  # fmt: skip
+        result = said(model, prompts, 20, drafter=drafter, kernels=kernels, draft_length=4)
         passes.append((result.sequences.tolist(), result.trace.accepted_lengths))
     assert passes[0] == passes[1]
 
@@ -83,8 +82,7 @@ def test_copies_take_turns_with_guesses_and_the_head_reads_them(monkeypatch):
     """A head guesses behind copied tokens what it guesses behind its own, and every way is taken."""
     model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(2)
     drafter = TextDrafter(head_of(model, [1, 2, 3]), model)
-    options: dict[str, Any] = {"attention_mask": prompts[1], "max_new_tokens": 40, "pad_token_id": PAD}
-    wanted = specdecode.generate(model, prompts[0], method="ar", **options).sequences
+    wanted = said(model, prompts, 40, method="ar").sequences
     guesses: dict[str, dict[tuple[int, int], torch.Tensor]] = {"alone": {}, "in turns": {}}
     feed, run, ways = EagleDrafter._feed_waiting, "alone", Counter[str]()
 
@@ -96,7 +94,7 @@ def test_copies_take_turns_with_guesses_and_the_head_reads_them(monkeypatch):
 
     monkeypatch.setattr(EagleDrafter, "_feed_waiting", fed)
     for length in (1, 2):
-        specdecode.generate(model, prompts[0], drafter=drafter, draft_length=length, **options)
+        said(model, prompts, 40, drafter=drafter, draft_length=length)
     run, turns = "in turns", iter("cccpccgcgpgg" * 9)
 
     class InTurns(CopyOrGuessDrafter):
@@ -110,7 +108,7 @@ def test_copies_take_turns_with_guesses_and_the_head_reads_them(monkeypatch):
             return super().propose(state)
 
     monkeypatch.setitem(specdecode.generate.__globals__, "CopyOrGuessDrafter", InTurns)
-    result = specdecode.generate(model, prompts[0], drafter=drafter, **options)
+    result = said(model, prompts, 40, drafter=drafter)
     assert torch.equal(result.sequences, wanted)
     both = guesses["alone"].keys() & guesses["in turns"].keys()
     assert len(both) > 8 and ways.keys() >= set("cpg")
@@ -125,11 +123,9 @@ def test_drawn_tokens_are_plain_decodings_whatever_the_clock_says(temperature, d
     model, prompts = language_models.make("llama", dtype=torch.float32), ragged_prompts(2)
     drafter, lengths, wanted = TextDrafter(head_of(model, [1, 2, 3]), model), [], torch.empty(0)
     for row, drafting in ((0, {"method": "ar"}), (0, {"drafter": drafter}), (2, {"drafter": drafter})):
-        result = specdecode.generate(
-            model, prompts[0][row:], attention_mask=prompts[1][row:], max_new_tokens=24, temperature=temperature,
-            top_k=9, generator=seeded(*range(row, 3)),
-            draft_length=draft_length if drafting.get("drafter") else None, **drafting,
-        )  # fmt: skip
+        length = draft_length if drafting.get("drafter") else None
+        drawn = {"temperature": temperature, "top_k": 9, "generator": seeded(*range(row, 3)), "draft_length": length}
+        result = said(model, (prompts[0][row:], prompts[1][row:]), 24, **drawn, **drafting)
         tokens = result.sequences[:, prompts[0].shape[1] :]
         wanted = tokens if "method" in drafting else wanted
         assert torch.equal(tokens, wanted[row:])
@@ -180,23 +176,19 @@ def test_a_folder_keeps_a_head_and_its_model_is_recognised(tmp_path, torch_lines
     )
     head.register_to_config(target_states=describe_states(model, (1, 2, 3)))
     head.save_pretrained(tmp_path)
-    options: dict[str, Any] = {"attention_mask": prompts[1], "max_new_tokens": 16, "pad_token_id": PAD}
-    options["draft_length"] = 4
-    before = specdecode.generate(model, prompts[0], drafter=TextDrafter(head, model), **options)
+    before = said(model, prompts, 16, drafter=TextDrafter(head, model), draft_length=4)
     loaded = load_text_drafter(tmp_path, model)
     assert loaded.network.draft_ids.tolist() == list(range(17, 47))
     assert not any("embed" in name for name in loaded.network.state_dict()), "what is lent is not kept"
-    after = specdecode.generate(model, prompts[0], drafter=loaded, **options)
+    after = said(model, prompts, 16, drafter=loaded, draft_length=4)
     assert torch.equal(before.sequences, after.sequences)
     assert before.trace.accepted_lengths == after.trace.accepted_lengths
 
     other = language_models.make("llama", seed=1, dtype=torch.float32)
-    with pytest.raises(UserError, match="drafter was trained for another model: the hidden states of this one are not"):
-        load_text_drafter(tmp_path, other)
-    with pytest.raises(ValueError, match="drafter was loaded for another model; load it with this one"):
-        specdecode.generate(other, prompts[0], drafter=loaded)
-    with pytest.raises(UserError, match=r"drafter was trained for another model: 48 .*tokens, this model has 40"):
-        load_text_drafter(tmp_path, language_models.make("llama", vocab_size=40))
+    smaller = language_models.make("llama", vocab_size=40)
+    refused("another model: the hidden states of this one are not", load_text_drafter, tmp_path, other)
+    raised(ValueError, "loaded for another model; load it with this", said, other, prompts, 1, drafter=loaded)
+    refused("was trained for another model: 48 .*tokens, this model has 40", load_text_drafter, tmp_path, smaller)
     refused("is not a folder", load_text_drafter, tmp_path / "nowhere", model)
 
 
@@ -206,9 +198,8 @@ def test_a_loaded_head_of_bfloat16_has_eight_bits_too(tmp_path, own_kernels):
     head_of(model, [1, 2, 3]).save_pretrained(tmp_path)
     drafter = load_text_drafter(tmp_path, model)
     assert drafter.network.rounded and drafter.network.dtype == torch.bfloat16
-    options: dict[str, Any] = {"attention_mask": prompts[1], "max_new_tokens": 12, "pad_token_id": PAD}
-    wanted = specdecode.generate(model, prompts[0], method="ar", **options).sequences
-    result = specdecode.generate(model, prompts[0], drafter=drafter, draft_length=3, **options)
+    wanted = said(model, prompts, 12, method="ar").sequences
+    result = said(model, prompts, 12, drafter=drafter, draft_length=3)
     assert torch.equal(result.sequences, wanted) and result.trace.mean_accepted_length > 0
 
 
@@ -230,10 +221,9 @@ def test_a_loaded_head_has_eight_bits_and_guesses_nearly_the_same(tmp_path, own_
         wide = torch.randn(5, 3 * model.config.hidden_size, generator=torch.Generator().manual_seed(1))
         error = loaded.network.fused(wide) - head.fused(wide)
         assert 0 < error.norm() < 0.03 * head.fused(wide).norm()
-    options: dict[str, Any] = {"attention_mask": prompts[1], "max_new_tokens": 16, "pad_token_id": PAD}
-    wanted = specdecode.generate(model, prompts[0], method="ar", **options).sequences
+    wanted = said(model, prompts, 16, method="ar").sequences
     for drafter in (exact, loaded):
-        result = specdecode.generate(model, prompts[0], drafter=drafter, draft_length=3, **options)
+        result = said(model, prompts, 16, drafter=drafter, draft_length=3)
         assert torch.equal(result.sequences, wanted) and result.trace.mean_accepted_length > 0.05
     raised(ValueError, "a model in int8 cannot be saved", loaded.network.save_pretrained, tmp_path / "rounded")
 
@@ -306,7 +296,11 @@ def test_logits_of_chosen_tokens_are_the_models_own():
 
 def test_sizes_that_do_not_fit_are_named():
     raised(ValueError, "dim must be num_attention_heads times an even number", TextHead, dim=10, num_attention_heads=2)
-    with pytest.raises(ValueError, match=r"draft_vocab_size must lie between 1 and vocab_size \(9\), got 10"):
-        TextHead(dim=8, num_attention_heads=2, vocab_size=9, draft_vocab_size=10)
-    with pytest.raises(ValueError, match="feature_layers must be two layers or more"):
-        TextHead(dim=8, num_attention_heads=2, feature_layers=[3])
+    for message, settings in (
+        (
+            r"draft_vocab_size must lie between 1 and vocab_size \(9\), got 10",
+            {"vocab_size": 9, "draft_vocab_size": 10},
+        ),
+        ("feature_layers must be two layers or more", {"feature_layers": [3]}),
+    ):
+        raised(ValueError, message, TextHead, dim=8, num_attention_heads=2, **settings)

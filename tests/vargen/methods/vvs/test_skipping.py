@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import raised
+from synthetic import decoded
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
@@ -14,8 +15,7 @@ from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import DecodeResult
 from specdecode.roles import DecodeState, Draft, Schedule, Selection
-from specdecode.runs.new_run import new_run
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.sampling import SamplingConfig
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.transformer_layers import condition_attention_mask
 from vargen.methods.vvs.feature_cache import FeatureCache
@@ -86,14 +86,7 @@ def run(
         head, SHAPES[shape], FixedDraftSize(SIZE), "sampled" if shape == "sampled" else "top", feature_reuse=features,
         refresh=refresh, depth_behind_skip=depth_behind_skip,
     )  # fmt: skip
-    result = new_run(
-        target,
-        max_new_tokens=16,
-        sampling=SamplingConfig(),
-        streams=RandomStreams.from_seeds([1, 2, 3]),
-        drafter=drafter,
-        schedule=schedule,
-    ).finish()
+    result = decoded(target, 16, SamplingConfig(), [1, 2, 3], drafter=drafter, schedule=schedule)
     return Run(result, target, drafter, features, condition, mask)
 
 
@@ -225,12 +218,5 @@ def test_nothing_behind_a_skip_is_refused(drafting_pipeline):
 def test_skipping_without_stand_ins_is_refused(drafting_pipeline):
     done = run(drafting_pipeline, None)
     drafter = EagleDrafter(done.drafter.head, SHAPES["dynamic"], FixedDraftSize(SIZE))
-    with pytest.raises(ValueError, match=r"schedule needs .* but `skipping` of EagleDrafter is None"):
-        new_run(
-            done.target,
-            max_new_tokens=16,
-            sampling=SamplingConfig(),
-            streams=RandomStreams.from_seeds([1, 2, 3]),
-            drafter=drafter,
-            schedule=Pattern([[True] * 3]),
-        ).finish()
+    players = {"drafter": drafter, "schedule": Pattern([[True] * 3])}
+    raised(ValueError, "schedule needs .* but `skipping` of EagleDrafter is None", decoded, done.target, 16, **players)

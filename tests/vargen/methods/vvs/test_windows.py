@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from refusals import refused
 from seeds import seeded
+from synthetic import decoded
 from torch import Tensor
 
 from specdecode.drafters.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import COUPLINGS, JacobiDrafter
 from specdecode.roles import DecodeState, Draft, Schedule, Selection, TargetOutput, Verdict
-from specdecode.runs.new_run import new_run
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree
@@ -29,10 +29,9 @@ PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone o
 VOCAB, WINDOW = 24, 6
 
 
-def make(pipeline: LlamaGenPipeline, method: str, options: dict[str, Any], **kwargs: Any) -> Any:
-    generators = seeded(*(100 + row for row in range(3)))
-    settled = resolve_method(method, options)
-    return pipeline(PROMPTS, generator=generators, method=settled, output_type="latent", **kwargs)
+def make(pipeline: LlamaGenPipeline, method: str, options: dict[str, Any], rows: int = 3) -> Any:
+    settled, generators = resolve_method(method, options), seeded(*range(100, 100 + rows))
+    return pipeline(PROMPTS[:rows], generator=generators, method=settled, output_type="latent")
 
 
 @dataclass
@@ -70,14 +69,8 @@ def test_what_is_not_skipped_is_what_the_target_says(drafting_pipeline, steps, c
     condition = transformer.embed_condition(caption_embeds=embeds.double())
     common: dict[str, Any] = {"guidance_scale": guidance_scale, "max_draft_nodes": 15}
     drafter = JacobiDrafter(VOCAB, FixedDraftSize(DraftSize(WINDOW + 1, WINDOW)), "random", coupling)
-    result = new_run(
-        LlamaGenTarget(transformer, condition, mask, **common),
-        max_new_tokens=16,
-        sampling=SamplingConfig(temperature=0),
-        streams=RandomStreams.from_seeds([1, 2, 3]),
-        drafter=drafter,
-        schedule=Pattern(steps),
-    ).finish()
+    target = LlamaGenTarget(transformer, condition, mask, **common)
+    result = decoded(target, 16, seeds=[1, 2, 3], drafter=drafter, schedule=Pattern(steps))
     trace, origins = result.trace, result.trace.token_origins
     assert [len(row) for row in origins] == trace.row_tokens == [16, 16, 16]
     taken = [sum(step["skipped"][row] for step in trace.steps) for row in range(3)]
@@ -120,12 +113,7 @@ def test_skipping_saves_passes_and_is_counted(drafting_pipeline, options):
     assert output.tokens.shape == (3, 16) and trace.row_tokens == [16, 16, 16]
     assert 0 < trace.skipped_tokens <= options.get("max_skip", 4) * trace.skipped_steps
     assert trace.target_passes < make(drafting_pipeline, "scd", {"window": WINDOW}).trace.target_passes
-    alone = drafting_pipeline(
-        PROMPTS[:1],
-        generator=[torch.Generator().manual_seed(100)],
-        method=resolve_method("vvs-jacobi", {**window, **options}),
-        output_type="latent",
-    )
+    alone = make(drafting_pipeline, "vvs-jacobi", {**window, **options}, rows=1)
     assert torch.equal(alone.tokens[0], output.tokens[0])
 
 

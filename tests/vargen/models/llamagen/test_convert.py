@@ -79,27 +79,21 @@ def test_grouped_heads_are_recognised(official_transformer_shapes):
     assert config["num_key_value_heads"] == 2
 
 
-def test_unpublished_geometry_needs_the_number_of_heads(small_class_weights):
-    refused("num_attention_heads must be given", infer_transformer_config, small_class_weights)
-    refused("num_attention_heads must divide", infer_transformer_config, small_class_weights, 5)
-
-
-@pytest.mark.parametrize("heads", [0, 5, 16, 32])
-def test_heads_without_rotary_pairs_are_refused(small_class_weights, heads):
-    with pytest.raises(UserError, match=rf"num_attention_heads must divide the width 32 .* got {heads}\.$"):
-        infer_transformer_config(small_class_weights, heads)
-
-
-@pytest.mark.parametrize("rows", [16, 32, 40, 32 + 2 * 3 * 8, 32 + 2 * 8 * 8])
-def test_rows_that_are_no_heads_are_refused(small_class_weights, rows):
-    key = "layers.0.attention.wqkv.weight"
-    with pytest.raises(UserError, match=rf"{key} of {rows} rows, .* 4 heads of 8; give another num_attention_heads"):
-        infer_transformer_config(small_class_weights | {key: torch.zeros(rows, 32)}, 4)
-
-
-def test_a_layer_that_nobody_has_is_refused(small_class_weights):
-    with pytest.raises(UserError, match="transformer has a layer 99999999"):
-        infer_transformer_config(small_class_weights | {"layers.99999999.ffn_norm.weight": torch.zeros(32)}, 4)
+def test_geometry_that_nobody_has_is_refused(small_class_weights):
+    rows, layer = "layers.0.attention.wqkv.weight", "layers.99999999.ffn_norm.weight"
+    heads = "num_attention_heads must divide the width 32 .* got {}[.]$"
+    of_rows = f"{rows} of {{}} rows, .* 4 heads of 8; give another num_attention_heads"
+    cases = [
+        (None, {}, "num_attention_heads must be given"),
+        *((each, {}, heads.format(each)) for each in (0, 5, 16, 32)),
+    ]
+    for count in (16, 32, 40, 32 + 2 * 3 * 8, 32 + 2 * 8 * 8):
+        cases.append((4, {rows: torch.zeros(count, 32)}, of_rows.format(count)))
+    cases.append((4, {layer: torch.zeros(32)}, "transformer has a layer 99999999"))
+    for num_heads, changed, message in cases:
+        refused(message, infer_transformer_config, small_class_weights | changed, num_heads)
+    del small_class_weights["cls_embedding.embedding_table.weight"]
+    refused("neither class nor caption", infer_transformer_config, small_class_weights, 4)
 
 
 def test_fused_matrices_keep_their_order(small_class_weights):
@@ -124,11 +118,6 @@ def test_only_the_rotary_table_may_be_surplus(small_text_weights):
         refused("lacks", load_transformer, incomplete, config)
     with pytest.raises(UserError, match=r"another size, such as lm_head.weight: \(41, 32\) instead of \(40, 32\)"):
         load_transformer(small_text_weights | {"output.weight": torch.zeros(41, 32)}, config)
-
-
-def test_unconditional_files_are_refused(small_class_weights):
-    del small_class_weights["cls_embedding.embedding_table.weight"]
-    refused("neither class nor caption", infer_transformer_config, small_class_weights, 4)
 
 
 # Tokenizer ------------------------------------------------------------------------------------------------------------

@@ -254,49 +254,32 @@ def test_a_part_that_is_converted_between_two_passes_is_left_to_the_modules(serv
     assert sum(served) == 1
 
 
+CONDITION_PLACES = torch.full((1, CONDITION_LENGTH), -1)
+
+
 @torch.no_grad()
-def test_tokens_and_places_of_another_type_are_what_the_modules_make_of_them(served, monkeypatch):
+def condition_pass(model: LlamaGenTransformer, positions: Tensor = CONDITION_PLACES, **asked: Any) -> Any:
+    target, square = make_target(model), torch.ones(1, 1, CONDITION_LENGTH, CONDITION_LENGTH, dtype=torch.bool)
+    cached = {"kv_cache": target.kv_cache, "kv_length": CONDITION_LENGTH, "attention_mask": square.tril()}
+    return model(inputs_embeds=target._condition_embeds, positions=positions, **cached, **asked)
+
+
+def test_tokens_and_places_of_another_type_are_what_the_modules_make_of_them(served):
     model = make_model()
-
-    def logits(positions: Tensor, logits_to_keep: int = 0) -> Tensor:
-        target = make_target(model)
-        return model(
-            inputs_embeds=target._condition_embeds,
-            positions=positions,
-            attention_mask=torch.ones(1, 1, CONDITION_LENGTH, CONDITION_LENGTH, dtype=torch.bool).tril(),
-            kv_cache=target.kv_cache,
-            kv_length=CONDITION_LENGTH,
-            logits_to_keep=logits_to_keep,
-        ).logits
-
-    positions = torch.full((1, CONDITION_LENGTH), -1)
-    expected = logits(positions)
+    expected = condition_pass(model).logits
     assert sum(served) == 1
-    torch.testing.assert_close(logits(positions.int()), expected)
+    torch.testing.assert_close(condition_pass(model, CONDITION_PLACES.int()).logits, expected)
     assert sum(served) == 1
-    assert torch.equal(logits(positions, CONDITION_LENGTH + 9), expected)  # as a slice of too many takes all
-    assert sum(served) == 2
+    wide = condition_pass(model, logits_to_keep=CONDITION_LENGTH + 9).logits  # as a slice of too many takes all
+    assert torch.equal(wide, expected) and sum(served) == 2
 
 
-@torch.no_grad()
 def test_states_of_several_layers_are_those_of_the_modules(served, monkeypatch):
     model = make_model()
-
-    def features() -> Tensor:
-        target = make_target(model)
-        return model(
-            inputs_embeds=target._condition_embeds,
-            positions=torch.full((1, CONDITION_LENGTH), -1),
-            attention_mask=torch.ones(1, 1, CONDITION_LENGTH, CONDITION_LENGTH, dtype=torch.bool).tril(),
-            kv_cache=target.kv_cache,
-            kv_length=CONDITION_LENGTH,
-            feature_layers=(1, 2),
-        ).features
-
-    fast = features()
+    fast = condition_pass(model, feature_layers=(1, 2)).features
     assert sum(served) == 1 and fast.shape[-1] == 64
     monkeypatch.setenv("VARGEN_KERNELS", "plain")
-    torch.testing.assert_close(fast, features(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(fast, condition_pass(model, feature_layers=(1, 2)).features, rtol=1e-4, atol=1e-5)
 
 
 def test_a_slot_that_does_not_exist_is_an_error(own_kernels):

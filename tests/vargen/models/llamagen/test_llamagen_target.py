@@ -1,5 +1,7 @@
 """LlamaGenTarget as the loop sees it: trees, rows of different length, rollback, guidance."""
 
+from typing import Any
+
 import pytest
 import torch
 from refusals import raised
@@ -25,14 +27,8 @@ def transformer(tiny_pipeline: LlamaGenPipeline) -> LlamaGenTransformer:
 def build(
     transformer: LlamaGenTransformer, rows: slice = ALL, guidance_scale: float = 3.0, **arguments: object
 ) -> LlamaGenTarget:
-    return LlamaGenTarget(
-        transformer,
-        CONDITION[rows],
-        MASK[rows],
-        guidance_scale=guidance_scale,
-        max_draft_nodes=8,
-        **arguments,  # type: ignore[arg-type]
-    )
+    asked: Any = {"guidance_scale": guidance_scale, "max_draft_nodes": 8, **arguments}
+    return LlamaGenTarget(transformer, CONDITION[rows], MASK[rows], **asked)
 
 
 def without_a_cache(transformer: LlamaGenTransformer, row: int, tokens: Tensor, guidance_scale: float) -> Tensor:
@@ -117,9 +113,5 @@ def test_what_does_not_fit_is_refused(transformer):
     target = build(transformer)
     target.prefill()
     many = target.kv_cache.max_length  # while rows are short there is room for more than `max_draft_nodes`
-    with pytest.raises(ValueError, match="at most max_draft_nodes"):
-        target.forward(
-            torch.zeros(3, many, dtype=torch.long),
-            torch.eye(many, dtype=torch.bool).expand(3, -1, -1),
-            torch.zeros(3, many, dtype=torch.long),
-        )
+    tokens, mask = torch.zeros(3, many, dtype=torch.long), torch.eye(many, dtype=torch.bool).expand(3, -1, -1)
+    raised(ValueError, "at most max_draft_nodes", target.forward, tokens, mask, tokens)

@@ -77,9 +77,10 @@ def test_gradients_reach_the_encoder(tokenizer, text_encoder):
 
 
 @torch.no_grad()
-def test_cleaning_is_decided_by_argument_or_config(tokenizer, text_encoder):
+def test_cleaning_is_decided_by_argument_or_config(tokenizer, text_encoder, tmp_path):
+    """It is applied twice: one pass takes one mark off the front."""
     untidy, tidy = "A <b>RED</b> cube, visit www.cubes.com", "a red cube, visit"
-    assert clean_captions([untidy]) == [tidy]
+    assert clean_captions([untidy, "_,a cube"]) == [tidy, "a cube"]
     plain = encode_text(tokenizer, text_encoder, [untidy], 20)[0]
     cleaned = encode_text(tokenizer, text_encoder, [untidy], 20, clean_caption=True)[0]
     assert torch.equal(cleaned, encode_text(tokenizer, text_encoder, [tidy], 20)[0])
@@ -87,17 +88,8 @@ def test_cleaning_is_decided_by_argument_or_config(tokenizer, text_encoder):
     text_encoder.config.clean_caption = True
     assert torch.equal(encode_text(tokenizer, text_encoder, [untidy], 20)[0], cleaned)
     assert torch.equal(encode_text(tokenizer, text_encoder, [untidy], 20, clean_caption=False)[0], plain)
-
-
-def test_the_cleaning_flag_is_saved_with_the_encoder(text_encoder, tmp_path):
-    text_encoder.config.clean_caption = True
     text_encoder.save_pretrained(tmp_path)
     assert T5EncoderModel.from_pretrained(tmp_path).config.clean_caption is True
-
-
-def test_cleaning_is_applied_twice():
-    """One pass takes one mark off the front."""
-    assert clean_captions(["_,a cube"]) == ["a cube"]
 
 
 def test_cleaning_refuses_to_do_half(monkeypatch):

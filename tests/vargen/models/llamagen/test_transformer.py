@@ -31,28 +31,20 @@ def make_cache(model: LlamaGenTransformer, batch_size: int, max_length: int) -> 
 # Geometry -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("size", "condition_type", "parameters"),
-    [
-        ("B", "class", 110_888_448),
-        ("L", "class", 342_910_976),
-        ("XL", "class", 774_699_520),
-        ("XXL", "class", 1_410_972_672),
-        ("3B", "class", 3_096_659_200),
-        ("1B", "class", 1_199_616_000),
-        ("XXXL", "class", 3_893_027_840),
-        ("7B", "class", 6_614_589_440),
-        ("B", "text", 112_282_368),
-        ("L", "text", 345_031_680),
-        ("XL", "text", 777_678_080),
-        ("XXL", "text", 1_414_940_160),
-        ("3B", "text", 3_110_249_600),
-    ],
-)
-def test_published_sizes(size, condition_type, parameters):
+MILLIONS = {"B": 110.888448, "L": 342.910976, "XL": 774.699520, "XXL": 1410.972672, "3B": 3096.659200}
+MILLIONS |= {"1B": 1199.616000, "XXXL": 3893.027840, "7B": 6614.589440}
+MILLIONS_FOR_TEXT = {"B": 112.282368, "L": 345.031680, "XL": 777.678080, "XXL": 1414.940160, "3B": 3110.249600}
+PUBLISHED = [
+    *((size, "class", each) for size, each in MILLIONS.items()),
+    *((size, "text", each) for size, each in MILLIONS_FOR_TEXT.items()),
+]
+
+
+@pytest.mark.parametrize(("size", "condition_type", "millions"), PUBLISHED)
+def test_published_sizes(size, condition_type, millions):
     with torch.device("meta"):
         model = LlamaGenTransformer(**LLAMAGEN_SIZES[size], condition_type=condition_type, grid_size=24)
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert sum(parameter.numel() for parameter in model.parameters()) == round(millions * 1e6)
     assert model.head_dim == {"3B": 100, "7B": 128}.get(size, 64)
     assert model.config.condition_length == (1 if condition_type == "class" else 120)
 
@@ -85,7 +77,8 @@ def test_save_and_load(tmp_path):
     constructor = inspect.signature(LlamaGenTransformer.__init__).parameters.keys() - {"self"}
     assert constructor <= config.keys()
     assert config["condition_length"] == CONDITION_LENGTH
-
+    defaults = make_model(intermediate_size=None, multiple_of=16).config
+    assert (defaults.num_key_value_heads, defaults.intermediate_size) == (4, 96), "written as they were resolved"
     loaded = LlamaGenTransformer.from_pretrained(tmp_path)
     assert not loaded.training
     assert loaded.state_dict().keys() == model.state_dict().keys()
@@ -95,18 +88,13 @@ def test_save_and_load(tmp_path):
     assert "null_caption_embeds" not in dict(loaded.named_parameters())
 
 
-def test_defaults_are_written_resolved():
-    config = make_model(intermediate_size=None, multiple_of=16).config
-    assert config.num_key_value_heads == 4
-    assert config.intermediate_size == 96
-
-
-@pytest.mark.parametrize("argument", ["torch_dtype", "dtype"])
-def test_rotary_table_stays_exact_in_bf16(tmp_path, argument):
+def test_rotary_table_stays_exact_in_bf16(tmp_path):
+    """Also under a default of bfloat16, in which weights are loaded."""
     make_model().save_pretrained(tmp_path)
-    loaded = LlamaGenTransformer.from_pretrained(tmp_path, **{argument: torch.bfloat16})
+    names = ("torch_dtype", "dtype")
+    loaded = [LlamaGenTransformer.from_pretrained(tmp_path, **{name: torch.bfloat16}) for name in names]
     exact = build_rotary_table(4, 8)
-    for model in (loaded, make_model().to(torch.bfloat16), make_model().bfloat16()):
+    for model in (*loaded, make_model().to(torch.bfloat16), make_model().bfloat16()):
         assert model.lm_head.weight.dtype == torch.bfloat16
         rows = model.rotary_rows(torch.arange(-1, 16)[None])
         assert rows.dtype == torch.float32
@@ -115,24 +103,13 @@ def test_rotary_table_stays_exact_in_bf16(tmp_path, argument):
         assert torch.equal(model.rotary_rows(torch.arange(16)[None])[0, :, 0], exact[:-1])
 
 
-def test_rotary_table_under_a_bf16_default():
-    exact = build_rotary_table(4, 8)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        assert torch.equal(build_rotary_table(4, 8), exact)
-    finally:
-        torch.set_default_dtype(before)
-
-
 def test_rotary_table_follows_the_device_and_serves_training_after_inference():
-    model = make_model()
+    model, place = make_model(), torch.tensor([[3]])
     with torch.inference_mode():
-        model.rotary_rows(torch.zeros(1, 1, dtype=torch.long))
-    assert not model.rotary_rows(torch.zeros(1, 1, dtype=torch.long)).is_inference()
-    assert model.rotary_rows(torch.zeros(1, 1, dtype=torch.long, device="meta")).is_meta
-    assert not model.rotary_rows(torch.zeros(1, 1, dtype=torch.long)).is_meta
-    assert torch.equal(copy.deepcopy(model).rotary_rows(torch.tensor([[3]])), model.rotary_rows(torch.tensor([[3]])))
+        model.rotary_rows(place)
+    assert not model.rotary_rows(place).is_inference()
+    assert model.rotary_rows(place.to("meta")).is_meta and not model.rotary_rows(place).is_meta
+    assert torch.equal(copy.deepcopy(model).rotary_rows(place), model.rotary_rows(place))
 
 
 def test_scaled_positions_lie_between_those_of_a_smaller_grid():
@@ -211,12 +188,9 @@ def test_class_condition():
     dropped = model.embed_condition(class_labels=labels, drop=torch.tensor([False, True]))
     assert torch.equal(dropped[0], embeds[0]) and torch.equal(dropped[1], model.null_condition(1)[0])
     raised(ValueError, "class_labels", model.embed_condition, caption_embeds=torch.zeros(1, 1, 12))
-
-
-def test_class_condition_without_dropout_has_no_null_class():
-    model = make_model(condition_type="class", class_dropout_prob=0.0)
-    assert model.class_embedding.num_embeddings == 7
-    raised(ValueError, "class_dropout_prob", model.null_condition, 1)
+    without_null = make_model(condition_type="class", class_dropout_prob=0.0)
+    assert without_null.class_embedding.num_embeddings == 7
+    raised(ValueError, "class_dropout_prob", without_null.null_condition, 1)
 
 
 def test_null_caption_is_the_end_of_the_buffer_through_the_projection():
@@ -363,12 +337,8 @@ def test_missing_arguments_are_named():
 
 def test_dropout_is_for_training_only():
     model = make_model(token_dropout=0.5, residual_dropout=0.5, ffn_dropout=0.5)
-    tokens, positions = torch.randint(0, 29, (1, 6)), torch.arange(6)[None]
+    given = {"input_ids": torch.randint(0, 29, (1, 6)), "positions": torch.arange(6)[None]}
     with torch.no_grad():
-        assert torch.equal(
-            model(input_ids=tokens, positions=positions).logits, model(input_ids=tokens, positions=positions).logits
-        )
+        assert torch.equal(model(**given).logits, model(**given).logits)
         model.train()
-        assert not torch.equal(
-            model(input_ids=tokens, positions=positions).logits, model(input_ids=tokens, positions=positions).logits
-        )
+        assert not torch.equal(model(**given).logits, model(**given).logits)

@@ -20,8 +20,7 @@ from transformers.generation import (
 
 from specdecode.drafters.forced_tokens import ForcedTokensDrafter
 from specdecode.roles import TargetOutput
-from specdecode.runs.new_run import new_run
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.sampling import SamplingConfig
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
@@ -96,15 +95,9 @@ def test_lines_end_where_they_end_and_nowhere_else(model, method, window):
     target = build(model, 3.0, nodes=settings.max_draft_nodes(14))
     players = settings.build(Emu3Components(model, target, Reuse()))
     assert players.drafter is not None
-    result = new_run(
-        target,
-        max_new_tokens=target.max_new_tokens,
-        sampling=SamplingConfig(temperature=3.0),
-        streams=RandomStreams.from_seeds(range(3)),
-        drafter=ForcedTokensDrafter(players.drafter, target.forced_tokens, target.vocab_size),
-        verifier=players.verifier,
-        schedule=players.schedule,
-    ).finish()
+    drafter = ForcedTokensDrafter(players.drafter, target.forced_tokens, target.vocab_size)
+    judged = {"verifier": players.verifier, "schedule": players.schedule}
+    result = run(target, drafter, SamplingConfig(temperature=3.0), **judged)
     assert method != "vvs-jacobi" or result.trace.skipped_tokens > 0
     assert torch.equal(result.tokens == CODES, (target.forced_tokens >= 0).expand(3, -1))
 

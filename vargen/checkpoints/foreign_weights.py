@@ -35,13 +35,11 @@ def load_weights_only(path: Path, argument: str) -> Any:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=in_zip_container)
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         if "unsupported global" in str(error).lower():  # torch writes it in two ways
             raise UserError(
                 f"{argument} must hold weights only, but {path} holds other objects too; download it again."
             ) from error
-        raise UserError(f"{argument}: {path} is truncated or not a .pt file; download it again.") from error
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         raise UserError(f"{argument}: {path} is truncated or not a .pt file; download it again.") from error
 
 

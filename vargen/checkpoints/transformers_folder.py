@@ -108,11 +108,6 @@ def load_processor(source: str | os.PathLike[str], processor_class: type[Process
         ) from error
 
 
-def read_family(source: str | os.PathLike[str], **kwargs: Any) -> str | None:
-    """The name of a model's family in config.json; None if there is no name. Raises UserError as `read_config`."""
-    return read_config(source, **kwargs).get("model_type")
-
-
 def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]:
     """The content of config.json. Raises UserError where there is none that can be read."""
     folder = folder_of(source, kwargs)
@@ -174,7 +169,7 @@ def folder_of(source: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> Path
 
 def check_family(source: str | os.PathLike[str], model_type: str | None, **kwargs: Any) -> None:
     """Refuse a model of another family, and other files. Raises UserError."""
-    found = read_family(source, **kwargs)
+    found = read_config(source, **kwargs).get("model_type")
     if found != model_type:
         raise UserError(f"{source} holds a model of type {found!r}, where one of type {model_type!r} is needed")
 

@@ -90,6 +90,18 @@ class GuessingRowsConfig(RowMethodConfig):
     guesses: int = option(2, least=1, most=MAX_DRAFT)
     """Tokens guessed ahead in every row. A row guesses no further than the row above is known."""
 
+    @property
+    @abstractmethod
+    def _rule(self) -> dict[str, Any]:
+        """Options of `RowWindows` that say when a row's tokens stand."""
+
+    def _order(self, lines: Lines | MixedGrids) -> RowWindows:
+        from specdecode.grid.row_windows import RowWindows
+
+        columns = lines.line_length
+        guesses = min(self.guesses, columns - 1)
+        return RowWindows(lines, self._opening(columns), guesses, of_length=self.columns, **self._rule)
+
     def _opening(self, columns: int) -> Window:
         """After how many tokens of a row the next one opens, of rows of `self.columns`, or else of `columns`."""
         return min(self.usual_opening, self.columns or columns) if self.opens_after == AUTO else self.opens_after

@@ -9,15 +9,10 @@ they are random tokens. The order of places is `specdecode.grid.row_windows`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vargen.methods.base import SearchSpace
 from vargen.methods.grid import GuessingRowsConfig
-
-if TYPE_CHECKING:
-    from specdecode.grid.mixed_grids import MixedGrids
-    from specdecode.grid.positions import Lines
-    from specdecode.grid.row_windows import RowWindows
 
 
 @dataclass(frozen=True)
@@ -31,17 +26,9 @@ class PJDConfig(GuessingRowsConfig):
     adaptive: bool = False
     """A row goes on once two passes in a row draw the same first token, as in `zipar`. Not in the paper."""
 
-    def _order(self, lines: Lines | MixedGrids) -> RowWindows:
-        from specdecode.grid.row_windows import RowWindows
-
-        columns = lines.line_length
-        return RowWindows(
-            lines,
-            self._opening(columns),
-            min(self.guesses, columns - 1),
-            self.adaptive,
-            of_length=self.columns,
-        )
+    @property
+    def _rule(self) -> dict[str, Any]:
+        return {"confirm_first": self.adaptive}
 
     @classmethod
     def search(cls, space: SearchSpace) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from vargen.checkpoints.options import OWN_QUANTIZATION, ModelOptions
 from vargen.checkpoints.source import SETTINGS, find_files, is_hub_name
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import UNTRAINED, check_own_settings, resolve_method
-from vargen.models.picture_size import Grid, asked_grid
+from vargen.models.picture_size import Grid, asked_grid, grid_of_ratio
 from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES, check_not_refused, find_family, recognised
 from vargen.models.token_images.description import References, Sizes, TokenImageFamily
 from vargen.models.token_images.emu3 import EMU3
@@ -124,7 +125,9 @@ class ModelDescription:
         if self.sizes is not None:
             grid = self.sizes.grid(height, width, ratio)
         else:
-            grid = asked_grid(height, width, ratio, self.image_size**2, self.image_size // self.grid_size)
+            side = self.image_size // self.grid_size
+            of_ratio = partial(grid_of_ratio, area=self.image_size**2, pixels_a_token=side)
+            grid = asked_grid(height, width, ratio, side, of_ratio)
         return self._at(grid)
 
     def _at(self, grid: Grid) -> ModelDescription:

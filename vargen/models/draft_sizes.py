@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -161,11 +161,14 @@ def _read(identity: str) -> tuple[StepCosts, dict[DraftSize, float]] | None:
         return None
 
 
+_remove_leftovers_once = cache(remove_leftovers)  # of a folder, in a process: factors are written again and again
+
+
 def _write(identity: str, costs: StepCosts, factors: Mapping[DraftSize, float]) -> None:
     try:
         path = _path(identity)
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(path.parent)
+        _remove_leftovers_once(path.parent)
         listed = [[size.total_tokens, size.depth, factor] for size, factor in factors.items()]
         write_atomic(path, json.dumps({**vars(costs), "factors": listed}) + "\n")
     except (UserError, OSError):

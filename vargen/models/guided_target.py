@@ -14,48 +14,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdecode.loop import DelayedRead
 from specdecode.roles import Positions, TargetOutput
-from specdecode.sampling import guide
 from specdecode.targets.transformers import SlotCache, TransformersTarget
-from vargen.base.errors import UserError
-from vargen.models.guided_tokens import guidance_is_over, where_guided
+from vargen.models.guided_tokens import Guided, guidance_is_over, where_guided
 
 Rows = tuple[Tensor, Tensor | None]
 """Tokens int64 [B, T] of prompts, padded on the left, and their mask [B, T]; None: nothing is padded."""
 
-NO_NULL_ROWS = (
-    "guidance_scale cannot be changed in a callback where a call began without guidance; begin with one above 1"
-)
 
-
-class GuidedTarget(TransformersTarget):
-    """A target whose model runs on 2B rows with guidance, conditional rows first, and on B rows without.
-
-    Attributes:
-        guidance_scale: classifier-free guidance on logits; off at values <= 1.
-        guided_tokens: guidance leads the first so many tokens of a picture; None: all.
-        is_guided: whether null rows are computed.
-    """
+class GuidedTarget(Guided, TransformersTarget):
+    """A target whose model runs on 2B rows with guidance, conditional rows first, and on B rows without."""
 
     graph_state = (*TransformersTarget.graph_state, "_scale")
 
     def set_guidance(self, guidance_scale: float, device: torch.device, guided_tokens: int | None = None) -> None:
         """A family calls this first in its constructor, before it makes the rows."""
-        self.guidance_scale = guidance_scale
-        self.is_guided = guidance_scale > 1
-        self.guided_tokens = guided_tokens if self.is_guided else None
-        self._delayed_read = DelayedRead(int(device.type == "cuda"))  # a GPU is asked one pass late
-        self._scale = torch.tensor(float(guidance_scale), device=device)  # a tensor, for compiled passes
+        super().set_guidance(guidance_scale, device, guided_tokens)
         self.rows_per_sequence = 2 if self.is_guided else 1
-
-    def change_guidance(self, guidance_scale: float) -> None:
-        """Guide the passes to come with another scale; a scale up to 1 is 1, and the null rows stay. Raises UserError
-        where there are no null rows."""
-        if not self.is_guided:
-            raise UserError(NO_NULL_ROWS)
-        self.guidance_scale = max(float(guidance_scale), 1.0)
-        self._scale.fill_(self.guidance_scale)
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
@@ -112,18 +87,13 @@ class GuidedTarget(TransformersTarget):
         if not self.is_guided or len(output.logits) == self.batch_size:
             return output
         hidden_states = None if output.hidden_states is None else torch.cat(output.hidden_states.chunk(2), dim=-1)
-        return TargetOutput(self.where_guided(self.guided_logits(output.logits), output.logits, places), hidden_states)
+        return TargetOutput(self.where_guided(self.guided(output.logits), output.logits, places), hidden_states)
 
     def where_guided(self, guided: Tensor, logits: Tensor, places: Tensor | None) -> Tensor:
         """[B, n, V]: `guided` where guidance leads, else the conditional rows' own, the first B of `logits`."""
         if self.guided_tokens is None or places is None:
             return guided
         return where_guided(self.guided_tokens, guided, logits[: self.batch_size], places)
-
-    def guided_logits(self, logits: Tensor) -> Tensor:
-        """[B, n, V] of the rows' logits [2B, n, V]."""
-        conditional, null = logits.chunk(2)
-        return guide(conditional, null, self._scale)
 
 
 def side_by_side(prompts: Sequence[Rows]) -> tuple[Tensor, Tensor | None]:

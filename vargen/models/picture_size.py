@@ -6,6 +6,8 @@ Belongs here: arithmetic and errors, without torch. Does not belong here: the si
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vargen.base import bounds
 from vargen.base.errors import UserError
 
@@ -43,13 +45,15 @@ def grid_of_ratio(ratio: str, area: int, pixels_a_token: int) -> Grid:
     return grid
 
 
-def asked_grid(height: int | None, width: int | None, ratio: str | None, area: int, pixels_a_token: int) -> Grid:
-    """The grid of a picture, given by both sides or by a ratio. Raises UserError for one side alone, a ratio beside
-    sides, or an invalid size."""
+def asked_grid(
+    height: int | None, width: int | None, ratio: str | None, pixels_a_token: int, of_ratio: Callable[[str], Grid]
+) -> Grid:
+    """The grid of a picture, given by both sides or by a ratio, of which `of_ratio` makes one. Raises UserError for one
+    side alone, a ratio beside sides, or an invalid size."""
     if (height is None) != (width is None):
         raise UserError("height and width must be given both, or none of them; ratio stands for both")
     if height is None or width is None:
-        return grid_of_ratio(ratio or "1:1", area, pixels_a_token)
+        return of_ratio(ratio or "1:1")
     if ratio is not None:
         raise UserError("ratio cannot be given beside height and width, which say it already; leave one out")
     return grid_of_sides(height, width, pixels_a_token)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ from vargen.base import bounds
 from vargen.base.errors import NotFiniteError, UserError, warn
 from vargen.methods.base import ImageMethodConfig, Method, NamedMethod
 from vargen.models.components import BatchSlot
-from vargen.models.known_pictures import Edit, KnownPicture, paste, tokens_of
+from vargen.models.known_pictures import Edit, known_pictures, paste, tokens_of
+from vargen.models.picture_size import Grid
 
 _MOST_KNOWN_AT_ONCE = 32
 """Known tokens that plain decoding feeds with a drawn one: in a graph, every pass is as wide."""
@@ -101,32 +102,21 @@ class StepReport:
         """
         pipeline._num_timesteps = step + 1
         if self.callback is not None:
-            self._call(self.callback, pipeline, step, state, target, pictures)
+            # Copies: the next pass writes to these tensors, and so does the next batch where steps are graphs.
+            tensors = {name: getattr(state, CALLBACK_TENSORS[name]).clone() for name in self.tensor_inputs}
+            if pictures is not None:
+                tensors["pictures"] = pictures
+            scale = pipeline._guidance_scale
+            returned = self.callback(pipeline, step, state.lengths.clone(), dict(tensors))
+            if isinstance(returned, Mapping):
+                _obey(returned, tensors, state, target.vocab_size)
+            if pipeline._guidance_scale != scale:
+                bounds.check_sampling_bounds(None, None, None, pipeline._guidance_scale)
+                if not hasattr(target, "change_guidance"):
+                    raise UserError("guidance_scale cannot be changed in a callback: nothing is guided here")
+                target.change_guidance(pipeline._guidance_scale)
         if pipeline._interrupt:  # set by the callback, or by whoever else has the pipeline
             raise Interrupted
-
-    def _call(
-        self,
-        callback: StepCallback,
-        pipeline: Any,
-        step: int,
-        state: DecodeState,
-        target: Target,
-        pictures: Sequence[int | None] | None,
-    ) -> None:
-        # Copies: the next pass writes to these tensors, and so does the next batch where steps are graphs.
-        tensors: dict[str, Any] = {name: getattr(state, CALLBACK_TENSORS[name]).clone() for name in self.tensor_inputs}
-        if pictures is not None:
-            tensors["pictures"] = pictures
-        scale = pipeline._guidance_scale
-        returned = callback(pipeline, step, state.lengths.clone(), dict(tensors))
-        if isinstance(returned, Mapping):
-            _obey(returned, tensors, state, target.vocab_size)
-        if pipeline._guidance_scale != scale:
-            bounds.check_sampling_bounds(None, None, None, pipeline._guidance_scale)
-            if not hasattr(target, "change_guidance"):
-                raise UserError("guidance_scale cannot be changed in a callback: nothing is guided here")
-            target.change_guidance(pipeline._guidance_scale)
 
 
 class Interrupted(Exception):
@@ -190,6 +180,16 @@ class DrawSettings(Edit):
     callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",)
     report: StepReport = field(init=False)
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Those among a call's arguments by name; the others have their defaults. Raises UserError likewise."""
+        return cls(**{name: given[name] for name in cls.names() & given.keys()})
+
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        """The names of all that a call gives."""
+        return frozenset(each.name for each in fields(cls) if each.init)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         report = StepReport(self.callback_on_step_end, self.callback_on_step_end_tensor_inputs)
@@ -203,6 +203,11 @@ class PictureTarget(Target, Protocol):
     @property
     def compiler(self) -> MakesGraphs | None:
         """Makes its steps into graphs; None: they run eagerly."""
+
+
+def forced_nowhere(grid: Grid) -> Tensor:
+    """[rows * columns] int64 of -1: nothing but codes."""
+    return torch.full((grid[0] * grid[1],), -1)
 
 
 @dataclass(frozen=True)
@@ -241,14 +246,27 @@ class PictureRequest:
     offloaded: bool = False
 
     def edited(
-        self, settings: DrawSettings, known: Sequence[KnownPicture] | None, layouts: Sequence[Tensor]
+        self,
+        settings: DrawSettings,
+        grids: Sequence[Grid],
+        pixels_a_code: int,
+        encode: Callable[[Tensor], Tensor] | None,
+        title: str,
+        forced: Callable[[Grid], Tensor] = forced_nowhere,
     ) -> PictureRequest:
-        """This request with users' pictures; see `known_pictures.tokens_of`."""
+        """This request with users' pictures, if there are any. Raises UserError as `known_pictures`.
+
+        Args:
+            settings: of the call.
+            grids, pixels_a_code, encode, title: see `known_pictures`.
+            forced: int64 [N], the tokens that a grid forces, -1 where there is a code.
+        """
+        known = known_pictures(settings, grids, pixels_a_code, encode, title)
         if known is None:
             return self
         copies, make = self.count // len(known), self.images
         of_each = [picture for picture in known for _ in range(copies)]
-        given, whole = tokens_of(known, copies, layouts, self.num_tokens, self.streams.keys.device)
+        given, whole = tokens_of(known, copies, [*map(forced, grids)], self.num_tokens, self.streams.keys.device)
         most = int((given >= 0).long().cumprod(1).sum(1).max()) + 1
         run = min(longest_known(given), _MOST_KNOWN_AT_ONCE)
 
@@ -353,10 +371,27 @@ def negative_prompts(negative_prompt: str | Sequence[str] | None, num_prompts: i
     return each if any(text.strip() for text in each) else None
 
 
-def check_all_or_none(negative: Sequence[str]) -> None:
-    """Refuse empty negative prompts among others, where an empty one stands for no words. Raises UserError."""
-    if not all(text.strip() for text in negative):
+def negative_words(
+    negative_prompt: str | Sequence[str] | None, num_prompts: int, name: str, instead: Tensor | None
+) -> list[str] | None:
+    """`negative_prompts` where an empty one stands for no words, or a tensor stands in the place of them all.
+
+    Args:
+        negative_prompt, num_prompts: of the call.
+        name: of the argument that may be given instead.
+        instead: its value.
+
+    Raises:
+        UserError: as `negative_prompts`; also for empty ones among others, and for both or another number of them.
+    """
+    texts = negative_prompts(negative_prompt, num_prompts)
+    if instead is not None and texts is not None:
+        raise UserError(f"negative_prompt or {name} must be given, and not both")
+    if instead is not None and len(instead) != num_prompts:
+        raise UserError(f"{name} must hold one for each prompt, {num_prompts}; got {len(instead)}")
+    if texts is not None and not all(text.strip() for text in texts):
         raise UserError("negative_prompt must be empty for all prompts or for none; draw them in two calls")
+    return texts
 
 
 def check_sampling(temperature: float, top_k: int, top_p: float, guidance_scale: float) -> SamplingConfig:

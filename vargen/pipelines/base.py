@@ -12,7 +12,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,7 +58,6 @@ _SCORED_AT_ONCE = 64
 """Tokens of a candidate whose logits are held at once."""
 ROOM_FOR_PROMPTS = 128
 """Tokens that a prompt may have which joins a stream on the way; more where one that it began with has more."""
-_SETTINGS = frozenset(each.name for each in fields(DrawSettings) if each.init)
 AnyPipeline = TypeVar("AnyPipeline", bound="PicturePipeline")
 
 
@@ -286,9 +285,8 @@ class StreamingPipeline(PicturePipeline):
 
     def _request_by_name(self, given: Mapping[str, Any]) -> PictureRequest:
         """The request of a call's arguments by name. Raises UserError as `_request`."""
-        settings = DrawSettings(**{name: given[name] for name in _SETTINGS & given.keys()})
         own = {name: given[name] for name in self._own_arguments & given.keys()}
-        return self._request(given["prompt"], settings, **own)
+        return self._request(given["prompt"], DrawSettings.of(given), **own)
 
     def _draw_call(self, given: Mapping[str, Any]) -> CallResult:
         """The pictures of a call, from all its arguments by name (`locals()`). Raises as `_request` and `_draw`."""
@@ -365,7 +363,7 @@ class StreamingPipeline(PicturePipeline):
             UserError: as `__call__`; also `batch_size` out of range. Where the pipeline is drawing already, when a
                 picture is asked for.
         """
-        unknown = sorted(arguments.keys() - _SETTINGS - self._own_arguments)
+        unknown = sorted(arguments.keys() - DrawSettings.names() - self._own_arguments)
         given = {**arguments, "prompt": prompt, "generator": generator}
         check_arguments(type(self).__call__, {**given, "unknown": unknown})
         if arguments.get("num_candidates", 1) != 1:

@@ -275,17 +275,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         Raises:
             UserError: an argument cannot be used with this model; the message names it and says what can be used.
         """
-        settings = DrawSettings(
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-            method=method,
-            callback_on_step_end=callback_on_step_end,
-            callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
-        )
+        settings = DrawSettings.of(locals() | {"image": None})  # its pictures stand in the prompt
         with self._turn():
             return self._priors(prompt, settings, image, height, width)
 
@@ -434,17 +424,8 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         height, width = self._size(height, width, pictures)
         if output_type != "latent":
             self._check_denoising()
-        settings = DrawSettings(
-            guidance_scale=guidance_scale if output_type == "latent" else None,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-            method=method,
-            callback_on_step_end=callback_on_step_end,
-            callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
-        )
+        scale = guidance_scale if output_type == "latent" else None
+        settings = DrawSettings.of(locals() | {"image": None, "guidance_scale": scale})
 
         def denoised() -> Any:
             guidance = {} if guidance_scale is None else {"guidance_scale": guidance_scale}

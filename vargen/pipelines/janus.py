@@ -21,15 +21,14 @@ from vargen.methods.base import NamedMethod
 from vargen.models.janus.janus_components import JanusComponents
 from vargen.models.janus.janus_target import JanusTarget, num_image_tokens
 from vargen.models.janus.vq import decode_codes, intensities
-from vargen.models.known_pictures import PictureInput, known_pictures
+from vargen.models.known_pictures import PictureInput
 from vargen.pipelines.arguments import (
     DrawSettings,
     PictureRequest,
     StepCallback,
-    check_all_or_none,
     check_prompts,
     check_size,
-    negative_prompts,
+    negative_words,
 )
 from vargen.pipelines.base import CallResult
 from vargen.pipelines.call_types import check_arguments
@@ -136,25 +135,6 @@ class JanusPipeline(TransformersPipeline):
         if output_type == "latent":
             return codes.view(-1, self.grid_size, self.grid_size)
         return self._images_of(intensities, decode_codes(self.model, codes), output_type)
-
-    @staticmethod
-    def _negative(
-        negative_prompt: str | Sequence[str] | None, input_ids: Tensor | None, mask: Tensor | None, num_prompts: int
-    ) -> tuple[list[str] | None, Tensor | None, Tensor | None] | None:
-        """The arguments of `encode_prompt` for negative prompts; None: null prompts are made of the prompts."""
-        texts = negative_prompts(negative_prompt, num_prompts)
-        if input_ids is not None:
-            if texts is not None:
-                raise UserError("negative_prompt or negative_input_ids must be given, and not both")
-            if len(input_ids) != num_prompts:
-                raise UserError(
-                    f"negative_input_ids must hold one for each prompt, {num_prompts}; got {len(input_ids)}"
-                )
-            return None, input_ids, mask
-        if texts is None:
-            return None
-        check_all_or_none(texts)
-        return texts, None, None
 
     def __call__(
         self,
@@ -267,12 +247,13 @@ class JanusPipeline(TransformersPipeline):
         """See `StreamingPipeline._request`; arguments as of a call."""
         check_size(self.image_size, height, width)
         count = count_prompts(prompt, input_ids)
-        negative = self._negative(negative_prompt, negative_input_ids, negative_attention_mask, count)
-        guided = self._guidance(settings.guidance_scale) > 1
+        away = negative_words(negative_prompt, count, "negative_input_ids", negative_input_ids)
+        given = [(prompt, input_ids, attention_mask)]
+        if self._guidance(settings.guidance_scale) > 1 and not (away is None and negative_input_ids is None):
+            given.append((away, negative_input_ids, negative_attention_mask))
 
         def encode() -> list[Prompts]:
-            asked = [(prompt, input_ids, attention_mask), *([negative] if negative and guided else [])]
-            return [self.encode_prompt(*each, settings.num_images_per_prompt) for each in asked]
+            return [self.encode_prompt(*each, settings.num_images_per_prompt) for each in given]
 
         request = self._request_of(
             settings,
@@ -282,11 +263,8 @@ class JanusPipeline(TransformersPipeline):
             lambda pictures, prompts, **given: self._target(prompts, **given),
             lambda tokens, pictures: self.decode_tokens(tokens, settings.output_type),
         )
-        grid = (self.grid_size, self.grid_size)
-        side = self.image_size // self.grid_size
-        known = known_pictures(settings, [grid] * count, side, lambda pixels: self._codes(pixels), "Janus")
-        layout = torch.full((self._usual_num_tokens,), -1)
-        return request.edited(settings, known, [layout] * count)
+        grids, side = [(self.grid_size, self.grid_size)] * count, self.image_size // self.grid_size
+        return request.edited(settings, grids, side, self._codes, "Janus")
 
     def _codes(self, pixels: Tensor) -> Tensor:
         """Codes [1, h, w] of pixels [1, 3, H, W] in [-1, 1]."""

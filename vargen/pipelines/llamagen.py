@@ -34,7 +34,7 @@ from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.base import Method, NamedMethod
 from vargen.methods.catalogue import check_own_settings
 from vargen.models.components import BatchSlot
-from vargen.models.known_pictures import PictureInput, known_pictures
+from vargen.models.known_pictures import PictureInput
 from vargen.models.llamagen.llamagen_components import LlamaGenComponents, check_draft_model
 from vargen.models.llamagen.llamagen_draft_head import check_drafter
 from vargen.models.llamagen.text_encoder import check_tokenizer, clean_captions, encode_each
@@ -46,12 +46,11 @@ from vargen.pipelines.arguments import (
     PictureTarget,
     PromptWarning,
     StepCallback,
-    check_all_or_none,
     check_guided_tokens,
     check_prompts,
     check_sampling,
     check_size,
-    negative_prompts,
+    negative_words,
     random_streams,
 )
 from vargen.pipelines.base import CallResult, StreamingPipeline
@@ -326,17 +325,9 @@ class LlamaGenPipeline(StreamingPipeline):
             if negative_prompt is not None or embeds is not None:
                 raise UserError("negative_prompt cannot be used: the model is class-conditional; leave it out")
             return None
-        texts = negative_prompts(negative_prompt, num_prompts)
+        texts = negative_words(negative_prompt, num_prompts, "negative_prompt_embeds", embeds)
         if embeds is not None:
-            if texts is not None:
-                raise UserError("negative_prompt or negative_prompt_embeds must be given, and not both")
             self._check_prompt_embeds(embeds, mask, "negative_prompt")
-            if len(embeds) != num_prompts:
-                raise UserError(
-                    f"negative_prompt_embeds must hold one for each prompt, {num_prompts}; got {len(embeds)}"
-                )
-        if texts is not None:
-            check_all_or_none(texts)
         return texts
 
     def _check_prompt_embeds(self, embeds: Tensor, mask: Tensor | None, name: str = "prompt") -> None:
@@ -617,14 +608,6 @@ class LlamaGenPipeline(StreamingPipeline):
             return encode_images(self.vqvae.float(), pixels.to(device)).view(-1, *grid)
 
         grid = (self.grid_size, self.grid_size)
-        known = known_pictures(
-            settings,
-            [grid] * len(given),
-            self.vae_scale_factor,
-            None if self.vqvae is None else encode,
-            "this pipeline",
-        )
-        layout = torch.full((self._usual_num_tokens,), -1)
         request = PictureRequest(
             start=start,
             images=lambda tokens, pictures: self.decode_tokens(tokens, output_type),
@@ -636,7 +619,8 @@ class LlamaGenPipeline(StreamingPipeline):
             guidance_scale=scale,
             offloaded=is_offloaded(self.transformer),
         )
-        return request.edited(settings, known, [layout] * len(given))
+        encoder = None if self.vqvae is None else encode
+        return request.edited(settings, [grid] * len(given), self.vae_scale_factor, encoder, "this pipeline")
 
     def _components(self, device: torch.device) -> LlamaGenComponents:
         parts = (self.transformer, self.vqvae, self.drafter, self.draft_model)

@@ -26,7 +26,7 @@ from vargen.base.errors import UserError
 from vargen.checkpoints.finite import check_pixels
 from vargen.checkpoints.transformers_folder import folder_of
 from vargen.methods.base import ImageMethodConfig, Method, NamedMethod
-from vargen.models.known_pictures import PictureInput, known_pictures
+from vargen.models.known_pictures import PictureInput
 from vargen.models.picture_size import Grid
 from vargen.models.token_images.catalogue import find_family
 from vargen.models.token_images.description import References, TokenImageFamily
@@ -345,18 +345,13 @@ class TokenImages(TransformersPipeline):
             ]
             return [self.decode_tokens(codes, output_type)[0] for codes in drawn]
 
-        request = self._request_of(
-            settings,
-            count,
-            num_tokens,
-            encode,
-            target_of,
-            images,
-            None if alike else row_tokens,
-        )
-        known = known_pictures(settings, grids, side, self._encoder(), title)
-        layouts = [self.vocabulary.forced_tokens(*grid, "cpu") for grid in grids]
-        return request.edited(settings, known, layouts)
+        num_of_each = None if alike else row_tokens
+        request = self._request_of(settings, count, num_tokens, encode, target_of, images, num_of_each)
+
+        def forced(grid: Grid) -> Tensor:
+            return self.vocabulary.forced_tokens(*grid, "cpu")
+
+        return request.edited(settings, grids, side, self._encoder(), title, forced)
 
     def _grid_of(
         self, references: Sequence[Tensor], height: Any, width: Any, ratio: Any, image_area: int | None

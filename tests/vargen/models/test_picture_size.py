@@ -1,5 +1,7 @@
 """Sizes of pictures as users ask for them."""
 
+from functools import partial
+
 import pytest
 from emu3_models import processor as emu3_processor
 from hypothesis import given
@@ -16,9 +18,10 @@ def test_a_ratio_is_rounded_as_the_processor_of_emu3_rounds(across, down, area):
 
 
 def test_both_sides_or_a_ratio_or_neither():
-    assert asked_grid(480, 640, None, 720 * 720, 8) == (60, 80)
-    assert asked_grid(None, None, "16:9", 1024 * 1024, 32) == (24, 43)
-    assert asked_grid(None, None, None, 1024 * 1024, 32) == (32, 32)
+    of_ratio = partial(grid_of_ratio, area=1024 * 1024, pixels_a_token=32)
+    assert asked_grid(480, 640, None, 8, of_ratio) == (60, 80)
+    assert asked_grid(None, None, "16:9", 32, of_ratio) == (24, 43)
+    assert asked_grid(None, None, None, 32, of_ratio) == (32, 32)
 
 
 @pytest.mark.parametrize(
@@ -34,4 +37,4 @@ def test_both_sides_or_a_ratio_or_neither():
     ],
 )
 def test_a_size_that_cannot_be_drawn_is_refused_by_name(asked, line):
-    refused(line, asked_grid, *asked, 720 * 720, 8)
+    refused(line, asked_grid, *asked, 8, partial(grid_of_ratio, area=720 * 720, pixels_a_token=8))

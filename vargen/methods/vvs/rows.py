@@ -9,17 +9,12 @@ is guessed by the tokens above it. The order of places is `specdecode.grid.row_w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vargen.base.bounds import MAX_DRAFT
 from vargen.base.options import option
 from vargen.methods.base import SearchSpace
 from vargen.methods.grid import GuessingRowsConfig
-
-if TYPE_CHECKING:
-    from specdecode.grid.mixed_grids import MixedGrids
-    from specdecode.grid.positions import Lines
-    from specdecode.grid.row_windows import RowWindows
 
 
 @dataclass(frozen=True)
@@ -36,19 +31,10 @@ class RowSkippingConfig(GuessingRowsConfig):
     """Tokens are guessed among so many first ones of a row; null: in the whole row. Less is fed, and the row below
     comes closer."""
 
-    def _order(self, lines: Lines | MixedGrids) -> RowWindows:
-        from specdecode.grid.row_windows import RowWindows
-
-        columns = lines.line_length
-        return RowWindows(
-            lines,
-            self._opening(columns),
-            min(self.guesses, columns - 1),
-            max_visits=self.max_visits,
-            start_from_row_above=True,
-            guessed_columns=self.guessed_columns,
-            of_length=self.columns,
-        )
+    @property
+    def _rule(self) -> dict[str, Any]:
+        own = {"max_visits": self.max_visits, "guessed_columns": self.guessed_columns}
+        return {**own, "start_from_row_above": True}
 
     @classmethod
     def search(cls, space: SearchSpace) -> dict[str, Any]:

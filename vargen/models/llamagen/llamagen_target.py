@@ -23,13 +23,9 @@ from torch import Tensor
 
 from specdecode.kernels.native import NewTokens
 from specdecode.kv_cache import StaticKVCache
-from specdecode.loop import DelayedRead
 from specdecode.roles import TargetOutput
-from specdecode.sampling import guide
-from vargen.base.errors import UserError
 from vargen.drafters.transformer_layers import CONDITION_POSITION, condition_attention_mask
-from vargen.models.guided_target import NO_NULL_ROWS
-from vargen.models.guided_tokens import guidance_is_over, where_guided
+from vargen.models.guided_tokens import Guided, guidance_is_over, where_guided
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 
 if TYPE_CHECKING:
@@ -51,7 +47,7 @@ class LlamaGenTargetOutput(TargetOutput):
     unconditional_hidden_states: Tensor | None = None
 
 
-class LlamaGenTarget:
+class LlamaGenTarget(Guided):
     """The Target role for one batch of pictures.
 
     Args:
@@ -104,11 +100,7 @@ class LlamaGenTarget:
                 f"got {list(condition_mask.shape)}"
             )
         self.transformer = transformer
-        self.guidance_scale = guidance_scale
-        self.is_guided = guidance_scale > 1
-        """Whether the unconditional half is computed."""
-        self.guided_tokens = guided_tokens
-        self._delayed_read = DelayedRead(int(condition_embeds.is_cuda))  # a GPU is asked one pass late
+        self.set_guidance(guidance_scale, condition_embeds.device, guided_tokens)
         self.feature_layers: tuple[int, ...] = ()
         self.compiler: StepCompiler | None = None
         self._batch_size = batch_size
@@ -132,8 +124,6 @@ class LlamaGenTarget:
                 condition_mask = torch.cat((condition_mask, negative_mask))
         self._condition_embeds = condition_embeds
         self.condition_mask = condition_mask  # [rows, T], rows = 2B when guided
-        self._scale = torch.tensor(float(guidance_scale), device=condition_embeds.device)  # for compiled passes
-
         # [rows]: where pictures begin. All equal, until rows are given to other conditions.
         self._picture_starts = torch.full((len(condition_embeds),), condition_length, device=condition_embeds.device)
 
@@ -181,14 +171,6 @@ class LlamaGenTarget:
     def max_draft_nodes(self) -> int:
         """The most new tokens of a pass that the cache has room for."""
         return self._max_draft_nodes
-
-    def change_guidance(self, guidance_scale: float) -> None:
-        """Guide the passes to come with another scale; a scale up to 1 is 1, and the second half stays. Raises
-        UserError where there is no second half."""
-        if not self.is_guided:
-            raise UserError(NO_NULL_ROWS)
-        self.guidance_scale = max(float(guidance_scale), 1.0)
-        self._scale.fill_(self.guidance_scale)
 
     def prefill(self) -> LlamaGenTargetOutput:
         """Feed the condition to an empty cache.
@@ -388,13 +370,6 @@ class LlamaGenTarget:
         target.kv_cache.advance(half)  # times do not depend on the contents of slots
         target.kv_cache.expect(half)
         return target
-
-    def guided(self, logits: Tensor) -> Tensor:
-        """Guided logits [B, n, V] of the rows' logits [2B, n, V]; without guidance [B, n, V] as they are."""
-        if not self.is_guided:
-            return logits
-        conditional, unconditional = logits.chunk(2)
-        return guide(conditional, unconditional, self._scale)
 
     def _guided_at(self, logits: Tensor, places: Callable[[], Tensor]) -> Tensor:
         """`guided` logits of a pass where guidance leads; those [B, n, V] of one half as they are.

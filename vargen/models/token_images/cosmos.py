@@ -11,6 +11,7 @@ Source: wdrink/SimpleAR at d56b6e5c, `generate.py`; codes are finite scalars (FS
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,7 @@ class CosmosDecoder(nn.Module):
     def forward(self, codes: Tensor) -> Tensor:
         """fp32 [1, 3, 16 h, 16 w] of codes [1, h, w]. Raises UserError if the program is another one."""
         expected = (1, 3, 1, codes.shape[1] * PIXELS_A_CODE, codes.shape[2] * PIXELS_A_CODE)
-        try:
-            frames = self.script(codes[:, None])
-        except RuntimeError as error:
-            raise self._another(reason_of(error)) from error
-        if not isinstance(frames, Tensor) or frames.shape != expected:
-            found = f"gives {list(frames.shape)}" if isinstance(frames, Tensor) else "gives no tensor"
-            raise self._another(f"it {found} where {list(expected)} is needed")
+        frames = self._ran(self.path, lambda: self.script(codes[:, None]), expected)
         return frames[:, :, 0].float()
 
     @torch.no_grad()
@@ -67,20 +62,24 @@ class CosmosDecoder(nn.Module):
 
         Raises UserError where it is missing or another program.
         """
+        path = self.path.with_name("encoder.jit")
         if self._encoder is None:
-            self._encoder = _load_script(self.path.with_name("encoder.jit"))
+            self._encoder = _load_script(path)
         expected = (1, 1, pictures.shape[2] // PIXELS_A_CODE, pictures.shape[3] // PIXELS_A_CODE)
-        try:
-            found = self._encoder(pictures[:, :, None].to(self.dtype))[0]
-        except (RuntimeError, TypeError) as error:
-            raise self._another(reason_of(error), "encoder.jit") from error
-        if not isinstance(found, Tensor) or found.shape != expected:
-            raise self._another(f"it gives no codes {list(expected)}", "encoder.jit")
+        found = self._ran(path, lambda: self._encoder(pictures[:, :, None].to(self.dtype))[0], expected)
         return found[:, 0].long()
 
-    def _another(self, reason: str, name: str = "decoder.jit") -> UserError:
-        path = self.path if name == "decoder.jit" else self.path.with_name(name)
-        return UserError(f"vqvae: {path} is not {name} of Cosmos-1.0-Tokenizer-DV8x16x16 ({reason})")
+    def _ran(self, path: Path, run: Callable[[], Any], expected: tuple[int, ...]) -> Tensor:
+        name = "encoder.jit" if path.name == "encoder.jit" else "decoder.jit"
+        try:
+            found = run()
+            if isinstance(found, Tensor) and found.shape == expected:
+                return found
+            reason = f"gives {list(found.shape)}" if isinstance(found, Tensor) else "gives no tensor"
+            reason = f"it {reason} where {list(expected)} is needed"
+        except (RuntimeError, TypeError) as error:
+            reason = reason_of(error)
+        raise UserError(f"vqvae: {path} is not {name} of Cosmos-1.0-Tokenizer-DV8x16x16 ({reason})")
 
     def code_vectors(self) -> Tensor:
         """fp32 [64000, 6]: coordinates of the codes, in [-1, 1]."""

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from vargen.base.bounds import MAX_PIXELS, check_number
 from vargen.base.errors import UserError
-from vargen.models.picture_size import Grid, grid_of_ratio, grid_of_sides
+from vargen.models.picture_size import Grid, asked_grid, grid_of_ratio
 
 _NEAR_ENOUGH = 1.03
 """How far the ratio of a listed size may be from the ratio that is asked for, as a factor."""
@@ -91,16 +92,9 @@ class Sizes:
         Raises:
             UserError: the family draws no such picture.
         """
-        if (height is None) != (width is None):
-            raise UserError("height and width must be given both, or none of them; ratio stands for both")
-        if height is not None and width is not None:
-            if ratio is not None:
-                raise UserError("ratio cannot be given beside height and width, which say it already; leave one out")
-            grid = grid_of_sides(height, width, self.pixels_a_code)
-        elif ratio is None and area is None:
+        if height is None and width is None and ratio is None and area is None:
             return self.usual
-        else:
-            grid = self._of_ratio(ratio or "1:1", area)
+        grid = asked_grid(height, width, ratio, self.pixels_a_code, partial(self._of_ratio, area=area))
         self._check(grid)
         return grid
 

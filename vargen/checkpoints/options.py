@@ -10,14 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vargen.base.bounds import (
-    MAX_COMPILE_BUCKET,
-    MAX_COUNT,
-    MAX_PIXELS,
-    MAX_SEED,
-    SAMPLING_BOUNDS,
-    check_choice,
-)
+from vargen.base.bounds import MAX_COMPILE_BUCKET, MAX_COUNT, MAX_PIXELS, MAX_SEED, SAMPLING_BOUNDS, check_choice
 from vargen.base.errors import UserError
 from vargen.base.options import LOADING, SAMPLING, Settings, option
 from vargen.base.path_roles import MODEL, READ

@@ -81,12 +81,7 @@ class RotaryTable:
     """
 
     def __init__(
-        self,
-        grid_size: int,
-        head_dim: int,
-        base: float,
-        condition_rotary: str = "zero",
-        position_scale: float = 1.0,
+        self, grid_size: int, head_dim: int, base: float, condition_rotary: str = "zero", position_scale: float = 1.0
     ) -> None:
         self.grid_size, self.head_dim = grid_size, head_dim
         self.base, self.condition_rotary, self.position_scale = base, condition_rotary, position_scale

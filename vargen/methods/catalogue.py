@@ -223,10 +223,7 @@ def _read_preset(path: Path) -> dict[str, Any]:
 
 
 def read_method_list(
-    names: str,
-    options: Mapping[str, Any],
-    field: str,
-    resolve: Callable[[str, Mapping[str, Any] | None], AnyConfig],
+    names: str, options: Mapping[str, Any], field: str, resolve: Callable[[str, Mapping[str, Any] | None], AnyConfig]
 ) -> dict[str, AnyConfig]:
     """The methods by label, in the order they are named.
 

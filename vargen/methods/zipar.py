@@ -46,7 +46,4 @@ class ZipARConfig(RowMethodConfig):
     @classmethod
     def search(cls, space: SearchSpace) -> dict[str, Any]:
         """The window, and how a row starts."""
-        return {
-            "window": space.integer("window", 1, 16, log=True),
-            "adaptive": space.choice("adaptive", [False, True]),
-        }
+        return {"window": space.integer("window", 1, 16, log=True), "adaptive": space.choice("adaptive", [False, True])}

@@ -275,10 +275,7 @@ def _describe_emu3(folder: Path) -> ModelDescription:
     sampling = _sampling(folder)
     guidance = replace(EMU3.guidance, scale=sampling.get("guidance_scale") or EMU3.guidance.scale)
     family = replace(
-        EMU3,
-        sizes=Sizes(pixels_a_code, usual=(side, side)),
-        guidance=guidance,
-        **_generate_settings(sampling),
+        EMU3, sizes=Sizes(pixels_a_code, usual=(side, side)), guidance=guidance, **_generate_settings(sampling)
     )
     return replace(
         _describe_token_images(family, folder),

@@ -80,12 +80,7 @@ class StepReport:
             raise UserError(f"callback_on_step_end_tensor_inputs must be among {list(CALLBACK_TENSORS)}, got {unknown}")
 
     def send(
-        self,
-        pipeline: Any,
-        step: int,
-        state: DecodeState,
-        target: Target,
-        pictures: Sequence[int | None] | None = None,
+        self, pipeline: Any, step: int, state: DecodeState, target: Target, pictures: Sequence[int | None] | None = None
     ) -> None:
         """Call the callback where there is one, and do what it or anyone else asks for.
 

@@ -20,12 +20,7 @@ from vargen.base.bounds import check_magnitudes, check_text, shown
 from vargen.base.errors import UserError, did_you_mean
 from vargen.base.kinds import WORDS, alternatives, fits, in_words, is_list
 
-_WORDS = WORDS | {
-    bool: "True or False",
-    NoneType: "None",
-    Tensor: "a tensor",
-    torch.Generator: "a torch.Generator",
-}
+_WORDS = WORDS | {bool: "True or False", NoneType: "None", Tensor: "a tensor", torch.Generator: "a torch.Generator"}
 _OF_DENOISING = (
     *("num_inference_steps", "timesteps", "sigmas", "latents", "eta"),
     *("strength", "scheduler", "cross_attention_kwargs"),

@@ -32,13 +32,7 @@ from vargen.pipelines.arguments import (
 )
 from vargen.pipelines.base import CallResult
 from vargen.pipelines.call_types import check_arguments
-from vargen.pipelines.transformers import (
-    Prompts,
-    TransformersPipeline,
-    check_context,
-    check_input_ids,
-    count_prompts,
-)
+from vargen.pipelines.transformers import Prompts, TransformersPipeline, check_context, check_input_ids, count_prompts
 
 
 class JanusPipeline(TransformersPipeline):

@@ -314,11 +314,7 @@ class LlamaGenPipeline(StreamingPipeline):
             raise UserError(f"class_labels must lie between 0 and {num_classes - 1}, got {labels.tolist()}")
 
     def _check_negative(
-        self,
-        negative_prompt: str | Sequence[str] | None,
-        embeds: Tensor | None,
-        mask: Tensor | None,
-        num_prompts: int,
+        self, negative_prompt: str | Sequence[str] | None, embeds: Tensor | None, mask: Tensor | None, num_prompts: int
     ) -> list[str] | None:
         """A negative prompt for each prompt; None: there is none, or features are given instead. Raises UserError."""
         if self.transformer.config.condition_type == "class":

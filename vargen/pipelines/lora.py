@@ -127,9 +127,7 @@ class LoraPipeline:
             raise UserError(f"was made for another network: {different[0]} is in one of the two only")
 
     def set_adapters(
-        self,
-        adapter_names: str | Sequence[str],
-        adapter_weights: float | Sequence[float | None] | None = None,
+        self, adapter_names: str | Sequence[str], adapter_weights: float | Sequence[float | None] | None = None
     ) -> None:
         """Make adapters active, each with a factor on what it adds.
 

@@ -18,17 +18,7 @@ from vargen.models.token_images.lumina_mgpt import LUMINA_MGPT
 from vargen.models.token_images.lumina_mgpt_2 import LUMINA_MGPT_2
 from vargen.models.token_images.simplear import SIMPLEAR
 
-TOKEN_IMAGE_FAMILIES = {
-    family.name: family
-    for family in (
-        EMU3_5,
-        LUMINA_MGPT,
-        LUMINA_MGPT_2,
-        ANOLE,
-        SIMPLEAR,
-        LIQUID,
-    )
-}
+TOKEN_IMAGE_FAMILIES = {family.name: family for family in (EMU3_5, LUMINA_MGPT, LUMINA_MGPT_2, ANOLE, SIMPLEAR, LIQUID)}
 """The families by name. Emu3 has a pipeline of its own, which reads its classes of transformers."""
 
 FAMILY_KEY = "vargen_family"
@@ -37,7 +27,7 @@ transformers stores them."""
 
 _REFUSED = {
     "x-omni": "X-Omni cannot be drawn with: its decoder acts otherwise on image tokens, in code that only its "
-    "repository has, and its pixels come from a diffusion model of 12 billion weights",
+    "repository has, and its pixels come from a diffusion model of 12 billion weights"
 }
 """The families by `model_type`."""
 

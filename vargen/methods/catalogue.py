@@ -64,6 +64,9 @@ _IMPORTED: list[type[MethodConfig]] = []
 """Those that were named as MODULE:CLASS in this process."""
 
 AnyConfig = TypeVar("AnyConfig", bound=MethodConfig)
+AnyMethod = str | Mapping[str, Any] | MethodConfig
+Options = Mapping[str, Any] | None
+OwnSettings = Mapping[str, Mapping[str, Any]] | None
 
 
 @overload
@@ -80,25 +83,11 @@ def methods_for(task: Task) -> dict[str, Any]:
 
 
 @overload
-def resolve_method(
-    method: str | Mapping[str, Any] | MethodConfig,
-    options: Mapping[str, Any] | None = None,
-    own: Mapping[str, Mapping[str, Any]] | None = None,
-    task: Literal["image"] = "image",
-) -> ImageMethodConfig: ...
+def resolve_method(method: AnyMethod, options: Options = None, own: OwnSettings = None) -> ImageMethodConfig: ...
 @overload
+def resolve_method(method: AnyMethod, options: Options = None, own: OwnSettings = None, *, task: Task) -> Any: ...
 def resolve_method(
-    method: str | Mapping[str, Any] | MethodConfig,
-    options: Mapping[str, Any] | None = None,
-    own: Mapping[str, Mapping[str, Any]] | None = None,
-    *,
-    task: Task,
-) -> Any: ...
-def resolve_method(
-    method: str | Mapping[str, Any] | MethodConfig,
-    options: Mapping[str, Any] | None = None,
-    own: Mapping[str, Mapping[str, Any]] | None = None,
-    task: Task = "image",
+    method: AnyMethod, options: Options = None, own: OwnSettings = None, *, task: Task = "image"
 ) -> MethodConfig:
     """The settings of a method given by name, by preset, or as settings already.
 

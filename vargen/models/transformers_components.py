@@ -60,17 +60,14 @@ class TransformersComponents(ModelComponents):
         from vargen.drafters.eagle_head import EagleHead
         from vargen.drafters.transformers_draft_head import ChameleonDraftHead, TransformersDraftHead
 
-        drafter: EagleHead | ChameleonHead
+        is_chameleon = _class_name(folder) == ChameleonHead.__name__
+        if is_chameleon and not hasattr(self.target, "ids"):
+            raise UserError(f"drafter: {folder} drafts for Chameleons such as Anole, which {self.family} is not")
+        kind: type[EagleHead | ChameleonHead] = ChameleonHead if is_chameleon else EagleHead
+        drafter = self._loaded(folder, folder, kind, self.model.dtype)
         caches = None if self.joins else self.reuse.memory.caches
-        head: TransformersDraftHead
-        if _class_name(folder) == ChameleonHead.__name__:
-            if not hasattr(self.target, "ids"):
-                raise UserError(f"drafter: {folder} drafts for Chameleons such as Anole, which {self.family} is not")
-            drafter = self._loaded(folder, folder, ChameleonHead, self.model.dtype)
-            head = ChameleonDraftHead(drafter, self.target, most_new_pairs, caches)
-        else:
-            drafter = self._loaded(folder, folder, EagleHead, self.model.dtype)
-            head = TransformersDraftHead(drafter, self.target, most_new_pairs, caches)
+        beside = ChameleonDraftHead if is_chameleon else TransformersDraftHead
+        head = beside(drafter, self.target, most_new_pairs, caches)
         self.reuse.quantize_drafts(drafter.attn, drafter.ff)
         if not self.joins:
             self.reuse.check_parts(head)

@@ -223,7 +223,11 @@ class LlamaGenTarget(Guided):
         halves, cache, origins = self._fed(lambda: self._num_placed)  # the next tokens stand behind these
         found = self._by_kernels(depths, mask, cache, tokens=tokens, halves=halves, origins=origins)
         if found is None:
-            found = self._pass(tokens, mask, depths, cache, halves, self.kv_cache.reach(num_new))
+            # A token's position in the picture is the number of committed image tokens plus its depth. A finished row
+            # has all tokens but the last committed, so that its padding (depth 0) also has a position in the picture.
+            positions = _for_halves(depths, halves) + (cache.lengths - origins)[:, None]  # [rows, n]
+            slots, kv_length = cache.new_slots(num_new), self.kv_cache.reach(num_new)
+            found = self._by_modules(tokens, mask, positions, slots, cache, halves, kv_length)
         features, logits = found
         assert logits is not None
         return self._split(self._guided_at(logits, lambda: self._num_placed[:, None] + depths + 1), features)
@@ -260,17 +264,8 @@ class LlamaGenTarget(Guided):
         own = {"tokens": tokens, "halves": halves, "origins": origins, "places": cache.flatten_slots(slots)}
         found = self._by_kernels(placed.positions, placed.visible, cache, **own)
         if found is None:
-            kv_length = self.kv_cache.reach(placed.visible.shape[2])
-            output = self.transformer(
-                input_ids=torch.cat((tokens, tokens)) if halves == 2 else tokens,
-                positions=_for_halves(placed.positions, halves),
-                attention_mask=cache.attention_mask(_for_halves(placed.visible, halves), kv_length),
-                kv_cache=cache,
-                slots=slots,
-                kv_length=kv_length,
-                feature_layers=self.feature_layers,
-            )
-            found = output.features, output.logits
+            positions, kv_length = _for_halves(placed.positions, halves), self.kv_cache.reach(placed.visible.shape[2])
+            found = self._by_modules(tokens, placed.visible, positions, slots, cache, halves, kv_length)
         features, logits = found
         assert logits is not None
         return self._split(self._guided_at(logits, lambda: placed.positions + 1), features)
@@ -295,30 +290,24 @@ class LlamaGenTarget(Guided):
             return 1, self.kv_cache.first_rows(self.batch_size), self._picture_starts[: self.batch_size]
         return 1 + self.is_guided, self.kv_cache, self._picture_starts
 
-    def _pass(
-        self, tokens: Tensor, mask: Tensor, depths: Tensor, cache: StaticKVCache, halves: int, kv_length: int
-    ) -> tuple[Tensor, Tensor]:
-        """`forward` by the modules.
+    def _by_modules(
+        self, tokens: Tensor, visible: Tensor, positions: Tensor, slots: Tensor, cache: StaticKVCache, halves: int,
+        kv_length: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Hidden states [rows, n, F] and logits [rows, n, V] of new tokens by the modules.
 
         Args:
-            tokens, mask, depths: of `forward`.
+            tokens, visible: [B, n], and [1 or B, n, ...] what they see.
+            positions, slots: [1 or rows, n] in the picture, and the cache's.
             cache: of the rows that are fed, `halves` of each picture.
             kv_length: how many slots attention reads.
-
-        Returns:
-            Hidden states [rows, n, dim] and logits [rows, n, V] of all of them.
         """
-        if halves == 2:
-            tokens, mask, depths = (torch.cat((value, value)) for value in (tokens, mask, depths))
-        # A token's position in the picture is the number of committed image tokens plus its depth. A finished row has
-        # all tokens but the last committed, so that its padding (depth 0) also has a position in the picture.
-        positions = depths + (cache.lengths - self._picture_starts[: len(tokens)])[:, None]  # [rows, n]
         output = self.transformer(
-            input_ids=tokens,
+            input_ids=torch.cat((tokens, tokens)) if halves == 2 else tokens,
             positions=positions,
-            attention_mask=cache.attention_mask(mask, kv_length),
+            attention_mask=cache.attention_mask(_for_halves(visible, halves), kv_length),
             kv_cache=cache,
-            slots=cache.new_slots(tokens.shape[1]),
+            slots=slots,
             kv_length=kv_length,
             feature_layers=self.feature_layers,
         )

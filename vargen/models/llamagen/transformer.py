@@ -212,17 +212,9 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
             self.caption_projection = LlamaGenCaptionProjection(caption_dim, dim)
             # A buffer: saved and loaded with the weights, never trained (see the module's docstring).
             self.register_buffer("null_caption_embeds", torch.randn(condition_length, caption_dim) / caption_dim**0.5)
-        sizes = (
-            dim,
-            num_attention_heads,
-            num_key_value_heads,
-            intermediate_size,
-            norm_eps,
-            residual_dropout,
-            ffn_dropout,
-        )
+        sizes = dim, num_attention_heads, num_key_value_heads, intermediate_size, norm_eps
         self.transformer_blocks = nn.ModuleList(
-            LlamaGenBlock(*sizes, layer_index=layer_index) for layer_index in range(num_layers)
+            LlamaGenBlock(*sizes, residual_dropout, ffn_dropout, layer_index) for layer_index in range(num_layers)
         )
         self.norm_out = RMSNorm(dim, norm_eps)
         self.lm_head = nn.Linear(dim, vocab_size, bias=False)
@@ -346,9 +338,15 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
             slots = kv_cache.flatten_slots(slots)
             if (seen := visible(attention_mask, len(hidden_states))) is not None:
                 new = NewTokens(positions, seen, hidden_states, places=slots)
-                output = self._fast_forward(new, kv_cache, input_ids is None, logits_to_keep, feature_layers)
-                if output is not None:
-                    return output
+                asked: Any = {"logits_to_keep": logits_to_keep, "kept_layers": feature_layers}
+                fast = self.fast_pass.run(new, kv_cache, self.lm_head, is_prompt=input_ids is None, **asked)
+                if fast is not None:
+                    features, kept_logits = fast
+                    assert kept_logits is not None
+                    final = features[..., -self.config.dim :]  # the kernels always give the final states, at the end
+                    if feature_layers and feature_layers[-1] < len(self.transformer_blocks):
+                        features = features[..., : -self.config.dim]
+                    return LlamaGenTransformerOutput(kept_logits, final, features)
         rotary = self.rotary_rows(positions)  # [B or 1, n, 1, D // 2, 2]
         kept = []
         for number, block in enumerate(self.transformer_blocks, start=1):
@@ -361,24 +359,3 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         logits = self.lm_head(hidden_states[:, -logits_to_keep:] if logits_to_keep else hidden_states)
         features = torch.cat(kept, dim=-1) if kept else hidden_states  # [B, n, k dim]
         return LlamaGenTransformerOutput(logits=logits.float(), hidden_states=hidden_states, features=features)
-
-    def _fast_forward(
-        self,
-        new: NewTokens,
-        kv_cache: StaticKVCache,
-        is_prompt: bool,
-        logits_to_keep: int,
-        feature_layers: Sequence[int],
-    ) -> LlamaGenTransformerOutput | None:
-        """`forward` in one call of the project's CPU kernels; None where they do not serve this pass."""
-        fast = self.fast_pass.run(
-            new, kv_cache, self.lm_head, is_prompt=is_prompt, logits_to_keep=logits_to_keep, kept_layers=feature_layers
-        )
-        if fast is None:
-            return None
-        features, logits = fast
-        assert logits is not None
-        hidden_states = features[..., -self.config.dim :]  # the kernels always give the final states, at the end
-        if feature_layers and feature_layers[-1] < len(self.transformer_blocks):
-            features = features[..., : -self.config.dim]
-        return LlamaGenTransformerOutput(logits, hidden_states, features)
